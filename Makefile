@@ -13,13 +13,15 @@ TESTS := tests/simulation/test_some_seeds.py tests/spark/test_source.py tests/in
 JOBS ?= 2
 REAL_JOBS ?= 3
 # The longest first: what is left at the end are many short ones.
-REAL_TESTS := tests/faults tests/differential tests/filters tests/drivers tests/spark/test_exactly_once.py tests/spark/test_secured.py tests/integration tests/recordings tests/conformance
+REAL_TESTS := tests/faults tests/differential tests/debezium tests/filters tests/drivers tests/spark/test_exactly_once.py tests/spark/test_secured.py tests/integration tests/recordings tests/conformance
 
 SEEDS ?= 1000
 MINUTES ?= 30
 KILL_SEEDS ?= 10
+IMAGE ?= localhost/mergerouter:latest
+LOCK := --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate --no-header
 
-.PHONY: help format demo test test-all lint typecheck fetch pytest pytest-rest pytest-real bench simulate differential soak faults spark-kills driver-tests conformance spark-zip site dist licences audit clean install
+.PHONY: help format demo test test-all lint typecheck fetch pytest pytest-rest pytest-real bench simulate differential soak attack faults spark-kills object-store driver-tests conformance spark-zip site site-address dist sbom lock image image-test licences audit clean install
 
 test: lint typecheck fetch  ## before each commit: lint, type-check, test the core and each way end to end
 	env -u MERGEROUTER_MONGO_BIN $(BIN)/pytest --dist loadgroup --numprocesses $(JOBS) $(TESTS) $(ARGS)
@@ -38,7 +40,14 @@ simulate: install  ## SEEDS seeds of the whole process in virtual time, with fau
 differential: install  ## random streams through mongos and through the router, on real servers
 	$(BIN)/python -m tests.differential --seeds $(SEEDS) $(ARGS)
 
-soak: install  ## what takes too long for every run: thousands of connections
+debezium: install  ## SEEDS workloads, Debezium's own engine through mongos and router beside our messages; real servers
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[embedded,spark,dev,debezium]'
+	$(BIN)/python -m tests.debezium --seeds $(SEEDS) $(ARGS)
+
+attack: install  ## healthy clients and memory beside each attack, router and mongos in turn; real servers
+	$(BIN)/python -m tests.attack $(ARGS)
+
+soak: install  ## what takes too long for every run: thousands of connections; ARGS="--minutes 60"
 	$(BIN)/python -m tests.soak $(ARGS)
 
 faults: install  ## MINUTES of faults on real replica sets of three members, under load
@@ -46,6 +55,9 @@ faults: install  ## MINUTES of faults on real replica sets of three members, und
 
 spark-kills: install  ## KILL_SEEDS jobs of Spark under random writes, kills, migrations and a new shard
 	$(BIN)/python -m tests.spark.kills --seeds $(KILL_SEEDS) $(ARGS)
+
+object-store: install  ## a job on a stand-in of S3 that fails again and again; ARGS="--seed 1 --outages 10"
+	$(BIN)/python -m tests.spark.object_store $(ARGS)
 
 driver-tests: install  ## pymongo's own change stream tests, through the router
 	$(BIN)/python -m tests.drivers $(ARGS)
@@ -106,9 +118,35 @@ $(VENV)/.bench-installed: $(VENV)/.installed
 site: install  ## the documentation site, under build/site
 	$(BIN)/mkdocs build
 
+site-address:  ## SITE, the address of your copy of the site, in mkdocs.yml, the alerts and the unit
+	@test -n "$(SITE)" || { echo "make site-address SITE=https://docs.example.com/mergerouter" >&2; exit 1; }
+	old=$$(sed -n 's,^site_url: \(.*\)/$$,\1,p' mkdocs.yml) && sed -i "s,$$old/,$(SITE:/=)/,g" \
+		mkdocs.yml deploy/prometheus/alerts.yaml deploy/mergerouter.service
+
 dist: install  ## wheel and source distribution under dist, equal for equal commits
 	rm -rf dist
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build --no-isolation
+
+lock:  ## pin the packages of image and unit by their hashes, to the newest versions
+	$(PYTHON) -m venv build/lock
+	build/lock/bin/pip install --quiet --disable-pip-version-check uv
+	build/lock/bin/uv pip compile $(LOCK) --extra otel pyproject.toml -o deploy/requirements.txt
+	sed -n 's/^requires = \["\(hatchling.*\)"\]/\1/p' pyproject.toml \
+		| build/lock/bin/uv pip compile $(LOCK) - -o deploy/build-requirements.txt
+
+image:  ## the image, with buildah and mmdebstrap instead of Docker; as root
+	deploy/build-image.sh $(IMAGE) $(BIN)/python
+
+image-test: image  ## start the image on a cluster: health, user, read-only file system
+	$(BIN)/python -m tests.packaging.image $(IMAGE)
+
+sbom: dist  ## the parts of an installed wheel, as CycloneDX: build/sbom.json
+	rm -rf build/sbom build/cyclonedx
+	$(PYTHON) -m venv build/sbom
+	build/sbom/bin/pip install --quiet --disable-pip-version-check dist/*.whl
+	$(PYTHON) -m venv build/cyclonedx
+	build/cyclonedx/bin/pip install --quiet --disable-pip-version-check cyclonedx-bom
+	build/cyclonedx/bin/cyclonedx-py environment --output-file build/sbom.json build/sbom/bin/python
 
 licences: install  ## the licences of all packages that users install
 	$(BIN)/python -m tests.packaging.licences

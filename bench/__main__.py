@@ -23,12 +23,15 @@ SUITES = (
     "filters",
     "scopes",
     "spark",
+    "jobs",
+    "current_tables",
     "real_servers",
     "guest",
     "lookup",
     "notes",
+    "debezium",
 )
-REAL = ("real_servers", "guest", "filters", "scopes", "lookup")
+REAL = ("real_servers", "guest", "filters", "scopes", "lookup", "debezium")
 """The suites that need MongoDB's own servers."""
 
 

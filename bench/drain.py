@@ -39,6 +39,7 @@ def main() -> None:
         help="read on another connection than the one that opened the stream",
     )
     parser.add_argument("--full-document", help="the fullDocument option")
+    parser.add_argument("--match", type=json.loads, help="the condition of a $match, as JSON")
     parser.add_argument("--namespace", help="DATABASE.COLLECTION; default: the whole cluster")
     parser.add_argument("--cpu-of", type=int, help="a process whose CPU seconds are reported too")
     args = parser.parse_args()
@@ -68,6 +69,8 @@ class _Stream:
         if args.start:
             stage["startAtOperationTime"] = bson.Timestamp(*map(int, args.start.split(":")))
         pipeline: list[dict[str, Any]] = [{"$changeStream": stage}]
+        if args.match:
+            pipeline.append({"$match": args.match})
         if args.distinct:
             pipeline.append({"$match": {"fullDocument.n": {"$gte": -number}}})
         target = collection or 1

@@ -39,7 +39,7 @@ WATCHERS = (1, 10, 20, 100, 300)
 WRITES, BATCH = 8_000, 200
 PACED_STREAMS, PACED_RATE, PACED_SECONDS = 1000, 2000, 10
 NOTES = (20, 100)
-"""Values of idleShardNudgesPerSecond; the first is the default."""
+"""Values of noopWritesPerSecond; the first is the default."""
 OPLOG_MB = 8192
 """Notes alone must not fill an oplog within three days, or there are fewer of them."""
 
@@ -80,11 +80,11 @@ REAL_NOTE = (
 PACED = (
     Column("streams", "streams"),
     Column("writes/s", "rate", ",.0f"),
-    Column("idleShardNudgesPerSecond", "allowed"),
+    Column("noopWritesPerSecond", "allowed"),
     Column("p50 ms", "p50", ",.1f"),
     Column("p99 ms", "p99", ",.1f"),
-    Column("notes/s, of a shard", "shard_notes", ".1f"),
-    Column("notes/s, of the config server", "config_notes", ".1f"),
+    Column("no-op writes/s, of a shard", "shard_notes", ".1f"),
+    Column("no-op writes/s, of the config server", "config_notes", ".1f"),
     Column("router CPU µs/write", "cpu", ",.0f"),
 )
 PACED_NOTE = (
@@ -211,15 +211,15 @@ def _document(number: int, tenants: int) -> dict[str, Any]:
 def _paced(cluster: TestCluster, options: Options, allowed: int) -> dict[str, Any]:
     """Write batches at a steady rate; return the latency of their events.
 
-    ``allowed`` is the number of notes that the router may write to a member each second.
+    ``allowed`` is the number of no-op writes that the router may write to a member each second.
     """
     options.say(f"{PACED_STREAMS} watchers, {PACED_RATE} writes/s, {allowed} notes/s allowed")
     seconds = 3 if options.quick else PACED_SECONDS
     each = round(PACED_RATE * _PAUSE)
     steps = round(seconds / _PAUSE)
-    arguments = ["shareFilters=always", f"idleShardNudgesPerSecond={allowed}"]
+    arguments = ["shareFilters=always", f"noopWritesPerSecond={allowed}"]
     # Without a burst the rate is what it is after minutes of such a load.
-    arguments.append("idleShardNudgeBurst=1")
+    arguments.append("noopWriteBurst=1")
     parameters = [f"--setParameter={argument}" for argument in arguments]
     with (
         router(cluster.configdb, f"--upstream={cluster.mongos_uri}", *parameters) as (port, pid),
@@ -269,8 +269,8 @@ def _write_paced(documents: Collection[dict[str, Any]], steps: int, each: int) -
 
 
 def _notes(client: MongoClient[dict[str, Any]]) -> dict[str, int]:
-    """Return the notes that the router has written so far, by member."""
-    notes: dict[str, int] = client.admin.command("serverStatus")["mergerouter"]["nudges"]
+    """Return the no-op writes that the router has written so far, by member."""
+    notes: dict[str, int] = client.admin.command("serverStatus")["mergerouter"]["noopCommands"]
     return notes
 
 

@@ -27,9 +27,9 @@ events."""
 _COSTS = (
     Column("CPU ms/s", "cpu", ".1f"),
     Column("mongods' CPU ms/s", "members_cpu", ",.0f"),
-    Column("notes/s, of a shard", "notes", ".1f"),
-    Column("notes/s, of the config server", "config_notes", ".1f"),
-    Column("most oplog by notes, MB a day", "note_bytes", ",.0f"),
+    Column("no-op writes/s, of a shard", "notes", ".1f"),
+    Column("no-op writes/s, of the config server", "config_notes", ".1f"),
+    Column("most oplog by no-op writes, MB a day", "note_bytes", ",.0f"),
     Column("getMores/s, of a shard", "get_mores", ".1f"),
     Column("connections, at most", "connections"),
 )
@@ -112,7 +112,7 @@ def _watchers(cluster: TestCluster, members: Members, options: Options) -> Itera
         with router(cluster.configdb, f"--upstream={uri}") as (port, pid):
             for way in (mongos, Way("router", port, pid)):
                 options.say(f"{clients} watchers, {'un' * distinct}equal: {way.name}")
-                # The router has no watchers here, so its notes do not make mongos faster.
+                # The router has no watchers here, so its no-op writes do not make mongos faster.
                 figures = observe(
                     uri, members, way, _WATCHED, 10.0,
                     clients=clients, distinct=distinct, settle=2.0, patience=1.0,

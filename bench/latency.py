@@ -35,7 +35,7 @@ COLUMNS = (
     Column("p90 ms", "p90", ".1f"),
     Column("p99 ms", "p99", ".1f"),
     Column("most ms", "most", ".1f"),
-    Column("nudges/event", "nudges", ".1f"),
+    Column("no-op writes/event", "noops", ".1f"),
     Column("router CPU ms/event", "cpu_ms", ".2f"),
 )
 NOTE = (
@@ -105,21 +105,21 @@ def measure(cluster: TestCluster, way: Way, first: int, pauses: list[float]) -> 
         first: the number of the first document.
         pauses: seconds to wait before each write.
 
-    Returns latencies in milliseconds; through a router also its CPU milliseconds and nudges per
-    event.
+    Returns latencies in milliseconds; through a router also its CPU milliseconds and no-op writes
+    per event.
     """
     watcher = Watcher(way.uri)
     watcher.start()
     client: MongoClient[dict[str, Any]]
     pid = way.router.process.pid if way.router else 0
-    nudges, used = (_nudges(way), cpu_seconds(pid)) if pid else (0, 0.0)
+    noops, used = (_noops(way), cpu_seconds(pid)) if pid else (0, 0.0)
     with MongoClient(cluster.mongos_uri) as client:
         acknowledged = write_paced(client[DATABASE][COLLECTION], first, pauses)
         late = [watcher.wait_for(number) - at for number, at in acknowledged.items()]
     figures = _spread_of(late)
     if pid:
         figures["cpu_ms"] = (cpu_seconds(pid) - used) / watcher.events * 1e3
-        figures["nudges"] = (_nudges(way) - nudges) / watcher.events
+        figures["noops"] = (_noops(way) - noops) / watcher.events
     watcher.stop()
     return figures
 
@@ -135,11 +135,11 @@ def _spread_of(seconds: list[float]) -> dict[str, Any]:
     return {"writes": len(seconds), **{name: value * 1e3 for name, value in chosen.items()}}
 
 
-def _nudges(way: Way) -> int:
+def _noops(way: Way) -> int:
     client: MongoClient[dict[str, Any]]
     with MongoClient(way.uri) as client:
         status = client.admin.command("serverStatus")
-    return sum(status["mergerouter"]["nudges"].values())
+    return sum(status["mergerouter"]["noopCommands"].values())
 
 
 def _plot(rows: list[dict[str, Any]], ways: list[Way]) -> Plot:

@@ -108,7 +108,7 @@ class Members:
     def between(self, before: Moment, after: Moment) -> dict[str, dict[str, float]]:
         """Return each member's activity between two moments.
 
-        The keys are ``cpu`` (ms a second), ``get_mores``, ``notes`` and ``note_bytes`` (each a
+        The keys are ``cpu`` (ms a second), ``get_mores``, ``notes`` and ``noop_bytes`` (each a
         second), and ``connections``, the growth in open connections. Notes are the oplog's no-op
         entries, except the periodic ones that a primary writes by itself.
         """

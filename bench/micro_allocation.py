@@ -13,9 +13,8 @@ from shard_client.allocation import collect_less_often, keep_freed_memory
 from shard_client.remote_cursor.cursor_reply import (
     CursorBatch,
     build_cursor_reply,
-    slice_cursor_reply,
 )
-from shard_client.wire.frames import build_reply_parts, reply_body
+from shard_client.wire.frames import msg_header, reply_body
 
 BATCH_BYTES = 1024 * 1024
 BATCHES = 400
@@ -26,7 +25,7 @@ def reply(events: list[bytes]) -> bytes:
     parts = build_cursor_reply(
         "nextBatch", cursor_id=1, namespace="bench.events", events=events, pbrt=b""
     )
-    return b"".join(build_reply_parts(parts, request_id=1, response_to=2))
+    return b"".join((msg_header(int.from_bytes(parts[0][:4], "little"), 1, 2), *parts))
 
 
 def measure(size: int, held: int, tuned: bool) -> tuple[float, float]:
@@ -49,7 +48,8 @@ def measure(size: int, held: int, tuned: bool) -> tuple[float, float]:
         if number == BATCHES // 10:
             used, faults = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         body = reply_body(frame)
-        batches.append(slice_cursor_reply(body))
+        batches.append(CursorBatch.of(body))
+        batches[-1].split()
         if len(batches) == held:
             for batch in batches:
                 sent = reply([raw for _, raw in batch.events])

@@ -14,9 +14,9 @@ from collections.abc import Callable
 import bson
 
 from bench.events import event
-from shard_client.remote_cursor.cursor_reply import build_cursor_reply, slice_cursor_reply
+from shard_client.remote_cursor.cursor_reply import CursorBatch, build_cursor_reply
 from shard_client.wire.bson_slices import find
-from shard_client.wire.frames import build_reply_parts
+from shard_client.wire.frames import msg_header
 
 ROUNDS = 15
 HELD = 8
@@ -53,13 +53,18 @@ def measure(size: int, count: int) -> tuple[float, float, float]:
             pbrt=token,
             size=sum(map(len, events)),
         )
-        return build_reply_parts(parts, request_id=1, response_to=2)
+        return [msg_header(int.from_bytes(parts[0][:4], "little"), 1, 2), *parts]
+
+    def slice_body() -> CursorBatch:
+        batch = CursorBatch.of(body)
+        batch.split()
+        return batch
 
     parts = build()
     body = b"".join(parts)[21:]
     assert len(bson.decode(body)["cursor"]["nextBatch"]) == count
     repeat = max(1, 20_000 // count)
-    split = best(lambda: slice_cursor_reply(body), repeat, count)
+    split = best(slice_body, repeat, count)
     built = best(build, repeat, count)
     joined = best(lambda: b"".join(parts), repeat, count)
     return split, built, joined

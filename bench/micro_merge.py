@@ -9,12 +9,13 @@ import time
 
 from bson.timestamp import Timestamp
 
-from router.change_stream.log_reader import LogReader
-from router.change_stream.merged_stream import MergedStream
-from router.change_stream.request import parse_request
-from router.change_stream.resume_token import high_water_mark
-from router.change_stream.starting_point import starting_point
-from shard_client.remote_cursor.cursor_reply import CursorBatch
+from router.merge.merged_stream import MergedStream
+from router.request.stream_request import parse_request
+from router.tokens.resume_token import high_water_mark
+from router.views.log_reader import LogReader
+from router.views.starting_point import starting_point
+from router.views.view import View
+from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark
 
 START = Timestamp(1_700_000_000, 1)
 
@@ -42,7 +43,10 @@ def batches(shard: int, shards: int, args: argparse.Namespace) -> list[CursorBat
     """Return one shard's events, cut into the batches that its cursor delivers."""
     events = [event(n, args.size) for n in range(shard, args.events, shards)]
     cut = [events[i : i + args.batch] for i in range(0, len(events), args.batch)]
-    return [CursorBatch(7, part, token(part), sum(len(e) for _, e in part)) for part in cut]
+    return [
+        CursorBatch(7, part, Watermark.of(token(part)), sum(len(e) for _, e in part))
+        for part in cut
+    ]
 
 
 def token(part: list[tuple[bytes, bytes]]) -> bytes:
@@ -67,10 +71,10 @@ def measure(shards: int, args: argparse.Namespace) -> tuple[float, float]:
         start_at=START,
         topology_from=START,
     )
-    position = LogReader(stream, starting_point(request, START, 1))
+    position = LogReader(View(stream), starting_point(request, START, 1))
     config, *remotes = stream.start()
     end = high_water_mark(Timestamp(2_000_000_000, 1), 1).raw
-    stream.batch_arrived(config.remote, CursorBatch(7, [], end, 0))
+    stream.batch_arrived(config.remote, CursorBatch(7, [], Watermark.of(end), 0))
     scripts = [batches(n, shards, args) for n in range(shards)]
     adding = taking = 0.0
     delivered = 0

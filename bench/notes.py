@@ -1,4 +1,4 @@
-"""The cost of a stream to each member, and the trade of notes against latency."""
+"""The cost of a stream to each member, and the trade of no-op writes against latency."""
 
 import time
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ _LATENCY = (
     Column("p99 ms", "p99", ".1f"),
 )
 _COSTS = (
-    Column("notes/s", "notes", ".1f"),
+    Column("no-op writes/s", "notes", ".1f"),
     Column("idle shard: getMores/s", "idle_get_mores", ".1f"),
     Column("written shard: getMores/s", "busy_get_mores", ".1f"),
     Column("config server: getMores/s", "config_get_mores", ".1f"),
@@ -45,7 +45,7 @@ NOTE = (
 
 
 def run(options: Options) -> Outcome:
-    """Measure several event rates with default settings, then several limits of notes a second."""
+    """Measure several event rates with default settings, then several limits of no-op writes."""
     seconds = options.scaled(20, 5)
     with start_cluster(SHARDS) as cluster:
         spread(cluster)
@@ -54,7 +54,7 @@ def run(options: Options) -> Outcome:
         curve = [
             row
             for notes in NOTES
-            for row in _measured(cluster, options, DENSE, seconds, idleShardNudgesPerSecond=notes)
+            for row in _measured(cluster, options, DENSE, seconds, noopWritesPerSecond=notes)
         ]
     kind = "real servers" if cluster.real else "embedded cluster"
     by_rate_table = Table(
@@ -64,15 +64,15 @@ def run(options: Options) -> Outcome:
         NOTE,
     )
     curve_table = Table(
-        f"{DENSE} events/s by idleShardNudgesPerSecond, {kind}",
-        (Column("notes/s allowed", "allowed"), *_LATENCY, *_COSTS),
+        f"{DENSE} events/s by noopWritesPerSecond, {kind}",
+        (Column("no-op writes/s allowed", "allowed"), *_LATENCY, *_COSTS),
         curve,
     )
     series = {
         share: [(row["allowed"], row[share]) for row in curve] for share in ("p50", "p90", "p99")
     }
     title = f"Latency of {DENSE} events/s"
-    plot = Plot("notes", title, "notes/s allowed for each member", "ms", series, log_x=True)
+    plot = Plot("notes", title, "no-op writes/s allowed for each member", "ms", series, log_x=True)
     return Outcome([by_rate_table, curve_table], [plot])
 
 
@@ -106,7 +106,7 @@ def _measured(
         watcher.start()
         documents = client[DATABASE][COLLECTION]
         first = int(time.time() * 1000)
-        if rate > min(20, parameters.get("idleShardNudgesPerSecond", 20)):
+        if rate > min(20, parameters.get("noopWritesPerSecond", 20)):
             # Use up the burst allowance before the measurement starts.
             spent = 100 / min(rate, 200) * 2
             late = write_paced(documents, first, uneven(int(spent * rate), 1 / rate))
@@ -118,7 +118,7 @@ def _measured(
         watcher.stop()
     shares = quantiles([each * 1e3 for each in late_by], n=100, method="inclusive")
     latency = {"p50": shares[49], "p90": shares[89], "p99": shares[98]}
-    allowed = parameters.get("idleShardNudgesPerSecond")
+    allowed = parameters.get("noopWritesPerSecond")
     yield {"events": rate, "allowed": allowed, **latency, **costs}
 
 
@@ -128,7 +128,7 @@ def _state(cluster: TestCluster, router: str) -> dict[str, Any]:
     state = {"at": time.perf_counter(), "members": members}
     if cluster.real:
         with cluster.direct(IDLE) as idle:
-            # Replica set members also write notes of their own; count only the router's.
+            # Replica set members also write no-op writes of their own; count only the router's.
             written = [{"$match": {"op": "n", "o.msg": "mergerouter"}}]
             size = {"$group": {"_id": None, "bytes": {"$sum": {"$bsonSize": "$$ROOT"}}}}
             found = list(idle.local["oplog.rs"].aggregate([*written, size]))
@@ -146,7 +146,7 @@ def _costs(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
         return (now - then) / seconds
 
     costs = {
-        "notes": a_second(IDLE, "notes"),
+        "notes": a_second(IDLE, "noopWrites"),
         "idle_get_mores": a_second(IDLE, "getMores"),
         "busy_get_mores": a_second(BUSY, "getMores"),
         "config_get_mores": a_second("config", "getMores"),

@@ -21,8 +21,11 @@ def cpu_seconds(pid: int) -> float:
     The figure is the kernel's count for the whole process, in ticks of 10 ms. It includes threads
     and children that have ended.
     """
-    own = sum(map(int, _statistics(pid)[11:15])) / os.sysconf("SC_CLK_TCK")
-    return own + sum(map(cpu_seconds, children(pid)))
+    found = sum(map(int, _statistics(pid)[11:15])) / os.sysconf("SC_CLK_TCK")
+    for child in children(pid):
+        with contextlib.suppress(OSError):  # it has just ended
+            found += cpu_seconds(child)
+    return found
 
 
 def own_cpu_seconds(pid: int) -> float:

@@ -1,5 +1,6 @@
 """The Spark source: the cost of planning and reading a backlog, and the speed into Parquet."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,7 @@ READING = (
     Column("router µs/event", "router_cpu", ".1f"),
     Column("over-read", "over_read", ".2f"),
 )
-PARQUET = (
-    Column("documents", "documents"),
-    Column("partitions", "partitions"),
-    Column("cores", "cores"),
-    Column("batch asked for", "per_batch", ","),
-    Column("events/s into Parquet", "parquet_rate", ",.0f"),
+COSTS = (
     Column("in a new JVM", "cold_rate", ",.0f"),
     Column("planning ms a batch", "planning_ms", ".0f"),
     Column("planner µs/event", "planner", ".2f"),
@@ -50,6 +46,14 @@ PARQUET = (
     Column("tasks µs/event", "tasks", ".1f"),
     Column("JVM µs/event", "jvm", ".1f"),
     Column("of it, compilers", "compilers", ".1f"),
+)
+PARQUET = (
+    Column("documents", "documents"),
+    Column("partitions", "partitions"),
+    Column("cores", "cores"),
+    Column("batch asked for", "per_batch", ","),
+    Column("events/s into Parquet", "parquet_rate", ",.0f"),
+    *COSTS,
 )
 
 
@@ -83,7 +87,7 @@ def run(options: Options) -> Outcome:
             ("json", "perDocument", 2, PER_BATCH),
             ("envelope", "perDocument", 2, PER_BATCH),
         ):
-            options.say(f"Spark into Parquet: {documents}, {ordering}, {cores} cores, {per_batch}")
+            options.say(f"into Parquet: {documents}, {ordering}, {cores} cores, {per_batch}")
             arguments = (documents, ordering, cores, per_batch)
             runs = [write(cluster, *arguments) for _ in range(options.runs)]
             partitions = 1 if ordering == "total" else SHARDS
@@ -137,9 +141,16 @@ def read(cluster: ReplayedCluster, case: dict[str, Any]) -> dict[str, float]:
 
 
 def write(
-    cluster: ReplayedCluster, documents: str, ordering: str, cores: int, per_batch: int
+    cluster: ReplayedCluster,
+    documents: str,
+    ordering: str,
+    cores: int,
+    per_batch: int,
+    tables: Sequence[str] = (),
 ) -> dict[str, float]:
-    """Write the backlog to Parquet in a new JVM; return the figures of ``bench.spark_parquet``.
+    """Write the backlog in a new JVM: Parquet files by a query, or tables of a job.
+
+    Returns the figures of ``bench.spark_parquet``.
 
     Raises:
         RuntimeError: the table does not hold every event exactly once.
@@ -147,6 +158,7 @@ def write(
     with router(cluster.configdb) as (port, pid):
         flags = ["--port", str(port), "--router", str(pid), "--per-batch", str(per_batch)]
         flags += ["--documents", documents, "--ordering", ordering, "--cores", str(cores)]
+        flags += ["--tables", *tables] if tables else []
         figures = run_json("-m", "bench.spark_parquet", *flags, timeout=900)
     if figures["rows"] != cluster.events:
         raise RuntimeError(f"{figures['rows']} rows of {cluster.events} events")

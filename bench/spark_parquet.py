@@ -1,4 +1,4 @@
-"""Read a backlog into Parquet files by a Spark query; print events a second and CPU."""
+"""Read a backlog into Parquet files by a query, or into a table by a job; print rate and CPU."""
 
 import argparse
 import contextlib
@@ -11,12 +11,16 @@ from statistics import median
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from bench.events import FIRST_SECOND
 from bench.processes import children, cpu_seconds, own_cpu_seconds
 from bench.spark_reading import document_options
 from spark_sink import local_session
 from spark_sink.debezium import to_debezium
+from spark_sink.jobs.job_folder import JobFolder, JobRecord
+from spark_sink.jobs.tables_job import BRONZE, TablesJob
+from spark_sink.tables.delta_log import DeltaLog
 
 # Batches of a query that include its start, and are not yet of full size.
 _WARM_UP = 2
@@ -37,7 +41,9 @@ def main() -> None:
     parser.add_argument("--router", type=int, required=True, help="the router's process")
     parser.add_argument("--per-batch", type=int, required=True)
     parser.add_argument("--documents", default="json", help="or envelope: Debezium's messages")
+    parser.add_argument("--tables", nargs="+", default=[], help="write these tables of a job")
     parser.add_argument("--ordering", default="perDocument")
+    parser.add_argument("--start", default=f"{FIRST_SECOND},1", help="as SECONDS,INCREMENT")
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--times", type=int, default=3)
     args = parser.parse_args()
@@ -64,9 +70,7 @@ def measure(spark: SparkSession, args: argparse.Namespace, folder: Path) -> dict
     the CPU of ``jvm``, ``tasks``, ``planner`` and ``router`` in µs per event; ``compilers`` is the
     part of the JVM's that compiles its code.
     """
-    writer = stream(spark, args).writeStream.format("parquet").option("path", str(folder / "table"))
-    writer = writer.option("checkpointLocation", str(folder / "checkpoint"))
-    query = writer.trigger(availableNow=True).start()
+    query = job(spark, args, folder) if args.tables else parquet(spark, args, folder)
     count = CpuCount(args.router)
     before: dict[str, float] | None = None
     after: dict[str, float] = {}
@@ -76,9 +80,12 @@ def measure(spark: SparkSession, args: argparse.Namespace, folder: Path) -> dict
             before, skipped = found, len(full(query))
         after = found
     progress = full(query)
-    rows = spark.read.parquet(str(folder / "table")).count()
+    if args.tables:
+        rows = DeltaLog(str(folder / BRONZE)).count()
+    else:
+        rows = spark.read.parquet(str(folder / "table")).count()
     warm = progress[_WARM_UP:] or progress
-    events = sum(each["numInputRows"] for each in warm)
+    events = sum(map(events_of, warm))
     seconds = sum(each["durationMs"]["triggerExecution"] for each in warm) / 1e3
     planning = [
         each["durationMs"].get("latestOffset", 0) + each["durationMs"].get("queryPlanning", 0)
@@ -86,29 +93,52 @@ def measure(spark: SparkSession, args: argparse.Namespace, folder: Path) -> dict
     ]
     figures = {"rows": rows, "parquet_rate": events / seconds, "planning_ms": median(planning)}
     if before is not None:
-        counted = sum(each["numInputRows"] for each in progress[skipped:]) or math.inf
+        counted = sum(map(events_of, progress[skipped:])) or math.inf
         figures |= {name: (after[name] - before[name]) / counted * 1e6 for name in after}
     return figures
 
 
+def parquet(spark: SparkSession, args: argparse.Namespace, folder: Path) -> StreamingQuery:
+    """Start a query into Parquet files."""
+    writer = stream(spark, args).writeStream.format("parquet").option("path", str(folder / "table"))
+    writer = writer.option("checkpointLocation", str(folder / "checkpoint"))
+    return writer.trigger(availableNow=True).start()
+
+
+def job(spark: SparkSession, args: argparse.Namespace, folder: Path) -> StreamingQuery:
+    """Start a job, one of whose tables is bronze."""
+    where = JobFolder(str(folder))
+    options = options_of(args)
+    where.begin(JobRecord((), options, tuple(args.tables)))
+    return TablesJob(where, options, args.tables).start(spark, None)
+
+
 def stream(spark: SparkSession, args: argparse.Namespace) -> DataFrame:
     """Return the stream that the command line describes."""
-    envelope = args.documents == "envelope"
-    frame = (
-        spark.readStream.format("mergerouter")
-        .option("uri", f"mongodb://127.0.0.1:{args.port}")
-        .option("startAtOperationTime", f"{FIRST_SECOND},1")
-        .option("maxEventsPerTrigger", args.per_batch)
-        .option("ordering", args.ordering)
-        .options(**document_options("raw" if envelope else args.documents))
-        .load()
-    )
-    return to_debezium(frame, "bench") if envelope else frame
+    frame = spark.readStream.format("mergerouter").options(**options_of(args)).load()
+    return to_debezium(frame, "bench") if args.documents == "envelope" else frame
+
+
+def options_of(args: argparse.Namespace) -> dict[str, str]:
+    """Return the options of the source."""
+    return {
+        "uri": f"mongodb://127.0.0.1:{args.port}",
+        "startAtOperationTime": args.start,
+        "maxEventsPerTrigger": str(args.per_batch),
+        "ordering": args.ordering,
+        **document_options("raw" if args.documents == "envelope" else args.documents),
+    }
 
 
 def full(query: Any) -> list[Any]:
     """Return the progress of the query's batches that had events."""
-    return [each for each in query.recentProgress if each["numInputRows"]]
+    return [each for each in query.recentProgress if events_of(each)]
+
+
+def events_of(progress: Any) -> int:
+    """Return the number of events of a batch; tasks of a job return one row each."""
+    counts = progress["observedMetrics"].get(BRONZE)
+    return int(progress["numInputRows"] if counts is None else counts["events"] or 0)
 
 
 class CpuCount:

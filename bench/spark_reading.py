@@ -12,16 +12,16 @@ from bson.timestamp import Timestamp
 from pyspark.sql.types import StructType
 
 from bench.events import FIRST_SECOND
-from spark_sink.batch_planner import BatchPlanner
-from spark_sink.event_rows import EventRows
-from spark_sink.options import parse_options
-from spark_sink.partitions import rows_for
-from spark_sink.planned_batch import Cluster, Limits
-from spark_sink.positions import AtTime, Position
-from spark_sink.read_reports import ReportInbox, report
-from spark_sink.read_task import TaskReader
-from spark_sink.router_client import RouterClient
-from spark_sink.typed_documents import from_json
+from spark_sink.batches.batch_planner import BatchPlanner
+from spark_sink.batches.planned_batch import BatchLimits, ClusterAccess
+from spark_sink.batches.read_reports import ReportInbox, report
+from spark_sink.batches.read_task import TaskReader
+from spark_sink.events.positions import AtTime, Position
+from spark_sink.options.stream_options import parse_options
+from spark_sink.rows.event_rows import EventRows
+from spark_sink.rows.typed_documents import from_json
+from spark_sink.source.tasks import rows_for
+from spark_sink.stream.router_client import RouterClient
 
 DOCUMENT = (
     StructType().add("_id", "string").add("n", "long").add("tenant", "long").add("pad", "string")
@@ -72,14 +72,14 @@ def measure(
     Returns events a second (``rate``), the median of the planning time in ms, the CPU of planner
     and tasks in µs per event, the smallest and the largest batch, and the number of events.
     """
-    cluster = Cluster(
+    cluster = ClusterAccess(
         watch=partial(client.watch_tokens, max_await=0.1),
         newest=lambda: client.clocks().cluster_time,
         present=client.present,
         beginning=lambda: AtTime(Timestamp(FIRST_SECOND, 1)),
         shards=client.shards,
     )
-    limits = Limits(in_total_order=args.ordering == "total")
+    limits = BatchLimits(in_total_order=args.ordering == "total")
     planner = BatchPlanner(cluster, limits, inbox)
     watch = partial(client.watch_events, batch_size=0, max_await=0.5)
     start: Position = AtTime(Timestamp(FIRST_SECOND, 1))
@@ -98,7 +98,7 @@ def measure(
             reader = TaskReader(task, watch)
             size += sum(each.num_rows for each in rows.batches_of_runs(reader.runs()))
             if task.report_to is not None:
-                report(reader.passage, task.batch, task.report_to)
+                report(reader.stats, task.batch, task.report_to)
         task_cpu += time.process_time() - cpu
         sizes.append(size)
         start = batch.end

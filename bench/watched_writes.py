@@ -123,9 +123,10 @@ def busy_shards(cluster: TestCluster, rate: int) -> Iterator[subprocess.Popen[st
 
 
 def note_round_trips(uri: str, count: int) -> list[float]:
-    """Return the seconds of ``count`` notes with majority write concern on the member at ``uri``.
+    """Return the seconds of ``count`` no-op writes with majority write concern on the member at
+    ``uri``.
 
-    This is the cost of a nudge without the router (docs/protocol.md#sharded-cluster).
+    This is the cost of a no-op write without the router (docs/protocol.md#sharded-cluster).
     """
     command = {"appendOplogNote": 1, "data": {"msg": json.dumps("bench")}}
     took = []

@@ -14,7 +14,7 @@ _FOLDER = "files"
 def on_files(files: Files, config: Any) -> Files:
     """Add the start page, and the files outside docs to which pages link."""
     readme = re.sub(r"\]\((?!docs/|https?:|#)", "](../", (ROOT / "README.md").read_text())
-    readme = readme.replace("](docs/", "](").replace("[docs/", "[")
+    readme = readme.replace("](docs/", "](").replace("[docs/", "[").replace('="docs/', '="')
     files.append(File.generated(config, "index.md", content=readme))
     pages = files.documentation_pages()
     linked = {path for page in pages for path in _LINK.findall(page.content_string)}

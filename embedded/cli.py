@@ -10,15 +10,12 @@ import time
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
-import structlog
 import typer
-import uvloop
 
-from embedded.access.settings import Security
-from embedded.cluster import EmbeddedCluster
-from shard_client.wire.tls import TlsContexts, TlsFiles
+if TYPE_CHECKING:
+    from embedded.cluster import EmbeddedCluster
 
 READY = "Waiting for connections"
 _BAD_OPTIONS = 2
@@ -81,7 +78,19 @@ def embedded(
         ),
     ] = False,
 ) -> None:
-    """Run a small sharded cluster in this process, in memory, until it is stopped."""
+    """Run a small sharded cluster in memory.
+
+    It has no data folder and ends with this process.
+    """
+    # Imported here, so that the help of all commands is quick.
+    import structlog
+    import uvloop
+
+    from embedded.access.settings import Security
+    from embedded.cluster import EmbeddedCluster
+    from shard_client.errors import plain_text
+    from shard_client.wire.tls import TlsContexts, TlsFiles
+
     _log_as_json()
     if (tls_mode is TlsMode.disabled) != (tls_certificate is None):
         _refuse("--tlsMode requireTLS and --tlsCertificateKeyFile need each other")
@@ -103,7 +112,9 @@ def embedded(
             by_certificate=cluster_auth_mode is ClusterAuthMode.x509,
             tls=tls,
         )
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        _refuse(f"cannot use {error.filename}: {error.strerror}" if error.filename else str(error))
+    except ValueError as error:
         _refuse(str(error))
     cluster = EmbeddedCluster(
         shards,
@@ -116,11 +127,13 @@ def embedded(
     try:
         uvloop.run(_run(cluster))
     except OSError as error:
-        structlog.get_logger().error("Cannot start", error=str(error), port=port)
+        structlog.get_logger().error("Cannot start", error=plain_text(error), port=port)
         raise typer.Exit(48) from error
 
 
-async def _run(cluster: EmbeddedCluster) -> None:
+async def _run(cluster: "EmbeddedCluster") -> None:
+    import structlog
+
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -140,11 +153,15 @@ async def _run(cluster: EmbeddedCluster) -> None:
 
 
 def _refuse(message: str) -> NoReturn:
+    import structlog
+
     structlog.get_logger().error("Cannot start", error=message)
     raise typer.Exit(_BAD_OPTIONS)
 
 
 def _log_as_json() -> None:
+    import structlog
+
     structlog.configure(
         processors=[structlog.processors.format_exc_info, _mongodb_line],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),

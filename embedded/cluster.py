@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Self
 
 import structlog
+from bson.objectid import ObjectId
 
 from embedded.access.control import AccessControl
 from embedded.access.settings import OPEN, Security
@@ -94,6 +95,8 @@ class EmbeddedCluster:
         if self._security.keys is not None:
             keys = {"insert": "system.keys", "documents": self._security.keys.documents()}
             await self._state.catalog.config.execute("admin", keys)
+        version = {"insert": "version", "documents": [{"_id": 1, "clusterId": ObjectId()}]}
+        await self._state.catalog.config.execute("config", version)
         for name in self._names:
             mongod = await self.start_shard(name)
             member = Member(name, mongod, self._state.catalog.gossip)

@@ -1,8 +1,9 @@
 """The command line: ``mergerouter serve``, and the sub-commands of other packages."""
 
 import re
+import shlex
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from importlib.metadata import (
     EntryPoint,
     PackageNotFoundError,
@@ -11,22 +12,14 @@ from importlib.metadata import (
     version,
 )
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import structlog
 import typer
-import uvloop
 
-from router.client_limits import raise_descriptor_limit
-from router.config.command_line import SubCommand, parse_assignments, read_settings
+from router.config.command_line import Refusal, SubCommand, parse_assignments, read_settings
 from router.config.flags import flag
-from router.config.log_lines import configure_logging
 from router.config.problems import nearest
-from router.process import run_until_signalled
-from router.workers.supervisor import WorkerFailedError
-from shard_client.allocation import collect_less_often, keep_freed_memory
-
-log = structlog.get_logger()
+from router.config.settings import Settings
 
 _GROUP = "mergerouter.commands"
 OWN_COMMANDS = (
@@ -44,6 +37,11 @@ _NO_CONFIG_SERVER = (
 )
 _NETWORK_FAILURE = 48
 """The exit status of a mongos that cannot listen."""
+_CONFIGURATION = 78
+"""The exit status for a configuration error, as in sysexits."""
+_CONTEXT = {"max_content_width": 100}
+_ANY_ARGUMENTS = {**_CONTEXT, "ignore_unknown_options": True, "help_option_names": []}
+"""The context of a command that explains what is missing, whatever its arguments are."""
 _USAGE = 2
 """The exit status after a command line that cannot be understood."""
 
@@ -54,11 +52,11 @@ def main() -> None:
         name="mergerouter",
         help="Merges the change streams of a sharded MongoDB cluster; speaks mongos's protocol.",
         no_args_is_help=True,
-        rich_markup_mode="rich",
-        pretty_exceptions_show_locals=False,
+        rich_markup_mode=None,  # which would cut the names of flags at 80 columns
+        pretty_exceptions_enable=False,
     )
     app.callback()(_options)
-    points = {point.name: point for point in (*entry_points(group=_GROUP), *OWN_COMMANDS)}
+    points = {point.name: point for point in (*OWN_COMMANDS, *entry_points(group=_GROUP))}
     wanted = sys.argv[1] if len(sys.argv) > 1 else None
     if wanted is not None and wanted not in points and not wanted.startswith("-"):
         known = ", ".join(sorted(points))
@@ -68,46 +66,58 @@ def main() -> None:
     for point in points.values():
         if wanted not in (None, point.name, *_FOR_ALL):
             continue  # Import only the sub-command that runs.
-        command = load_command(point)
+        if missing := missing_packages(point):
+            app.command(point.name, context_settings=_ANY_ARGUMENTS)(
+                explanation(point.name, missing)
+            )
+            continue
+        command = point.load()
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=point.name)
         else:
-            app.command(point.name, cls=SubCommand)(command)
+            app.command(point.name, cls=SubCommand, context_settings=_CONTEXT)(command)
     app()
 
 
-def load_command(point: EntryPoint) -> Callable[..., Any]:
-    """Return the function of a sub-command, or the group of several.
+def missing_packages(point: EntryPoint) -> list[str]:
+    """Return the requirements of a sub-command's extras that are not installed."""
+    return [each for each in requirements_of(point.extras) if not _is_installed(_name(each))]
 
-    If a package of its extras is not installed, return a function that prints how to install it.
-    """
-    missing = [name for name in packages_of(point.extras) if not _is_installed(name)]
-    if not missing:
-        command: Callable[..., Any] = point.load()
-        return command
-    remedy = f"pip install 'mergerouter[{','.join(point.extras)}]'"
 
-    def explain() -> None:
+def explanation(command: str, missing: Sequence[str]) -> Callable[..., None]:
+    """Return a sub-command that takes any arguments and prints how to install what is missing."""
+    # The packages themselves: no index needs to have mergerouter with its extras.
+    remedy = shlex.join([sys.executable, "-m", "pip", "install", *missing])
+
+    def explain(
+        _arguments: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
+    ) -> None:
         typer.echo(
-            f"mergerouter {point.name} needs {', '.join(missing)}, not installed here. "
-            f"Run: {remedy}",
+            f"mergerouter {command} needs packages that are not installed here. Install them:\n"
+            f"  {remedy}\nOther ways: docs/install.md",
             err=True,
         )
         raise typer.Exit(1)
 
-    explain.__doc__ = "Needs " + remedy.replace("[", r"\[")
+    explain.__doc__ = "Needs packages that are not installed."
     return explain
 
 
-def packages_of(extras: Collection[str]) -> list[str]:
-    """Return the names of the packages that the given extras of mergerouter add."""
+def requirements_of(extras: Collection[str]) -> list[str]:
+    """Return what the given extras of mergerouter require, such as "pyspark>=4.2"."""
     found = []
     for requirement in requires("mergerouter") or ():
-        extra = re.search(r"extra == ['\"]([\w-]+)['\"]", requirement)
-        name = re.match(r"[\w.-]+", requirement)
-        if extra and name and extra[1] in extras:
-            found.append(name[0])
+        package, _semicolon, marker = requirement.partition(";")
+        extra = re.search(r"extra == ['\"]([\w-]+)['\"]", marker)
+        if extra and extra[1] in extras:
+            found.append(package.strip())
     return found
+
+
+def _name(requirement: str) -> str:
+    """Return the package's name of a requirement."""
+    found = re.match(r"[\w.-]+", requirement)
+    return found[0] if found else requirement
 
 
 def _is_installed(package: str) -> bool:
@@ -194,7 +204,10 @@ def serve(
     verbose: Annotated[int, flag("systemLog.verbosity", "--verbose", "-v", count=True)] = 0,
     quiet: Annotated[bool | None, flag("systemLog.quiet", "--quiet")] = None,
 ) -> None:
-    """Run the router: answer drivers as mongos does, change streams merged."""
+    """Run the router.
+
+    It answers drivers as mongos does, and merges the change streams of all shards.
+    """
     flags = {
         "sharding": {"configDB": configdb},
         "net": {
@@ -227,15 +240,42 @@ def serve(
     }
     settings = read_settings(flags, config)
     if settings.sharding.config_db is None:
-        raise typer.BadParameter(_NO_CONFIG_SERVER, param_hint="--configdb")
+        raise Refusal(_NO_CONFIG_SERVER)
+    _serve(settings)
+
+
+def _serve(settings: Settings) -> None:
+    """Run the router. What it imports takes longer than the help of all commands."""
+    import structlog
+    import uvloop
+
+    from router.client_limits import raise_descriptor_limit
+    from router.config.log_lines import configure_logging
+    from router.process import WrongServersError, run_until_signalled
+    from router.workers.supervisor import WorkerFailedError
+    from shard_client.allocation import collect_less_often, keep_freed_memory
+    from shard_client.errors import plain_text
+
     configure_logging(settings.system_log.verbosity, quiet=settings.system_log.quiet)
+    log = structlog.get_logger()
     try:
         raise_descriptor_limit()
         keep_freed_memory()
         collect_less_often()
         uvloop.run(run_until_signalled(settings))
+    except WrongServersError as error:
+        log.critical(
+            "The settings name the wrong servers; ending", component="SHARDING", error=str(error)
+        )
+        raise typer.Exit(_CONFIGURATION) from error
     except OSError as error:
-        log.error("Failed to set up the listener", component="NETWORK", error=str(error))
+        log.error(
+            "Failed to set up the listener",
+            component="NETWORK",
+            error=plain_text(error),
+            bindIp=settings.net.hosts,
+            port=settings.net.port,
+        )
         raise typer.Exit(_NETWORK_FAILURE) from error
     except WorkerFailedError as error:
         log.critical("A worker cannot be started", component="CONTROL", error=str(error))

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Final
 
-import structlog
-
-log = structlog.get_logger()
-
 Network = IPv4Network | IPv6Network
 
-_DESCRIPTORS_FOR_CLIENTS: Final = 0.8
+FOR_DRIVERS: Final = 0.8
+FOR_FEEDS: Final = 0.05
+"""Parts of the process's descriptors; the rest is for servers, the admin port and files."""
+
 _SHARE_OF_ONE: Final = 0.8
 _BITS_OF_A_HOST: Final = 64
 _LOG_INTERVAL: Final = 1.0
@@ -30,7 +29,9 @@ class ClientLimits:
     exempt: tuple[Network, ...] = ()
     """Addresses that neither of the two applies to (net.maxIncomingConnectionsOverride)."""
     message_time: float = 30.0
-    """Time for a message that has begun (messageTimeoutMs)."""
+    """Time for a message that has begun, and for reading of a reply (messageTimeoutMs)."""
+    messages_bytes: int = 256 * 1024 * 1024
+    """Maximum size of the large messages that are received at a time (messagesBytes)."""
     login_time: float = 10.0
     """Time for a client's first message, and for a login that has begun (loginTimeoutMs)."""
     idle_before_login: float = 600.0
@@ -48,19 +49,20 @@ class ClientLimits:
         return min(self.message_time, self.login_time, self.idle_before_login)
 
 
-def supported_connections(wanted: int, descriptors_each: int = 1) -> int:
+def supported_connections(wanted: int, descriptors_each: int = 1, part: float = FOR_DRIVERS) -> int:
     """Return how many client connections the limit of open files allows, at most ``wanted``.
 
-    As in mongos, a fifth of the descriptors is left for other purposes.
+    As in mongos, a fifth of the descriptors is left for other purposes than drivers.
 
     Args:
         wanted: the configured limit.
         descriptors_each: the number of descriptors that one client takes.
+        part: the part of all descriptors that these clients may take together.
     """
     limit, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return wanted
-    return max(1, min(wanted, int(limit * _DESCRIPTORS_FOR_CLIENTS) // descriptors_each))
+    return max(1, min(wanted, int(limit * part) // descriptors_each))
 
 
 def raise_descriptor_limit() -> None:
@@ -117,7 +119,9 @@ class ConnectionCounts:
         """
         if now - self._logged_at < _LOG_INTERVAL:
             return
-        log.warning(
+        import structlog  # the module of settings imports this one: its import must be quick
+
+        structlog.get_logger().warning(
             "Connection refused because there are too many open connections",
             component="NETWORK",
             id=22942,

@@ -35,7 +35,7 @@ class ClusterVersion:
     Args:
         cluster: the shards and the config server.
         upstream: the upstream, if there is one.
-        learnt: called with the lowest version whenever it changes.
+        changed: called with the lowest version whenever it changes.
         ask_timeout: seconds for which a server may take to answer.
         retry_pause: seconds until the next try if no server has answered.
         refresh_pause: seconds after which all servers are asked again.
@@ -45,7 +45,7 @@ class ClusterVersion:
         self,
         cluster: Cluster,
         upstream: UpstreamMongos | None,
-        learnt: Callable[[ServerIdentity], None],
+        changed: Callable[[ServerIdentity], None],
         *,
         ask_timeout: float = _ASK_TIMEOUT,
         retry_pause: float = _RETRY_PAUSE,
@@ -56,11 +56,11 @@ class ClusterVersion:
         self._refresh_pause = refresh_pause
         self._cluster = cluster
         self._upstream = upstream
-        self._learnt = learnt
+        self._changed = changed
         self._known: dict[str, ServerIdentity] = {}
         self._told: ServerIdentity | None = None
 
-    async def learn(self) -> None:
+    async def read(self) -> None:
         """Try until at least one server has answered."""
         while True:
             try:
@@ -75,8 +75,8 @@ class ClusterVersion:
             else:
                 return
 
-    async def keep_learning(self) -> None:
-        """Ask again now and then, and at once when a new connection reports a changed version."""
+    async def keep_current(self) -> None:
+        """Ask each minute, and immediately when a new connection reports a changed version."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._refresh_pause):
@@ -85,7 +85,7 @@ class ClusterVersion:
             try:
                 await self._ask_all()
             except _Failure as error:
-                log.debug("Cannot learn versions", component="SHARDING", error=str(error))
+                log.debug("Cannot read versions", component="SHARDING", error=str(error))
 
     async def _ask_all(self) -> None:
         """Update ``_known``; raises the last failure if no version is known."""
@@ -110,7 +110,7 @@ class ClusterVersion:
                 continue
             if not isinstance(error, (*_Failure, TimeoutError)):
                 raise error
-            failure = NetworkError(f"{target or 'the upstream'} tells no version: {error!r}")
+            failure = NetworkError(f"{target or 'the upstream'} reports no version: {error!r}")
             log.debug(str(failure), component="SHARDING")
         for gone in self._known.keys() - set(targets):
             del self._known[gone]
@@ -120,7 +120,7 @@ class ClusterVersion:
         lowest = min(self._known.values(), key=lambda each: each.order)
         if lowest != self._told:
             self._told = lowest
-            self._learnt(lowest)
+            self._changed(lowest)
             log.info("Speaking for a cluster", component="SHARDING", version=lowest.version)
 
     async def _ask(self, target: str, host: str | None) -> ServerIdentity:

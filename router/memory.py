@@ -1,7 +1,12 @@
 """The memory that all streams of a process use together, and each user's part of it."""
 
+import asyncio
+import os
+import resource
 from typing import Final
 from weakref import WeakValueDictionary
+
+from shard_client.allocation import give_back_freed_memory
 
 LEAST_BATCH: Final = 64 * 1024
 """Smallest target size of a batch, in bytes."""
@@ -10,6 +15,14 @@ NEEDS: Final = 4
 """Number of batches for which a remote may need memory: one being merged and one in flight, doubled
 for the receive buffer and the overhead of Python objects. A cursor with document lookups needs as
 much: events with their documents, and the reply that carries the next documents."""
+
+MOST_SLACK: Final = 32 * 1024 * 1024
+"""Bytes by which freed memory that malloc keeps may grow."""
+
+LOOK = 10.0
+"""Seconds between two looks at the process's memory."""
+
+_PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Memory:
@@ -90,3 +103,26 @@ class Holding:
     def size(self, size: int) -> None:
         self.memory.add(held=size - self._size)
         self._size = size
+
+
+async def keep_slack_small(memory: Memory) -> None:
+    """Give freed memory back to the system while malloc keeps much of it, until cancelled.
+
+    That is memory that ``memory`` does not count and that the process did without before.
+    """
+    least = resident_bytes()
+    while True:
+        await asyncio.sleep(LOOK)
+        slack = resident_bytes() - memory.held
+        least = min(least, slack)
+        if slack - least > MOST_SLACK:
+            give_back_freed_memory()
+
+
+def resident_bytes() -> int:
+    """Return the memory of this process that is in RAM now."""
+    try:
+        with open("/proc/self/statm") as statm:
+            return int(statm.read().split()[1]) * _PAGE_SIZE
+    except OSError:  # not Linux: the peak is the next best figure
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -6,20 +6,29 @@ import sys
 
 import structlog
 
+from router.config.parameters import FORMER_NAMES
 from router.config.settings import Settings
-from router.service import serve
+from router.service import check_servers, serve
 from router.workers.supervisor import Supervisor
 
 log = structlog.get_logger()
 
 
+class WrongServersError(Exception):
+    """The settings name servers that are none of this cluster's; the message has the remedies."""
+
+
 async def run_until_signalled(settings: Settings) -> None:
-    """Run the router until SIGTERM or SIGINT; a second signal ends it at once.
+    """Run the router until SIGTERM or SIGINT; a second signal ends it immediately.
 
     With TLS, SIGHUP exchanges the certificates.
+
+    Raises:
+        WrongServersError: a server that the settings name is another one than it should be.
     """
     options = settings.given()
     log.info("Options set by command line", component="CONTROL", id=21951, options=options)
+    warn_of_former_names(settings)
     stop, rotate = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -36,7 +45,49 @@ async def run_until_signalled(settings: Settings) -> None:
         loop.add_signal_handler(number, signalled, number)
     if settings.net.tls.enabled:
         loop.add_signal_handler(signal.SIGHUP, rotate.set)
+    if not await _servers_fit(settings, stop):
+        return
     if settings.workers == 1:
         await serve(settings, sys.argv, stop, rotate=rotate)
     else:
         await Supervisor(settings, sys.argv).run(stop, rotate)
+
+
+def warn_of_former_names(settings: Settings) -> None:
+    """Log one warning if parameters are set by their former names."""
+    former = {old: new for old, new in FORMER_NAMES.items() if old in settings.set_parameter}
+    if former:
+        log.warning(
+            "Parameters are set by former names, which the next release does not accept",
+            component="CONTROL",
+            presentNames=former,
+        )
+
+
+async def _servers_fit(settings: Settings, stop: asyncio.Event) -> bool:
+    """Check the servers that the settings name; return False if ``stop`` was set meanwhile.
+
+    Servers that do not answer yet are logged: the router waits for them as it runs.
+
+    Raises:
+        WrongServersError: another server answers, which waiting does not change.
+    """
+    checking = asyncio.ensure_future(check_servers(settings))
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait((checking, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if stop.is_set():
+        checking.cancel()
+        await asyncio.wait((checking,))
+        return False
+    failed = [check for check in checking.result() if check.problem is not None]
+    if any(check.fatal for check in failed):
+        raise WrongServersError("; ".join(f"{check.subject} {check.problem}" for check in failed))
+    for check in failed:
+        log.warning(
+            "A server fails its check",
+            component="SHARDING",
+            subject=check.subject,
+            problem=check.problem,
+        )
+    return True

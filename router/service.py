@@ -4,34 +4,31 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
 from router.access.control import AccessControl
-from router.access.users import User
 from router.admin.server import AdminServer, admin_handshakes
 from router.admin.sources import OwnStatus
 from router.catalog.cluster import Cluster, ReplicaSetFactory
-from router.catalog.replica_set_checks import ReplicaSetChecks
+from router.catalog.server_checks import Check, ServerChecks
+from router.client_limits import FOR_FEEDS, supported_connections
 from router.cluster_version import ClusterVersion
-from router.commands.cursors import lost_rights
-from router.commands.fail_point import FailPoints
 from router.commands.node import Node
 from router.commands.server_identity import ServerIdentity
 from router.commands.topology_version import TopologyVersion
 from router.config.parameters import stream_limits
+from router.config.process_share import settings_of_process
 from router.config.security import Logins
 from router.config.settings import Settings
-from router.config.worker_budgets import settings_of_worker
 from router.cursors.registry import CursorRegistry
-from router.feed.feed import Feed
+from router.feed.feed import MOST_CLIENTS, Feed
 from router.lookup.connections import Connect
 from router.loop_lag import LoopLag
-from router.peers.cursor_ids import CursorIds
+from router.memory import keep_slack_small
 from router.peers.peers import Peers
 from router.server.listener import Listener
 from router.stream_settings import StreamSettings
@@ -41,6 +38,9 @@ from router.tracing import SpanExport
 from router.upstream_mongos import UpstreamMongos, parse_upstream
 from shard_client.wire.access import Access
 from shard_client.wire.tls import TlsContexts
+
+if TYPE_CHECKING:
+    from router.commands.fail_points import FailPoints
 
 log = structlog.get_logger()
 
@@ -105,38 +105,27 @@ async def serve(
     log.info("Shut down", component="CONTROL")
 
 
-class WorkerShare(Protocol):
-    """The state that a worker shares with the other workers of its router (docs/workers.md)."""
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A process's share of its router; by default it is the only process (docs/workers.md).
 
-    @property
-    def number(self) -> int:
-        """The worker's number, from 1."""
+    Args:
+        number: the process's number, from 1; 0 if it is the only one.
+        count: the number of processes, among which the router's bounds are divided.
+        started: the time at which the router was started; None for now.
+        topology: the topology version in the hello replies of all processes.
+        peers: the other processes.
+        announce: makes all processes report an identity, with its version.
+        announce_upstream: makes all processes use the upstream mongos that this one has moved to.
+    """
 
-    @property
-    def count(self) -> int:
-        """The number of workers."""
-
-    @property
-    def started(self) -> datetime:
-        """The time at which the router was started."""
-
-    @property
-    def cursor_ids(self) -> CursorIds:
-        """Creates cursor ids that identify the worker that owns the cursor."""
-
-    @property
-    def topology(self) -> TopologyVersion:
-        """The topology version in the hello replies of all workers."""
-
-    @property
-    def peers(self) -> Peers:
-        """The other workers."""
-
-    def announce(self, identity: ServerIdentity) -> None:
-        """Send all workers the identity, with the version, that the router reports."""
-
-    def announce_upstream(self, upstream: UpstreamMongos) -> None:
-        """Send all workers the upstream mongos to which this worker has moved."""
+    number: int = 0
+    count: int = 1
+    started: datetime | None = None
+    topology: TopologyVersion = field(default_factory=TopologyVersion)
+    peers: Peers | None = None
+    announce: Callable[[ServerIdentity], None] | None = None
+    announce_upstream: Callable[[UpstreamMongos], None] | None = None
 
 
 class Parts(NamedTuple):
@@ -155,7 +144,7 @@ async def assemble(
     replica_set: ReplicaSetFactory | None = None,
     now: Callable[[], datetime] = _now,
     limits_of: Callable[[Mapping[str, Any]], StreamSettings] = stream_limits,
-    worker: WorkerShare | None = None,
+    share: Share | None = None,
 ) -> AsyncIterator[Parts]:
     """Assemble a process's parts, none of them listening yet; end them after the block.
 
@@ -165,29 +154,29 @@ async def assemble(
         replica_set: creates the monitor of a replica set, as for ``Cluster``.
         now: the wall clock.
         limits_of: returns the settings of streams for the server parameters.
-        worker: the shared state, if the process is one of several workers.
+        share: the process's share of its router; None if it is the only process.
 
     Raises:
         ValueError: if no config server is set.
     """
     parameters = settings.parameters
     threshold = settings.replication.local_threshold
+    share = share or Share()
     limits = replace(limits_of(parameters), local_threshold=threshold)
-    if worker is not None:
-        limits = settings_of_worker(limits, worker.count)
+    limits = settings_of_process(limits, share.count)
     limits_of_clients = settings.client_limits
     logins = settings.security.logins()
     certificates = Certificates(settings.net.tls) if settings.net.tls.enabled else None
     tls = None if certificates is None else certificates.towards_cluster
     async with AsyncExitStack() as owned:
         if settings.tracing.endpoint is not None:
-            exported = SpanExport(settings.tracing, 0 if worker is None else worker.number)
+            exported = SpanExport(settings.tracing, share.number)
             owned.push_async_callback(exported.close)
-        cluster = cluster_of(settings, limits, tls=tls, replica_set=replica_set, now=now)
+        cluster = _cluster(settings, limits, tls=tls, replica_set=replica_set, now=now)
         owned.push_async_callback(cluster.close)
         if certificates is not None and tls is not None:
             certificates.when_rotated(cluster.renew_monitors)
-        upstream = _upstream(settings, worker, Access(logins.upstream, tls))
+        upstream = _upstream(settings, share, Access(logins.upstream, tls))
         access = None
         if settings.security.authorization:
             refresh = parameters["userCacheInvalidationIntervalSecs"]
@@ -196,11 +185,15 @@ async def assemble(
         cursors = CursorRegistry(
             cluster,
             limits,
-            new_id=worker.cursor_ids.new_id if worker is not None else None,
+            new_id=None if share.peers is None else share.peers.new_cursor_id,
             mongos=_lookups(upstream, logins, access),
             sent_time=None if access is None else access.times.newest_raw,
         )
         owned.push_async_callback(cursors.close)
+        keeping = asyncio.create_task(
+            keep_slack_small(cursors.memory), name="give back freed memory"
+        )
+        owned.push_async_callback(_end, keeping)
         node = Node(
             clock=cluster.clock,
             cursors=cursors,
@@ -211,26 +204,24 @@ async def assemble(
             parameters=parameters,
             host=socket.gethostname(),
             now=now,
-            started=worker.started if worker is not None else now(),
-            topology=worker.topology if worker is not None else TopologyVersion(),
-            peers=worker.peers if worker is not None else None,
-            fail_points=FailPoints() if parameters["enableTestCommands"] else None,
+            started=share.started or now(),
+            topology=share.topology,
+            peers=share.peers,
+            fail_points=_fail_points() if parameters["enableTestCommands"] else None,
             client_limits=limits_of_clients,
             compressors=settings.net.compressors,
             access=access,
             certificates=certificates,
         )
         if access is not None:
-            access.users.when_changed(partial(_end_streams, node))
-        learnt = worker.announce if worker is not None else node.become
+            access.users.when_changed(cursors.revoke)
         known = asyncio.Event()
-        version = ClusterVersion(cluster, node.upstream, learnt)
-        # Worker 1 keeps the version current; the parent passes it to the other workers.
-        keep = worker is None or worker.number == 1
-        learning = asyncio.create_task(_learn(version, known, keep=keep))
-        owned.push_async_callback(_end, learning)
+        version = ClusterVersion(cluster, node.upstream, share.announce or node.become)
+        # The first process keeps the version current for all.
+        reading = asyncio.create_task(_read_version(version, known, keep=share.number <= 1))
+        owned.push_async_callback(_end, reading)
         if settings.net.admin.port is not None:
-            node.checks, node.lag = ReplicaSetChecks(cluster), LoopLag()
+            node.checks, node.lag = ServerChecks(cluster, upstream), LoopLag()
             owned.push_async_callback(node.checks.close)
             owned.callback(node.lag.stop)
             node.lag.start()
@@ -251,9 +242,9 @@ async def assemble(
                     cursors,
                     request_wait=request_wait,
                     default=settings.feed.watch,
+                    most=supported_connections(MOST_CLIENTS, part=FOR_FEEDS),
                     access=access,
                     limits=limits_of_clients,
-                    users=node.users,
                     handshakes=handshakes,
                     certificates=certificates,
                 )
@@ -264,7 +255,28 @@ async def assemble(
         yield Parts(node, listener, feed)
 
 
-def cluster_of(
+async def check_servers(settings: Settings) -> Sequence[Check]:
+    """Check the servers that the settings name, once.
+
+    Raises:
+        ValueError: if no config server is set, or a file with a secret or certificate is invalid.
+        OSError: if such a file cannot be read.
+    """
+    limits = stream_limits(settings.parameters)
+    limits = replace(limits, open_timeout=limits.connect_timeout)
+    net = settings.net.tls
+    tls = TlsContexts(net.files()) if net.enabled and net.towards_cluster else None
+    cluster = _cluster(settings, limits, tls=tls)
+    upstream = _upstream(settings, Share(), Access(settings.security.logins().upstream, tls))
+    checks = ServerChecks(cluster, upstream)
+    try:
+        return await checks.results(patience=None)
+    finally:
+        await checks.close()
+        await cluster.close()
+
+
+def _cluster(
     settings: Settings,
     limits: StreamSettings,
     *,
@@ -273,13 +285,6 @@ def cluster_of(
     now: Callable[[], datetime] = _now,
 ) -> Cluster:
     """Return the cluster that the settings name; ``await close()`` it.
-
-    Args:
-        settings: the operator's settings.
-        limits: the limits of streams, of which some apply to connections.
-        tls: the TLS contexts of connections; None for connections without TLS.
-        replica_set: creates the monitor of a replica set, as for ``Cluster``.
-        now: the wall clock.
 
     Raises:
         ValueError: if no config server is set, or a file with a secret is invalid.
@@ -294,6 +299,12 @@ def cluster_of(
         wall=lambda: now().timestamp(),
         access=Access(settings.security.logins().members, tls),
     )
+
+
+def _fail_points() -> "FailPoints":
+    from router.commands.fail_points import FailPoints  # no other router loads them
+
+    return FailPoints()
 
 
 async def _end(task: asyncio.Task[None]) -> None:
@@ -319,24 +330,16 @@ def _lookups(
     return upstream.connect_as_router
 
 
-def _end_streams(node: Node, user: User) -> None:
-    """End the streams that the user may no longer read."""
-    node.cursors.revoke(
-        lambda cursor: lost_rights(node, cursor) if node.users.get(cursor) is user else None
-    )
-
-
-def _upstream(
-    settings: Settings, worker: WorkerShare | None, access: Access
-) -> UpstreamMongos | None:
+def _upstream(settings: Settings, share: Share, access: Access) -> UpstreamMongos | None:
     if settings.upstream is None:
         return None
-    moved = worker.announce_upstream if worker is not None else None
-    return UpstreamMongos(parse_upstream(settings.upstream), moved=moved, access=access)
+    addresses = parse_upstream(settings.upstream)
+    own_id = share.topology.process_id
+    return UpstreamMongos(addresses, moved=share.announce_upstream, access=access, own_id=own_id)
 
 
-async def _learn(version: ClusterVersion, first: asyncio.Event, *, keep: bool) -> None:
-    await version.learn()
+async def _read_version(version: ClusterVersion, first: asyncio.Event, *, keep: bool) -> None:
+    await version.read()
     first.set()
     if keep:
-        await version.keep_learning()
+        await version.keep_current()

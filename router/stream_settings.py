@@ -1,9 +1,13 @@
-"""The settings of streams and their defaults."""
+"""The settings of streams and their defaults, in groups that say what they bound.
+
+Times are in seconds, sizes in bytes. A part of the router is given the group that it needs;
+``StreamSettings`` has all of them, so that each can be given the same object.
+"""
 
 from dataclasses import dataclass, replace
 
 from router.block_sizes import DEFAULT_BLOCK_SIZES, BlockSizes
-from shard_client.remote_cursor.remote_settings import LARGE_REPLY, RemoteSettings
+from shard_client.remote_cursor.remote_settings import RemoteSettings
 from shard_client.replica_set.read_preference import LOCAL_THRESHOLD
 from shard_client.wire.connection_pool import PoolLimits
 
@@ -11,44 +15,90 @@ _MIB = 1024 * 1024
 _SHARE_OF_ONE = 0.8
 
 
-@dataclass(frozen=True, slots=True)
-class StreamSettings:
-    """Limits of a merged stream. Times in seconds, sizes in bytes
-    (docs/design.md#a-remote-cursor)."""
+@dataclass(frozen=True)
+class ConnectionSettings(RemoteSettings):
+    """Limits of the connections to members (docs/connections.md)."""
+
+    open_timeout: float = 30.0
+    """Time limit for all remotes of a new stream to answer, unreachable shards included."""
+    member_connections: int = 1000
+    """Maximum number of connections to one member (ShardingTaskExecutorPoolMaxSize)."""
+    idle_connection: float = 300.0
+    """How long an idle connection is kept (ShardingTaskExecutorPoolHostTimeoutMS)."""
+    local_threshold: float = LOCAL_THRESHOLD
+    """Latency window: how much the round trip of a selected member may exceed the nearest one's."""
+
+    @property
+    def pool(self) -> PoolLimits:
+        """The limits of a connection pool."""
+        most = self.member_connections
+        brief = max(1, min(PoolLimits().most_brief, most // 4))
+        return PoolLimits(most, idle_time=self.idle_connection, most_brief=brief)
+
+
+@dataclass(frozen=True)
+class PacingSettings(RemoteSettings):
+    """How far ahead one stream is read, how long its getMores wait, and which no-ops are written
+    (docs/design.md#a-remote-cursor, docs/design.md#idle-shards)."""
 
     remote_buffer_bytes: int = 16 * _MIB
     """Bytes of events buffered for one remote before its prefetch pauses."""
     stream_buffer_bytes: int = 64 * _MIB
     """Bytes of events buffered for one merged stream before prefetch pauses for all remotes but the
-    gate holder; half of it is divided evenly among the remotes."""
+    slowest shard; half of it is divided evenly among the remotes."""
     first_ahead_bytes: int = 256 * 1024
     """Bytes of events buffered for one merged stream before its clients have taken any. What they
     take adds twice its size, so a client that leaves soon causes little reading ahead."""
-    total_buffer_bytes: int = 1024 * _MIB
-    """Bytes of events held for all streams together beyond which only remotes with empty buffers
-    may fetch."""
-    user_buffer_bytes: int = 0
-    """The same for the streams that one user has opened; 0: four fifths of all (userBufferBytes).
-    Where clients do not log in, it does not apply."""
-    batch_target_bytes: int = 4 * _MIB
-    """Target size of a batch while there is a backlog; batchSize is adapted to it. Fewer, larger
-    batches wake the shards less often. Smaller if many shards share the stream's buffer."""
-    one_shard_batch_bytes: int = 256 * 1024
-    """Target size of the batches of a stream that one shard alone serves ($_passthroughToShard), of
-    which two are buffered. Such a stream has nothing to merge, and its clients often read a part
-    of it only, so events that are read ahead may never be needed."""
-    reply_bytes: int = 16 * _MIB
-    """Maximum bytes of events in one reply to a client."""
-    reply_target_bytes: int = 4 * _MIB
-    """Size at which a reply is sent to a client that sets no batchSize; as many bytes are merged
-    ahead. It is large enough to make the cost of a reply small, and keeps the client busy while the
-    next reply is prepared."""
-    replies_bytes: int = 128 * _MIB
-    """Maximum bytes of events in all clients' replies together, divided evenly among readers."""
-    large_reply_bytes: int = LARGE_REPLY
-    """Size from which a shard's reply is split only after the next getMore has been sent."""
-    blocks: BlockSizes = DEFAULT_BLOCK_SIZES
-    """The sizes into which merged events are divided."""
+    linger: float = 5.0
+    """How long prefetch continues after a client's last getMore."""
+    await_quiet: float = 1.0
+    """How long a shard's getMore may wait for events (awaitQuietMs). It determines the cost of an
+    idle stream. mongos uses the same wait."""
+    await_watermark: float = 0.001
+    """First wait of a getMore to a remote whose watermark events need; doubles until the watermark
+    arrives."""
+    await_watermark_max: float = 0.05
+    """Upper bound of that doubling."""
+    active_for: float = 0.004
+    """A stream is active while its events arrive at shorter intervals than this."""
+    probe_worth: float = 0.004
+    """A progress cursor is asked if a getMore's wait ends more than this after events need its
+    watermark."""
+    probe_share: float = 0.05
+    """Fraction of the time for which a progress cursor may keep its member busy."""
+    probe_burst: float = 0.25
+    """Time for which a progress cursor may keep its member busy without a pause after a period of
+    low use."""
+    round_interval: float = 0.05
+    """Interval of the rounds in which a dense stream reads its members; shorter if more no-op
+    writes per second are allowed, one round for each (docs/design.md#dense-streams)."""
+    round_burst: float = 20.0
+    """Small batches that a stream may receive in a burst before it is read in rounds."""
+    noop: bool = True
+    """Whether idle members get no-op writes at all (docs/design.md#idle-shards)."""
+    noop_delay: float = 0.0
+    """How long events wait for an idle member before it gets a no-op write (noopWriteDelayMs)."""
+    noops_per_second: float = 20.0
+    """Sustained no-op writes per second to one member, over all streams; 0 means no no-op writes
+    (noopWritesPerSecond)."""
+    noop_burst: float = 100.0
+    """No-op writes that a member may get in a burst after a period with few (noopWriteBurst)."""
+    noop_share: float = 1.0
+    """This process's fraction of the no-op writes that the router may send to a member."""
+    watermark_timeout: float = 5.0
+    """How long a member's watermark may stay behind a no-op write that a majority has, before the
+    stream is read from another member (watermarkTimeoutMs); 0 means without limit."""
+
+    @property
+    def noops(self) -> bool:
+        """Whether idle members get no-op writes."""
+        return self.noop and self.noops_per_second > 0
+
+
+@dataclass(frozen=True)
+class SharingSettings:
+    """Which clients share streams, and what is kept for them (docs/sharing.md)."""
+
     share: bool = True
     """Whether clients of identical streams share remotes and the events that these send
     (docs/design.md#many-clients)."""
@@ -76,68 +126,12 @@ class StreamSettings:
     """Bytes of memory that the unread events of all filtered readers of a stream may take."""
     share_linger: float = 1.0
     """How long the remotes of a stream stay open after its last client has left."""
-    departure_interval: float = 1.0
-    """Interval at which the shard list is read while a shard drains."""
-    await_quiet: float = 1.0
-    """How long a shard's getMore may wait for events (awaitQuietMs). It determines the cost of an
-    idle stream. mongos uses the same wait."""
-    probe_worth: float = 0.004
-    """A progress cursor is asked if a getMore's wait ends more than this after events need its
-    promise."""
-    probe_share: float = 0.05
-    """Fraction of the time for which a progress cursor may keep its member busy."""
-    probe_burst: float = 0.25
-    """Time for which a progress cursor may keep its member busy at once after a period of low
-    use."""
-    active_for: float = 0.004
-    """A stream is active while its events arrive at shorter intervals than this."""
-    round_interval: float = 0.05
-    """Interval of the rounds in which a dense stream reads its members; shorter if more notes per
-    second are allowed, one round for each (docs/design.md#dense-streams)."""
-    round_burst: float = 20.0
-    """Small batches that a stream may receive at once before it is read in rounds."""
-    await_unknown: float = 0.01
-    """How long a getMore may wait if it is unknown whether the member waits or scans its oplog."""
-    await_gate: float = 0.001
-    """First wait of a getMore to a remote whose promise events need; doubles until the promise
-    arrives."""
-    await_gate_max: float = 0.05
-    """Upper bound of that doubling."""
-    linger: float = 5.0
-    """How long prefetch continues after a client's last getMore."""
-    connect_timeout: float = 5.0
-    """Time limit for one attempt to connect to a member, hello included."""
-    open_timeout: float = 30.0
-    """Time limit for all remotes of a new stream to answer, unreachable shards included."""
-    reply_timeout: float = 5.0
-    """How late a reply may be before the member is sent a hello over another connection."""
-    failure_timeout: float = 30.0
-    """How long a failed remote is retried before the client gets a retriable error."""
-    close_timeout: float = 2.0
-    """Time limit for killing the cursors on shards when a stream is closed."""
-    backoff_first: float = 0.01
-    """Upper bound of the first pause before a failed remote is reopened; doubles with each
-    failure."""
-    backoff_max: float = 2.0
-    """Upper bound of that doubling."""
-    nudge: bool = True
-    """Whether idle members are nudged at all (docs/design.md#idle-shards)."""
-    nudge_delay: float = 0.0
-    """How long events wait for an idle member before it is nudged (idleShardNudgeMs)."""
-    nudges_per_second: float = 20.0
-    """Sustained nudges per second to one member, over all streams; 0 means no nudges
-    (idleShardNudgesPerSecond)."""
-    nudge_burst: float = 100.0
-    """Nudges that one member may get at once after a period with few (idleShardNudgeBurst)."""
-    nudge_share: float = 1.0
-    """This process's fraction of the notes that all workers may write to a member's oplog."""
-    promise_timeout: float = 5.0
-    """How long a member's promise may stay behind a note that a majority has, before the stream is
-    read from another member (promiseTimeoutMs); 0 means without limit."""
-    cursor_timeout: float = 600.0
-    """Lifetime of an idle cursor outside a session (cursorTimeoutMillis)."""
-    session_timeout: float = 1800.0
-    """Lifetime of an idle cursor of a session (localLogicalSessionTimeoutMinutes)."""
+
+
+@dataclass(frozen=True)
+class AdmissionSettings(ConnectionSettings):
+    """How many cursors and streams may be open, how long, and how much all of them hold."""
+
     max_cursors: int = 10_000
     """Maximum number of open merged cursors."""
     max_cursors_per_client: int = 5_000
@@ -151,12 +145,54 @@ class StreamSettings:
     """The same for one client's address."""
     max_streams_per_user: int = 400
     """The same for one user, where clients log in."""
-    member_connections: int = 1000
-    """Maximum number of connections to one member (ShardingTaskExecutorPoolMaxSize)."""
-    idle_connection: float = 300.0
-    """How long an idle connection is kept (ShardingTaskExecutorPoolHostTimeoutMS)."""
-    local_threshold: float = LOCAL_THRESHOLD
-    """Latency window: how much the round trip of a selected member may exceed the nearest one's."""
+    cursor_timeout: float = 600.0
+    """Lifetime of an idle cursor outside a session (cursorTimeoutMillis)."""
+    session_timeout: float = 1800.0
+    """Lifetime of an idle cursor of a session (localLogicalSessionTimeoutMinutes)."""
+    total_buffer_bytes: int = 1024 * _MIB
+    """Bytes of events held for all streams together beyond which only remotes with empty buffers
+    may fetch."""
+    user_buffer_bytes: int = 0
+    """The same for the streams that one user has opened; 0: four fifths of all (userBufferBytes).
+    Where clients do not log in, it does not apply."""
+
+    @property
+    def user_buffer(self) -> int:
+        """Bytes of events held for one user's streams beyond which they fill empty buffers only."""
+        return self.user_buffer_bytes or max(1, int(self.total_buffer_bytes * _SHARE_OF_ONE))
+
+    @property
+    def streams_by_connections(self) -> int:
+        """Number of streams that leaves enough connections to a member for brief commands."""
+        return max(1, self.member_connections - self.pool.most_brief - 1)
+
+
+@dataclass(frozen=True)
+class ReplySettings:
+    """The sizes of replies to clients, and of the blocks in which events are merged for them."""
+
+    reply_bytes: int = 16 * _MIB
+    """Maximum bytes of events in one reply to a client."""
+    reply_target_bytes: int = 4 * _MIB
+    """Size at which a reply is sent to a client that sets no batchSize; as many bytes are merged
+    ahead. It is large enough to make the cost of a reply small, and keeps the client busy while the
+    next reply is prepared."""
+    replies_bytes: int = 128 * _MIB
+    """Maximum bytes of events in all clients' replies together, divided evenly among readers."""
+    blocks: BlockSizes = DEFAULT_BLOCK_SIZES
+    """The sizes into which merged events are divided."""
+
+
+@dataclass(frozen=True)
+class StreamSettings(AdmissionSettings, PacingSettings, SharingSettings, ReplySettings):
+    """All settings of streams."""
+
+    one_shard_batch_bytes: int = 256 * 1024
+    """Target size of the batches of a stream that one shard alone serves ($_passthroughToShard), of
+    which two are buffered. Such a stream has nothing to merge, and its clients often read a part
+    of it only, so events that are read ahead may never be needed."""
+    removed_shards_interval: float = 1.0
+    """Interval at which the shard list is read while a shard drains."""
 
     def for_one_shard(self) -> "StreamSettings":
         """Return the settings of a stream that one shard alone serves."""
@@ -166,40 +202,4 @@ class StreamSettings:
             batch_target_bytes=batch,
             remote_buffer_bytes=min(2 * batch, self.remote_buffer_bytes),
             reply_target_bytes=min(2 * batch, self.reply_target_bytes),
-        )
-
-    @property
-    def user_buffer(self) -> int:
-        """Bytes of events held for one user's streams beyond which they fill empty buffers only."""
-        return self.user_buffer_bytes or max(1, int(self.total_buffer_bytes * _SHARE_OF_ONE))
-
-    @property
-    def pool(self) -> PoolLimits:
-        """The limits of a connection pool."""
-        most = self.member_connections
-        brief = max(1, min(PoolLimits().most_brief, most // 4))
-        return PoolLimits(most, idle_time=self.idle_connection, most_brief=brief)
-
-    @property
-    def streams_by_connections(self) -> int:
-        """Number of streams that leaves enough connections to a member for brief commands."""
-        return max(1, self.member_connections - self.pool.most_brief - 1)
-
-    @property
-    def nudges(self) -> bool:
-        """Whether idle members are nudged."""
-        return self.nudge and self.nudges_per_second > 0
-
-    def remote_settings(self, batch_bytes: int) -> RemoteSettings:
-        """Return the settings of one remote cursor with batches of ``batch_bytes``."""
-        return RemoteSettings(
-            batch_target_bytes=batch_bytes,
-            await_time=self.await_unknown,
-            connect_timeout=self.connect_timeout,
-            reply_timeout=self.reply_timeout,
-            failure_timeout=self.failure_timeout,
-            close_timeout=self.close_timeout,
-            backoff_first=self.backoff_first,
-            backoff_max=self.backoff_max,
-            large_reply_bytes=self.large_reply_bytes,
         )

@@ -30,14 +30,14 @@ class SpanExport:
 
     Args:
         settings: the operator's settings, with an endpoint.
-        worker: the process's number, from 1; 0 if the router is a single process.
+        number: the process's number, from 1; 0 if it is the router's only process.
 
     Raises:
         ValueError: the file with the headers is invalid.
         OSError: it cannot be read.
     """
 
-    def __init__(self, settings: Tracing, worker: int) -> None:
+    def __init__(self, settings: Tracing, number: int) -> None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider
@@ -45,8 +45,8 @@ class SpanExport:
         from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 
         ours = {"service.name": "mergerouter", "service.version": version("mergerouter")}
-        if worker:
-            ours["service.instance.id"] = f"worker{worker}"
+        if number:
+            ours["service.instance.id"] = f"worker{number}"
         self._exporter = OTLPSpanExporter(settings.endpoint, headers=settings.read_headers())
         self._provider = TracerProvider(
             sampler=ParentBasedTraceIdRatio(settings.sample_ratio),

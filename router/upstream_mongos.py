@@ -6,16 +6,19 @@ from contextlib import aclosing
 from typing import Any, Protocol
 
 import structlog
+from bson.objectid import ObjectId
 
 from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError, NetworkError
+from shard_client.errors import CommandError, NetworkError, WrongServerError
 from shard_client.wire.access import OPEN, Access
 from shard_client.wire.authentication import Credentials
-from shard_client.wire.connection import Address, Connection, parse_address
+from shard_client.wire.connection import Address, Connection, format_address, parse_address
 
 log = structlog.get_logger()
 
 _SCHEME = "mongodb://"
+_MONGOS = "isdbgrid"
+"""The ``msg`` in a mongos's hello."""
 
 
 def parse_upstream(uri: str) -> tuple[Address, ...]:
@@ -25,13 +28,15 @@ def parse_upstream(uri: str) -> tuple[Address, ...]:
         ValueError: the string is not of that form, or has credentials, a database or options.
     """
     hosts, _slash, rest = uri.removeprefix(_SCHEME).partition("/")
+    if not uri.startswith(_SCHEME) and not {"@", "?"} & {*uri}:
+        raise ValueError(f"must be mongodb://host:port[,host:port], not {uri!r}")
     if rest or "@" in uri:  # the message does not repeat what may hold a password
         raise ValueError(
             "credentials, databases and options do not belong here: clients log in with their own, "
             "and security.user names the router's"
         )
     if not uri.startswith(_SCHEME):
-        raise ValueError(f"must be mongodb://host:port[,host:port], not {uri!r}")
+        raise ValueError("must be mongodb://host:port[,host:port]")
     return tuple(parse_address(host) for host in hosts.split(","))
 
 
@@ -47,9 +52,11 @@ class UpstreamMongos:
     Args:
         addresses: the mongoses, in order of preference.
         connect_timeout: seconds for one attempt to connect.
-        moved: called when this process has switched, so that other workers follow.
+        moved: called when this process has switched, so that the others do.
         access: how to connect: by TLS or not, and as which user of the router's own on connections
             that serve no client's commands.
+        own_id: the ``topologyVersion.processId`` of this router's hello, by which it recognises
+            itself.
     """
 
     def __init__(
@@ -59,28 +66,27 @@ class UpstreamMongos:
         connect_timeout: float = 5.0,
         moved: Callable[["UpstreamMongos"], None] | None = None,
         access: Access = OPEN,
+        own_id: ObjectId | None = None,
     ) -> None:
         if not addresses:
             raise ValueError("an upstream has at least one address")
         self.chosen = 0
         self.generation = 0
-        self._addresses = tuple(addresses)
+        self.addresses = tuple(addresses)
+        self.user = access.credentials
+        self._own_id = own_id
         self._timeout = connect_timeout
         self._moved = moved
         self._access = access
 
-    def link(self) -> "ServerLink":
-        """Return a new link to the upstream for one client; it connects when first used."""
-        return ServerLink(self)
-
     def serves(self, address: Address) -> bool:
         """Return whether ``address`` is that of the mongos in use."""
-        return address == self._addresses[self.chosen]
+        return address == self.addresses[self.chosen]
 
     def follow(self, chosen: int, generation: int) -> None:
-        """Adopt the workers' common choice of mongos, unless this process has switched since."""
+        """Adopt the common choice of mongos, unless this process has switched since."""
         if generation >= self.generation:
-            self.chosen, self.generation = chosen % len(self._addresses), generation
+            self.chosen, self.generation = chosen % len(self.addresses), generation
 
     async def connect_as_router(self) -> Connection:
         """Open a connection as ``connect`` does, logged in as the router's own user if it has one.
@@ -88,7 +94,7 @@ class UpstreamMongos:
         Raises:
             CommandError: HostUnreachable, none of them answers or accepts the login.
         """
-        return await self._connect(self._access.credentials)
+        return await self._connect(self.user)
 
     async def connect(self) -> Connection:
         """Open a connection to the mongos in use, or to the next one that answers; no login.
@@ -98,20 +104,56 @@ class UpstreamMongos:
         """
         return await self._connect(None)
 
+    async def connect_to(
+        self, address: Address, credentials: Credentials | None = None
+    ) -> Connection:
+        """Open a connection to one address; no command and no login reaches what is no mongos.
+
+        Raises:
+            WrongServerError: the server there is no mongos, or this router itself.
+            CommandError: the server refuses the login.
+            NetworkError: the server does not answer.
+        """
+        connection = await Connection.open(
+            address,
+            timeout=self._timeout,
+            tls=self._access.context,
+            app_name="mergerouter upstream",
+        )
+        try:
+            self._identify(connection)
+            if credentials is not None:
+                await connection.log_in(credentials, self._timeout)
+        except BaseException:
+            connection.abort()
+            raise
+        return connection
+
+    def _identify(self, connection: Connection) -> None:
+        """Raise WrongServerError unless the hello is that of a mongos."""
+        hello = connection.hello
+        version = hello.get("topologyVersion")
+        process = version.get("processId") if isinstance(version, Mapping) else None
+        if hello.get("msg") != _MONGOS:
+            problem = "answers, but is no mongos"
+        elif process is not None and process == self._own_id:
+            problem = "is this router itself"
+        else:
+            return
+        raise WrongServerError(
+            ErrorCode.IllegalOperation,
+            f"{format_address(connection.address)} {problem}: name a mongos of the cluster in "
+            "upstream (--upstream)",
+        )
+
     async def _connect(self, credentials: Credentials | None) -> Connection:
         first, generation = self.chosen, self.generation
         failures = []
-        for step in range(len(self._addresses)):
-            index = (first + step) % len(self._addresses)
-            host, port = address = self._addresses[index]
+        for step in range(len(self.addresses)):
+            index = (first + step) % len(self.addresses)
+            host, port = address = self.addresses[index]
             try:
-                connection = await Connection.open(
-                    address,
-                    timeout=self._timeout,
-                    tls=self._access.context,
-                    app_name="mergerouter upstream",
-                    credentials=credentials,
-                )
+                connection = await self.connect_to(address, credentials)
             except (NetworkError, CommandError) as error:
                 failures.append(f"{host}:{port}: {error}")
                 continue
@@ -133,7 +175,7 @@ class UpstreamMongos:
 
 
 class Reachable(Protocol):
-    """A server that commands are relayed to: the upstream, or a worker of the same router."""
+    """A server that commands are relayed to: the upstream, or another process of the router."""
 
     async def connect(self) -> Connection:
         """Open a connection; raises CommandError, NetworkError."""
@@ -192,7 +234,7 @@ class ServerLink:
             return (await self._open()).from_loopback
 
     def abort(self) -> None:
-        """Cut the connection at once, so that the other server ends the commands running on it."""
+        """Cut the connection; the other server then ends the commands that run on it."""
         if self._connection is not None:
             self._connection.abort()
             self._connection = None

@@ -8,6 +8,7 @@ and rebuilding (bench/micro_allocation.py), depending on which block is at the e
 
 import ctypes
 import gc
+from contextlib import suppress
 
 # From glibc's malloc.h.
 _M_TRIM_THRESHOLD = -1
@@ -29,6 +30,12 @@ def keep_freed_memory(limit: int = 64 * 1024 * 1024) -> bool:
     trims = mallopt(_M_TRIM_THRESHOLD, limit)
     maps = mallopt(_M_MMAP_THRESHOLD, min(limit, _LARGEST_MMAP_THRESHOLD))
     return bool(trims and maps)
+
+
+def give_back_freed_memory() -> None:
+    """Return to the kernel what malloc has kept, all over the heap; takes some milliseconds."""
+    with suppress(AttributeError, OSError, TypeError):  # not glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def collect_less_often(young_objects: int = _YOUNG_OBJECTS) -> None:

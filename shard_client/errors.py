@@ -1,5 +1,6 @@
 """Exceptions of the wire protocol: protocol, network and command errors."""
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
@@ -25,6 +26,19 @@ _NOT_EXTRA = frozenset(
         *("operationTime", "lastCommittedOpTime", "topologyVersion", "electionId"),
     }
 )
+
+
+_FOR_DEVELOPERS = re.compile(
+    r"\[Errno -?\d+\] | ?\(configured timeouts:[^)]*\)|, Timeout: .*|, full error: .*", re.DOTALL
+)
+
+
+def plain_text(error: object) -> str:
+    """Return an error's message without what pymongo and Python append for developers.
+
+    These are numbers of system errors, configured timeouts, and the driver's view of the topology.
+    """
+    return _FOR_DEVELOPERS.sub("", str(error))
 
 
 class ProtocolError(Exception):
@@ -91,7 +105,7 @@ class CommandError(Exception):
         )
 
     @classmethod
-    def unexpected(cls, error: Exception) -> Self:
+    def unexpected(cls, error: BaseException) -> Self:
         """Return the error of a stream that ``error`` has interrupted: a defect of the router.
 
         It is resumable: the client has got no token beyond the events that it has received, so a
@@ -140,3 +154,7 @@ class CommandError(Exception):
         for words, harmless in _STATE_CHANGES.items():
             message = message.replace(words, harmless)
         return type(self)(ErrorCode.HostUnreachable, message, labels=self.labels, extra=self.extra)
+
+
+class WrongServerError(CommandError):
+    """Another server answers than the one that the settings describe: waiting does not help."""

@@ -9,30 +9,28 @@
         .option("path", "events").option("checkpointLocation", "checkpoint").start()
     )
 
-Exactly once, end to end, is three promises put together:
+Exactly once, end to end, results from three properties:
 
 1. The merged stream is a total order that can be re-read from any position
    (docs/protocol.md#resume-tokens and docs/protocol.md#events). A micro-batch is the events between
-   two positions, so it has the same content whenever it is read: after a crash, in another process,
-   through another router, merged or shard by shard. To that end `invalidate` is no row (it ends a
-   cursor; the query goes on), and neither is the second report of one DDL event by another shard
-   under the same token. (The one exception is the *looked-up* document of
-   fullDocument=updateLookup, which is as new as the reading; whenAvailable and required with
-   post-images have none.)
+   two positions, so it always has the same content: after a crash, in another process, through
+   another router, merged or shard by shard. So `invalidate` is not a row (it ends a cursor, not the
+   query), and neither is the second report of one DDL event by another shard under the same token.
+   (The one exception is the *looked-up* document of fullDocument=updateLookup, which is as new as
+   the read; use whenAvailable or required with post-images.)
 2. Spark writes a batch's end to the checkpoint before it runs the batch, and repeats a batch that
    has no commit entry. So nothing is lost, and only whole batches are repeated, under the same
    batch id.
-3. The sink must not mind the repetition. Spark's file sinks (Parquet, …) do not: a batch id that is
-   in their log already is skipped, and files of a batch that never finished are not read. In
+3. The sink must be idempotent. Spark's file sinks (Parquet, …) are: they skip a batch id that is in
+   their log, and do not read files of an unfinished batch. In
    `foreachBatch`, write idempotently: a MERGE or upsert by `token`, or a transaction that stores
    the batch id beside the data.
 
-Without a start option a query begins "now": its first batch is empty and pins the place down.
-Without a checkpoint there is no memory, and the query begins at its start option again. When the
-shards' oplogs no longer reach back to the checkpoint the query fails and says so; it never goes on
-with a gap.
+Without a start option a query begins "now": its first batch is empty and fixes the position.
+Without a checkpoint the query begins at its start option again. If the shards' oplogs no longer
+contain the checkpoint's position, the query fails; it never continues with a gap.
 
-Rows and their order: spark_sink.event_rows; options: spark_sink.options.
+Rows: spark_sink.rows.row_schema; options: spark_sink.options.stream_options.
 """
 
 from __future__ import annotations
@@ -41,9 +39,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spark_sink.document_parsing import parse_documents
-    from spark_sink.schema_inference import infer_schema
-    from spark_sink.session import local_session, register
+    from spark_sink.jobs.point_in_time import read_at
+    from spark_sink.rows.document_parsing import parse_documents
+    from spark_sink.session.spark_session import local_session, register
+    from spark_sink.source.schema_inference import infer_schema
     from spark_sink.tables.current_table import apply_changes
     from spark_sink.tables.verify import verify
 
@@ -52,16 +51,18 @@ __all__ = [
     "infer_schema",
     "local_session",
     "parse_documents",
+    "read_at",
     "register",
     "verify",
 ]
 
 _MODULES = {
     "apply_changes": "spark_sink.tables.current_table",
-    "infer_schema": "spark_sink.schema_inference",
-    "local_session": "spark_sink.session",
-    "parse_documents": "spark_sink.document_parsing",
-    "register": "spark_sink.session",
+    "infer_schema": "spark_sink.source.schema_inference",
+    "local_session": "spark_sink.session.spark_session",
+    "parse_documents": "spark_sink.rows.document_parsing",
+    "read_at": "spark_sink.jobs.point_in_time",
+    "register": "spark_sink.session.spark_session",
     "verify": "spark_sink.tables.verify",
 }
 

@@ -1,39 +1,48 @@
-"""`mergerouter job`: follow collections into tables, and look after such a job.
+"""`mergerouter job`: writes collections and their changes to tables, and operates such a job.
 
-The same commands run on a cluster of Spark's: `spark-submit … spark_sink/cli.py run …`.
+The same commands run on a Spark cluster: `spark-submit … spark_sink/cli.py run …`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from spark_sink.errors import OptionError, SourceError
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from spark_sink.jobs.job_folder import JobFolder
+from spark_sink.errors import OptionError
+from spark_sink.jobs.arguments import (
+    AsJson,
+    Command,
+    DeletedRows,
+    Deletes,
+    Flatten,
+    Out,
+    Rounds,
+    Schema,
+    Settings,
+    pairs_of,
+    schema_in,
+    seconds_of,
+    source_options,
+)
+from spark_sink.jobs.commands import at, compact, failures, job_in, rebuild, seek, session
 
 job = typer.Typer(
     name="job",
-    help="Snapshot and follow collections into tables of Parquet files, with Spark.",
+    help="Write collections to Delta tables, with Spark.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
-_USAGE = 2
 _DIFFERENT = 1
 _DEFAULT_URI = "mongodb://127.0.0.1:27020"
 
 
 class Table(StrEnum):
-    """A table that a job can keep."""
+    """A table that a job can write."""
 
     bronze = "bronze"
     current = "current"
@@ -41,14 +50,14 @@ class Table(StrEnum):
 
 
 class ComparedTable(StrEnum):
-    """A table that a job's verify compares."""
+    """A table that verify compares."""
 
     bronze = "bronze"
     current = "current"
 
 
 class SignalKind(StrEnum):
-    """What a signal asks for."""
+    """What a signal requests."""
 
     execute = "execute-snapshot"
     stop = "stop-snapshot"
@@ -72,7 +81,6 @@ Uri = Annotated[
         help="The router's connection string. With a password, set the variable instead.",
     ),
 ]
-Out = Annotated[str, typer.Option("--out", help="The job's folder: a path, or a URI of Spark's.")]
 Namespaces = Annotated[
     list[str] | None,
     typer.Argument(help="Collections (shop.orders) or databases (shop). Default: all of them."),
@@ -81,64 +89,123 @@ Options = Annotated[
     list[str] | None,
     typer.Option("--option", help="NAME=VALUE: an option of the source. May be repeated."),
 ]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--conf", help="NAME=VALUE: a setting of Spark. May be repeated."),
-]
 Tables = Annotated[
     list[Table] | None,
-    typer.Option("--table", help="A table to keep. May be repeated. Default: bronze and current."),
+    typer.Option("--table", help="A table to write. May be repeated. Default: bronze and current."),
 ]
 Verified = Annotated[
     list[ComparedTable] | None,
-    typer.Option("--table", help="A table to compare. May be repeated. Default: all it keeps."),
+    typer.Option("--table", help="A table to compare. May be repeated. Default: all."),
 ]
-Buckets = Annotated[
-    int,
-    typer.Option("--buckets", min=1, help="Number of parts of a new current table."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
-@job.command()
+@job.command(cls=Command)
 def run(
     out: Out,
     namespaces: Namespaces = None,
     uri: Uri = _DEFAULT_URI,
     option: Options = None,
     table: Tables = None,
-    buckets: Buckets = 16,
+    schema: Schema = "none",
+    deletes: DeletedRows = Deletes.hard,
+    flatten: Flatten = False,
     trigger: Annotated[
         str, typer.Option("--trigger", help="Time from the start of one batch to the next.")
     ] = "10 seconds",
     conf: Settings = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            "--metrics-port",
+            min=1,
+            max=65535,
+            help="Offer metrics to Prometheus on this port of 127.0.0.1.",
+        ),
+    ] = None,
+    maintain: Annotated[
+        str | None,
+        typer.Option(
+            "--maintain",
+            help="The time from one job compact, within this job, to the next, such as 6h. "
+            "Default: never.",
+        ),
+    ] = None,
+    configdb: Annotated[
+        str | None,
+        typer.Option(
+            "--configdb",
+            help="Start a router beside the job, on the port of --uri, if none answers there: "
+            "the config server, rsName/host:port.",
+        ),
+    ] = None,
+    upstream: Annotated[
+        str | None,
+        typer.Option("--upstream", help="With --configdb: the mongos, mongodb://host:port."),
+    ] = None,
+    router_config: Annotated[
+        str | None,
+        typer.Option(
+            "--router-config",
+            help="Instead of --configdb, where the cluster has users or TLS: the router's "
+            "configuration file, as for serve --config.",
+        ),
+    ] = None,
+    checkpoint: Annotated[
+        str,
+        typer.Option("--checkpoint", help="Its folder, if Spark cannot write it to --out."),
+    ] = "",
+    verify_every: Annotated[
+        str | None,
+        typer.Option(
+            "--verify-every",
+            help="Compare the current table with the collections, a slice at a time: the time from "
+            "the start of one round to the next, such as 1h.",
+        ),
+    ] = None,
+    verify_rate: Annotated[
+        int,
+        typer.Option("--verify-rate", min=1, help="Documents a second that a round reads."),
+    ] = 1000,
+    repair: Annotated[
+        bool,
+        typer.Option("--repair", help="Read documents again that a round finds to differ."),
+    ] = False,
 ) -> None:
-    """Read collections, and follow their changes.
+    """Write collections and their changes to tables.
 
-    SIGTERM and SIGINT end the job after the batch under way.
+    Prints a line for each batch. SIGTERM and SIGINT stop the job after the batch in progress.
     """
-    _run(out, namespaces, uri, option, table, buckets, trigger, conf)
+    from spark_sink.jobs.own_router import router_beside
+
+    with failures(), router_beside(uri, configdb, upstream, router_config):
+        form = (schema, deletes, flatten)
+        rounds = None
+        if repair and verify_every is None:
+            raise OptionError("--repair belongs to --verify-every: give both")
+        if verify_every is not None:
+            rounds = Rounds(seconds_of(verify_every, "--verify-every"), verify_rate, repair)
+        interval = None if maintain is None else seconds_of(maintain, "--maintain")
+        added = (metrics_port, rounds, interval, checkpoint)
+        _run(out, namespaces, uri, option, table, form, trigger, conf, *added)
 
 
-@job.command()
+@job.command(cls=Command)
 def snapshot(
     out: Out,
     namespaces: Namespaces = None,
     uri: Uri = _DEFAULT_URI,
     option: Options = None,
     table: Tables = None,
-    buckets: Buckets = 16,
+    schema: Schema = "none",
     conf: Settings = None,
 ) -> None:
-    """Read collections once, and end."""
-    _run(out, namespaces, uri, option, table, buckets, None, conf)
+    """Write collections to tables once, and end."""
+    _run(out, namespaces, uri, option, table, (schema, Deletes.hard, False), None, conf)
 
 
-@job.command()
+@job.command(cls=Command)
 def signal(
-    kind: Annotated[
-        SignalKind, typer.Argument(metavar="TYPE", help="What the job is asked to do.")
-    ],
+    kind: Annotated[SignalKind, typer.Argument(metavar="TYPE", help="What the job must do.")],
     out: Out,
     collections: Annotated[
         list[str] | None,
@@ -156,12 +223,12 @@ def signal(
         ),
     ] = None,
     identifier: Annotated[
-        str | None, typer.Option("--id", help="The signal's id, which is taken once.")
+        str | None, typer.Option("--id", help="The signal's id, which is processed once.")
     ] = None,
 ) -> None:
-    """Ask a job for a snapshot, or stop, pause or resume one; print the signal's id.
+    """Request a snapshot from a job, or stop, pause or resume one; print the signal's id.
 
-    The job takes the signal with its next batch.
+    The job processes the signal with its next batch.
     """
     from spark_sink.signals.channels import send
     from spark_sink.signals.signal import SignalError, signal_of
@@ -172,18 +239,18 @@ def signal(
     if condition:
         data["additional-conditions"] = [
             {"data-collection": name, "filter": text}
-            for name, text in _pairs(condition, "--filter").items()
+            for name, text in pairs_of(condition, "--filter").items()
         ]
     document = {"type": str(kind), "data": data, **({"id": identifier} if identifier else {})}
-    with _failures():
+    with failures():
         try:
             signal_of(identifier or "new", document)
         except SignalError as error:
             raise OptionError(str(error)) from None
-        typer.echo(send(_job_in(out).signals, document))
+        typer.echo(send(job_in(out).signals, document))
 
 
-@job.command()
+@job.command(cls=Command)
 def status(
     out: Out,
     uri: Annotated[
@@ -192,30 +259,30 @@ def status(
             "--uri",
             envvar="MERGEROUTER_URI",
             show_envvar=True,
-            help="The router's connection string. Default: none, and no lag is shown.",
+            help="The router's connection string. Default: none; the lag is not shown.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show how far a job has come."""
+    """Show the progress of a job."""
     from spark_sink.jobs.status import lines_of, status_of
 
-    with _failures():
+    with failures():
         found = status_of(out, uri)
         typer.echo(json.dumps(found) if as_json else "\n".join(lines_of(found)))
 
 
-@job.command()
+@job.command(cls=Command)
 def offsets(out: Out) -> None:
     """Print the checkpoint's offsets as lines of JSON."""
-    with _failures():
-        for batch in _job_in(out).batches():
+    with failures():
+        for batch in job_in(out).batches():
             time = None if batch.committed is None else batch.committed.isoformat()
             line = {"batch": batch.number, "committed": time, "offset": batch.offset}
             typer.echo(json.dumps(line))
 
 
-@job.command()
+@job.command(cls=Command)
 def verify(
     out: Out,
     uri: Uri = _DEFAULT_URI,
@@ -231,18 +298,20 @@ def verify(
     as_json: AsJson = False,
     conf: Settings = None,
 ) -> None:
-    """Compare the tables with the cluster.
+    """Verify the tables against the cluster.
 
     The bronze table is compared with the stream, the current table with the collections. The exit
     status is 1 if there is a difference.
     """
+    from spark_sink.jobs.own_router import require_router
     from spark_sink.jobs.verification import verify_job
 
     wanted = [str(each) for each in table] if table else None
-    with _failures():
-        folder = _job_in(out)
-        _require_router({"uri": uri})
-        with _session("verify", conf) as spark:
+    spark_settings = pairs_of(conf, "--conf")
+    with failures():
+        folder = job_in(out)
+        require_router({"uri": uri})
+        with session("verify", spark_settings) as spark:
             found = verify_job(spark, folder, uri, wanted, since)
     if as_json:
         typer.echo(json.dumps({name: each.to_document() for name, each in found.items()}))
@@ -252,20 +321,8 @@ def verify(
     raise typer.Exit(_DIFFERENT if any(each.count for each in found.values()) else 0)
 
 
-@job.command()
-def compact(out: Out, conf: Settings = None) -> None:
-    """Merge the bronze table's small files."""
-    from spark_sink.jobs.tables_job import bronze_files
-
-    with _failures():
-        folder = _job_in(out)
-        last = folder.last_committed()
-        if last is None:
-            typer.echo("no batch has been committed yet")
-            return
-        with _session("compact", conf) as spark:
-            before, after = bronze_files(spark, folder).compact(last.number)
-        typer.echo(f"bronze: {before} files have become {after}")
+for command, name in ((compact, "compact"), (rebuild, "rebuild"), (at, "at"), (seek, "seek")):
+    job.command(name=name, cls=Command)(command)
 
 
 def _run(
@@ -274,102 +331,66 @@ def _run(
     uri: str,
     option: list[str] | None,
     tables: list[Table] | None,
-    buckets: int,
+    form: tuple[str, Deletes, bool],
     trigger: str | None,
     settings: list[str] | None,
+    metrics_port: int | None = None,
+    rounds: Rounds | None = None,
+    maintain: float | None = None,
+    checkpoint: str = "",
 ) -> None:
     from spark_sink.jobs.job_folder import JobFolder, JobRecord
-    from spark_sink.jobs.running import EndRequest, run_to_end
+    from spark_sink.jobs.maintenance import Schedule
+    from spark_sink.jobs.own_router import require_router
+    from spark_sink.jobs.progress import JobMetrics, ProgressReport
+    from spark_sink.jobs.query_run import StopRequest, quiet_stop, run_until_stopped
+    from spark_sink.jobs.rebuilding import restore_checkpoint
     from spark_sink.jobs.tables_job import DEFAULT_TABLES, TablesJob, namespace_options
+    from spark_sink.jobs.verifier import verifier_of
 
-    end = EndRequest()
+    end = StopRequest()
     end.listen()
-    with _failures():
-        options = _source_options(option)
+    spark_settings = pairs_of(settings, "--conf")
+    with failures():
+        options = source_options(option)
         if trigger is None:
             options["snapshotMode"] = "initial_only"
         else:
             options.setdefault("snapshotMode", "initial")
         kept = tuple(map(str, tables or DEFAULT_TABLES))
         chosen = {**namespace_options(namespaces or ()), **options}
-        folder = JobFolder(out)
-        _require_router({**chosen, "uri": uri})
-        folder.begin(JobRecord(tuple(namespaces or ()), chosen, kept), once=trigger is None)
-        with _session("run", settings) as spark:
-            tables_job = TablesJob(folder, {**chosen, "uri": uri}, kept, buckets)
-            code = run_to_end(tables_job.start(spark, trigger), end)
+        schema, deletes, flatten = schema_in(form[0]), str(form[1]), form[2]
+        if flatten and schema == "none":
+            raise OptionError("--flatten is for tables with --schema: give both")
+        folder = JobFolder(out, checkpoint)
+        require_router({**chosen, "uri": uri})
+        restore_checkpoint(folder)
+        record = JobRecord(tuple(namespaces or ()), chosen, kept, schema, deletes, flatten)
+        folder.begin(record, once=trigger is None)
+        code = 0
+        with quiet_stop(end), session("run", spark_settings) as spark:
+            metrics = JobMetrics()
+            given = {**chosen, "uri": uri}
+            verifier = verifier_of(rounds, folder, given, kept, metrics.add_round)
+            given = given if verifier is None else {**verifier.advance, **given}
+            tables_job = TablesJob(
+                folder,
+                given,
+                kept,
+                verifier,
+                schema=schema,
+                deletes=deletes,
+                flatten=flatten,
+                counted=metrics.count,
+            )
+            if metrics_port is not None:
+                metrics.serve(metrics_port)
+            report = ProgressReport(metrics)
+            query = tables_job.start(spark, trigger)
+            tend = None if maintain is None else Schedule(folder, maintain)
+            with verifier or nullcontext():
+                code = run_until_stopped(query, end, report, tend)
     raise typer.Exit(code)
-
-
-def _job_in(out: str) -> JobFolder:
-    """The folder of an existing job. Raises OptionError."""
-    from spark_sink.jobs.job_folder import JobFolder
-
-    folder = JobFolder(out)
-    folder.record()
-    return folder
-
-
-@contextmanager
-def _session(name: str, settings: list[str] | None) -> Iterator[SparkSession]:
-    from spark_sink.session import job_session
-
-    spark = job_session(f"mergerouter job {name}", _pairs(settings, "--conf"))
-    try:
-        yield spark
-    finally:
-        spark.stop()
-
-
-def _require_router(options: dict[str, str]) -> None:
-    """Check options and router before Spark takes seconds to start. Raises SourceError."""
-    from spark_sink.options import parse_options
-    from spark_sink.router_client import RouterClient
-
-    client = RouterClient(parse_options(options))
-    try:
-        client.require_reachable()
-    finally:
-        client.close()
-
-
-@contextmanager
-def _failures() -> Iterator[None]:
-    """Print the cause of a failure in one line, and end with its exit status."""
-    from pyspark.errors import PySparkException
-
-    from spark_sink.java_runtime import JavaNotFoundError
-    from spark_sink.jobs.running import cause_of
-
-    try:
-        yield
-    except (SourceError, PySparkException, JavaNotFoundError, OSError) as error:
-        typer.echo(f"error: {cause_of(error)}", err=True)
-        raise typer.Exit(_USAGE if isinstance(error, OptionError) else 1) from None
-
-
-def _source_options(texts: list[str] | None) -> dict[str, str]:
-    """The options of the source by their names. Raises OptionError."""
-    from spark_sink.options import named_options
-
-    options = named_options(_pairs(texts, "--option"))
-    if "uri" in options or "uriFile" in options:
-        raise OptionError(
-            "--option cannot set the connection string: use --uri, or the variable MERGEROUTER_URI"
-        )
-    if "signalFolder" in options:
-        raise OptionError("--option cannot set signalFolder: a job has its own, for job signal")
-    return options
-
-
-def _pairs(texts: list[str] | None, name: str) -> dict[str, str]:
-    pairs = {}
-    for text in texts or ():
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise typer.BadParameter(f"{text!r} has no value: write NAME=VALUE", param_hint=name)
-        pairs[key] = value
-    return pairs
 
 
 if __name__ == "__main__":

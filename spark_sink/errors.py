@@ -1,8 +1,8 @@
-"""Errors that tell a user of Spark the cause and the remedy first, and briefly.
+"""Errors that state the cause and the remedy first, in few words.
 
 Spark puts a Python traceback before an exception's message unless it is told to hide it, and shows
-the rest of a long message far below. So every message here is cut to MESSAGE_LIMIT characters, and
-`told_briefly` keeps tracebacks of expected failures out of Spark's reports.
+the rest of a long message far below. So every message is cut to MESSAGE_LIMIT characters, and
+`without_traceback` hides the tracebacks of expected failures.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ MESSAGE_LIMIT = 500
 
 _HISTORY_LOST = 286
 _FATAL = 280
-_NOT_ALLOWED = (13, 18)  # Unauthorized, AuthenticationFailed
+_NOT_ALLOWED = 13  # Unauthorized
+_NOT_LOGGED_IN = 18  # AuthenticationFailed
 
 # Read by pyspark when it reports an exception of a worker (pyspark.util.handle_worker_exception).
 _HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"
@@ -27,8 +28,7 @@ _HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"
 class SourceError(Exception):
     """A failure with a message for the user: the cause and the remedy, then details.
 
-    message: the cause and the remedy; detail: a server's words, which are cut where the message
-    would grow beyond MESSAGE_LIMIT characters.
+    The detail is a server's message, which is cut if the text would exceed MESSAGE_LIMIT.
     """
 
     def __init__(self, message: str, detail: object = "") -> None:
@@ -39,46 +39,48 @@ class SourceError(Exception):
 
 
 class OptionError(SourceError, ValueError):
-    """An option is missing, unknown or cannot be used; the message says which and why."""
+    """An option is missing, unknown or invalid; the message states which and why."""
 
 
 class StreamError(SourceError):
-    """The stream cannot go on; the message says why, and what can be done."""
+    """The stream cannot continue; the message states why and the remedy."""
 
 
 class HistoryLostError(StreamError):
-    """The shards' oplogs no longer reach back to where the stream should go on."""
+    """The shards' oplogs no longer contain the position from which the stream continues."""
 
 
-def refused_stream(error: PyMongoError) -> StreamError:
-    """The cause and the remedy of a stream that the router does not open, or ends."""
+def stream_refused(error: PyMongoError) -> StreamError:
+    """Return the error for a stream that the router refuses or ends, with cause and remedy."""
     code = error.code if isinstance(error, OperationFailure) else None
     if code == _HISTORY_LOST:
         return HistoryLostError(
-            "history lost: the shards' oplogs no longer reach back to this position. Start the "
+            "history lost: the shards' oplogs no longer contain this position. Start the "
             "query with onHistoryLost=snapshot, which reads the collections again, or with a new "
             "checkpointLocation, and make the oplogs larger",
             error,
         )
     if code == _FATAL:
         cause = (
-            "the stream cannot be resumed here: it must still see the event that the checkpoint "
-            "ends with. Restore the pipeline that the checkpoint was written with, or start with "
+            "the stream cannot be resumed here: its pipeline removes the event at the checkpoint. "
+            "Restore the pipeline that the checkpoint was written with, or start with "
             "a new checkpointLocation"
         )
-    elif code in _NOT_ALLOWED:
+    elif code == _NOT_LOGGED_IN:
+        cause = "the login is refused: check the user, the password and authSource in option 'uri'"
+    elif code == _NOT_ALLOWED:
         cause = (
             "not allowed: the user in option 'uri' needs the privileges find and changeStream on "
-            "what is watched"
+            "the watched namespaces"
         )
     else:
-        return StreamError(f"the router refuses the stream: {error}")
+        return StreamError(f"the router refuses the stream: {_one_line(error)}")
     return StreamError(cause, error)
 
 
 @contextmanager
-def told_briefly() -> Iterator[None]:
-    """Keep the traceback of a SourceError out of Spark's report; other exceptions keep theirs."""
+def without_traceback() -> Iterator[None]:
+    """Hide the traceback of a SourceError in Spark's report; other exceptions keep theirs."""
     try:
         yield
     except SourceError as error:
@@ -87,6 +89,7 @@ def told_briefly() -> Iterator[None]:
 
 
 def _one_line(detail: object) -> str:
-    """The detail without line breaks, and without what pymongo appends for its developers."""
+    """Return the detail on one line, without what pymongo appends for developers."""
     text = str(detail).partition(", full error:")[0].partition(", Timeout: ")[0]
-    return " ".join(re.sub(r" ?\(configured timeouts:[^)]*\)", "", text).split())
+    plain = re.sub(r"\[Errno -?\d+\] | ?\(configured timeouts:[^)]*\)", "", text)
+    return " ".join(plain.split())

@@ -82,7 +82,7 @@ The router answers these itself. With `--upstream`, all others pass through to t
 those of these that concern nothing of the router's, such as an `aggregate` without `$changeStream`;
 without it, others get 59 CommandNotFound.
 
-| command | | on the database | takes the action |
+| command | | on the database | requires the action |
 |---|---|---|---|
 """
 _UNITS = {

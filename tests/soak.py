@@ -1,6 +1,6 @@
-"""Connect and disconnect thousands of clients in various ways, then check for leaks.
+"""Connect, stall, kill and disconnect thousands of clients in various ways; check for leaks.
 
-``python -m tests.soak [--connections N]``. A smaller round is part of the test run.
+``python -m tests.soak [--connections N] [--minutes M]``. A smaller round is part of the test run.
 """
 
 import argparse
@@ -13,21 +13,30 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import bson
 import pymongo
 from bson import Binary
 
+from shard_client.wire.frames import build_msg
 from tests.harness.clusters import Client, TestCluster, start_cluster
 from tests.harness.raw_client import RawClient
 from tests.harness.routers import RouterProcess, start_router
 
 CURSOR_TIMEOUT_MS = 2000
+PARAMETERS = {"cursorTimeoutMillis": CURSOR_TIMEOUT_MS, "messageTimeoutMs": 2000}
+MOST_GROWTH_KIB = 50 * 1024
+"""Resident memory that a router may have more than before once all clients have left."""
+
 _AT_ONCE = 100
 _SETTLE_SECONDS = 30.0
 _HELLO = {"hello": 1, "helloOk": True}
+_MIB = 1024 * 1024
+_HELLOS = build_msg(bson.encode({**_HELLO, "$db": "admin"}), request_id=1) * 2000
 _RESET = struct.pack("ii", 1, 0)
 
 
@@ -161,6 +170,35 @@ async def _disconnects_within_a_message(client: RawClient) -> None:
     await client.writer.drain()
 
 
+async def _disconnects_within_a_large_message(client: RawClient) -> None:
+    client.send_bytes(struct.pack("<iiii", 40 * _MIB, 1, 0, 2013) + bytes(4 * _MIB))
+    await client.writer.drain()
+
+
+async def _stalls_within_a_message(client: RawClient) -> None:
+    """Send no more until the router ends the connection."""
+    client.send_bytes(struct.pack("<iiii", 4 * _MIB, 1, 0, 2013) + bytes(random.randrange(_MIB)))
+    await client.closed()
+
+
+async def _reads_no_replies(client: RawClient) -> None:
+    """Ask until the router takes no more, then stall until it has ended the connection."""
+    transport: Any = client.writer.transport
+    transport.pause_reading()
+    with suppress(TimeoutError, ConnectionError):
+        async with asyncio.timeout(10):
+            while True:
+                client.send_bytes(_HELLOS)
+                await client.writer.drain()
+
+
+async def _dies_with_replies_unread(client: RawClient) -> None:
+    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    client.send_bytes(_HELLOS)
+    await asyncio.sleep(random.random() * 0.05)
+    _reset(client)
+
+
 async def _sends_another_protocol(client: RawClient) -> None:
     client.send_bytes(b"GET / HTTP/1.1\r\n\r\n" * 10)
     await client.closed()
@@ -213,6 +251,10 @@ async def _reads_the_feed(client: RawClient) -> None:
 _BEHAVIOURS: tuple[Callable[[RawClient], Awaitable[None]], ...] = (
     *(_connects_only, _sends_hello, _resets_after_hello) * 2,
     _disconnects_within_a_message,
+    _disconnects_within_a_large_message,
+    _stalls_within_a_message,
+    _reads_no_replies,
+    _dies_with_replies_unread,
     _sends_another_protocol,
     _kills_its_cursor,
     _ends_its_session,
@@ -228,34 +270,37 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--connections", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--minutes", type=float, default=0, help="go on for so long")
     options = parser.parse_args()
-    parameters = {"cursorTimeoutMillis": CURSOR_TIMEOUT_MS}
     with (
         start_cluster(2) as cluster,
         start_router(
-            cluster.configdb, cluster.mongos_uri, feed=True, set_parameter=parameters
+            cluster.configdb, cluster.mongos_uri, feed=True, set_parameter=PARAMETERS
         ) as router,
     ):
         soak = Soak(cluster, router)
         asyncio.run(soak.round(_AT_ONCE))
         soak.settled(Holdings(*[0] * len(fields(Holdings))))
-        before = soak.holdings()
-        print(f"before: {before}")
-        left: dict[str, int] = {}
+        before, memory = soak.holdings(), soak.resident_kib
+        print(f"before: {before}, {memory / 1024:.1f} MiB resident")
         each_round = options.connections // options.rounds
-        for number in range(1, options.rounds + 1):
+        until = time.monotonic() + options.minutes * 60
+        number, failed = 0, False
+        while number < options.rounds or time.monotonic() < until:
+            number += 1
             begun = time.monotonic()
             asyncio.run(soak.round(each_round, seed=number))
             took = time.monotonic() - begun
-            left = soak.settled(before)
+            left, grown = soak.settled(before), soak.resident_kib - memory
+            failed = bool(left) or grown > MOST_GROWTH_KIB
             print(
                 f"round {number}: {each_round} connections in {took:.1f} s,"
-                f" {soak.resident_kib / 1024:.1f} MiB resident, left: {left or 'nothing'}",
+                f" {grown / 1024:+.1f} MiB resident, left: {left or 'nothing'}",
                 flush=True,
             )
         soak.close()
     print("made:", dict(soak.made))
-    return 1 if left else 0
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -41,7 +41,8 @@ class TimeKeys:
     """
 
     def __init__(self, now: float) -> None:
-        first = (int(now) << 32) | 1
+        # The increment tells clusters apart that start in the same second.
+        first = (int(now) << 32) | (2 * secrets.randbelow(2**20) + 1)
         self._keys = [
             _Key(
                 first + number,

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bson.objectid import ObjectId
+
 from embedded.access.builtin_roles import builtin_privileges
 from embedded.access.privileges import EVERYTHING, NOTHING, Privileges, parse_privileges
 from embedded.access.scram import SHA_256, make_credentials
@@ -40,12 +42,15 @@ class Account:
 class Users:
     """The accounts of one server; ``changed`` is to be called when a user or role has changed.
 
+    ``generation`` is a new id after each change.
+
     Args:
         catalog: the server's collections.
         key: the content of the cluster's key file, the password of MEMBER; None without one.
     """
 
     def __init__(self, catalog: Catalog, key: str | None = None) -> None:
+        self.generation = ObjectId()
         self._catalog = catalog
         self._accounts: dict[UserName, Account | None] = {}
         credentials = {} if key is None else make_credentials(MEMBER.user, key, [SHA_256])
@@ -64,6 +69,7 @@ class Users:
 
     def changed(self) -> None:
         """Forget what was read of the collections."""
+        self.generation = ObjectId()
         self._accounts.clear()
 
     def get(self, name: UserName) -> Account | None:

@@ -126,6 +126,12 @@ async def users_info(request: Request) -> Document:
     return {"users": [_described(request, account) for account in accounts]}
 
 
+@command("_getUserCacheGeneration")
+async def user_cache_generation(request: Request) -> Document:
+    """Return an id that differs after each change of a user or role."""
+    return {"cacheGeneration": request.mongod.access.users.generation}
+
+
 def _described(request: Request, account: Account) -> Document:
     document = account.document
     shown = {name: value for name, value in document.items() if name != "credentials"}

@@ -5,12 +5,7 @@ import tempfile
 from pathlib import Path
 from typing import Annotated
 
-import anyio
 import typer
-
-from embedded.demo.ledger import Verdict
-from embedded.demo.processes import ProgramError
-from embedded.demo.show import Show, ShowOptions
 
 
 def demo(
@@ -19,6 +14,9 @@ def demo(
     keep: Annotated[
         bool, typer.Option(help="Leave all programs running after the verdict.")
     ] = False,
+    outage: Annotated[
+        bool, typer.Option("--outage", help="A second act: a shard is killed and comes back.")
+    ] = False,
     spark: Annotated[bool, typer.Option(help="Run the Spark query.")] = True,
     port: Annotated[int, typer.Option(help="The router's port; 0 picks a free one.")] = 0,
     secure: Annotated[
@@ -26,13 +24,23 @@ def demo(
     ] = False,
     picture: Annotated[Path | None, typer.Option(help="Save the live view as an SVG file.")] = None,
 ) -> None:
-    """Start a cluster, the router, a load, a watcher and Spark; end with a verdict."""
+    """Run the whole system, for about a minute.
+
+    A cluster, the router, a load, a watcher and a Spark job; it ends with a verdict.
+    """
+    import anyio
+
+    from embedded.demo.ledger import Verdict
+    from embedded.demo.processes import ProgramError
+    from embedded.demo.show import Show, ShowOptions
+
     folder = Path(tempfile.mkdtemp(prefix="mergerouter-demo-"))
     options = ShowOptions(
         folder,
         seconds=seconds,
         rate=rate,
         keep=keep,
+        outage=outage,
         spark=spark,
         port=port,
         secure=secure,

@@ -1,6 +1,7 @@
 """The demo's sequence: start, write, watch, add a shard, let Spark catch up, stop, judge."""
 
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -15,18 +16,20 @@ from pymongo import AsyncMongoClient
 from rich.console import Console
 from rich.live import Live
 
+from embedded.demo.job_tables import JobTables
 from embedded.demo.ledger import Seen, Verdict, Written, judge, judge_table
 from embedded.demo.load import COLLECTION, DATABASE, Client, Load, move_range, shard_collection
-from embedded.demo.parquet import JobTables
 from embedded.demo.processes import Program, ProgramError
 from embedded.demo.security import ADMIN, SPARK, DemoSecurity
-from embedded.demo.view import Picture, verdict_table
+from embedded.demo.view import Picture, closing, verdict_table
 from embedded.demo.watcher import watch
 
 START_SECONDS = 60.0
 CATCH_UP_SECONDS = 60.0
 REFRESH_SECONDS = 0.25
+OUTAGE_SECONDS = 8.0
 LATE_SHARD = "shard3"
+KILLED_SHARD = "shard1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,7 @@ class ShowOptions:
         seconds: how long to write.
         rate: operations a second.
         keep: whether to leave the programs running after the verdict.
+        outage: whether a shard is killed for some seconds while the load runs.
         spark: whether to run the Spark query.
         port: the router's port; 0 picks a free one.
         secure: whether everything has users, passwords and TLS.
@@ -48,6 +52,7 @@ class ShowOptions:
     seconds: float = 20.0
     rate: float = 400.0
     keep: bool = False
+    outage: bool = False
     spark: bool = True
     port: int = 0
     secure: bool = False
@@ -64,6 +69,8 @@ class Show:
         self._seen = Seen()
         self._committed = JobTables(options.folder / "job")
         self._spark: Program | None = None
+        self._spark_started = 0.0
+        self._watched = ""
         self._security = DemoSecurity(options.folder) if options.secure else None
 
     async def run(self) -> list[Verdict]:
@@ -72,6 +79,7 @@ class Show:
         Raises:
             ProgramError: a program did not start or ended early; the message ends with its output.
         """
+        options = self._options
         async with AsyncExitStack() as stack:
             self._console.print("starting three shards, a config server, mongos and the router …")
             cluster = await anyio.to_thread.run_sync(self._start_cluster, stack)
@@ -86,6 +94,7 @@ class Show:
             start = await self._now(client)
             if self._options.spark:
                 self._spark = stack.enter_context(self._start_spark(address))
+                self._spark_started = anyio.current_time()
             with Live(picture.render(), console=self._console, refresh_per_second=4) as live:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(watch, client, start, self._seen)
@@ -97,6 +106,8 @@ class Show:
             self._console.print()
             verdicts = await self._verdicts(client)
             self._console.print(verdict_table(verdicts))
+            told = closing(verdicts, _program(), secure=options.secure, outage=options.outage)
+            self._console.print(told, highlight=False)
             if self._options.keep:
                 await self._leave_running(picture)
             return verdicts
@@ -122,7 +133,7 @@ class Show:
     def _start_spark(self, address: str) -> Program:
         folder = self._options.folder
         arguments = ["-m", "spark_sink.cli", "run", f"{DATABASE}.{COLLECTION}"]
-        arguments += ["--out", str(folder / "job"), "--trigger", "1 second", "--buckets", "2"]
+        arguments += ["--out", str(folder / "job"), "--trigger", "1 second"]
         environment = {"MERGEROUTER_URI": self._uri(address, SPARK)}
         return Program("the Spark job", arguments, folder / "spark.log", environment)
 
@@ -153,13 +164,15 @@ class Show:
         await self._add_shard(client)
         picture.note = f"{LATE_SHARD} added: a range of the collection has moved to it"
         await anyio.sleep(self._options.seconds / 4)
-        if self._options.picture is not None:
-            _save(picture, self._options.picture)
         if self._options.spark:
             picture.note = "Spark reads a snapshot, and then the events after it"
             with anyio.move_on_after(START_SECONDS):
                 await self._until(lambda: self._committed.mark != "")
+        if self._options.outage:
+            await self._outage(client, picture)
         await anyio.sleep(self._options.seconds / 4)
+        if self._options.picture is not None:
+            _save(picture, self._options.picture)
         stop = True
         await finished.wait()
         picture.note = "writing has ended; the readers catch up"
@@ -176,6 +189,15 @@ class Show:
         started = await client.admin.command({"startShard": LATE_SHARD})
         await client.admin.command({"addShard": started["host"], "name": LATE_SHARD})
         await move_range(client, "v", LATE_SHARD)
+
+    async def _outage(self, client: Client, picture: Picture) -> None:
+        """Kill a shard, wait, and start it again: the readers wait, and miss nothing."""
+        picture.note = f"{KILLED_SHARD} is killed: readers wait, its events may come first"
+        await client.admin.command({"switchMember": KILLED_SHARD, "to": "stop"})
+        await anyio.sleep(OUTAGE_SECONDS)
+        await client.admin.command({"switchMember": KILLED_SHARD, "to": "start"})
+        picture.note = f"{KILLED_SHARD} is back: the streams continue by themselves"
+        await anyio.sleep(OUTAGE_SECONDS / 2)
 
     async def _until(self, done: Callable[[], bool]) -> None:
         while not done():
@@ -199,7 +221,10 @@ class Show:
         picture.spark = self._spark_state()
         status = await client.admin.command("serverStatus")
         streams = status.get("mergerouter", {}).get("streams", [])
-        picture.stream = max(streams, key=lambda stream: stream["events"], default={})
+        # The watcher's stream, from start to end: Spark's come and go.
+        watched = [each for each in streams if each["namespace"] == self._watched] or streams
+        picture.stream = max(watched, key=lambda stream: stream["events"], default=picture.stream)
+        self._watched = picture.stream.get("namespace", self._watched)
 
     def _spark_state(self) -> str:
         if self._spark is None:
@@ -207,8 +232,18 @@ class Show:
         if not self._spark.running:
             return "ended; see spark.log"
         if not self._committed.mark:
-            return "Spark is starting"
+            seconds = anyio.current_time() - self._spark_started
+            return f"{self._spark_step()}: {seconds:.0f} of 30-90 s"
         return f"after a snapshot of {self._committed.documents:,} documents"
+
+    def _spark_step(self) -> str:
+        """Return which step of Spark's start takes the time."""
+        checkpoint = self._options.folder / "job" / "checkpoint"
+        if not checkpoint.exists():
+            return "step 1/3, Java starts"
+        if not any((checkpoint / "commits").glob("[0-9]*")):
+            return "step 2/3, planning"
+        return "step 3/3, reading"
 
     async def _verdicts(self, client: Client) -> list[Verdict]:
         verdicts = [judge("driver, watch()", self._written, self._seen)]
@@ -234,6 +269,13 @@ class Show:
         reply = await client.admin.command("ping")
         time: Timestamp = reply["$clusterTime"]["clusterTime"]
         return Timestamp(time.time, time.inc + 1)
+
+
+def _program() -> str:
+    """Return the path of the running program, relative to this folder if it is below it."""
+    path = Path(sys.argv[0])
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else path.name
 
 
 def _save(picture: Picture, path: Path) -> None:

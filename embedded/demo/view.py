@@ -1,4 +1,4 @@
-"""The demo's live view in the terminal: rates, promises, the gate, and Spark's commits."""
+"""The demo's live view in the terminal: rates, watermarks, and Spark's commits."""
 
 import time
 from collections import deque
@@ -55,16 +55,19 @@ class Picture:
         """Return the view for rich's live display."""
         return Group(
             Panel(self._rates(), title="mergerouter", subtitle=self.note),
-            Panel(self._shards(), title="the merge: each member's promise, and the gate holder"),
+            Panel(
+                self._shards(),
+                title="the merge waits for the slowest shard",
+            ),
             Text(f"  mongosh {self.uri}    Compass: the same    {self.feed}", no_wrap=True),
         )
 
     def _rates(self) -> Table:
         table = Table.grid(padding=(0, 3))
         rows = [
-            ("written, acknowledged", self.written, ""),
-            ("delivered to watch()", self.delivered, ""),
-            ("committed by Spark", self.committed, self.spark),
+            ("written", self.written, "acknowledged by the cluster"),
+            ("watched", self.delivered, "by a driver's watch()"),
+            ("in the table", self.committed, self.spark),
         ]
         for name, meter, remark in rows:
             rate = f"{meter.rate:8,.0f}/s" if meter._samples else ""
@@ -74,26 +77,56 @@ class Picture:
 
     def _shards(self) -> Table:
         table = Table(box=None)
-        for column in ("member", "watermark", "events", "buffered", ""):
+        for column in ("member", "known up to", "events", "buffered", ""):
             table.add_column(column, justify="left" if column in ("member", "") else "right")
         for remote in self.stream.get("remotes", []):
-            holds = remote["target"] == self.stream.get("gateHolder")
-            promise = remote["promise"]
+            holds = remote["target"] == self.stream.get("slowestShard")
+            watermark = remote["watermark"]
             table.add_row(
                 remote["target"],
-                f"{promise.time}.{promise.inc:04d}" if promise else "none yet",
+                f"{_clock(watermark.time)} + {watermark.inc}" if watermark else "none yet",
                 f"{remote['events']:,}",
                 f"{remote['bufferedBytes']:,} B",
-                Text("◀ holds the gate", "yellow") if holds else "",
+                Text("◀ slowest shard", "yellow") if holds else "",
             )
         return table
+
+
+def _clock(seconds: int) -> str:
+    """Return a cluster time's second as a time of day, UTC."""
+    return time.strftime("%H:%M:%S", time.gmtime(seconds))
+
+
+def closing(verdicts: list[Verdict], program: str, *, secure: bool, outage: bool) -> str:
+    """Return what was shown, and what to try next.
+
+    Args:
+        verdicts: what the readers got.
+        program: how the shell finds `mergerouter`.
+        secure: whether the demo had users and TLS.
+        outage: whether a shard was killed.
+    """
+    shown = "Every change arrived once and in order, while a shard was added and got\ndocuments"
+    shown += ", and while another shard was killed and came back." if outage else "."
+    if not all(verdict.good for verdict in verdicts):
+        shown = "A reader differs from what was written: this is a defect. The logs are kept."
+    secured = " --secure" if secure else ""
+    commands = [
+        (f"demo --outage{secured}", "second act: a shard is killed and comes back"),
+        (f"demo --keep{secured}", "leave it running, and connect to it"),
+        ("check-config --help", "try the settings for a cluster of yours"),
+        ("job run --help", "follow a collection into a table"),
+    ]
+    chosen = commands[1:] if outage else commands[:3]
+    lines = "".join(f"  {f'{program} {flags}'}\n      {meaning}\n" for flags, meaning in chosen)
+    return f"{shown}\nNext:\n{lines}docs/quickstart.md shows the same on your own cluster."
 
 
 def verdict_table(verdicts: list[Verdict]) -> Table:
     """Return the demo's verdicts as a table."""
     table = Table(title="verdict", box=SIMPLE, padding=(0, 1, 0, 0))
     table.add_column("reader", no_wrap=True)
-    for heading in ("written", "delivered", "lost", "doubled", "unknown", "misplaced"):
+    for heading in ("expected", "delivered", "lost", "doubled", "unknown", "misplaced"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("")
     for verdict in verdicts:

@@ -4,7 +4,7 @@ The checks that mongos makes are in its commands; those of the commands that the
 in ``Command`` (``action``, ``before_login``). Commands for the upstream are checked there.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -14,33 +14,17 @@ from bson.binary import UUID_SUBTYPE, Binary
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
-from router.access.privileges import ALL_DATABASES, Resource
+from router.access.privileges import Resource
 from router.access.users import User
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
 log = structlog.get_logger()
 
-STREAM_ACTIONS = ("changeStream", "find")
-"""The actions that a stream requires on its collection, its database or all databases."""
+LONGEST_SHOWN = 16 * 1024
+"""Most characters of a command in an error."""
 
-_LONGEST_SHOWN = 16 * 1024
 _LONGEST_LOGGED = 1024
-_WHOLE = "$cmd.aggregate"
-"""The collection in the namespace of a cursor on a whole database or the cluster."""
-
-
-def stream_resource(database: str, collection: str | None) -> Resource:
-    """Return the resource of a change stream; the database ``admin`` stands for the cluster."""
-    if collection is not None:
-        return Resource(database, collection)
-    return ALL_DATABASES if database == "admin" else Resource(database)
-
-
-def stream_resource_of(namespace: str) -> Resource:
-    """Return the resource of a cursor's change stream, by the cursor's namespace."""
-    database, _, collection = namespace.partition(".")
-    return stream_resource(database, None if collection == _WHOLE else collection)
 
 
 def login_required(name: str) -> CommandError:
@@ -52,7 +36,7 @@ def not_for_certificates(name: str) -> CommandError:
     """Return the error for a command that a client with a certificate's login cannot pass on."""
     return CommandError(
         ErrorCode.Unauthorized,
-        f"{name} takes a login on the upstream mongos, to which the router cannot pass on a "
+        f"{name} requires a login on the upstream mongos, to which the router cannot pass on a "
         "certificate: log in with SCRAM-SHA-256, or connect to the mongos itself. Change streams "
         "work with a certificate",
     )
@@ -99,19 +83,35 @@ def not_authorized(database: str, command: Mapping[str, Any], user: str | None) 
 
 def shown(value: Any) -> str:
     """Return a command as mongos prints it in its errors, at most 16 KiB of it."""
-    text = _shown(value)
-    return text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "..."
+    text, size = list[str](), 0
+    for part in _shown(value):
+        text.append(part)
+        size += len(part)
+        if size > LONGEST_SHOWN:
+            return "".join(text)[:LONGEST_SHOWN] + "..."
+    return "".join(text)
 
 
-def _shown(value: Any) -> str:
-    if isinstance(value, Mapping):
-        if not value:
-            return "{}"
-        return "{ " + ", ".join(f"{name}: {_shown(item)}" for name, item in value.items()) + " }"
-    if isinstance(value, list):
-        return "[ " + ", ".join(map(_shown, value)) + " ]" if value else "[]"
+def _shown(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping | list) and not value:
+        yield "{}" if isinstance(value, Mapping) else "[]"
+    elif isinstance(value, Mapping):
+        for number, (name, item) in enumerate(value.items()):
+            yield f"{', ' if number else '{ '}{name}: "
+            yield from _shown(item)
+        yield " }"
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield ", " if number else "[ "
+            yield from _shown(item)
+        yield " ]"
+    else:
+        yield _shown_scalar(value)
+
+
+def _shown_scalar(value: Any) -> str:
     if isinstance(value, str):
-        return f'"{value}"'
+        return f'"{value[:LONGEST_SHOWN]}"'
     if isinstance(value, bool):
         return "true" if value else "false"
     if value is None:
@@ -122,11 +122,7 @@ def _shown(value: Any) -> str:
         subtype = value.subtype if isinstance(value, Binary) else 0
         if subtype == UUID_SUBTYPE and len(value) == 16:
             return f'UUID("{UUID(bytes=bytes(value))}")'
-        return f"BinData({subtype}, {value.hex().upper()})"
-    return _shown_scalar(value)
-
-
-def _shown_scalar(value: Any) -> str:
+        return f"BinData({subtype}, {value[:LONGEST_SHOWN].hex().upper()})"
     if isinstance(value, datetime):
         return f"new Date({int(value.timestamp() * 1000)})"
     if isinstance(value, Int64 | int):

@@ -130,7 +130,7 @@ class Login:
             if speculative.get("done"):
                 await self._done(relaying)
         elif asked is not None:
-            # The login goes on, with saslStart: it costs the same whether the user exists or not.
+            # The login continues with saslStart: it costs the same whether the user exists or not.
             self._log.failed()
         else:
             self.close()

@@ -132,5 +132,25 @@ _NAMES: Final = [
 """The commands that ``listCommands`` of mongos 6.0 lists with ``requiresAuth``, without internal
 commands and those for tests."""
 
-NEED_LOGIN: Final = frozenset(_NAMES) | {name.lower() for name in _NAMES}
-"""Each name as mongos lists it and in lower case, in which mongos accepts many of them."""
+_FORMER_NAMES: Final = [
+    "addshard",
+    "addshardtozone",
+    "collstats",
+    "connpoolsync",
+    "datasize",
+    "dbstats",
+    "enablesharding",
+    "findandmodify",
+    "flushrouterconfig",
+    "getshardversion",
+    "listshards",
+    "mapreduce",
+    "movechunk",
+    "moveprimary",
+    "removeshard",
+    "removeshardfromzone",
+    "shardcollection",
+]
+"""Former names of such commands, which mongos 6.0 still accepts."""
+
+NEED_LOGIN: Final = frozenset(_NAMES) | frozenset(_FORMER_NAMES)

@@ -25,6 +25,9 @@ CLUSTER = Resource(cluster=True)
 ALL_DATABASES = Resource()
 
 _ANY = "any"
+_ANY_ACTION = "anyAction"
+_INTERNAL_DATABASES = ("config", "local")
+"""Databases that a pattern for all databases does not contain."""
 _SYSTEM = "system."
 
 _Pattern = tuple[str, str] | Resource | str
@@ -61,11 +64,11 @@ class Privileges:
         allowed: frozenset[str] = frozenset()
         for pattern in _matching(resource):
             allowed |= self.granted.get(pattern, frozenset())
-        return allowed.issuperset(actions)
+        return _ANY_ACTION in allowed or allowed.issuperset(actions)
 
     def listed(self) -> list[dict[str, Any]]:
         """Return the privileges in the form of ``connectionStatus``."""
-        granted = {_ANY: frozenset({"anyAction"})} if self.everything else self.granted
+        granted = {_ANY: frozenset({_ANY_ACTION})} if self.everything else self.granted
         return [
             {"resource": _document(pattern), "actions": sorted(actions)}
             for pattern, actions in granted.items()
@@ -109,9 +112,30 @@ def _matching(resource: Resource) -> Iterable[_Pattern]:
     database, collection = resource.database, resource.collection
     # Patterns without a collection do not contain a database's own collections.
     if not collection.startswith(_SYSTEM):
-        yield "", ""
+        if database not in _INTERNAL_DATABASES:
+            yield "", ""
         if database:
             yield database, ""
     if collection:
         yield "", collection
         yield database, collection
+
+
+STREAM_ACTIONS = ("changeStream", "find")
+"""The actions that a stream requires on its collection, its database or all databases."""
+
+WHOLE = "$cmd.aggregate"
+"""The collection in the namespace of a cursor on a whole database or the cluster."""
+
+
+def stream_resource(database: str, collection: str | None) -> Resource:
+    """Return the resource of a change stream; the database ``admin`` stands for the cluster."""
+    if collection is not None:
+        return Resource(database, collection)
+    return ALL_DATABASES if database == "admin" else Resource(database)
+
+
+def stream_resource_of(namespace: str) -> Resource:
+    """Return the resource of a cursor's change stream, by the cursor's namespace."""
+    database, _, collection = namespace.partition(".")
+    return stream_resource(database, None if collection == WHOLE else collection)

@@ -148,7 +148,7 @@ class SignedTimes:
                     return
                 log.warning("cannot read the signing keys", component="ACCESS", error=str(error))
                 pause = _RETRY_SECONDS
-            except Exception:  # the keys must go on being read
+            except Exception:  # the reading of keys must continue
                 log.exception("Unexpected error", component="ACCESS")
             if not self._keys:
                 pause = _RETRY_SECONDS

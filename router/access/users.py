@@ -1,7 +1,7 @@
-"""The users that are logged in, with their privileges, which are read again at intervals.
+"""The users that are logged in, with their privileges, which are read again when they change.
 
 mongos keeps the same cache: it asks the config server, by default every 30 s, whether a user has
-changed (``userCacheInvalidationIntervalSecs``).
+changed (``userCacheInvalidationIntervalSecs``), and forgets all after a change that it passes on.
 """
 
 import asyncio
@@ -11,8 +11,15 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from router.access.privileges import EVERYTHING, NOTHING, Privileges
+from router.access.privileges import (
+    EVERYTHING,
+    NOTHING,
+    STREAM_ACTIONS,
+    Privileges,
+    stream_resource_of,
+)
 from router.catalog.cluster import CONFIG, Cluster
+from router.catalog.shared_answer import SharedAnswer
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError
 from shard_client.wire.authentication import MEMBER, MEMBER_SOURCE
@@ -22,6 +29,9 @@ log = structlog.get_logger()
 REFRESH_SECONDS = 30.0
 _MOST_ASKED = 500
 _ANSWER_TIMEOUT = 10.0
+_WATCH = 2.0
+_PATIENCE = 2.0
+_TELLS_NO_GENERATION = frozenset({ErrorCode.Unauthorized, ErrorCode.CommandNotFound})
 
 
 class UserName(NamedTuple):
@@ -50,6 +60,10 @@ class User:
         self.exists = True
         self.user_id: Any = None
 
+    def may_watch(self, namespace: str) -> bool:
+        """Return whether the user may read the change stream of a cursor's namespace."""
+        return self.privileges.allow(stream_resource_of(namespace), *STREAM_ACTIONS)
+
     def __str__(self) -> str:
         return str(self.name)
 
@@ -61,7 +75,9 @@ class Users:
 
     Args:
         cluster: the cluster whose config server holds the users.
-        refresh: seconds between two readings of the users' privileges.
+        refresh: seconds between two readings of the users' privileges if the config server does not
+            tell the router whether they have changed; otherwise it is asked that every two seconds,
+            or more often.
     """
 
     def __init__(self, cluster: Cluster, *, refresh: float = REFRESH_SECONDS) -> None:
@@ -69,6 +85,10 @@ class Users:
         self._refresh = refresh
         self._changed: Callable[[User], None] = lambda user: None
         self._users: WeakValueDictionary[UserName, User] = WeakValueDictionary()
+        self._invalidations = 0
+        self._read_version: tuple[Any, int] = (None, 0)
+        self._tells_generation = True
+        self._reading = SharedAnswer(self._read_changes, "read the users")
         self._task = asyncio.get_running_loop().create_task(self._keep_fresh(), name="users")
 
     def when_changed(self, changed: Callable[[User], None]) -> None:
@@ -76,54 +96,114 @@ class Users:
         self._changed = changed
 
     async def get(self, name: UserName) -> User:
-        """Return the user; its privileges are read now unless another connection has it.
+        """Return the user as it is now, which may be another one than that of older connections.
+
+        If the config server does not answer, it is the user that another connection has.
 
         Raises:
             CommandError: the user does not exist any more, or the config server does not answer.
         """
-        user = self._users.get(name)
-        if user is not None and user.exists:
-            return user
-        user = User(name)
         if name == (MEMBER, MEMBER_SOURCE):
-            user.privileges = EVERYTHING
-            user.roles = [{"role": MEMBER, "db": MEMBER_SOURCE}]
-            return user
+            member = User(name)
+            member.privileges = EVERYTHING
+            member.roles = [{"role": MEMBER, "db": MEMBER_SOURCE}]
+            return member
+        if self._known(name) is not None:
+            await self._refresh_soon()
+        known = self._known(name)
+        if known is not None:
+            return known
         found = await self._read([name])
         if name not in found:
             raise CommandError(ErrorCode.UserNotFound, f'User "{name}" not found')
+        user = self._known(name) or User(name)
         _update(user, found[name])
-        return self._users.setdefault(name, user)
+        self._users[name] = user
+        return user
+
+    def _known(self, name: UserName) -> User | None:
+        user = self._users.get(name)
+        return user if user is not None and user.exists else None
 
     async def close(self) -> None:
         """End the refresh."""
         self._task.cancel()
         await asyncio.wait((self._task,))
+        await self._reading.close()
 
     async def refresh(self) -> None:
-        """Read the privileges of all users now; raises CommandError, NetworkError."""
+        """Read the privileges of all users now if a user or role may have changed.
+
+        Raises:
+            CommandError, NetworkError: the config server does not answer.
+        """
+        await self._reading.get()
+
+    async def invalidate(self) -> None:
+        """Read the privileges of all users now, as after a change that a client has made.
+
+        If the config server does not answer soon, the last known privileges apply until it does.
+        """
+        self._invalidations += 1
+        await self._refresh_soon()
+
+    async def _refresh_soon(self) -> None:
+        """Refresh, for two seconds at most; a failure is logged."""
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                await self.refresh()
+        except (CommandError, NetworkError, TimeoutError) as error:
+            _log_failure(error)
+
+    async def _read_changes(self) -> None:
+        invalidations = self._invalidations
+        version = (await self._read_generation(), invalidations)
+        if version[0] is not None and version == self._read_version:
+            return
         names = list(self._users)
         for start in range(0, len(names), _MOST_ASKED):
             asked = names[start : start + _MOST_ASKED]
             found = await self._read(asked)
             for name in asked:
-                user = self._users.get(name)
-                if user is not None and user.exists:
+                user = self._known(name)
+                if user is not None:
                     self._renew(user, found.get(name))
+        self._read_version = version
+
+    async def _read_generation(self) -> Any:
+        """Return what the config server has a new value of after each change of a user or role.
+
+        mongos asks for it in the same way. It is None if the router may not ask: that takes the
+        rights of a member.
+        """
+        if not self._tells_generation:
+            return None
+        connection = await self._cluster.connect(CONFIG)
+        try:
+            reply = await connection.command(
+                "admin", {"_getUserCacheGeneration": 1}, timeout=_ANSWER_TIMEOUT
+            )
+        except CommandError as error:
+            if error.code not in _TELLS_NO_GENERATION:
+                raise
+            self._tells_generation = False
+            return None
+        finally:
+            self._cluster.release(connection)
+        # Later versions return a time instead of an id.
+        return reply.get("cacheGeneration", reply.get("authInfoOpTime"))
 
     async def _keep_fresh(self) -> None:
         while True:
-            await asyncio.sleep(self._refresh)
+            watched = self._tells_generation
+            await asyncio.sleep(min(self._refresh, _WATCH) if watched else self._refresh)
+            if not self._users:
+                continue
             try:
                 await self.refresh()
             except (CommandError, NetworkError) as error:
-                log.warning(
-                    "Could not fetch updated user privilege information; continuing to use old "
-                    "information",
-                    component="ACCESS",
-                    error=str(error),
-                )
-            except Exception:  # the users must go on being refreshed
+                _log_failure(error)
+            except Exception:  # the refreshing of users must continue
                 log.exception("Unexpected error", component="ACCESS")
 
     def _renew(self, user: User, entry: Mapping[str, Any] | None) -> None:
@@ -169,3 +249,11 @@ def _update(user: User, entry: Mapping[str, Any]) -> None:
         user.privileges = privileges
     user.roles = list(roles) if isinstance(roles, list) else []
     user.user_id = entry.get("userId")
+
+
+def _log_failure(error: Exception) -> None:
+    log.warning(
+        "Could not fetch updated user privilege information; continuing to use old information",
+        component="ACCESS",
+        error=str(error) or "no answer in time",
+    )

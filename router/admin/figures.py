@@ -36,18 +36,36 @@ def router_problems(status: RouterStatus) -> list[str]:
         problems.append(f"{len(status.processes)} of {status.expected} workers answer")
     if any(each["quiescing"] for each in status.processes):
         problems.append("the router is shutting down")
-    config = status.checks.get("config")
-    if config is None:
+    if not status.server_checks:
         problems.append("the config server has not been checked yet")
-    elif not config["answers"]:
-        problems.append(f"the config server does not answer: {config['error']}")
-    return problems
+    return problems + [
+        _line(check)
+        for check in status.server_checks
+        if check["problem"] is not None and not check["serves"] and not _is_shard(check)
+    ]
 
 
 def shard_problems(status: RouterStatus) -> list[str]:
     """Return a line for each shard that does not answer."""
     return [
-        f"shard {target} does not answer: {check['error']}"
-        for target, check in status.checks.items()
-        if target != "config" and not check["answers"]
+        _line(check)
+        for check in status.server_checks
+        if check["problem"] is not None and _is_shard(check)
     ]
+
+
+def warnings(status: RouterStatus) -> list[str]:
+    """Return the problems in spite of which clients can be served."""
+    return [
+        _line(check)
+        for check in status.server_checks
+        if check["problem"] is not None and check["serves"]
+    ]
+
+
+def _line(check: Mapping[str, Any]) -> str:
+    return f"{check['subject']} {check['problem']}"
+
+
+def _is_shard(check: Mapping[str, Any]) -> bool:
+    return check["target"] not in (None, "config")

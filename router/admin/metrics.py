@@ -18,22 +18,32 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from router.admin.figures import earliest_place, error_name, seconds_left
+from router.admin.metric_families import PREFIX, buckets, counter, gauge, labelled, renamed
 from router.admin.sources import RouterStatus
 from router.loop_lag import BOUNDS as LAG_BOUNDS
 from router.streams.admission import Limiting
 from router.streams.member_load import TIME_BOUNDS
 
-_PREFIX: Final = "mergerouter_"
 _CONFIG: Final = "config"
 REASONS: Final = ("idle", "behind", "paused", "reconnecting", "opening", "closed")
-"""Why a gate holder's promise is not greater (``StreamDescription.gate_reason``)."""
+"""Why a slowest shard's watermark is not greater (``ScheduledRemote.slowest_reason``)."""
 
+_FORMER_NAMES: Final = {
+    "noop_commands": "nudges",
+    "noop_writes": "notes",
+    "noop_write_bytes": "note_bytes",
+    "low_watermark_wait_seconds": "gate_wait_seconds",
+}
 _TARGET_COUNTERS: Final = (
     ("openings", "openings", "Cursors opened on the replica set."),
     ("get_mores", "getMores", "getMore commands sent to the replica set."),
-    ("nudges", "nudges", "Commands that made an idle oplog of the replica set advance."),
-    ("notes", "notes", "Oplog entries written by nudges."),
-    ("note_bytes", "noteBytes", "Bytes that these oplog entries take."),
+    (
+        "noop_commands",
+        "noopCommands",
+        "Commands that made an idle replica set's oplog advance.",
+    ),
+    ("noop_writes", "noopWrites", "Oplog entries written by no-op writes."),
+    ("noop_write_bytes", "noopWriteBytes", "Bytes that these oplog entries take."),
     ("reopenings", "reopenings", "Failures after which a cursor was opened again."),
     ("received_events", "events", "Change events received from the replica set."),
     ("received_event_bytes", "eventBytes", "Bytes of these change events."),
@@ -62,7 +72,14 @@ class StatusCollector(Collector):
         self._checks = status.checks
 
     def collect(self) -> Iterable[Metric]:
-        """Yield all metrics."""
+        """Yield all metrics, and some once more by their former names."""
+        for metric in self._metrics():
+            yield metric
+            former = _FORMER_NAMES.get(metric.name.removeprefix(PREFIX))
+            if former is not None:
+                yield renamed(metric, PREFIX + former)
+
+    def _metrics(self) -> Iterator[Metric]:
         yield from self._process_metrics()
         if self._processes:
             yield from self._client_metrics()
@@ -74,30 +91,30 @@ class StatusCollector(Collector):
         build = {"version": version("mergerouter")}
         if self._processes:
             build["mongodb_version"] = str(self._processes[0]["status"]["version"])
-        yield InfoMetricFamily(_PREFIX + "build", "The router's version.", build)
-        yield _gauge("workers_expected", "Processes that should serve clients.", self._expected)
-        yield _gauge("workers", "Processes that serve clients.", len(self._processes))
+        yield InfoMetricFamily(PREFIX + "build", "The router's version.", build)
+        yield gauge("workers_expected", "Processes that should serve clients.", self._expected)
+        yield gauge("workers", "Processes that serve clients.", len(self._processes))
         starts = [each["started"].timestamp() for each in self._processes]
-        yield _gauge("start_time_seconds", "Time of the start since 1970.", min(starts, default=0))
+        yield gauge("start_time_seconds", "Time of the start since 1970.", min(starts, default=0))
         ends = [
             each["status"]["security"]["SSLServerCertificateExpirationDate"].timestamp()
             for each in self._processes
             if "security" in each["status"]
         ]
         if ends:
-            yield _gauge(
+            yield gauge(
                 "certificate_expiry_seconds",
                 "Time since 1970 at which the certificate that clients see expires.",
                 min(ends),
             )
         cpu = CounterMetricFamily(
-            _PREFIX + "cpu_seconds", "CPU time used by each process.", labels=["worker"]
+            PREFIX + "cpu_seconds", "CPU time used by each process.", labels=["worker"]
         )
         memory = GaugeMetricFamily(
-            _PREFIX + "resident_memory_bytes", "RAM used by each process.", labels=["worker"]
+            PREFIX + "resident_memory_bytes", "RAM used by each process.", labels=["worker"]
         )
         lag = HistogramMetricFamily(
-            _PREFIX + "event_loop_lag_seconds",
+            PREFIX + "event_loop_lag_seconds",
             "How late timers of each process ran, measured four times a second.",
             labels=["worker"],
         )
@@ -108,11 +125,11 @@ class StatusCollector(Collector):
             if each["loopLag"] is not None:
                 lag.add_metric(
                     worker,
-                    _buckets(LAG_BOUNDS, each["loopLag"]["counts"]),
+                    buckets(LAG_BOUNDS, each["loopLag"]["counts"]),
                     each["loopLag"]["total"],
                 )
         yield from (cpu, memory, lag)
-        yield _counter(
+        yield counter(
             "unwritten_log_lines",
             "Writes of log lines that failed; getLog still returns the latest of these lines.",
             sum(each["unwrittenLogLines"] for each in self._processes),
@@ -122,34 +139,34 @@ class StatusCollector(Collector):
         def total(of: Callable[[Mapping[str, Any]], int]) -> int:
             return sum(of(each["status"]) for each in self._processes)
 
-        yield _gauge(
+        yield gauge(
             "client_connections",
             "Open connections of drivers.",
             total(lambda each: each["connections"]["current"]),
         )
-        yield _counter(
+        yield counter(
             "client_connections_created",
             "Connections that drivers have made.",
             total(lambda each: each["connections"]["totalCreated"]),
         )
-        yield _counter(
+        yield counter(
             "client_received_bytes",
             "Bytes received from drivers.",
             total(lambda each: each["network"]["bytesIn"]),
         )
-        yield _counter(
+        yield counter(
             "client_sent_bytes",
             "Bytes sent to drivers.",
             total(lambda each: each["network"]["bytesOut"]),
         )
-        yield _labelled(
+        yield labelled(
             CounterMetricFamily,
             "client_requests",
             "Requests of drivers by kind.",
             "kind",
             self._sum(lambda each: each["status"]["opcounters"]),
         )
-        yield _counter(
+        yield counter(
             "passed_through_requests",
             "Requests passed to the upstream mongos.",
             total(lambda each: each["metrics"]["passedThrough"]),
@@ -157,10 +174,10 @@ class StatusCollector(Collector):
         named: Counter[str] = Counter()
         for code, count in self._sum(lambda each: each["errors"]).items():
             named[error_name(int(code))] += count
-        yield _labelled(
+        yield labelled(
             CounterMetricFamily, "errors", "Errors sent to drivers by code.", "code", named
         )
-        yield _labelled(
+        yield labelled(
             CounterMetricFamily,
             "refused",
             "Cursors and streams refused, by the parameter that limits them.",
@@ -172,25 +189,25 @@ class StatusCollector(Collector):
 
     def _stream_metrics(self) -> Iterator[Metric]:
         processes = self._processes
-        yield _gauge(
+        yield gauge(
             "cursors", "Open cursors of clients.", sum(each["cursors"] for each in processes)
         )
-        yield _gauge(
+        yield gauge(
             "streams",
             "Different open streams; clients with identical requests share one.",
             sum(each["status"]["mergerouter"]["differentStreams"] for each in processes),
         )
-        yield _gauge(
+        yield gauge(
             "streams_waiting",
-            "Streams with events that the gate holds back.",
+            "Streams with events that the low watermark holds back.",
             sum(each["waitingStreams"] for each in processes),
         )
-        yield _gauge(
+        yield gauge(
             "buffered_bytes",
             "Memory of the events that streams hold.",
             sum(each["heldBytes"] for each in processes),
         )
-        yield _gauge(
+        yield gauge(
             "buffer_limit_bytes",
             "Memory beyond which only empty buffers are filled (totalBufferBytes).",
             sum(each["bufferLimitBytes"] for each in processes),
@@ -199,33 +216,33 @@ class StatusCollector(Collector):
         for each in processes:
             for user in each["status"]["mergerouter"]["users"]:
                 by_user[user["user"]] += user["heldBytes"]
-        yield _gauge(
+        yield gauge(
             "largest_user_buffered_bytes",
             "Memory of the events that one user's streams hold: that of the user with the most.",
             max(by_user.values(), default=0),
         )
-        yield _gauge(
+        yield gauge(
             "user_buffer_limit_bytes",
             "Memory of one user's streams beyond which only their empty buffers are filled "
             "(userBufferBytes).",
             sum(each["userBufferLimitBytes"] for each in processes),
         )
         yield self._delays(
-            "gate_wait_seconds",
-            "Time for which events waited for the gate, once for each batch of a shard or more.",
-            "gateWaits",
+            "low_watermark_wait_seconds",
+            "Time for which events waited for the low watermark, once for each batch or more.",
+            "lowWatermarkWaits",
         )
         yield self._delays(
             "reply_delay_seconds",
             "Time from the release of events until the reply to a waiting client is begun.",
             "replyDelays",
         )
-        yield _counter(
+        yield counter(
             "delivered_events",
             "Change events given to clients.",
             sum(each["delivered"]["events"] for each in processes),
         )
-        yield _counter(
+        yield counter(
             "delivered_event_bytes",
             "Bytes of these change events.",
             sum(each["delivered"]["bytes"] for each in processes),
@@ -237,7 +254,7 @@ class StatusCollector(Collector):
         counts = [sum(each) for each in zip(*(each["counts"] for each in histograms), strict=True)]
         total = sum(each["total"] for each in histograms)
         return HistogramMetricFamily(
-            _PREFIX + name, text, buckets=_buckets(TIME_BOUNDS, counts), sum_value=total
+            PREFIX + name, text, buckets=buckets(TIME_BOUNDS, counts), sum_value=total
         )
 
     def _member_metrics(self) -> Iterator[Metric]:
@@ -250,7 +267,7 @@ class StatusCollector(Collector):
             for member, counts in section["memberConnections"].items():
                 connections.setdefault(member, Counter()).update(counts)
         for name, field, text in _TARGET_COUNTERS:
-            yield _labelled(
+            yield labelled(
                 CounterMetricFamily,
                 name,
                 text,
@@ -258,7 +275,7 @@ class StatusCollector(Collector):
                 {target: load[field] for target, load in loads.items()},
             )
         pooled = GaugeMetricFamily(
-            _PREFIX + "member_connections",
+            PREFIX + "member_connections",
             "Connections to each member, without the monitor's.",
             labels=["member", "state"],
         )
@@ -266,7 +283,7 @@ class StatusCollector(Collector):
             pooled.add_metric([member, "in_use"], counts["inUse"])
             pooled.add_metric([member, "idle"], counts["available"])
         yield pooled
-        yield _labelled(
+        yield labelled(
             CounterMetricFamily,
             "member_connections_created",
             "Connections made to each member.",
@@ -277,18 +294,18 @@ class StatusCollector(Collector):
 
     def _watermark_metrics(self) -> Iterator[Metric]:
         watermark = GaugeMetricFamily(
-            _PREFIX + "watermark_timestamp_seconds",
+            PREFIX + "watermark_timestamp_seconds",
             "Cluster time up to which the replica set's events are known, of its last stream.",
             labels=["shard"],
         )
         lag = GaugeMetricFamily(
-            _PREFIX + "watermark_lag_seconds",
+            PREFIX + "watermark_lag_seconds",
             "Time since that cluster time, by the router's clock, in whole seconds.",
             labels=["shard"],
         )
         held = GaugeMetricFamily(
-            _PREFIX + "streams_held",
-            "Streams whose gate the replica set holds, by reason.",
+            PREFIX + "streams_held",
+            "Streams of which the replica set is the slowest shard, by reason.",
             labels=["shard", "reason"],
         )
         now = max(each["now"].timestamp() for each in self._processes)
@@ -316,10 +333,10 @@ class StatusCollector(Collector):
             ("member_buffered_bytes", "Memory of events not read by clients yet.", buffered),
         )
         for name, text, values in gauges:
-            yield _labelled(GaugeMetricFamily, name, text, "shard", values)
+            yield labelled(GaugeMetricFamily, name, text, "shard", values)
 
     def _history_metrics(self) -> Iterator[Metric]:
-        yield _labelled(
+        yield labelled(
             GaugeMetricFamily,
             "replica_set_up",
             "Whether the primary of the replica set answers: 1 or 0.",
@@ -331,7 +348,7 @@ class StatusCollector(Collector):
             for target, check in self._checks.items()
             if check["oldest"] is not None and target != _CONFIG
         }
-        yield _labelled(
+        yield labelled(
             GaugeMetricFamily,
             "oplog_oldest_timestamp_seconds",
             "Cluster time of the oldest entry in the primary's oplog.",
@@ -339,7 +356,7 @@ class StatusCollector(Collector):
             {target: check["oldest"].time for target, check in shards.items()},
         )
         left = GaugeMetricFamily(
-            _PREFIX + "history_left_seconds",
+            PREFIX + "history_left_seconds",
             "Seconds of oplog between its oldest entry and the farthest behind client: those with "
             "a cursor (place=cursor), or those that left one within a day (place=departed). +Inf "
             "while the oplog is complete since the replica set was initiated.",
@@ -357,34 +374,3 @@ class StatusCollector(Collector):
         for each in self._processes:
             summed.update(of(each))
         return summed
-
-
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(_PREFIX + name, text, value)
-
-
-def _counter(name: str, text: str, value: float) -> Metric:
-    return CounterMetricFamily(_PREFIX + name, text, value)
-
-
-def _labelled(
-    family: type[CounterMetricFamily] | type[GaugeMetricFamily],
-    name: str,
-    text: str,
-    label: str,
-    values: Mapping[str, float],
-) -> Metric:
-    metric = family(_PREFIX + name, text, labels=[label])
-    for key, value in values.items():
-        metric.add_metric([key], value)
-    return metric
-
-
-def _buckets(bounds: Iterable[float], counts: Iterable[int]) -> list[tuple[str, float]]:
-    """Return the cumulative buckets of a histogram."""
-    total = 0
-    buckets: list[tuple[str, float]] = []
-    for bound, count in zip((*map(str, bounds), "+Inf"), counts, strict=True):
-        total += count
-        buckets.append((bound, total))
-    return buckets

@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import binascii
 import hmac
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
@@ -11,7 +10,8 @@ from typing import Final, Self
 import structlog
 from aiohttp import web
 
-from router.admin.figures import router_problems, shard_problems
+from router.admin.figures import router_problems, shard_problems, warnings
+from router.admin.history import SAMPLE_INTERVAL, History, sample_of
 from router.admin.metrics import exposition
 from router.admin.page import render_page
 from router.admin.sources import StatusSource
@@ -28,7 +28,10 @@ _OPEN: Final = frozenset({"/healthz", "/readyz"})
 """Paths that need no token, because few service managers can send one with a probe."""
 
 _MOST_AT_ONCE: Final = 4
-_MOST_HANDSHAKES: Final = 100
+_MOST_CONNECTIONS: Final = 100
+"""Connections at a time; the oldest makes room for the next, and each serves one request."""
+_LIFETIME: Final = 10.0
+"""Seconds after which a connection whose request has not been answered may be ended."""
 _SHUTDOWN_TIMEOUT = 1.0
 _LARGEST_REQUEST: Final = 16 * 1024
 
@@ -73,10 +76,11 @@ class AdminServer:
     ) -> None:
         self._source = source
         self._token = token
-        self._handshakes = handshakes
-        self._accepting: AcceptingPort | None = None
         self._tasks = asyncio.TaskGroup()
+        counts = ConnectionCounts(_MOST_CONNECTIONS)
+        self._accepting = AcceptingPort(handshakes, self._http, counts, self._tasks)
         self._turns = asyncio.Semaphore(_MOST_AT_ONCE)
+        self._history = History()
         app = web.Application(middlewares=[self._guard], client_max_size=_LARGEST_REQUEST)
         app.router.add_get("/", self._page)
         app.router.add_get("/status.json", self._document)
@@ -90,6 +94,8 @@ class AdminServer:
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
         await self._runner.setup()
+        self._ending_slow = self._tasks.create_task(self._end_slow())
+        self._sampling = self._tasks.create_task(self._sample())
         return self
 
     async def __aexit__(
@@ -98,8 +104,9 @@ class AdminServer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._accepting is not None:
-            self._accepting.close()
+        self._ending_slow.cancel()
+        self._sampling.cancel()
+        self._accepting.close()
         await self._runner.cleanup()
         # The tasks end in any case; an exception of the block propagates unchanged.
         await self._tasks.__aexit__(None, None, None)
@@ -110,18 +117,37 @@ class AdminServer:
         Raises:
             OSError: the port is in use or a host is not an address of this machine.
         """
-        if self._handshakes is not None:
-            counts = ConnectionCounts(_MOST_HANDSHAKES)
-            self._accepting = AcceptingPort(self._handshakes, self._http, counts, self._tasks)
-            return await self._accepting.listen(hosts, port)
-        for host in hosts:
-            await web.TCPSite(self._runner, host, port).start()
-            port = self._runner.addresses[0][1]
-        return port
+        return await self._accepting.listen(hosts, port)
 
     def _http(self, _arrived: Callable[[], None]) -> asyncio.BaseProtocol:
-        assert self._runner.server is not None
-        return self._runner.server()
+        server = self._runner.server
+        assert server is not None
+        for oldest in server.connections[: 1 - _MOST_CONNECTIONS]:
+            oldest.force_close()
+        return server()
+
+    async def _end_slow(self) -> None:
+        """End connections that have been open for ``_LIFETIME`` or more, at most twice that."""
+        server = self._runner.server
+        assert server is not None
+        before = set(server.connections)
+        while True:
+            await asyncio.sleep(_LIFETIME)
+            for each in before.intersection(server.connections):
+                each.force_close()
+            before = set(server.connections)
+
+    async def _sample(self) -> None:
+        """Keep the last minutes for the page."""
+        while True:
+            await asyncio.sleep(SAMPLE_INTERVAL)
+            try:
+                sample = sample_of(await self._source.collect())
+            except Exception:  # the page goes on without this sample
+                log.exception("Unexpected error", component="NETWORK", task="history")
+                continue
+            if sample is not None:
+                self._history.add(sample)
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
@@ -143,6 +169,7 @@ class AdminServer:
                 log.exception("Unexpected error", component="NETWORK", path=request.path)
                 raise web.HTTPInternalServerError(text="unexpected error; see the log\n") from error
         response.headers.update(_HEADERS)
+        response.force_close()
         return response
 
     async def _page(self, _request: web.Request) -> web.Response:
@@ -154,7 +181,7 @@ class AdminServer:
         return web.json_response((await self._view()).to_document())
 
     async def _view(self) -> StatusView:
-        view = StatusView.of(await self._source.collect(details=True))
+        view = StatusView.of(await self._source.collect(details=True), self._history)
         if view is None:
             raise web.HTTPServiceUnavailable(text="no worker answers; see the log\n")
         return view
@@ -177,7 +204,7 @@ class AdminServer:
         problems = router_problems(status)
         shards = shard_problems(status)
         ready = not problems and (not shards or request.query.get("shards") == "optional")
-        lines = [*problems, *shards] or ["ready"]
+        lines = [*problems, *shards, *warnings(status)] or ["ready"]
         return web.Response(status=200 if ready else 503, text="\n".join(lines) + "\n")
 
 
@@ -190,7 +217,7 @@ def _token_of(authorization: str) -> bytes | None:
         return None
     try:
         decoded = base64.b64decode(value, validate=True)
-    except binascii.Error:
+    except ValueError:  # not ASCII, or not base64
         return None
     _user, colon, password = decoded.partition(b":")
     return password if colon else None

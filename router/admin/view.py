@@ -16,8 +16,8 @@ from router.admin.figures import (
     error_name,
     router_problems,
     seconds_left,
-    shard_problems,
 )
+from router.admin.history import History, sample_of
 from router.admin.sources import RouterStatus
 
 _CONFIG: Final = "config"
@@ -25,6 +25,8 @@ _LEAST_SPAN: Final = 10.0
 """Minimum number of seconds that the lanes show: idle shards write to their oplogs that often."""
 
 _MOST_FAILURES: Final = 50
+_TROUBLING_LAG: Final = 20.0
+"""Seconds of lag that no quiet member has: it writes a no-op every 10 s by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +35,12 @@ class Lane:
 
     ``lag`` is in seconds, None while no stream reads it. ``reached`` is the lag's place on the
     lane, from 0 (the span's begin) to 1 (now). ``holds`` maps reasons to the number of streams
-    whose gate it holds. ``history`` is the number of seconds of oplog left for the client that is
-    farthest behind; None if unknown or without limit. ``error`` is why it does not answer.
+    whose low watermark it holds, ``holds_for`` is for how many seconds it has been the one farthest
+    behind. ``trouble`` is whether somebody should look at it: it does not answer, reconnects, or is
+    farther behind than a quiet member is between two no-ops of its own. ``lags`` are its lags in
+    the last minutes, oldest first. ``history`` is the number of seconds of oplog left for the
+    client that is farthest behind; None if unknown or without limit. ``error`` is why it does not
+    answer.
     """
 
     target: str
@@ -46,6 +52,9 @@ class Lane:
     buffered_bytes: int
     history: float | None
     error: str | None
+    trouble: bool
+    holds_for: float
+    lags: tuple[float | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +66,9 @@ class StreamRow:
     readers: int
     events: int
     buffered_bytes: int
-    gate_holder: str | None
-    gate_reason: str | None
+    held_bytes: int
+    slowest_remote: str | None
+    slowest_reason: str | None
     waiting: bool
     reopened: int
     errors: tuple[str, ...]
@@ -85,8 +95,8 @@ class MemberRow:
     get_mores: int
     openings: int
     reopenings: int
-    nudges: int
-    notes: int
+    noop_commands: int
+    noop_writes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +112,11 @@ class FailureRow:
 
 @dataclass(frozen=True, slots=True)
 class StatusView:
-    """The whole status; ``span`` is the number of seconds that the lanes show."""
+    """The whole status; ``span`` is the number of seconds that the lanes show.
+
+    ``other_bytes`` are what ``buffered_bytes`` has beside the listed streams: looked-up documents,
+    requests, and streams beyond those that are listed.
+    """
 
     host: str
     version: str
@@ -118,7 +132,10 @@ class StatusView:
     waiting: int
     received_events: int
     delivered_events: int
+    received_rates: tuple[float, ...]
+    delivered_rates: tuple[float, ...]
     buffered_bytes: int
+    other_bytes: int
     buffer_limit_bytes: int
     cpu_seconds: float
     resident_bytes: int
@@ -131,16 +148,24 @@ class StatusView:
     failures: tuple[FailureRow, ...]
 
     @classmethod
-    def of(cls, status: RouterStatus) -> "StatusView | None":
-        """Return the view of a status collected with details; None if no process answered."""
+    def of(cls, status: RouterStatus, history: History | None = None) -> "StatusView | None":
+        """Return the view of a status collected with details; None if no process answered.
+
+        ``history`` has the last minutes; the status is added to it.
+        """
         processes = status.processes
-        if not processes:
+        sample = sample_of(status)
+        if sample is None:
             return None
+        past = History() if history is None else history
+        past.add(sample)
         first = processes[0]["status"]
         now = max(each["now"] for each in processes)
         started = min(each["started"] for each in processes)
         members = tuple(_member_rows(status))
-        lags = _lags(status, now)
+        lags = sample.lags
+        streams = tuple(_stream_rows(status))
+        held = sum(each["heldBytes"] for each in processes)
         span = max([_LEAST_SPAN, *(lag * 1.1 for lag in lags.values())])
         errors: Counter[str] = Counter()
         for each in processes:
@@ -153,20 +178,27 @@ class StatusView:
             uptime=int((now - started).total_seconds()),
             workers=len(processes),
             workers_expected=status.expected,
-            problems=(*router_problems(status), *shard_problems(status)),
+            problems=(
+                *router_problems(status),
+                # Their lanes have the causes.
+                *(f"shard {target} does not answer" for target in _silent(status)),
+            ),
             connections=sum(each["status"]["connections"]["current"] for each in processes),
             cursors=sum(each["cursors"] for each in processes),
             streams=sum(each["status"]["mergerouter"]["differentStreams"] for each in processes),
             waiting=sum(each["waitingStreams"] for each in processes),
             received_events=sum(row.events for row in members if row.target != _CONFIG),
             delivered_events=sum(each["delivered"]["events"] for each in processes),
-            buffered_bytes=sum(each["heldBytes"] for each in processes),
+            received_rates=past.received(),
+            delivered_rates=past.delivered(),
+            buffered_bytes=held,
+            other_bytes=max(0, held - sum(row.held_bytes for row in streams)),
             buffer_limit_bytes=sum(each["bufferLimitBytes"] for each in processes),
             cpu_seconds=sum(each["cpuSeconds"] for each in processes),
             resident_bytes=sum(each["residentBytes"] for each in processes),
             span=span,
-            lanes=tuple(_lanes(status, lags, span)),
-            stream_rows=tuple(_stream_rows(status)),
+            lanes=tuple(_lanes(status, lags, span, past, now)),
+            stream_rows=streams,
             client_rows=tuple(_client_rows(status, now)),
             member_rows=members,
             errors={error_name(int(code)): count for code, count in errors.most_common()},
@@ -178,17 +210,9 @@ class StatusView:
         return asdict(self)
 
 
-def _lags(status: RouterStatus, now: datetime) -> dict[str, float]:
-    """Return each target's lag: the largest of all streams of all processes."""
-    lags: dict[str, float] = {}
-    for process in status.processes:
-        for target, sums in process["targets"].items():
-            if sums["watermark"] is not None:
-                lags[target] = max(lags.get(target, 0.0), _age(sums["watermark"], now))
-    return lags
-
-
-def _lanes(status: RouterStatus, lags: Mapping[str, float], span: float) -> Iterator[Lane]:
+def _lanes(
+    status: RouterStatus, lags: Mapping[str, float], span: float, past: History, now: datetime
+) -> Iterator[Lane]:
     checks = status.checks
     sums: dict[str, Counter[str]] = {}
     holds: dict[str, Counter[str]] = {}
@@ -213,11 +237,31 @@ def _lanes(status: RouterStatus, lags: Mapping[str, float], span: float) -> Iter
             failing=total["failing"],
             buffered_bytes=total["bufferedBytes"],
             history=None if history is None or isinf(history) else history,
-            error=None if check.get("answers", True) else str(check["error"]),
+            error=(
+                None
+                if check.get("answers", True)
+                else str(check["problem"]).removeprefix("does not answer: ")
+            ),
+            trouble=(
+                not check.get("answers", True)
+                or total["failing"] > 0
+                or (lag is not None and lag > _TROUBLING_LAG)
+            ),
+            holds_for=past.holds_since(target, now),
+            lags=past.lags(target),
         )
 
 
+def _silent(status: RouterStatus) -> list[str]:
+    """Return the shards that do not answer."""
+    checks = status.checks.items()
+    return [
+        target for target, check in checks if target != _CONFIG and not check.get("answers", True)
+    ]
+
+
 def _stream_rows(status: RouterStatus) -> Iterator[StreamRow]:
+    silent = _silent(status)  # whose lanes have the error
     for process in status.processes:
         for stream in process["streams"]:
             remotes = stream["remotes"]
@@ -227,12 +271,15 @@ def _stream_rows(status: RouterStatus) -> Iterator[StreamRow]:
                 readers=len(stream["cursorIds"]),
                 events=stream["events"],
                 buffered_bytes=stream["bufferedBytes"],
-                gate_holder=stream["gateHolder"],
-                gate_reason=stream["gateReason"],
+                held_bytes=stream.get("heldBytes", stream["bufferedBytes"]),
+                slowest_remote=stream["slowestShard"],
+                slowest_reason=stream["slowestReason"],
                 waiting=stream["waiting"],
                 reopened=sum(remote["reopened"] for remote in remotes),
                 errors=tuple(
-                    f"{each['target']}: {each['error']}" for each in remotes if "error" in each
+                    f"{each['target']}: {each['error']}"
+                    for each in remotes
+                    if "error" in each and each["target"] not in silent
                 ),
             )
 
@@ -263,8 +310,8 @@ def _member_rows(status: RouterStatus) -> Iterator[MemberRow]:
             get_mores=load["getMores"],
             openings=load["openings"],
             reopenings=load["reopenings"],
-            nudges=load["nudges"],
-            notes=load["notes"],
+            noop_commands=load["noopCommands"],
+            noop_writes=load["noopWrites"],
         )
 
 

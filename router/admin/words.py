@@ -19,8 +19,23 @@ def in_words(seconds: float | None) -> str:
     return f"{sign}{seconds:.0f} s"
 
 
+def in_scope(namespace: str) -> str:
+    """Return what a stream watches: "whole cluster", "all of shop", "shop.orders"."""
+    database, _, collection = namespace.partition(".")
+    if collection != "$cmd.aggregate":
+        return namespace
+    return "whole cluster" if database == "admin" else f"all of {database}"
+
+
+def in_rate(rate: float) -> str:
+    """Return events a second for people: "0", "0.4", "12", "1,300"."""
+    return f"{rate:.1f}" if 0 < rate < 9.95 else f"{rate:,.0f}"
+
+
 def in_bytes(size: float) -> str:
-    """Return a size for people: "0.1 MiB", "1.5 GiB"."""
+    """Return a size for people: "0", "12 KiB", "1.1 MiB", "1.5 GiB"."""
+    if size < _MEGABYTE:
+        return f"{max(1, round(size / 1024))} KiB" if size else "0"
     if size >= 1024 * _MEGABYTE:
         return f"{size / (1024 * _MEGABYTE):,.1f} GiB"
     return f"{size / _MEGABYTE:.1f} MiB"

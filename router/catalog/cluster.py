@@ -11,18 +11,18 @@ from bson.timestamp import Timestamp
 
 from router.catalog.dialer import MemberDialer
 from router.catalog.shared_answer import SharedAnswer
-from router.stream_settings import StreamSettings
+from router.stream_settings import ConnectionSettings
 from shard_client.backoff import Backoff
 from shard_client.cluster_clock import ClusterClock
 from shard_client.error_codes import ErrorCode
-from shard_client.errors import RESUMABLE_LABEL, CommandError, NetworkError
-from shard_client.remote_cursor.late_kills import LateKills
+from shard_client.errors import RESUMABLE_LABEL, CommandError, NetworkError, WrongServerError
+from shard_client.remote_cursor.cursor_reaper import CursorReaper
 from shard_client.remote_cursor.retry_policy import from_network, is_resumable
 from shard_client.replica_set.motor_control import MotorReplicaSet
 from shard_client.replica_set.read_preference import PRIMARY, ReadPreference
 from shard_client.replica_set.replica_set import ReplicaSet, no_member, parse_hosts
 from shard_client.wire.access import OPEN, Access
-from shard_client.wire.connection import Address, Connection
+from shard_client.wire.connection import Address, Connection, format_address
 from shard_client.wire.connection_pool import ConnectionPool
 
 log = structlog.get_logger()
@@ -66,7 +66,7 @@ class Cluster:
     def __init__(
         self,
         configdb: str,
-        limits: StreamSettings | None = None,
+        limits: ConnectionSettings | None = None,
         *,
         replica_set: ReplicaSetFactory | None = None,
         wall: Callable[[], float] = time.time,
@@ -74,7 +74,7 @@ class Cluster:
     ) -> None:
         parse_hosts(configdb)
         self.access = access
-        self._limits = limits or StreamSettings()
+        self._limits = limits or ConnectionSettings()
         self._factory: ReplicaSetFactory = replica_set or partial(
             MotorReplicaSet, local_threshold=self._limits.local_threshold, access=access
         )
@@ -86,7 +86,7 @@ class Cluster:
         self._wire_versions: dict[str, int] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self.pool = ConnectionPool(self._limits.pool, access=access)
-        self.late_kills = LateKills(self.pool.borrow)
+        self.cursor_reaper = CursorReaper(self.pool.borrow)
         self._list = SharedAnswer(self._listed, "read the shard list")
         self._list_error: CommandError | None = None
         self._follow(CONFIG, configdb)
@@ -101,7 +101,8 @@ class Cluster:
             async with asyncio.timeout(self._limits.open_timeout if timeout is None else timeout):
                 return await self._list.get()
         except TimeoutError:
-            raise self._list_error or no_member(PRIMARY, self._sets[CONFIG].name) from None
+            config = self._sets[CONFIG]
+            raise self._list_error or no_member(PRIMARY, config.name, config.causes) from None
 
     async def _listed(self) -> ShardList:
         loop = asyncio.get_running_loop()
@@ -135,7 +136,7 @@ class Cluster:
             preference=preference,
             attempt_timeout=self._limits.connect_timeout,
             pool=self.pool,
-            late_kills=self.late_kills,
+            cursor_reaper=self.cursor_reaper,
         )
 
     async def connect(self, target: str, host: str | None = None) -> Connection:
@@ -188,7 +189,16 @@ class Cluster:
         return len(self._hosts)
 
     def said_hello(self, target: str, connection: Connection) -> None:
-        """Record the cluster time and the wire version of a connection's hello."""
+        """Record the cluster time and the wire version of a connection's hello.
+
+        Raises WrongServerError if the config server's member belongs to no config server.
+        """
+        if target == CONFIG and "configsvr" not in connection.hello:
+            raise WrongServerError(
+                ErrorCode.IllegalOperation,
+                f"{format_address(connection.address)} answers, but is no config server: name the "
+                "cluster's config server in sharding.configDB (--configdb)",
+            )
         self.clock.advance(connection.hello.get("$clusterTime"))
         version = int(connection.hello.get("maxWireVersion", 0))
         if self._wire_versions.setdefault(target, version) != version:
@@ -212,14 +222,14 @@ class Cluster:
         return min(known or self._wire_versions.values(), default=0)
 
     def renew_monitors(self) -> None:
-        """Make the monitoring of all replica sets connect anew, with the current certificates."""
+        """Make the monitoring of all replica sets reconnect, with the current certificates."""
         for replica_set in self._sets.values():
             replica_set.renew()
 
     async def close(self) -> None:
         """Close the cluster's monitors and connections."""
         await self._list.close()
-        await self.late_kills.close()
+        await self.cursor_reaper.close()
         self.pool.close()
         for replica_set in self._sets.values():
             self._release(replica_set)
@@ -291,7 +301,7 @@ def _time_of(reply: Mapping[str, Any]) -> Timestamp:
     """Return the operation time of a member's reply; raise CommandError if it has none."""
     time = reply.get("operationTime")
     if not isinstance(time, Timestamp):
-        raise CommandError(ErrorCode.IllegalOperation, "the config server tells no time")
+        raise CommandError(ErrorCode.IllegalOperation, "the config server reports no cluster time")
     return time
 
 

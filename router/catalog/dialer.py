@@ -8,8 +8,8 @@ import structlog
 
 from shard_client.backoff import Backoff
 from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError, NetworkError
-from shard_client.remote_cursor.late_kills import LateKills
+from shard_client.errors import CommandError, NetworkError, WrongServerError
+from shard_client.remote_cursor.cursor_reaper import CursorReaper
 from shard_client.remote_cursor.open_cursor import OpenCursor
 from shard_client.remote_cursor.retry_policy import from_network, is_resumable
 from shard_client.replica_set.read_preference import PRIMARY, ReadPreference
@@ -32,7 +32,7 @@ class Directory(Protocol):
         ...
 
     def said_hello(self, target: str, connection: Connection) -> None:
-        """Record the contents of a connection's hello."""
+        """Record the contents of a connection's hello; raises WrongServerError."""
         ...
 
 
@@ -52,7 +52,7 @@ class MemberDialer:
         preference: ReadPreference,
         attempt_timeout: float,
         pool: ConnectionPool,
-        late_kills: LateKills,
+        cursor_reaper: CursorReaper,
     ) -> None:
         self._directory = directory
         self._target = target
@@ -60,7 +60,7 @@ class MemberDialer:
         self._preference = preference
         self._attempt_timeout = attempt_timeout
         self._pool = pool
-        self._late_kills = late_kills
+        self._cursor_reaper = cursor_reaper
         self._replica_set: ReplicaSet | None = None
 
     async def connect(self, timeout: float) -> Connection:
@@ -89,9 +89,7 @@ class MemberDialer:
 
         Raises CommandError, NetworkError.
         """
-        connection = await self._pool.take(address, timeout)
-        self._directory.said_hello(self._target, connection)
-        return connection
+        return self._identified(await self._pool.take(address, timeout))
 
     def release(self, connection: Connection) -> None:
         """Return a connection to the pool; cut it if it is closed or has a request in flight."""
@@ -110,7 +108,7 @@ class MemberDialer:
 
     def kill_later(self, cursor: OpenCursor) -> None:
         """Kill a cursor once its member answers again."""
-        self._late_kills.add(cursor)
+        self._cursor_reaper.add(cursor)
 
     async def _attempt(self, timeout: float, *, fresh: bool) -> Connection:
         replica_set = await self._directory.locate(self._target, self._host, fresh=fresh)
@@ -122,8 +120,7 @@ class MemberDialer:
         except NetworkError as error:
             replica_set.invalidate(address)
             raise from_network(error, format_address(address)) from error
-        self._directory.said_hello(self._target, connection)
-        hello = connection.hello
+        hello = self._identified(connection).hello
         replica_set.observe(address, hello)
         is_primary = hello.get("isWritablePrimary", hello.get("ismaster"))
         if hello.get("setName") != replica_set.name:
@@ -135,3 +132,12 @@ class MemberDialer:
         self._pool.give_back(connection)
         replica_set.invalidate(address)
         raise CommandError(ErrorCode.NotWritablePrimary, f"{format_address(address)} {problem}")
+
+    def _identified(self, connection: Connection) -> Connection:
+        """Return a connection whose hello fits the target; release it and raise otherwise."""
+        try:
+            self._directory.said_hello(self._target, connection)
+        except WrongServerError:
+            self._pool.give_back(connection)
+            raise
+        return connection

@@ -2,25 +2,41 @@
 
 import asyncio
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from bson.int64 import Int64
 
-from router.access.authorization import STREAM_ACTIONS, require, stream_resource
+from router.access.authorization import LONGEST_SHOWN, not_authorized, require
+from router.access.privileges import STREAM_ACTIONS, WHOLE, stream_resource
 from router.access.users import User
-from router.change_stream.aggregate_fields import check_aggregate
-from router.change_stream.recognition import explains_change_stream, is_change_stream
-from router.change_stream.request import StreamRequest, parse_request
-from router.commands.answer import Answer, AnyAnswer, PassThrough, RawAnswer
+from router.commands.answer import Answer, AnyAnswer, PassThrough
 from router.commands.api_version import api_parameters
 from router.commands.call import Call, Command
 from router.commands.errors import as_mongos_says
+from router.commands.fields import bson_type
 from router.cursors.owner import Owner
+from router.request.aggregate_fields import check_aggregate
+from router.request.stream_commands import explains_change_stream, is_change_stream
+from router.request.stream_request import StreamRequest, parse_request
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import build_cursor_reply
+from shard_client.wire.bson_slices import (
+    ARRAY,
+    STRING,
+    Element,
+    find,
+    iter_elements,
+    shortened,
+    string_value,
+)
+from shard_client.wire.documents import decode
 
 _SECONDS_PER_MS = 0.001
+MOST_STAGES = 1000
+"""mongos's default of internalPipelineLengthLimit."""
+
 _OF_THE_CLUSTER = frozenset({"config", "local"})
 
 
@@ -39,8 +55,11 @@ async def aggregate(call: Call) -> AnyAnswer:
     limit = request.max_time_ms * _SECONDS_PER_MS if request.max_time_ms else None
     try:
         async with asyncio.timeout(limit):
-            owner = Owner(call.lsid, call.user_name, call.client.host)
-            cursor, batch = await node.cursors.open(request, owner)
+            owner = Owner(call.lsid, call.user_name, call.client.host, call.client.label)
+            cursor, batch = await node.cursors.open(
+                request, owner, user=call.user, api=api_parameters(call.command),
+                request_bytes=len(call.raw or b""),
+            )  # fmt: skip
     except TimeoutError:
         raise CommandError(
             ErrorCode.MaxTimeMSExpired, "operation exceeded time limit"
@@ -51,23 +70,18 @@ async def aggregate(call: Call) -> AnyAnswer:
             empty = {"id": Int64(0), "ns": request.namespace, "firstBatch": list[Any]()}
             return Answer({"cursor": empty})
         raise as_mongos_says(node, error) from error
-    node.api_parameters[cursor] = api_parameters(call.command)
-    if call.user is not None:
-        node.users[cursor] = call.user
     cluster_time, operation_time = node.reply_times
-    return RawAnswer(
-        build_cursor_reply(
-            "firstBatch",
-            cursor_id=0 if batch.closed else cursor.cursor_id,
-            namespace=request.namespace,
-            events=batch.events,
-            pbrt=batch.pbrt,
-            size=batch.size,
-            cluster_time=cluster_time,
-            operation_time=operation_time,
-            # mongos returns the reply of that one shard unchanged.
-            identity_first=request.passthrough_to_shard is not None,
-        )
+    return build_cursor_reply(
+        "firstBatch",
+        cursor_id=0 if batch.closed else cursor.cursor_id,
+        namespace=request.namespace,
+        events=batch.events,
+        pbrt=batch.pbrt,
+        size=batch.size,
+        cluster_time=cluster_time,
+        operation_time=operation_time,
+        # mongos returns the reply of that one shard unchanged.
+        identity_first=request.passthrough_to_shard is not None,
     )
 
 
@@ -78,11 +92,65 @@ async def explain(call: Call) -> AnyAnswer:
         CommandError: as mongos answers the same request.
     """
     inner = call.command[call.name]
+    _check_same_database(call.database, inner)
     verbosity = call.command.get("verbosity", "allPlansExecution")
     request = _parsed(call, {"cursor": {}, **inner})
     if isinstance(request, PassThrough):
         return request
     return await _explained(call, request, inner, verbosity)
+
+
+def refuse_early(command: bytes, user: User | None) -> None:
+    """Refuse a large ``aggregate`` of a user without rights, and one with too many stages.
+
+    Raises:
+        CommandError: 13, or 9; mongos 6.0 ends with half a million stages.
+    """
+    if len(command) > LONGEST_SHOWN:
+        _refuse_early(command, 0, _text(command, find(command, b"$db")), user)
+
+
+def refuse_explain_early(command: bytes, user: User | None) -> None:
+    """Refuse an ``explain`` as ``refuse_early`` does an ``aggregate``; raises CommandError."""
+    inner = next(iter_elements(command))
+    if len(command) > LONGEST_SHOWN:
+        _refuse_early(command, inner.start, _text(command, find(command, b"$db")), user)
+
+
+def _refuse_early(command: bytes, start: int, database: str | None, user: User | None) -> None:
+    target = next(iter_elements(command, start))
+    collection = _text(command, target)
+    if user is not None and database is not None and (collection or target.type != STRING):
+        resource = stream_resource(database, collection)
+        if not user.privileges.allow(resource, *STREAM_ACTIONS):
+            first_fields = decode(shortened(command, LONGEST_SHOWN))
+            raise not_authorized(database, first_fields, str(user))
+    pipeline = find(command, b"pipeline", start)
+    if pipeline is None or pipeline.type != ARRAY:
+        return
+    stages = iter_elements(command, pipeline.start, pipeline.end)
+    if next(islice(stages, MOST_STAGES, None), None) is not None:
+        raise CommandError(
+            ErrorCode.FailedToParse, f"Pipeline length must be no longer than {MOST_STAGES} stages"
+        )
+
+
+def _text(command: bytes, element: Element | None) -> str | None:
+    if element is None or element.type != STRING:
+        return None
+    return string_value(command, element).decode(errors="replace")
+
+
+def _check_same_database(database: str, inner: Mapping[str, Any]) -> None:
+    """Raise CommandError if the explained command names another database."""
+    named = inner.get("$db", database)
+    if not isinstance(named, str):
+        raise CommandError(13111, f"wrong type for field ($db) {bson_type(named)} != string")
+    if named != database:
+        raise CommandError(
+            ErrorCode.InvalidNamespace,
+            f"Mismatched $db in explain command. Expected {database} but got {named}",
+        )
 
 
 def _parsed(call: Call, command: Mapping[str, Any]) -> StreamRequest | PassThrough:
@@ -105,9 +173,14 @@ def _parsed(call: Call, command: Mapping[str, Any]) -> StreamRequest | PassThrou
                 ErrorCode.IDLDuplicateField,
                 "the command has a field twice, or a value of a type that is no longer in use",
             )
+        if command.get("aggregate") == WHOLE:
+            raise CommandError(
+                ErrorCode.InvalidNamespace,
+                f"Invalid namespace specified '{call.database}.{WHOLE}'",
+            )
         if call.user is not None:
             # mongos parses the command's fields, then checks the rights, then parses the stages.
-            _check_rights(call, call.user, check_aggregate(call.database, command).collection)
+            _check_rights(call, call.user, check_aggregate(call.database, command))
         return parse_request(call.database, command)
     except CommandError as error:
         if call.upstream is None or call.database in _OF_THE_CLUSTER:
@@ -139,10 +212,11 @@ async def _explained(
 
 COMMANDS = (
     Command(
-        ("aggregate",), aggregate, "change streams", api_versions=("1",), is_ours=is_change_stream
+        ("aggregate",), aggregate, "change streams", api_versions=("1",), is_ours=is_change_stream,
+        refuse_early=refuse_early,
     ),
     Command(
         ("explain",), explain, "how a change stream would be run", api_versions=("1",),
-        is_ours=explains_change_stream,
+        is_ours=explains_change_stream, refuse_early=refuse_explain_early,
     ),
 )  # fmt: skip

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from router.bson_text import LONGEST, shortened
 from shard_client.errors import CommandError
 
-if TYPE_CHECKING:
-    from router.peers.peers import Peer
+_LONGEST_MESSAGE = 4 * LONGEST
 
 # mongos refuses a read concern before it knows any time, so that reply carries no times.
 _REFUSED_READ_CONCERN = "Command aggregate does not support { readConcern"
@@ -25,11 +25,8 @@ class Answer:
     next_command: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RawAnswer:
-    """A whole reply body as slices to join, without decoded parts."""
-
-    parts: list[bytes]
+RawAnswer = list[bytes]
+"""A whole reply body as slices to join, of which the first has its length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +44,7 @@ class PassThrough:
 PASS_THROUGH = PassThrough()
 
 
-@dataclass(frozen=True, slots=True)
-class ToWorker:
-    """A request to relay the client's message to the worker that owns the cursor.
-
-    With ``or_upstream`` the message goes to the upstream if that worker does not know the cursor.
-    ``user`` is the name of the user that is logged in, which the message then carries.
-    """
-
-    peer: "Peer"
-    cursor_id: int
-    or_upstream: bool = False
-    user: str | None = None
-
-
-AnyAnswer = Answer | RawAnswer | PassThrough | ToWorker
+AnyAnswer = Answer | RawAnswer | PassThrough
 
 
 def reply_document(fields: Mapping[str, Any], times: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,6 +57,7 @@ def reply_document(fields: Mapping[str, Any], times: Mapping[str, Any]) -> dict[
 def error_document(error: CommandError, times: Mapping[str, Any]) -> dict[str, Any]:
     """Return an error's reply in mongos's order: labels come after the times."""
     reply = error.to_reply()
+    reply["errmsg"] = shortened(error.message, _LONGEST_MESSAGE)
     labels = reply.pop("errorLabels", None)
     if not error.message.startswith(_REFUSED_READ_CONCERN):
         reply.update(times)

@@ -100,7 +100,7 @@ async def fields_of_hello(call: Call) -> Mapping[str, Any]:
 RELAYED = (
     Command(("saslStart",), sasl_step, "begin a login", before_login=True, api_versions=("1",)),
     Command(
-        ("saslContinue",), sasl_step, "go on with a login", before_login=True, api_versions=("1",)
+        ("saslContinue",), sasl_step, "continue a login", before_login=True, api_versions=("1",)
     ),
     Command(
         ("authenticate",),

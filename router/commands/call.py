@@ -8,6 +8,7 @@ from router.access.authorization import login_required, require
 from router.access.privileges import CLUSTER
 from router.commands.answer import AnyAnswer
 from router.commands.api_version import check_api
+from router.upstream_mongos import ServerLink
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 from shard_client.wire.documents import encode
@@ -16,18 +17,11 @@ if TYPE_CHECKING:
     from router.access.login import Login
     from router.access.users import User
     from router.commands.node import Node
-    from router.peers.peers import Peer, Peers
-    from router.upstream_mongos import ServerLink, UpstreamMongos
+    from router.upstream_mongos import Reachable, UpstreamMongos
     from shard_client.wire.tls import Certificate
 
 
 _MOST_CHECKED = 1024 * 1024
-
-ON_BEHALF_OF = "$onBehalfOf"
-"""The field in which a worker names the user for whom it passes a command on."""
-
-ANYBODY = "*"
-"""The name of a user that may act on all users' cursors; a real user's name has an @."""
 
 
 @dataclass(slots=True)
@@ -45,10 +39,9 @@ class Client:
     peer: str
     metadata: Mapping[str, Any] | None = None
     greeted: bool = False
-    link: "ServerLink | None" = None
     is_worker: bool = False
     is_local: bool = False
-    worker_links: "dict[int, ServerLink]" = field(default_factory=dict)
+    links: "dict[Reachable, ServerLink]" = field(default_factory=dict)
     login: "Login | None" = None
     certificate: "Certificate | None" = None
 
@@ -57,21 +50,21 @@ class Client:
         """The client's address, without the port."""
         return self.peer.rpartition(":")[0] or self.peer
 
-    def upstream_link(self, upstream: "UpstreamMongos") -> "ServerLink":
-        """Return this client's own link to the upstream, which connects on first use."""
-        if self.link is None:
-            self.link = upstream.link()
-        return self.link
+    @property
+    def label(self) -> str:
+        """The client's address with its port, and its application's name if it has sent one."""
+        application = (self.metadata or {}).get("application")
+        name = application.get("name") if isinstance(application, Mapping) else None
+        return f"{self.peer} {name}" if name else self.peer
 
-    def worker_link(self, peer: "Peer") -> "ServerLink":
-        """Return this client's own link to another worker, which connects on first use."""
-        return self.worker_links.setdefault(peer.number, peer.link())
+    def link_to(self, server: "Reachable") -> "ServerLink":
+        """Return this client's own link to another server, which connects on first use."""
+        return self.links.setdefault(server, ServerLink(server))
 
     def cut_links(self) -> None:
         """Cut the client's connections to other servers, which then end its running commands."""
-        for link in (self.link, *self.worker_links.values()):
-            if link is not None:
-                link.abort()
+        for link in self.links.values():
+            link.abort()
         if self.login is not None:
             self.login.close()
 
@@ -111,7 +104,7 @@ class Call:
     def upstream_link(self) -> "ServerLink | None":
         """The client's own connection to the upstream, None if there is no upstream."""
         upstream = self.upstream
-        return None if upstream is None else self.client.upstream_link(upstream)
+        return None if upstream is None else self.client.link_to(upstream)
 
     @property
     def user(self) -> "User | None":
@@ -126,16 +119,6 @@ class Call:
             return self.on_behalf_of
         user = self.user
         return None if user is None else str(user)
-
-    def for_worker(self, command: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a command for another worker, with the user for whom it is passed on."""
-        name = self.user_name
-        return command if name is None else {**command, ON_BEHALF_OF: name}
-
-    @property
-    def peers(self) -> "Peers | None":
-        """The other workers, None if there are none or the client is one of them."""
-        return None if self.client.is_worker else self.node.peers
 
     @property
     def lsid(self) -> bytes | None:
@@ -157,7 +140,8 @@ class Command:
     ``for_tests`` exists under ``enableTestCommands`` only. With authorization, a command without
     ``before_login`` requires a login, and one with ``action`` the right to that action on the
     cluster. ``is_ours``, if given, takes the raw command and returns whether the router answers it,
-    so that commands for the upstream are not decoded.
+    so that commands for the upstream are not decoded. ``refuse_early``, if given, takes the raw
+    command and the user, and raises the CommandError of a command that need not be decoded for it.
     """
 
     names: tuple[str, ...]
@@ -170,6 +154,7 @@ class Command:
     action: str | None = None
     api_versions: tuple[str, ...] = ()
     is_ours: Callable[[bytes], bool] | None = None
+    refuse_early: Callable[[bytes, "User | None"], None] | None = None
 
     def check(self, call: Call) -> None:
         """Make the checks that mongos makes before it runs any command; raises CommandError."""

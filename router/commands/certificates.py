@@ -2,6 +2,7 @@
 
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.call import Call, Command
+from router.commands.elsewhere import change_everywhere_else
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
@@ -18,9 +19,7 @@ async def rotate_certificates(call: Call) -> AnyAnswer:
         call.node.certificates.rotate()
     except (ValueError, OSError) as error:
         raise CommandError(ErrorCode.InvalidSSLConfiguration, str(error)) from error
-    if call.peers is not None:
-        await call.peers.ask_all("admin", {"rotateCertificates": 1})
-        call.peers.tell_parent(rotated=True)
+    await change_everywhere_else(call)
     return Answer({})
 
 

@@ -4,6 +4,7 @@ import platform
 
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.call import Call, Command
+from router.commands.elsewhere import everywhere_else
 from router.commands.fields import text
 from router.config.log_lines import RECENT, RECENT_LINES
 from shard_client.error_codes import ErrorCode
@@ -46,12 +47,16 @@ async def get_log(call: Call) -> Answer:
     if asked != "global":
         return Answer({"totalLinesWritten": 0, "log": []})
     total, lines = RECENT.total, list(RECENT.lines)
-    if call.peers is not None:
-        for other in await call.peers.ask_all("admin", call.command):
-            total += other["totalLinesWritten"]
-            lines += other["log"]
-        lines = sorted(lines)[-RECENT_LINES:]  # a line begins with its time
-    return Answer({"totalLinesWritten": total, "log": lines})
+    for other in await everywhere_else(call):
+        total += other["totalLinesWritten"]
+        lines += other["log"]
+    lines.sort(key=_time_of)
+    return Answer({"totalLinesWritten": total, "log": lines[-RECENT_LINES:]})
+
+
+def _time_of(line: str) -> str:
+    """Return a log line's beginning: its time, so that lines of one time keep their order."""
+    return line.partition("}")[0]
 
 
 async def host_info(call: Call) -> Answer:
@@ -108,7 +113,9 @@ COMMANDS = (
     Command(("whatsmyuri",), whats_my_uri, "the client's address", before_login=True),
     Command(("getLog",), get_log, "the last log lines", admin_only=True, action="getLog"),
     Command(("hostInfo",), host_info, "the machine", action="hostInfo"),
-    Command(("replSetGetStatus",), repl_set_get_status, "not supported through mongos"),
+    Command(
+        ("replSetGetStatus",), repl_set_get_status, "not supported through mongos", admin_only=True
+    ),
     Command(("isdbgrid",), is_dbgrid, "that this is a mongos", before_login=True),
     Command(
         ("listShards", "listshards"),

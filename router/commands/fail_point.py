@@ -1,21 +1,16 @@
-"""Fail points: switches that make commands fail in tests, with mongos's modes and counting."""
+"""One fail point: a switch that makes commands fail in tests, with mongos's modes and counting."""
 
 import random
 from collections.abc import Callable, Mapping
-from enum import Enum, auto
+from enum import Enum
 from typing import Any
 
 from bson.decimal128 import Decimal128
-from bson.int64 import Int64
 
 from router.commands.fields import bson_type
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
-FAIL_COMMAND = "failCommand"
-FAIL_GET_MORE = "failGetMoreAfterCursorCheckout"
-CONFIGURE = "configureFailPoint"
-_TIMES_ENTERED = "timesEntered"
 _MOST = 2**31 - 1
 _MODE_FORMS = (
     "'mode' must be one of 'off', 'alwaysOn', '{times:n}', '{skip:n}' or "
@@ -24,26 +19,18 @@ _MODE_FORMS = (
 
 
 class _Mode(Enum):
-    OFF = auto()
-    ALWAYS_ON = auto()
-    TIMES = auto()
-    SKIP = auto()
-    RANDOM = auto()
-
-
-_PLAIN_MODES = {_Mode.OFF: "off", _Mode.ALWAYS_ON: "alwaysOn"}
-_NUMBERED_MODES = {
-    _Mode.TIMES: "times",
-    _Mode.SKIP: "skip",
-    _Mode.RANDOM: "activationProbability",
-}
+    OFF = "off"
+    ALWAYS_ON = "alwaysOn"
+    TIMES = "times"
+    SKIP = "skip"
+    RANDOM = "activationProbability"
 
 
 class FailPoint:
     """One fail point: off until configured, then firing according to its mode.
 
     ``times_entered`` counts its firings since the process began. ``changed`` is set by each change
-    that the other workers need.
+    that the other processes need.
 
     Args:
         chance: returns random numbers from 0 to 1, for the mode ``{activationProbability: p}``.
@@ -93,10 +80,10 @@ class FailPoint:
 
     def mode(self) -> object:
         """Return the mode that makes another fail point continue as this one would."""
-        if self._mode in _PLAIN_MODES:
-            return _PLAIN_MODES[self._mode]
+        if self._mode in (_Mode.OFF, _Mode.ALWAYS_ON):
+            return self._mode.value
         number = self._number if self._mode is _Mode.RANDOM else int(self._number)
-        return {_NUMBERED_MODES[self._mode]: number}
+        return {self._mode.value: number}
 
     @property
     def data(self) -> Mapping[str, Any]:
@@ -123,10 +110,8 @@ def _read_mode(command: Mapping[str, Any]) -> tuple[_Mode, float]:
         raise CommandError(
             ErrorCode.IllegalOperation, "When setting a failpoint, you must supply a 'mode'"
         )
-    if mode == "off":
-        return _Mode.OFF, 0
-    if mode == "alwaysOn":
-        return _Mode.ALWAYS_ON, 0
+    if mode in ("off", "alwaysOn"):
+        return _Mode(mode), 0
     if isinstance(mode, str):
         raise CommandError(ErrorCode.BadValue, f"unknown mode: {mode}")
     if not isinstance(mode, Mapping):
@@ -162,56 +147,6 @@ def _probability(value: Any) -> float:
             f"activationProbability must be between 0.0 and 1.0; found {number:g}",
         )
     return number
-
-
-class FailPoints:
-    """The fail points that drivers' specification tests use, as mongos implements them."""
-
-    def __init__(self) -> None:
-        self._points = {FAIL_COMMAND: FailPoint(), FAIL_GET_MORE: FailPoint()}
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._points
-
-    def configure(self, name: str, command: Mapping[str, Any]) -> int:
-        """Set a fail point and return the number of its firings so far.
-
-        Args:
-            name: the name of one of these fail points.
-            command: the whole configureFailPoint command.
-
-        Raises:
-            CommandError: the mode is missing, or the mode or the data is invalid.
-        """
-        return self._points[name].configure(command)
-
-    def take_over(self, command: Mapping[str, Any]) -> None:
-        """Take over a fail point's state from another worker, as ``changes`` returned it there."""
-        point = self._points[str(command[CONFIGURE])]
-        point.configure(command)
-        point.times_entered = int(command[_TIMES_ENTERED])
-        point.changed = False
-
-    def changes(self) -> list[dict[str, Any]]:
-        """Return, for the other workers, the fail points that changed since the last call."""
-        changed = [(name, point) for name, point in self._points.items() if point.changed]
-        for _name, point in changed:
-            point.changed = False
-        return [
-            {
-                CONFIGURE: name,
-                "mode": point.mode(),
-                "data": point.data,
-                _TIMES_ENTERED: Int64(point.times_entered),
-            }
-            for name, point in changed
-        ]
-
-    def enter(
-        self, name: str, concerned: Callable[[Mapping[str, Any]], bool]
-    ) -> Mapping[str, Any] | None:
-        """Enter a fail point: return its data if it fires for this caller, else None."""
-        return self._points[name].enter(concerned)
 
 
 def integer_field(document: Mapping[str, Any], name: str) -> int:

@@ -1,30 +1,28 @@
-"""Fail points for drivers' tests, available under ``enableTestCommands`` only.
+"""Fail points for drivers' tests, which only a router with ``enableTestCommands`` loads.
 
 They act in the router. A command for the upstream fails before it is relayed.
 """
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from bson.int64 import Int64
 
-from router.change_stream.recognition import is_change_stream
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
-from router.commands.call import Call, Command
-from router.commands.fail_point import (
-    CONFIGURE,
-    FAIL_COMMAND,
-    FAIL_GET_MORE,
-    FailPoints,
-    integer_field,
-)
+from router.commands.call import Call
+from router.commands.elsewhere import everywhere_else
+from router.commands.fail_point import FailPoint, integer_field
 from router.commands.fields import text
-from router.commands.node import Node
+from router.request.stream_commands import is_change_stream
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError
 from shard_client.wire.documents import encode
 
+_CONFIGURE: Final = "configureFailPoint"
+_FAIL_COMMAND: Final = "failCommand"
+_FAIL_GET_MORE: Final = "failGetMoreAfterCursorCheckout"
+_TIMES_ENTERED: Final = "timesEntered"
 _LABELS = "errorLabels"
 _WRITE_ERROR = "writeConcernError"
 _SECONDS_PER_MS = 0.001
@@ -41,98 +39,101 @@ _TRANSIENT_CODES = frozenset({24, 63, 112, 150, 246, 251, 267, 13388})
 _RETRIABLE_CODES = frozenset({6, 7, 89, 91, 134, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436})
 
 
-async def before_command(points: FailPoints, call: Call, names: Sequence[str]) -> None:
-    """Apply ``failCommand``: block the command, fail it, or close the connection.
+class FailPoints:
+    """The fail points that drivers' specification tests use, as mongos implements them."""
 
-    Args:
-        points: the router's fail points.
-        call: the command.
-        names: all names of the command.
+    def __init__(self) -> None:
+        self._points = {_FAIL_COMMAND: FailPoint(), _FAIL_GET_MORE: FailPoint()}
 
-    Raises:
-        CommandError: the configured error, with the configured labels or else mongos's.
-        NetworkError: the fail point closes the connection.
-    """
-    data = points.enter(
-        FAIL_COMMAND, lambda data: _fails(data) and _concerns(data, call, names, _namespace(call))
-    )
-    await share_with_workers(call.node)
-    if data is None:
-        return
-    if data.get("blockConnection") is True:
-        await _block(call, data)
-    if data.get("closeConnection") is True:
-        raise NetworkError(f"a fail point closes the connection in {call.name}")
-    if "errorCode" in data:
-        raise _failure(call, data)
+    async def before_command(self, call: Call, names: Sequence[str]) -> None:
+        """Apply ``failCommand``: block the command, fail it, or close the connection.
 
+        Args:
+            call: the command.
+            names: all names of the command.
 
-def after_checkout(points: FailPoints, call: Call, namespace: str) -> None:
-    """Apply ``failGetMoreAfterCursorCheckout`` to a getMore that holds its cursor.
+        Raises:
+            CommandError: the configured error, with the configured labels or else mongos's.
+            NetworkError: the fail point closes the connection.
+        """
+        data = self._points[_FAIL_COMMAND].enter(
+            lambda data: _fails(data) and _concerns(data, call, names, _namespace(call))
+        )
+        await self._share(call)
+        if data is None:
+            return
+        if data.get("blockConnection") is True:
+            await _block(call, data)
+        if data.get("closeConnection") is True:
+            raise NetworkError(f"a fail point closes the connection in {call.name}")
+        if "errorCode" in data:
+            raise _failure(call, data)
 
-    Args:
-        points: the router's fail points.
-        call: the getMore.
-        namespace: the cursor's namespace.
+    async def after_checkout(self, call: Call, namespace: str) -> None:
+        """Apply ``failGetMoreAfterCursorCheckout`` to a getMore that holds its cursor.
 
-    Raises:
-        CommandError: the configured error, InternalError by default; not yet labelled.
-    """
-    data = points.enter(
-        FAIL_GET_MORE,
-        lambda data: _concerns(
-            {**data, "failCommands": ["getMore"]}, call, ("getMore",), namespace
-        ),
-    )
-    if data is not None:
-        code = ErrorCode.InternalError
-        given = integer_field(data, "errorCode") if data.get("errorCode") else code
-        raise CommandError(given, f"Hit the '{FAIL_GET_MORE}' failpoint")
+        Args:
+            call: the getMore.
+            namespace: the cursor's namespace.
 
+        Raises:
+            CommandError: the configured error, InternalError by default; not yet labelled.
+        """
+        data = self._points[_FAIL_GET_MORE].enter(
+            lambda data: _concerns(
+                {**data, "failCommands": ["getMore"]}, call, ("getMore",), namespace
+            )
+        )
+        await self._share(call)
+        if data is not None:
+            code = ErrorCode.InternalError
+            given = integer_field(data, "errorCode") if data.get("errorCode") else code
+            raise CommandError(given, f"Hit the '{_FAIL_GET_MORE}' failpoint")
 
-def added_to_reply(points: FailPoints, call: Call) -> Mapping[str, Any]:
-    """Return the fields that ``failCommand`` adds to a write's reply: a writeConcernError.
+    async def added_to_reply(self, call: Call) -> Mapping[str, Any]:
+        """Return the fields that ``failCommand`` adds to a write's reply: a writeConcernError.
 
-    A fail point that also has an error code, or closes the connection, has already acted.
-    """
-    data = points.enter(
-        FAIL_COMMAND,
-        lambda data: (
-            call.name in _WRITES
-            and _WRITE_ERROR in data
-            and _concerns(data, call, (call.name,), _namespace(call))
-        ),
-    )
-    if data is None:
-        return {}
-    labels = data.get(_LABELS)
-    return {_WRITE_ERROR: data[_WRITE_ERROR]} | ({_LABELS: labels} if labels else {})
+        A fail point that also has an error code, or closes the connection, has already acted.
+        """
+        data = self._points[_FAIL_COMMAND].enter(
+            lambda data: (
+                call.name in _WRITES
+                and _WRITE_ERROR in data
+                and _concerns(data, call, (call.name,), _namespace(call))
+            )
+        )
+        await self._share(call)
+        if data is None:
+            return {}
+        labels = data.get(_LABELS)
+        return {_WRITE_ERROR: data[_WRITE_ERROR]} | ({_LABELS: labels} if labels else {})
 
+    async def configure(self, call: Call) -> AnyAnswer:
+        """Set one of the router's fail points; pass all others to the upstream.
 
-async def configure_fail_point(call: Call) -> AnyAnswer:
-    """Set one of the router's fail points; pass all others to the upstream.
+        Raises:
+            CommandError: the fail point is unknown, or its mode or data is invalid.
+        """
+        name = text(call.command, _CONFIGURE, _CONFIGURE)
+        point = self._points.get(name)
+        if point is None:
+            if call.upstream is not None:
+                return PASS_THROUGH
+            raise CommandError(ErrorCode.FailPointSetFailed, f"{name} not found")
+        count = point.configure(call.command)
+        if call.client.is_worker:  # it has shared the fail point's state
+            point.times_entered, point.changed = int(call.command[_TIMES_ENTERED]), False
+        await self._share(call)
+        return Answer({"count": Int64(count)})
 
-    Raises:
-        CommandError: the fail point is unknown, or its mode or data is invalid.
-    """
-    points = call.node.fail_points
-    assert points is not None  # the command is for tests only
-    name = text(call.command, CONFIGURE, CONFIGURE)
-    if call.client.is_worker:
-        points.take_over(call.command)
-        return Answer({})
-    if name in points:
-        return Answer({"count": Int64(points.configure(name, call.command))})
-    if call.node.upstream is not None:
-        return PASS_THROUGH
-    raise CommandError(ErrorCode.FailPointSetFailed, f"{name} not found")
-
-
-async def share_with_workers(node: Node) -> None:
-    """Send changed fail points to the other workers: newly configured ones and new counts."""
-    if node.fail_points is not None and node.peers is not None:
-        for command in node.fail_points.changes():
-            await node.peers.ask_all("admin", command)
+    async def _share(self, call: Call) -> None:
+        """Send the fail points that have changed to the other processes, with their counts."""
+        for name, point in self._points.items():
+            if point.changed:
+                point.changed = False
+                state = {"mode": point.mode(), "data": point.data}
+                entered = {_TIMES_ENTERED: Int64(point.times_entered)}
+                await everywhere_else(call, {_CONFIGURE: name, **state, **entered})
 
 
 def _fails(data: Mapping[str, Any]) -> bool:
@@ -146,7 +147,7 @@ def _fails(data: Mapping[str, Any]) -> bool:
 
 
 def _concerns(data: Mapping[str, Any], call: Call, names: Sequence[str], namespace: str) -> bool:
-    if call.name == CONFIGURE:
+    if call.name == _CONFIGURE:
         return False
     if "threadName" in data and data["threadName"] != f"conn{call.client.connection_id}":
         return False
@@ -196,7 +197,7 @@ def _failure(call: Call, data: Mapping[str, Any]) -> CommandError:
     labels = data.get(_LABELS)
     error = CommandError(
         code,
-        f"Failing command via '{FAIL_COMMAND}' failpoint",
+        f"Failing command via '{_FAIL_COMMAND}' failpoint",
         extra=extra if isinstance(extra, Mapping) else None,
     )
     if isinstance(labels, list):  # replaces the server's own labels, even if empty
@@ -211,11 +212,3 @@ def _failure(call: Call, data: Mapping[str, Any]) -> CommandError:
 def _transient(name: str, code: int) -> bool:
     ends = name in ("commitTransaction", "abortTransaction")
     return code in _TRANSIENT_CODES or (code in _RETRIABLE_CODES and not ends)
-
-
-COMMANDS = (
-    Command(
-        (CONFIGURE,), configure_fail_point, "set a fail point", admin_only=True, for_tests=True,
-        before_login=True,
-    ),
-)  # fmt: skip

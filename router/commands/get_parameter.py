@@ -8,6 +8,7 @@ from router.commands.answer import Answer, AnyAnswer
 from router.commands.call import Call, Command
 from router.commands.fields import GENERIC_FIELDS, wrong_type
 from router.commands.log_level import LOG_PARAMETERS, log_parameters
+from router.config.parameters import FORMER_NAMES
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
@@ -31,8 +32,9 @@ async def get_parameter(call: Call) -> AnyAnswer:
     """
     asked = call.command[call.name]
     details, everything = _flags(asked)
-    own: Mapping[str, Any] = {**call.node.parameters, **log_parameters()}
+    own: dict[str, Any] = {**call.node.parameters, **log_parameters()}
     if not everything:
+        own |= {old: own[new] for old, new in FORMER_NAMES.items() if new in own}
         own = {name: own[name] for name in call.command if name in own}
     found = {name: _detailed(name, value) for name, value in own.items()} if details else dict(own)
     names = [] if everything else [name for name in call.command if _is_others(call, name)]
@@ -71,7 +73,7 @@ def _detailed(name: str, value: Any) -> dict[str, Any]:
 
 def _is_others(call: Call, name: str) -> bool:
     return (
-        name not in (call.name, *call.node.parameters, *LOG_PARAMETERS)
+        name not in (call.name, *call.node.parameters, *FORMER_NAMES, *LOG_PARAMETERS)
         and name not in GENERIC_FIELDS
         and name not in _MONGOD_ALONE
     )
@@ -82,7 +84,7 @@ async def _ask_others(call: Call, names: list[str]) -> dict[str, Any]:
     command = {call.name: call.command[call.name], **dict.fromkeys(names, 1)}
     try:
         if call.upstream is not None:
-            link = call.client.upstream_link(call.upstream)
+            link = call.client.link_to(call.upstream)
             reply = await link.command("admin", command)
         elif names:
             reply = await _ask_cluster(call, command)

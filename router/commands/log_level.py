@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.call import Call, Command
+from router.commands.elsewhere import change_everywhere_else
 from router.commands.fields import GENERIC_FIELDS
 from router.config.log_lines import LEVEL, MOST_VERBOSE
 from shard_client.error_codes import ErrorCode
@@ -49,9 +50,7 @@ async def set_parameter(call: Call) -> AnyAnswer:
     verbosity = _level(value) if name == _LEVEL else _of_components(value)
     was = log_parameters()[name]
     LEVEL.verbosity = verbosity
-    if call.peers is not None:
-        await call.peers.ask_all(call.database, call.for_worker(call.command))
-        call.peers.tell_parent(verbosity=verbosity)
+    await change_everywhere_else(call)
     return Answer({"was": was})
 
 

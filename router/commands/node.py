@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from bson.timestamp import Timestamp
 
@@ -12,16 +11,17 @@ from router.client_limits import ClientLimits
 from router.commands.client_time import ClientTime, check_client_time
 from router.commands.server_identity import ServerIdentity
 from router.commands.topology_version import TopologyVersion
+from shard_client.cluster_clock import is_signed
+from shard_client.wire.bson_slices import find
 from shard_client.wire.compression import AVAILABLE
 from shard_client.wire.documents import decode
+from shard_client.wire.frames import BODY_OFFSET
 
 if TYPE_CHECKING:
     from router.access.control import AccessControl
-    from router.access.users import User
     from router.catalog.cluster import Cluster
-    from router.catalog.replica_set_checks import ReplicaSetChecks
-    from router.commands.fail_point import FailPoints
-    from router.cursors.merged_cursor import MergedCursor
+    from router.catalog.server_checks import ServerChecks
+    from router.commands.fail_points import FailPoints
     from router.cursors.registry import CursorRegistry
     from router.loop_lag import LoopLag
     from router.peers.peers import Peers
@@ -70,12 +70,12 @@ class Node:
         parameters: the start parameters by name.
         host: this machine's name.
         now: the wall clock.
+        fail_points: switches for drivers' tests; None without ``enableTestCommands``.
         client_limits: the limits of client connections.
         peers: the other workers of this router, if there are any.
-        checks: checks of the cluster's replica sets; None without an admin port.
+        checks: checks of the servers that the settings name; None without an admin port.
         lag: the event loop's lag; None without an admin port.
         access: the users and their rights; None if clients do not log in.
-        users: the users that have opened the cursors; empty if clients do not log in.
         certificates: the router's certificates; None without TLS.
     """
 
@@ -97,13 +97,9 @@ class Node:
     client_limits: ClientLimits = field(default_factory=ClientLimits)
     compressors: tuple[str, ...] = AVAILABLE
     peers: "Peers | None" = None
-    checks: "ReplicaSetChecks | None" = None
+    checks: "ServerChecks | None" = None
     lag: "LoopLag | None" = None
     access: "AccessControl | None" = None
-    api_parameters: "WeakKeyDictionary[MergedCursor, str]" = field(
-        default_factory=WeakKeyDictionary
-    )
-    users: "WeakKeyDictionary[MergedCursor, User]" = field(default_factory=WeakKeyDictionary)
     certificates: "Certificates | None" = None
 
     def become(self, identity: ServerIdentity) -> None:
@@ -133,6 +129,16 @@ class Node:
         if self.access is None:
             return self.clock.raw, self.clock.time
         return self.access.times.newest or (None, None)
+
+    def learn_time(self, reply: bytes) -> None:
+        """Advance the clock to the cluster time in another server's reply, a whole frame."""
+        element = find(reply, b"$clusterTime", BODY_OFFSET)
+        if element is None:
+            return
+        time = reply[element.start : element.end]
+        # With authorization, members may refuse a time without a valid signature.
+        if self.access is None or is_signed(time):
+            self.clock.advance(time)
 
     def check_client_time(self, cluster_time: object) -> ClientTime:
         """Check a client's ``$clusterTime`` without advancing the clock; raises CommandError."""

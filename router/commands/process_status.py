@@ -1,8 +1,8 @@
 """The status of one process for the admin port, and the command by which workers report it."""
 
-import os
 import resource
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, Final
 
 from bson.timestamp import Timestamp
@@ -12,7 +12,7 @@ from router.commands.call import Call, Command
 from router.commands.node import Node
 from router.commands.server_status import own_status
 from router.config.log_lines import RECENT
-from router.streams.description import StreamDescription
+from router.memory import resident_bytes
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
@@ -21,7 +21,6 @@ COMMAND: Final = "_mergerouterProcessStatus"
 _MOST_STREAMS = 200
 _MOST_CURSORS = 200
 _MOST_FAILURES = 50
-_PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
 
 
 async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str, Any]:
@@ -32,11 +31,11 @@ async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str
     Args:
         node: the process's state.
         details: include lists of streams, cursors and recent failures, as the status page needs.
-        checks: include checks of the cluster's replica sets.
+        checks: include checks of the servers that the settings name.
     """
     cursors = node.cursors
     tally = _Tally()
-    streams: list[StreamDescription] = []
+    streams: list[Mapping[str, Any]] = []
     async for stream in cursors.describe_gradually():
         tally.add(stream)
         if details and len(streams) < _MOST_STREAMS:
@@ -59,7 +58,7 @@ async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str
             "events": cursors.loads.delivered,
             "bytes": cursors.loads.delivered_bytes,
         },
-        "gateWaits": cursors.loads.gate_waits.to_document(),
+        "lowWatermarkWaits": cursors.loads.low_watermark_waits.to_document(),
         "replyDelays": cursors.loads.reply_delays.to_document(),
         "errors": {str(code): count for code, count in node.counters.errors.items()},
         "places": {
@@ -67,18 +66,15 @@ async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str
             "departed": cursors.earliest_departed_place,
         },
         "cpuSeconds": usage.ru_utime + usage.ru_stime,
-        "residentBytes": _resident_bytes(),
+        "residentBytes": resident_bytes(),
         "unwrittenLogLines": RECENT.unwritten,
         "loopLag": None if node.lag is None else node.lag.to_document(),
     }
     if checks and node.checks is not None:
-        results = await node.checks.results()
-        status["checks"] = {target: check.to_document() for target, check in results.items()}
+        status["checks"] = [check.to_document() for check in await node.checks.results()]
     if details:
-        status["streams"] = [stream.to_document() for stream in streams]
-        status["cursorList"] = [
-            each.to_document() for each in cursors.describe_cursors(_MOST_CURSORS)
-        ]
+        status["streams"] = streams
+        status["cursorList"] = cursors.describe_cursors(_MOST_CURSORS)
         status["failures"] = RECENT.failures(_MOST_FAILURES)
     return status
 
@@ -94,18 +90,19 @@ class _Tally:
         self._buffered: Counter[str] = Counter()
         self._held: dict[str, Counter[str]] = {}
 
-    def add(self, stream: StreamDescription) -> None:
+    def add(self, stream: Mapping[str, Any]) -> None:
         """Add one stream."""
-        self.waiting += stream.waiting
-        if stream.gate_holder is not None and stream.gate_reason is not None:
-            self._held.setdefault(stream.gate_holder, Counter())[stream.gate_reason] += 1
-        for remote in stream.remotes:
-            if remote.promise is not None:
-                lowest = self._watermarks.setdefault(remote.target, remote.promise)
-                self._watermarks[remote.target] = min(lowest, remote.promise)
-            self._cursors[remote.target] += 1
-            self._failing[remote.target] += remote.failing_for is not None
-            self._buffered[remote.target] += remote.buffered_bytes
+        self.waiting += stream["waiting"]
+        if (slowest := stream["slowestShard"]) is not None:
+            self._held.setdefault(slowest, Counter())[stream["slowestReason"]] += 1
+        for remote in stream["remotes"]:
+            target, watermark = remote["target"], remote["watermark"]
+            if watermark is not None:
+                lowest = self._watermarks.setdefault(target, watermark)
+                self._watermarks[target] = min(lowest, watermark)
+            self._cursors[target] += 1
+            self._failing[target] += "failingMillis" in remote
+            self._buffered[target] += remote["bufferedBytes"]
 
     def to_document(self) -> dict[str, Any]:
         """Return the sums by target."""
@@ -119,15 +116,6 @@ class _Tally:
             }
             for target, cursors in self._cursors.items()
         }
-
-
-def _resident_bytes() -> int:
-    """Return the memory of this process that is in RAM now."""
-    try:
-        with open("/proc/self/statm") as statm:
-            return int(statm.read().split()[1]) * _PAGE_SIZE
-    except OSError:  # not Linux: the peak is the next best figure
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 async def _report(call: Call) -> Answer:

@@ -11,12 +11,20 @@ from bson.int64 import Int64
 
 from router.commands.answer import Answer
 from router.commands.call import Call, Command
+from router.commands.elsewhere import everywhere_else
 from router.commands.node import Node
 from router.peers.statuses import sum_statuses
-from router.streams.description import StreamDescription
 from shard_client.wire.connection import format_address
 
 _MOST_USERS = 100
+_FORMER_NAMES = {
+    "gateHolder": "slowestShard",
+    "gateReason": "slowestReason",
+    "promise": "watermark",
+    "nudges": "noopCommands",
+    "notes": "noopWrites",
+    "noteBytes": "noopWriteBytes",
+}
 _ADDED = frozenset({"ok", "$clusterTime", "operationTime"})
 
 
@@ -26,10 +34,11 @@ async def server_status(call: Call) -> Answer:
     for section, wanted in call.command.items():
         if section in reply and wanted in (0, False):
             del reply[section]
-    if call.peers is not None:
-        others = await call.peers.ask_all(call.database, call.command)
-        reply = sum_statuses([reply, *map(_without_times, others)])
-        reply.get("mergerouter", {}).get("workers", []).sort(key=itemgetter("worker"))
+    others = await everywhere_else(call)
+    if "mergerouter" in reply:
+        reply["mergerouter"] = _with_former_names(reply["mergerouter"])
+    reply = sum_statuses([reply, *map(_without_times, others)])
+    reply.get("mergerouter", {}).get("workers", []).sort(key=itemgetter("worker"))
     return Answer(reply)
 
 
@@ -85,17 +94,21 @@ def _without_times(status: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in status.items() if name not in _ADDED}
 
 
-def _mergerouter(node: Node, streams: Sequence[StreamDescription]) -> dict[str, Any]:
+def _mergerouter(node: Node, streams: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the router's own section: the state of each merge (docs/design.md#the-merge)."""
     whose = {} if node.peers is None else {"worker": node.peers.number}
-    nudges = node.cursors.nudges
+    members = dict(node.cursors.loads.items())
     to_shared, to_own = node.cursors.moves
     return {
-        "streams": [{**stream.to_document(), **whose} for stream in streams],
-        "bufferedBytes": Int64(sum(stream.buffered_bytes for stream in streams)),
+        "streams": [{**stream, **whose} for stream in streams],
+        "bufferedBytes": Int64(sum(stream["bufferedBytes"] for stream in streams)),
         "tasks": len(asyncio.all_tasks()),
-        "nudges": {target: Int64(count) for target, count in nudges.items()},
-        "members": {target: load.to_document() for target, load in node.cursors.loads.items()},
+        "noopCommands": {
+            target: Int64(load.noop_commands)
+            for target, load in members.items()
+            if load.noop_commands
+        },
+        "members": {target: load.to_document() for target, load in members.items()},
         "memberConnections": {
             format_address(address): {
                 "inUse": counts.in_use,
@@ -107,18 +120,19 @@ def _mergerouter(node: Node, streams: Sequence[StreamDescription]) -> dict[str, 
         "moves": {"toShared": Int64(to_shared), "toOwn": Int64(to_own)},
         "differentStreams": node.cursors.admission.streams,
         "refused": {name: Int64(count) for name, count in node.cursors.admission.refused.items()},
-        "users": [
-            {
-                "user": share.user,
-                "cursors": share.cursors,
-                "streams": share.streams,
-                "heldBytes": Int64(share.held_bytes),
-                **whose,
-            }
-            for share in node.cursors.admission.users(_MOST_USERS)
-        ],
+        "users": [{**share, **whose} for share in node.cursors.admission.users(_MOST_USERS)],
         **({} if node.peers is None else {"workers": [_worker(node, node.peers.number)]}),
     }
+
+
+def _with_former_names(value: Any) -> Any:
+    """Add the fields by their names of the last release, which the next one does not return."""
+    if isinstance(value, list):
+        return [_with_former_names(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    former = {old: value[new] for old, new in _FORMER_NAMES.items() if new in value}
+    return {name: _with_former_names(each) for name, each in value.items()} | former
 
 
 def _worker(node: Node, number: int) -> dict[str, Any]:

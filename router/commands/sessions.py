@@ -8,8 +8,11 @@ from bson.binary import UUID_SUBTYPE, Binary
 
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.call import Call, Command
+from router.commands.elsewhere import everywhere_else
 from router.commands.fields import wrong_type
 from router.commands.hello import SESSION_TIMEOUT_MINUTES
+
+_NAMED_IN_ERRORS = {"killSessions": "KillSessionsCmd"}
 
 
 async def start_session(call: Call) -> AnyAnswer:
@@ -41,15 +44,15 @@ async def refresh_sessions(call: Call) -> AnyAnswer:
 
 
 async def _everywhere_else(call: Call) -> AnyAnswer:
-    if call.peers is not None:
-        await call.peers.ask_all(call.database, call.for_worker(call.command))
+    await everywhere_else(call)
     return PASS_THROUGH if call.upstream is not None else Answer({})
 
 
 def _session_ids(call: Call) -> list[bytes]:
     sessions: Any = call.command[call.name]
     if not isinstance(sessions, list):
-        raise wrong_type(f"{call.name}.{call.name}", sessions, "type 'array'")
+        within = _NAMED_IN_ERRORS.get(call.name, call.name)
+        raise wrong_type(f"{within}.{call.name}", sessions, "type 'array'")
     ids = []
     for index, session in enumerate(sessions):
         path = f"{call.name}.{call.name}.{index}"

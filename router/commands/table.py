@@ -8,7 +8,6 @@ from router.commands import (
     certificates,
     cursors,
     diagnostics,
-    fail_points,
     get_parameter,
     hello,
     local_only,
@@ -16,6 +15,7 @@ from router.commands import (
     process_status,
     server_status,
     sessions,
+    user_changes,
 )
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.call import Call, Command
@@ -41,6 +41,12 @@ async def list_commands(call: Call) -> AnyAnswer:
     return Answer({"commands": listed})
 
 
+async def configure_fail_point(call: Call) -> AnyAnswer:
+    """Set a fail point; raises CommandError. The command exists only where fail points do."""
+    assert call.node.fail_points is not None
+    return await call.node.fail_points.configure(call)
+
+
 _ALL: tuple[Command, ...] = (
     *hello.COMMANDS,
     *authentication.COMMANDS,
@@ -50,7 +56,15 @@ _ALL: tuple[Command, ...] = (
     *aggregate.COMMANDS,
     *cursors.COMMANDS,
     *sessions.COMMANDS,
-    *fail_points.COMMANDS,
+    *user_changes.COMMANDS,
+    Command(
+        ("configureFailPoint",),
+        configure_fail_point,
+        "set a fail point",
+        admin_only=True,
+        for_tests=True,
+        before_login=True,
+    ),
     *get_parameter.COMMANDS,
     *certificates.COMMANDS,
     *log_level.COMMANDS,

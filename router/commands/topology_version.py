@@ -19,7 +19,7 @@ class TopologyVersion:
     down: from then on every hello is refused with ShutdownInProgress.
 
     Args:
-        process_id: the id of the process; workers of one router share one id and its counter.
+        process_id: the id of the router, which its processes share with the counter.
     """
 
     def __init__(self, process_id: ObjectId | None = None) -> None:
@@ -43,7 +43,7 @@ class TopologyVersion:
         self.move_to(self.counter + 1)
 
     def move_to(self, counter: int) -> None:
-        """Set the counter to the one shared by all workers and wake every waiting hello."""
+        """Set the counter to the one that all processes share and wake every waiting hello."""
         self.counter = counter
         self._changed.set()
         self._changed = asyncio.Event()
@@ -100,7 +100,7 @@ class TopologyVersion:
     def _is_present(self, known: dict[str, Any] | None) -> bool:
         if known is None or known.get("processId") != self.process_id:
             return False
-        # A client of one worker can learn of a change before another worker does.
+        # A client can see a change in another process before this one does.
         if known["counter"] > self.counter and not self._shared:
             raise CommandError(
                 51761,

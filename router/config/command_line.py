@@ -11,6 +11,29 @@ from router.config.problems import describe_problems, wanted_value
 from router.config.settings import Settings, load_settings
 from shard_client.wire.tls import TlsContexts
 
+_USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
+"""The base of all errors of a command line, which typer does not export."""
+
+
+class Refusal(typer.BadParameter):
+    """A setting or an argument that cannot be used: the cause and the remedy on one line."""
+
+    def show(self, file: Any = None) -> None:
+        """Print the message without the command's usage, which would come first."""
+        hint = self.param_hint
+        if hint is None and self.param is not None:
+            hint = self.param.opts[0]
+        text = self.message if hint is None else f"{hint}: {self.message}"
+        typer.echo(f"error: {text}", file=file, err=file is None)
+
+
+def file_problem(error: OSError, name: str = "") -> str:
+    """Return what is wrong with a file, with the setting or the flag that names it."""
+    text = str(error)
+    if error.filename is not None:
+        text = f"cannot use {error.filename}: {error.strerror}"
+    return f"{name}: {text}" if name else text
+
 
 class SubCommand(TyperCommand):
     """A sub-command whose errors name the value to pass where one is missing or wrong."""
@@ -22,23 +45,34 @@ class SubCommand(TyperCommand):
             flag = getattr(option, "is_flag", False) or getattr(option, "count", False)
             if last in option.opts and not flag:
                 needed = getattr(option, "help", None) or option.name
-                raise typer.BadParameter(f"it has no value. Pass one: {needed}", param_hint=last)
+                raise Refusal(f"has no value. It needs one: {needed}", param_hint=last)
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
             raise _explained(error) from error
+        except _USAGE_ERROR as error:
+            raise _misspelt(error, ctx.command_path) from error
+
+
+def _misspelt(error: Exception, command: str) -> Refusal:
+    """Return the error of an option or an argument that the command does not have."""
+    option = getattr(error, "option_name", None)
+    if option is None:
+        return Refusal(f"{getattr(error, 'message', error)}. {command} --help lists the arguments")
+    close = sorted(getattr(error, "possibilities", None) or ())
+    hint = f"Did you mean {close[0]}?" if close else f"{command} --help lists the options."
+    return Refusal(f"{option} is not an option. {hint}")
 
 
 def _explained(error: typer.BadParameter) -> typer.BadParameter:
     """Return the error with the value that is wrong and what to pass, where pydantic found it."""
-    if not isinstance(error.__cause__, pydantic.ValidationError):
-        return error
-    problem = error.__cause__.errors()[0]
-    wanted = wanted_value(problem)
-    if wanted is None:
-        return error
-    message = f"must be {wanted}, not {problem['input']!r}. {getattr(error.param, 'help', '')}"
-    return typer.BadParameter(message.rstrip(), ctx=error.ctx, param=error.param)
+    message = error.message
+    if isinstance(error.__cause__, pydantic.ValidationError):
+        problem = error.__cause__.errors()[0]
+        if wanted := wanted_value(problem):
+            message = f"must be {wanted}, not {problem['input']!r}."
+            message = f"{message} {getattr(error.param, 'help', '')}".rstrip()
+    return Refusal(message, ctx=error.ctx, param=error.param, param_hint=error.param_hint)
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, str]:
@@ -47,7 +81,7 @@ def parse_assignments(assignments: list[str]) -> dict[str, str]:
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
         if not equals:
-            raise typer.BadParameter(
+            raise Refusal(
                 f"{assignment!r} has no value: write name=value", param_hint="--setParameter"
             )
         values[name] = value
@@ -64,15 +98,23 @@ def read_settings(flags: dict[str, Any], config: Path | None) -> Settings:
     Raises:
         typer.BadParameter: a setting is unknown or invalid, or a file cannot be read.
     """
+    name = "--config"
     try:
         settings = load_settings(flags, config)
+        name = "net.admin.tokenFile"
         settings.net.admin.read_token()
+        name = "security.keyFile" if settings.security.key_file else "security.passwordFile"
         settings.security.logins()
+        name = "tracing.headersFile"
         settings.tracing.read_headers()
+        name = "net.tls"
         if settings.net.tls.enabled:
             TlsContexts(settings.net.tls.files())
         return settings
     except pydantic.ValidationError as error:
-        raise typer.BadParameter(describe_problems(error, Settings)) from error
-    except (OSError, ValueError) as error:
-        raise typer.BadParameter(str(error)) from error
+        raise Refusal(describe_problems(error, Settings)) from error
+    except OSError as error:
+        raise Refusal(file_problem(error, name)) from error
+    except ValueError as error:
+        text = str(error)
+        raise Refusal(text if name == "--config" else f"{name}: {text}") from error

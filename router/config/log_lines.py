@@ -2,10 +2,12 @@
 
 import json
 import logging
+import math
 import os
 import sys
-from collections import deque
-from collections.abc import MutableMapping
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, MutableMapping
 from datetime import UTC, datetime
 from typing import Any, TextIO, cast
 
@@ -82,6 +84,46 @@ def _render(logger: object, method: str, event: MutableMapping[str, Any]) -> str
     line = json.dumps(event, default=str, ensure_ascii=False)
     RECENT.add(line, event["s"])
     return line
+
+
+class Repeats:
+    """Drops warnings that repeat, and counts them; a processor of structlog.
+
+    A warning with the same words within ``interval`` seconds after the last one is dropped; the
+    next one has their number in ``repeated``. Numbers do not count as words, such as how long a
+    failure has lasted. At most ``most`` different warnings are remembered.
+    """
+
+    def __init__(
+        self,
+        interval: float = 60.0,
+        most: int = 256,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._interval = interval
+        self._most = most
+        self._clock = clock
+        self._seen: OrderedDict[str, tuple[float, int]] = OrderedDict()
+
+    def __call__(
+        self, logger: object, method: str, event: MutableMapping[str, Any]
+    ) -> MutableMapping[str, Any]:
+        """Return the event, with the number of dropped ones; raises structlog.DropEvent."""
+        if method not in ("warning", "warn"):
+            return event
+        words = {name: value for name, value in event.items() if not isinstance(value, int | float)}
+        key, now = repr(words), self._clock()
+        logged, dropped = self._seen.get(key, (-math.inf, 0))
+        if now < logged + self._interval:
+            self._seen[key] = (logged, dropped + 1)
+            raise structlog.DropEvent
+        self._seen[key] = (now, 0)
+        self._seen.move_to_end(key)
+        if len(self._seen) > self._most:
+            self._seen.popitem(last=False)
+        if dropped:
+            event["repeated"] = dropped
+        return event
 
 
 MOST_VERBOSE = 5
@@ -162,6 +204,7 @@ def configure_logging(
             LEVEL.drop_debug,
             structlog.contextvars.merge_contextvars,
             structlog.processors.format_exc_info,
+            Repeats(),
             as_mongos,
             _render,
         ],

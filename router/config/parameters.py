@@ -16,6 +16,7 @@ from router.config.parameter import (
 )
 from router.config.problems import nearest
 from router.stream_settings import StreamSettings
+from shard_client.wire.frames import MAX_MESSAGE_SIZE
 
 _DEFAULTS = StreamSettings()
 _of_limits = partial(of_limits, _DEFAULTS)
@@ -32,7 +33,8 @@ _ALL = (
         "userCacheInvalidationIntervalSecs",
         whole,
         30,
-        "Time between two readings of the users' privileges.",
+        "Time between two readings of the users' privileges, if the router may not ask the config "
+        "server whether they have changed; it asks every two seconds, or more often.",
         least=1,
         most=86_400,
     ),
@@ -66,9 +68,15 @@ _ALL = (
     _of_clients(
         "messageTimeoutMs",
         "message_time",
-        "Time for a message that has begun, or for each further mebibyte of it.",
+        "Time for a message that has begun; time in which a client must read some of a reply.",
         unit=MILLISECONDS,
         least=100,
+    ),
+    _of_clients(
+        "messagesBytes",
+        "messages_bytes",
+        "Messages above 64 KiB of all clients until they are answered; further ones wait.",
+        least=2 * MAX_MESSAGE_SIZE,
     ),
     _of_clients("maxLoginsInProgress", "logins_in_progress", "Logins in progress.", least=1),
     _of_clients(
@@ -141,33 +149,33 @@ _ALL = (
         unit=MILLISECONDS,
     ),
     _of_limits(
-        "idleShardNudge",
-        "nudge",
-        "Whether members without writes are nudged, so that streams need not wait for them.",
+        "noopWrites",
+        "noop",
+        "Whether members without writes get no-op writes, so that streams need not wait for them.",
     ),
     _of_limits(
-        "idleShardNudgeMs",
-        "nudge_delay",
-        "How long events wait for an idle member before it is nudged.",
+        "noopWriteDelayMs",
+        "noop_delay",
+        "How long events wait for an idle member before it gets a no-op write.",
         unit=MILLISECONDS,
     ),
     _of_limits(
-        "idleShardNudgesPerSecond",
-        "nudges_per_second",
-        "Sustained nudges per second of one member, over all streams; 0 for none.",
+        "noopWritesPerSecond",
+        "noops_per_second",
+        "Sustained no-op writes per second to one member, over all streams; 0 for none.",
         most=1000,
     ),
     _of_limits(
-        "idleShardNudgeBurst",
-        "nudge_burst",
-        "Nudges that one member may get at once after a period with few.",
+        "noopWriteBurst",
+        "noop_burst",
+        "No-op writes that one member may get in a burst after a period with few.",
         least=1,
         most=100_000,
     ),
     _of_limits(
-        "promiseTimeoutMs",
-        "promise_timeout",
-        "How long a member may lag behind a nudge that a majority has, before the stream "
+        "watermarkTimeoutMs",
+        "watermark_timeout",
+        "How long a member may lag behind a no-op write that a majority has, before the stream "
         "reads another member; 0 for without limit.",
         unit=MILLISECONDS,
     ),
@@ -180,7 +188,7 @@ _ALL = (
     _of_limits(
         "streamBufferBytes",
         "stream_buffer_bytes",
-        "Events held for one stream; beyond it, only the shard that holds the gate is read.",
+        "Events held for one stream; beyond it, only the slowest shard is read.",
         least=1,
     ),
     _of_limits(
@@ -290,7 +298,8 @@ _ALL = (
     _of_limits(
         "failureTimeoutMs",
         "failure_timeout",
-        "How long a failed shard is retried before clients get a retriable error.",
+        "How long a failed document lookup, removed shard, or shard of a stream of one shard is "
+        "retried before clients get a retriable error.",
         unit=MILLISECONDS,
     ),
 )
@@ -298,18 +307,32 @@ _ALL = (
 PARAMETERS: Mapping[str, Parameter] = {parameter.name: parameter for parameter in _ALL}
 """Every start parameter by name."""
 
+FORMER_NAMES: Mapping[str, str] = {
+    "idleShardNudge": "noopWrites",
+    "idleShardNudgeMs": "noopWriteDelayMs",
+    "idleShardNudgesPerSecond": "noopWritesPerSecond",
+    "idleShardNudgeBurst": "noopWriteBurst",
+    "promiseTimeoutMs": "watermarkTimeoutMs",
+}
+"""The present names of parameters by their former ones, which the next release does not accept."""
+
 
 def parse_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return all parameters by name: those ``given`` parsed, the others at their defaults.
 
     Raises:
-        ValueError: an unknown name, or a bad value.
+        ValueError: an unknown name, a parameter under both its names, or a bad value.
     """
-    for name in given:
-        if name not in PARAMETERS:
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        present = FORMER_NAMES.get(name, name)
+        if present not in PARAMETERS:
             raise ValueError(f"{name} is not a parameter.{nearest(name, PARAMETERS)}")
+        if present != name and present in given:
+            raise ValueError(f"{name} is the former name of {present}: set only {present}")
+        values[present] = value
     return {
-        name: parameter.parse(given[name]) if name in given else parameter.default
+        name: parameter.parse(values[name]) if name in values else parameter.default
         for name, parameter in PARAMETERS.items()
     }
 

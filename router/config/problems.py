@@ -60,7 +60,11 @@ def _describe(problem: Any, settings: type[BaseModel]) -> str:
         section = name.rpartition(".")[0]
         names = sorted(name for name, _field in fields(settings))
         siblings = [each for each in names if each.rpartition(".")[0] == section]
+        sections = {each.split(".")[0] for each in names}
         near = nearest(name, siblings or names, required=len(section))
+        near = near or ("" if section else nearest(name, sections))
+        if not near and not section:
+            near = f" Known are {', '.join(dict.fromkeys(each.split('.')[0] for each in names))}."
         if near or not section or not siblings:
             return f"{name} is not a setting.{near}"
         return f"{name} is not a setting. Section {section} has {', '.join(siblings)}."

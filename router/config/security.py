@@ -63,10 +63,10 @@ class Security(BaseModel):
     def _user_has_a_password(self) -> Self:
         given = (self.password is not None) + (self.password_file is not None)
         if self.user is None and given:
-            raise ValueError("security.user is missing: there is a password, but nobody's")
+            raise ValueError("security.user is missing: a password is set without a user")
         if self.user is not None and given != 1:
             raise ValueError(
-                "security.user takes a password: set either security.passwordFile or the "
+                "security.user requires a password: set either security.passwordFile or the "
                 "environment variable MERGEROUTER_SECURITY__PASSWORD"
             )
         return self

@@ -12,13 +12,12 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from router.client_limits import ClientLimits, Network, supported_connections
 from router.config.environment import read_environment
-from router.config.parameters import PARAMETERS, client_limits, parse_parameters
+from router.config.parameters import FORMER_NAMES, PARAMETERS, client_limits, parse_parameters
 from router.config.problems import fields
 from router.config.security import HIDDEN, Security
 from router.config.tls import Mode, Tls
 from router.config.tracing import Tracing
 from router.peers.cursor_ids import MOST_WORKERS
-from router.upstream_mongos import parse_upstream
 from shard_client.replica_set.replica_set import parse_hosts
 from shard_client.wire.compression import AVAILABLE
 
@@ -129,7 +128,7 @@ class Net(_Section):
     def _admin_has_certificates(self) -> Self:
         if self.admin_tls_mode != "disabled" and not self.tls.enabled:
             raise ValueError(
-                f"admin.tlsMode {self.admin_tls_mode} takes the certificate in net.tls: set "
+                f"admin.tlsMode {self.admin_tls_mode} requires the certificate in net.tls: set "
                 "tls.mode to allowTLS at least, and tls.certificateKeyFile"
             )
         return self
@@ -229,6 +228,9 @@ class Settings(_Section):
     @classmethod
     def _is_uri(cls, value: str | None) -> str | None:
         if value is not None:
+            # Imported here: it brings the logs with it, and the help of a command needs none.
+            from router.upstream_mongos import parse_upstream
+
             parse_upstream(value)
         return value
 
@@ -241,8 +243,8 @@ class Settings(_Section):
     def _certificate_is_sent(self) -> Self:
         if self.security.by_certificate and not self.net.tls.towards_cluster:
             raise ValueError(
-                f"security.clusterAuthMode {self.security.cluster_auth_mode} takes TLS towards the "
-                "cluster: set net.tls.mode to requireTLS or preferTLS"
+                f"security.clusterAuthMode {self.security.cluster_auth_mode} requires TLS towards "
+                "the cluster: set net.tls.mode to requireTLS or preferTLS"
             )
         return self
 
@@ -286,7 +288,7 @@ def load_settings(flags: Mapping[str, Any], file: Path | None = None) -> Setting
         OSError: if the file cannot be read.
     """
     from_file = _read_file(file) if file is not None else {}
-    maps = {"setParameter": PARAMETERS, "feed.watch": ()}
+    maps = {"setParameter": (*PARAMETERS, *FORMER_NAMES), "feed.watch": ()}
     names = [name for name, _field in fields(Settings)]
     from_environment = _nested(read_environment(os.environ, names, maps))
 
@@ -307,10 +309,10 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 def _read_file(file: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(file.read_text())
-    except OSError as error:
-        raise OSError(f"cannot read {file}: {error.strerror}") from error
     except yaml.YAMLError as error:
-        raise ValueError(f"{file} is not YAML: {error}") from error
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        place = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
+        raise ValueError(f"{file}{place} is not YAML: {problem or error}") from error
     if content is None:
         return {}
     if not isinstance(content, dict):

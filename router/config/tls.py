@@ -88,7 +88,7 @@ class Tls(BaseModel):
             return self
         if self.certificate_key_file is None:
             raise ValueError(
-                f"mode {self.mode} takes certificateKeyFile: a PEM file with the router's "
+                f"mode {self.mode} requires certificateKeyFile: a PEM file with the router's "
                 "certificate and its key"
             )
         if self.certificate_key_file_password and self.certificate_key_file_password_file:
@@ -105,13 +105,13 @@ class Tls(BaseModel):
     def _check_trust(self) -> None:
         """Refuse settings for checks of certificates that nothing would check."""
         if self.cluster_ca_file is not None and self.ca_file is None:
-            raise ValueError("clusterCAFile takes CAFile too, with which servers are checked")
+            raise ValueError("clusterCAFile requires CAFile too, with which servers are checked")
         if self.ca_file is None:
             if self.crl_file is not None:
-                raise ValueError("CRLFile takes CAFile: the authority that issued the list")
+                raise ValueError("CRLFile requires CAFile: the authority that issued the list")
             if self.allow_connections_without_certificates:
                 raise ValueError(
-                    "allowConnectionsWithoutCertificates takes CAFile: without it, no client is "
+                    "allowConnectionsWithoutCertificates requires CAFile: without it, no client is "
                     "asked for a certificate"
                 )
         if self.allow_invalid_certificates and self.crl_file is not None:
@@ -162,23 +162,23 @@ class Tls(BaseModel):
         """Return the checks that the settings turn off, one sentence each."""
         if not self.enabled:
             return []
-        told = []
+        problems = []
         if self.allow_invalid_certificates:
-            told.append(
+            problems.append(
                 "net.tls.allowInvalidCertificates is set: no certificate is checked, and anybody "
                 "can pose as a server or a client"
             )
         elif self.allow_invalid_hostnames:
-            told.append(
+            problems.append(
                 "net.tls.allowInvalidHostnames is set: any server with a certificate of the "
                 "authority can pose as another"
             )
         if self.ca_file is None and not self.allow_invalid_certificates:
-            told.append(
+            problems.append(
                 "net.tls.CAFile is not set: clients are not asked for certificates, and servers "
                 "are checked with the system's authorities"
             )
-        return told
+        return problems
 
 
 def _listed(names: str) -> frozenset[str]:

@@ -1,5 +1,7 @@
 """``tracing``: spans for an OpenTelemetry collector."""
 
+import shlex
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -42,7 +44,8 @@ class Tracing(BaseModel):
                 version(package)
             except PackageNotFoundError:
                 raise ValueError(
-                    f"takes {package}, not installed here. Run: pip install 'mergerouter[otel]'"
+                    f"requires {package}, which is not installed. "
+                    f"Run: {shlex.join([sys.executable, '-m', 'pip', 'install', *_PACKAGES])}"
                 ) from None
         return value
 

@@ -13,11 +13,13 @@ class Owner(NamedTuple):
     """The owner of a cursor: the session's ``lsid.id`` as bytes and the user ``name@db``, if any.
 
     ``client`` is the address to which the cursor is charged; other addresses may read it, too.
+    ``connection`` describes the connection that opened it: address, port and application.
     """
 
     lsid: bytes | None = None
     user: str | None = None
     client: str | None = None
+    connection: str | None = None
 
 
 def check_user(cursor_id: int, cursor_owner: Owner, asking: Owner) -> None:
@@ -41,15 +43,10 @@ def check_session(cursor_id: int, cursor_owner: Owner, asking: Owner) -> None:
             f"Cursor session id ({_session(cursor_owner)}) is not the same as the operation "
             f"context's session id ({_session(asking)})",
         )
-    text = f"Cannot run getMore on cursor {cursor_id}, which was "
-    if created is None and used is not None:
-        raise CommandError(50799, f"{text}not created in a session, in session {_text(used)}")
-    if created is not None and used is None:
-        raise CommandError(50800, f"{text}created in session {_text(created)}, without an lsid")
-    if created is not None and used is not None:
-        raise CommandError(
-            50801, f"{text}created in session {_text(created)}, in session {_text(used)}"
-        )
+    made = "not created in a session" if created is None else f"created in session {_text(created)}"
+    run = "without an lsid" if used is None else f"in session {_text(used)}"
+    code = 50799 if created is None else 50800 if used is None else 50801
+    raise CommandError(code, f"Cannot run getMore on cursor {cursor_id}, which was {made}, {run}")
 
 
 def _session(owner: Owner) -> str:

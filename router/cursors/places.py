@@ -1,8 +1,7 @@
-"""The places in the oplogs from which clients read or may resume."""
+"""The places in the oplogs from which clients that have left may resume."""
 
 from collections import OrderedDict
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from bson.timestamp import Timestamp
 
@@ -10,30 +9,7 @@ _MOST_DEPARTED: Final = 1000
 _REMEMBERED_FOR: Final = 24 * 60 * 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class CursorDescription:
-    """One client's cursor: its place is the cluster time of its latest resume token."""
-
-    cursor_id: int
-    namespace: str
-    client: str | None
-    place: Timestamp
-    idle: float
-    busy: bool
-
-    def to_document(self) -> dict[str, Any]:
-        """Return the description as a document."""
-        return {
-            "cursorId": self.cursor_id,
-            "namespace": self.namespace,
-            "client": self.client,
-            "place": self.place,
-            "idleSeconds": self.idle,
-            "busy": self.busy,
-        }
-
-
-class DepartedPlaces:
+class DepartedClients:
     """The last places of clients that have left and may come back with a resume token.
 
     A client is known by its address and the namespace it watched; its entry goes when it opens a

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -12,9 +12,7 @@ from bson import json_util
 
 from router.access.control import AccessControl
 from router.access.users import User
-from router.change_stream.log_reader import Batch
 from router.client_limits import ClientLimits, ConnectionCounts
-from router.cursors.merged_cursor import MergedCursor
 from router.cursors.owner import Owner
 from router.cursors.registry import CursorRegistry
 from router.feed.lines import read_line, write_error, write_line
@@ -23,6 +21,7 @@ from router.feed.watch import Watch, parse_watch
 from router.tls.certificates import Certificates
 from router.tls.handshake import Handshakes, peer_certificate
 from router.tls.sockets import AcceptingPort
+from router.views.log_reader import Batch
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 from shard_client.wire.documents import decode
@@ -31,7 +30,7 @@ from shard_client.wire.keepalive import probe_peer
 log = structlog.get_logger()
 
 _LONGEST_LINE = 1024 * 1024
-_MOST_CLIENTS = 1000
+MOST_CLIENTS = 1000
 _EVENTS_A_BATCH = 1000
 _EVENTS_A_TURN = 50
 _AWAIT = 1.0
@@ -49,10 +48,9 @@ class Feed:
         cursors: the registry in which streams are opened.
         request_wait: seconds to wait for a client's request line.
         default: the request of a client that sends no line.
-        counts: the connections and their limits.
+        most: maximum number of connections.
         access: the users, if clients have to log in.
         limits: the limits of clients, which apply to their logins.
-        users: records the user of each cursor, whose streams end with the user's rights.
         handshakes: connects the sockets of clients that may use TLS; None without TLS.
         certificates: the router's own, by which logins with certificates are checked; None without
             TLS.
@@ -64,29 +62,26 @@ class Feed:
         *,
         request_wait: float = 0.2,
         default: Mapping[str, Any] | None = None,
-        counts: ConnectionCounts | None = None,
+        most: int = MOST_CLIENTS,
         access: AccessControl | None = None,
         limits: ClientLimits | None = None,
-        users: MutableMapping[MergedCursor, User] | None = None,
         handshakes: Handshakes | None = None,
         certificates: Certificates | None = None,
     ) -> None:
         self._cursors = cursors
         self._request_wait = request_wait
         self._default = dict(default or {})
-        self._counts = counts or ConnectionCounts(_MOST_CLIENTS)
+        self._counts = ConnectionCounts(most)
         self._access = access
         self._limits = limits or ClientLimits()
-        self._users = {} if users is None else users
-        # A client can make the router hold twice as many bytes.
-        self._held = _LONGEST_LINE if access is None else self._limits.message_size_before_login
+        # A client can make the router hold twice as many bytes while none of its lines is read.
+        self._held = self._limits.message_size_before_login
         self._handshakes = handshakes
         self._certificates = certificates
-        self._servers: list[asyncio.Server] = []
-        self._accepting: AcceptingPort | None = None
         self._stopped = False
         self._clients: set[asyncio.Task[None]] = set()
         self._tasks = asyncio.TaskGroup()
+        self._accepting = AcceptingPort(handshakes, self._arriving, self._counts, self._tasks)
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
@@ -99,10 +94,7 @@ class Feed:
         trace: TracebackType | None,
     ) -> None:
         self._stopped = True
-        for server in self._servers:
-            server.close()
-        if self._accepting is not None:
-            self._accepting.close()
+        self._accepting.close()
         for task in self._clients:
             task.cancel()
         # The tasks end in any case; an exception of the block propagates unchanged.
@@ -114,16 +106,7 @@ class Feed:
         Raises:
             OSError: the port is in use or a host is not an address of this machine.
         """
-        if self._handshakes is not None:
-            self._accepting = AcceptingPort(
-                self._handshakes, self._arriving, self._counts, self._tasks
-            )
-            return await self._accepting.listen(hosts, port)
-        for host in hosts:
-            server = await asyncio.start_server(self._accept, host, port, limit=self._held)
-            self._servers.append(server)
-            port = server.sockets[0].getsockname()[1]
-        return port
+        return await self._accepting.listen(hosts, port)
 
     async def adopt(self, connection: socket.socket) -> None:
         """Serve a client whose connection another process has accepted; raises OSError."""
@@ -140,7 +123,7 @@ class Feed:
         return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=self._held), accept)
 
     def _arriving(self, arrived: Callable[[], None]) -> asyncio.StreamReaderProtocol:
-        """Return the protocol of a client that may use TLS; it calls ``arrived`` when connected."""
+        """Return the protocol of a client; it calls ``arrived`` when connected."""
 
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             arrived()
@@ -187,6 +170,9 @@ class Feed:
             if user is not None:
                 check_rights(user, watch)
             await self._write_stream(watch, writer, user)
+        except RecursionError:
+            error = CommandError(ErrorCode.FailedToParse, "the line nests too many documents")
+            await write_error(writer, error)
         except ValueError as error:
             await write_error(writer, CommandError(ErrorCode.FailedToParse, str(error)))
         except CommandError as error:
@@ -232,10 +218,10 @@ class Feed:
     ) -> None:
         peer = writer.get_extra_info("peername")
         name = None if user is None else str(user)
-        owner = Owner(user=name, client=peer[0] if peer else None)
-        cursor, batch = await self._cursors.open(watch.request, owner)
-        if user is not None:
-            self._users[cursor] = user
+        host = peer[0] if peer else None
+        label = f"{peer[0]}:{peer[1]} feed" if peer else "feed"
+        owner = Owner(user=name, client=host, connection=label)
+        cursor, batch = await self._cursors.open(watch.request, owner, user=user)
         now = asyncio.get_running_loop().time
         wait, wrote_at = min(_AWAIT, watch.heartbeat or _AWAIT), now()
         try:

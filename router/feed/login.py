@@ -8,8 +8,9 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from router.access.authorization import STREAM_ACTIONS, require, stream_resource_of
+from router.access.authorization import require
 from router.access.login import Login
+from router.access.privileges import STREAM_ACTIONS, stream_resource_of
 from router.access.users import User
 from router.feed.watch import Watch
 from shard_client.error_codes import ErrorCode
@@ -131,7 +132,7 @@ def _fields(line: bytes) -> Mapping[str, Any]:
     fields = document.get("login") if isinstance(document, dict) else None
     if not isinstance(fields, dict):
         raise CommandError(
-            ErrorCode.Unauthorized, f"the feed takes a login: send a line such as {_FORM} first"
+            ErrorCode.Unauthorized, f"the feed requires a login: send a line such as {_FORM} first"
         )
     return fields
 

@@ -7,8 +7,8 @@ from typing import Any
 from bson import json_util
 from bson.json_util import CANONICAL_JSON_OPTIONS, RELAXED_JSON_OPTIONS, JSONOptions
 
-from router.change_stream.request import StreamRequest, parse_request
 from router.config.problems import nearest
+from router.request.stream_request import StreamRequest, parse_request
 
 _FORMS = {"relaxed": RELAXED_JSON_OPTIONS, "canonical": CANONICAL_JSON_OPTIONS}
 _STAGE_OPTIONS = (

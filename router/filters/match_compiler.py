@@ -60,6 +60,7 @@ _LONGEST_NUMBER: Final = 16
 _WHOLE: Final = frozenset({b"operationType"})
 _ROOTS: Final = (
     (b"ns",),
+    (b"to",),
     (b"documentKey",),
     (b"fullDocument",),
     (b"fullDocumentBeforeChange",),

@@ -125,7 +125,7 @@ def unsigned(data: bytes, start: int) -> int:
 def key(data: bytes, kind: int, start: int, end: int) -> Hashable:
     """Return the key of a value: two keys are equal if a query's equality holds for the values.
 
-    Numbers are equal by value whatever their types, a symbol equals a string, a missing field
+    Numbers are equal by value of any types, a symbol equals a string, a missing field
     equals null. Inside documents and arrays null and missing differ.
     """
     if kind == STRING:

@@ -15,8 +15,8 @@ Connect = Callable[[], Awaitable[Connection]]
 
 _IDLE_SECONDS = 30.0
 _SLOW_SECONDS = 1.0
-"""After so long a request leaves its place to the next one and goes on, so that slow requests hold
-up no others."""
+"""After so long a request leaves its place to the next one and continues, so that slow requests do
+not delay others."""
 _T = TypeVar("_T")
 
 

@@ -9,7 +9,7 @@ from bson.binary import UUID_SUBTYPE, Binary
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
-from router.change_stream.bson_text import render
+from router.bson_text import render
 from router.lookup.events import Wanted
 from router.lookup.keys import DocumentKey, each_once, filter_for_all, match_up
 from router.lookup.upstream_reads import Result, UpstreamReads

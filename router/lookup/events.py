@@ -6,7 +6,7 @@ from functools import lru_cache
 from struct import Struct
 from typing import Final, NamedTuple
 
-from router.change_stream.resume_token import ResumeToken, event_key
+from router.tokens.resume_token import ResumeToken, event_key
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, ProtocolError
 from shard_client.wire.bson_slices import (

@@ -11,8 +11,8 @@ from typing import Final
 
 import bson
 
-from router.change_stream.resume_token import ResumeToken, token_of
 from router.lookup.events import MAX_EVENT_BYTES
+from router.tokens.resume_token import ResumeToken, token_of
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import token_data

@@ -4,15 +4,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
-from router.change_stream.event_conditions import (
+from router.request.event_conditions import (
     conjunction,
     conjuncts,
     fields_removed,
     reads_of,
+    small_stages,
 )
-from router.change_stream.request import AfterToken, AtTime, StreamRequest
-from router.change_stream.resume_token import ResumeToken
-from router.change_stream.stages import stage_name
+from router.request.stages import stage_name
+from router.request.stream_request import AfterToken, AtTime, StreamRequest
+from router.tokens.resume_token import ResumeToken
 
 UPDATE_LOOKUP: Final = "updateLookup"
 
@@ -85,17 +86,20 @@ def divide(
     event that the condition leaves out may be missing. They do not apply one that fails for some
     values, since a server may evaluate it for updates too. Fields that a stage only removes are
     removed on the shards if the lookup needs none of them and no earlier condition stays after it:
-    an event may be too large with them.
+    an event may be too large with them. From a very large stage on, nothing is looked into, and all
+    follows the lookup.
     """
     pushed: list[Mapping[str, Any]] = []
     rest: list[Mapping[str, Any]] = []
-    for position, stage in enumerate(stages):
+    examined = 0
+    for stage in small_stages(stages):
         if not rest and _removes_what_no_lookup_needs(stage):
             pushed.append(stage)
+            examined += 1
             continue
         if stage_name(stage) != "$match":
-            rest.extend(stages[position:])
             break
+        examined += 1
         early: list[Mapping[str, Any]] = []
         late: list[Mapping[str, Any]] = []
         for condition in conjuncts(stage["$match"], _is_untouched):
@@ -108,7 +112,7 @@ def divide(
         for part, conditions in ((pushed, early), (rest, late)):
             if conditions:
                 part.append({"$match": conjunction(conditions)})
-    return tuple(pushed), tuple(rest)
+    return tuple(pushed), (*rest, *stages[examined:])
 
 
 def _removes_what_no_lookup_needs(stage: Mapping[str, Any]) -> bool:

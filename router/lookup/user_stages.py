@@ -5,12 +5,13 @@ from typing import Any, Final, NamedTuple
 
 from bson.raw_bson import RawBSONDocument
 
-from router.change_stream.bson_text import render
-from router.change_stream.resume_token import token_of
+from router.bson_text import render
 from router.lookup.events import MAX_EVENT_BYTES, too_large
+from router.lookup.large_events import conditions_of, meets, part_for
 from router.lookup.plan import LookupPlan
 from router.lookup.upstream_reads import UpstreamReads
 from router.memory import Holding
+from router.tokens.resume_token import token_of
 from shard_client.error_codes import RESUMABLE_CODES, ErrorCode
 from shard_client.errors import CommandError
 from shard_client.wire.bson_slices import DOCUMENT, find
@@ -40,6 +41,7 @@ class UserStages:
         self._reads = reads
         extras = plan.remote.extras
         self._fields = {name: extras[name] for name in _FIELDS if name in extras}
+        self._conditions = conditions_of(plan.stages)
 
     async def check(self, held: Holding) -> None:
         """Validate the stages on the upstream mongos; raises its CommandError."""
@@ -55,7 +57,8 @@ class UserStages:
         count, size = 0, 0
         most = _TARGETS * self._reads.target_bytes(held)
         if len(events[0]) > MAX_EVENT_BYTES:
-            raise too_large(events[0], len(events[0]))
+            selected = await self._selects(events[0], held)
+            return Transformed(1, [events[0]] if selected else [])
         for event in events:
             size += len(event)
             if count and size > most:
@@ -71,6 +74,25 @@ class UserStages:
                     raise
                 # The events before the one that fails are delivered.
                 count //= 2
+
+    async def _selects(self, event: bytes, held: Holding) -> bool:
+        """Return whether an event that no command can carry passes the stages.
+
+        Raises CommandError 10334 if they change events, or a condition reads too much of this one.
+        """
+        if self._conditions is None:
+            raise too_large(event, len(event))
+        for condition in self._conditions:
+            part = part_for(condition, event)
+            if len(part) <= MAX_EVENT_BYTES:
+                met: bool | None = bool(await self._run([{"$match": condition}], [part], held))
+            else:
+                met = None if "collation" in self._fields else meets(condition, event)
+            if met is None:
+                raise too_large(event, len(part))
+            if not met:
+                return False
+        return True
 
     async def _run(
         self, stages: Sequence[Mapping[str, Any]], events: Sequence[bytes], held: Holding

@@ -16,7 +16,7 @@ log = structlog.get_logger()
 
 _CONNECT_TIMEOUT = 2.0
 _ANSWER_TIMEOUT = 2.0
-_SPARED = 10.0
+_PAUSE_AFTER_TIMEOUT = 10.0
 """Seconds without further requests to a worker that did not answer in time."""
 
 
@@ -37,7 +37,7 @@ class Peer:
         self.number = number
         self._address = (private_address(folder, number), 0)
         self._own = ServerLink(self)
-        self._spared_until = 0.0
+        self._paused_until = 0.0
 
     async def connect(self) -> Connection:
         """Open a connection to the worker; raises NetworkError, CommandError."""
@@ -49,24 +49,20 @@ class Peer:
         """Return whether a connection to ``address`` is usable: a worker's address is fixed."""
         return address == self._address
 
-    def link(self) -> ServerLink:
-        """Return a separate link to the worker for one client; it connects on first use."""
-        return ServerLink(self)
-
     async def ask(self, database: str, command: Mapping[str, Any]) -> dict[str, Any] | None:
         """Run a command on the worker, in bounded time; return None if there is no answer.
 
-        After a timeout, further commands return None at once for ten seconds.
+        After a timeout, further commands return None immediately for ten seconds.
         """
         loop = asyncio.get_running_loop()
-        if loop.time() < self._spared_until:
+        if loop.time() < self._paused_until:
             return None
         try:
             async with asyncio.timeout(_ANSWER_TIMEOUT):
                 return await self._own.command(database, command)
         except (CommandError, NetworkError, ProtocolError, TimeoutError) as error:
             if isinstance(error, TimeoutError):
-                self._spared_until = loop.time() + _SPARED
+                self._paused_until = loop.time() + _PAUSE_AFTER_TIMEOUT
             log.warning(
                 "A worker does not answer",
                 component="CONTROL",
@@ -106,6 +102,10 @@ class Peers:
         self._others = {
             other: Peer(folder, other) for other in range(1, count + 1) if other != number
         }
+
+    def new_cursor_id(self) -> int:
+        """Return a new id for a cursor of this worker."""
+        return self._ids.new_id()
 
     def owner(self, cursor_id: int) -> Peer | None:
         """Return the other worker that may own a cursor; None for our own and the upstream's."""

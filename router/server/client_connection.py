@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -15,30 +15,29 @@ from router.commands.answer import (
     Answer,
     AnyAnswer,
     PassThrough,
-    RawAnswer,
-    ToWorker,
     error_document,
     reply_document,
 )
-from router.commands.call import ON_BEHALF_OF, Call, Client
-from router.commands.fail_points import added_to_reply, before_command, share_with_workers
+from router.commands.call import Call, Client
+from router.commands.elsewhere import take_user
 from router.commands.local_only import LOCAL_ONLY, refused
 from router.commands.node import Counters, Node
 from router.commands.retry_labels import with_retry_labels
 from router.commands.shutdown import interrupted, shutting_down
 from router.commands.table import COMMANDS
+from router.commands.user_changes import CHANGES_USERS, users_changed
+from router.cursors.owner import Owner
 from router.server.client_deadlines import ClientDeadlines, Progress
 from router.server.first_message import ForeignProtocolError
+from router.server.incoming import Incoming, Shared
 from router.server.replies import ReplyWriter
-from router.server.request import Request, read_request
+from router.server.request import Request
 from router.tls.handshake import log_refused_client
-from shard_client.cluster_clock import is_signed
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, ProtocolError
-from shard_client.wire.bson_slices import find
-from shard_client.wire.documents import decode, encode
+from shard_client.wire.bson_slices import INT64, find
 from shard_client.wire.frame_protocol import FrameStream
-from shard_client.wire.frames import BODY_OFFSET, MAX_MESSAGE_SIZE, MORE_TO_COME, build_msg
+from shard_client.wire.frames import BODY_OFFSET
 
 log = structlog.get_logger()
 
@@ -66,36 +65,32 @@ class ClientConnection:
         node: the state that all commands share.
         client: the client's state, as commands see it.
         counters: the counters for the connection's traffic.
+        shared: what the connection shares with others.
     """
 
-    def __init__(self, stream: FrameStream, node: Node, client: Client, counters: Counters) -> None:
+    def __init__(
+        self, stream: FrameStream, node: Node, client: Client, counters: Counters, shared: Shared
+    ) -> None:
         self.client = client
-        self.idle = asyncio.Event()
-        self.idle.set()
         self._stream = stream
         self._node = node
         self._counters = counters
         self._replies = ReplyWriter(stream, counters)
-        self._messages = 0
-        self._limits = node.client_limits
-        self._deadlines = ClientDeadlines(self._limits, asyncio.get_running_loop().time())
-        self._has_logged_in = client.login is None
-        if not self._has_logged_in:
-            stream.max_frame = self._limits.message_size_before_login
+        limits = node.client_limits
+        self._incoming = Incoming(stream, client, shared, limits, counters)
+        self.idle = self._incoming.idle
+        self._deadlines = ClientDeadlines(limits, asyncio.get_running_loop().time())
         self._task: asyncio.Task[None] | None = None
         self._interrupted = False
 
     async def serve(self) -> None:
         """Answer until the client disconnects or breaks the protocol, then release everything."""
         try:
-            while (frame := await self._stream.receive(bytes)) is not None:
-                self.idle.clear()
-                self._messages += 1
-                self._counters.bytes_in += len(frame)
-                await self._take(await read_request(frame, self._stream.max_frame))
-                if not self._has_logged_in:
-                    self._note_login()
-                self.idle.set()
+            while (request := await self._incoming.next()) is not None:
+                await self._take(request)
+                del request
+                self._incoming.note_login()
+                self._incoming.release()
         except ForeignProtocolError as error:
             log_refused_client(self.client.peer, str(error), error.code)
             if error.reply and not self._stream.closed:
@@ -117,7 +112,7 @@ class ClientConnection:
         except Exception:  # one connection's bug must not end the others
             log.exception("Unexpected error", component="NETWORK", client=self.client.peer)
         finally:
-            self.idle.set()
+            self._incoming.release()
             self.client.cut_links()
             if self._stream.transport is not None:
                 self._stream.transport.close()
@@ -130,11 +125,12 @@ class ClientConnection:
         """
         login = self.client.login
         progress = Progress(
-            messages=self._messages,
-            unfinished=self._stream.unfinished,
+            messages=self._incoming.count,
+            unfinished=self._incoming.unfinished,
+            unsent=self._stream.unsent,
             busy=not self.idle.is_set(),
             login_since=None if login is None else login.begun_at,
-            may_idle=self._has_logged_in,
+            may_idle=self._incoming.may_idle,
         )
         missed = self._deadlines.missed(progress, now)
         if missed is not None and not self._stream.closed:
@@ -145,12 +141,6 @@ class ClientConnection:
                 reason=missed,
             )
             self._stream.abort()
-
-    def _note_login(self) -> None:
-        """Lift the limits that apply before the login once a user has logged in."""
-        if self.client.login is None or self.client.login.user is not None:
-            self._has_logged_in = True
-            self._stream.max_frame = MAX_MESSAGE_SIZE
 
     def interrupt(self) -> None:
         """Cancel the command in flight; the client gets InterruptedAtShutdown."""
@@ -167,17 +157,38 @@ class ClientConnection:
         try:
             await self._answer(request)
         except asyncio.CancelledError:
-            task, self._task = self._task, None
             # The client may have disconnected at the same time, which cancels the task too.
-            if not self._interrupted or task is None or task.uncancel():
+            if not self._interrupted or self._task is None or self._task.uncancel():
                 raise
+            self._task = None
             if not request.replied:
                 error = interrupted(request.name)
                 labelled = with_retry_labels(error, request.name, request.body())
                 await self._send_error(request, labelled, request.request_id)
         finally:
             self._task, self._interrupted = None, False
-        await self._stream.drain()
+        try:
+            await self._stream.drain()
+        except BaseException:
+            self._kill_cursor(request)
+            raise
+
+    def _kill_cursor(self, request: Request) -> None:
+        """Kill the cursor of a getMore whose reply is lost with the connection.
+
+        The client cannot go on with it: drivers open another cursor, where the lost events come
+        again. It would hold its stream's events until it times out.
+        """
+        if request.name != "getMore":
+            return
+        element = find(request.body(), b"getMore")
+        if element is None or element.type != INT64:
+            return
+        cursor_id = int.from_bytes(request.body()[element.start : element.end], "little")
+        login = self.client.login
+        user = None if login is None or login.user is None else str(login.user)
+        with suppress(CommandError):  # another user's
+            self._node.cursors.kill((cursor_id,), Owner(user=user))
 
     async def _answer(self, request: Request) -> None:
         """Run the command and send its answer or its error."""
@@ -185,16 +196,9 @@ class ClientConnection:
         following: Mapping[str, Any] | None = None
         try:
             while True:
-                try:
-                    answer = await self._run(request, following)
-                finally:
-                    if self._node.peers is not None:
-                        await share_with_workers(self._node)
+                answer = await self._run(request, following)
                 if isinstance(answer, PassThrough):
                     await self._pass_through(request, answer)
-                    return
-                if isinstance(answer, ToWorker):
-                    await self._to_worker(request, answer)
                     return
                 response_to = await self._send(request, answer, response_to)
                 following = answer.next_command if isinstance(answer, Answer) else None
@@ -227,7 +231,11 @@ class ClientConnection:
         if command is None and fail_points is None:
             return PASS_THROUGH
         own = command is not None
-        document = again if again is not None else await request.command(own=own)
+        if command is not None and command.refuse_early is not None and again is None:
+            login = self.client.login
+            command.refuse_early(request.body(), None if login is None else login.user)
+        long_turn = self._incoming.long_turn
+        document = again if again is not None else await request.command(long_turn, own=own)
         call = Call(
             name=request.name,
             database=request.database(dict(document)) if again is None else "admin",
@@ -235,7 +243,7 @@ class ClientConnection:
             client=self.client,
             node=self._node,
             exhaust=request.takes_exhaust,
-            on_behalf_of=_taken(document) if self.client.is_worker else None,
+            on_behalf_of=take_user(document) if self.client.is_worker else None,
             raw=request.body() if again is None else None,
         )
         if command is not None:
@@ -246,10 +254,10 @@ class ClientConnection:
             fail_points = None  # they have acted in the client's worker
         if fail_points is not None:
             names = command.names if command is not None else (request.name,)
-            await before_command(fail_points, call, names)
+            await fail_points.before_command(call, names)
         answer = await command.run(call) if command is not None else PASS_THROUGH
         if fail_points is not None and isinstance(answer, PassThrough):
-            return replace(answer, added=added_to_reply(fail_points, call))
+            return replace(answer, added=await fail_points.added_to_reply(call))
         return answer
 
     async def _pass_through(self, request: Request, answer: PassThrough = PASS_THROUGH) -> None:
@@ -265,11 +273,11 @@ class ClientConnection:
                 raise login_required(request.name)
             message = f"no such cmd: {request.name}"
             if request.name == "aggregate":
-                message = f"{request.name} without a change stream takes an upstream mongos"
+                message = f"{request.name} without a change stream requires an upstream mongos"
             raise CommandError(ErrorCode.CommandNotFound, message)
         if self.client.login is not None and self.client.login.by_certificate:
             raise not_for_certificates(request.name)
-        link = self.client.upstream_link(upstream)
+        link = self.client.link_to(upstream)
         try:
             if request.name in LOCAL_ONLY and not self.client.is_local and await link.is_local():
                 raise refused(request.name)
@@ -282,49 +290,14 @@ class ClientConnection:
         first = True
         async with aclosing(link.relay(request.frame)) as replies:
             async for reply in replies:
-                self._note_cluster_time(reply)
+                self._node.learn_time(reply)
+                if request.name in CHANGES_USERS:
+                    await users_changed(self._node)
                 if answer.refusal is not None and _code_of(reply) == ErrorCode.CommandNotFound:
                     raise answer.refusal
                 await self._replies.relay(request, reply, first=first, added=answer.added)
                 first = False
                 await self._stream.drain()
-
-    async def _to_worker(self, request: Request, answer: ToWorker) -> None:
-        """Relay a getMore to the worker that owns the cursor, and its reply back."""
-        self._counters.passed_on += 1
-        link = self.client.worker_link(answer.peer)
-        try:
-            frame = request.frame if answer.user is None else _with_user(request, answer.user)
-            async with aclosing(link.relay(frame)) as replies:
-                reply = await anext(replies, None)
-        except NetworkError as error:  # the worker and its cursors are gone
-            log.info(
-                "The cursor's worker is gone",
-                component="NETWORK",
-                asked=answer.peer.number,
-                error=str(error),
-            )
-            if not answer.or_upstream:
-                raise CommandError(
-                    ErrorCode.CursorNotFound, f"Cursor not found (id: {answer.cursor_id})."
-                ) from error
-        else:
-            if reply is None:  # the client asked for no reply
-                return
-            if not (answer.or_upstream and _code_of(reply) == ErrorCode.CursorNotFound):
-                self._note_cluster_time(reply)
-                await self._replies.relay(request, reply, first=True)
-                return
-        await self._pass_through(request)
-
-    def _note_cluster_time(self, reply: bytes) -> None:
-        element = find(reply, b"$clusterTime", BODY_OFFSET)
-        if element is None:
-            return
-        time = reply[element.start : element.end]
-        # With authorization, members may refuse a time without a valid signature.
-        if self._node.access is None or is_signed(time):
-            self._node.clock.advance(time)
 
     async def _check_time(self, value: object) -> None:
         """Check a client's time, with its signature if the client is logged in."""
@@ -336,8 +309,8 @@ class ClientConnection:
             await access.times.check(time.time, time.digest, time.key_id)
 
     async def _send(self, request: Request, answer: AnyAnswer, response_to: int) -> int:
-        if isinstance(answer, RawAnswer):
-            return await self._replies.send(request, answer.parts, response_to=response_to)
+        if isinstance(answer, list):
+            return await self._replies.send(request, answer, response_to=response_to)
         assert isinstance(answer, Answer)
         return await self._replies.send_document(
             request,
@@ -373,19 +346,6 @@ class ClientConnection:
             await self._send_error(request, error, request.request_id)
             return False
         return True
-
-
-def _taken(document: Mapping[str, Any]) -> str | None:
-    """Take the name of the user out of a command that another worker passes on."""
-    assert isinstance(document, dict)
-    name = document.pop(ON_BEHALF_OF, None)
-    return name if isinstance(name, str) else None
-
-
-def _with_user(request: Request, user: str) -> bytes:
-    """Return the request's frame with the name of the user for whom it is passed on."""
-    body = encode({**decode(request.body()), ON_BEHALF_OF: user})
-    return build_msg(body, request_id=request.request_id, flags=request.flags & MORE_TO_COME)
 
 
 def _code_of(reply: bytes) -> int | None:

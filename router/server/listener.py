@@ -14,6 +14,7 @@ from router.commands.call import Client
 from router.commands.node import Counters, Node
 from router.server.client_connection import ClientConnection
 from router.server.first_message import check_first_header
+from router.server.incoming import Shared
 from router.tls.handshake import Handshakes, peer_certificate
 from router.tls.sockets import BACKLOG, AcceptingPort
 from shard_client.wire.connection import is_loopback
@@ -53,10 +54,9 @@ class Listener:
     ) -> None:
         self._node = node
         self._handshakes = handshakes
-        self._accepting: AcceptingPort | None = None
         self._for_workers = for_workers
         self._counters = Counters() if for_workers else node.counters
-        self._servers: list[asyncio.Server] = []
+        self._private: asyncio.Server | None = None
         self._connections: dict[ClientConnection, asyncio.Task[None]] = {}
         self._ids = count(1)
         self._stopped = False
@@ -64,10 +64,12 @@ class Listener:
         self._counts = ConnectionCounts(
             limits.connections, limits.connections_per_client, limits.exempt
         )
+        self._shared = Shared(limits)
         self._check: asyncio.TimerHandle | None = None
         shortest = limits.shortest_time / _CHECKS_A_DEADLINE
         self._check_interval = max(_SHORTEST_CHECK, min(_LONGEST_CHECK, shortest))
         self._tasks = asyncio.TaskGroup()
+        self._accepting = AcceptingPort(handshakes, self._stream, self._counts, self._tasks)
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
@@ -93,29 +95,15 @@ class Listener:
         Raises:
             OSError: the port is in use or a host is not an address of this machine.
         """
-        if self._handshakes is not None:
-            self._accepting = AcceptingPort(
-                self._handshakes, self._stream, self._counts, self._tasks
-            )
-            self._node.port = await self._accepting.listen(hosts, port)
-            return self._node.port
-        loop = asyncio.get_running_loop()
-        for host in hosts:
-            server = await loop.create_server(
-                lambda: self._plain_stream(self._accept), host, port, backlog=BACKLOG
-            )
-            self._servers.append(server)
-            port = server.sockets[0].getsockname()[1]
-        self._node.port = port
-        return port
+        self._node.port = await self._accepting.listen(hosts, port)
+        return self._node.port
 
     async def listen_privately(self, path: str) -> None:
         """Listen on the Unix socket ``path``; raises OSError."""
         loop = asyncio.get_running_loop()
-        server = await loop.create_unix_server(
+        self._private = await loop.create_unix_server(
             lambda: _ClientStream(self._accept), path, backlog=BACKLOG
         )
-        self._servers.append(server)
 
     async def adopt(
         self,
@@ -146,17 +134,15 @@ class Listener:
                 ended()
             return
         await asyncio.get_running_loop().connect_accepted_socket(
-            lambda: self._plain_stream(accept), connection
+            lambda: _ClientStream(accept, begins=check_first_header), connection
         )
 
     def stop_listening(self) -> None:
         """Accept no more clients; existing connections stay open."""
         self._stopped = True
-        for server in self._servers:
-            server.close()
-        self._servers.clear()
-        if self._accepting is not None:
-            self._accepting.close()
+        if self._private is not None:
+            self._private.close()
+        self._accepting.close()
 
     async def drain(self, timeout: float) -> None:
         """Refuse new commands, wait for those in flight, then interrupt the remaining ones.
@@ -173,18 +159,15 @@ class Listener:
             connection.interrupt()
         await self._until_idle(_INTERRUPTED_TIMEOUT)
 
-    @staticmethod
-    def _plain_stream(accept: Callable[[FrameStream], None]) -> _ClientStream:
-        """Return the stream of a client that cannot use TLS."""
-        return _ClientStream(accept, begins=check_first_header)
-
     def _stream(self, arrived: Callable[[], None]) -> _ClientStream:
-        """Return the stream of a client that may use TLS; it calls ``arrived`` when connected."""
+        """Return the stream of a client; it calls ``arrived`` when connected."""
 
         def accept(stream: FrameStream) -> None:
             arrived()
             self._accept(stream)
 
+        if self._handshakes is None:
+            return _ClientStream(accept, begins=check_first_header)
         return _ClientStream(accept)
 
     async def _until_idle(self, timeout: float) -> None:
@@ -220,18 +203,23 @@ class Listener:
         )
         if self._node.access is not None and not self._for_workers:
             client.login = self._node.access.login(name)
-        connection = ClientConnection(stream, self._node, client, self._counters)
+        connection = ClientConnection(stream, self._node, client, self._counters, self._shared)
         self._counters.connections += 1
         self._counters.connections_created += 1
         self._counts.begun(address)
         self._log("Connection accepted", 22943, client)
         stream.task = self._tasks.create_task(connection.serve())
         self._connections[connection] = stream.task
-        stream.task.add_done_callback(lambda _task: self._forget(connection, address))
+        stream.task.add_done_callback(lambda _task: self._forget(connection, stream, address))
         if not self._for_workers and self._check is None:
             self._schedule_check()
 
-    def _forget(self, connection: ClientConnection, address: str | None) -> None:
+    def _forget(
+        self, connection: ClientConnection, stream: _ClientStream, address: str | None
+    ) -> None:
+        # A cancelled task refers to the connection by its traceback: without this cycle, all is
+        # freed now, not by the collector's next run.
+        stream.task = None
         self._connections.pop(connection, None)
         self._counters.connections -= 1
         self._counts.ended(address)
@@ -252,7 +240,7 @@ class Listener:
         self._check = loop.call_later(self._check_interval, self._check_deadlines)
 
     def _check_deadlines(self) -> None:
-        """Cut the connections of clients that take too long; go on while there are clients."""
+        """Cut the connections of clients that take too long; continue while there are clients."""
         self._check = None
         if not self._connections:
             return

@@ -14,8 +14,8 @@ from shard_client.wire.frame_protocol import FrameStream
 from shard_client.wire.frames import (
     MORE_TO_COME,
     build_msg,
-    build_reply_parts,
     compress_frame,
+    msg_header,
     parse_op_msg,
     with_ids,
 )
@@ -66,10 +66,9 @@ class ReplyWriter:
             await self._write(request, frame)
         elif request.wants_reply:
             flags = MORE_TO_COME if more_to_come else 0
-            framed = build_reply_parts(
-                parts, request_id=reply_id, response_to=response_to, flags=flags
-            )
-            await self._write(request, b"".join(framed))
+            size = int.from_bytes(parts[0][:4], "little")  # the length that the body begins with
+            header = msg_header(size, reply_id, response_to, flags)
+            await self._write(request, b"".join((header, *parts)))
         return reply_id
 
     async def send_document(
@@ -104,7 +103,7 @@ class ReplyWriter:
             reply = _with_fields(reply, added)
         if first:
             own_id = int.from_bytes(reply[4:8], "little", signed=True)
-            reply = with_ids(reply, request_id=own_id, response_to=request.request_id)
+            reply = b"".join(with_ids(reply, request_id=own_id, response_to=request.request_id))
         await self._write(request, reply)
 
     async def refuse_query(self, request: Request, code: int, message: str) -> None:

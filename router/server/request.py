@@ -1,15 +1,16 @@
 """A client's message, parsed only as far as its handling requires."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from struct import Struct
 from typing import Any
 
-from router.change_stream.bson_text import render
+from router.bson_text import render
 from router.server.gradual_decoding import decode_gradually
 from router.server.off_loop import off_loop
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, ProtocolError
-from shard_client.wire.bson_slices import iter_elements
+from shard_client.wire.bson_slices import DOCUMENT, find, iter_elements
 from shard_client.wire.documents import decode
 from shard_client.wire.frames import (
     BODY_OFFSET,
@@ -26,9 +27,8 @@ from shard_client.wire.frames import (
 from shard_client.wire.op_query import OP_QUERY, OpQuery
 
 MOST_OWN = 1024 * 1024
-"""Most bytes of a command that the router answers itself and that holds no pipeline."""
+"""Most bytes of a command that the router answers itself, besides its pipeline."""
 
-_LONG_PIPELINES = frozenset({"aggregate", "explain"})
 _MOST_IN_QUERY = 64 * 1024
 _header = Struct("<iiiiI")
 _uncompressed_size = Struct("<i")
@@ -89,10 +89,13 @@ class Request:
         self._body = body
         return body
 
-    async def command(self, *, own: bool = True) -> dict[str, Any]:
+    async def command(
+        self, turn: Callable[[], Awaitable[None]], *, own: bool = True
+    ) -> dict[str, Any]:
         """Return the decoded command, without blocking the loop.
 
         Args:
+            turn: waits for a turn of the loop; awaited between the pieces of a large command.
             own: whether the router answers the command itself; a command that passes through can
                 be larger.
 
@@ -103,13 +106,23 @@ class Request:
         if self.query is not None:
             return _unwrapped(self.query.document())
         body = self.body()
-        if own and len(body) > MOST_OWN and self.name not in _LONG_PIPELINES:
+        if own and len(body) > MOST_OWN and (size := self._size_besides_pipeline(body)) > MOST_OWN:
             raise CommandError(
                 ErrorCode.BSONObjectTooLarge,
-                f"the command {self.name} has {len(body)} bytes; the router takes {MOST_OWN} at "
-                "most for a command that it answers itself",
+                f"the command {self.name} has {size} bytes; the router accepts {MOST_OWN} at most "
+                "for a command that it answers itself, besides its pipeline",
             )
-        return await decode_gradually(body)
+        return await decode_gradually(body, turn)
+
+    def _size_besides_pipeline(self, body: bytes) -> int:
+        start = 0
+        if self.name == "explain":
+            inner = next(iter_elements(body))
+            start = inner.start if inner.type == DOCUMENT else 0
+        elif self.name != "aggregate":
+            return len(body)
+        pipeline = find(body, b"pipeline", start)
+        return len(body) - (0 if pipeline is None else pipeline.end - pipeline.start)
 
     def database(self, command: dict[str, Any]) -> str:
         """Return the command's database; raises CommandError."""
@@ -124,23 +137,33 @@ class Request:
         return database
 
 
-async def read_request(frame: bytes, most: int = MAX_MESSAGE_SIZE) -> Request:
+def uncompressed_size(frame: bytes, most: int) -> int:
+    """Return the size in bytes of what is compressed in a frame, 0 if nothing is.
+
+    Raises:
+        ProtocolError: it is more than ``most``.
+    """
+    if int.from_bytes(frame[12:16], "little") != OP_COMPRESSED or len(frame) < 24:
+        return 0
+    size = int(_uncompressed_size.unpack_from(frame, 20)[0])
+    if size > most:
+        raise ProtocolError(f"a message of {size} bytes is too long here")
+    return size
+
+
+async def read_request(frame: bytes) -> Request:
     """Parse a client's frame; a large compressed frame is decompressed off the loop.
 
     Args:
         frame: the frame as received.
-        most: maximum size of the frame after its decompression.
 
     Raises:
-        ProtocolError: the frame is malformed or too long, or has an opcode that servers no longer
-            accept.
+        ProtocolError: the frame is malformed, or has an opcode that servers no longer accept.
     """
     compressor = None
     if int.from_bytes(frame[12:16], "little") == OP_COMPRESSED:
         compressor = frame[24] if len(frame) > 24 else None
-        size = _uncompressed_size.unpack_from(frame, 20)[0] if len(frame) > 24 else 0
-        if size > most:
-            raise ProtocolError(f"a message of {size} bytes is too long here")
+        size = uncompressed_size(frame, MAX_MESSAGE_SIZE)
         frame = await off_loop(max(size, len(frame)), decompress_frame, frame)
     if len(frame) < _header.size:
         raise ProtocolError("a message is cut off")

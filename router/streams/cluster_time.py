@@ -1,18 +1,20 @@
 """Fetching the current cluster time, once for all concurrent callers."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
+from typing import NamedTuple
 
 import structlog
 from bson.timestamp import Timestamp
 
-from router.catalog.cluster import Cluster
+from router.catalog.cluster import Cluster, ShardList
 from router.catalog.shared_answer import SharedAnswer
-from router.change_stream.request import StreamRequest
-from router.stream_settings import StreamSettings
-from router.streams.preparation import Now, connect_all, give_back_all, no_shards
+from router.request.stream_request import StreamRequest
+from router.stream_settings import ConnectionSettings
 from shard_client.cluster_clock import next_tick
+from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError
 from shard_client.remote_cursor.retry_policy import from_network
 from shard_client.replica_set.read_preference import PRIMARY, ReadPreference
@@ -20,10 +22,17 @@ from shard_client.wire.connection import Connection, format_address
 
 log = structlog.get_logger()
 
-_PRIMARY_PATIENCE = 1.0
+_PRIMARY_TIMEOUT = 1.0
 """Seconds for which a stream that reads other members waits for a shard's primary."""
 
 _Asked = tuple[ReadPreference, str | None]
+
+
+class Now(NamedTuple):
+    """A time after all writes that the shards had made, and the shard list read just before it."""
+
+    time: Timestamp
+    listed: ShardList
 
 
 class ClusterTimeFetcher:
@@ -34,7 +43,7 @@ class ClusterTimeFetcher:
     flight.
     """
 
-    def __init__(self, cluster: Cluster, limits: StreamSettings) -> None:
+    def __init__(self, cluster: Cluster, limits: ConnectionSettings) -> None:
         self._cluster = cluster
         self._limits = limits
         self._answers: dict[_Asked, SharedAnswer[Now]] = {}
@@ -67,17 +76,13 @@ class ClusterTimeFetcher:
             raise no_shards()
         asked = {shard: host for shard, host in listed.hosts.items() if only in (None, shard)}
         left = max(0.0, deadline - asyncio.get_running_loop().time())
-        connections: dict[str, Connection] = {}
-        try:
-            # Each hello returns its shard's time; the next tick is after all writes made so far.
-            await connect_all(self._cluster, asked, preference, left, connections)
+        # Each hello returns its shard's time; the next tick is after all writes made so far.
+        async with connected(self._cluster, asked, preference, left) as connections:
             time = next_tick(self._cluster.clock.time or Timestamp(0, 0))
-            await self._tell(connections.values(), deadline)
+            await self._send_time(connections.values(), deadline)
             if preference.mode != PRIMARY.mode:
                 await self._tell_primaries(asked)
             return Now(time, listed)
-        finally:
-            give_back_all(self._cluster, connections)
 
     async def _tell_primaries(self, shards: Mapping[str, str]) -> None:
         """Send the newest cluster time to the shards' primaries, where other members are read.
@@ -86,27 +91,25 @@ class ClusterTimeFetcher:
         until then the primary's writes could have times before the one returned. A shard without a
         primary that answers does not keep the stream from being opened.
         """
-        patience = min(_PRIMARY_PATIENCE, self._limits.connect_timeout)
+        timeout = min(_PRIMARY_TIMEOUT, self._limits.connect_timeout)
 
-        async def tell(shard: str, host: str) -> None:
+        async def send_time(shard: str, host: str) -> None:
             dialer = self._cluster.dialer(shard, host)
             try:
-                connection = await dialer.connect(patience)
+                connection = await dialer.connect(timeout)
+                try:
+                    await self._send_time([connection], asyncio.get_running_loop().time() + timeout)
+                finally:
+                    dialer.release(connection)
             except CommandError as error:
-                log.debug("no primary learns the time", target=shard, error=str(error))
-                return
-            try:
-                await self._tell([connection], asyncio.get_running_loop().time() + patience)
-            except CommandError as error:
-                log.debug("no primary learns the time", target=shard, error=str(error))
-            finally:
-                dialer.release(connection)
+                problem = "cannot send the cluster time to a primary"
+                log.debug(problem, target=shard, error=str(error))
 
         async with asyncio.TaskGroup() as group:
             for shard, host in shards.items():
-                group.create_task(tell(shard, host), name=f"tell the primary of {shard} the time")
+                group.create_task(send_time(shard, host), name=f"send the time to {shard}")
 
-    async def _tell(self, connections: Iterable[Connection], deadline: float) -> None:
+    async def _send_time(self, connections: Iterable[Connection], deadline: float) -> None:
         """Send the newest cluster time to the shards that are behind it.
 
         If no cursor is opened, nothing else sends it to them, and their next writes would have
@@ -119,7 +122,7 @@ class ClusterTimeFetcher:
         left = max(0.001, deadline - asyncio.get_running_loop().time())
         timeout = min(left, self._limits.reply_timeout)
 
-        async def tell(connection: Connection) -> None:
+        async def send_time(connection: Connection) -> None:
             command = {"ping": 1, "$clusterTime": document}
             try:
                 await connection.command("admin", command, timeout=timeout)
@@ -127,12 +130,49 @@ class ClusterTimeFetcher:
                 address = format_address(connection.address)
                 raise from_network(error, address) from error
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                for each in behind:
-                    group.create_task(tell(each), name="tell the time")
-        except ExceptionGroup as failures:
-            first = failures.exceptions[0]
-            if isinstance(first, CommandError):
-                raise first.with_change_stream_label() from first
-            raise
+        async with _tasks() as group:
+            for each in behind:
+                group.create_task(send_time(each), name="send the time")
+
+
+@asynccontextmanager
+async def _tasks() -> AsyncIterator[asyncio.TaskGroup]:
+    """Wait for tasks; raises the first one's CommandError, labelled as mongos labels it."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except ExceptionGroup as failures:
+        first = failures.exceptions[0]
+        if isinstance(first, CommandError):
+            raise first.with_change_stream_label() from first
+        raise
+
+
+def no_shards() -> CommandError:
+    """Return the error for a cluster without shards."""
+    return CommandError(ErrorCode.ShardNotFound, "No shards found")
+
+
+@asynccontextmanager
+async def connected(
+    cluster: Cluster, shards: Mapping[str, str], preference: ReadPreference, timeout: float
+) -> AsyncIterator[Mapping[str, Connection]]:
+    """Connect to all shards concurrently within ``timeout`` seconds, for the block.
+
+    ``shards`` maps ids to host strings, since a shard may have been removed since the list was
+    read. Raises CommandError, labelled as mongos labels it.
+    """
+    connections: dict[str, Connection] = {}
+
+    async def connect(shard: str, host: str) -> None:
+        dialer = cluster.dialer(shard, host, preference=preference)
+        connections[shard] = await dialer.connect(timeout)
+
+    try:
+        async with _tasks() as group:
+            for shard, host in shards.items():
+                group.create_task(connect(shard, host), name=f"connect {shard}")
+        yield connections
+    finally:
+        for connection in connections.values():
+            cluster.release(connection)

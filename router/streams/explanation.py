@@ -6,19 +6,18 @@ from typing import Any
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster
-from router.change_stream.merged_stream import only_shard
-from router.change_stream.plan import shard_command
-from router.change_stream.request import StreamRequest
 from router.lookup.plan import UPDATE_LOOKUP, LookupPlan
-from router.stream_settings import StreamSettings
-from router.streams.preparation import connect_all, give_back_all
+from router.merge.merged_stream import only_shard
+from router.request.shard_commands import shard_command
+from router.request.stream_request import StreamRequest
+from router.stream_settings import ConnectionSettings
+from router.streams.cluster_time import connected
 from shard_client.cluster_clock import next_tick
 from shard_client.replica_set.read_preference import ReadPreference
-from shard_client.wire.connection import Connection
 
 
 async def explain_stream(
-    request: StreamRequest, verbosity: Any, cluster: Cluster, limits: StreamSettings
+    request: StreamRequest, verbosity: Any, cluster: Cluster, limits: ConnectionSettings
 ) -> dict[str, Any]:
     """Return the fields of explain's reply that describe the plan, in mongos's order.
 
@@ -32,12 +31,10 @@ async def explain_stream(
     shards = (await cluster.shards()).hosts
     if request.passthrough_to_shard is not None:
         shards = only_shard(shards, request.passthrough_to_shard)
-    connections: dict[str, Connection] = {}
-    try:
-        preference = ReadPreference.of(request.read_preference)
-        await connect_all(cluster, shards, preference, limits.open_timeout, connections)
+    preference = ReadPreference.of(request.read_preference)
+    async with connected(cluster, shards, preference, limits.open_timeout) as connections:
         start_at = request.start_time or next_tick(cluster.clock.time or Timestamp(0, 0))
-        database, command = shard_command(request, start_at=start_at)
+        database, command = shard_command(request, start_at)
         # The read concern has no effect on the plan.
         inner = {name: value for name, value in command.items() if name != "readConcern"}
         asked = {"explain": {**inner, "cursor": {}}, "verbosity": verbosity}
@@ -46,8 +43,6 @@ async def explain_stream(
             for connection in connections.values()
         ]
         hosts = [":".join(map(str, each.address)) for each in connections.values()]
-    finally:
-        give_back_all(cluster, connections)
     stages = [
         {"host": host, "stages": reply.get("stages", [])}
         for host, reply in zip(hosts, replies, strict=True)

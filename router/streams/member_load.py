@@ -17,12 +17,12 @@ class MemberLoad:
     """``aggregate`` commands that open cursors."""
     get_mores: int = 0
     """``getMore`` commands."""
-    nudges: int = 0
-    """Commands that make an idle oplog advance: notes, or reads where notes are refused."""
-    notes: int = 0
-    """Notes that were written; the oplog had already advanced far enough for the others."""
-    note_bytes: int = 0
-    """Bytes that these notes take in the oplog."""
+    noop_commands: int = 0
+    """Commands that make an idle oplog advance: no-op writes, or reads where these are refused."""
+    noop_writes: int = 0
+    """No-op writes that were made; the oplog had already advanced far enough for the others."""
+    noop_bytes: int = 0
+    """Bytes that these no-op writes take in the oplog."""
     reopenings: int = 0
     """Failures after which a cursor is opened again."""
     events: int = 0
@@ -35,9 +35,9 @@ class MemberLoad:
         return {
             "openings": Int64(self.openings),
             "getMores": Int64(self.get_mores),
-            "nudges": Int64(self.nudges),
-            "notes": Int64(self.notes),
-            "noteBytes": Int64(self.note_bytes),
+            "noopCommands": Int64(self.noop_commands),
+            "noopWrites": Int64(self.noop_writes),
+            "noopWriteBytes": Int64(self.noop_bytes),
             "reopenings": Int64(self.reopenings),
             "events": Int64(self.events),
             "eventBytes": Int64(self.event_bytes),
@@ -54,13 +54,13 @@ class MemberLoads:
     """The load of each shard and of the config server, by target.
 
     ``delivered`` and ``delivered_bytes`` count the events that all clients have received.
-    ``gate_waits`` are the times for which events waited for the gate, one for each batch of a shard
-    that was held back or released; ``reply_delays`` the times from the release of events until a
-    client that waits for them goes on.
+    ``low_watermark_waits`` are the times for which events waited for the low watermark, one for
+    each batch of a shard that was held back or released; ``reply_delays`` the times from the
+    release of events until a client that waits for them continues.
     """
 
     def __init__(self) -> None:
-        self.gate_waits = Histogram(TIME_BOUNDS)
+        self.low_watermark_waits = Histogram(TIME_BOUNDS)
         self.reply_delays = Histogram(TIME_BOUNDS)
         self.delivered = 0
         self.delivered_bytes = 0

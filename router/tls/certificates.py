@@ -45,7 +45,7 @@ class Certificates:
         self._rotated.append(rotated)
 
     def rotate(self) -> None:
-        """Read all files again; new connections use them, existing ones go on.
+        """Read all files again; new connections use them, existing ones stay open.
 
         Raises:
             ValueError: a file is unusable; the former certificates stay in use, which is logged.

@@ -22,9 +22,6 @@ _HANDSHAKE, _MAJOR, _MINORS = 0x16, 3, range(1, 5)
 """The first bytes of a TLS connection: a handshake record and its version (RFC 8446, 5.1). As the
 length of a MongoDB message they stand for 66,326 bytes or more, too long for a first message."""
 
-_TRICKLE = 0.01
-"""Seconds between two looks at a connection that has sent less than ``_PEEKED`` bytes."""
-
 ONLY_TLS = "The server is configured to only allow SSL connections"
 """mongos's message for a client without TLS where TLS is required."""
 
@@ -153,28 +150,32 @@ def describe(error: OSError) -> str:
 async def _begins_handshake(connection: socket.socket) -> bool:
     """Wait for the first bytes; return whether they begin a TLS handshake.
 
+    After the first of them, the socket does not count as readable before all have come
+    (SO_RCVLOWAT): a client that sends no more costs no more than one that sends none.
+
     Raises:
         OSError: the connection has ended.
     """
-    loop = asyncio.get_running_loop()
-    while True:
-        try:
-            first = connection.recv(_PEEKED, socket.MSG_PEEK)
-        except BlockingIOError:
-            readable = loop.create_future()
-            loop.add_reader(connection, _set, readable)
-            try:
-                await readable
-            finally:
-                loop.remove_reader(connection)
-            continue
-        if not first:
-            raise ConnectionAbortedError("the client has sent nothing")
+    for wanted in (1, _PEEKED):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
+        await _readable(connection)
+        first = connection.recv(wanted, socket.MSG_PEEK)
+        if len(first) < wanted:
+            raise ConnectionAbortedError("the client has ended the connection")
         if first[0] != _HANDSHAKE:
             return False
-        if len(first) == _PEEKED:
-            return first[1] == _MAJOR and first[2] in _MINORS
-        await asyncio.sleep(_TRICKLE)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+    return first[1] == _MAJOR and first[2] in _MINORS
+
+
+async def _readable(connection: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    readable = loop.create_future()
+    loop.add_reader(connection, _set, readable)
+    try:
+        await readable
+    finally:
+        loop.remove_reader(connection)
 
 
 def _set(readable: asyncio.Future[None]) -> None:

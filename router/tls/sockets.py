@@ -61,6 +61,11 @@ async def accept(listening: socket.socket) -> AsyncIterator[socket.socket]:
             await asyncio.sleep(_PAUSE)
             continue
         yield connection
+        await asyncio.sleep(0)
+
+
+def _counted() -> None:
+    """Do nothing: without a handshake, only its protocol counts a connection."""
 
 
 def peer_address(connection: socket.socket) -> str | None:
@@ -73,10 +78,13 @@ def peer_address(connection: socket.socket) -> str | None:
 
 
 class AcceptingPort:
-    """A port whose clients may use TLS.
+    """A port that clients connect to: of drivers, of feeds, or of the admin page.
+
+    Where clients may use TLS, it accepts one in each iteration of the loop, and their handshakes
+    count as connections.
 
     Args:
-        handshakes: connects the sockets of clients.
+        handshakes: connects the sockets of clients that may use TLS; None without TLS.
         protocol: creates the protocol of a client. It is called with a function, which the protocol
             can call just before it counts the connection itself.
         counts: counts the connections until then, or until the end of their handshakes, and holds
@@ -86,7 +94,7 @@ class AcceptingPort:
 
     def __init__(
         self,
-        handshakes: Handshakes,
+        handshakes: Handshakes | None,
         protocol: Callable[[Callable[[], None]], asyncio.BaseProtocol],
         counts: ConnectionCounts,
         tasks: asyncio.TaskGroup,
@@ -95,6 +103,7 @@ class AcceptingPort:
         self._protocol = protocol
         self._counts = counts
         self._group = tasks
+        self._servers: list[asyncio.Server] = []
         self._running: set[asyncio.Task[None]] = set()
 
     async def listen(self, hosts: Sequence[str], port: int) -> int:
@@ -103,32 +112,45 @@ class AcceptingPort:
         Raises:
             OSError: the port is in use or a host is not an address of this machine.
         """
+        if self._handshakes is None:
+            for host in hosts:
+                server = await asyncio.get_running_loop().create_server(
+                    lambda: self._protocol(_counted), host, port, backlog=BACKLOG
+                )
+                self._servers.append(server)
+                port = server.sockets[0].getsockname()[1]
+            return port
         bound = await bind(hosts, port)
         for listening in bound:
             listening.listen(BACKLOG)
-            self._run(self._accept_all(listening))
+            self._run(self._accept_all(listening, self._handshakes))
         return int(bound[0].getsockname()[1])
 
     def close(self) -> None:
         """Accept no more clients, and end the coroutines of those that arrive."""
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
         for task in self._running:
             task.cancel()
 
-    async def _accept_all(self, listening: socket.socket) -> None:
+    async def _accept_all(self, listening: socket.socket, handshakes: Handshakes) -> None:
         with listening:
             async for connection in accept(listening):
                 address = peer_address(connection)
                 if self._counts.admits(address):
                     self._counts.begun(address)
-                    self._run(self._arrive(connection, address))
+                    self._run(self._arrive(connection, address, handshakes))
                 else:
                     self._counts.log_refusal(address, asyncio.get_running_loop().time())
                     connection.close()
 
-    async def _arrive(self, connection: socket.socket, address: str | None) -> None:
+    async def _arrive(
+        self, connection: socket.socket, address: str | None, handshakes: Handshakes
+    ) -> None:
         with ExitStack() as counted:
             counted.callback(self._counts.ended, address)
-            await self._handshakes.connect(connection, lambda: self._protocol(counted.close))
+            await handshakes.connect(connection, lambda: self._protocol(counted.close))
 
     def _run(self, step: Coroutine[Any, Any, None]) -> None:
         task = self._group.create_task(step)

@@ -2,32 +2,21 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterator, MutableMapping
-from dataclasses import replace
+from collections.abc import Iterator, MutableMapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 
-import aiohttp
-import structlog
 import typer
 
-from router.catalog.cluster import CONFIG
-from router.catalog.replica_set_checks import ReplicaSetChecks
 from router.config.command_line import read_settings
-from router.config.parameters import stream_limits
 from router.config.settings import Settings
 from router.config.tracing import Tracing
-from router.service import cluster_of
-from router.upstream_mongos import UpstreamMongos, parse_upstream
-from shard_client.errors import CommandError
-from shard_client.wire.access import Access
-from shard_client.wire.tls import Certificate, TlsContexts
 
-_MOST_SKEW = 60.0
-_COLLECTOR_TIMEOUT = aiohttp.ClientTimeout(total=5)
-_MONGOS = "isdbgrid"
-"""The ``msg`` in a mongos's hello."""
+if TYPE_CHECKING:
+    from shard_client.wire.tls import Certificate
+
+_COLLECTOR_TIMEOUT = 5.0
 
 
 class Finding(NamedTuple):
@@ -53,11 +42,14 @@ def check_config(
         bool, typer.Option("--offline", help="Read the settings only; connect to nothing.")
     ] = False,
 ) -> None:
-    """Check the settings, the ports, and the connections to the cluster and the upstream.
+    """Check the settings and all that they name.
 
-    Prints a line for each and ends with status 0 if all work, else with 1.
+    Tries the files, the ports, the cluster and the upstream, and prints a line for each. The exit
+    status is 0 if all work, else 1.
     """
     settings = read_settings({"sharding": {"configDB": configdb}, "upstream": upstream}, config)
+    import structlog
+
     structlog.configure(processors=[_drop])
     failed = False
     for finding in asyncio.run(_check(settings, offline=offline)):
@@ -70,11 +62,16 @@ def check_config(
 
 
 def _drop(_logger: object, _method: str, _event: MutableMapping[str, Any]) -> NoReturn:
-    """Drop a log line: the findings tell what fails."""
-    raise structlog.DropEvent
+    """Drop a log line: the findings show what fails."""
+    from structlog import DropEvent
+
+    raise DropEvent
 
 
 async def _check(settings: Settings, *, offline: bool) -> list[Finding]:
+    from router.service import check_servers
+    from shard_client.wire.tls import TlsContexts
+
     findings = [Finding("settings")]
     if settings.sharding.config_db is None:
         findings.append(
@@ -82,22 +79,18 @@ async def _check(settings: Settings, *, offline: bool) -> list[Finding]:
         )
     if offline:
         return findings
-    tls = None
     if settings.net.tls.enabled:
-        contexts = TlsContexts(settings.net.tls.files())
-        findings.append(_certificate(contexts.certificate))
-        tls = contexts if settings.net.tls.towards_cluster else None
+        findings.append(_certificate(TlsContexts(settings.net.tls.files()).certificate))
     findings += _ports(settings)
     if settings.sharding.config_db is not None:
-        findings += [each async for each in _cluster(settings, tls)]
-    if settings.upstream is not None:
-        findings += await _upstream(settings, settings.upstream, tls)
+        checks = await check_servers(settings)
+        findings += [Finding(each.subject, each.problem, each.remark) for each in checks]
     if settings.tracing.endpoint is not None:
         findings.append(await _collector(settings.tracing, settings.tracing.endpoint))
     return findings
 
 
-def _certificate(certificate: Certificate) -> Finding:
+def _certificate(certificate: "Certificate") -> Finding:
     days = (certificate.expires - datetime.now(UTC)).days
     remark = f"{certificate.subject}, valid for {days} more days"
     return Finding("certificate", remark=remark)
@@ -124,77 +117,20 @@ def _ports(settings: Settings) -> Iterator[Finding]:
             yield Finding(subject)
 
 
-async def _cluster(settings: Settings, tls: TlsContexts | None) -> AsyncIterator[Finding]:
-    limits = stream_limits(settings.parameters)
-    cluster = cluster_of(settings, replace(limits, open_timeout=limits.connect_timeout), tls=tls)
-    checks = ReplicaSetChecks(cluster)
-    try:
-        results = await checks.results(patience=None)
-        for target, check in results.items():
-            subject = "config server" if target == CONFIG else f"shard {target}"
-            if not check.answers:
-                yield Finding(
-                    subject,
-                    f"{check.error}. Check that its members run and have a primary, that this "
-                    "machine reaches them under the names in its configuration (rs.conf()), and "
-                    "the name of the set",
-                )
-            elif check.oldest is None:
-                yield Finding(
-                    subject,
-                    remark=f"answers, but its oplog cannot be read ({check.error}): metrics will "
-                    "not tell when history is about to be lost",
-                )
-            else:
-                yield Finding(subject)
-        time = cluster.clock.time
-        if time is not None:
-            skew = abs(cluster.wall() - time.time)
-            problem = None
-            if skew > _MOST_SKEW:
-                problem = f"differ by {skew:.0f} s: synchronise the machines' clocks"
-            yield Finding("clocks of cluster and router", problem)
-    finally:
-        await checks.close()
-        await cluster.close()
-
-
-async def _upstream(settings: Settings, uri: str, tls: TlsContexts | None) -> list[Finding]:
-    """Try the connection to the upstream and, if the router has a user, its login there."""
-    user = settings.security.logins().upstream
-    subject = f"upstream {uri}"
-    mongos = UpstreamMongos(parse_upstream(uri), access=Access(user, tls=tls))
-    try:
-        connection = await mongos.connect()
-    except CommandError as error:
-        return [Finding(subject, str(error))]
-    connection.abort()
-    if connection.hello.get("msg") != _MONGOS:
-        return [Finding(subject, "answers, but is no mongos: name a mongos of the cluster")]
-    if user is None:
-        return [Finding(subject)]
-    login = f"login on the upstream as {user.user}"
-    try:
-        connection = await mongos.connect_as_router()
-    except CommandError as error:
-        remedy = "Check security.user, authSource and the password there"
-        return [Finding(subject), Finding(login, f"{error}. {remedy}")]
-    connection.abort()
-    return [Finding(subject), Finding(login)]
-
-
 async def _collector(tracing: Tracing, endpoint: str) -> Finding:
     """Send the collector of traces a request without spans."""
+    import aiohttp
+
     subject = f"tracing.endpoint {endpoint}"
     headers = {"Content-Type": "application/x-protobuf", **tracing.read_headers()}
     try:
         async with (
-            aiohttp.ClientSession(timeout=_COLLECTOR_TIMEOUT) as session,
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(_COLLECTOR_TIMEOUT)) as session,
             session.post(endpoint, data=b"", headers=headers) as answer,
         ):
             if answer.ok:
                 return Finding(subject)
-            problem = f"answers {answer.status} {answer.reason}: does it take OTLP over HTTP there?"
+            problem = f"answers {answer.status} {answer.reason}: is that OTLP over HTTP?"
     except (aiohttp.ClientError, TimeoutError) as error:
         problem = f"does not answer: {error or 'no answer within 5 s'}"
     return Finding(subject, problem)

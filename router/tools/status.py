@@ -6,12 +6,15 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
+from http.client import HTTPException
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from router.admin.words import in_bytes, in_words
+from router.config.command_line import Refusal, file_problem
+from shard_client.errors import plain_text
 
 _DEFAULT_ADDRESS = "http://127.0.0.1:27022"
 _TIMEOUT = 10.0
@@ -47,16 +50,21 @@ def status(
         float | None, typer.Option("--watch", min=0.2, help="Print again every so many seconds.")
     ] = None,
 ) -> None:
-    """Show what a running router does: its merge, streams, clients and failures."""
+    """Show what a running router does.
+
+    The lag of each shard, the streams, the clients and the last failures.
+    """
     try:
         token = None if token_file is None else token_file.read_text().strip()
         tls = _tls_context(admin, ca_file, invalid_hostnames=invalid_hostnames)
-    except (OSError, ValueError) as error:
-        raise typer.BadParameter(str(error)) from error
+    except OSError as error:
+        raise Refusal(file_problem(error, "--token-file")) from error
+    except ValueError as error:
+        raise Refusal(str(error)) from error
     while True:
         try:
             view = _fetch(admin, token, tls)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, HTTPException) as error:
             typer.echo(f"mergerouter status: {_explain(admin, error)}", err=True)
             raise typer.Exit(1) from error
         if watch is not None and not as_json:
@@ -76,12 +84,15 @@ def _tls_context(
             context = ssl.create_default_context(cafile=ca_file)
         except OSError as error:
             raise ValueError(
-                f"--tlsCAFile {ca_file} must be a file with certificates in PEM form ({error})"
+                f"--tlsCAFile {ca_file} must be a file with certificates in PEM form "
+                f"({plain_text(error)})"
             ) from error
         context.check_hostname = not invalid_hostnames
         return context
     if not admin.startswith("http://"):
-        raise ValueError(f"{admin} is no address of the form http://host:port")
+        raise ValueError(
+            f"--admin {admin} is not an address: write http://host:port, such as {_DEFAULT_ADDRESS}"
+        )
     if ca_file is not None or invalid_hostnames:
         raise ValueError(f"{admin} is an address without TLS: write https://host:port")
     return None
@@ -101,8 +112,13 @@ def _fetch(admin: str, token: str | None, tls: ssl.SSLContext | None) -> dict[st
 def _explain(admin: str, error: Exception) -> str:
     if isinstance(error, urllib.error.HTTPError):
         if error.code == 401:
-            return f"{admin} wants its token: pass --token-file"
+            return f"{admin} requires its token: pass --token-file"
         return f"{admin} answers {error.code} {error.reason}"
+    if isinstance(error, ValueError | HTTPException):
+        return (
+            f"{admin} is not the admin port of a router: what answers there is no status. Pass the "
+            "port of --admin-port (net.admin.port), not the one for drivers"
+        )
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(reason, ssl.SSLCertVerificationError):
         return (
@@ -115,8 +131,8 @@ def _explain(admin: str, error: Exception) -> str:
     if isinstance(reason, ConnectionError) and not isinstance(reason, ConnectionRefusedError):
         return f"{admin} ends the connection: {reason}. If the port requires TLS, write https://"
     return (
-        f"no router answers at {admin}: {reason}. Is it started with --admin-port, and is this "
-        "that port?"
+        f"no router answers at {admin}: {plain_text(reason)}. Start the router with --admin-port, "
+        "and pass that port's address with --admin"
     )
 
 
@@ -139,14 +155,16 @@ def _lines(view: Mapping[str, Any]) -> Iterator[str]:
     yield from _lanes(view["lanes"])
     yield from _table(
         "streams",
-        ("namespace", "clients", "events", "gate", "buffered"),
+        ("namespace", "clients", "events", "slowest shard", "buffered"),
         [
             (
                 row["namespace"],
                 row["readers"],
                 f"{row['events']:,}",
-                f"{row['gate_holder']}: {row['gate_reason']}" if row["gate_holder"] else "",
-                in_bytes(row["buffered_bytes"]),
+                f"{row['slowest_remote']}: {row['slowest_reason']}"
+                if row["slowest_remote"]
+                else "",
+                in_bytes(row["held_bytes"]),
             )
             for row in view["stream_rows"]
         ],

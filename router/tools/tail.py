@@ -12,8 +12,17 @@ import pymongo
 import typer
 from bson import json_util
 from pymongo.change_stream import ChangeStream
-from pymongo.errors import ConfigurationError, InvalidURI, PyMongoError
+from pymongo.errors import (
+    ConfigurationError,
+    ConnectionFailure,
+    InvalidURI,
+    OperationFailure,
+    PyMongoError,
+)
 
+from router.config.command_line import Refusal, file_problem
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import plain_text
 from shard_client.wire.authentication import read_secret_file
 
 _DEFAULT_URI = "mongodb://127.0.0.1:27020"
@@ -25,6 +34,7 @@ _COLOURS = {
     "invalidate": "magenta",
 }
 _OPTIONS = json_util.RELAXED_JSON_OPTIONS
+_SCHEMES = ("mongodb://", "mongodb+srv://")
 _AWAIT_MS = 1000
 
 
@@ -42,24 +52,38 @@ class Position:
         """Return the token, None if there is none yet.
 
         Raises:
-            OSError: the file cannot be read.
+            OSError: the file cannot be read, or its folder not be written.
             ValueError: the file holds no token.
         """
-        if self._file is None or not self._file.exists():
+        if self._file is None:
             return None
-        token = json_util.loads(self._file.read_text())
+        # A place that cannot be kept is reported before the first event.
+        if not self._file.parent.is_dir():
+            raise ValueError(f"--resume-file {self._file}: its folder does not exist. Create it")
+        self._draft.touch()
+        self._draft.unlink()
+        if not self._file.exists():
+            return None
+        token = None
+        with suppress(ValueError):
+            token = json_util.loads(self._file.read_text())
         if not isinstance(token, dict) or "_data" not in token:
             raise ValueError(
-                f"{self._file} holds no resume token; delete it to start at the present"
+                f"--resume-file {self._file} holds no resume token. Delete it to start at the "
+                "present"
             )
         return token
 
     def write(self, token: Mapping[str, Any]) -> None:
         """Replace the token; the file always holds a whole one. Raises OSError."""
         if self._file is not None:
-            draft = self._file.with_name(self._file.name + ".new")
-            draft.write_text(json_util.dumps(token) + "\n")
-            os.replace(draft, self._file)
+            self._draft.write_text(json_util.dumps(token) + "\n")
+            os.replace(self._draft, self._file)
+
+    @property
+    def _draft(self) -> Path:
+        assert self._file is not None
+        return self._file.with_name(self._file.name + ".new")
 
 
 def tail(
@@ -98,19 +122,22 @@ def tail(
         int | None, typer.Option("--count", "-n", min=1, help="End after so many events.")
     ] = None,
 ) -> None:
-    """Follow a change stream in the terminal, until interrupted."""
+    """Follow a change stream in the terminal.
+
+    It ends when it is interrupted, or after --count events.
+    """
     as_json = as_json or not sys.stdout.isatty()
     position = Position(resume_file)
+    name = "--resume-file"
     try:
         stages = _stages(pipeline)
         token = position.read()
-        if uri_file is not None:
-            uri = read_secret_file(uri_file).strip()
-        client = pymongo.MongoClient[dict[str, Any]](
-            uri, appname="mergerouter tail", serverSelectionTimeoutMS=10_000
-        )
-    except (OSError, ValueError, InvalidURI, ConfigurationError) as error:
-        raise typer.BadParameter(str(error)) from error
+        name = "--uri-file"
+        client = _client(uri, uri_file)
+    except OSError as error:
+        raise Refusal(file_problem(error, name)) from error
+    except ValueError as error:
+        raise Refusal(str(error)) from error
     options: dict[str, Any] = {"max_await_time_ms": _AWAIT_MS, "full_document": full_document}
     if token is not None:
         options["start_after"] = token
@@ -131,15 +158,59 @@ def tail(
         # The reader of the pipe has ended; nothing may be written when Python closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except PyMongoError as error:
-        typer.echo(f"mergerouter tail: {error}", err=True)
+        typer.echo(f"mergerouter tail: {explain(error, resume_file)}", err=True)
         raise typer.Exit(1) from error
+    except OSError as error:
+        typer.echo(f"mergerouter tail: {file_problem(error, '--resume-file')}", err=True)
+        raise typer.Exit(1) from error
+
+
+def _client(uri: str, uri_file: Path | None) -> pymongo.MongoClient[dict[str, Any]]:
+    """Return a client of ``uri``, or of the string in ``uri_file``. Raises Refusal, OSError."""
+    name = "--uri"
+    try:
+        if uri_file is not None:
+            name = "--uri-file"
+            uri = read_secret_file(uri_file).strip()
+        if not uri.startswith(_SCHEMES):
+            raise Refusal(f"must begin with {' or '.join(_SCHEMES)}", param_hint=name)
+        return pymongo.MongoClient(uri, appname="mergerouter tail", serverSelectionTimeoutMS=10_000)
+    except (InvalidURI, ConfigurationError) as error:
+        raise Refusal(plain_text(error), param_hint=name) from error
+    except ValueError as error:
+        raise Refusal(str(error), param_hint=name) from error
+
+
+def explain(error: PyMongoError, resume_file: Path | None = None) -> str:
+    """Return the cause and the remedy of an error that ends the stream.
+
+    Args:
+        error: the driver's error.
+        resume_file: the file with the place from which the stream was to continue, if any.
+    """
+    if isinstance(error, OperationFailure):
+        message = (error.details or {}).get("errmsg") or plain_text(error)
+        if error.code == ErrorCode.Unauthorized:
+            remedy = "The user in --uri needs the privileges find and changeStream there"
+        elif error.code == ErrorCode.AuthenticationFailed:
+            remedy = "Check the user, the password and authSource in --uri or --uri-file"
+        elif error.code == ErrorCode.ChangeStreamHistoryLost and resume_file is not None:
+            remedy = f"Delete {resume_file} to start at the present; events between are lost"
+        else:
+            return str(message)
+        return f"{str(message).rstrip('.')}. {remedy}"
+    if isinstance(error, ConnectionFailure):
+        return (
+            f"no router or mongos answers: {plain_text(error)}. Check host, port and tls in --uri"
+        )
+    return plain_text(error)
 
 
 def _stages(pipeline: str) -> list[Any]:
     try:
         stages = json_util.loads(pipeline)
     except ValueError as error:
-        raise ValueError(f"--pipeline is not JSON: {error}") from error
+        raise ValueError(f"--pipeline is not JSON: {error}. Write '[{{\"$match\": …}}]'") from error
     if not isinstance(stages, list):
         raise ValueError('--pipeline is not a JSON array: write [{"$match": …}]')
     return stages

@@ -4,7 +4,7 @@ import asyncio
 import pickle
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any, Self
 
@@ -24,10 +24,7 @@ _PROGRAM = "router.workers.worker"
 class Child:
     """The parent's handle of one worker, created by ``start``.
 
-    ``identity`` receives the cluster identities that the worker reports, ``upstream`` its choices
-    of upstream, ``verbosity`` the log levels that a client has set there. ``rotated`` is set when a
-    client's command has exchanged the certificates. ``ready`` is set once the worker accepts
-    connections, ``drained`` when it has ended its drain, ``gone`` when its channel has closed.
+    ``drained`` is set when the worker has ended its drain, ``gone`` when its channel has closed.
     ``ended`` collects the numbers of the connections that have ended.
     """
 
@@ -40,13 +37,8 @@ class Child:
     ) -> None:
         self.number = number
         self.process = process
-        self.ready = asyncio.Event()
         self.drained = asyncio.Event()
         self.gone = asyncio.Event()
-        self.identity: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self.upstream: asyncio.Queue[dict[str, int]] = asyncio.Queue()
-        self.verbosity: asyncio.Queue[int] = asyncio.Queue()
-        self.rotated = asyncio.Event()
         self.given = 0
         self.ended: list[int] = []
         self.load = Load()
@@ -82,20 +74,14 @@ class Child:
         process.stdin.write_eof()
         return child
 
-    async def listen(self) -> None:
-        """Process the worker's messages until it is gone."""
+    async def reports(self) -> AsyncIterator[dict[str, Any]]:
+        """Yield what the worker reports, until it is gone.
+
+        It reports that it is ``ready``; the cluster's ``identity``, and the ``upstream`` that it
+        has chosen; which command of a client has ``changed`` all workers, with the ``verbosity``.
+        """
         while (message := await self._channel.receive()) is not None:
             match message:
-                case {"ready": _}:
-                    self.ready.set()
-                case {"identity": identity}:
-                    self.identity.put_nowait(identity)
-                case {"upstream": choice}:
-                    self.upstream.put_nowait(choice)
-                case {"verbosity": verbosity}:
-                    self.verbosity.put_nowait(verbosity)
-                case {"rotated": _}:
-                    self.rotated.set()
                 case {"drained": _}:
                     self.drained.set()
                 case {"load": load, "ended": ended}:
@@ -105,6 +91,8 @@ class Child:
                     if self._answer is not None:
                         self._answer.set_result(None)
                         self._answer = None
+                case _:
+                    yield message
         self.gone.set()
 
     @property

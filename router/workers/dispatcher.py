@@ -136,7 +136,7 @@ class ConnectionDispatcher:
                 children[number].hand_over(handed)
             except OSError as error:
                 log.warning(
-                    "A worker takes no connection",
+                    "A worker accepts no connection",
                     component="NETWORK",
                     worker=number,
                     error=str(error),

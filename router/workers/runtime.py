@@ -7,7 +7,6 @@ import socket
 import time
 from collections import deque
 from contextlib import suppress
-from datetime import datetime
 from typing import Any
 
 import structlog
@@ -19,6 +18,7 @@ from router.feed.feed import Feed
 from router.peers.cursor_ids import CursorIds
 from router.peers.peers import Peers, private_address
 from router.server.listener import Listener
+from router.service import Share
 from router.upstream_mongos import UpstreamMongos
 from router.workers.channel import DRIVER, Arrivals, Channel, HandedConnection
 from router.workers.placement import Load
@@ -42,9 +42,8 @@ class WorkerRuntime:
 
     def __init__(self, start: WorkerStart, channel: Channel, handoff_socket: socket.socket) -> None:
         self.start = start
-        self.cursor_ids = CursorIds(start.number, start.mark)
-        self.peers = Peers(self.cursor_ids, start.number, start.count, start.folder, channel.send)
-        self.topology = TopologyVersion(start.process_id)
+        ids = CursorIds(start.number, start.mark)
+        self._peers = Peers(ids, start.number, start.count, start.folder, channel.send)
         self._channel = channel
         self._handoff_socket = handoff_socket
         self._handed = 0
@@ -54,22 +53,20 @@ class WorkerRuntime:
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
-    def number(self) -> int:
-        """The worker's number, from 1."""
-        return self.start.number
+    def share(self) -> Share:
+        """What this worker shares with the others."""
+        return Share(
+            number=self.start.number,
+            count=self.start.count,
+            started=self.start.started,
+            topology=TopologyVersion(self.start.process_id),
+            peers=self._peers,
+            announce=self._announce,
+            announce_upstream=self._announce_upstream,
+        )
 
-    @property
-    def count(self) -> int:
-        """The number of workers."""
-        return self.start.count
-
-    @property
-    def started(self) -> datetime:
-        """The start time of the router."""
-        return self.start.started
-
-    def announce(self, identity: ServerIdentity) -> None:
-        """Send the cluster's identity to the parent, which sends it to all workers at once."""
+    def _announce(self, identity: ServerIdentity) -> None:
+        """Send the cluster's identity to the parent, which sends it to all workers."""
         self._channel.send(
             identity={
                 "build_info": dict(identity.build_info),
@@ -77,7 +74,7 @@ class WorkerRuntime:
             }
         )
 
-    def announce_upstream(self, upstream: UpstreamMongos) -> None:
+    def _announce_upstream(self, upstream: UpstreamMongos) -> None:
         """Send this worker's new choice of upstream to the parent, which informs all workers."""
         self._channel.send(upstream={"chosen": upstream.chosen, "generation": upstream.generation})
 
@@ -110,7 +107,7 @@ class WorkerRuntime:
                 await self._obey(node, listener, arrivals)
             finally:
                 arrivals.close()
-                self.peers.close()
+                self._peers.close()
                 for task in self._tasks:
                     task.cancel()
 

@@ -3,7 +3,7 @@
 import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +13,6 @@ import structlog
 from bson.objectid import ObjectId
 
 from router.admin.server import AdminServer, admin_handshakes
-from router.admin.sources import WorkersStatus
 from router.client_limits import ConnectionCounts
 from router.config.log_lines import LEVEL
 from router.config.settings import Settings
@@ -23,6 +22,7 @@ from router.workers.channel import DRIVER, FEED
 from router.workers.child import Child
 from router.workers.dispatcher import ConnectionDispatcher
 from router.workers.start import WorkerStart
+from router.workers.statuses import WorkersStatus
 from shard_client.backoff import Backoff
 
 log = structlog.get_logger()
@@ -180,7 +180,7 @@ class Supervisor:
                 backoff.reset()
             pause = backoff.next_pause()
             log.error(
-                "A worker has ended; starting it anew",
+                "A worker has ended; restarting it",
                 component="CONTROL",
                 worker=number,
                 status=status,
@@ -214,21 +214,9 @@ class Supervisor:
                 child.tell_identity(self._identity, self._counter)
             if self._upstream is not None:
                 child.tell_upstream(self._upstream)
-            async with asyncio.TaskGroup() as tasks:
-                reactions = [
-                    tasks.create_task(reaction(child))
-                    for reaction in (
-                        self._when_ready,
-                        self._share_identity,
-                        self._share_upstream,
-                        self._follow_verbosity,
-                        self._follow_rotation,
-                    )
-                ]
-                await child.listen()
-                self._forget(number)
-                for reaction in reactions:
-                    reaction.cancel()
+            async for report in child.reports():
+                self._react(child, report)
+            self._forget(number)
             return await _ended(child)
         finally:
             self._forget(number)
@@ -238,8 +226,30 @@ class Supervisor:
                 child.process.kill()
                 await child.process.wait()
 
-    async def _when_ready(self, child: Child) -> None:
-        await child.ready.wait()
+    def _react(self, child: Child, report: Mapping[str, Any]) -> None:
+        """Make all processes follow what one worker reports."""
+        match report:
+            case {"ready": _}:
+                self._add(child)
+            case {"identity": identity} if identity != self._identity:
+                self._identity = identity
+                self._counter += 1
+                for each in self._alive:
+                    each.tell_identity(identity, self._counter)
+            case {"upstream": choice}:
+                if self._upstream is None or choice["generation"] > self._upstream["generation"]:
+                    self._upstream = choice
+                    for each in self._alive:
+                        each.tell_upstream(choice)
+                else:
+                    child.tell_upstream(self._upstream)
+            case {"changed": command, "verbosity": verbosity}:
+                LEVEL.verbosity = verbosity
+                if command == "rotateCertificates":
+                    self._exchange()
+
+    def _add(self, child: Child) -> None:
+        """Give connections to a worker that is ready."""
         self._ready[child.number] = child
         self._dealer.add(child)
         log.info(
@@ -252,40 +262,6 @@ class Supervisor:
     def _forget(self, number: int) -> None:
         self._ready.pop(number, None)
         self._dealer.remove(number)
-
-    async def _share_identity(self, child: Child) -> None:
-        """Send an identity reported by one worker to all at once, so that all report the same."""
-        while True:
-            identity = await child.identity.get()
-            if identity == self._identity:
-                continue
-            self._identity = identity
-            self._counter += 1
-            for each in self._alive:
-                each.tell_identity(identity, self._counter)
-
-    async def _share_upstream(self, child: Child) -> None:
-        """Make all workers follow the first worker that switches to another upstream."""
-        while True:
-            choice = await child.upstream.get()
-            if self._upstream is None or choice["generation"] > self._upstream["generation"]:
-                self._upstream = choice
-                for each in self._alive:
-                    each.tell_upstream(choice)
-            else:
-                child.tell_upstream(self._upstream)
-
-    async def _follow_verbosity(self, child: Child) -> None:
-        """Log as much as a client wishes, here and in workers that start later."""
-        while True:
-            LEVEL.verbosity = await child.verbosity.get()
-
-    async def _follow_rotation(self, child: Child) -> None:
-        """Exchange the admin port's certificates whenever a client has the workers' exchanged."""
-        while True:
-            await child.rotated.wait()
-            child.rotated.clear()
-            self._exchange()
 
     def _exchange(self) -> None:
         if self._certificates is not None:

@@ -49,7 +49,7 @@ async def _run(
     channel = await Channel.over(channel_end)
     try:
         runtime = WorkerRuntime(start, channel, handoff_socket)
-        async with assemble(settings, start.arguments, worker=runtime) as parts:
+        async with assemble(settings, start.arguments, share=runtime.share) as parts:
             await runtime.serve(*parts)
     finally:
         channel.close()

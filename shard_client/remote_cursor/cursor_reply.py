@@ -6,10 +6,11 @@ docs/protocol.md#cursor-replies.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from struct import Struct
 from struct import error as StructError  # noqa: N812 - a class by its nature
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 from bson.timestamp import Timestamp
 
@@ -18,6 +19,7 @@ from shard_client.wire.bson_slices import (
     ARRAY,
     BOOLEAN,
     DOCUMENT,
+    DOUBLE,
     INT32,
     INT64,
     STRING,
@@ -42,6 +44,11 @@ _token_front = Struct("<5sI7sI").unpack_from
 _transaction_front = Struct("<4x11s8x6sI").unpack_from
 _TO_TOKEN = 25
 
+_FEW, _SMALL = 50, 64 * 1024
+"""A batch with fewer events and fewer bytes was not cut short: the member had no more events."""
+_MOST_COMPLETE = 8 * 1024 * 1024
+"""Bytes of events from which a batch may have been cut short at 16 MiB."""
+
 _int32 = Struct("<i")
 _int64 = Struct("<q")
 _timestamp = Struct("<II")
@@ -49,67 +56,106 @@ _OK = Struct("<d").pack(1.0)
 _OK_FIELD = b"\x01ok\0" + _OK
 
 
-class CursorBatch(NamedTuple):
+class Watermark(NamedTuple):
+    """A resume token below which no further event comes: its sort key, and its raw document."""
+
+    key: bytes
+    token: bytes
+
+    @classmethod
+    def of(cls, token: bytes) -> Self:
+        """Return the watermark of a raw token; raises ProtocolError if it has no ``_data``."""
+        return cls(token_data(token), token)
+
+
+@dataclass(slots=True)
+class CursorBatch:
     """One reply of a change-stream cursor; its slices are copies and keep no buffer alive.
 
-    ``pbrt`` is the raw postBatchResumeToken document (b"" if there is none), ``size`` the total
-    bytes of the events, ``cluster_time`` the raw $clusterTime document. ``complete`` is whether it
-    is known that the member had no more events: there are fewer than requested.
+    ``watermark`` is the postBatchResumeToken (None if there is none), ``size`` the total bytes of
+    the events, ``cluster_time`` the raw $clusterTime document, ``requested`` the number of events
+    that were asked for (0 if unknown). A batch that ``of`` has read has no events before ``split``.
     """
 
     cursor_id: int
     events: list[Event]
-    pbrt: bytes
+    watermark: Watermark | None
     size: int
     cluster_time: bytes | None = None
     operation_time: Timestamp | None = None
     invalidated: bool = False
     namespace: str = ""
-    complete: bool = False
+    requested: int = 0
+    _body: bytes = field(default=b"", repr=False)
+    _array: tuple[int, int] = (0, 0)
 
+    @classmethod
+    def of(cls, body: bytes) -> Self:
+        """Read the raw body of an aggregate's or getMore's reply, except its events.
 
-def slice_cursor_reply(body: bytes) -> CursorBatch:
-    """Split the raw body of an aggregate's or getMore's reply.
+        Raises CommandError if the command failed, and ProtocolError if the reply is malformed.
+        """
+        reply = {element[1]: element for element in iter_elements(body)}
+        if _value(body, reply.get(b"ok"), DOUBLE) != _OK:
+            decoded = decode_reply(body)
+            if "ok" not in decoded:
+                raise ProtocolError("a reply does not say whether it is ok")
+            if not decoded["ok"]:
+                raise CommandError.from_reply(decoded)
+        cursor = reply.get(b"cursor")
+        if cursor is None or cursor.type != DOCUMENT:
+            raise ProtocolError("a cursor's reply has no cursor")
+        fields = {each[1]: each for each in iter_elements(body, cursor.start, cursor.end)}
+        cursor_id = _value(body, fields.get(b"id"), INT64) or _value(body, fields.get(b"id"), INT32)
+        array = fields.get(b"nextBatch") or fields.get(b"firstBatch")
+        if cursor_id is None or array is None or array.type != ARRAY:
+            raise ProtocolError("a cursor's reply has no id or no batch")
+        token = _value(body, fields.get(b"postBatchResumeToken"), DOCUMENT)
+        time = _value(body, reply.get(b"operationTime"), TIMESTAMP)
+        return cls(
+            int.from_bytes(cursor_id, "little", signed=True),
+            [],
+            None if token is None else Watermark.of(token),
+            0,
+            _value(body, reply.get(b"$clusterTime"), DOCUMENT),
+            None if time is None else Timestamp(*_timestamp.unpack(time)[::-1]),
+            _value(body, fields.get(b"invalidated"), BOOLEAN) == b"\1",
+            (_value(body, fields.get(b"ns"), STRING) or b"")[4:-1].decode(errors="replace"),
+            0,
+            body,
+            (array.start, array.end),
+        )
 
-    Raises CommandError if the command failed, and ProtocolError if the reply is malformed or an
-    event has no resume token.
-    """
-    cursor = cluster_time = operation_time = None
-    is_ok: bool | None = None
-    for element in iter_elements(body):
-        kind, name, start, end = element
-        if name == b"cursor" and kind == DOCUMENT:
-            cursor = element
-        elif name == b"ok":
-            # The decoder below handles any value other than the usual 1.0.
-            is_ok = body[start:end] == _OK
-        elif name == b"$clusterTime" and kind == DOCUMENT:
-            cluster_time = body[start:end]
-        elif name == b"operationTime" and kind == TIMESTAMP:
-            increment, seconds = _timestamp.unpack_from(body, start)
-            operation_time = Timestamp(seconds, increment)
-    if is_ok is None:
-        raise ProtocolError("a reply does not say whether it is ok")
-    if not is_ok and not (reply := decode_reply(body)).get("ok"):
-        raise CommandError.from_reply(reply)
-    if cursor is None:
-        raise ProtocolError("a cursor's reply has no cursor")
-    return _slice_cursor(body, cursor, cluster_time, operation_time)
+    def split(self) -> None:
+        """Cut the events out of the reply, whose body is then freed.
 
+        Raises ProtocolError if an event has no resume token.
+        """
+        body, (start, end) = self._body, self._array
+        events = _split_fast(body, start + 4, end - 1)
+        if events is None:
+            events = _split_by_scanning(body, start, end)
+            self.size = sum(len(event) for _, event in events)
+        else:
+            # The array is its length, its elements and a zero byte.
+            self.size = end - start - 5 - _heads_size(len(events))
+        self.events, self._body, self._array = events, b"", (0, 0)
 
-def leaves_open(body: bytes) -> bool:
-    """Return whether the cursor is still open after this reply, without reading its events.
+    @property
+    def complete(self) -> bool:
+        """Whether it is known that the member had no more events."""
+        count = len(self.events)
+        return (
+            not count
+            or (count < _FEW and self.size < _SMALL)
+            or (count < self.requested and self.size < _MOST_COMPLETE)
+            or (self.watermark is not None and self.watermark.key > self.events[-1][0])
+        )
 
-    Also returns False for a malformed reply or a failed command.
-    """
-    try:
-        cursor = find(body, b"cursor")
-        number = None if cursor is None else find(body, b"id", cursor.start, cursor.end)
-    except ProtocolError:
-        return False
-    if number is None or number.type not in (INT32, INT64):
-        return False
-    return any(body[number.start : number.end])
+    @property
+    def reply_bytes(self) -> int:
+        """The size of the reply's body before ``split``."""
+        return len(self._body)
 
 
 def token_data(token: bytes) -> bytes:
@@ -117,6 +163,11 @@ def token_data(token: bytes) -> bytes:
 
     Raises ProtocolError if the token has no ``_data``.
     """
+    # The usual token has no other field before its data.
+    if token[4:11] == b"\x02_data\0":
+        end = 14 + int.from_bytes(token[11:15], "little")
+        if 15 < end < len(token) - 1 and not token[end]:
+            return token[15:end]
     return _token_data(token, 0, len(token))
 
 
@@ -174,37 +225,11 @@ def build_cursor_reply(
     return parts
 
 
-def _slice_cursor(
-    body: bytes, cursor: Element, cluster_time: bytes | None, operation_time: Timestamp | None
-) -> CursorBatch:
-    cursor_id = batch = None
-    pbrt, invalidated, namespace = b"", False, ""
-    for element in iter_elements(body, cursor.start, cursor.end):
-        kind, name, start, end = element
-        if kind == ARRAY and name in (b"nextBatch", b"firstBatch"):
-            batch = element
-        elif name == b"id" and kind == INT64:
-            (cursor_id,) = _int64.unpack_from(body, start)
-        elif name == b"id" and kind == INT32:
-            (cursor_id,) = _int32.unpack_from(body, start)
-        elif name == b"postBatchResumeToken" and kind == DOCUMENT:
-            pbrt = body[start:end]
-        elif name == b"ns" and kind == STRING:
-            namespace = string_value(body, element).decode(errors="replace")
-        elif name == b"invalidated" and kind == BOOLEAN:
-            invalidated = body[start] == 1
-    if cursor_id is None or batch is None:
-        raise ProtocolError("a cursor's reply has no id or no batch")
-    events = _split_fast(body, batch.start + 4, batch.end - 1)
-    if events is None:
-        events = _split_by_scanning(body, batch)
-        size = sum(len(event) for _, event in events)
-    else:
-        # The array is its length, its elements and a zero byte.
-        size = batch.end - batch.start - 5 - _heads_size(len(events))
-    return CursorBatch(
-        cursor_id, events, pbrt, size, cluster_time, operation_time, invalidated, namespace
-    )
+def _value(body: bytes, element: Element | None, kind: int) -> bytes | None:
+    """Return the bytes of a field's value; None without the field, or if it has another type."""
+    if element is None or element[0] != kind:
+        return None
+    return body[element[2] : element[3]]
 
 
 def _split_fast(body: bytes, start: int, end: int) -> list[Event] | None:
@@ -268,13 +293,13 @@ def _key_end(bytes_before_text: bytes) -> int:
     return _TOKEN_TEXT + int(text_size) - 1 if text_size > 1 else 0
 
 
-def _split_by_scanning(body: bytes, batch: Element) -> list[Event]:
+def _split_by_scanning(body: bytes, start: int, end: int) -> list[Event]:
     """Split the elements of an array into events with ``_id`` at any position."""
     events = []
-    for kind, _, start, end in iter_elements(body, batch.start, batch.end):
+    for kind, _, first, last in iter_elements(body, start, end):
         if kind != DOCUMENT:
             raise ProtocolError("a batch holds something else than documents")
-        events.append((_key_by_scanning(body, start, end), body[start:end]))
+        events.append((_key_by_scanning(body, first, last), body[first:last]))
     return events
 
 

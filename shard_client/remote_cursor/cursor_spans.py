@@ -43,7 +43,7 @@ class CursorSpans:
             attributes = {**self._attributes, "mergerouter.cause": error.code_name}
             self._outage = spans.begin("reopen remote cursor", attributes, self._parent)
 
-    def mended(self) -> None:
+    def recovered(self) -> None:
         """End the outage: the cursor reads again."""
         self._end(None)
 

@@ -4,11 +4,14 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
+import structlog
+
 from shard_client.errors import CommandError, NetworkError
 from shard_client.remote_cursor.remote_settings import Dialer, RemoteSettings
 from shard_client.remote_cursor.retry_policy import blames_member
-from shard_client.remote_cursor.watchdog import Watchdog
 from shard_client.wire.connection import Address, Connection, format_address
+
+log = structlog.get_logger()
 
 
 class MemberLink:
@@ -16,16 +19,24 @@ class MemberLink:
 
     ``connect`` selects a member by the dialer's rules and ``connect_to`` returns to a given one;
     ``release`` gives the connection back to the dialer. Requests go through ``send`` and
-    ``receive``. No timeout limits a reply, but the watchdog cuts the connection to a member that
-    hangs.
+    ``receive``.
+
+    No timeout limits a reply: a long oplog scan answers late, and repeating the request would only
+    restart the scan. When a reply is ``reply_timeout`` late, the member is sent a hello over
+    another connection. This one is cut only if that fails too; its pending request then raises
+    NetworkError.
     """
 
     def __init__(self, dialer: Dialer, settings: RemoteSettings) -> None:
         self._dialer = dialer
         self._connect_timeout = settings.connect_timeout
         self._loop = asyncio.get_running_loop()
-        self._watchdog = Watchdog(self._greet, settings.reply_timeout)
+        self._reply_timeout = settings.reply_timeout
         self._connection: Connection | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._hello: asyncio.Task[None] | None = None
+        self.reply_due_at: float | None = None
+        """Loop time at which the reply to the request in flight is due; None if none is pending."""
         self.last_address: str | None = None
         """The member connected to, now or most recently, as "host:port"."""
         self.unanswered_since: float | None = None
@@ -36,11 +47,6 @@ class MemberLink:
     def connected(self) -> bool:
         """Whether there is a connection, which may have been closed since the last request."""
         return self._connection is not None
-
-    @property
-    def reply_due_at(self) -> float | None:
-        """Loop time at which the reply to the request in flight is due; None if none is pending."""
-        return self._watchdog.reply_due_at
 
     async def connect(self) -> Connection:
         """Return the current connection, or else a new one to the member to read from.
@@ -61,7 +67,9 @@ class MemberLink:
     def _guarded(self, connection: Connection) -> Connection:
         self._connection = connection
         self.last_address = format_address(connection.address)
-        self._watchdog.guard(connection)
+        self.reply_due_at = None
+        if self._timer is None:
+            self._watch()
         return connection
 
     def send(self, body: bytes, takes: float) -> None:
@@ -72,10 +80,10 @@ class MemberLink:
         assert self._connection is not None
         self.unanswered_since = None
         self._connection.send_raw(body)
-        self._watchdog.reply_due_at = self._loop.time() + takes
+        self.reply_due_at = self._loop.time() + takes
 
     async def receive(self) -> bytes:
-        """Return the reply; only the watchdog limits the wait.
+        """Return the reply, however late it is, unless the member hangs.
 
         Raises CommandError, NetworkError.
         """
@@ -83,11 +91,11 @@ class MemberLink:
         try:
             return await self._connection.receive_raw(timeout=None)
         except NetworkError:
-            due = self._watchdog.reply_due_at
+            due = self.reply_due_at
             self.unanswered_since = None if due is None else min(due, self._loop.time())
             raise
         finally:
-            self._watchdog.reply_due_at = None
+            self.reply_due_at = None
 
     def rest(self) -> None:
         """Let the connection, if there is one, free its receive buffer."""
@@ -112,13 +120,15 @@ class MemberLink:
     def release(self) -> None:
         """Give the connection, if there is one, back to the dialer."""
         connection, self._connection = self._connection, None
-        self._watchdog.leave()
+        self._stop_watching()
         if connection is not None:
             self._dialer.release(connection)
 
     async def stop_guarding(self) -> None:
-        """Stop the watchdog and wait for a running check to end."""
-        await self._watchdog.stop()
+        """Check the member no more, and wait for a running check to end."""
+        self._stop_watching()
+        if self._hello is not None:
+            await asyncio.wait({self._hello})
 
     @asynccontextmanager
     async def borrow(self, address: Address, timeout: float) -> AsyncGenerator[Connection]:
@@ -133,7 +143,38 @@ class MemberLink:
         async with self._dialer.borrow(address, timeout) as other:
             yield other
 
-    async def _greet(self, address: Address, timeout: float) -> None:
-        """Send the member a hello over another connection; raises CommandError, NetworkError."""
-        async with self._dialer.borrow(address, timeout, greet=True):
-            pass
+    # A member that hangs.
+
+    def _watch(self) -> None:
+        self._timer = self._loop.call_later(self._reply_timeout / 2, self._look)
+
+    def _stop_watching(self) -> None:
+        self.reply_due_at = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._hello is not None:
+            self._hello.cancel()
+
+    def _look(self) -> None:
+        self._watch()
+        connection, due = self._connection, self.reply_due_at
+        late = due is not None and self._loop.time() - due > self._reply_timeout
+        if connection is None or connection.closed or not late:
+            return
+        if self._hello is None or self._hello.done():
+            name = f"hello to {format_address(connection.address)}"
+            self._hello = self._loop.create_task(self._greet(connection), name=name)
+
+    async def _greet(self, connection: Connection) -> None:
+        """Cut a connection whose member does not answer a hello over another one."""
+        try:
+            async with self._dialer.borrow(connection.address, self._reply_timeout, greet=True):
+                pass
+        except (NetworkError, CommandError) as error:
+            address = format_address(connection.address)
+            log.warning("member hangs", member=address, error=str(error))
+            connection.abort()
+        else:
+            if self.reply_due_at is not None:
+                self.reply_due_at = self._loop.time()

@@ -1,13 +1,15 @@
 """A cursor that is open on a server, and the commands that read or kill it."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import bson
 from bson.int64 import Int64
 
+from shard_client.cluster_clock import ClusterClock
 from shard_client.errors import CommandError, NetworkError
 from shard_client.wire.connection import Address, Connection
 
@@ -64,3 +66,12 @@ class OpenCursor:
         except (CommandError, NetworkError):
             return False
         return True
+
+
+def encode_opening(opening: tuple[str, Mapping[str, Any]], clock: ClusterClock) -> bytes:
+    """Return the raw command that opens a cursor: its database, its ``aggregate``, and the time."""
+    database, command = opening
+    command = {**command, "$db": database}
+    if clock.raw is not None:
+        command["$clusterTime"] = clock.document
+    return bson.encode(command)

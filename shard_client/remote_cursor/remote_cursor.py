@@ -1,35 +1,28 @@
 """A change-stream cursor on one replica set, with read-ahead and reopening after failures."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from math import ceil
 from typing import Any, TypeVar
 
-import bson
 import structlog
 
 from shard_client import spans
 from shard_client.backoff import Backoff
 from shard_client.cluster_clock import ClusterClock
 from shard_client.error_codes import ErrorCode
-from shard_client.errors import RESUMABLE_LABEL, CommandError, NetworkError, ProtocolError
+from shard_client.errors import CommandError, NetworkError, ProtocolError
 from shard_client.remote_cursor.batch_size import BatchSize
-from shard_client.remote_cursor.cursor_reply import CursorBatch, leaves_open, slice_cursor_reply
+from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark
 from shard_client.remote_cursor.cursor_spans import CursorSpans
 from shard_client.remote_cursor.member_link import MemberLink
-from shard_client.remote_cursor.open_cursor import OpenCursor
+from shard_client.remote_cursor.open_cursor import OpenCursor, encode_opening
 from shard_client.remote_cursor.progress_cursor import Probing, ProgressCursor
 from shard_client.remote_cursor.remote_settings import Dialer, RemoteSettings, SentCommands
-from shard_client.remote_cursor.retry_policy import from_network, is_resumable
+from shard_client.remote_cursor.retry_policy import from_network, is_resumable, retriable
 
 log = structlog.get_logger()
 _T = TypeVar("_T")
-
-_MOST_BEHIND = 1024 * 1024
-"""Bytes of events that a progress cursor may lag behind before it is reopened."""
-
-_MOST_COMPLETE = 8 * 1024 * 1024
-"""Bytes of events from which a batch may have been cut short at 16 MiB."""
 
 Opening = Callable[[bytes | None], tuple[str, Mapping[str, Any]]]
 """Returns database and ``aggregate`` to open the cursor, after a raw resume token if not None."""
@@ -42,7 +35,8 @@ class RemoteCursor:
     paused. Unless paused, it sends the next ``getMore`` as soon as a batch has arrived. If the
     reply is large, it does so before splitting it, so that the shard does not wait for the router.
     After a resumable failure it reopens the cursor after its own last postBatchResumeToken, with
-    growing pauses, for up to ``failure_timeout``. Any other failure ends the cursor. If a member
+    growing pauses, for up to ``failure_timeout``, and longer while ``outlasts()`` is true. Any
+    other failure ends the cursor. If a member
     has not answered for ``reply_timeout``, it is sent a hello over another connection.
 
     ``dialer`` finds the member to read from and connects to it; ``opening`` returns the command;
@@ -63,6 +57,7 @@ class RemoteCursor:
         settings: RemoteSettings,
         sent: SentCommands,
         probing: Probing | None = None,
+        outlasts: Callable[[], bool] = lambda: False,
     ) -> None:
         self.name = name
         self._loop = asyncio.get_running_loop()
@@ -71,52 +66,36 @@ class RemoteCursor:
         self._opening = opening
         self._on_batch = on_batch
         self._on_failure = on_failure
+        self._outlasts = outlasts
         self._clock = clock
         self._settings = settings
-        self._large_reply = settings.large_reply_bytes
         self._batch_size = BatchSize(settings.batch_target_bytes)
         self._backoff = Backoff(settings.backoff_first, settings.backoff_max)
-        self._await_ms = max(1, round(settings.await_time * 1000))
+        self._await_ms = max(1, round(settings.await_unknown * 1000))
         self._sent = sent
         self._spans = CursorSpans(name)
         self._progress = (
-            None
-            if probing is None
-            else ProgressCursor(
-                borrow=dialer.borrow,
-                kill_later=dialer.kill_later,
-                command=lambda pbrt: self._encoded(*probing.opening(pbrt)),
-                on_batch=self._progress_arrived,
-                on_end=self._ended,
-                on_cost=probing.on_cost,
-                sent=sent,
-                fragments=probing.fragments,
-                connect_timeout=settings.connect_timeout,
-                reply_timeout=settings.reply_timeout,
-                unused_after=settings.progress_unused,
-                most_behind=min(_MOST_BEHIND, settings.batch_target_bytes),
-            )
+            None if probing is None else ProgressCursor(probing, dialer, clock, settings, sent)
         )
+        self._probe: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._cursor: OpenCursor | None = None
         self._left_behind: OpenCursor | None = None
         # The last getMore: its parameters and its bytes.
         self._wanted: tuple[OpenCursor, int, int] | None = None
         self._get_more = b""
-        self._pbrt: bytes | None = None
+        self._watermark: Watermark | None = None
         self._failing_since: float | None = None
-        self._last_error: CommandError | None = None
-        self._warned = False
-        self._paused = False
+        self.last_error: CommandError | None = None
+        """The last failure, whether or not the cursor has recovered from it."""
+        self._failures = 0  # of the current outage
+        self.paused = False
+        """Whether the next getMore waits for ``resume``."""
         self._stopping = False
         self._parked = False
         self._resumed: asyncio.Future[None] | None = None
         self.reopened = 0
-
-    @property
-    def paused(self) -> bool:
-        """Whether the next getMore waits for ``resume``."""
-        return self._paused
+        """The number of failures after which the cursor was opened again."""
 
     @property
     def address(self) -> str | None:
@@ -130,17 +109,12 @@ class RemoteCursor:
             return "failing"
         if self._cursor is None:
             return "opening"
-        return "paused" if self._paused else "reading"
+        return "paused" if self.paused else "reading"
 
     @property
     def failing_for(self) -> float | None:
         """Seconds since the first failure of the current outage; None if there is none."""
         return None if self._failing_since is None else self._loop.time() - self._failing_since
-
-    @property
-    def last_error(self) -> CommandError | None:
-        """The last failure, whether or not the cursor has recovered from it."""
-        return self._last_error
 
     def start(self) -> None:
         """Start reading in a background task."""
@@ -151,12 +125,12 @@ class RemoteCursor:
 
     def pause(self) -> None:
         """Send no further getMore; a getMore in flight still delivers its batch."""
-        self._paused = True
+        self.paused = True
 
     def resume(self) -> None:
         """Continue after ``pause``."""
-        if self._paused:
-            self._paused = False
+        if self.paused:
+            self.paused = False
             if self._resumed is not None and not self._resumed.done():
                 self._resumed.set_result(None)
 
@@ -172,7 +146,7 @@ class RemoteCursor:
         """Return whether a getMore may wait ``seconds`` more and no probe is in progress."""
         due = self._link.reply_due_at
         waits = due is not None and due - self._loop.time() > seconds
-        return waits and self._progress is not None and not self._progress.querying
+        return waits and self._free_progress is not None
 
     def probe_progress(self, seconds: float) -> None:
         """Query the member's progress within ``seconds``, while a getMore waits.
@@ -180,9 +154,12 @@ class RemoteCursor:
         This uses the progress cursor, so the getMore keeps waiting. The result is delivered as an
         empty batch.
         """
-        if self._progress is not None and self._cursor is not None and self._pbrt is not None:
-            await_ms = max(1, ceil(seconds * 1000))
-            self._progress.query(self._cursor, self._pbrt, self._batch_size.current, await_ms)
+        if (progress := self._free_progress) is not None:
+            self._start_probe(self._query(progress, max(1, ceil(seconds * 1000))))
+
+    def take_probe_cost(self) -> float:
+        """Return the seconds for which probes have kept the member busy since the last call."""
+        return 0.0 if self._progress is None else self._progress.take_cost()
 
     def leave_member(self) -> None:
         """Drop a member that makes no progress and continue on another one."""
@@ -198,15 +175,20 @@ class RemoteCursor:
         deadline = self._loop.time() + self._settings.close_timeout
         async with asyncio.TaskGroup() as both:
             if self._progress is not None:
-                both.create_task(self._progress.stop(deadline))
+                both.create_task(self._end_probing(self._progress, deadline))
             if self._task is not None:
+                if self._parked:
+                    self._task.cancel()
                 await self._end(self._task)
             await self._link.stop_guarding()
             await self._kill(deadline)
 
+    async def _end_probing(self, progress: ProgressCursor, deadline: float) -> None:
+        if self._probe is not None:
+            await self._end(self._probe)
+        await progress.close(deadline)
+
     async def _end(self, task: asyncio.Task[None]) -> None:
-        if self._parked:
-            task.cancel()
         # A request in flight may finish: the reply to an aggregate has the id of the cursor to
         # kill.
         _, late = await asyncio.wait({task}, timeout=self._settings.close_timeout / 2)
@@ -231,17 +213,17 @@ class RemoteCursor:
             if self._stopping:
                 return
             if not is_resumable(error):
-                self._last_error = error
+                self.last_error = error
                 self._on_failure(error, self._link.last_address)
                 return
             if not self._may_reopen(error):
-                self._on_failure(_retriable(error), self._link.last_address)
+                self._on_failure(retriable(error), self._link.last_address)
                 return
             await self._park(asyncio.sleep(self._backoff.next_pause()))
 
     def _may_reopen(self, error: CommandError) -> bool:
         """Record a resumable failure; return whether there is time left to reopen."""
-        self._last_error = error
+        self.last_error = error
         self._spans.failed(error)
         self._left_behind, self._cursor = self._cursor or self._left_behind, None
         self._link.leave_after(error)
@@ -251,11 +233,11 @@ class RemoteCursor:
             unanswered = self._link.unanswered_since
             self._failing_since = now if unanswered is None else unanswered
         lasted = now - self._failing_since
-        # A long outage is logged as a warning once.
-        report = log.debug if self._warned else log.warning
+        # A long outage is logged as a warning once, and counted.
+        report = log.debug if self._failures else log.warning
         report("remote cursor failed", remote=self.name, error=str(error), lasted=lasted)
-        self._warned = True
-        return lasted < self._settings.failure_timeout
+        self._failures += 1
+        return lasted < self._settings.failure_timeout or self._outlasts()
 
     async def _open(self) -> None:
         with self._spans.opening() as span:
@@ -273,23 +255,19 @@ class RemoteCursor:
             if not connection.closed:  # else the next attempt kills it
                 self._left_behind = None
         self._sent.openings += 1
-        self._link.send(self._encoded(*self._opening(self._pbrt)), takes=0.0)
-        batch = slice_cursor_reply(await self._link.receive())
+        after = None if self._watermark is None else self._watermark.token
+        self._link.send(encode_opening(self._opening(after), self._clock), takes=0.0)
+        batch = CursorBatch.of(await self._link.receive())
+        batch.split()
         if batch.cursor_id:
             self._cursor = OpenCursor(connection.address, batch.namespace, batch.cursor_id)
         return batch
-
-    def _encoded(self, database: str, command: Mapping[str, Any]) -> bytes:
-        command = {**command, "$db": database}
-        if self._clock.raw is not None:
-            command["$clusterTime"] = self._clock.document
-        return bson.encode(command)
 
     async def _read(self) -> None:
         asked = False
         while self._cursor is not None and (asked or not self._stopping):
             if not asked:
-                if self._paused:
+                if self.paused:
                     paused_at = self._loop.time()
                     self._link.release()
                     await self._park(self._until_resumed())
@@ -300,20 +278,19 @@ class RemoteCursor:
                 if not self._link.connected:
                     await self._park(self._link.connect_to(self._cursor.address))
                 self._ask_for_more(self._cursor)
-            reply = await self._link.receive()
-            requested = 0 if self._wanted is None else self._wanted[1]
-            asked = len(reply) >= self._large_reply and not self._paused and not self._stopping
-            asked = asked and leaves_open(reply)
+            batch = CursorBatch.of(await self._link.receive())
+            batch.requested = 0 if self._wanted is None else self._wanted[1]
+            large = batch.cursor_id and batch.reply_bytes >= self._settings.large_reply_bytes
+            asked = bool(large) and not self.paused and not self._stopping
             if asked:
                 self._ask_for_more(self._cursor)
-            batch = slice_cursor_reply(reply)
+            batch.split()
             if not (batch.cursor_id or batch.invalidated):
                 raise CommandError(ErrorCode.CursorNotFound, "the shard has closed the cursor")
             if self._failing_since is not None:
-                self._is_mended(self._loop.time() - self._failing_since)
-            if batch.events and len(batch.events) < requested and batch.size < _MOST_COMPLETE:
-                batch = batch._replace(complete=True)
+                self._recovered(self._loop.time() - self._failing_since)
             self._deliver(batch)
+            del batch  # the merge owns the events, and frees them while the next reply is awaited
 
     def _ask_for_more(self, cursor: OpenCursor) -> None:
         wanted = (cursor, self._batch_size.current, self._await_ms)
@@ -323,12 +300,12 @@ class RemoteCursor:
         self._sent.get_mores += 1
         self._link.send(self._get_more, takes=self._await_ms / 1000)
 
-    def _is_mended(self, lasted: float) -> None:
-        log.info("remote cursor goes on", remote=self.name, lasted=lasted)
-        self._spans.mended()
+    def _recovered(self, lasted: float) -> None:
+        log.info("remote cursor resumed", remote=self.name, lasted=lasted, failures=self._failures)
+        self._spans.recovered()
         self.reopened += 1
         self._sent.reopenings += 1
-        self._warned = False
+        self._failures = 0
         self._failing_since = None
         self._backoff.reset()
 
@@ -339,21 +316,47 @@ class RemoteCursor:
         if not batch.cursor_id:
             self._cursor = None
         if self._progress is not None:
-            batch = self._progress.join(batch)
-            self._progress.close_if_unused()
-        if batch.pbrt:
-            self._pbrt = batch.pbrt
+            if batch.watermark is not None:
+                batch.watermark = self._progress.join(
+                    batch.watermark, batch.size, ended=not batch.cursor_id
+                )
+            if self._progress.unused and self._free_progress is not None:
+                self._start_probe(self._close(self._progress))
+        self._watermark = batch.watermark or self._watermark
         if not batch.events:
             self._link.rest()
         if not self._stopping:
             self._on_batch(batch)
 
-    def _progress_arrived(self, batch: CursorBatch) -> None:
-        """Deliver the progress cursor's result, unless the main cursor is being reopened."""
-        if self._cursor is not None and not self._stopping:
+    # Queries of the member's progress, one at a time.
+
+    @property
+    def _free_progress(self) -> ProgressCursor | None:
+        """The progress cursor, unless it is in use or about to be closed."""
+        return None if self._probe is not None or self._stopping else self._progress
+
+    def _start_probe(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        self._probe = self._loop.create_task(coroutine, name=f"progress cursor of {self.name}")
+        self._probe.add_done_callback(self._ended)
+
+    async def _query(self, progress: ProgressCursor, await_ms: int) -> None:
+        batch, cursor, watermark = None, self._cursor, self._watermark
+        try:
+            if cursor is not None and watermark is not None:
+                batch = await progress.query(cursor, watermark, self._batch_size.current, await_ms)
+        finally:
+            self._probe = None
+        # The main cursor may have been closed meanwhile, to be reopened after its own watermark.
+        if batch is not None and self._cursor is not None and not self._stopping:
             self._clock.advance(batch.cluster_time)
-            self._pbrt = batch.pbrt
+            self._watermark = batch.watermark
             self._on_batch(batch)
+
+    async def _close(self, progress: ProgressCursor) -> None:
+        try:
+            await progress.close(self._loop.time() + self._settings.reply_timeout)
+        finally:
+            self._probe = None
 
     # Waits that ``close`` can cancel.
 
@@ -378,7 +381,7 @@ class RemoteCursor:
             return
         log.error("remote cursor broke", remote=self.name, exc_info=error)
         if not self._stopping:
-            failure = CommandError(ErrorCode.InternalError, f"{type(error).__name__}: {error}")
+            failure = CommandError.unexpected(error)
             self._on_failure(failure, self._link.last_address)
 
     async def _kill(self, deadline: float) -> None:
@@ -390,14 +393,3 @@ class RemoteCursor:
                     self._dialer.kill_later(cursor)
         finally:
             self._link.release()
-
-
-def _retriable(error: CommandError) -> CommandError:
-    """Return the error with the resumable label: the member may be back when a client resumes."""
-    return CommandError(
-        error.code,
-        error.message,
-        code_name=error.code_name,
-        labels=error.labels | {RESUMABLE_LABEL},
-        extra=error.extra,
-    )

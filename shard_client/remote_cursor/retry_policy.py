@@ -12,7 +12,8 @@ _NETWORK = frozenset({ErrorCode.HostUnreachable, ErrorCode.HostNotFound, ErrorCo
 
 
 def is_resumable(error: CommandError) -> bool:
-    """Return whether a cursor can be reopened after its last promise when it failed with ``error``.
+    """Return whether a cursor can be reopened after its last watermark when it failed with
+    ``error``.
 
     A missing or killed cursor on the shard is resumable; a lost oplog position and fatal errors are
     not (docs/protocol.md#opening). mongos passes QueryPlanKilled on, and drivers do not resume
@@ -36,4 +37,15 @@ def from_network(error: NetworkError, address: str) -> CommandError:
     """Return the error that mongos reports to a client for an unreachable member."""
     return CommandError(
         ErrorCode.HostUnreachable, f"Error connecting to {address} :: caused by :: {error}"
+    )
+
+
+def retriable(error: CommandError) -> CommandError:
+    """Return the error with the resumable label: the member may be back when a client resumes."""
+    return CommandError(
+        error.code,
+        error.message,
+        code_name=error.code_name,
+        labels=error.labels | {RESUMABLE_LABEL},
+        extra=error.extra,
     )

@@ -19,7 +19,7 @@ from pymongo.monitoring import (
 from pymongo.topology_description import TopologyDescription
 
 from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError
+from shard_client.errors import CommandError, plain_text
 from shard_client.replica_set.read_preference import (
     HEARTBEAT,
     LOCAL_THRESHOLD,
@@ -52,8 +52,8 @@ class MotorReplicaSet:
     The driver polls each member every ``heartbeat`` seconds over one connection of its own, without
     a second connection for a streaming hello. Between two polls, the members' replies to the router
     reveal a change (``observe``, ``invalidate``). When ``select`` then finds no suitable member,
-    the driver checks again at once. Create it in a running loop. ``local_threshold`` is in seconds.
-    ``access`` is how the driver connects; its monitoring connections do not log in.
+    the driver checks again immediately. Create it in a running loop. ``local_threshold`` is in
+    seconds. ``access`` is how the driver connects; its monitoring connections do not log in.
     """
 
     def __init__(
@@ -112,8 +112,8 @@ class MotorReplicaSet:
     async def select(self, preference: ReadPreference, timeout: float) -> Address:
         """Return a member for the read preference, waiting up to ``timeout`` seconds.
 
-        Raises CommandError (133, labelled resumable); after ``close`` it raises at once.
-        A refusal of the router's login by a member is raised at once as well.
+        Raises CommandError (133, labelled resumable); after ``close`` it raises immediately.
+        A refusal of the router's login by a member is raised immediately as well.
         """
         if preference.max_staleness is not None:
             self._learn_ages()
@@ -134,7 +134,14 @@ class MotorReplicaSet:
                         raise self._refused
         except TimeoutError:
             pass
-        raise no_member(preference, self._name)
+        raise no_member(preference, self._name, self.causes)
+
+    @property
+    def causes(self) -> str:
+        """Why the driver cannot reach members; nothing about those that it reaches."""
+        client: Any = self._client.delegate
+        servers = client.topology_description.server_descriptions().values()
+        return "; ".join(plain_text(each.error) for each in servers if each.error)
 
     def observe(self, address: Address, hello: Mapping[str, Any]) -> None:
         """Record the role in a member's hello, and the primary that a secondary reports.
@@ -177,7 +184,7 @@ class MotorReplicaSet:
         try:
             self._client = self._connect()
         except PyMongoError as error:
-            log.error("cannot connect anew for monitoring", set=self._name, error=str(error))
+            log.error("cannot reconnect for monitoring", set=self._name, error=str(error))
             return
         listener.end()
         self._end_client(former)
@@ -245,29 +252,33 @@ class MotorReplicaSet:
 
     def _say_no_primary(self, error: PyMongoError) -> None:
         """Log what the driver knows of each member, once for each time without a primary."""
+        say = log.debug if self._lost else log.warning
+        members = self._known_of_members()
+        say(NO_PRIMARY, set=self._name, members=members, error=plain_text(error))
+        self._lost = True
+
+    def _known_of_members(self) -> dict[str, str]:
+        """Return why the driver cannot use each member, or the member's state, by its address."""
         client: Any = self._client.delegate
         servers = client.topology_description.server_descriptions()
-        members = {
-            format_address(address): str(server.error or server.server_type_name)
-            for address, server in servers.items()
+        return {
+            format_address(at): plain_text(
+                server.error or f"{format_address(at)} is {server.server_type_name}"
+            )
+            for at, server in servers.items()
         }
-        say = log.debug if self._lost else log.warning
-        say(
-            NO_PRIMARY,
-            set=self._name,
-            members=members,
-            error=str(error).partition(", Timeout:")[0],
-        )
-        self._lost = True
 
     def _learn_ages(self) -> None:
         """Update the members' last writes: the driver publishes no event for those."""
         client: Any = self._client.delegate
-        for address, told in _members_of(client.topology_description)[0].items():
+        for address, found in _members_of(client.topology_description)[0].items():
             known = self._members.get(address)
             if known is not None:
                 self._members[address] = replace(
-                    known, last_write=told.last_write, seen=told.seen, round_trip=told.round_trip
+                    known,
+                    last_write=found.last_write,
+                    seen=found.seen,
+                    round_trip=found.round_trip,
                 )
 
     def _take_over(self) -> None:

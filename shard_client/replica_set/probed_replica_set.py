@@ -57,6 +57,11 @@ class ProbedReplicaSet:
             await asyncio.sleep(pause)
         return found
 
+    @property
+    def causes(self) -> str:
+        """Nothing: the members are asked on demand, and what they say is not kept."""
+        return ""
+
     def observe(self, address: Address, hello: Mapping[str, Any]) -> None:
         """Record the member's current role."""
         known = self._members.get(address)

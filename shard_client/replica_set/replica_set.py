@@ -34,6 +34,11 @@ class ReplicaSet(Protocol):
         """
         ...
 
+    @property
+    def causes(self) -> str:
+        """Why members cannot be used, such as "db1:27018: Connection refused"; may be empty."""
+        ...
+
     def observe(self, address: Address, hello: Mapping[str, Any]) -> None:
         """Record a member's latest hello reply; does no I/O."""
         ...
@@ -43,7 +48,7 @@ class ReplicaSet(Protocol):
         ...
 
     def renew(self) -> None:
-        """Connect anew for the monitoring, with the current certificates."""
+        """Reconnect for the monitoring, with the current certificates."""
         ...
 
     async def close(self) -> None:
@@ -79,14 +84,17 @@ def host_string(name: str, hosts: Sequence[Address]) -> str:
     return f"{name}/" + ",".join(map(format_address, hosts))
 
 
-def no_member(preference: ReadPreference, name: str) -> CommandError:
-    """Return the error that mongos reports when a replica set has no suitable member."""
+def no_member(preference: ReadPreference, name: str, cause: str = "") -> CommandError:
+    """Return the error that mongos reports when a replica set has no suitable member.
+
+    ``cause`` is what is known of the members, such as "db1:27018: Connection refused".
+    """
     tags = ", ".join(map(_shown, preference.tag_sets))
     tags = f", tags: [ {tags} ]" if tags else ""
     return CommandError(
         ErrorCode.FailedToSatisfyReadPreference,
         f'Could not find host matching read preference {{ mode: "{preference.mode}"{tags} }} '
-        f"for set {name}",
+        f"for set {name}" + (f": {cause}" if cause else ""),
         labels=(RESUMABLE_LABEL,),
     )
 

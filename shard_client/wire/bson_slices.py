@@ -18,6 +18,8 @@ MAX_DEPTH = 200
 
 EMPTY_DOCUMENT = b"\x05\x00\x00\x00\x00"
 
+_LEAST_LEFT = 64
+
 _int32 = Struct("<i").unpack_from
 
 # The size of each value of fixed size, by type.
@@ -86,6 +88,28 @@ def find(buffer: bytes, name: bytes, start: int = 0, limit: int | None = None) -
         if element.name == name:
             return element
     return None
+
+
+def shortened(buffer: bytes, most: int, start: int = 0, limit: int | None = None) -> bytes:
+    """Return the document at ``start`` without the fields beyond its first ``most`` bytes.
+
+    A document or array that is cut keeps its first fields, too. Raises ProtocolError as
+    ``iter_elements`` does, up to the first field that is left out.
+    """
+    fields = bytearray()
+    position = start + 4
+    for element in iter_elements(buffer, start, limit):
+        left = most - len(fields)
+        if element.end - position <= left:
+            fields += buffer[position : element.end]
+            position = element.end
+            continue
+        if element.type in _NESTED and left > _LEAST_LEFT:
+            head = buffer[position : element.start]
+            # Halves, so that the depth of a document does not count.
+            fields += head + shortened(buffer, left // 2, element.start, element.end)
+        break
+    return (len(fields) + 5).to_bytes(4, "little") + bytes(fields) + b"\0"
 
 
 def string_value(buffer: bytes, element: Element) -> bytes:

@@ -5,6 +5,7 @@ Source: docs/protocol.md#wire-protocol.
 
 import zlib
 from collections.abc import Callable, Iterable, Sequence
+from mmap import mmap
 
 from shard_client.errors import ProtocolError
 
@@ -27,6 +28,7 @@ NEVER_COMPRESSED = frozenset(
 )  # fmt: skip
 """Commands whose messages are never compressed: handshakes and commands that carry secrets."""
 
+_MAPPED = 1024 * 1024
 _ZLIB_LEVEL = 6
 _ZSTD_LEVEL = 3
 
@@ -58,11 +60,12 @@ def compress(compressor: int, data: bytes) -> bytes:
     return bytes(cramjam.zstd.compress(data, level=_ZSTD_LEVEL))
 
 
-def decompress(compressor: int, data: bytes, size: int) -> bytes:
+def decompress(compressor: int, data: memoryview, size: int) -> bytes | memoryview:
     """Decompress ``data`` to exactly ``size`` bytes; memory use is bounded by ``size``.
 
     Raises ProtocolError if the result has another size, or if the compressor is unknown.
     """
+    result: bytes | memoryview
     if compressor == _ZLIB:
         result = _inflate(data, size)
     elif compressor == _NOOP:
@@ -78,7 +81,7 @@ def decompress(compressor: int, data: bytes, size: int) -> bytes:
     return result
 
 
-def _inflate(data: bytes, size: int) -> bytes:
+def _inflate(data: memoryview, size: int) -> bytes:
     inflater = zlib.decompressobj()
     try:
         # One byte more than declared, so that an oversized message is detected.
@@ -91,11 +94,12 @@ def _inflate(data: bytes, size: int) -> bytes:
 
 
 def _decompress_into(
-    decompress_into: Callable[[bytes, bytearray], int], data: bytes, size: int
-) -> bytes:
-    output = bytearray(size)
+    decompress_into: Callable[[memoryview, memoryview], int], data: memoryview, size: int
+) -> memoryview:
+    # Mapped memory is not touched before the decompressor, which runs without the lock, does it.
+    output = memoryview(mmap(-1, size) if size > _MAPPED else bytearray(size))
     try:
         written = decompress_into(data, output)
     except cramjam.DecompressionError as error:
         raise ProtocolError(f"a message cannot be decompressed: {error}") from error
-    return bytes(memoryview(output)[:written])
+    return output[:written]

@@ -1,17 +1,17 @@
 """A connection to a server: one request at a time, raw or decoded."""
 
 import asyncio
+import os
 import platform
 import ssl
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from ipaddress import ip_address
 from itertools import count
-from struct import Struct
 from typing import Any, Self
 
-from shard_client.errors import CommandError, NetworkError, ProtocolError
+from shard_client.errors import CommandError, NetworkError, ProtocolError, plain_text
 from shard_client.wire.authentication import Credentials, log_in
 from shard_client.wire.bson_slices import iter_elements
 from shard_client.wire.compression import NEVER_COMPRESSED, compressor_id, negotiate
@@ -38,8 +38,6 @@ _CLOSE_TIMEOUT = 1.0
 APP_NAME = "mergerouter"
 MONITOR_NAME = "mergerouter monitor"
 """Application names that distinguish streams' connections from monitoring connections."""
-
-_response_to = Struct("<i").unpack_from
 
 
 def parse_address(text: str, *, default_port: int = 27017) -> Address:
@@ -135,7 +133,10 @@ class Connection:
         except TimeoutError as error:
             raise NetworkError(f"connecting to {format_address(address)} timed out") from error
         except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
-            cause = str(error) or (
+            cause = plain_text(error)
+            if isinstance(error, ConnectionError) and error.errno is not None:
+                cause = os.strerror(error.errno)  # asyncio's text is about the call
+            cause = cause or (
                 "the connection ended during the TLS handshake" if tls else type(error).__name__
             )
             raise NetworkError(f"cannot connect to {format_address(address)}: {cause}") from error
@@ -144,7 +145,7 @@ class Connection:
             left = max(0.001, deadline - loop.time())
             await connection._say_hello(compressors, app_name, left)
             if credentials is not None:
-                await connection._log_in(credentials, deadline)
+                await connection.log_in(credentials, max(0.001, deadline - loop.time()))
         except BaseException:
             connection.abort()
             raise
@@ -172,6 +173,22 @@ class Connection:
         Raises NetworkError, CommandError.
         """
         await self._ask_hello({"hello": 1}, timeout)
+
+    async def log_in(self, credentials: Credentials, timeout: float) -> None:
+        """Log in within ``timeout`` seconds; after an error, ``abort`` the connection.
+
+        Raises NetworkError, CommandError; 18 if the server refuses the login.
+        """
+        peer = format_address(self.address)
+        try:
+            await log_in(self, credentials, timeout=timeout)
+        except CommandError as error:
+            who = f"{credentials.user}@{credentials.source}"
+            raise CommandError(
+                error.code, f"cannot log in to {peer} as {who}: {error.message}"
+            ) from error
+        except ProtocolError as error:
+            raise self._broken(error) from error
 
     def rest(self) -> None:
         """Free the buffer that large replies have grown; call this only between two requests."""
@@ -221,7 +238,7 @@ class Connection:
     async def receive_raw(self, *, timeout: float | None) -> bytes:
         """Return the raw body of the reply to ``send_raw``'s command, as ``command_raw`` does."""
         try:
-            return await self._receive(self._take_body, timeout)
+            return await self._receive(partial(reply_body, response_to=self._expected), timeout)
         finally:
             self._busy = False
 
@@ -239,7 +256,7 @@ class Connection:
         self._begin(request_id)
         more = not more_to_come(message)
         try:
-            self._stream.write(with_ids(message, request_id=request_id, response_to=0))
+            self._stream.write_parts(with_ids(message, request_id=request_id, response_to=0))
             while more:
                 frame = await self._receive(self._take_frame, timeout)
                 more = more_to_come(frame)
@@ -280,19 +297,6 @@ class Connection:
                 self._compressor = compressor_id(name)
                 break
 
-    async def _log_in(self, credentials: Credentials, deadline: float) -> None:
-        left = max(0.001, deadline - asyncio.get_running_loop().time())
-        peer = format_address(self.address)
-        try:
-            await log_in(self, credentials, timeout=left)
-        except CommandError as error:
-            who = f"{credentials.user}@{credentials.source}"
-            raise CommandError(
-                error.code, f"cannot log in to {peer} as {who}: {error.message}"
-            ) from error
-        except ProtocolError as error:
-            raise self._broken(error) from error
-
     async def _ask_hello(self, command: Mapping[str, Any], timeout: float) -> None:
         loop = asyncio.get_running_loop()
         asked_at = loop.time()
@@ -327,12 +331,6 @@ class Connection:
     def _broken(self, error: ProtocolError) -> NetworkError:
         self.abort()
         return NetworkError(f"{format_address(self.address)} broke the protocol: {error}")
-
-    def _take_body(self, frame: memoryview) -> bytes:
-        (response_to,) = _response_to(frame, 8)
-        if response_to != self._expected:
-            raise ProtocolError(f"a reply to request {response_to}, not {self._expected}")
-        return reply_body(frame)
 
     def _take_frame(self, frame: memoryview) -> bytes:
         whole = bytes(frame)

@@ -6,7 +6,9 @@ Sources: docs/protocol.md#wire-protocol; docs/design.md#a-remote-cursor.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from mmap import mmap
 from typing import TypeVar, cast
 
 from shard_client.errors import NetworkError, ProtocolError
@@ -15,6 +17,7 @@ from shard_client.wire.frames import HEADER_SIZE, MAX_MESSAGE_SIZE, frame_length
 _FIRST_CAPACITY = 8 * 1024
 _GROWTH = 256 * 1024
 DEFAULT_KEEP = 64 * 1024
+_LARGEST_KEPT = 32 * 1024 * 1024
 
 T = TypeVar("T")
 
@@ -26,8 +29,8 @@ class FrameStream(asyncio.BufferedProtocol):
     with the first frame's header; ``begins`` raises ProtocolError to refuse the peer. The stream
     buffers at most one frame and the bytes received with it, and then pauses a peer that sends
     more. The end of the connection is noticed even without a pending ``receive``. The buffer grows
-    with the bytes received, not with the length in a header. It is released once it is empty if it
-    is larger than ``keep`` bytes.
+    with the bytes received, not with the length in a header, and only while somebody waits to
+    ``receive`` the frame. It is released once it is empty if it is larger than ``keep`` bytes.
     """
 
     def __init__(
@@ -50,13 +53,22 @@ class FrameStream(asyncio.BufferedProtocol):
         self._start = 0  # _view[_start:_end] holds the bytes received and not yet taken
         self._end = 0
         self._reader: asyncio.Future[None] | None = None
+        self._header_suffices = False
+        self._allowed = _FIRST_CAPACITY
         self._reading_paused = False
         self._writable: asyncio.Future[None] | None = None
         self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def receive(self, take: Callable[[memoryview], T]) -> T | None:
+    async def receive(
+        self,
+        take: Callable[[memoryview], T],
+        *,
+        portion: int = MAX_MESSAGE_SIZE,
+        turn: Callable[[], Awaitable[None]] | None = None,
+    ) -> T | None:
         """Wait for the next whole frame and return the result of ``take(frame)``.
 
+        ``turn`` is awaited after each ``portion`` bytes of a frame, before more are received.
         The view passed to ``take`` is valid only during the call (``bytes`` copies it whole).
         Returns None when the connection has ended and no whole frame is left. Raises ProtocolError
         if a frame's length is out of bounds or ``begins`` refuses it, and any exception of
@@ -72,14 +84,35 @@ class FrameStream(asyncio.BufferedProtocol):
                     self._frame_taken()
             if self.closed:
                 return None
-            if self._reader is not None:
-                raise RuntimeError("somebody else is receiving from this connection")
-            self._resume_reading()
-            self._reader = asyncio.get_running_loop().create_future()
-            try:
-                await self._reader
-            finally:
-                self._reader = None
+            await self._bytes(portion, header=False)
+            if turn is not None and self._allowed <= 0:
+                await turn()
+
+    async def announced(self) -> int | None:
+        """Wait for the next frame's header; return the frame's length in bytes.
+
+        Returns None and raises as ``receive`` does.
+        """
+        while True:
+            if self._end - self._start >= HEADER_SIZE:
+                self._whole_frame()
+                return frame_length(self._view[self._start : self._start + HEADER_SIZE])
+            if self.closed:
+                return None
+            await self._bytes(_FIRST_CAPACITY, header=True)
+
+    async def _bytes(self, allowed: int, *, header: bool) -> None:
+        """Wait for a whole frame, its header, ``allowed`` bytes, or the connection's end."""
+        if self._reader is not None:
+            raise RuntimeError("somebody else is receiving from this connection")
+        self._allowed = allowed
+        self._header_suffices = header
+        self._resume_reading()
+        self._reader = asyncio.get_running_loop().create_future()
+        try:
+            await self._reader
+        finally:
+            self._reader = None
 
     @property
     def unfinished(self) -> int:
@@ -89,11 +122,22 @@ class FrameStream(asyncio.BufferedProtocol):
         except ProtocolError:  # receive raises it
             return 0
 
+    @property
+    def unsent(self) -> int:
+        """Number of bytes written that the peer's side has not yet accepted."""
+        return 0 if self.transport is None else self.transport.get_write_buffer_size()
+
     def write(self, data: bytes) -> None:
         """Queue ``data`` for sending; ``drain`` waits. Raises NetworkError if closed."""
         if self.transport is None or self.closed:
             raise NetworkError("the connection is closed")
         self.transport.write(data)
+
+    def write_parts(self, parts: Sequence[bytes | memoryview]) -> None:
+        """Queue ``parts``, one after the other, as ``write`` does; large ones are not copied."""
+        if self.transport is None or self.closed:
+            raise NetworkError("the connection is closed")
+        self.transport.writelines(parts)
 
     async def drain(self) -> None:
         """Wait until the write buffer has room, as the peer reads.
@@ -144,6 +188,7 @@ class FrameStream(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: D102
         self.closed = True
         self.lost_error = exc
+        self._drop_unfinished()
         self.resume_writing()
         self._wake_reader()
         if not self._gone.done():
@@ -152,18 +197,22 @@ class FrameStream(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: D102
         if self._end == len(self._view):
             self._make_room()
-        return self._view[self._end :]
+        return self._view[self._end : self._end + max(self._allowed, _FIRST_CAPACITY)]
 
     def buffer_updated(self, nbytes: int) -> None:  # noqa: D102
         self._end += nbytes
+        self._allowed -= nbytes
         try:
-            if self._whole_frame() is None:
-                return
+            whole = self._whole_frame() is not None
         except ProtocolError:
-            pass  # receive raises it
-        self._wake_reader()
-        # Reading pauses while a whole frame waits in a full buffer.
-        if self._end == len(self._view) and self.transport is not None:
+            whole = True  # receive raises it
+        header = self._header_suffices and self._end - self._start >= HEADER_SIZE
+        if whole or header or self._allowed <= 0:
+            self._wake_reader()
+        waited_for = self._reader is not None and not self._reader.done()
+        # Reading pauses while the buffer is full or enough has come, unless more is waited for.
+        full = self._end == len(self._view) or self._allowed <= 0
+        if full and not waited_for and not self._reading_paused and self.transport is not None:
             self._reading_paused = True
             self.transport.pause_reading()
 
@@ -183,10 +232,11 @@ class FrameStream(asyncio.BufferedProtocol):
         available = self._end - self._start
         if available < HEADER_SIZE:
             return None
+        header = self._view[self._start : self._start + HEADER_SIZE]
         if self._begins is not None:
-            self._begins(self._view[self._start : self._start + HEADER_SIZE])
+            self._begins(header)
             self._begins = None
-        length = frame_length(self._view, self._start)
+        length = frame_length(header)
         if length > self.max_frame:
             raise ProtocolError(f"a message of {length} bytes is too long here")
         return length if available >= length else None
@@ -196,6 +246,15 @@ class FrameStream(asyncio.BufferedProtocol):
             self._start = self._end = 0
             if len(self._view) > self._keep:
                 self._view = memoryview(bytearray(_FIRST_CAPACITY))
+        elif self.closed:
+            self._drop_unfinished()
+
+    def _drop_unfinished(self) -> None:
+        """Release the buffer of a connection that has ended, unless a whole frame is left in it."""
+        with suppress(ProtocolError):  # receive raises it
+            if self._whole_frame() is None:
+                self._view = memoryview(bytearray())
+                self._start = self._end = 0
 
     def _make_room(self) -> None:
         """Make room after the received bytes: move them to the front or into a larger buffer."""
@@ -203,10 +262,14 @@ class FrameStream(asyncio.BufferedProtocol):
         if self._start:
             self._view[:pending] = self._view[self._start : self._end]
         else:
-            length = frame_length(self._view)
-            # A little larger than the frame, so that the next frame of similar size fits too.
-            capacity = min(length + length // 4, max(_GROWTH, 4 * pending))
-            view = memoryview(bytearray(capacity))
+            length = frame_length(self._view[:HEADER_SIZE])
+            if length > _LARGEST_KEPT:
+                # malloc would map so much anew, too. Mapped memory takes room as it is written to.
+                view = memoryview(mmap(-1, length))
+            else:
+                # A little larger than the frame, so that the next frame of similar size fits too.
+                capacity = min(length + length // 4, max(_GROWTH, 4 * pending))
+                view = memoryview(bytearray(capacity))
             view[:pending] = self._view[:pending]
             self._view = view
         self._start, self._end = 0, pending

@@ -40,6 +40,7 @@ _header = Struct("<iiii")
 _int32 = Struct("<i")
 _uint32 = Struct("<I")
 _op_msg = Struct("<iiiiIB")
+_reply = Struct("<iiiiIBi")
 _op_compressed = Struct("<iiiiiiB")
 _BODY, _SEQUENCE = 0, 1
 _MOST_SECTIONS = 100
@@ -184,21 +185,28 @@ def iter_sections(frame: bytes) -> Iterator[tuple[int, int, int]]:
         raise ProtocolError("an OP_MSG has no body")
 
 
-def reply_body(frame: memoryview) -> bytes:
+def reply_body(frame: memoryview, response_to: int | None = None) -> bytes:
     """Return the raw body of a reply in an OP_MSG frame of any form, usually with a single copy.
 
-    Raises ProtocolError if the frame is not an OP_MSG, is malformed, or has document sequences.
+    Raises ProtocolError if the frame does not respond to the request ``response_to``, if given, is
+    not an OP_MSG, is malformed, or has document sequences.
     """
-    if len(frame) >= _op_msg.size:
-        length, _, _, op_code, flags, kind = _op_msg.unpack_from(frame)
-        if op_code == OP_MSG and not flags & 0xFFFF & ~MORE_TO_COME and kind == _BODY:
-            body = bytes(frame[_op_msg.size :])
-            if length == len(frame) and document_end(body, 0, len(body)) == len(body):
-                return body
-    payload = parse_message(frame).payload
-    if not isinstance(payload, OpMsg) or payload.sequences:
+    if len(frame) >= _reply.size:
+        length, _, responded, op_code, flags, kind, size = _reply.unpack_from(frame)
+        plain = op_code == OP_MSG and not flags & 0xFFFF & ~MORE_TO_COME and kind == _BODY
+        if plain and length == len(frame) == size + BODY_OFFSET and not frame[-1]:
+            _check_response(responded, response_to)
+            return bytes(frame[BODY_OFFSET:])
+    message = parse_message(frame)
+    _check_response(message.response_to, response_to)
+    if not isinstance(message.payload, OpMsg) or message.payload.sequences:
         raise ProtocolError("a reply is not an OP_MSG with one body")
-    return payload.body
+    return message.payload.body
+
+
+def _check_response(responded: int, response_to: int | None) -> None:
+    if response_to is not None and responded != response_to:
+        raise ProtocolError(f"a reply to request {responded}, not {response_to}")
 
 
 def build_msg(
@@ -214,43 +222,25 @@ def build_msg(
     for name, documents in (sequences or {}).items():
         content = b"".join((name.encode(), b"\0", *documents))
         sections += (bytes((_SEQUENCE,)), _int32.pack(4 + len(content)), content)
-    return b"".join(_build_parts(sections, sum(map(len, sections)), request_id, response_to, flags))
+    size = sum(map(len, sections)) + (_CHECKSUM_SIZE if flags & CHECKSUM_PRESENT else 0)
+    frame = b"".join((msg_header(size, request_id, response_to, flags), *sections))
+    return frame + _uint32.pack(google_crc32c.value(frame)) if flags & CHECKSUM_PRESENT else frame
 
 
-def build_reply_parts(
-    parts: Sequence[bytes], *, request_id: int, response_to: int, flags: int = 0
-) -> list[bytes]:
-    """Return an OP_MSG frame, as parts to join or write, for the ``parts`` of one body document.
-
-    The first part holds at least the document's length. A checksum is added if set in ``flags``.
-    """
-    (size,) = _int32.unpack_from(parts[0])
-    return _build_parts(parts, size, request_id, response_to, flags)
+def msg_header(size: int, request_id: int, response_to: int, flags: int = 0) -> bytes:
+    """Return what an OP_MSG frame has before its body; ``size`` bytes follow."""
+    return _op_msg.pack(_op_msg.size + size, request_id, response_to, OP_MSG, flags, _BODY)
 
 
-def _build_parts(
-    sections: Sequence[bytes], size: int, request_id: int, response_to: int, flags: int
-) -> list[bytes]:
-    checksum_size = _CHECKSUM_SIZE if flags & CHECKSUM_PRESENT else 0
-    length = _op_msg.size + size + checksum_size
-    frame = [_op_msg.pack(length, request_id, response_to, OP_MSG, flags, _BODY), *sections]
-    if checksum_size:
-        checksum = 0
-        for part in frame:
-            checksum = google_crc32c.extend(checksum, part)
-        frame.append(_uint32.pack(checksum))
-    return frame
-
-
-def with_ids(frame: bytes, *, request_id: int, response_to: int) -> bytes:
-    """Return the frame with new ids in its header; a checksum is recomputed."""
+def with_ids(frame: bytes, *, request_id: int, response_to: int) -> list[bytes | memoryview]:
+    """Return the frame, as parts, with new ids in its header; a checksum is recomputed."""
     length, _, _, op_code = _header.unpack_from(frame)
     head = _header.pack(length, request_id, response_to, op_code)
     if op_code == OP_MSG and frame[HEADER_SIZE] & CHECKSUM_PRESENT:
         content = frame[HEADER_SIZE:-_CHECKSUM_SIZE]
         checksum = google_crc32c.extend(google_crc32c.value(head), content)
-        return b"".join((head, content, _uint32.pack(checksum)))
-    return head + frame[HEADER_SIZE:]
+        return [head, content, _uint32.pack(checksum)]
+    return [head, memoryview(frame)[HEADER_SIZE:]]
 
 
 def more_to_come(frame: bytes) -> bool:
@@ -292,8 +282,9 @@ def decompress_frame(frame: bytes) -> bytes:
         raise ProtocolError(f"an OP_COMPRESSED claims to hold {size} bytes")
     if op_code == OP_COMPRESSED:
         raise ProtocolError("an OP_COMPRESSED holds an OP_COMPRESSED")
-    content = decompress(compressor, frame[_op_compressed.size :], size)
-    return _header.pack(HEADER_SIZE + size, request_id, response_to, op_code) + content
+    content = decompress(compressor, memoryview(frame)[_op_compressed.size :], size)
+    head = _header.pack(HEADER_SIZE + size, request_id, response_to, op_code)
+    return b"".join((head, content))
 
 
 def _check_header(frame: bytes) -> tuple[int, int, int]:

@@ -1,1 +1,4 @@
-"""The job that `mergerouter job` starts, and what looks after it."""
+"""The job that `mergerouter job` starts, and its status and verification.
+
+The entrance is `tables_job.TablesJob`.
+"""

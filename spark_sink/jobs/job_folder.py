@@ -1,39 +1,44 @@
-"""The folder of a job: its tables, its checkpoint, and what it was started with.
+"""The folder of a job: its tables, its checkpoint, and the options that it was started with.
 
-The folder is read through pyarrow, without a JVM, so `status` and `offsets` answer at once.
+It is read through pyarrow, without a JVM, so `status` and `offsets` are fast.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from pyarrow import fs
 
 from spark_sink.errors import OptionError
-from spark_sink.folders import open_folder
+from spark_sink.folders import absolute, open_folder
 
 
 @dataclass(frozen=True)
 class JobRecord:
-    """What a job was started with; the connection string is left out, as it may hold a password.
+    """What a job was started with, without the connection string, which may hold a password.
 
-    namespaces: collections and databases; options: further options of the source; tables: which of
-    "bronze" and "current" it keeps.
+    `namespaces` are collections and databases, `tables` are those that the job writes. `schema`,
+    `deletes` and `flatten` are as for `table_form`. `checkpoint` is the folder of the checkpoint,
+    empty for the one in the job's.
     """
 
     namespaces: tuple[str, ...] = ()
     options: dict[str, str] = field(default_factory=dict)
     tables: tuple[str, ...] = ("bronze", "current")
+    schema: str = "none"
+    deletes: str = "hard"
+    flatten: bool = False
+    checkpoint: str = ""
 
 
 @dataclass(frozen=True)
 class LoggedBatch:
-    """A batch of the checkpoint. offset: where it ends; committed: when, None if it is not."""
+    """A batch of the checkpoint: the offset at its end, and the time of its commit, if any."""
 
     number: int
     offset: dict[str, Any]
@@ -43,23 +48,19 @@ class LoggedBatch:
 class JobFolder:
     """A folder, given as a path or as a URI that both Spark and pyarrow know.
 
-    Raises OptionError if pyarrow cannot read it.
+    `checkpoint` is the folder of the checkpoint, empty for the one that the job has had, or for the
+    one in its folder. Raises OptionError if pyarrow cannot read it.
     """
 
-    def __init__(self, address: str) -> None:
-        self.address = address if "://" in address else str(Path(address).resolve())
-        """The folder as Spark takes it."""
+    def __init__(self, address: str, checkpoint: str = "") -> None:
+        self.address = absolute(address)
+        """The folder as a path or URI for Spark."""
         self._files, self._root = open_folder(address)
+        self._checkpoint = absolute(checkpoint) if checkpoint else ""
 
-    @property
-    def bronze(self) -> str:
-        """Where the rows of events and snapshots are kept."""
-        return f"{self.address}/bronze"
-
-    @property
-    def current(self) -> str:
-        """Where the current table is kept."""
-        return f"{self.address}/current"
+    def table(self, name: str) -> str:
+        """Return where a table is kept."""
+        return f"{self.address}/{name}"
 
     @property
     def signals(self) -> str:
@@ -69,48 +70,63 @@ class JobFolder:
     @property
     def checkpoint(self) -> str:
         """Where the query keeps its offsets."""
-        return f"{self.address}/checkpoint"
+        if not self._checkpoint and self.exists:
+            self._checkpoint = self.record().checkpoint
+        return self._checkpoint or f"{self.address}/checkpoint"
+
+    @property
+    def exists(self) -> bool:
+        """Whether a job was started in the folder."""
+        return self._text("job.json") is not None
 
     def begin(self, record: JobRecord, *, once: bool = False) -> None:
         """Write what the job is started with.
 
-        once: for a snapshot alone, which an earlier start may have interrupted but not ended.
-        Raises OptionError if the folder has a job that this one cannot go on with.
+        With `once`, an earlier start may have interrupted the snapshot, but not finished it. Raises
+        OptionError if the folder has a job that these options cannot continue.
         """
         batches = self.batches()
         if batches:
-            self._refuse(self.record(), record)
+            self._refuse(self.record(), record, once=once)
             plan = batches[-1].offset.get("snapshot")
             if once and (plan is None or plan.get("ended")):
                 raise OptionError(
-                    f"the job in {self.address} has had its snapshot: give another folder by --out"
+                    f"the job in {self.address} has finished its snapshot: use another --out"
                 )
+        inside = self.checkpoint == f"{self.address}/checkpoint"
+        kept = replace(record, checkpoint="" if inside else self.checkpoint)
         self._files.create_dir(self._root)
         with self._files.open_output_stream(f"{self._root}/job.json") as stream:
-            stream.write(json.dumps(asdict(record), indent=2).encode())
+            stream.write(json.dumps(asdict(kept), indent=2).encode())
 
     def record(self) -> JobRecord:
-        """What the job was started with. Raises OptionError if there is no job."""
+        """Return what the job was started with. Raises OptionError if there is no job."""
         text = self._text("job.json")
         if text is None:
             raise OptionError(f"there is no job in {self.address}: correct --out")
         found = json.loads(text)
-        return JobRecord(tuple(found["namespaces"]), found["options"], tuple(found["tables"]))
+        found |= {name: tuple(found[name]) for name in ("namespaces", "tables")}
+        return JobRecord(**found)
 
-    def _refuse(self, old: JobRecord, new: JobRecord) -> None:
-        for name, before, now in (
-            ("follows", set(old.namespaces), set(new.namespaces)),
-            ("keeps the tables", set(old.tables), set(new.tables)),
-        ):
+    def _refuse(self, old: JobRecord, new: JobRecord, *, once: bool) -> None:
+        fixed = [
+            ("writes the tables", set(old.tables), set(new.tables)),
+            ("has the columns of --schema", {_kind(old.schema)}, {_kind(new.schema)}),
+            ("has --deletes", {old.deletes}, {new.deletes}),
+            ("has --flatten:", {str(old.flatten)}, {str(new.flatten)}),
+        ]
+        if once:
+            fixed.append(("reads", set(old.namespaces), set(new.namespaces)))
+        for name, before, now in fixed:
             if before != now:
                 raise OptionError(
                     f"the job in {self.address} {name} {', '.join(sorted(before)) or 'all'}, not "
-                    f"{', '.join(sorted(now)) or 'all'}: start it as before, or give another "
-                    "folder by --out"
+                    f"{', '.join(sorted(now)) or 'all'}: start it as before, or use another "
+                    "folder with --out"
                 )
 
     def batches(self) -> list[LoggedBatch]:
-        """The batches that the checkpoint still has, in their order."""
+        """Return the batches that the checkpoint still contains, in order."""
         commits = {int(each.base_name): each.mtime for each in self._numbered("commits")}
         found = []
         for each in self._numbered("offsets"):
@@ -119,33 +135,83 @@ class JobFolder:
         return found
 
     def offset(self, batch: int) -> dict[str, Any]:
-        """The offset at which a batch ends; empty where the checkpoint has none."""
-        lines = (self._text(f"checkpoint/offsets/{batch}") or "").splitlines()
+        """Return the offset at which a batch ends; empty where the checkpoint has none."""
+        lines = (self._kept(f"offsets/{batch}") or "").splitlines()
         return json.loads(lines[-1]) if len(lines) > 2 and lines[-1] != "-" else {}
 
     def last_committed(self) -> LoggedBatch | None:
-        """The newest batch with a commit entry."""
+        """Return the newest batch with a commit entry."""
         done = [batch for batch in self.batches() if batch.committed is not None]
         return done[-1] if done else None
 
-    def count(self, folder: str) -> int:
-        """How many entries a folder of the job has."""
-        return len(self._listed(folder))
+    def query(self) -> str | None:
+        """Return the id of the query, which begins with its checkpoint; None before the first."""
+        text = self._kept("metadata")
+        return None if text is None else str(json.loads(text)["id"])
+
+    def write_checkpoint(
+        self, query: str, offsets: Mapping[int, Mapping[str, Any]], committed: int
+    ) -> None:
+        """Write a checkpoint with the offsets of batches; those up to `committed` are committed."""
+        files = {"metadata": json.dumps({"id": query})}
+        for number, offset in offsets.items():
+            files[f"offsets/{number}"] = _offset_text(offset)
+            if number <= committed:
+                files[f"commits/{number}"] = 'v1\n{"nextBatchWatermarkMs":0}'
+        place, root = open_folder(self.checkpoint)
+        for folder in ("offsets", "commits"):
+            place.create_dir(f"{root}/{folder}")
+        for name, text in files.items():
+            self._write_checkpoint_file(name, text)
+
+    def plan_batch(self, number: int, offset: Mapping[str, Any]) -> None:
+        """Write the offset at which a batch ends that the next start of the job makes.
+
+        It replaces one that was planned and is not committed.
+        """
+        files, root = open_folder(self.checkpoint)
+        for planned in self._numbered("offsets"):
+            if int(planned.base_name) >= number:
+                files.delete_file(planned.path)
+                checksum = f"{root}/offsets/.{planned.base_name}.crc"
+                if files.get_file_info(checksum).type == fs.FileType.File:
+                    files.delete_file(checksum)
+        self._write_checkpoint_file(f"offsets/{number}", _offset_text(offset))
+
+    def _write_checkpoint_file(self, name: str, text: str) -> None:
+        files, root = open_folder(self.checkpoint)
+        with files.open_output_stream(f"{root}/{name}") as stream:
+            stream.write(text.encode())
 
     def _numbered(self, log: str) -> Sequence[Any]:
-        entries = self._listed(f"checkpoint/{log}")
+        files, root = open_folder(self.checkpoint)
+        entries = files.get_file_info(fs.FileSelector(f"{root}/{log}", allow_not_found=True))
         return sorted(
             (each for each in entries if each.base_name.isdecimal()),
             key=lambda each: int(each.base_name),
         )
 
-    def _listed(self, folder: str) -> list[Any]:
-        selector = fs.FileSelector(f"{self._root}/{folder}", allow_not_found=True)
-        return list(self._files.get_file_info(selector))
+    def _kept(self, name: str) -> str | None:
+        """Return a file of the checkpoint."""
+        return _text_in(*open_folder(self.checkpoint), name)
 
     def _text(self, name: str) -> str | None:
-        path = f"{self._root}/{name}"
-        if self._files.get_file_info(path).type != fs.FileType.File:
-            return None
-        with self._files.open_input_stream(path) as stream:
-            return bytes(stream.read()).decode()
+        return _text_in(self._files, self._root, name)
+
+
+def _offset_text(offset: Mapping[str, Any]) -> str:
+    """Return the file of an offset in Spark's checkpoint."""
+    settings = {"batchWatermarkMs": 0, "batchTimestampMs": int(time.time() * 1000), "conf": {}}
+    return "\n".join(("v1", json.dumps(settings), json.dumps(offset)))
+
+
+def _kind(schema: str) -> str:
+    return schema if schema in ("none", "infer") else "a file"
+
+
+def _text_in(files: fs.FileSystem, root: str, name: str) -> str | None:
+    path = f"{root}/{name}"
+    if files.get_file_info(path).type != fs.FileType.File:
+        return None
+    with files.open_input_stream(path) as stream:
+        return bytes(stream.read()).decode()

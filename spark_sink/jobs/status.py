@@ -1,23 +1,28 @@
-"""How far a job has come, from its folder."""
+"""The progress of a job, from its folder."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+import pyarrow.compute as pc
+
+from spark_sink.events.positions import Position, PositionError, from_offset, time_of
 from spark_sink.jobs.job_folder import JobFolder
-from spark_sink.options import parse_options
-from spark_sink.positions import PositionError, from_offset, time_of
-from spark_sink.router_client import RouterClient
+from spark_sink.options.stream_options import parse_options
+from spark_sink.rows.typed_documents import RESCUED
+from spark_sink.stream.router_client import RouterClient
+from spark_sink.tables.delta_log import DeltaLog
 
 _POSITION = ("_data", "_typeBits", "startAtOperationTime", "start")
 
 
 def status_of(out: str, uri: str | None = None) -> dict[str, Any]:
-    """The state of the job in a folder, as a document that json.dumps accepts.
+    """Return the state of the job in a folder, as a document for json.dumps.
 
-    uri: the router, which knows the newest cluster time; None leaves the lag out.
-    Raises OptionError if there is no job, and StreamError if the router cannot be reached.
+    With a `uri` the router gives the newest cluster time, for the lag. Raises OptionError if there
+    is no job, and StreamError if the router cannot be reached.
     """
     folder = JobFolder(out)
     record = folder.record()
@@ -33,7 +38,9 @@ def status_of(out: str, uri: str | None = None) -> dict[str, Any]:
         "snapshot": None,
         "requestedSnapshots": [],
         "through": None,
-        "quarantinedBatches": folder.count("quarantine"),
+        "verified": DeltaLog(folder.table("current")).position().get("verified"),
+        "quarantinedEvents": DeltaLog(folder.table("quarantine")).count(),
+        "rescuedDocuments": _rescued(folder),
     }
     if last is None:
         return found
@@ -41,7 +48,7 @@ def status_of(out: str, uri: str | None = None) -> dict[str, Any]:
     plan = last.offset.get("snapshot")
     if plan is not None:
         found["snapshot"] = {**plan["progress"], "ended": bool(plan.get("ended"))}
-    time = _time(last.offset)
+    time = position_time(last.offset)
     if time is not None:
         found["through"] = _iso(datetime.fromtimestamp(time, UTC))
         if uri is not None:
@@ -50,7 +57,7 @@ def status_of(out: str, uri: str | None = None) -> dict[str, Any]:
 
 
 def lines_of(status: dict[str, Any]) -> list[str]:
-    """The status as lines of text."""
+    """Return the status as lines of text."""
     snapshot = status["snapshot"]
     rows = [
         ("folder", status["folder"]),
@@ -60,17 +67,36 @@ def lines_of(status: dict[str, Any]) -> list[str]:
         ("committed", _or_none(status["committedAt"])),
         ("running", ", ".join(map(str, status["running"])) or "no batch"),
         ("up to", _or_none(status["through"])),
-        ("quarantine", f"{status['quarantinedBatches']} batches had events that do not fit"),
+        ("quarantine", f"{status['quarantinedEvents']} events that the current table cannot apply"),
     ]
+    if status["rescuedDocuments"] is not None:
+        text = f"{status['rescuedDocuments']} documents with fields that fit no column"
+        rows.append(("rescued", text))
     if snapshot is not None and not snapshot["ended"]:
         rows.append(("snapshot", f"{_chunks(snapshot)}; {_collections(snapshot)}"))
     for number, each in enumerate(status["requestedSnapshots"]):
         stage = "paused" if each["paused"] else _chunks(each)
         text = f"{each['type']} snapshot {each['id']}: {stage}; {_collections(each)}"
         rows.append(("" if number else "requested", text))
+    if status["verified"] is not None:
+        rows.append(("verified", verified_line(status["verified"])))
     if "lagSeconds" in status:
         rows.append(("lag", f"{status['lagSeconds']} s"))
     return [f"{name:<11} {text}" for name, text in rows]
+
+
+def _rescued(folder: JobFolder) -> int | None:
+    """Return how many documents of a typed table have something in RESCUED; else None."""
+    log = DeltaLog(folder.table("current"))
+    if not log.exists or RESCUED not in [each["name"] for each in log.schema["fields"]]:
+        return None
+    found = log.scan([RESCUED], pc.is_valid(pc.field(RESCUED)))
+    return sum(int(rows.num_rows) for rows in found)
+
+
+def verified_line(found: Mapping[str, Any]) -> str:
+    """Return what the commits of a table say about its verification, as a line of text."""
+    return f"through {found['through']}: {found['rows']:,} rows, {found['differences']} differences"
 
 
 def _chunks(progress: dict[str, Any]) -> str:
@@ -83,7 +109,7 @@ def _collections(progress: dict[str, Any]) -> str:
 
 
 def _requested(signals: dict[str, Any]) -> list[dict[str, Any]]:
-    """The snapshots that signals have asked for and that have not ended."""
+    """Return the snapshots that signals requested and that have not ended."""
     nothing = {"collections": 0, "collectionsPlanned": 0, "chunksPlanned": 0, "rowsPlanned": 0}
     return [
         {
@@ -96,12 +122,19 @@ def _requested(signals: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _time(offset: dict[str, Any]) -> int | None:
+def position_time(offset: Mapping[str, Any]) -> int | None:
+    """Return the cluster time of an offset, in seconds since 1970; None before it has one."""
+    position = offset_position(offset)
+    time = None if position is None else time_of(position)
+    return None if time is None else int(time.time)
+
+
+def offset_position(offset: Mapping[str, Any]) -> Position | None:
+    """Return the position of an offset; None before it has one."""
     try:
-        time = time_of(from_offset({key: offset[key] for key in offset if key in _POSITION}))
+        return from_offset({key: offset[key] for key in offset if key in _POSITION})
     except PositionError:
         return None
-    return None if time is None else int(time.time)
 
 
 def _newest(uri: str) -> int:

@@ -1,48 +1,86 @@
-"""The job that snapshots and follows collections into tables.
+"""The job that writes collections and their changes to tables.
 
-One query reads the stream. Each batch is appended to the bronze table, and applied to the current
-table. All writes may be repeated, so each change is in each table exactly once.
+One query reads the stream. The tasks of a batch write its rows to files of the bronze table, and
+stage its changes of the current table; the driver commits both. Each table recognises a batch that
+it has, so each change is in each table exactly once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
 
-from pyspark import StorageLevel
+import pyarrow as pa
+from pyspark.errors import ParseException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
 
 from spark_sink.errors import OptionError
 from spark_sink.jobs.job_folder import JobFolder
-from spark_sink.options import parse_options
-from spark_sink.tables.batch_files import BatchFiles
-from spark_sink.tables.current_table import CurrentTable
-from spark_sink.tables.transactions import transactions_in
-from spark_sink.typed_documents import RESCUED
+from spark_sink.jobs.job_source import BATCH_PROPERTY, FORMAT, TABLES, JobSource
+from spark_sink.jobs.task_tables import BRONZE_PARTITIONS, TaskReport, TaskTables, bronze_schema
+from spark_sink.options.scope import scope_from
+from spark_sink.options.stream_options import named_options, parse_options
+from spark_sink.rows.typed_documents import from_json, is_json, nullable
+from spark_sink.source.offsets import gained_in
+from spark_sink.source.schema import schema_for
+from spark_sink.tables.append_table import AppendTable
+from spark_sink.tables.current_table import CurrentTable, rewrite_former_current
+from spark_sink.tables.delta_log import Batch
+from spark_sink.tables.former_tables import rewrite_former_batches
+from spark_sink.tables.staged_changes import ChangeReport, remove_changes
+from spark_sink.tables.table_form import TableForm
+from spark_sink.tables.transactions import Transactions
 
 BRONZE, CURRENT, TRANSACTIONS = "bronze", "current", "transactions"
+QUARANTINE, NOTIFIED = "quarantine", "notifications"
+APPENDED = (BRONZE, TRANSACTIONS, NOTIFIED, QUARANTINE)
+"""The tables to which each batch is appended."""
 DEFAULT_TABLES = (BRONZE, CURRENT)
-"""The tables that a job keeps unless others are named."""
-NOTIFICATIONS = (
-    "id string, aggregate_type string, type string, additional_data map<string, string>, "
-    "timestamp long"
+"""The tables that a job writes by default."""
+NOTIFICATIONS = pa.schema(
+    [
+        *(pa.field(name, pa.string()) for name in ("id", "aggregate_type", "type")),
+        pa.field("additional_data", pa.map_(pa.string(), pa.string())),
+        pa.field("timestamp", pa.timestamp("us", "UTC")),
+    ]
 )
-"""The columns of a job's table of notifications, before `timestamp` is made a timestamp."""
-_DATE = "date_from_unix_date(CAST(floor(unix_seconds(clusterTime) / 86400) AS INT))"
-"""The day of an event in UTC, whatever the session's time zone."""
+"""The columns of a job's table of notifications."""
+_LAST_BATCH = 2**62
+Counted = Callable[[Sequence[tuple[str, str, int]]], None]
+# Events of a batch: a batch costs Spark about as much whatever its size, and tasks hold no more
+# rows than a file's row group.
+_MAX_EVENTS = 200_000
 
 
-def bronze_files(spark: SparkSession, folder: JobFolder) -> BatchFiles:
-    """The bronze table of a job: all rows of the source, by namespace, date and batch."""
-    return BatchFiles(spark, folder.bronze, ("namespace", "date"))
+_PARTITIONS = {BRONZE: BRONZE_PARTITIONS}
+
+
+def appended_table(folder: JobFolder, name: str) -> AppendTable:
+    """Return one of the tables APPENDED of a job; bronze has all rows of the source."""
+    return AppendTable(folder.table(name), _PARTITIONS.get(name, ()))
+
+
+class Verification(Protocol):
+    """What a verifier tells the batches of a job."""
+
+    found: Mapping[str, Any]
+    """What is known of the current table, for its commits."""
+
+    def removals(self) -> list[ChangeReport]:
+        """Return changes that remove documents which the collections do not have, each once."""
 
 
 class TablesJob:
-    """A job in a folder.
+    """A job in a folder, with the source's options (including `uri`), and the tables to write.
 
-    options: of the source, `uri` included; tables: of BRONZE, CURRENT and TRANSACTIONS; buckets:
-    parts of a new current table.
+    The `verifier` of the current table adds to its batches. `schema`, `deletes` and `flatten` are
+    the form of that table (`table_form`). `counted` is called for each batch that is in the tables,
+    with the rows by namespace and `op`.
     """
 
     def __init__(
@@ -50,28 +88,57 @@ class TablesJob:
         folder: JobFolder,
         options: Mapping[str, str],
         tables: Sequence[str] = DEFAULT_TABLES,
-        buckets: int = 16,
+        verifier: Verification | None = None,
+        *,
+        schema: str = "none",
+        deletes: str = "hard",
+        flatten: bool = False,
+        counted: Counted | None = None,
     ) -> None:
+        self._verifier = verifier
         self._folder = folder
         self._options = dict(options)
         self._tables = tuple(tables)
-        self._buckets = buckets
+        self._schema = schema
+        self._deletes = deletes
+        self._flatten = flatten
+        self._counted = counted
 
     def start(self, spark: SparkSession, trigger: str | None) -> StreamingQuery:
-        """Start the query; a query that has been interrupted goes on from its checkpoint.
+        """Start the query; an interrupted query continues from its checkpoint.
 
-        trigger: the pause between batches, such as "10 seconds"; None: process what there is at
-        present, and end.
+        `trigger` is the interval between batches, such as "10 seconds"; None: process all that is
+        available, and end. Tables of the former form are rewritten before. Raises OptionError for
+        an invalid schema.
         """
-        options = self._options
-        if parse_options(options).snapshot.may_stream:  # a snapshot alone takes no signals
+        form = table_form(self._schema, self._deletes, flatten=self._flatten)
+        self._rewrite_former(spark)
+        options = {"maxEventsPerTrigger": str(_MAX_EVENTS), **named_options(self._options)}
+        if parse_options(options).snapshot.may_stream:  # a snapshot alone has no signals
             options = {"signalFolder": self._folder.signals, **options}
-        events = spark.readStream.format("mergerouter").options(**options).load()
-        if RESCUED in events.columns:  # a count in the query's progress
-            events = events.observe(BRONZE, F.count(RESCUED).alias("rescued"))
-        writer = events.writeStream.foreachBatch(
-            _Batches(self._folder, self._tables, self._buckets)
+        spark.dataSource.register(JobSource)
+        options, rows = _with_schema(options)
+        tables = TaskTables(
+            self._folder.table(BRONZE) if BRONZE in self._tables else None,
+            self._folder.table(CURRENT) if CURRENT in self._tables else None,
+            TRANSACTIONS in self._tables,
         )
+        options[TABLES] = tables.to_json()
+        reports = spark.readStream.format(FORMAT).options(**options).load()
+        # Counts in the query's progress, whose own are of reports.
+        counts = [F.sum(name).alias(name) for name in ("events", "rescued")]
+        reports = reports.observe(BRONZE, *counts)
+        reads_documents = parse_options(self._options).snapshot.reads_documents
+        batches = _Batches(
+            self._folder,
+            self._tables,
+            rows,
+            form,
+            self._verifier,
+            self._counted,
+            reads_again=reads_documents,
+        )
+        writer = reports.writeStream.foreachBatch(batches)
         writer = writer.option("checkpointLocation", self._folder.checkpoint)
         if trigger is None:
             writer = writer.trigger(availableNow=True)
@@ -79,63 +146,146 @@ class TablesJob:
             writer = writer.trigger(processingTime=trigger)
         return writer.queryName("mergerouter").start()
 
+    def _rewrite_former(self, spark: SparkSession) -> None:
+        rewrite_former_current(spark, self._folder.table(CURRENT))
+        remove_changes(self._folder.table(CURRENT))  # of an interrupted batch
+        last = self._folder.last_committed()
+        if last is not None:
+            batch = Batch(self._folder.query() or "", last.number, last.offset)
+        else:  # either there is a batch that will be repeated, or no checkpoint
+            batch = Batch("", -1 if self._folder.batches() else _LAST_BATCH)
+        for name in APPENDED:
+            address, partitions = self._folder.table(name), _PARTITIONS.get(name, ())
+            rewrite_former_batches(spark, address, partitions, batch)
+
 
 class _Batches:
-    """Writes batches to the tables."""
+    """Commits batches to the tables; `rows` is the schema of the source's rows.
 
-    def __init__(self, folder: JobFolder, tables: Sequence[str], buckets: int) -> None:
+    `form` is that of the current table.
+
+    With `reads_again` the current table notes the collections that must be read again.
+    """
+
+    def __init__(
+        self,
+        folder: JobFolder,
+        tables: Sequence[str],
+        rows: StructType,
+        form: TableForm,
+        verifier: Verification | None,
+        counted: Counted | None,
+        *,
+        reads_again: bool,
+    ) -> None:
+        self._form = form
+        self._verifier = verifier
+        self._counted = counted
         self._folder = folder
         self._tables = tables
-        self._buckets = buckets
-        self._files: dict[str, BatchFiles] = {}
+        self._rows = bronze_schema(rows)
+        self._reads_again = reads_again
+        self._opened: dict[str, AppendTable] = {}
 
     def __call__(self, batch: DataFrame, number: int) -> None:
-        several = len(self._tables) > 1
-        rows = batch.persist(StorageLevel.MEMORY_AND_DISK) if several else batch
-        try:
-            if BRONZE in self._tables:
-                dated = rows.withColumn("date", F.expr(_DATE))
-                self._of(BRONZE, batch.sparkSession).write(dated, number)
-            if CURRENT in self._tables:
-                self._apply(rows, number)
-            if TRANSACTIONS in self._tables:
-                self._of(TRANSACTIONS, batch.sparkSession).write(transactions_in(rows), number)
-            self._notify(batch.sparkSession, number)
-        finally:
-            if several:
-                rows.unpersist()
+        verifier = self._verifier
+        verified = {} if verifier is None else verifier.found
+        of = Batch(self._folder.query() or "", number, self._folder.offset(number), verified)
+        spark = batch.sparkSession
+        spark.sparkContext.setLocalProperty(BATCH_PROPERTY, str(number))
+        reports = [TaskReport.from_json(row.report) for row in batch.collect()]
+        if BRONZE in self._tables:
+            parts = [each for report in reports for each in report.bronze]
+            self._table(BRONZE).commit(parts, self._rows, of)
+        if CURRENT in self._tables:
+            # Others may have committed since the last batch, such as a compaction.
+            table = CurrentTable(self._folder.table(CURRENT), form=self._form)
+            changes = [report.changes for report in reports if report.changes is not None]
+            changes += [] if verifier is None else verifier.removals()
+            scope = scope_from(of.offset.get("scope", {}))
+            covers = scope.accepts if self._reads_again else None
+            quarantine, gained = self._table(QUARANTINE), gained_in(of.offset)
+            table.apply_staged(spark, changes, of, quarantine, covers, gained)
+        if TRANSACTIONS in self._tables:
+            counted = Transactions()
+            for report in reports:
+                counted.add(report.transactions)
+            self._table(TRANSACTIONS).write_rows(counted.rows(), of)
+        self._notify(of)
+        if self._counted is not None:
+            self._counted([each for report in reports for each in report.counts])
 
-    def _apply(self, rows: DataFrame, number: int) -> None:
-        spark = rows.sparkSession
+    def _notify(self, batch: Batch) -> None:
+        """Write the notifications of a batch, which its offset contains."""
+        found = [
+            {
+                **each,
+                "additional_data": list(each["additional_data"].items()),
+                "timestamp": each["timestamp"] * 1000,
+            }
+            for each in batch.offset.get("signals", {}).get("notifications", ())
+        ]
+        self._table(NOTIFIED).write_rows(pa.Table.from_pylist(found, NOTIFICATIONS), batch)
 
-        def quarantine(events: DataFrame) -> None:
-            self._of("quarantine", spark).write(events, number)
+    def _table(self, name: str) -> AppendTable:
+        if name not in self._opened:
+            self._opened[name] = appended_table(self._folder, name)
+        return self._opened[name]
 
-        table = CurrentTable(spark, self._folder.current, buckets=self._buckets)
-        table.apply(rows, quarantine)
 
-    def _notify(self, spark: SparkSession, number: int) -> None:
-        """Write the notifications of a batch, which its offset has."""
-        found = self._folder.offset(number).get("signals", {}).get("notifications")
-        if found:
-            rows = spark.createDataFrame(found, NOTIFICATIONS)
-            written = rows.withColumn("timestamp", F.timestamp_millis("timestamp"))
-            self._of("notifications", spark).write(written, number)
+def table_form(schema: str, deletes: str, *, flatten: bool = False) -> TableForm:
+    """Return the form of a current table. Raises OptionError; only a session of Spark parses DDL.
 
-    def _of(self, name: str, spark: SparkSession) -> BatchFiles:
-        if name not in self._files:
-            self._files[name] = (
-                bronze_files(spark, self._folder)
-                if name == BRONZE
-                else BatchFiles(spark, f"{self._folder.address}/{name}")
-            )
-        return self._files[name]
+    Args:
+        schema: "none", "infer", or a schema of documents as DDL or JSON.
+        deletes: "hard" or "soft".
+        flatten: whether the fields of documents in documents are columns.
+    """
+    is_soft = deletes == "soft"
+    if schema == "none":
+        return TableForm(keeps_deleted=is_soft)
+    if schema == "infer":
+        return TableForm(StructType([]), True, is_soft, flatten)
+    try:
+        return TableForm(_documents_of(schema), False, is_soft, flatten).checked()
+    except ValueError as error:
+        raise OptionError(f"--schema: {error}") from None
+
+
+def _with_schema(options: Mapping[str, str]) -> tuple[dict[str, str], StructType]:
+    """Return options with documentSchema as JSON, and the schema of the source's rows.
+
+    Raises OptionError.
+    """
+    given = parse_options(options)
+    if given.document_schema is None:
+        return dict(options), schema_for(given)
+    try:
+        kind = _documents_of(given.document_schema)
+    except ValueError as error:
+        raise OptionError(f"option 'documentSchema': {error}") from None
+    found = {**named_options(options), "documentSchema": kind.json()}
+    return found, schema_for(replace(given, document_type=kind))
+
+
+def _documents_of(text: str) -> StructType:
+    """Return a schema that is given as DDL or JSON. Raises ValueError."""
+    if is_json(text):
+        return from_json(text)
+    try:
+        found = StructType.fromDDL(text)
+    except ParseException as error:
+        told = re.sub(r"^\[\w+\] |SQLSTATE: \w+ ", "", str(error).strip().splitlines()[0])
+        raise ValueError(f"{told} in {text.strip()!r}") from None
+    if not isinstance(found, StructType):
+        raise ValueError(f"{text.strip()!r} is a type: name fields, such as: total DECIMAL(10,2)")
+    return nullable(found)
 
 
 def namespace_options(namespaces: Sequence[str]) -> dict[str, str]:
-    """The options of the source that choose collections ("shop.orders") and databases ("shop").
+    """Return the options of the source for collections ("shop.orders") and databases ("shop").
 
-    Raises OptionError if both are mixed in a way that one stream cannot have.
+    Raises OptionError if collections and databases are mixed.
     """
     pairs = [name.partition(".")[::2] for name in dict.fromkeys(namespaces)]
     if not pairs:

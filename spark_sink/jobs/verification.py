@@ -1,30 +1,31 @@
-"""Compares the tables of a job with the stream and with the collections."""
+"""Verifies the tables of a job against the stream and the collections."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_sink.errors import OptionError
-from spark_sink.jobs.job_folder import JobFolder, JobRecord, LoggedBatch
+from spark_sink.jobs.job_folder import JobFolder, JobRecord
+from spark_sink.jobs.point_in_time import time_from_text
 from spark_sink.jobs.tables_job import (
     BRONZE,
     CURRENT,
     DEFAULT_TABLES,
-    bronze_files,
+    appended_table,
     namespace_options,
 )
-from spark_sink.option_values import cluster_time
-from spark_sink.options import named_options
+from spark_sink.options.stream_options import named_options, parse_options
+from spark_sink.source.offsets import Offsets
+from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.verify import verify
 from spark_sink.tables.verify_bronze import verify_bronze
 
-# The options that say which documents and fields a table has.
-_OF_DOCUMENTS = (
+_DOCUMENT_OPTIONS = (
     "database",
     "collection",
     "database.include.list",
@@ -40,24 +41,24 @@ _OF_DOCUMENTS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What differs. count: how many rows; first: some of them; remark: what was not compared."""
+    """The differences of a table: their number, the first of them, and why it was not compared."""
 
     count: int
     first: Sequence[Mapping[str, Any]] = ()
     remark: str = ""
 
     def to_document(self) -> dict[str, Any]:
-        """The outcome for json.dumps."""
+        """Return the outcome for json.dumps."""
         return {"differences": self.count, "first": list(self.first), "remark": self.remark}
 
     def __str__(self) -> str:
-        if self.remark:
+        if self.remark and not self.count:
             return self.remark
         if not self.count:
             return "no difference"
         lines = [f"{self.count} differences"]
         lines += ["  " + " ".join(str(value) for value in row.values()) for row in self.first]
-        return "\n".join(lines)
+        return "\n".join([*lines, *([self.remark] if self.remark else [])])
 
 
 def verify_job(
@@ -69,27 +70,42 @@ def verify_job(
     *,
     shown: int = 20,
 ) -> dict[str, Outcome]:
-    """The outcome of each table of the job in a folder.
+    """Return the outcome for each table of the job in a folder. Raises SourceError.
 
-    uri: the router; tables: which ones, None for all that the job keeps; since: a cluster time from
-    which on the bronze table is compared; shown: differences to return at most.
-    Raises SourceError.
+    Args:
+        uri: the router.
+        tables: which ones; None for all that the job writes.
+        since: the cluster time from which on the bronze table is compared.
+        shown: the most differences to return.
     """
     record = folder.record()
-    last = folder.last_committed()
     wanted = tables or [name for name in record.tables if name in DEFAULT_TABLES]
     for name in wanted:
         if name not in record.tables:
-            raise OptionError(f"the job in {folder.address} keeps no table {name}: correct --table")
+            raise OptionError(f"the job in {folder.address} has no table {name}: correct --table")
+    last = folder.last_committed()
     if last is None:
         return dict.fromkeys(wanted, Outcome(0, remark="not compared: no batch is committed yet"))
+    scope = parse_options({**record.options, "uri": uri}).scope
+    if Offsets(scope).of(last.offset).scope != scope:
+        remark = "not compared: the job has not changed its collections yet"
+        return dict.fromkeys(wanted, Outcome(0, remark=remark))
     found = {}
     if BRONZE in wanted:
-        found[BRONZE] = _bronze(spark, folder, record, uri, last, since, shown)
+        found[BRONZE] = _bronze(spark, folder, record, uri, since, shown)
     if CURRENT in wanted:
-        options = {"uri": uri, **_documents(record)}
-        found[CURRENT] = _outcome(verify(spark, folder.current, **options), shown)
+        given = {**namespace_options(record.namespaces), **record.options}
+        options = {"uri": uri, **document_options(given)}
+        outcome = _outcome(verify(spark, folder.table(CURRENT), **options), shown)
+        found[CURRENT] = replace(outcome, remark=_unread(folder.table(CURRENT)))
     return found
+
+
+def _unread(address: str) -> str:
+    names = sorted(map(".".join, CurrentTable.existing(address).state.unread))
+    if not names:
+        return ""
+    return f"not compared: {', '.join(names[:20])}, which the job must read again"
 
 
 def _bronze(
@@ -97,31 +113,26 @@ def _bronze(
     folder: JobFolder,
     record: JobRecord,
     uri: str,
-    last: LoggedBatch,
     since: str | None,
     shown: int,
 ) -> Outcome:
-    plan = last.offset.get("snapshot")
+    """Compare a version of the table with the stream up to the offset that its commit states."""
+    table = appended_table(folder, BRONZE)
+    if not table.log.exists:
+        return Outcome(0, remark="not compared: there is no Delta table yet")
+    offset = table.log.position()["offset"]
+    plan = offset.get("snapshot")
     if plan is not None and not plan.get("ended"):
         return Outcome(0, remark="not compared: the snapshot has not ended yet")
-    files = bronze_files(spark, folder)
-    if not files.exists:
-        return Outcome(0, remark="not compared: there are no rows yet")
-    moment = None if since is None else _since(since)
+    moment = None if since is None else time_from_text(since, "--since")
     options = {**record.options, "uri": uri}
-    return _outcome(verify_bronze(files.read(last.number), options, last.offset, moment), shown)
+    return _outcome(verify_bronze(table.read(spark), options, offset, moment), shown)
 
 
-def _since(text: str) -> Any:
-    try:
-        return cluster_time(text)
-    except ValueError as error:
-        raise OptionError(f"--since: {error}") from None
-
-
-def _documents(record: JobRecord) -> dict[str, str]:
-    given = {**namespace_options(record.namespaces), **named_options(record.options)}
-    return {name: text for name, text in given.items() if name in _OF_DOCUMENTS}
+def document_options(options: Mapping[str, str]) -> dict[str, str]:
+    """Return those options of the source that select the documents and fields of a table."""
+    given = named_options(options)
+    return {name: text for name, text in given.items() if name in _DOCUMENT_OPTIONS}
 
 
 def _outcome(differences: DataFrame, shown: int) -> Outcome:

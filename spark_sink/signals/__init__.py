@@ -1,1 +1,4 @@
-"""Signals to a running query: snapshots on demand, with Debezium's documents."""
+"""Signals to a running query: ad hoc snapshots, with Debezium's documents.
+
+The entrance is `processor.SignalProcessor`.
+"""

@@ -1,9 +1,9 @@
-"""Decides what a batch does for the snapshots that signals ask for.
+"""Ad hoc snapshots: what a batch does for the snapshots that signals request.
 
-A snapshot on demand is cut into chunks as any other, and each batch reads some of them beside its
-events. All chunks of a batch are read at one cluster time, which the batch's events do not go
-beyond: no row of a snapshot is older than an event that came before it, and events that come after
-it supersede it by their tokens. A blocking snapshot is the same without events.
+An ad hoc snapshot is divided into chunks like any other, and each batch reads some of them beside
+its events. All chunks of a batch are read at one cluster time, which the batch's events do not
+exceed: no row of a snapshot is older than an earlier event, and later events supersede it by their
+tokens. A blocking snapshot is the same without events.
 """
 
 from __future__ import annotations
@@ -15,7 +15,22 @@ from typing import Any, Protocol
 
 from bson.timestamp import Timestamp
 
-from spark_sink.signals import notifications as told
+from spark_sink.events.positions import time_in
+from spark_sink.signals.notifications import (
+    ABORTED,
+    BLOCKING,
+    COMPLETED,
+    INCREMENTAL,
+    LOGGED,
+    PAUSED,
+    REFUSED,
+    RESUMED,
+    SIGNAL,
+    STARTED,
+    names_of,
+    notification,
+    progress_of,
+)
 from spark_sink.signals.signal import (
     EXECUTE,
     LOG,
@@ -25,53 +40,53 @@ from spark_sink.signals.signal import (
     SignalError,
     signal_of,
 )
-from spark_sink.signals.state import Ended, Reading, Request, SignalState
+from spark_sink.signals.state import BatchChunks, EndedSnapshot, Request, SignalState
 from spark_sink.snapshot import plan as snapshots
+from spark_sink.snapshot.plan import Collection
 
-# Snapshots that wait for their turn at most.
-_MOST_REQUESTS = 100
+# The most snapshots that wait.
+_MAX_REQUESTS = 100
 
 
 @dataclass(frozen=True)
-class Received:
-    """A signal as it came. document: with `type` and `data`, or a text that says why there is
-    none."""
+class ReceivedSignal:
+    """A signal as received: its document, or a text that states why there is none."""
 
     id: str
     document: Mapping[str, Any] | str
 
 
-class Planning(Protocol):
+class ChunkPlanner(Protocol):
     """The part of SnapshotPlanner that is used here. All methods raise PyMongoError."""
 
     def begin(
-        self, mark: Timestamp, wanted: Callable[[str], bool] | None = None
+        self, snapshot_time: Timestamp, wanted: Callable[[str], bool] | None = None
     ) -> snapshots.SnapshotPlan:
-        """A plan of collections, with no chunk planned yet."""
+        """Return a plan of collections, with no chunk planned yet."""
 
     def next_batch(
         self, plan: snapshots.SnapshotPlan, max_rows: int | None
     ) -> snapshots.SnapshotPlan:
-        """The plan after a further batch."""
+        """Return the plan after a further batch."""
 
     def problem(
         self, collection: snapshots.Collection, condition: Mapping[str, Any] | None
     ) -> str | None:
-        """Why documents of a collection cannot be read with a filter; None if they can."""
+        """Return why documents of a collection cannot be read with a filter; None if they can."""
 
     def name_now(self, collection: snapshots.Collection) -> str | None:
-        """What the collection is called now; None if it is gone."""
+        """Return the current name of the collection; None if it was dropped."""
 
 
 class AdHocSnapshots:
-    """Takes signals, and plans the snapshots that they ask for.
+    """Processes signals, and plans the snapshots that they request.
 
-    refusal: why the query cannot read snapshots, None if it can; clock: seconds since 1970.
+    `refusal` states why the query cannot read snapshots, None if it can.
     """
 
     def __init__(
         self,
-        planner: Planning,
+        planner: ChunkPlanner,
         refusal: str | None = None,
         *,
         clock: Callable[[], float] = time.time,
@@ -80,69 +95,93 @@ class AdHocSnapshots:
         self._refusal = refusal
         self._clock = clock
 
-    def take(
-        self, state: SignalState, signals: Iterable[Received], present: Container[str] = ()
+    def process(
+        self, state: SignalState, signals: Iterable[ReceivedSignal], present: Container[str] = ()
     ) -> SignalState:
-        """The state after these signals, of which each id is taken once.
+        """Return the state after these signals, of which each id is processed once.
 
-        present: ids that may be received again.
+        `present` contains the ids that may be received again.
         """
         for received in signals:
             if received.id in state.handled:
                 continue
-            state = state.remembering(received.id, present)
+            state = state.with_handled(received.id, present)
             try:
                 if isinstance(received.document, str):
                     raise SignalError(received.document)
-                state = self._taken(state, signal_of(received.id, received.document))
+                state = self._applied(state, signal_of(received.id, received.document))
             except SignalError as error:
-                refused = told.notification(
-                    received.id, told.SIGNAL, told.REFUSED, self._clock(), reason=str(error)
-                )
-                state = state.notified(refused)
+                state = self._answered(state, received.id, REFUSED, reason=str(error))
         return state
 
-    def advance(self, state: SignalState, at: Timestamp, max_rows: int) -> SignalState:
-        """The state with the next batch's chunks of the running snapshot.
+    def require(self, state: SignalState, unread: Mapping[tuple[str, str], str]) -> SignalState:
+        """Return the state with a request for collections that a table lacks.
 
-        at: when they are read, a cluster time that the batch's events do not go beyond; max_rows:
-        about how many documents they have. Raises PyMongoError.
+        Args:
+            unread: by database and name, the token since which. Each is requested once.
+        """
+        new = {place: token for place, token in unread.items() if token > state.required}
+        if not new:
+            return state
+        last = max(new.values())
+        state = replace(state, required=last)
+        time = time_in(last)
+        request = Request(f"again-{time.time}-{time.inc}", False, (), required=True)
+        if self._refusal is not None:
+            return state.notified(self._notification(request, ABORTED, reason=self._refusal))
+        for each in state.requests:
+            if each.required and each.plan is None:  # it has not begun
+                request = each
+        lacking = {*request.unfiltered, *(Collection(*place) for place in new)}
+        unfiltered = tuple(sorted(lacking, key=str))
+        return state.with_request(
+            replace(request, collections=tuple(map(str, unfiltered)), unfiltered=unfiltered)
+        )
+
+    def advance(self, state: SignalState, at: Timestamp, max_rows: int) -> SignalState:
+        """Return the state with the next batch's chunks of the running snapshot.
+
+        The chunks are read at `at`, a cluster time that the batch's events do not exceed, and have
+        about `max_rows` documents. Raises PyMongoError.
         """
         while (request := state.running) is not None:
             if request.plan is None:
                 state = self._begun(state, request, at)
+                if state.ended is not None:
+                    return state
                 continue
             plan = self._planner.next_batch(request.plan, max_rows)
             if plan.ended:
-                return self._ended(state, request, plan.mark)
-            reading = Reading(request.id, max(at, plan.mark), plan.chunks)
+                return self._ended(state, request, plan.snapshot_time)
+            reading = BatchChunks(request.id, max(at, plan.snapshot_time), plan.chunks)
             state = self._scanned(state, request, plan)
             state = state.with_request(replace(request, plan=replace(plan, chunks=())))
             return replace(state, reading=reading)
         return state
 
-    def _taken(self, state: SignalState, signal: Signal) -> SignalState:
+    def _applied(self, state: SignalState, signal: Signal) -> SignalState:
         if signal.kind == EXECUTE:
             if self._refusal is not None:
                 raise SignalError(self._refusal)
-            if len(state.requests) >= _MOST_REQUESTS:
-                raise SignalError(f"{_MOST_REQUESTS} snapshots wait already: send it again later")
+            if len(state.requests) >= _MAX_REQUESTS:
+                raise SignalError(
+                    f"{_MAX_REQUESTS} snapshots are waiting: send the signal again later"
+                )
             request = Request(signal.id, signal.blocking, signal.collections, signal.conditions)
             return state.with_request(request)
         if signal.kind == LOG:
-            logged = told.notification(
-                signal.id, told.SIGNAL, told.LOGGED, self._clock(), message=signal.message
-            )
-            return state.notified(logged)
+            return self._answered(state, signal.id, LOGGED, message=signal.message)
         running = [each for each in state.requests if not each.blocking]
+        if signal.kind == STOP:
+            running = [each for each in running if not each.required]
         if not running:
-            raise SignalError("no incremental snapshot is under way")
+            raise SignalError("no incremental snapshot is in progress")
         if signal.kind == STOP:
             return self._stopped(state, running, signal)
         state = replace(state, paused=signal.kind == PAUSE)
-        kind = told.PAUSED if state.paused else told.RESUMED
+        kind = PAUSED if state.paused else RESUMED
         for request in running:
-            state = state.notified(self._told(request, kind, signal=signal.id))
+            state = state.notified(self._notification(request, kind, signal=signal.id))
         return state
 
     def _stopped(self, state: SignalState, running: list[Request], signal: Signal) -> SignalState:
@@ -152,22 +191,27 @@ class AdHocSnapshots:
             else:
                 state = state.without_request(request.id)
             names = ", ".join(signal.collections or request.collections)
-            aborted = self._told(request, told.ABORTED, signal=signal.id, data_collections=names)
+            aborted = self._notification(request, ABORTED, signal=signal.id, data_collections=names)
             state = state.notified(aborted)
         paused = state.paused and bool(signal.collections)
         return replace(state, paused=paused)
 
     def _begun(self, state: SignalState, request: Request, at: Timestamp) -> SignalState:
-        """The state after the beginning of a snapshot, or without it if it cannot begin."""
+        """Return the state with the snapshot begun, or without it if it cannot begin."""
         plan = self._planner.begin(at, request.wants)
+        if request.required and not plan.waiting:  # they were dropped
+            places = tuple((each.database, each.name) for each in request.unfiltered)
+            ended = EndedSnapshot(plan.snapshot_time, places)
+            return replace(state.without_request(request.id), ended=ended)
         problem = self._problem(request, plan)
         if problem is not None:
-            aborted = self._told(request, told.ABORTED, reason=problem)
+            aborted = self._notification(request, ABORTED, reason=problem)
             return state.without_request(request.id).notified(aborted)
-        whole = tuple(each for each in plan.waiting if request.condition(str(each)) is None)
-        state = state.with_request(replace(request, plan=plan, whole=whole))
-        names = told.names_of(plan.waiting)
-        return state.notified(self._told(request, told.STARTED, data_collections=names))
+        unfiltered = tuple(each for each in plan.waiting if request.condition(str(each)) is None)
+        unfiltered = (*request.unfiltered, *unfiltered)
+        state = state.with_request(replace(request, plan=plan, unfiltered=unfiltered))
+        names = names_of(plan.waiting)
+        return state.notified(self._notification(request, STARTED, data_collections=names))
 
     def _problem(self, request: Request, plan: snapshots.SnapshotPlan) -> str | None:
         if not plan.waiting:
@@ -185,24 +229,31 @@ class AdHocSnapshots:
     def _scanned(
         self, state: SignalState, request: Request, plan: snapshots.SnapshotPlan
     ) -> SignalState:
-        """The state with notifications of what the chunks of a plan read."""
+        """Return the state with notifications of what the chunks of a plan read."""
         aggregate = _aggregate(request)
-        for each in told.progress_of(request.id, aggregate, plan, self._clock()):
+        for each in progress_of(request.id, aggregate, plan, self._clock()):
             state = state.notified(each)
         return state
 
-    def _ended(self, state: SignalState, request: Request, mark: Timestamp) -> SignalState:
-        names = {(each.database, each.name) for each in request.whole}
-        for collection in request.whole:  # rows may have the old name of a renamed one, or the new
+    def _ended(self, state: SignalState, request: Request, snapshot_time: Timestamp) -> SignalState:
+        names = {(each.database, each.name) for each in request.unfiltered}
+        for collection in request.unfiltered:  # after a rename rows may have either name
             now = self._planner.name_now(collection)
             if now is not None:
                 names.add((collection.database, now))
-        state = state.without_request(request.id).notified(self._told(request, told.COMPLETED))
-        return replace(state, ended=Ended(mark, tuple(sorted(names))) if names else None)
+        state = state.without_request(request.id).notified(self._notification(request, COMPLETED))
+        return replace(
+            state, ended=EndedSnapshot(snapshot_time, tuple(sorted(names))) if names else None
+        )
 
-    def _told(self, request: Request, kind: str, **additional: str) -> dict[str, Any]:
-        return told.notification(request.id, _aggregate(request), kind, self._clock(), **additional)
+    def _answered(
+        self, state: SignalState, identifier: str, kind: str, **additional: str
+    ) -> SignalState:
+        return state.notified(notification(identifier, SIGNAL, kind, self._clock(), **additional))
+
+    def _notification(self, request: Request, kind: str, **additional: str) -> dict[str, Any]:
+        return notification(request.id, _aggregate(request), kind, self._clock(), **additional)
 
 
 def _aggregate(request: Request) -> str:
-    return told.BLOCKING if request.blocking else told.INCREMENTAL
+    return BLOCKING if request.blocking else INCREMENTAL

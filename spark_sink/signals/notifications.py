@@ -1,60 +1,59 @@
 """Notifications of snapshots, with the fields and types of Debezium's.
 
-They are part of the offset of the batch that they are about, so a batch that is repeated has the
-same ones. docs/spark.md#notifications lists them.
+They are part of the offset of the batch that they are about, so a repeated batch has the same ones.
+docs/spark-reference.md#notifications lists them.
 """
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Iterator
 from typing import Any
 
+from spark_sink.events.positions import AtTime, Position, to_offset
 from spark_sink.snapshot.plan import Collection, SnapshotPlan
 
 INITIAL = "Initial Snapshot"
-"""The aggregate type of the snapshots that a query's mode asks for."""
+"""The aggregate type of the snapshots of a query's mode."""
 
 INCREMENTAL, BLOCKING = "Incremental Snapshot", "Blocking Snapshot"
 SIGNAL = "Signal"
-"""The aggregate type of notifications about signals that ask for no snapshot, or are refused."""
+"""The aggregate type for signals that do not request a snapshot, or are refused."""
 
 STARTED, IN_PROGRESS, SCANNED = "STARTED", "IN_PROGRESS", "TABLE_SCAN_COMPLETED"
 PAUSED, RESUMED, ABORTED, COMPLETED = "PAUSED", "RESUMED", "ABORTED", "COMPLETED"
 SKIPPED = "SKIPPED"
 REFUSED, LOGGED = "REFUSED", "LOGGED"
 
-_LONGEST = 2000
+SEEK = "Seek"
+"""The aggregate type of a change of the position."""
+
+_MAX_LENGTH = 2000
 
 
 def notification(
     identifier: str, aggregate: str, kind: str, at: float, **additional: str
 ) -> dict[str, Any]:
-    """A notification that json.dumps accepts.
-
-    identifier: the signal's id; at: seconds since 1970.
-    """
+    """Return a notification as JSON values; `at` is in seconds since 1970."""
     return {
         "id": identifier,
         "aggregate_type": aggregate,
         "type": kind,
-        "additional_data": {name: text[:_LONGEST] for name, text in additional.items()},
+        "additional_data": {name: text[:_MAX_LENGTH] for name, text in additional.items()},
         "timestamp": int(at * 1000),
     }
 
 
 def names_of(collections: tuple[Collection, ...]) -> str:
-    """The collections as `data_collections` names them."""
+    """Return the collections as `data_collections` names them."""
     return ", ".join(map(str, collections))
 
 
 def progress_of(
     identifier: str, aggregate: str, plan: SnapshotPlan, at: float
 ) -> Iterator[dict[str, Any]]:
-    """What the chunks of a plan read: one notification of them all, one of each collection's end.
-
-    identifier: the snapshot's; at: seconds since 1970.
-    """
+    """Return what the chunks of a plan read: one notification, and one of each collection's end."""
     unread = {str(each) for each in plan.waiting}
     if plan.current is not None:
         unread.add(str(plan.current.collection))
@@ -72,23 +71,31 @@ def progress_of(
 
 
 def started(plan: SnapshotPlan, at: float) -> dict[str, Any]:
-    """The beginning of a snapshot that the query's mode asks for. plan: with no chunk planned."""
+    """Return the beginning of a snapshot of the query's mode, whose plan has no chunk yet."""
     names = names_of(plan.waiting)
     return notification(_id_of(plan), INITIAL, STARTED, at, data_collections=names)
 
 
 def advanced(plan: SnapshotPlan, at: float) -> list[dict[str, Any]]:
-    """What a batch of such a snapshot reads, or the snapshot's end."""
+    """Return what a batch of such a snapshot reads, or the snapshot's end."""
     if plan.ended:
         return [notification(_id_of(plan), INITIAL, COMPLETED, at)]
     return list(progress_of(_id_of(plan), INITIAL, plan, at))
 
 
 def skipped(at: float) -> dict[str, Any]:
-    """A start of the query that needs no snapshot."""
+    """Return a start of the query without a snapshot."""
     return notification(str(uuid.uuid4()), INITIAL, SKIPPED, at)
 
 
+def sought(passed: Position, position: AtTime, at: float) -> dict[str, Any]:
+    """Return that the events between two positions were left out."""
+    places = {"from": to_offset(passed), "to": to_offset(position)}
+    time = position.time
+    texts = {name: json.dumps(place) for name, place in places.items()}
+    return notification(f"seek-{time.time}-{time.inc}", SEEK, SKIPPED, at, **texts)
+
+
 def _id_of(plan: SnapshotPlan) -> str:
-    """The same id for all notifications of a snapshot, from its mark."""
-    return f"initial-{plan.mark.time}-{plan.mark.inc}"
+    """Return the same id for all notifications of a snapshot, from its time."""
+    return f"initial-{plan.snapshot_time.time}-{plan.snapshot_time.inc}"

@@ -1,14 +1,12 @@
-"""Signals: documents that ask a running query for a snapshot, or stop, pause or resume one.
+"""Signals: documents that request a snapshot from a running query, or stop, pause or resume one.
 
-A signal `log` only asks for a notification, which shows that signals arrive.
-
-Their form is that of Debezium's MongoDB connector, version 2.6 (docs/spark.md#signals). Anybody who
-may write to the place of signals can send one, so each is checked before anything acts on it.
+A signal `log` only requests a notification, which shows that signals arrive. The form is that of
+Debezium's MongoDB connector (docs/spark-reference.md#signals). Anybody who may write to
+a channel can send a signal, so each is validated first.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,40 +14,41 @@ from typing import Any
 from bson import json_util
 from bson.errors import BSONError
 
+from spark_sink.options.java_patterns import compiled
+
 EXECUTE, STOP = "execute-snapshot", "stop-snapshot"
 PAUSE, RESUME = "pause-snapshot", "resume-snapshot"
 LOG = "log"
 KINDS = (EXECUTE, STOP, PAUSE, RESUME, LOG)
 
 _FIELDS = {
-    EXECUTE: ("type", "data-collections", "additional-conditions"),
+    EXECUTE: ("type", "data-collections", "additional-conditions", "additional-condition"),
     STOP: ("type", "data-collections"),
     PAUSE: ("type",),
     RESUME: ("type",),
     LOG: ("message",),
 }
-_MOST_ENTRIES = 1000
-_LONGEST_ENTRY = 1000
-_LONGEST_FILTER = 20_000
-_LONGEST_ID = 200
+_MAX_ENTRIES = 1000
+_MAX_ENTRY_LENGTH = 1000
+_MAX_FILTER_LENGTH = 20_000
+_MAX_ID_LENGTH = 200
 # These run code on the servers.
 _CODE = frozenset({"$where", "$function", "$accumulator"})
 
 
 class SignalError(ValueError):
-    """A document is no signal; the message says why."""
+    """A document is not a signal; the message states why."""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """A filter on the documents of collections. collections: as in Signal; filter: canonical
-    extended JSON."""
+    """A filter, in canonical extended JSON, for collections that are named as in Signal."""
 
     collections: str
     filter: str
 
     def matches(self, namespace: str) -> bool:
-        """Whether the condition is one on the documents of this collection."""
+        """Return whether the condition applies to a collection."""
         return _matches(self.collections, namespace)
 
     @property
@@ -63,11 +62,10 @@ class Condition:
 
 @dataclass(frozen=True)
 class Signal:
-    """What a signal asks for.
+    """What a signal requests.
 
-    kind: one of KINDS; blocking: whether the stream waits for the snapshot; collections: regular
-    expressions that match whole names such as shop.orders; conditions: filters on documents;
-    message: what a notification is to repeat.
+    `kind` is one of KINDS. `collections` are regular expressions for whole names such as
+    shop.orders. `message` is the text of a notification.
     """
 
     id: str
@@ -79,9 +77,9 @@ class Signal:
 
 
 def signal_of(identifier: str, document: Mapping[str, Any]) -> Signal:
-    """The signal in a document, with `type` and `data`. Raises SignalError."""
-    if not 0 < len(identifier) <= _LONGEST_ID:
-        raise SignalError(f"the id must have 1 to {_LONGEST_ID} characters")
+    """Return the signal in a document with `type` and `data`. Raises SignalError."""
+    if not 0 < len(identifier) <= _MAX_ID_LENGTH:
+        raise SignalError(f"the id must have 1 to {_MAX_ID_LENGTH} characters")
     kind = document.get("type")
     if kind not in KINDS:
         raise SignalError(f"type must be one of {', '.join(KINDS)}")
@@ -96,18 +94,21 @@ def signal_of(identifier: str, document: Mapping[str, Any]) -> Signal:
         raise SignalError("only incremental snapshots can be stopped, paused and resumed")
     collections = tuple(map(_pattern, _entries(data, "data-collections")))
     if kind == EXECUTE and not collections:
-        raise SignalError("data-collections must name the collections to read")
-    conditions = tuple(map(_condition, _entries(data, "additional-conditions")))
-    return Signal(identifier, kind, blocking, collections, conditions)
+        raise SignalError("name the collections to read, such as shop.orders (data-collections)")
+    conditions = list(map(_condition, _entries(data, "additional-conditions")))
+    if "additional-condition" in data:  # of all collections: Debezium's older form
+        every = {"data-collection": ".*", "filter": data["additional-condition"]}
+        conditions.append(_condition(every))
+    return Signal(identifier, kind, blocking, collections, tuple(conditions))
 
 
 def matches_any(patterns: Sequence[str], namespace: str) -> bool:
-    """Whether one of the regular expressions matches the whole name of a collection."""
+    """Return whether one of Java's patterns matches the whole name, without regard to case."""
     return any(_matches(pattern, namespace) for pattern in patterns)
 
 
 def _matches(pattern: str, namespace: str) -> bool:
-    return pattern == namespace or re.fullmatch(pattern, namespace) is not None
+    return pattern == namespace or compiled(pattern).fullmatch(namespace) is not None
 
 
 def _data(data: Any) -> Mapping[str, Any]:
@@ -121,8 +122,8 @@ def _data(data: Any) -> Mapping[str, Any]:
 
 
 def _message(text: Any) -> str:
-    if not isinstance(text, str) or not 0 < len(text) <= _LONGEST_ENTRY:
-        raise SignalError(f"data.message must be a text of 1 to {_LONGEST_ENTRY} characters")
+    if not isinstance(text, str) or not 0 < len(text) <= _MAX_ENTRY_LENGTH:
+        raise SignalError(f"data.message must be a text of 1 to {_MAX_ENTRY_LENGTH} characters")
     return text
 
 
@@ -134,22 +135,22 @@ def _blocking(text: Any) -> bool:
 
 def _entries(data: Mapping[str, Any], name: str) -> list[Any]:
     found = data.get(name, [])
-    if not isinstance(found, list) or len(found) > _MOST_ENTRIES:
-        raise SignalError(f"{name} must be an array of at most {_MOST_ENTRIES} entries")
+    if not isinstance(found, list) or len(found) > _MAX_ENTRIES:
+        raise SignalError(f"{name} must be an array of at most {_MAX_ENTRIES} entries")
     return found
 
 
 def _pattern(entry: Any) -> str:
-    if not isinstance(entry, str) or not 0 < len(entry) <= _LONGEST_ENTRY:
+    if not isinstance(entry, str) or not 0 < len(entry) <= _MAX_ENTRY_LENGTH:
         raise SignalError(
-            f"collections are named by texts of 1 to {_LONGEST_ENTRY} characters, such as "
+            f"collections are named by texts of 1 to {_MAX_ENTRY_LENGTH} characters, such as "
             "shop.orders"
         )
     pattern = entry.strip().replace('"', "")  # Debezium quotes names with dots
     try:
-        re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise SignalError(f"{entry!r} is no regular expression: {error}") from None
+        compiled(pattern)
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise SignalError(str(error)) from None
     return pattern
 
 
@@ -163,8 +164,8 @@ def _condition(entry: Any) -> Condition:
         raise SignalError("filter must be a filter of MongoDB, as a document or as JSON")
     _refuse_code(condition)
     text = json_util.dumps(condition, json_options=json_util.CANONICAL_JSON_OPTIONS)
-    if len(text) > _LONGEST_FILTER:
-        raise SignalError(f"filter must have at most {_LONGEST_FILTER} characters")
+    if len(text) > _MAX_FILTER_LENGTH:
+        raise SignalError(f"filter must have at most {_MAX_FILTER_LENGTH} characters")
     return Condition(_pattern(entry["data-collection"]), text)
 
 
@@ -172,7 +173,7 @@ def _parsed(text: str, name: str) -> Any:
     try:
         return json_util.loads(text)
     except (ValueError, TypeError, BSONError, RecursionError) as error:
-        raise SignalError(f"{name} is no JSON: {error}") from None
+        raise SignalError(f"{name} is not JSON: {error}") from None
 
 
 def _refuse_code(value: Any) -> None:

@@ -1,7 +1,7 @@
-"""Where the snapshots that signals have asked for stand, as a part of Spark's offset.
+"""The state of signals and of the snapshots that they request, as a part of Spark's offset.
 
-A query that is killed goes on from its offset: with the same requests, the same chunks, and the ids
-of the signals that have been taken, none of which is taken twice.
+A killed query continues from its offset: with the same requests, the same chunks, and the ids of
+the processed signals, none of which is processed twice.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from bson.timestamp import Timestamp
 
-from spark_sink.positions import Position, from_offset, time_document, time_from, to_offset
+from spark_sink.events.positions import Position, from_offset, time_document, time_from, to_offset
 from spark_sink.signals.signal import Condition, matches_any
 from spark_sink.snapshot.plan import (
     Chunk,
@@ -25,16 +25,19 @@ from spark_sink.snapshot.plan import (
     plan_from,
 )
 
-# Ids of taken signals that are remembered, beside those whose files still lie there.
-_REMEMBERED = 1000
+# Ids of processed signals that are kept, beside those whose files are still present.
+_MAX_HANDLED = 1000
 
 
 @dataclass(frozen=True)
 class Request:
-    """A snapshot that a signal has asked for.
+    """A snapshot that a signal requests.
 
-    collections, excluded: regular expressions of names; plan: what remains, without the chunks of
-    the batch, None before it has begun; whole: the collections that it reads without a condition.
+    Args:
+        collections, excluded: regular expressions for names; names if it is required.
+        plan: what remains, without the chunks of the batch; None before the beginning.
+        unfiltered: the collections that it reads without a condition.
+        required: it is the table that lacks these collections, and no signal stops it.
     """
 
     id: str
@@ -43,35 +46,38 @@ class Request:
     conditions: tuple[Condition, ...] = ()
     excluded: tuple[str, ...] = ()
     plan: SnapshotPlan | None = None
-    whole: tuple[Collection, ...] = ()
+    unfiltered: tuple[Collection, ...] = ()
+    required: bool = False
 
     def wants(self, namespace: str) -> bool:
-        """Whether the snapshot reads this collection."""
+        """Return whether the snapshot reads this collection."""
+        if self.required:
+            return namespace in self.collections
         chosen = matches_any(self.collections, namespace)
         return chosen and not matches_any(self.excluded, namespace)
 
     def condition(self, namespace: str) -> dict[str, Any] | None:
-        """The filter on the documents of a collection; None: all are read."""
+        """Return the filter on the documents of a collection; None: all are read."""
         for each in self.conditions:
             if each.matches(namespace):
                 return each.document
         return None
 
     def without(self, patterns: tuple[str, ...]) -> Request:
-        """The request without the collections that match one of these patterns."""
+        """Return the request without the collections that match one of these patterns."""
         plan = self.plan
         if plan is not None:
             waiting = [each for each in plan.waiting if not matches_any(patterns, str(each))]
             plan = replace(plan, waiting=tuple(waiting))
             if plan.current is not None and matches_any(patterns, str(plan.current.collection)):
                 plan = replace(plan, current=None, bounds=(), rows=0)
-        whole = tuple(each for each in self.whole if not matches_any(patterns, str(each)))
-        return replace(self, excluded=(*self.excluded, *patterns), plan=plan, whole=whole)
+        unfiltered = tuple(each for each in self.unfiltered if not matches_any(patterns, str(each)))
+        return replace(self, excluded=(*self.excluded, *patterns), plan=plan, unfiltered=unfiltered)
 
 
 @dataclass(frozen=True)
-class Reading:
-    """The chunks of one batch. request: its id; at: the cluster time at which they are read."""
+class BatchChunks:
+    """The chunks of one batch, the id of their request, and the cluster time of the read."""
 
     request: str
     at: Timestamp
@@ -79,29 +85,32 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Ended:
-    """A snapshot that ends with a batch. mark: all of it was read at this time or later;
-    collections: databases and names of those that were read as a whole."""
+class EndedSnapshot:
+    """A snapshot that ends with a batch, and the collections that it read without a condition.
 
-    mark: Timestamp
+    All of it was read at `snapshot_time` or later.
+    """
+
+    snapshot_time: Timestamp
     collections: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
 class SignalState:
-    """The signals taken so far, and what is to be done for them.
+    """The signals processed so far, and the snapshots that they request.
 
-    handled: ids, the oldest first; requests: in their order; paused: whether incremental snapshots
-    are paused; position: where the collection of signals is read on, None at the stream's position.
-    reading, ended, notifications: of the batch that ends here.
+    `handled` are ids, the oldest first. `position` is that of the collection of signals, None for
+    the stream's. `required` is the last token at which a table has lacked collections that are
+    requested. `reading`, `ended` and `notifications` belong to the batch that ends here.
     """
 
     handled: tuple[str, ...] = ()
     requests: tuple[Request, ...] = ()
     paused: bool = False
     position: Position | None = None
-    reading: Reading | None = None
-    ended: Ended | None = None
+    required: str = ""
+    reading: BatchChunks | None = None
+    ended: EndedSnapshot | None = None
     notifications: tuple[Mapping[str, Any], ...] = ()
 
     @property
@@ -113,51 +122,51 @@ class SignalState:
         return None if self.paused or not self.requests else self.requests[0]
 
     @property
-    def holds_stream(self) -> bool:
+    def blocks_stream(self) -> bool:
         """Whether the stream waits for a blocking snapshot."""
         return any(request.blocking for request in self.requests)
 
     @property
-    def has_news(self) -> bool:
-        """Whether the batch that ends here has a part in this; each change is notified."""
+    def has_output(self) -> bool:
+        """Whether the batch has rows or notifications; each change has a notification."""
         return bool(self.reading or self.ended or self.notifications)
 
     def request(self, identifier: str) -> Request:
-        """The request with this id. Raises KeyError."""
+        """Return the request with this id. Raises KeyError."""
         for request in self.requests:
             if request.id == identifier:
                 return request
         raise KeyError(identifier)
 
-    def between_batches(self) -> SignalState:
-        """The same without a batch's part."""
+    def without_batch(self) -> SignalState:
+        """Return the state without the batch's part."""
         return replace(self, reading=None, ended=None, notifications=())
 
     def notified(self, notification: Mapping[str, Any]) -> SignalState:
-        """The state with a further notification."""
+        """Return the state with a further notification."""
         return replace(self, notifications=(*self.notifications, notification))
 
-    def remembering(self, identifier: str, present: Container[str]) -> SignalState:
-        """The state with a further id. present: ids that must stay, since they may come again."""
+    def with_handled(self, identifier: str, present: Container[str]) -> SignalState:
+        """Return the state with a further id; ids in `present` stay, as they may come again."""
         handled = [*self.handled, identifier]
-        surplus = len(handled) - _REMEMBERED
+        surplus = len(handled) - _MAX_HANDLED
         kept = [each for n, each in enumerate(handled) if n >= surplus or each in present]
         return replace(self, handled=tuple(kept))
 
     def with_request(self, request: Request) -> SignalState:
-        """The state with a changed request, or with a further one."""
+        """Return the state with a changed request, or with a further one."""
         if all(each.id != request.id for each in self.requests):
             return replace(self, requests=(*self.requests, request))
         changed = (request if each.id == request.id else each for each in self.requests)
         return replace(self, requests=tuple(changed))
 
     def without_request(self, identifier: str) -> SignalState:
-        """The state without a request."""
+        """Return the state without a request."""
         kept = (each for each in self.requests if each.id != identifier)
         return replace(self, requests=tuple(kept))
 
     def to_document(self) -> dict[str, Any]:
-        """The state as part of an offset."""
+        """Return the state as part of an offset."""
         document: dict[str, Any] = {
             "handled": list(self.handled),
             "requests": [_request_document(each) for each in self.requests],
@@ -165,6 +174,8 @@ class SignalState:
         }
         if self.position is not None:
             document["position"] = to_offset(self.position)
+        if self.required:
+            document["required"] = self.required
         if self.reading is not None:
             document["reading"] = {
                 "request": self.reading.request,
@@ -173,14 +184,17 @@ class SignalState:
             }
         if self.ended is not None:
             collections = [list(each) for each in self.ended.collections]
-            document["ended"] = {"mark": time_document(self.ended.mark), "whole": collections}
+            document["ended"] = {
+                "mark": time_document(self.ended.snapshot_time),
+                "whole": collections,
+            }
         if self.notifications:
             document["notifications"] = [dict(each) for each in self.notifications]
         return document
 
 
 def state_from(document: Mapping[str, Any]) -> SignalState:
-    """The state that `to_document` wrote. Raises KeyError, TypeError or ValueError otherwise."""
+    """Return the state that `to_document` wrote. Raises KeyError, TypeError or ValueError."""
     reading, ended = document.get("reading"), document.get("ended")
     position = document.get("position")
     return SignalState(
@@ -188,6 +202,7 @@ def state_from(document: Mapping[str, Any]) -> SignalState:
         requests=tuple(map(_request, document["requests"])),
         paused=document["paused"],
         position=None if position is None else from_offset(position),
+        required=document.get("required", ""),
         reading=None if reading is None else _reading(reading),
         ended=None if ended is None else _ended(ended),
         notifications=tuple(document.get("notifications", ())),
@@ -201,8 +216,10 @@ def _request_document(request: Request) -> dict[str, Any]:
         "collections": list(request.collections),
         "conditions": [[each.collections, each.filter] for each in request.conditions],
         "excluded": list(request.excluded),
-        "whole": [collection_document(each) for each in request.whole],
+        "whole": [collection_document(each) for each in request.unfiltered],
     }
+    if request.required:
+        document["required"] = True
     if request.plan is not None:
         document["plan"] = request.plan.to_document()
     return document
@@ -218,14 +235,15 @@ def _request(document: Mapping[str, Any]) -> Request:
         tuple(document["excluded"]),
         None if plan is None else plan_from(plan),
         tuple(map(collection_from, document["whole"])),
+        document.get("required", False),
     )
 
 
-def _reading(document: Mapping[str, Any]) -> Reading:
+def _reading(document: Mapping[str, Any]) -> BatchChunks:
     chunks = tuple(map(chunk_from, document["chunks"]))
-    return Reading(document["request"], time_from(document["at"]), chunks)
+    return BatchChunks(document["request"], time_from(document["at"]), chunks)
 
 
-def _ended(document: Mapping[str, Any]) -> Ended:
-    whole = tuple((database, name) for database, name in document["whole"])
-    return Ended(time_from(document["mark"]), whole)
+def _ended(document: Mapping[str, Any]) -> EndedSnapshot:
+    unfiltered = tuple((database, name) for database, name in document["whole"])
+    return EndedSnapshot(time_from(document["mark"]), unfiltered)

@@ -1,8 +1,8 @@
-"""What rows do to documents, folded so that each document is written as seldom as possible.
+"""Changes of documents from rows, reduced to the writes that are necessary.
 
-A change has the token of the event that it comes from. A document keeps the token of the last
-change in it, and a change applies only to a document with a smaller token, or with none. So a batch
-that is written again changes nothing, and neither does a task that runs twice.
+A change has the token of its event. A document stores the token of its last change, and a change
+applies only to a document with a smaller token, or with none. So a batch that is written again
+changes nothing, and neither does a task that runs twice.
 """
 
 from __future__ import annotations
@@ -12,17 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import bson
-from bson.codec_options import CodecOptions, DatetimeConversion
 
 from spark_sink.errors import StreamError
+from spark_sink.events.slices import CODEC
 from spark_sink.sink.write_options import WriteOptions
 
-_CODEC: CodecOptions[dict[str, Any]] = CodecOptions(
-    datetime_conversion=DatetimeConversion.DATETIME_MS, unicode_decode_error_handler="replace"
-)
-_WHOLE = ("insert", "replace", "read")
-# These change no document; the others of a collection's events do.
-_HARMLESS = (
+_WITH_DOCUMENT = ("insert", "replace", "read")
+# These change no document; the other events of a collection do.
+_WITHOUT_EFFECT = (
     "snapshotEnd", "heartbeat", "invalidate", "create", "createIndexes", "dropIndexes", "modify",
     "shardCollection", "refineCollectionShardKey", "reshardCollection",
 )  # fmt: skip
@@ -30,11 +27,10 @@ _HARMLESS = (
 
 @dataclass(frozen=True)
 class Change:
-    """A change of one document.
+    """A change of one document, which `namespace` and `key` identify.
 
-    namespace: database and collection; key: fields that find the document; token: of the change;
-    document: all of it after the change; description: an updateDescription, where there is no
-    document. Both None: the document is deleted.
+    It has the document after the change, or an update description. Without both the document is
+    deleted.
     """
 
     namespace: tuple[str, str]
@@ -50,25 +46,25 @@ class Change:
 
 
 def change_of_event(row: Mapping[str, Any], options: WriteOptions) -> Change | None:
-    """The change that a row of the source describes; None if it is of no document.
+    """Return the change in a row with `token` and `event`; None if it changes no document.
 
-    row: with `token` and `event`. Raises StreamError for an event that the sink cannot apply.
+    Raises StreamError for an event that the sink cannot apply.
     """
-    event = bson.decode(row["event"], _CODEC)
+    event = bson.decode(row["event"], CODEC)
     kind = event.get("operationType")
-    if kind in _HARMLESS:
+    if kind in _WITHOUT_EFFECT:
         return None
-    if kind not in (*_WHOLE, "update", "delete"):
+    if kind not in (*_WITH_DOCUMENT, "update", "delete"):
         if options.ignores_others:
             return None
         raise StreamError(
-            f"the sink does not apply events of the kind {kind}: apply it yourself and leave such "
-            "rows out (where op is not null), or set otherEvents=ignore"
+            f"the sink does not apply events of the type {kind}: apply it yourself and filter such "
+            "rows (where op is not null), or set otherEvents=ignore"
         )
     if "documentKey" not in event or "splitEvent" in event:
         raise StreamError(
-            "the sink needs whole events: leave stages that remove fields out of option 'pipeline' "
-            "of the source, and begin no query within a large event"
+            "the sink requires complete events: remove stages that drop fields from option "
+            "'pipeline' of the source, and do not begin a query within a split event"
         )
     ns, key, full = event["ns"], event["documentKey"], event.get("fullDocument")
     namespace = (options.database or ns["db"], options.collection or ns["coll"])
@@ -80,21 +76,23 @@ def change_of_event(row: Mapping[str, Any], options: WriteOptions) -> Change | N
     description = event.get("updateDescription")
     if description is None:
         raise StreamError(
-            "an event has neither fullDocument nor updateDescription: leave stages that remove "
-            "them out of option 'pipeline' of the source"
+            "an event has neither fullDocument nor updateDescription: remove stages that drop "
+            "them from option 'pipeline' of the source"
         )
     return Change(namespace, key, row["token"], description=description)
 
 
 def change_of_row(row: Mapping[str, Any], options: WriteOptions) -> Change:
-    """The change that a row of other origin describes: its columns are the document.
+    """Return the change in a row of other origin: its columns are the document, `op` "d" deletes.
 
-    row: the key's fields, `token` and further fields; `op` "d" deletes. Raises StreamError.
+    Raises StreamError.
     """
     document = {name: value for name, value in row.items() if name not in ("token", "op")}
     key = {name: document.get(name) for name in options.keys}
     if options.database is None or options.collection is None:
-        raise StreamError("the rows name no collection: give the sink 'database' and 'collection'")
+        raise StreamError(
+            "the rows name no collection: set options 'database' and 'collection' of the sink"
+        )
     namespace = (options.database, options.collection)
     if row["token"] is None or any(value is None for value in key.values()):
         raise StreamError(f"a row has no token, or no {' and '.join(options.keys)}: fill them in")
@@ -104,11 +102,8 @@ def change_of_row(row: Mapping[str, Any], options: WriteOptions) -> Change:
 
 
 @dataclass
-class Portion:
-    """Changes that are written together: those that matter of each document.
-
-    A change that gives or deletes the whole document makes the earlier ones superfluous.
-    """
+class WriteBatch:
+    """Changes that are written together, without those that a later change makes superfluous."""
 
     _changes: dict[Any, list[Change]] = field(default_factory=dict)
     size: int = 0
@@ -124,8 +119,8 @@ class Portion:
             kept.clear()
         kept.append(change)
 
-    def rounds(self) -> Iterator[list[Change]]:
-        """The changes in lists to be written one after the other: each has a document once."""
+    def passes(self) -> Iterator[list[Change]]:
+        """Return lists of changes, to be written in order; a list has each document once."""
         waiting = [list(reversed(changes)) for changes in self._changes.values()]
         while waiting:
             yield [changes.pop() for changes in waiting]
@@ -135,8 +130,8 @@ class Portion:
 def _supersedes(change: Change, last: Change) -> bool:
     """Whether a change comes after another one of the same document.
 
-    A new shard key value moves a document: in one transaction it is deleted on one shard and
-    inserted on another, and the insert may have the smaller token.
+    A new shard key value moves a document: one transaction deletes it on one shard and inserts it
+    on another, and the insert may have the smaller token.
     """
     if not change.token > last.token:
         return False
@@ -155,13 +150,13 @@ def _at(document: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-def portions(changes: Iterable[Change], most: int) -> Iterator[Portion]:
-    """Gather changes in portions of so many at most."""
-    portion = Portion()
+def write_batches(changes: Iterable[Change], most: int) -> Iterator[WriteBatch]:
+    """Group changes into batches of at most `most`."""
+    batch = WriteBatch()
     for change in changes:
-        portion.add(change)
-        if portion.size >= most:
-            yield portion
-            portion = Portion()
-    if portion.size:
-        yield portion
+        batch.add(change)
+        if batch.size >= most:
+            yield batch
+            batch = WriteBatch()
+    if batch.size:
+        yield batch

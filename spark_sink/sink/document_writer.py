@@ -1,4 +1,4 @@
-"""Writes changes to MongoDB, each at most once, guarded by the token that a document keeps."""
+"""Writes changes to MongoDB, each at most once, guarded by the token in the document."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from pymongo.collection import Collection
 from pymongo.errors import BulkWriteError, PyMongoError
 
 from spark_sink.errors import StreamError
-from spark_sink.sink.changes import Change, Portion
+from spark_sink.sink.changes import Change, WriteBatch
 from spark_sink.sink.write_options import WriteOptions
+from spark_sink.stream.router_client import require_router
 
 _SELECTION_TIMEOUT = 30.0
 _DUPLICATE_KEY = 11000
 _TRUNCATED = "truncatedArrays"
-# How often a document is tried that another task inserts at the same time.
-_TRIES = 5
+# Attempts for a document that another task inserts concurrently.
+_INSERT_ATTEMPTS = 5
 
 
 @dataclass
 class DocumentWriter:
-    """Writes portions of changes. options: of the sink. Closed by its owner."""
+    """Writes batches of changes, as the sink's options say. Closed by its owner."""
 
     options: WriteOptions
 
@@ -38,24 +39,27 @@ class DocumentWriter:
             appname="mergerouter-spark",
             serverSelectionTimeoutMS=int(_SELECTION_TIMEOUT * 1000),
         )
+        self._knows_router = False
 
-    def write(self, portion: Portion) -> None:
-        """Write the changes. Raises StreamError."""
+    def write(self, batch: WriteBatch) -> None:
+        """Write the changes. Raises StreamError, before the first write if the server is wrong."""
         try:
-            for changes in portion.rounds():
+            if not self._knows_router:
+                require_router(self._client)
+                self._knows_router = True
+            for changes in batch.passes():
                 for namespace, found in _by_namespace(changes).items():
                     self._write(self._collection(namespace), found)
         except BulkWriteError as error:
             details: Mapping[str, Any] = error.details or {}
             first = next(iter(details.get("writeErrors", ())), details)
             raise StreamError(
-                "the cluster refuses a write of the sink: see the reason, mend it, and restart the "
-                "query",
+                "the cluster refuses a write of the sink: fix the reason, and restart the query",
                 first.get("errmsg", error),
             ) from None
         except PyMongoError as error:
             raise StreamError(
-                "the sink cannot write through the router: see that it can be reached and that its "
+                "the sink cannot write through the router: check that it is reachable and that its "
                 "user may write, and restart the query",
                 error,
             ) from None
@@ -74,17 +78,17 @@ class DocumentWriter:
     def _write(self, collection: Collection[dict[str, Any]], changes: list[Change]) -> None:
         updates = [change for change in changes if change.is_update]
         pending = [change for change in changes if not change.is_update]
-        for turn in range(_TRIES):
+        for attempt in range(_INSERT_ATTEMPTS):
             if not pending:
                 break
-            pending = self._write_whole(collection, pending, last=turn == _TRIES - 1)
+            pending = self._write_whole(collection, pending, last=attempt == _INSERT_ATTEMPTS - 1)
         if updates:
             self._update(collection, updates)
 
     def _write_whole(
         self, collection: Collection[dict[str, Any]], changes: list[Change], *, last: bool
     ) -> list[Change]:
-        """Replace and delete documents; return the changes to try again."""
+        """Replace and delete documents; return the changes to retry."""
         requests = [self._request(change) for change in changes]
         try:
             collection.bulk_write(requests, ordered=False)
@@ -92,9 +96,9 @@ class DocumentWriter:
             failed: list[Mapping[str, Any]] = (error.details or {}).get("writeErrors", [])
             if any(each["code"] != _DUPLICATE_KEY for each in failed) or not failed:
                 raise
-            # The document is there: with this change or a later one in it, or by another task.
-            doubtful = [changes[each["index"]] for each in failed]
-            again = [change for change in doubtful if not self._has(collection, change)]
+            # The document exists: with this change or a later one, or by another task.
+            conflicts = [changes[each["index"]] for each in failed]
+            again = [change for change in conflicts if not self._has(collection, change)]
             if again and last:
                 raise
             return again
@@ -108,11 +112,11 @@ class DocumentWriter:
         return ReplaceOne(where, document, upsert=True)
 
     def _update(self, collection: Collection[dict[str, Any]], changes: list[Change]) -> None:
-        # An update of its own, since its paths may be those of fields that are set.
-        shortened = [change for change in changes if (change.description or {}).get(_TRUNCATED)]
-        if shortened:
+        # A separate update, because its paths may be those of fields that are set.
+        truncations = [change for change in changes if (change.description or {}).get(_TRUNCATED)]
+        if truncations:
             collection.bulk_write(
-                [UpdateOne(self._guarded(change), _truncation(change)) for change in shortened],
+                [UpdateOne(self._guarded(change), _truncation(change)) for change in truncations],
                 ordered=False,
             )
         field = self.options.token_field
@@ -125,13 +129,13 @@ class DocumentWriter:
         for change in changes:
             if not self._has(collection, change):
                 raise StreamError(
-                    f"{collection.full_name} does not have a document that is changed: let "
+                    f"{collection.full_name} does not contain a changed document: let "
                     "the source begin with snapshotMode=initial and set missing=ignore, or read "
                     f"post-images with fullDocument=required (key {dict(change.key)})"
                 )
 
     def _has(self, collection: Collection[dict[str, Any]], change: Change) -> bool:
-        """Whether the change, or a later one, is in the document."""
+        """Whether the document contains the change, or a later one."""
         field = self.options.token_field
         where = {**change.key, field: {"$gte": change.token}}
         return collection.find_one(where, {"_id": 1}) is not None
@@ -168,7 +172,7 @@ def _by_namespace(changes: Iterable[Change]) -> dict[tuple[str, str], list[Chang
 
 
 def _encodable(value: Any) -> Any:
-    """Spark's values that BSON has no type of the same name for."""
+    """Return Spark's values that BSON has no type of the same name for."""
     if isinstance(value, Decimal):
         return Decimal128(value)
     if isinstance(value, date):

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from spark_sink import option_values as values
 from spark_sink.errors import OptionError
-from spark_sink.option_names import canonical
+from spark_sink.options import values
+from spark_sink.options.names import canonical, parsed_option
 
 DEFAULT_TOKEN_FIELD = "_token"  # noqa: S105
 
@@ -23,20 +23,23 @@ _KNOWN = (
     "otherEvents",
 )
 _Value = TypeVar("_Value")
+_FAIL_OR_IGNORE = values.one_of("fail", "ignore")
 
-# What Spark hands over beside the sink's own options.
-_OF_SPARK = ("checkpointlocation", "path", "queryname")
+# What Spark passes beside the sink's own options.
+_SPARK_OPTIONS = ("checkpointlocation", "path", "queryname")
 
 
 @dataclass(frozen=True)
 class WriteOptions:
     """Where rows are written, and how.
 
-    uri: connection string of the router, or of a mongos; database, collection: of the documents,
-    None for those that a row names; keys: the fields by which a document is found; token_field:
-    the field of a document that holds the token of the last change in it; ignores_missing: an
-    update of a document that is not there is left out, instead of failing; ignores_others: the
-    same for drops and renames of collections.
+    Args:
+        uri: connection string of the router, or of a mongos.
+        database, collection: of the documents; None for those in a row.
+        keys: the fields that identify a document.
+        token_field: the field of a document with the token of its last change.
+        ignores_missing: skip an update of a missing document instead of failing.
+        ignores_others: the same for drops and renames of collections.
     """
 
     uri: str = field(repr=False)
@@ -49,44 +52,27 @@ class WriteOptions:
 
 
 def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
-    """The options that a user gave, checked. Raises OptionError."""
-    own = {name: text for name, text in options.items() if name.lower() not in _OF_SPARK}
+    """Return the options that a user gave, validated. Raises OptionError."""
+    own = {name: text for name, text in options.items() if name.lower() not in _SPARK_OPTIONS}
     given = canonical(own, _KNOWN, of=" of the sink")
     if ("uri" in given) == ("uriFile" in given):
-        raise OptionError("the sink needs one of the options 'uri' and 'uriFile'")
-    if "uri" in given:
-        uri = _checked("uri", values.router_uri, given["uri"])
-    else:
-        uri = _checked("uriFile", values.uri_in_file, given["uriFile"])
+        raise OptionError("the sink requires one of the options 'uri' and 'uriFile'")
+
+    def get(name: str, parse: Callable[[str], _Value]) -> _Value | None:
+        return parsed_option(name, parse, given[name], " of the sink") if name in given else None
+
     return WriteOptions(
-        uri,
-        _parsed(given, "database", values.database_name),
-        _parsed(given, "collection", values.some_text),
-        _parsed(given, "keys", values.names) or ("_id",),
-        _parsed(given, "tokenField", _field) or DEFAULT_TOKEN_FIELD,
-        bool(_parsed(given, "missing", _ignores)),
-        bool(_parsed(given, "otherEvents", _ignores)),
+        get("uri", values.router_uri) or get("uriFile", values.uri_in_file) or "",
+        get("database", values.database_name),
+        get("collection", values.some_text),
+        get("keys", values.names) or ("_id",),
+        get("tokenField", _field) or DEFAULT_TOKEN_FIELD,
+        get("missing", _FAIL_OR_IGNORE) == "ignore",
+        get("otherEvents", _FAIL_OR_IGNORE) == "ignore",
     )
-
-
-def _parsed(given: Mapping[str, str], name: str, parse: Callable[[str], _Value]) -> _Value | None:
-    return _checked(name, parse, given[name]) if name in given else None
-
-
-def _checked(name: str, parse: Callable[[str], _Value], text: str) -> _Value:
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise OptionError(f"option {name!r} of the sink: {error}") from error
-
-
-def _ignores(text: str) -> bool:
-    if text.lower() not in ("fail", "ignore"):
-        raise ValueError(f"must be fail or ignore, not {text!r}")
-    return text.lower() == "ignore"
 
 
 def _field(text: str) -> str:
     if not text or "." in text or text.startswith("$") or text == "_id":
-        raise ValueError(f"{text!r} cannot be a field of its own: give a name without dots and $")
+        raise ValueError(f"{text!r} cannot be a separate field: use a name without dots and $")
     return text

@@ -14,33 +14,33 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from spark_sink.errors import OptionError, told_briefly
-from spark_sink.sink.changes import Change, change_of_event, change_of_row, portions
+from spark_sink.errors import OptionError, without_traceback
+from spark_sink.sink.changes import Change, change_of_event, change_of_row, write_batches
 from spark_sink.sink.document_writer import DocumentWriter
 from spark_sink.sink.write_options import WriteOptions
 
 # Changes that are written together.
-_PORTION = 1000
+_BATCH_SIZE = 1000
 
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task has written. changes: how many rows had a change."""
+    """What a task has written: the number of rows with a change."""
 
     changes: int
 
 
 class RowWriter:
-    """Writes rows in a task. schema: theirs. Raises OptionError if they cannot be written."""
+    """Writes rows of a schema in a task. Raises OptionError if they cannot be written."""
 
     def __init__(self, schema: StructType, options: WriteOptions) -> None:
         self._options = options
         names = schema.fieldNames()
-        self._of_events = "event" in names
+        self._has_events = "event" in names
         missing = [name for name in self._needed() if name not in names]
         if missing:
             raise OptionError(
-                f"the sink needs the column {missing[0]}: pass on rows of the source with 'token' "
+                f"the sink requires the column {missing[0]}: write rows of the source with 'token' "
                 "and 'event', or rows with a 'token' that grows with each change of a document, "
                 f"and {', '.join(options.keys)}"
             )
@@ -50,48 +50,48 @@ class RowWriter:
         writer = DocumentWriter(self._options)
         total = 0
         try:
-            for portion in portions(self._changes(batches), _PORTION):
-                total += portion.size
-                writer.write(portion)
+            for batch in write_batches(self._changes(batches), _BATCH_SIZE):
+                total += batch.size
+                writer.write(batch)
         finally:
             writer.close()
         return Written(total)
 
     def _changes(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Change]:
         for batch in batches:
-            wanted = self._needed() if self._of_events else batch.schema.names
+            wanted = self._needed() if self._has_events else batch.schema.names
             for row in batch.select(wanted).to_pylist():
                 change = self._change(row)
                 if change is not None:
                     yield change
 
     def _change(self, row: dict[str, Any]) -> Change | None:
-        of = change_of_event if self._of_events else change_of_row
+        of = change_of_event if self._has_events else change_of_row
         return of(row, self._options)
 
     def _needed(self) -> Sequence[str]:
-        return ["token", "event"] if self._of_events else ["token", *self._options.keys]
+        return ["token", "event"] if self._has_events else ["token", *self._options.keys]
 
 
 class MergerouterStreamWriter(DataSourceStreamArrowWriter):
-    """Writes micro-batches; one that is repeated changes nothing."""
+    """Writes micro-batches; a repeated one changes nothing."""
 
     def __init__(self, rows: RowWriter) -> None:
         self._rows = rows
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Write the rows of a task. Raises StreamError."""
-        with told_briefly():
+        with without_traceback():
             return self._rows.write(iterator)
 
 
 class MergerouterBatchWriter(DataSourceArrowWriter):
-    """Writes a batch (`df.write`); one that is repeated changes nothing."""
+    """Writes a batch (`df.write`); a repeated one changes nothing."""
 
     def __init__(self, rows: RowWriter) -> None:
         self._rows = rows
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Write the rows of a task. Raises StreamError."""
-        with told_briefly():
+        with without_traceback():
             return self._rows.write(iterator)

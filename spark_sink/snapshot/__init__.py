@@ -1,1 +1,4 @@
-"""Snapshots: reading the documents that collections hold at a point of the change stream."""
+"""Snapshots: reads of the documents of collections at a cluster time.
+
+The entrances are `planner.SnapshotPlanner` on the driver and `reader.ChunkReader` in a task.
+"""

@@ -1,6 +1,6 @@
 """Makes the events of a snapshot: documents in the form of change events.
 
-An event is the document's own bytes between bytes that are made once for a chunk. The document key
+An event is the document's own bytes within bytes that are made once for a chunk. The document key
 is copied from the document, whose fields are not decoded.
 """
 
@@ -14,11 +14,11 @@ from typing import Any
 import bson
 from bson.timestamp import Timestamp
 
-from spark_sink.event_runs import Run
-from spark_sink.event_slices import DOCUMENT, FIXED, LED_BY_SIZE, Slice, document_of, fields_of
-from spark_sink.event_values import READ
-from spark_sink.positions import high_water_mark
-from spark_sink.snapshot.plan import Collection, after
+from spark_sink.events.header import READ
+from spark_sink.events.positions import after, high_water_mark
+from spark_sink.events.runs import Run
+from spark_sink.events.slices import DOCUMENT, FIXED, LED_BY_SIZE, Slice, document_of, fields_of
+from spark_sink.snapshot.plan import Collection
 
 _INT = struct.Struct("<i")
 _FIRST_FIELD = 4  # behind the document's size
@@ -27,11 +27,10 @@ _FIRST_FIELD = 4  # behind the document's size
 class KeyFinder:
     """Finds the `_id` and the document key of a collection's documents.
 
-    Documents of a collection mostly begin alike: their first fields have the same names, types and
-    sizes, so that their keys lie at the same places as in the document before. These places are
-    tried first, and the fields are searched where the beginning differs.
-
-    key: the fields of the shard key, as dotted paths, empty for an unsharded collection.
+    Most documents of a collection begin alike: their first fields have the same names, types and
+    sizes, so that their keys lie at the same offsets as in the document before. These are tried
+    first, and the fields are searched if the beginning differs. `key` has the dotted paths of the
+    shard key.
     """
 
     def __init__(self, key: Sequence[str]) -> None:
@@ -67,7 +66,7 @@ class KeyFinder:
         return fields[b"_id"].named(b"_id"), key
 
     def _remember(self, raw: bytes, fields: dict[bytes, Slice]) -> None:
-        """Note where the fields lie, with the bytes by which the next document is compared."""
+        """Store the offsets of the fields, and the bytes that the next document must have there."""
         self._heads = []
         heads: list[tuple[int, int, bytes]] = []
         elements: dict[bytes, slice] = {}
@@ -91,16 +90,16 @@ class KeyFinder:
 
 
 class DocumentEvents:
-    """Makes events of the documents of a chunk.
+    """Makes events of the documents of a chunk, with the collection's current name.
 
-    collection: under its present name; point: the cluster time at which the documents are read;
-    signal: the events' field `signal`, None for none.
+    The documents are read at the cluster time `point`; events have the field `signal` if it is
+    given.
     """
 
     def __init__(
         self, collection: Collection, point: Timestamp, signal: dict[str, Any] | None = None
     ) -> None:
-        # The fields of an event in the servers' order, each encoded as a document of its own.
+        # The fields of an event in the servers' order, each encoded as a separate document.
         self._token = high_water_mark(after(point).time)
         head: dict[str, Any] = {"_id": {"_data": self._token}, "operationType": READ}
         head |= {"clusterTime": point, "wallTime": datetime.now(UTC)}

@@ -1,10 +1,10 @@
-"""Where a snapshot stands: its mark, the collections that remain, and the chunks of one batch.
+"""The plan of a snapshot: its time, the remaining collections, and the chunks of one batch.
 
-The plan is part of an offset of Spark, so a snapshot that is killed goes on where it was. A chunk
-is a range of `_id`. MongoDB compares values of one type with `$gte` and `$lt` (type bracketing), so
-all bounds of a collection have the same type: the first chunk takes everything that is not at or
-above the first bound, values of other types included. The chunks of a collection are disjoint and
-complete whatever its `_id`s are.
+The plan is part of Spark's offset, so a killed snapshot continues where it was. A chunk is a range
+of `_id`. MongoDB compares values of one type with `$gte` and `$lt` (type bracketing), so all bounds
+of a collection have the same type: the first chunk has everything that is not at or above the first
+bound, including values of other types. So the chunks of a collection are disjoint and complete for
+all values of `_id`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any
 from bson import json_util
 from bson.timestamp import Timestamp
 
-from spark_sink.positions import AtTime, time_document, time_from
+from spark_sink.events.positions import AtTime, after, time_document, time_from
 
 
 @dataclass(frozen=True)
 class Collection:
     """A collection of a snapshot.
 
-    uuid: its UUID in hexadecimal digits, by which it is found if it is renamed; "" where unknown;
-    key: its shard key's fields, empty for an unsharded collection.
+    Its UUID, in hexadecimal digits or "", finds it after a rename. `key` has the fields of its
+    shard key, none for an unsharded collection.
     """
 
     database: str
@@ -39,9 +39,9 @@ class Collection:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A range of a collection's `_id`s. lower: included, in extended JSON; upper: excluded.
+    """A range of a collection's `_id`s, from `lower` up to but not including `upper`.
 
-    None is the range's open end.
+    The bounds are extended JSON; None is an open end.
     """
 
     collection: Collection
@@ -49,7 +49,7 @@ class Chunk:
     upper: str | None = None
 
     def filter(self) -> dict[str, Any]:
-        """The range as a filter for `find`."""
+        """Return the range as a filter for `find`."""
         upper = {} if self.upper is None else {"$lt": value_of(self.upper)}
         if self.lower is not None:
             return {"_id": {"$gte": value_of(self.lower), **upper}}
@@ -60,19 +60,20 @@ class Chunk:
 
 @dataclass(frozen=True)
 class SnapshotPlan:
-    """What is left of a snapshot after a batch, and what the batch reads.
+    """The rest of a snapshot after a batch, and what the batch reads.
 
-    mark: the cluster time that was pinned before anything was read: the stream goes on from there;
-    waiting: collections of which nothing has been planned; current: the rest of the collection that
-    is being read, None between collections; bounds: where that rest is cut, in extended JSON;
-    rows: about how many documents a chunk of it has; chunks: of the batch that ends here;
-    collections, planned: how many collections and chunks the snapshot has so far; planned_rows:
-    about how many documents these chunks have; ended: whether the batch that ends here is the
-    snapshot's last, which has no chunks; only: the databases and names of the collections that are
-    read, None for all of the scope.
+    Args:
+        snapshot_time: the cluster time from before all reads, where the stream continues.
+        waiting: collections with no chunk planned.
+        current, bounds: the rest of the collection in progress, and where it is divided.
+        rows: about how many documents a chunk of it has.
+        chunks: of the batch that ends here.
+        collections, planned, planned_rows: of the snapshot so far.
+        ended: whether the batch that ends here is the last one, which has no chunks.
+        only: the databases and names of the collections; None for all of the scope.
     """
 
-    mark: Timestamp
+    snapshot_time: Timestamp
     waiting: tuple[Collection, ...] = ()
     current: Chunk | None = None
     bounds: tuple[str, ...] = ()
@@ -86,16 +87,16 @@ class SnapshotPlan:
 
     @property
     def exhausted(self) -> bool:
-        """Whether all chunks have been planned, those of this batch included."""
+        """Whether all chunks were planned, including those of this batch."""
         return self.current is None and not self.waiting
 
     @property
     def handover(self) -> AtTime:
-        """Where the stream goes on."""
-        return after(self.mark)
+        """Where the stream continues."""
+        return after(self.snapshot_time)
 
     def next_chunk(self) -> tuple[Chunk, SnapshotPlan]:
-        """Cut the next chunk off the current collection."""
+        """Return the next chunk of the current collection, and the plan without it."""
         assert self.current is not None
         chunk, bounds = self.current, self.bounds
         rest: Chunk | None = None
@@ -113,10 +114,10 @@ class SnapshotPlan:
         return chunk, left
 
     def to_document(self) -> dict[str, Any]:
-        """The plan as part of an offset."""
+        """Return the plan as part of an offset."""
         done = self.collections - len(self.waiting) - (self.current is not None)
         document: dict[str, Any] = {
-            "mark": time_document(self.mark),
+            "mark": time_document(self.snapshot_time),
             "chunks": [chunk_document(chunk) for chunk in self.chunks],
             "progress": {
                 "collections": self.collections,
@@ -139,11 +140,11 @@ class SnapshotPlan:
 
 
 def plan_from(document: Mapping[str, Any]) -> SnapshotPlan:
-    """The plan that `to_document` wrote. Raises KeyError or TypeError for anything else."""
+    """Return the plan that `to_document` wrote. Raises KeyError or TypeError for anything else."""
     current = document.get("current")
     progress = document["progress"]
     return SnapshotPlan(
-        mark=time_from(document["mark"]),
+        snapshot_time=time_from(document["mark"]),
         waiting=tuple(collection_from(each) for each in document.get("waiting", ())),
         current=None if current is None else chunk_from(current),
         bounds=tuple(document.get("bounds", ())),
@@ -157,18 +158,13 @@ def plan_from(document: Mapping[str, Any]) -> SnapshotPlan:
     )
 
 
-def after(time: Timestamp) -> AtTime:
-    """The position behind all events of a cluster time."""
-    return AtTime(Timestamp(time.time, time.inc + 1))
-
-
 def text_of(value: Any) -> str:
-    """A bound as canonical extended JSON, from which `value_of` makes it again."""
+    """Return a bound as canonical extended JSON, for `value_of`."""
     return json_util.dumps({"v": value}, json_options=json_util.CANONICAL_JSON_OPTIONS)
 
 
 def value_of(text: str) -> Any:
-    """The bound that `text_of` wrote."""
+    """Return the bound that `text_of` wrote."""
     return json_util.loads(text, json_options=json_util.CANONICAL_JSON_OPTIONS)["v"]
 
 
@@ -177,18 +173,18 @@ def _names(document: list[list[str]] | None) -> tuple[tuple[str, str], ...] | No
 
 
 def collection_document(collection: Collection) -> list[Any]:
-    """The collection as part of an offset."""
+    """Return the collection as part of an offset."""
     return [collection.database, collection.name, collection.uuid, list(collection.key)]
 
 
 def collection_from(document: list[Any]) -> Collection:
-    """The collection that `collection_document` wrote."""
+    """Return the collection that `collection_document` wrote."""
     database, name, uuid, key = document
     return Collection(database, name, uuid, tuple(key))
 
 
 def chunk_document(chunk: Chunk) -> dict[str, Any]:
-    """The chunk as part of an offset."""
+    """Return the chunk as part of an offset."""
     document: dict[str, Any] = {"of": collection_document(chunk.collection)}
     if chunk.lower is not None:
         document["from"] = json.loads(chunk.lower)
@@ -198,7 +194,7 @@ def chunk_document(chunk: Chunk) -> dict[str, Any]:
 
 
 def chunk_from(document: Mapping[str, Any]) -> Chunk:
-    """The chunk that `chunk_document` wrote."""
+    """Return the chunk that `chunk_document` wrote."""
     lower, upper = document.get("from"), document.get("to")
     return Chunk(
         collection_from(document["of"]),

@@ -1,7 +1,7 @@
-"""Decides, on Spark's driver, which collections a snapshot reads, and in which chunks.
+"""Plans, on Spark's driver, which collections a snapshot reads, and in which chunks.
 
-A collection is cut by a random sample of its `_id`s, sorted by the server, so planning reads a few
-`_id`s for each chunk and never the whole index.
+A collection is divided by a random sample of its `_id`s, which the server sorts, so planning reads
+a few `_id`s for each chunk and never the whole index.
 """
 
 from __future__ import annotations
@@ -18,26 +18,25 @@ from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 
 from spark_sink.errors import MESSAGE_LIMIT
-from spark_sink.patience import may_pass
-from spark_sink.scope import Scope
+from spark_sink.options.scope import Scope
 from spark_sink.snapshot.plan import Chunk, Collection, SnapshotPlan, text_of
+from spark_sink.stream.retries import is_transient
 
-# `_id`s that are sampled for each chunk: with so many a chunk is rarely twice as large as another.
+# Sampled `_id`s for each chunk, so that a chunk is rarely twice as large as another.
 _SAMPLES = 20
-# Chunks of a collection at most; those of a larger collection are larger. Bounds the offset's size.
-MOST_CHUNKS = 4096
-# Tasks of a batch at most.
-MOST_TASKS = 64
-_OF_THE_SERVERS = ("admin", "config", "local")
+# The most chunks of a collection, which bounds the offset's size; then chunks are larger.
+MAX_CHUNKS = 4096
+# The most tasks of a batch.
+MAX_TASKS = 64
+_SYSTEM_DATABASES = ("admin", "config", "local")
 _NOT_ALLOWED = 13
 
 
 class SnapshotPlanner:
-    """Plans a snapshot of a scope.
+    """Plans a snapshot of a scope. All methods raise PyMongoError.
 
-    client: of the router, decoding documents as dicts; scope: what is read; chunk_rows: about how
-    many documents a chunk has; accepts: whether a collection of the scope, given by its database
-    and its name, is read, None for all of them. All methods raise PyMongoError.
+    A chunk has about `chunk_rows` documents. `accepts` filters the scope's collections by database
+    and name.
     """
 
     def __init__(
@@ -52,29 +51,35 @@ class SnapshotPlanner:
         self._chunk_rows = chunk_rows
         self._accepts = accepts
 
-    def begin(self, mark: Timestamp, wanted: Callable[[str], bool] | None = None) -> SnapshotPlan:
-        """A plan of the scope's collections, with no chunk planned yet.
+    def begin(
+        self, snapshot_time: Timestamp, wanted: Callable[[str], bool] | None = None
+    ) -> SnapshotPlan:
+        """Return a plan of the scope's collections, with no chunk planned yet.
 
-        mark: a cluster time that no finished write lies behind; wanted: chooses among the scope's
-        collections by their names, such as "shop.orders"; None: all.
+        `snapshot_time` is a cluster time at or after all finished writes; `wanted` filters
+        collections by names such as "shop.orders".
         """
         chosen = (each for each in self._collections() if wanted is None or wanted(str(each)))
         keyed = (replace(each, key=self._key(each.database, each.name)) for each in chosen)
         found = tuple(sorted(keyed, key=str))
         names = tuple((each.database, each.name) for each in found)
         only = None if self._accepts is None else names
-        return SnapshotPlan(mark, waiting=found, collections=len(found), only=only)
+        return SnapshotPlan(snapshot_time, waiting=found, collections=len(found), only=only)
+
+    def places(self) -> set[tuple[str, str]]:
+        """Return the collections to read, by database and name."""
+        return {(each.database, each.name) for each in self._collections()}
 
     def next_batch(self, plan: SnapshotPlan, max_rows: int | None) -> SnapshotPlan:
-        """The plan after a further batch of about so many documents; None: as many as tasks take.
+        """Return the plan after a further batch of about `max_rows` documents; None is no limit.
 
-        A batch has at least one chunk, and at most MOST_TASKS; the last one has none.
+        A batch has 1 to MAX_TASKS chunks; the last batch has none.
         """
         if plan.exhausted:
             return replace(plan, chunks=(), ended=True)
         plan = replace(plan, chunks=())
         rows = 0
-        while not plan.exhausted and len(plan.chunks) < MOST_TASKS:
+        while not plan.exhausted and len(plan.chunks) < MAX_TASKS:
             if plan.current is None:
                 plan = self._begin_collection(plan)
             if plan.chunks and max_rows is not None and rows + plan.rows > max_rows:
@@ -84,7 +89,7 @@ class SnapshotPlanner:
         return plan
 
     def all_chunks(self, plan: SnapshotPlan) -> list[Chunk]:
-        """All chunks of the plan, for one batch."""
+        """Return all chunks of the plan, for one batch."""
         chunks: list[Chunk] = []
         while not plan.exhausted:
             plan = self.next_batch(plan, None)
@@ -92,7 +97,7 @@ class SnapshotPlanner:
         return chunks
 
     def problem(self, collection: Collection, condition: Mapping[str, Any] | None) -> str | None:
-        """Why documents of a collection cannot be read with a filter; None if they can.
+        """Return why documents of a collection cannot be read with a filter; None if they can.
 
         The server parses the filter and reads nothing.
         """
@@ -101,14 +106,14 @@ class SnapshotPlanner:
         try:
             documents.find_one({"$and": wanted})
         except OperationFailure as error:
-            if may_pass(error):
+            if is_transient(error):
                 raise
             reason = (error.details or {}).get("errmsg", "")
             return f"cannot read {collection}: {reason}"[:MESSAGE_LIMIT]
         return None
 
     def name_now(self, collection: Collection) -> str | None:
-        """What the collection is called now; None if it is gone."""
+        """Return the current name of a collection; None if it was dropped."""
         return current_name(self._client, collection)
 
     def _begin_collection(self, plan: SnapshotPlan) -> SnapshotPlan:
@@ -118,10 +123,10 @@ class SnapshotPlanner:
         return replace(plan, waiting=tuple(others), current=current, bounds=bounds, rows=rows)
 
     def _bounds(self, collection: Collection) -> tuple[tuple[str, ...], int]:
-        """Where a collection is cut, and about how many documents lie between two cuts."""
+        """Return where a collection is divided, and about how many documents a chunk has."""
         documents = self._client[collection.database][collection.name]
         count = documents.estimated_document_count()
-        parts = min(MOST_CHUNKS, -(-count // self._chunk_rows))
+        parts = min(MAX_CHUNKS, -(-count // self._chunk_rows))
         if parts < 2:
             return (), count
         stages: list[dict[str, Any]] = [
@@ -133,11 +138,11 @@ class SnapshotPlanner:
         return tuple(_cuts(sample, parts)), -(-count // parts)
 
     def _collections(self) -> Iterator[Collection]:
-        """The collections that the planner may read, without their shard keys."""
+        """Return the collections to read, without their shard keys."""
         scope = self._scope
         if scope.database is None:
             names = self._client.list_database_names()
-            databases = [name for name in names if name not in _OF_THE_SERVERS]
+            databases = [name for name in names if name not in _SYSTEM_DATABASES]
         else:
             databases = [scope.database]
         for database in databases:
@@ -154,18 +159,18 @@ class SnapshotPlanner:
                 yield Collection(database, name, bytes(uuid).hex())
 
     def _key(self, database: str, name: str) -> tuple[str, ...]:
-        """The fields of a collection's shard key, which cost a request."""
+        """Return the fields of a collection's shard key, by one request."""
         try:
             entry = self._client.config.collections.find_one({"_id": f"{database}.{name}"})
         except OperationFailure as error:
-            if error.code != _NOT_ALLOWED:  # without the right to ask, keys are `_id` alone
+            if error.code != _NOT_ALLOWED:  # without the privilege, keys are `_id` alone
                 raise
             return ()
         return () if entry is None else tuple(entry.get("key", ()))
 
 
 def current_name(client: MongoClient[Any], collection: Collection) -> str | None:
-    """What the collection is called now; None if it is gone. Raises PyMongoError."""
+    """Return the current name of a collection; None if it was dropped. Raises PyMongoError."""
     wanted: dict[str, Any] = {"name": collection.name}
     if collection.uuid:
         wanted = {"info.uuid": Binary(bytes.fromhex(collection.uuid), 4)}
@@ -175,7 +180,7 @@ def current_name(client: MongoClient[Any], collection: Collection) -> str | None
 
 
 def _cuts(sample: list[Any], parts: int) -> list[str]:
-    """The sorted sample's quantiles among the `_id`s of the commonest type, in extended JSON."""
+    """Return the quantiles of the sorted sample among the `_id`s of the most common type."""
     if not sample:
         return []
     kinds = Counter(map(_kind, sample))
@@ -186,7 +191,7 @@ def _cuts(sample: list[Any], parts: int) -> list[str]:
 
 
 def _kind(value: Any) -> str:
-    """A name for the types that a value is compared with; NaN is compared with none."""
+    """Return a name for the types that a value is compared with; NaN is compared with none."""
     if isinstance(value, float) and value != value:
         return "nan"
     if isinstance(value, bool):

@@ -1,1 +1,4 @@
-"""Current tables: a table of Parquet files that is kept equal to its collections."""
+"""Delta tables: those of batches, and current tables, which are kept equal to collections.
+
+The entrance is `current_table.CurrentTable`.
+"""

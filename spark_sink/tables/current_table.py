@@ -1,230 +1,400 @@
-"""A table of Parquet files that holds the documents of collections as of a point in the stream.
+"""A Delta table with the documents of collections at a position in the stream.
 
-Keys are hashed into buckets; applying events rewrites the buckets that they belong to and then
-makes the new version the current one, at once for all readers. Layout: spark_sink.tables.versions.
+Rows are in the order of their keys, and divided into ranges of keys, which are the partitions of
+the table and have one file each. A batch writes those ranges again that have changes; one commit
+replaces them and moves the position, atomically for all readers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
+from functools import partial, reduce
 from typing import Any
 
 import bson
-from bson.timestamp import Timestamp
-from pyspark import StorageLevel
-from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.readwriter import DataStreamWriter
+from pyspark.sql.types import StructType
 
 from spark_sink.errors import OptionError
-from spark_sink.positions import high_water_mark
-from spark_sink.tables.definitions import DEFINITIONS, Definition, collections_of, definition_of
-from spark_sink.tables.fold import FOLDED, PREPARED, TABLE, Fold, Prepare
-from spark_sink.tables.versions import Version, VersionLog
+from spark_sink.rows.arrow_types import arrow_schema
+from spark_sink.tables.append_table import AppendTable, read_files
+from spark_sink.tables.ddl_events import SNAPSHOT_END, DdlEvent, ddl_event_of
+from spark_sink.tables.delta_log import Batch, DeltaLog
+from spark_sink.tables.fold import DELETED, UNREAD, VERSION, Fold
+from spark_sink.tables.former_tables import FormerCurrent, announce
+from spark_sink.tables.key_ranges import ChangeGroup, KeyRange, Section
+from spark_sink.tables.range_merge import QUARANTINE, MergeReport, MergeTask
+from spark_sink.tables.staged_changes import (
+    CHANGE_COLUMNS,
+    ChangeReport,
+    Rename,
+    StageRows,
+    read_places,
+    remove_changes,
+    remove_files,
+)
+from spark_sink.tables.table_form import KEY_RANGE, TableForm
+from spark_sink.tables.table_state import TableState
+from spark_sink.tables.tasks import REPORT, reports_in, run_tasks
+from spark_sink.tables.unread import Covers, Place, Unread, targets_of, unread_after
 
-_CHANGES = ("insert", "update", "replace", "delete", "read")
-_DEFAULT_BUCKETS = 16
-_PLACE = ("database", "collection", "key")
-_ASIDE = "-1"
-"""The bucket of events that cannot be applied."""
-
-Quarantine = Callable[[DataFrame], None]
-"""Keeps the events that could not be applied: namespace, database, collection, key, token,
-clusterTime, problem, event."""
+# Bytes of files and changes that the driver merges itself: a job of Spark takes as long.
+_DRIVER_BYTES = 8 * 1024 * 1024
+# Commits after which the files of versions that nobody reads any more are deleted.
+_COMMITS_PER_VACUUM = 20
+# Above every place that has a prefix.
+_LAST = "\U0010ffff"
 
 
 def apply_changes(
-    events: DataFrame,
-    target: str,
-    keys: Sequence[str] = ("_id",),
-    *,
-    buckets: int = _DEFAULT_BUCKETS,
+    events: DataFrame, target: str, keys: Sequence[str] = ("_id",)
 ) -> DataStreamWriter | None:
     """Keep the table at `target` equal to the collections that `events` come from.
 
-    events: rows of this package's source, with the columns that it gives them. Of a stream, this
-    returns a writer, which needs a checkpointLocation and is to be started; of a batch the events
-    are applied at once. Applying events again changes nothing.
-    keys: the fields of the document key that identify a document; buckets: into how many parts a
-    new table is cut, which are rewritten as a whole.
+    For a stream this returns a writer, to be started with a checkpointLocation; the events of a
+    batch are applied immediately. Applying events again changes nothing.
+
+    Args:
+        events: rows of this package's source, with its columns.
+        keys: the fields of the document key that identify a document.
 
     Raises OptionError if the table has other keys. The query, or the call, fails with StreamError
-    if an update has no post-image and changes a document that the table does not have.
+    if an update without a post-image changes a document that the table does not have.
     """
+    rewrite_former_current(events.sparkSession, target)
+    remove_changes(target)
     if not events.isStreaming:
-        CurrentTable(events.sparkSession, target, keys, buckets=buckets).apply(events)
+        CurrentTable(target, keys).apply(events)
         return None
 
-    def apply(batch: DataFrame, batch_id: int) -> None:
-        CurrentTable(batch.sparkSession, target, keys, buckets=buckets).apply(batch)
+    def apply(rows: DataFrame, batch_id: int) -> None:
+        query = rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+        CurrentTable(target, keys).apply(rows, Batch(query, batch_id) if query else None)
 
     return events.writeStream.foreachBatch(apply)
 
 
 class CurrentTable:
-    """The table in the folder `target`; see apply_changes. Only one query may write to a table."""
+    """The table at the address `target`; see apply_changes. Only one query may write to a table.
+
+    Args:
+        keys: the fields of the document key that identify a document.
+        first: the state of a new table whose rows are known already.
+        form: the columns to write; without it those of the table.
+    """
 
     def __init__(
         self,
-        spark: SparkSession,
         target: str,
         keys: Sequence[str] = ("_id",),
         *,
-        buckets: int = _DEFAULT_BUCKETS,
+        first: TableState | None = None,
+        form: TableForm | None = None,
     ) -> None:
-        self._spark = spark
-        self._log = VersionLog(spark, target)
-        self._version = self._log.newest()
-        if not self._version.number:
-            self._version = Version(buckets=buckets, keys=tuple(keys))
-        elif self._version.keys != tuple(keys):
+        self._log = DeltaLog(target, (KEY_RANGE,), (form or TableForm()).compared)
+        self._stored = TableForm.of(self._log.schema) if self._log.exists else None
+        self._form = self._form_of(form or self._stored or TableForm())
+        self._state = first or self._read_state() or TableState(tuple(keys))
+        if self._state.keys != tuple(keys):
             raise OptionError(
-                f"the table at {target} has the keys {', '.join(self._version.keys)}: use these, "
+                f"the table at {target} has the keys {', '.join(self._state.keys)}: use these, "
                 "or write to another folder"
             )
 
     @classmethod
-    def existing(cls, spark: SparkSession, target: str) -> CurrentTable:
-        """The table in a folder, with the keys that it has. Raises OptionError if there is none."""
-        version = VersionLog(spark, target).newest()
-        if not version.number:
+    def existing(cls, target: str) -> CurrentTable:
+        """Return the table in a folder, with its keys. Raises OptionError if there is none."""
+        log = DeltaLog(target)
+        if not log.exists and not FormerCurrent(target).exists:
             raise OptionError(f"there is no current table at {target}: correct the path")
-        return cls(spark, target, version.keys)
+        return cls(target, log.position().get("keys", ("_id",)))
+
+    def at(self, version: int, position: Mapping[str, Any]) -> CurrentTable:
+        """Return an older version to read, with what its commit says. Raises StreamError."""
+        found = copy(self)
+        found._log = self._log.at(version, position)
+        found._state = TableState.from_document(position)
+        found._stored = found._form = TableForm.of(found._log.schema)
+        return found
 
     @property
-    def version(self) -> Version:
-        """The version that `read` reads, number 0 for a table that does not exist yet."""
-        return self._version
+    def address(self) -> str:
+        """The folder as a path or URI for Spark."""
+        return self._log.address
 
-    def read(self) -> DataFrame:
-        """The rows of the current version (columns: spark_sink.tables.fold.TABLE)."""
-        names = [name for files in self._version.files.values() for name in files]
-        return self._of(names)
+    @property
+    def state(self) -> TableState:
+        """The form and the position of the version that `read` reads."""
+        return self._state
 
-    def apply(self, events: DataFrame, quarantine: Quarantine | None = None) -> None:
-        """Apply rows of the source, and make the result the current version.
+    def read(self, spark: SparkSession) -> DataFrame:
+        """Return the rows of the current version, without KEY_RANGE."""
+        columns = StructType(self._form.columns.fields[:-1])
+        return read_files(spark, self._log, columns, self._log.files())
 
-        quarantine: is called with the events that cannot be applied, before the version becomes the
-        current one; a document with such an event leaves the table until a later event has all of
-        it. Without it such an event raises StreamError, and the version stays.
+    def versions(self, spark: SparkSession) -> DataFrame:
+        """Return the columns VERSION of each document that is not deleted."""
+        rows = self.read(spark)
+        if self._form.keeps_deleted:
+            rows = rows.where(~F.col(DELETED))
+        columns: list[Column] = [F.col(self._form.column(name)).alias(name) for name in VERSION]
+        return rows.select(*columns)
+
+    def count(self) -> int:
+        """Return the number of documents."""
+        return self._log.count()
+
+    def apply(
+        self, events: DataFrame, batch: Batch | None = None, quarantine: AppendTable | None = None
+    ) -> None:
+        """Apply rows of the source, and commit the result as the current version.
+
+        See `apply_staged`.
         """
-        narrow = events.select("database", "collection", "operationType", "token", "event")
-        narrow = narrow.persist(StorageLevel.MEMORY_AND_DISK)
-        try:
-            definitions, version = self._announced(narrow)
-            changes = narrow.where(F.col("operationType").isin(*_CHANGES))
-            tolerant = quarantine is not None
-            prepared = self.prepared(changes, definitions, tolerant=tolerant)
-            touched = self._buckets_of(prepared, everything=bool(definitions))
-            if not touched:
-                if version != self._version:
-                    self._commit(replace(version, number=version.number + 1))
-                return
-            names = [name for bucket in touched for name in version.files.get(bucket, ())]
-            rows = self.prepared_rows(self._of(names), definitions)
-            folder = self._log.new_folder()
-            fold = Fold(version.complete_from, version.complete_in, tolerant)
-            folded = self.folded(prepared.union(rows), fold, len(touched))
-            bucket = F.when(F.col("problem").isNull(), self._bucket()).otherwise(int(_ASIDE))
-            folded.withColumn("bucket", bucket).write.partitionBy("bucket").parquet(
-                self._log.path(folder)
-            )
-            kept = {name: files for name, files in version.files.items() if name not in touched}
-            files = {**kept, **self._log.files_in(folder)}
-            aside = files.pop(_ASIDE, ())
-            if aside and quarantine is not None:
-                quarantine(self._problems(aside))
-            self._commit(replace(version, number=version.number + 1, files=files, data=folder))
-        finally:
-            narrow.unpersist()
+        if batch is not None and self._log.has(batch):
+            return
+        stage = StageRows(self.address, self._state.keys, tolerant=quarantine is not None)
+        staged = events.select(*CHANGE_COLUMNS).mapInArrow(stage, REPORT)
+        reports = map(ChangeReport.from_json, reports_in(staged))
+        self.apply_staged(events.sparkSession, reports, batch, quarantine)
 
-    def prepared(
+    def apply_staged(
         self,
-        changes: DataFrame,
-        definitions: Sequence[Definition] = (),
-        *,
-        tolerant: bool = False,
-    ) -> DataFrame:
-        """Rows of the source, with their keys."""
-        prepare = Prepare(self._version.keys, definitions, tolerant)
-        columns = changes.select("database", "collection", "token", "event")
-        return columns.mapInArrow(prepare.events, PREPARED)
+        spark: SparkSession | None,
+        reports: Iterable[ChangeReport],
+        batch: Batch | None = None,
+        quarantine: AppendTable | None = None,
+        covers: Covers | None = None,
+        gained: Unread | None = None,
+    ) -> None:
+        """Apply what tasks have staged, and commit the result as the current version.
 
-    def prepared_rows(self, rows: DataFrame, definitions: Sequence[Definition] = ()) -> DataFrame:
-        """Rows of a table in the same form."""
-        prepare = Prepare(self._version.keys, definitions)
-        columns = rows.select(*_PLACE, "token", "documentKey", "document")
-        return columns.mapInArrow(prepare.table_rows, PREPARED)
+        Nothing happens if the table has the batch already. The events that cannot be applied are
+        appended to `quarantine`, which requires a batch, before the commit; a document with such an
+        event leaves the table until a later event contains it. Without it such an event raises
+        StreamError, and nothing is committed. Without `spark` the work is done in this process.
+        `covers` says for which collections the state notes that they must be read again; without
+        it for none. `gained` are further ones, since before the batch.
+        """
+        read = ChangeReport()
+        for each in reports:
+            read.add(each)
+        if batch is None or not self._log.has(batch):
+            self._apply(spark, read, batch, quarantine, covers, gained or {})
+        remove_changes(self.address, read.groups)
 
-    def folded(self, prepared: DataFrame, fold: Fold, parts: int) -> DataFrame:
-        """The rows of a table that prepared rows come to, as FOLDED."""
-        return (
-            prepared.withColumn("bucket", self._bucket())
-            .repartition(max(1, parts), "bucket")
-            .sortWithinPartitions("bucket", *_PLACE, "token", "kind")
-            .drop("bucket")
-            .mapInArrow(fold, FOLDED)
-        )
+    def _apply(
+        self,
+        spark: SparkSession | None,
+        read: ChangeReport,
+        batch: Batch | None,
+        quarantine: AppendTable | None,
+        covers: Covers | None,
+        gained: Unread,
+    ) -> None:
+        ddl_events = tuple(sorted(map(ddl_event_of, read.ddl)))
+        state = self._state_after(read, ddl_events)
+        outside: list[Place] = []
+        if covers is not None:
+            outside = [each for each in targets_of(ddl_events) if not covers(*each)]
+            unread = {**self._state.unread, **gained}
+            unread = unread_after(unread, self._new(ddl_events), covers)
+            state = replace(state, unread=unread)
+        files: dict[str, list[dict[str, Any]]] = {}
+        for each in self._log.actions():
+            files.setdefault(each[f"partition.{KEY_RANGE}"], []).append(each)
+        affected = self._affected(self._new(ddl_events), files)
+        if ddl_events:
+            paths = [each["path"] for name in affected for each in files.pop(name, ())]
+            read = self.staged(spark, paths, read.groups, ddl_events)
+        sizes = {name: sum(each["size_bytes"] for each in found) for name, found in files.items()}
+        places = partial(read_places, self.address)
+        sections = state.ranges.sections(read.groups, sizes, places)
+        lacking = {".".join(place): UNREAD for place in (*state.unread, *outside)}
+        complete_in = {**state.complete_in, **lacking}
+        names = ["" if each.base is None else each.base.name for each in sections]
 
-    def _announced(self, events: DataFrame) -> tuple[list[Definition], Version]:
-        """The definitions among the events, and the version with what the events say about it."""
-        version = self._version
-        found = events.where(F.col("operationType").isin(*DEFINITIONS)).select("event").collect()
-        definitions = sorted(definition_of(bytes(row.event)) for row in found)
-        is_read = F.col("operationType") == "read"
-        last = F.max(F.when(~is_read & (F.col("operationType") != "snapshotEnd"), F.col("token")))
-        row = events.agg(last).collect()[0]
+        def task(section: Section, form: TableForm, again: bool) -> MergeTask:
+            name = "" if section.base is None else section.base.name
+            fold = Fold(
+                state.complete_from,
+                complete_in,
+                tolerant=quarantine is not None,
+                keeps_deleted=form.keeps_deleted,
+            )
+            return MergeTask(
+                self.address,
+                None if quarantine is None else quarantine.log.address,
+                None if batch is None else batch.number,
+                section.lower,
+                section.upper,
+                tuple(each["path"] for each in files.get(name, ())),
+                sizes.get(name, 0),
+                names.count(name) > 1,
+                tuple(section.changes),
+                fold,
+                form,
+                again,
+            )
+
+        others = [each for each in state.ranges.ranges if each.name in files.keys() - set(names)]
+        rest = [Section(each.first, None, each) for each in others]
+        form, written, reports = self._merged(spark, sections, rest, task)
+        problems = [each for report in reports for each in report.problems]
+        if problems and quarantine is not None and batch is not None:
+            quarantine.commit(problems, arrow_schema(QUARANTINE), batch)
+        replaced = affected | {each.base.name for each in written if each.base is not None}
+        new = [KeyRange(*each) for report in reports for each in report.ranges]
+        state = replace(state, ranges=state.ranges.replaced(replaced, new))
+        if replaced or new or state != self._state or batch is not None:
+            parts = [each for report in reports for each in report.parts]
+            position = state.to_document() | ({} if batch is None else batch.position)
+            replacement = {KEY_RANGE: sorted(replaced)}
+            self._log.replace(parts, form.stored, position, batch, **replacement)
+            self._state, self._stored, self._form = state, form, form
+            if self._log.version and self._log.version % _COMMITS_PER_VACUUM == 0:
+                self._log.vacuum()
+        if ddl_events:
+            remove_changes(self.address, read.groups)
+
+    def _merged(
+        self,
+        spark: SparkSession | None,
+        sections: Sequence[Section],
+        rest: Sequence[Section],
+        task: Callable[[Section, TableForm, bool], MergeTask],
+    ) -> tuple[TableForm, Sequence[Section], Sequence[MergeReport]]:
+        """Merge sections; return the form of the files, the sections that were written, and how.
+
+        Where the documents need a wider schema, their sections are written once more with it. The
+        `rest` of the sections is written only if their files do not fit the table any more.
+        """
+
+        def run(chosen: Sequence[Section], form: TableForm, again: bool) -> list[MergeReport]:
+            tasks = [task(each, form, again) for each in chosen]
+            work = sum(t.size + sum(each.size for each in t.changes) for t in tasks)
+            found = run_tasks(spark if work > _DRIVER_BYTES else None, tasks)
+            return list(map(MergeReport.from_json, found))
+
+        form, before = self._form, self._stored
+        again = before is not None and form.rewrites(before)
+        if again:
+            sections, rest = [*sections, *rest], ()
+        reports = run(sections, form, again)
+        wanted = [StructType.fromJson(each.wanted) for each in reports if each.wanted is not None]
+        if not wanted:
+            return form, sections, reports
+        form = reduce(TableForm.grown, wanted, form)
+        again = form.rewrites(self._form)
+        pairs = list(zip(sections, reports, strict=True))
+        kept = [] if again else [pair for pair in pairs if pair[1].wanted is None]
+        left = [pair for pair in pairs if again or pair[1].wanted is not None]
+        for _, report in left:
+            remove_files(self.address, (each["path"] for each in report.parts))
+        chosen = [each for each, _ in left] + list(rest if again else ())
+        sections = [*(each for each, _ in kept), *chosen]
+        return form, sections, [*(each for _, each in kept), *run(chosen, form, again)]
+
+    def _form_of(self, form: TableForm) -> TableForm:
+        """Return the form to write, whose schema begins with the table's. Raises OptionError."""
+        if self._stored is None:
+            return form
+        before = self._stored
+        if (form.is_typed, form.keeps_deleted) != (before.is_typed, before.keeps_deleted):
+            raise OptionError(
+                f"the table at {self._log.address} has other columns: start its job with the "
+                "--schema and --deletes of before, or write to another folder"
+            )
+        return replace(form, schema=before.schema) if form.infers else form
+
+    def _state_after(self, read: ChangeReport, ddl_events: Sequence[DdlEvent]) -> TableState:
         # A snapshot of some collections ends at a time that the stream may not have reached yet.
-        reached = (each.token for each in definitions if not each.collections)
-        through = max([version.through, row[0] or "", *reached])
-        if not through:
-            first = events.where(is_read).orderBy("token").select("token", "event").take(1)
-            through = _streamed_before(first[0]) if first else ""
-        version = replace(version, through=through)
-        for each in found:
-            version = _completed(version, bson.decode(bytes(each.event)))
-        return definitions, version
+        reached = (each.token for each in ddl_events if not each.collections)
+        through = max([self._state.through, read.through, *reached]) or read.streamed
+        state = replace(self._state, through=through)
+        for each in read.ddl:
+            state = state.after_event(bson.decode(each))
+        return state
 
-    def _buckets_of(self, prepared: DataFrame, *, everything: bool) -> list[str]:
-        if everything:
-            return [str(number) for number in range(self._version.buckets)]
-        found = prepared.select(self._bucket().alias("bucket")).distinct().collect()
-        return sorted(str(row.bucket) for row in found)
+    def _new(self, ddl_events: Sequence[DdlEvent]) -> tuple[DdlEvent, ...]:
+        """Return the events that the table does not have yet.
 
-    def _bucket(self) -> Column:
-        return F.pmod(F.xxhash64(*_PLACE), F.lit(self._version.buckets)).cast("int")
+        A rename that is applied again would remove the rows that it has renamed.
+        """
+        through = self._state.through
+        return tuple(e for e in ddl_events if e.kind == SNAPSHOT_END or e.token > through)
 
-    def _problems(self, names: Sequence[str]) -> DataFrame:
-        rows = self._spark.read.schema(FOLDED).parquet(*(self._log.path(name) for name in names))
-        columns = ["namespace", *_PLACE, "token", "clusterTime", "problem"]
-        return rows.select(*columns, F.col("document").alias("event"))
+    def _affected(
+        self, ddl_events: Sequence[DdlEvent], files: Mapping[str, Sequence[Mapping[str, Any]]]
+    ) -> set[str]:
+        """Return the names of the ranges that may have rows that DDL events change."""
+        found = set()
+        least = f"min.{self._form.column('token')}"
+        for each in self._state.ranges.ranges:
+            tokens = [file.get(least) or "" for file in files.get(each.name, ())]
+            for event in ddl_events:
+                prefixes = event.prefixes
+                has_place = any(each.first < p + _LAST and p <= each.last for p in prefixes)
+                if has_place and min(tokens, default="~") < event.token:
+                    found.add(each.name)
+        return found
 
-    def _of(self, names: Sequence[str]) -> DataFrame:
-        paths = [self._log.path(name) for name in names]
-        if not paths:
-            return self._spark.createDataFrame([], TABLE)
-        return self._spark.read.schema(TABLE).parquet(*paths)
+    def staged(
+        self,
+        spark: SparkSession | None,
+        files: Sequence[str],
+        groups: Sequence[ChangeGroup] = (),
+        ddl_events: tuple[DdlEvent, ...] = (),
+    ) -> ChangeReport:
+        """Stage rows of files, and changes, with the namespaces that DDL events give them."""
+        by_file: dict[str, list[ChangeGroup]] = {}
+        for each in groups:
+            by_file.setdefault(each.path, []).append(each)
+        staged = [
+            Rename(self.address, path, ddl_events, tuple(found)) for path, found in by_file.items()
+        ]
+        names = (*VERSION, DELETED) if self._form.keeps_deleted else VERSION
+        columns = tuple(map(self._form.column, names))
+        stored = [
+            Rename(self.address, path, self._new(ddl_events), columns=columns) for path in files
+        ]
+        report = ChangeReport()
+        for text in run_tasks(spark, [*staged, *stored]):
+            report.add(ChangeReport.from_json(text))
+        return report
 
-    def _commit(self, version: Version) -> None:
-        self._log.commit(version)
-        self._version = version
+    def _read_state(self) -> TableState | None:
+        if self._log.exists:
+            position = self._log.position()
+            if "ranges" not in position:
+                raise OptionError(
+                    f"the Delta table at {self._log.address} is no current table: write to another "
+                    "folder"
+                )
+            return TableState.from_document(position)
+        if FormerCurrent(self._log.address).exists:
+            raise OptionError(
+                f"the table at {self._log.address} has its former form: start its query or its job "
+                "once, which rewrites it as a Delta table"
+            )
+        return None
 
 
-def _completed(version: Version, event: Mapping[str, Any]) -> Version:
-    """The version after an event, which may be the end of a snapshot."""
-    if event["operationType"] != "snapshotEnd":
-        return version
-    until: Timestamp = event["readUntil"]
-    token = high_water_mark(Timestamp(until.time, until.inc + 1))
-    collections = collections_of(event)
-    if not collections:
-        return replace(version, complete_from=max(version.complete_from, token))
-    later = {f"{database}.{name}": token for database, name in collections}
-    return replace(version, complete_in={**version.complete_in, **later})
+def rewrite_former_current(spark: SparkSession | None, target: str) -> None:
+    """Rewrite a table of the form without Delta, if there is one at `target`. Raises StreamError.
 
-
-def _streamed_before(row: Row) -> str:
-    """The token of the last event before a row of a snapshot."""
-    signal: Mapping[str, Any] = bson.decode(bytes(row.event)).get("signal") or {}
-    return str(signal.get("streamed") or row.token)
+    An interrupted rewriting begins again; one that is committed only removes the former files.
+    """
+    former = FormerCurrent(target)
+    if not former.exists:
+        return
+    if not DeltaLog(target).exists:
+        announce(target)
+        state = TableState.from_document(former.position())
+        table = CurrentTable(target, state.keys, first=state)
+        table.apply_staged(spark, [table.staged(spark, former.files())])
+    former.remove()

@@ -1,9 +1,9 @@
 """Folds the rows of a table and the events after them into the table's next rows.
 
-`prepare` gives each row and each event its key; Spark sorts them by key and token; `fold` goes
-through the versions of each key in order. The token of a row guards it: an event that is not above
-it has been applied already, or is contained in the document that a snapshot has read. So applying
-events again changes nothing.
+`prepare` gives each row and each event its key; Spark sorts them by key and token; `fold` applies
+the versions of each key in order. The token of a row guards it: an event that is not above it was
+applied already, or is contained in the document that a snapshot has read. So applying events again
+changes nothing.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import Any
 
 import bson
 import pyarrow as pa
-from bson.codec_options import CodecOptions, DatetimeConversion
+import pyarrow.compute as pc
 from bson.errors import BSONError
 from pyspark.sql.types import (
     BinaryType,
+    BooleanType,
     LongType,
     StringType,
     StructField,
@@ -25,14 +26,17 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from spark_sink.arrow_types import arrow_schema
 from spark_sink.errors import StreamError
-from spark_sink.event_slices import DOCUMENT, Slice, fields_of
-from spark_sink.extended_json import canonical_json, relaxed_json
-from spark_sink.positions import time_in
-from spark_sink.tables.definitions import Definition, place_of
+from spark_sink.events.positions import time_in
+from spark_sink.events.slices import CODEC, DOCUMENT, Slice, fields_of
+from spark_sink.rows.arrow_types import arrow_schema
+from spark_sink.rows.extended_json import canonical_json, object_id_of
+from spark_sink.rows.field_values import field_values
+from spark_sink.tables.ddl_events import SNAPSHOT_END, DdlEvent, namespace_after
 from spark_sink.tables.update_description import apply_update
 
+DELETED = "_deleted"
+"""The column of a table that keeps the rows of deleted documents."""
 TABLE = StructType(
     [
         StructField("namespace", StringType(), nullable=False),
@@ -49,14 +53,17 @@ TABLE = StructType(
 """A row of a current table: a document as extended JSON (`fullDocument`) and as BSON (`document`),
 its key in canonical extended JSON, and the token and time of the last event that is in it."""
 
+VERSION = ("database", "collection", "key", "token", "documentKey", "document")
+"""The columns that a later version of a row is made of."""
 FOLDED = StructType(
     [
-        *(StructField(each.name, each.dataType) for each in TABLE.fields),
+        *(StructField(e.name, e.dataType) for e in TABLE.fields if e.name != "fullDocument"),
         StructField("problem", StringType()),
+        StructField(DELETED, BooleanType()),
     ]
 )
 """A row of TABLE, or an event that cannot be applied: `problem` says why, `document` is the event's
-BSON, and `fullDocument` is null."""
+BSON."""
 
 PREPARED = StructType(
     [
@@ -69,100 +76,154 @@ PREPARED = StructType(
         StructField("payload", BinaryType(), nullable=False),
     ]
 )
-_ROW, _EVENT, _UNUSABLE = 0, 1, 2
+DELETED_ROW, ROW, EVENT, _INAPPLICABLE = -1, 0, 1, 2
+"""What `kind` says: a row of the table, which may be that of a deleted document, or an event."""
+UNREAD = "~"
+"""In `complete_in`: above all tokens, for a collection that is being read again."""
 
-_CODEC: CodecOptions[Any] = CodecOptions(
-    datetime_conversion=DatetimeConversion.DATETIME_MS, unicode_decode_error_handler="replace"
-)
 _ROWS_PER_BATCH = 5_000
 _BYTES_PER_BATCH = 8 * 1024 * 1024
 
 
 @dataclass
 class Prepare:
-    """Makes rows of PREPARED out of rows of a table, or of a source's rows.
+    """Makes rows of PREPARED from rows of a table, or from a source's rows.
 
-    keys: the fields of the document key that identify a document; definitions: sorted; tolerant:
-    an event without a key becomes a row of its own, which Fold reports, instead of an error.
+    Args:
+        keys: the fields of the document key that identify a document.
+        ddl_events: sorted.
+        tolerant: an event without a key becomes a row, which Fold reports, instead of an error.
     """
 
     keys: Sequence[str]
-    definitions: Sequence[Definition]
+    ddl_events: Sequence[DdlEvent]
     tolerant: bool = False
 
     def table_rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """From database, collection, key, token, documentKey, document."""
+        """Convert database, collection, key, token, documentKey, document.
+
+        DELETED follows in a table that has it: there, the end of a snapshot marks rows as deleted.
+        """
         for batch in batches:
-            yield _batch(
-                (*place, key, token, document_key, _ROW, document)
-                for database, collection, key, token, document_key, document in _rows(batch)
-                if (place := place_of(token, database, collection, self.definitions))
-            )
+            found = (self._table_row(*each) for each in _rows(batch))
+            yield _batch(row for row in found if row is not None)
+
+    def _table_row(
+        self,
+        database: str,
+        collection: str,
+        key: str,
+        token: str,
+        document_key: str | None,
+        document: bytes,
+        deleted: bool | None = None,
+    ) -> tuple[Any, ...] | None:
+        place: tuple[str, str] | None = (database, collection)
+        for each in self.ddl_events:
+            if place is None or each.token <= token:
+                continue
+            after = each.result(*place)
+            if after is None and each.kind == SNAPSHOT_END and deleted is not None:
+                token, deleted = (token if deleted else each.token), True
+            else:
+                place = after
+        kind = DELETED_ROW if deleted else ROW
+        return None if place is None else (*place, key, token, document_key, kind, document)
 
     def events(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """From database, collection, token, event. Raises StreamError if it is not tolerant."""
+        """Convert database, collection, token, event. Raises StreamError if it is not tolerant."""
         for batch in batches:
-            yield _batch(
-                (*place, *self._key(token, event), event)
-                for database, collection, token, event in _rows(batch)
-                if (place := place_of(token, database or "", collection or "", self.definitions))
-            )
+            yield self._after_ddl(self._prepared(batch))
 
-    def _key(self, token: str, event: bytes) -> tuple[str, str, str | None, int]:
-        fields = fields_of(event)
-        problem = _problem_of(fields)
-        if problem is not None:
-            if self.tolerant:
-                return "", token, None, _UNUSABLE
-            raise StreamError(problem)
-        document_key = fields[b"documentKey"]
+    def _prepared(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        keys: list[str] = []
+        document_keys: list[str | None] = []
+        kinds: list[int] = []
+        found = zip(*field_values(rows["event"], (b"documentKey", b"splitEvent")), strict=True)
+        for document_key, fragment in found:
+            if document_key is not None and fragment is None:
+                keys.append(self._key(document_key))
+                document_keys.append(canonical_json(document_key))
+                kinds.append(EVENT)
+                continue
+            if not self.tolerant:
+                raise StreamError(_problem_of(document_key))
+            keys.append("")
+            document_keys.append(None)
+            kinds.append(_INAPPLICABLE)
+        columns = [
+            *(pc.fill_null(rows[name], "") for name in ("database", "collection")),
+            pa.array(keys, pa.string()),
+            rows["token"],
+            pa.array(document_keys, pa.string()),
+            pa.array(kinds, pa.int64()),
+            rows["event"],
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=_PREPARED_ARROW)
+
+    def _after_ddl(self, prepared: pa.RecordBatch) -> pa.RecordBatch:
+        """Return rows of PREPARED with the namespaces that the DDL events give them."""
+        if not self.ddl_events:
+            return prepared
+        return _batch(
+            (*place, key, token, *rest)
+            for database, collection, key, token, *rest in _rows(prepared)
+            if (place := namespace_after(token, database, collection, self.ddl_events))
+        )
+
+    def _key(self, document_key: Slice) -> str:
+        identifier = object_id_of(document_key) if tuple(self.keys) == ("_id",) else None
+        if identifier is not None:
+            return identifier
         values = fields_of(document_key.value)
         parts = []
         for name in self.keys:
             value = values.get(name.encode())
             parts.append("null" if value is None else canonical_json(value) or "null")
-        key = parts[0] if len(parts) == 1 else f"[{','.join(parts)}]"
-        return key, token, canonical_json(document_key) or "", _EVENT
+        return parts[0] if len(parts) == 1 else f"[{','.join(parts)}]"
 
 
-def _problem_of(fields: dict[bytes, Slice]) -> str | None:
-    """Why an event cannot be applied to any document; None if it can."""
-    if b"documentKey" not in fields:
+def _problem_of(document_key: Slice | None) -> str:
+    """Return why an event cannot be applied to any document: it has no key, or is a fragment."""
+    if document_key is None:
         return (
-            "an event has no documentKey: a current table needs whole events. Leave stages "
-            "that remove fields out of option 'pipeline'"
+            "an event has no documentKey: a current table requires complete events. Remove stages "
+            "that drop fields from option 'pipeline'"
         )
-    if b"splitEvent" in fields:
-        return (
-            "a current table needs whole events, and a query that begins or ends within one has "
-            "fragments of it: begin the query at another token"
-        )
-    return None
+    return (
+        "a current table requires complete events, and a query that begins or ends within one "
+        "has its fragments: begin the query at another token"
+    )
 
 
 @dataclass
 class _State:
-    """The versions of one key, as far as they have been seen."""
+    """The versions of one key seen so far."""
 
     database: str
     collection: str
     key: str
+    keeps_deleted: bool = False
     token: str = ""
     document_key: str | None = None
     document: bytes | None = None
-    unknown: bool = False
+    lacks_base: bool = False
     event: bytes = b""
-    damage: str | None = None
+    apply_error: str | None = None
+    deleted: bool = False
 
-    def take_row(self, token: str, document_key: str | None, document: bytes) -> None:
-        """A row of the table, which comes before the events above it."""
+    def apply_row(
+        self, token: str, document_key: str | None, document: bytes, *, deleted: bool = False
+    ) -> None:
+        """Apply a row of the table, which comes before the events above it."""
         if token > self.token:
             self.token, self.document_key, self.document = token, document_key, document
-            self.unknown, self.damage = False, None
+            self.lacks_base, self.apply_error, self.deleted = False, None, deleted
 
-    def take_event(self, token: str, document_key: str | None, event: bytes) -> None:
-        """The next event in the order of the stream."""
-        if token <= self.token:
+    def apply_event(self, token: str, document_key: str | None, event: bytes) -> None:
+        """Apply the next event in the order of the stream."""
+        # A snapshot that has marked a row as deleted may have a document with the token of its end.
+        if token < self.token or (token == self.token and not self.deleted):
             return
         fields = fields_of(event)
         operation = fields[b"operationType"].text()
@@ -170,11 +231,14 @@ class _State:
             # A new shard key value moves a document: in one transaction it is deleted on one
             # shard and inserted on another, and the insert may have the smaller token.
             moved = token[:18] == self.token[:18] and document_key != self.document_key
-            if not moved:
-                self.document, self.unknown, self.damage = None, False, None
-            else:
+            if moved:
                 return
+            self.lacks_base, self.apply_error, self.deleted = False, None, self.keeps_deleted
+            if not self.keeps_deleted:
+                self.document = None
         else:
+            if self.deleted:
+                self.document, self.deleted = None, False
             self.document = self._changed(fields)
             self.document_key = document_key
         self.token, self.event = token, event
@@ -182,34 +246,36 @@ class _State:
     def _changed(self, fields: dict[bytes, Slice]) -> bytes | None:
         full = fields.get(b"fullDocument")
         if full is not None and full.kind == DOCUMENT:
-            self.unknown, self.damage = False, None
+            self.lacks_base, self.apply_error = False, None
             return full.value
         description = fields.get(b"updateDescription")
         if self.document is None or description is None:
-            self.unknown = True
+            self.lacks_base = True
             return None
         try:
-            document = bson.decode(self.document, _CODEC)
-            return bson.encode(apply_update(document, bson.decode(description.value, _CODEC)))
+            document, update = (bson.decode(e, CODEC) for e in (self.document, description.value))
+            return bson.encode(apply_update(document, update))
         except (ValueError, TypeError, BSONError) as error:
-            self.damage = str(error)
+            self.apply_error = str(error)
             return None
 
     def row(self, complete_from: str) -> tuple[Any, ...] | None:
-        """The row of the table, as of FOLDED; None where there is no document.
+        """Return the row of the table, as of FOLDED; None if there is no document.
 
-        complete_from: an update below it may concern a document that a snapshot found deleted.
-        Raises StreamError if an update above it concerns a document that is not known, or if an
-        update cannot be applied.
+        An update below `complete_from` may change a document that a snapshot found deleted. Raises
+        StreamError if an update above it changes an unknown document, or cannot be applied. In a
+        collection that is UNREAD, the document comes with the snapshot.
         """
-        if self.damage is not None:
+        if complete_from == UNREAD and (self.lacks_base or self.apply_error is not None):
+            return None
+        if self.apply_error is not None:
             raise StreamError(
                 f"an update of {self.database}.{self.collection} does not fit the document that "
                 "the table has: read post-images with fullDocument=required, or read the "
                 f"collection again with snapshotMode=always (key {self.key})",
-                self.damage,
+                self.apply_error,
             )
-        if self.unknown and self.token >= complete_from:
+        if self.lacks_base and self.token >= complete_from:
             raise StreamError(
                 f"an update of {self.database}.{self.collection} changes a document that the table "
                 "does not have: let the query begin with snapshotMode=initial, or read post-images "
@@ -217,59 +283,61 @@ class _State:
             )
         if self.document is None:
             return None
-        return self._row(self.document, relaxed_json(Slice(DOCUMENT, self.document)))
+        return self._row(self.document)
 
     def problem_row(self, problem: str) -> tuple[Any, ...]:
-        """The latest event as a row of FOLDED that says why it cannot be applied."""
-        return self._row(self.event, None, problem)
+        """Return the latest event as a row of FOLDED that states why it cannot be applied."""
+        return self._row(self.event, problem)
 
-    def _row(
-        self, document: bytes, text: str | None, problem: str | None = None
-    ) -> tuple[Any, ...]:
+    def _row(self, document: bytes, problem: str | None = None) -> tuple[Any, ...]:
         return (
             f"{self.database}.{self.collection}",
             self.database,
             self.collection,
             self.key,
             self.document_key,
-            text,
             document,
             self.token,
             time_in(self.token).time * 1_000_000,
             problem,
+            self.deleted,
         )
 
 
-class _Unusable(_State):
+class _InapplicableEvent(_State):
     """An event that belongs to no document."""
 
     def row(self, complete_from: str) -> tuple[Any, ...] | None:
-        raise StreamError(_problem_of(fields_of(self.event)) or "")
+        raise StreamError(_problem_of(fields_of(self.event).get(b"documentKey")))
 
 
 @dataclass
 class Fold:
-    """Makes rows of FOLDED out of rows of PREPARED, sorted by key and token.
+    """Makes rows of FOLDED from rows of PREPARED, sorted by key and token.
 
-    complete_from: the token from which the table has every document that is changed; complete_in:
-    later such tokens by namespace; tolerant: an event that cannot be applied becomes a row with its
-    problem instead of an error.
+    Args:
+        complete_from: the token from which on the table has every document that is changed.
+        complete_in: later such tokens by namespace, or UNREAD.
+        tolerant: an event that cannot be applied becomes a row with its problem instead of an
+            error.
+        keeps_deleted: whether a deleted document leaves its row, with DELETED.
     """
 
     complete_from: str = ""
     complete_in: Mapping[str, str] = field(default_factory=dict)
     tolerant: bool = False
+    keeps_deleted: bool = False
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The next rows of the table. Raises StreamError if it is not tolerant."""
+        """Return the next rows of the table. Raises StreamError if it is not tolerant."""
         rows: list[tuple[Any, ...]] = []
         size = 0
-        for state in _states(batches):
+        for state in _states(batches, self.keeps_deleted):
             row = self._row(state)
             if row is None:
                 continue
             rows.append(row)
-            size += len(row[6])
+            size += len(row[5])
             if len(rows) >= _ROWS_PER_BATCH or size >= _BYTES_PER_BATCH:
                 yield _batch_of(rows, _FOLDED_ARROW)
                 rows, size = [], 0
@@ -285,20 +353,22 @@ class Fold:
             return state.problem_row(str(error))
 
 
-def _states(batches: Iterable[pa.RecordBatch]) -> Iterator[_State]:
+def _states(batches: Iterable[pa.RecordBatch], keeps_deleted: bool) -> Iterator[_State]:
     state: _State | None = None
     for batch in batches:
         for database, collection, key, token, document_key, kind, payload in _rows(batch):
             place = (database, collection, key)
-            if kind == _UNUSABLE:
-                yield _Unusable(*place, token=token, event=payload)
+            if kind == _INAPPLICABLE:
+                yield _InapplicableEvent(*place, token=token, event=payload)
                 continue
             if state is None or (state.database, state.collection, state.key) != place:
                 if state is not None:
                     yield state
-                state = _State(*place)
-            take = state.take_row if kind == _ROW else state.take_event
-            take(token, document_key, payload)
+                state = _State(*place, keeps_deleted)
+            if kind == EVENT:
+                state.apply_event(token, document_key, payload)
+            else:
+                state.apply_row(token, document_key, payload, deleted=kind == DELETED_ROW)
     if state is not None:
         yield state
 

@@ -2,56 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812
+import pyarrow.compute as pc
 
-from spark_sink.event_slices import fields_of
-from spark_sink.event_values import transaction_name
+from spark_sink.events.header import transaction_name
+from spark_sink.events.slices import fields_of
 
-_NAMED = "id string, token string, clusterTime timestamp, namespace string"
+TRANSACTIONS = pa.schema(
+    [
+        pa.field("id", pa.string()),
+        pa.field("event_count", pa.int64()),
+        pa.field("data_collections", pa.map_(pa.string(), pa.int64())),
+        pa.field("clusterTime", pa.timestamp("us", "UTC")),
+        pa.field("first_token", pa.string()),
+        pa.field("last_token", pa.string()),
+    ]
+)
+"""A row for each transaction with changes of documents in a batch: id, the session's id in hex
+digits and txnNumber; data_collections, the number of its events by the collections' full names;
+clusterTime, of its last event. A transaction whose events lie in several batches has a row in
+each."""
+_COUNTED = ("event", "token", "clusterTime", "namespace")
+COUNT_COLUMNS = (*_COUNTED, "txnNumber", "op")
+"""The columns that rows must have to be counted."""
 _BINARY_HEAD = 5  # the bytes before those of a binary value: its size, and its subtype
 
 
-def transactions_in(rows: DataFrame) -> DataFrame:
-    """Return a row for each transaction with changes of documents in a batch.
+class Transactions:
+    """Counts the events of transactions, by their ids; `by_id` is what another object counted."""
 
-    rows: of this package's source, not of a stream.
+    def __init__(self, by_id: dict[str, dict[str, Any]] | None = None) -> None:
+        self.by_id = by_id or {}
+        """The transactions as plain values."""
 
-    Columns: id, as `to_debezium` names the transaction; event_count; data_collections, a map from
-    the collection's full name to the number of its events; clusterTime, of its last event;
-    first_token and last_token. A transaction whose events lie in several batches has a row in each.
-    """
-    within = rows.where(F.col("txnNumber").isNotNull() & F.col("op").isNotNull())
-    events = within.select("event", "token", "clusterTime", "namespace")
-    by_collection = (
-        events.mapInArrow(_named, _NAMED)
-        .groupBy("id", "namespace")
-        .agg(
-            F.count(F.lit(1)).alias("events"),
-            F.max("clusterTime").alias("clusterTime"),
-            F.min("token").alias("first"),
-            F.max("token").alias("last"),
-        )
-    )
-    collections = F.collect_list(F.struct("namespace", "events"))
-    return by_collection.groupBy("id").agg(
-        F.sum("events").alias("event_count"),
-        F.map_from_entries(F.array_sort(collections)).alias("data_collections"),
-        F.max("clusterTime").alias("clusterTime"),
-        F.min("first").alias("first_token"),
-        F.max("last").alias("last_token"),
-    )
+    def count(self, rows: pa.RecordBatch) -> None:
+        """Count rows of the source with COUNT_COLUMNS."""
+        within = pc.and_(pc.is_valid(rows["txnNumber"]), pc.is_valid(rows["op"]))
+        columns = [rows[name].filter(within) for name in _COUNTED]
+        for event, token, time, name in zip(*(c.to_pylist() for c in columns), strict=True):
+            found = {
+                "time": time.timestamp(),
+                "first": token,
+                "last": token,
+                "collections": {name: 1},
+            }
+            self._add(_name(event), found)
 
+    def add(self, other: Transactions) -> None:
+        """Add what another object has counted."""
+        for name, each in other.by_id.items():
+            self._add(name, each)
 
-def _named(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows with the names of their transactions instead of their events."""
-    for batch in batches:
-        events, *others = batch.columns
-        names = pa.array(map(_name, events.to_pylist()), pa.string())
-        yield pa.RecordBatch.from_arrays([names, *others], names=["id", *batch.schema.names[1:]])
+    def rows(self) -> pa.Table:
+        """Return the rows of TRANSACTIONS."""
+        rows = [
+            {
+                "id": name,
+                "event_count": sum(each["collections"].values()),
+                "data_collections": sorted(each["collections"].items()),
+                "clusterTime": datetime.fromtimestamp(each["time"], UTC),
+                "first_token": each["first"],
+                "last_token": each["last"],
+            }
+            for name, each in self.by_id.items()
+        ]
+        return pa.Table.from_pylist(rows, TRANSACTIONS)
+
+    def _add(self, name: str, counted: dict[str, Any]) -> None:
+        found = self.by_id.setdefault(name, {**counted, "collections": {}})
+        found["time"] = max(found["time"], counted["time"])
+        found["first"] = min(found["first"], counted["first"])
+        found["last"] = max(found["last"], counted["last"])
+        for collection, number in counted["collections"].items():
+            found["collections"][collection] = found["collections"].get(collection, 0) + number
 
 
 def _name(event: bytes) -> str:

@@ -1,9 +1,9 @@
-"""Applies an update's description to the document from before it.
+"""Applies an update description to the document from before the update.
 
-The description lists the fields that were set, the fields that were removed, and the arrays that
-were truncated, each by a dotted path (MongoDB's manual, "update" event). A number in a path is an
-index of an array where the document has an array there, and a field's name elsewhere. A name that
-contains a dot makes a path ambiguous; `disambiguatedPaths` (with showExpandedEvents) has the parts.
+It lists the fields that were set, the fields that were removed, and the arrays that were truncated,
+each by a dotted path (MongoDB's manual, "update" event). A number in a path is an index of an array
+if the document has an array there, and a field's name otherwise. A name that contains a dot makes a
+path ambiguous; `disambiguatedPaths` (with showExpandedEvents) has the parts.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 def apply_update(document: dict[str, Any], description: Mapping[str, Any]) -> dict[str, Any]:
     """Change `document` in place, and return it.
 
-    Truncations come before the fields that are set, which may lie behind the new end.
-    Raises ValueError if a path leads through a value that has no fields.
+    Truncations are applied before the fields that are set, which may lie behind the new end. Raises
+    ValueError if a path leads through a value without fields.
     """
     parts: Mapping[str, list[Any]] = description.get("disambiguatedPaths") or {}
 
@@ -57,7 +57,7 @@ def _set(document: Any, path: list[Any], value: Any) -> None:
 
 
 def _entered(parent: Any, part: Any) -> Any:
-    """The value in a field or at an index; a missing field becomes an empty document."""
+    """Return the value in a field or at an index; a missing field becomes an empty document."""
     if isinstance(parent, list):
         index = int(part)
         if index >= len(parent):
@@ -74,7 +74,7 @@ def _set_item(array: list[Any], index: int, value: Any) -> None:
 
 
 def _at(document: Any, path: Iterable[Any]) -> Any:
-    """The value at a path; None where there is none."""
+    """Return the value at a path; None if there is none."""
     for part in path:
         if isinstance(document, dict):
             document = document.get(str(part))

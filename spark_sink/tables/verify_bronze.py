@@ -10,13 +10,12 @@ from bson.timestamp import Timestamp
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from spark_sink.options import named_options, parse_options
-from spark_sink.positions import AtTime, Token, key_of, time_in
-from spark_sink.scope import Offsets
-from spark_sink.snapshot.plan import after
-from spark_sink.snapshot.snapshot_options import MODE_OPTIONS
+from spark_sink.events.positions import AtTime, Token, after, key_of, time_in
+from spark_sink.options.snapshot_options import MODE_OPTIONS
+from spark_sink.options.stream_options import named_options, parse_options
+from spark_sink.source.offsets import Offsets
 
-# Rows that are no events of the stream.
+# Rows that are not events of the stream.
 _MARKS = ("snapshotEnd", "heartbeat")
 
 DIFFERENCES = "namespace string, token string, operationType string, difference string"
@@ -29,20 +28,27 @@ def verify_bronze(
     through: Mapping[str, Any],
     since: Timestamp | None = None,
 ) -> DataFrame:
-    """What differs between rows of the source and the stream; no rows: they are equal.
+    """Return the differences between rows of the source and the stream.
 
-    rows: those of committed batches; options: of the source; through: the offset at which the last
-    of these batches ends; since: where the comparison begins, None for the first event that the
-    rows should have, which the shards' oplogs must still have.
+    Columns: namespace, token, operationType, and difference: "missing" or "doubled" in the rows, or
+    "extra", which the stream does not have.
 
-    Columns: namespace, token, operationType, and difference: "missing" or "doubled" in the rows,
-    or "extra", which the stream does not have.
+    Args:
+        rows: those of a version of the table.
+        options: of the source.
+        through: the offset at which its last batch ends.
+        since: where the comparison begins; None for the first event that the rows should contain.
+            It begins after the last change of the scope at least.
+
     Raises StreamError, and HistoryLostError if the oplogs do not reach back so far.
     """
     named = named_options(options)
     given = {name: text for name, text in named.items() if name not in _OTHER_STARTS}
-    end = Offsets(parse_options(given).scope).read(through)
+    offsets = Offsets(parse_options(given).scope).of(through)
+    end = offsets.read(through)
     first = _first_token(rows) if since is None else key_of(AtTime(since))
+    if first is not None and offsets.since is not None:
+        first = max(first, key_of(AtTime(offsets.since)))
     if first is None:
         return rows.sparkSession.createDataFrame([], DIFFERENCES)
     start = time_in(first)
@@ -72,7 +78,7 @@ def verify_bronze(
 
 
 def _first_token(rows: DataFrame) -> str | None:
-    """Where the events of the rows begin: behind the first snapshot's mark, or with the first."""
+    """Return where the rows' events begin: after the first snapshot, or with the first event."""
     ends = rows.where(F.col("operationType") == "snapshotEnd").orderBy("token").select("event")
     found = [bson.decode(bytes(row.event)) for row in ends.collect()]
     snapshots = [event for event in found if not event.get("requested")]

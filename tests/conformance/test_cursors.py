@@ -105,7 +105,7 @@ def test_a_batch_ends_before_16_mib(client: Client, db: Data) -> None:
 
 @rule("Cursor replies", "getMore returns at once if it has an event and nothing more is ready")
 @rule("Sharded cluster", "idle members do not delay events")
-def test_an_event_is_returned_at_once(client: Client, db: Data) -> None:
+def test_an_event_is_returned_immediately(client: Client, db: Data) -> None:
     with Stream(client, db.name, "a") as stream:
         db.a.insert_one({"_id": 1})
         began = time.monotonic()
@@ -140,7 +140,7 @@ def test_a_get_more_waits_up_to_max_time(
     "Cursor replies", "PBRT: the last event's token while more is ready, else the high water mark"
 )
 @rule("Cursor replies", "tokens never go backwards over a cursor's life")
-def test_a_batch_ends_with_the_last_event_s_token_or_a_mark(
+def test_a_batch_ends_with_the_last_event_s_token_or_a_high_water_mark(
     client: Client, sharded: Documents
 ) -> None:
     with Stream(client, sharded.database.name, 1) as stream:

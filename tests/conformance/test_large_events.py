@@ -85,7 +85,7 @@ def test_small_events_stay_whole(client: Client, db: Data) -> None:
 
 
 @rule("Resuming", "resuming after a fragment's token gives the remaining fragments")
-def test_a_fragment_of_an_event_that_is_no_longer_large_is_not_found(
+def test_a_fragment_of_an_event_that_is_small_now_is_not_found(
     client: Client, big: Collection[dict[str, Any]]
 ) -> None:
     """Without the images the event fits into one document, so the fragment is not found."""

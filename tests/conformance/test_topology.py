@@ -8,9 +8,12 @@ import pymongo
 import pytest
 from bson import Timestamp
 
+from router.config.settings import Settings
+from router.service import assemble
 from tests.conformance.data import Documents, shard_over_three
 from tests.conformance.streams import CLUSTER, PATIENCE, Stream, now
 from tests.harness.clusters import Client, TestCluster, start_cluster
+from tests.harness.raw_client import RawClient
 from tests.harness.routers import start_router
 
 rule = pytest.mark.rule
@@ -117,20 +120,22 @@ def test_rare_no_ops_do_not_delay_events() -> None:
 
 
 @rule("Opening", "a cluster without shards: an empty batch and cursor id 0")
-def test_a_cluster_without_shards_returns_a_closed_cursor() -> None:
-    with (
-        start_cluster(0) as cluster,
-        start_router(cluster.configdb, cluster.mongos_uri) as router,
-    ):
-        client: Client
-        with pymongo.MongoClient(router.uri) as client:
-            for database, target, options in (
-                ("db", "a", {}),
-                ("db", 1, {}),
-                ("admin", 1, CLUSTER),
-            ):
-                stage = {"$changeStream": options}
-                command = {"aggregate": target, "pipeline": [stage], "cursor": {}}
-                cursor = client[database].command(command)["cursor"]
-                assert cursor["id"] == 0
-                assert cursor["firstBatch"] == []
+async def test_a_cluster_without_shards_returns_a_closed_cursor() -> None:
+    """The router does not start on such a cluster, so its parts are put together here."""
+    with start_cluster(0) as cluster:
+        settings = Settings.model_validate(
+            {"sharding": {"configDB": cluster.configdb}, "upstream": cluster.mongos_uri}
+        )
+        async with assemble(settings, []) as parts:
+            port = await parts.listener.listen(["127.0.0.1"], 0)
+            async with await RawClient.connect(port) as client:
+                for database, target, options in (
+                    ("db", "a", {}),
+                    ("db", 1, {}),
+                    ("admin", 1, CLUSTER),
+                ):
+                    stage = {"$changeStream": options}
+                    command = {"aggregate": target, "pipeline": [stage], "cursor": {}}
+                    cursor = (await client.command(database, command))["cursor"]
+                    assert cursor["id"] == 0
+                    assert cursor["firstBatch"] == []

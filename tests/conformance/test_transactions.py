@@ -121,7 +121,7 @@ def test_the_shards_events_make_up_the_merged_stream(
             cluster.direct(shard) as direct,
             Stream(direct, name, 1, {"resumeAfter": start}) as own,
         ):
-            # An idle member's promise advances with its next no-op.
+            # An idle member's watermark advances with its next no-op.
             apart += own.past(end)
     assert merged == sorted(apart, key=lambda event: event["_id"]["_data"])
 

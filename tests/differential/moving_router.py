@@ -10,51 +10,50 @@ from random import Random
 from unittest import mock
 
 from router import cli
-from router.change_stream.log_reader import Batch, LogReader
-from router.cursors.merged_cursor import MergedCursor
-from router.streams import failed_streams
-from router.streams.placement import Placement
-from router.streams.pool import StreamPool
-from router.streams.sources import Source
+from router.sharing import failed_streams
+from router.sharing.candidates import Source, wider_streams
+from router.sharing.client_reader import ClientReader
+from router.views.log_reader import Batch
 
 _chance = Random(1)
-_take_ready = MergedCursor._take_ready
-_closed = StreamPool.closed
+_take = ClientReader.take
+_close = ClientReader.close
 _wanted: dict[int, Source] = {}
-"""The source that each reader should read, by the ``id`` of its placement."""
+"""The source that each reading should have, by its ``id``."""
 
 
-def _choose(pool: StreamPool, placement: Placement) -> Source:
-    now = pool._loop.time()
-    shared = [*placement.wider, *filter(None, [placement.whole])]
-    open_to = [each for each in shared if not pool._failed.avoids(each.key, now)]
-    others = [each for each in (placement.own, *open_to) if each.key != placement.source.key]
-    return _chance.choice(others or [placement.own])
+def _choose(reading: ClientReader) -> Source:
+    now, candidates = reading._loop.time(), reading._candidates
+    shared = list(candidates.filters.sources)
+    for each in candidates.scopes.sources[:1]:
+        shared += wider_streams(candidates.own.request, each.filter)
+    avoids = reading._streams.policy._failed.avoids
+    open_to = [candidates.own, *(each for each in shared if not avoids(each.key, now))]
+    others = [each for each in open_to if each.key != reading._source.key]
+    return _chance.choice(others or [candidates.own])
 
 
-def _preferred(pool: StreamPool, placement: Placement, _reader: LogReader | None = None) -> Source:
-    if id(placement) not in _wanted:
-        _wanted[id(placement)] = _choose(pool, placement)
-    wanted = _wanted[id(placement)]
-    avoided = wanted is not placement.source and pool._failed.avoids(wanted.key, pool._loop.time())
-    return placement.own if avoided else wanted
+def _preferred(reading: ClientReader) -> Source:
+    wanted = _wanted.setdefault(id(reading), _choose(reading))
+    avoids = reading._streams.policy._failed.avoids
+    avoided = wanted is not reading._source and avoids(wanted.key, reading._loop.time())
+    return reading._candidates.own if avoided else wanted
 
 
-def _take_and_move(cursor: MergedCursor, max_events: int | None) -> Batch:
-    before = cursor._log_reader.high_water_mark
-    batch = _take_ready(cursor, max_events)
-    goes_on = not batch.closed and cursor._moving is None and not cursor._closed
-    if goes_on and (max_events == 0 or cursor._log_reader.high_water_mark != before):
-        placement = cursor._streams._placements[cursor._log_reader]
-        _wanted[id(placement)] = _choose(cursor._streams, placement)
+def _take_and_move(reading: ClientReader, max_events: int | None) -> Batch:
+    before = reading.log_reader.high_water_mark
+    batch = _take(reading, max_events)
+    goes_on = not batch.closed and reading._moving is None and not reading._closed
+    if goes_on and (max_events == 0 or reading.log_reader.high_water_mark != before):
+        _wanted[id(reading)] = _choose(reading)
         if _chance.random() < 0.6:
-            cursor._move()
+            reading._move()
     return batch
 
 
-def _forget(pool: StreamPool, log_reader: LogReader) -> None:
-    _wanted.pop(id(pool._placements[log_reader]), None)
-    _closed(pool, log_reader)
+def _forget(reading: ClientReader) -> None:
+    _wanted.pop(id(reading), None)
+    _close(reading)
 
 
 def main() -> None:
@@ -62,9 +61,9 @@ def main() -> None:
     with (
         mock.patch.object(failed_streams, "FIRST_PAUSE", 0.1),
         mock.patch.object(failed_streams, "LONGEST_PAUSE", 1.0),
-        mock.patch.object(StreamPool, "_preferred", _preferred),
-        mock.patch.object(StreamPool, "closed", _forget),
-        mock.patch.object(MergedCursor, "_take_ready", _take_and_move),
+        mock.patch.object(ClientReader, "_preferred", _preferred),
+        mock.patch.object(ClientReader, "close", _forget),
+        mock.patch.object(ClientReader, "take", _take_and_move),
     ):
         cli.main()
 

@@ -10,9 +10,9 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
 
-from spark_sink.pace import Passage
-from spark_sink.positions import AtTime, FromNow, Position, Token
-from spark_sink.read_reports import ReportInbox
+from spark_sink.batches.event_rate import ReadStats
+from spark_sink.batches.read_reports import ReportInbox
+from spark_sink.events.positions import AtTime, FromNow, Position, Token
 
 SHARDS = 3
 UUID_HEX = "00112233445566778899AABBCCDDEEFF"
@@ -37,7 +37,7 @@ class History:
         self.events: list[dict[str, Any]] = []
         self.keys: list[str] = []
         self.shards: list[int] = []
-        self.now = Timestamp(1_700_000_000, 1)
+        self.beginning = self.now = Timestamp(1_700_000_000, 1)
         self.frozen = False
         self.open_streams = 0
         self.opened = 0
@@ -193,12 +193,12 @@ class Inbox(ReportInbox):
     """Receives reports without a network."""
 
     def __init__(self) -> None:
-        self.passages: list[Passage] = []
+        self.stats_of_tasks: list[ReadStats] = []
 
     @property
     def address(self) -> None:
         return None
 
-    def read(self, batch: int) -> list[Passage]:
-        passages, self.passages = self.passages, []
-        return passages
+    def read(self, batch: int) -> list[ReadStats]:
+        stats_of_tasks, self.stats_of_tasks = self.stats_of_tasks, []
+        return stats_of_tasks

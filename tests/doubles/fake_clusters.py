@@ -1,13 +1,14 @@
 """Clusters that replace ``Cluster``: servers of given versions, oplogs, or one shard."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import ShardList
-from router.catalog.replica_set_checks import ReplicaSetCheck
+from router.catalog.server_checks import Check
+from shard_client.cluster_clock import ClusterClock
 from shard_client.errors import CommandError, NetworkError
 from shard_client.wire.connection import Connection
 
@@ -87,6 +88,7 @@ class AnsweringCluster:
         self.entry: dict[str, Any] = {"ts": Timestamp(100, 1), "o": {"msg": "initiating set"}}
         self.known_shards = {"a"}
         self.failure: CommandError | None = None
+        self.clock = ClusterClock()
 
     async def shards(self, timeout: float) -> None:
         if self.failure is not None:
@@ -104,18 +106,24 @@ class AnsweringCluster:
 
 
 class FixedChecks:
-    """Replaces ReplicaSetChecks: the config server and the shards ``north`` and ``south`` answer.
+    """Replaces ServerChecks: the config server and the shards ``north`` and ``south`` answer.
 
     Args:
         oldest: the second of the oldest entry of each oplog.
     """
 
     def __init__(self, oldest: int) -> None:
-        good = ReplicaSetCheck(answers=True, oldest=Timestamp(oldest, 1))
-        self.found: dict[str, ReplicaSetCheck] = {"config": good, "north": good, "south": good}
+        time = Timestamp(oldest, 1)
+        self.found = {
+            target: Check(target, target, oldest=time) for target in ("config", "north", "south")
+        }
 
-    async def results(self) -> Mapping[str, ReplicaSetCheck]:
-        return self.found
+    def fails(self, target: str, problem: str) -> None:
+        """Let a replica set fail its check."""
+        self.found[target] = Check(target, target, answers=False, problem=problem)
+
+    async def results(self) -> Sequence[Check]:
+        return list(self.found.values())
 
 
 class OneShard:

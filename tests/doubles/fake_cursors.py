@@ -4,20 +4,19 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count
+from typing import Any
 
 import bson
 from bson.timestamp import Timestamp
 
-from router.change_stream.log_reader import Batch
-from router.change_stream.request import StreamRequest
+from router.cursors.cursor import CursorUser
 from router.cursors.owner import Owner
-from router.cursors.places import CursorDescription
-from router.cursors.registry import KillResult
 from router.memory import Memory
+from router.request.stream_request import StreamRequest
 from router.stream_settings import StreamSettings
 from router.streams.admission import Admission
-from router.streams.description import StreamDescription
 from router.streams.member_load import MemberLoads
+from router.views.log_reader import Batch
 from shard_client.cluster_clock import ClusterClock
 from shard_client.errors import CommandError
 from shard_client.wire.connection import Address
@@ -36,6 +35,7 @@ class FakeCursor:
 
     def __init__(self, cursor_id: int, namespace: str, owner: Owner) -> None:
         self.cursor_id, self.namespace, self.owner = cursor_id, namespace, owner
+        self.api = "{}"
         self.events: list[bytes] = []
         self.failure: CommandError | None = None
         self.ended = False
@@ -90,21 +90,29 @@ class FakeCursors:
         self.failure: CommandError | None = None
         self.first: list[bytes] = []
         self.new_id: Callable[[], int] = count(2**62 + 1).__next__
-        self.nudges: dict[str, int] = {}
         self.moves = (0, 0)
         self.loads = MemberLoads()
-        self.streams: list[StreamDescription] = []
+        self.streams: list[dict[str, Any]] = []
         self.memory = Memory(StreamSettings().total_buffer_bytes)
         self.admission = Admission(StreamSettings(), self.memory)
         self.place = Timestamp(1795163220, 1)
         self.earliest_departed_place: Timestamp | None = None
         self.connections: dict[Address, PoolCounts] = {}
 
-    async def open(self, request: StreamRequest, owner: Owner) -> tuple[FakeCursor, Batch]:
+    async def open(
+        self,
+        request: StreamRequest,
+        owner: Owner,
+        *,
+        user: CursorUser | None = None,
+        api: str = "{}",
+        request_bytes: int = 0,
+    ) -> tuple[FakeCursor, Batch]:
         self.opened.append(request)
         if self.failure is not None:
             raise self.failure
         cursor = FakeCursor(self.new_id(), request.namespace, owner)
+        cursor.api = api
         self.cursors[cursor.cursor_id] = cursor
         return cursor, Batch(self.first, sum(map(len, self.first)), TOKEN, closed=False)
 
@@ -132,16 +140,23 @@ class FakeCursors:
     def __len__(self) -> int:
         return len(self.cursors)
 
-    def describe(self) -> list[StreamDescription]:
+    def describe(self) -> list[dict[str, Any]]:
         return self.streams
 
-    async def describe_gradually(self) -> AsyncIterator[StreamDescription]:
+    async def describe_gradually(self) -> AsyncIterator[dict[str, Any]]:
         for stream in self.streams:
             yield stream
 
-    def describe_cursors(self, most: int) -> list[CursorDescription]:
+    def describe_cursors(self, most: int) -> list[dict[str, Any]]:
         return [
-            CursorDescription(each.cursor_id, each.namespace, None, self.place, 0.0, each.in_use)
+            {
+                "cursorId": each.cursor_id,
+                "namespace": each.namespace,
+                "client": None,
+                "place": self.place,
+                "idleSeconds": 0.0,
+                "busy": each.in_use,
+            }
             for each in list(self.cursors.values())[:most]
         ]
 
@@ -149,15 +164,18 @@ class FakeCursors:
     def earliest_place(self) -> Timestamp | None:
         return self.place if self.cursors else None
 
-    def any_of_others(self, cursor_ids: Iterable[int], owner: Owner) -> bool:
+    def has_another_users(self, cursor_ids: Iterable[int], owner: Owner) -> bool:
         return False
 
-    def kill(self, cursor_ids: Iterable[int], owner: Owner, *, anybody: bool = False) -> KillResult:
-        result = KillResult([], [], [], [])
+    def kill(
+        self, cursor_ids: Iterable[int], owner: Owner, *, anybody: bool = False
+    ) -> tuple[list[int], list[int]]:
+        killed: list[int] = []
+        not_found: list[int] = []
         for cursor_id in cursor_ids:
             gone = self.cursors.pop(cursor_id, None)
-            (result.not_found if gone is None else result.killed).append(cursor_id)
-        return result
+            (not_found if gone is None else killed).append(cursor_id)
+        return killed, not_found
 
     def end_sessions(self, lsids: Iterable[bytes], user: str | None = None) -> None:
         self.ended_sessions.extend(lsids)

@@ -5,14 +5,14 @@ from itertools import count
 
 from bson.timestamp import Timestamp
 
-from router.change_stream.actions import Action
-from router.change_stream.fan_out import FanOut
-from router.change_stream.log_reader import MAX_BATCH_BYTES, Batch, LogReader
-from router.change_stream.merged_stream import MergedStream
-from router.change_stream.namespace import Namespace
-from router.change_stream.request import StreamRequest
-from router.change_stream.starting_point import starting_point
 from router.filters.stream_filter import EVERYTHING, StreamFilter
+from router.merge.actions import Action
+from router.merge.merged_stream import MergedStream
+from router.request.stream_request import StreamRequest
+from router.views.fan_out import FanOut
+from router.views.log_reader import MAX_BATCH_BYTES, Batch, LogReader
+from router.views.namespace import Namespace
+from router.views.starting_point import starting_point
 from shard_client.remote_cursor.cursor_reply import CursorBatch
 
 
@@ -48,7 +48,7 @@ class PartOfStream:
     @property
     def ready(self) -> bool:
         self.pass_on()
-        while not self.log_reader.release():
+        while not self.log_reader.is_ready():
             if not self.wide.release():
                 return False
             self.pass_on()

@@ -125,6 +125,7 @@ class ReplayMember:
             "me": me,
             "primary": me,
             "secondary": False,
+            **({"configsvr": 2} if self.set_name == "cfg" else {}),
             "maxBsonObjectSize": 16777216,
             "maxMessageSizeBytes": 48000000,
             "maxWriteBatchSize": 100000,
@@ -243,14 +244,14 @@ class PreparedEvents:
 
 
 class EventTape:
-    """Replays prepared events in replies of the requested size, then only promises.
+    """Replays prepared events in replies of the requested size, then only watermarks.
 
     Args:
         cursor_id: the cursor's id on this member.
         namespace: the namespace in the replies.
         start: the high water mark in the opening reply.
         events: the events to replay.
-        end: the promise after all events.
+        end: the watermark after all events.
     """
 
     def __init__(
@@ -280,11 +281,11 @@ class EventTape:
 
 
 class RecordedTape:
-    """Replays recorded replies one after the other, then only promises.
+    """Replays recorded replies one after the other, then only watermarks.
 
     Args:
         replies: the recorded replies as raw BSON, beginning with the opening's.
-        end: the promise after all replies, which sorts after all of their tokens.
+        end: the watermark after all replies, which sorts after all of their tokens.
     """
 
     def __init__(self, replies: list[bytes], end: str) -> None:

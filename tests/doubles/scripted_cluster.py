@@ -9,13 +9,13 @@ import bson
 from bson import Timestamp
 
 from router.catalog.cluster import Cluster, ReplicaSetFactory
-from router.change_stream.log_reader import Batch
-from router.change_stream.request import StreamRequest, parse_request
-from router.cursors.merged_cursor import MergedCursor
+from router.cursors.cursor import MergedCursor
 from router.cursors.owner import Owner
 from router.cursors.registry import CursorRegistry
 from router.lookup.connections import Connect
+from router.request.stream_request import StreamRequest, parse_request
 from router.stream_settings import StreamSettings
+from router.views.log_reader import Batch
 from shard_client.replica_set.probed_replica_set import ProbedReplicaSet
 from tests.doubles.scripted_member import ScriptedMember
 from tests.harness.until import PATIENCE
@@ -23,7 +23,7 @@ from tests.harness.until import PATIENCE
 LIMITS = StreamSettings(
     await_quiet=0.01,
     await_unknown=0.005,
-    await_gate=0.001,
+    await_watermark=0.001,
     probe_worth=60.0,
     linger=PATIENCE,
     reply_timeout=PATIENCE,
@@ -32,7 +32,7 @@ LIMITS = StreamSettings(
     connect_timeout=PATIENCE,
     close_timeout=PATIENCE,
     backoff_first=0.005,
-    nudge=False,
+    noop=False,
 )
 """Nothing times out on a busy machine; tests of a time limit set it."""
 

@@ -57,7 +57,7 @@ class ScriptedMember:
         cut_after: bytes to send before all connections are cut.
         slow: seconds that a command takes, by command name.
         oplog_size: the oplog's size that collStats reports; if 0, collStats fails.
-        unreplicated: whether notes never reach a majority.
+        unreplicated: whether no-op writes never reach a majority.
         waiting: the number of getMores that wait for the oplog to grow.
         waits: whether getMores wait for events at all.
         past: the maxClusterTime of each note request.
@@ -69,6 +69,7 @@ class ScriptedMember:
 
     set_name: str
     documents: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    listed: list[dict[str, Any]] = field(default_factory=list)
     primary: bool = True
     notes: bool = True
     wire_version: int = 17
@@ -260,6 +261,7 @@ class ScriptedMember:
             "me": me,
             **({"primary": me} if self.primary else {}),
             **({"tags": self.tags} if self.tags else {}),
+            **({"configsvr": 2} if self.set_name == "cfg" else {}),
             "maxBsonObjectSize": 16777216,
             "maxMessageSizeBytes": 48000000,
             "maxWriteBatchSize": 100000,
@@ -278,6 +280,10 @@ class ScriptedMember:
         found = self.documents.get(command["find"], [])
         namespace = f"{command['$db']}.{command['find']}"
         return {"cursor": {"firstBatch": found, "id": Int64(0), "ns": namespace}}
+
+    async def _listcollections(self, command: dict[str, Any]) -> dict[str, Any]:
+        named = [each for each in self.listed if each["name"] == command["filter"]["name"]]
+        return {"cursor": {"firstBatch": named, "id": Int64(0), "ns": "db.$cmd.listCollections"}}
 
     async def _appendoplognote(self, command: dict[str, Any]) -> dict[str, Any]:
         if not self.notes:
@@ -380,3 +386,12 @@ class ScriptedMember:
         killed = [number for number in command["cursors"] if self.cursors.pop(number, None)]
         self._wake()
         return {"cursorsKilled": killed, "cursorsNotFound": []}
+
+
+def invalidate(member: ScriptedMember, second: int) -> str:
+    """Write an invalidate; return its token."""
+    token = member.insert(second, 2).replace("0100296E", "0100296F")
+    event = member.entries[-1][1]
+    assert event is not None
+    event.update({"_id": {"_data": token}, "operationType": "invalidate"})
+    return token

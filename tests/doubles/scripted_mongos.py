@@ -38,7 +38,7 @@ class ScriptedMongos:
     refuse_stages: Callable[[list[Document]], bool] = lambda _: False
     per_batch: int | None = None
     open: asyncio.Event = field(default_factory=asyncio.Event)
-    held_back: str = ""
+    is_held_back: str = ""
     server: ScriptedServer = field(default_factory=ScriptedServer)
     _rest: dict[int, list[Document]] = field(default_factory=dict)
     _ids: int = 0
@@ -59,7 +59,7 @@ class ScriptedMongos:
     async def answer(self, asked: Asked) -> None:
         command = asked.command
         self.commands.append(command)
-        if self.held_back in ("", next(iter(command))):
+        if self.is_held_back in ("", next(iter(command))):
             await self.open.wait()
         asked.reply(self._reply(command))
 

@@ -11,14 +11,15 @@ import bson
 from bson.timestamp import Timestamp
 
 from router.block_sizes import DEFAULT_BLOCK_SIZES, BlockSizes
-from router.change_stream.actions import Action, CloseRemote, OpenRemote, ReopenRemote
-from router.change_stream.log_reader import MAX_BATCH_BYTES, Batch, LogReader
-from router.change_stream.merged_stream import MergedStream
-from router.change_stream.request import StreamRequest
-from router.change_stream.resume_token import cluster_time_of, high_water_mark, token_of
-from router.change_stream.starting_point import starting_point
+from router.merge.actions import Action, CloseRemote, OpenRemote, ReopenRemote
+from router.merge.merged_stream import MergedStream
+from router.request.stream_request import StreamRequest
+from router.tokens.resume_token import cluster_time_of, high_water_mark, token_of
+from router.views.log_reader import MAX_BATCH_BYTES, Batch, LogReader
+from router.views.starting_point import starting_point
+from router.views.view import View
 from shard_client.errors import CommandError
-from shard_client.remote_cursor.cursor_reply import CursorBatch, token_data
+from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark, token_data
 
 Event = tuple[bytes, bytes]
 
@@ -30,7 +31,7 @@ def keyed(events: Iterable[bytes]) -> list[Event]:
 
 @dataclass
 class Script:
-    """One shard's ordered events, its last promise, and whether it ends with an invalidate."""
+    """One shard's ordered events, its last watermark, and whether it ends with an invalidate."""
 
     events: Sequence[Event]
     last_pbrt: bytes
@@ -55,19 +56,23 @@ class Script:
                 result.append(batch([], self.last_pbrt))
             elif part:
                 result.append(batch(part, self.last_pbrt, invalidated=self.invalidated))
-        if token_data(self.last_pbrt) > token_data(result[-1].pbrt):
+        reached = result[-1].watermark
+        if reached is None or token_data(self.last_pbrt) > reached.key:
             result.append(batch([], self.last_pbrt, invalidated=self.invalidated))
         return result
 
     def _silence(self, events: Sequence[Event], end: int, last: bytes) -> CursorBatch:
-        """Return an empty batch whose promise lies between two events, if there is room."""
+        """Return an empty batch whose watermark lies between two events, if there is room."""
         mark = high_water_mark(cluster_time_of(events[end][0]), self.version)
         return batch([], mark.raw if mark.data > last else token_of(events[end - 1][1]))
 
 
 def batch(events: list[Event], pbrt: bytes, *, invalidated: bool = False) -> CursorBatch:
     size = sum(len(raw) for _, raw in events)
-    return CursorBatch(0 if invalidated else 7, list(events), pbrt, size, invalidated=invalidated)
+    watermark = Watermark.of(pbrt) if pbrt else None
+    return CursorBatch(
+        0 if invalidated else 7, list(events), watermark, size, invalidated=invalidated
+    )
 
 
 class PrivateStream(MergedStream):
@@ -86,11 +91,11 @@ class PrivateStream(MergedStream):
         super().__init__(
             request, shards, start_at=start_at, topology_from=topology_from, sizes=sizes
         )
-        self.log_reader = LogReader(self, starting_point(request, start_at, token_version))
+        self.log_reader = LogReader(View(self), starting_point(request, start_at, token_version))
 
     @property
     def ready(self) -> bool:
-        return self.log_reader.release()
+        return self.log_reader.is_ready()
 
     def take(
         self,

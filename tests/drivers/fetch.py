@@ -14,6 +14,7 @@ from tests.drivers.node_packages import node_packages
 from tests.drivers.pymongo_tests import pymongo_tests
 
 NODE_TESTS = Path(__file__).parents[1] / "integration" / "node"
+AXE = Path(__file__).parents[1] / "harness" / "axe"
 _SECONDS = 600.0
 
 
@@ -22,6 +23,7 @@ def main() -> int:
     fetched: dict[str, Callable[[], Path]] = {
         "pymongo's tests": lambda: pymongo_tests(_SECONDS),
         "Node's driver and mongosh": lambda: node_packages(NODE_TESTS / "package.json", _SECONDS),
+        "axe's rules": lambda: node_packages(AXE / "package.json", _SECONDS),
     }
     for name, fetch in fetched.items():
         try:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from pymongo.errors import OperationFailure
 
 from tests.faults.audit import (
     ddl_problems,
@@ -37,6 +38,18 @@ LEDGER = Ledger(
 
 def _watcher(*segments: Segment) -> Watcher:
     return Watcher("w", "", Watch(), segments=list(segments))
+
+
+@pytest.mark.parametrize(
+    ("operation", "code", "tolerated"),
+    [("invalidate", 260, True), ("drop", 260, False), ("invalidate", 286, False)],
+)
+def test_only_a_resume_after_a_received_invalidate_is_no_failure(
+    operation: str, code: int, tolerated: bool
+) -> None:
+    last = {**_event(1), "operationType": operation}
+    watcher = _watcher(Segment("0000", [last], end="0001"))
+    assert watcher.tolerates(OperationFailure("refused", code)) == tolerated
 
 
 def test_a_run_without_fault_has_no_problem() -> None:

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import pymongo
-from pymongo.errors import PyMongoError
+from pymongo.errors import OperationFailure, PyMongoError
 from pymongo.read_preferences import ReadPreference
 
 from tests.faults.writers import DATABASE, SHARDED
 from tests.harness.cluster_base import Client
 from tests.simulation.watcher import Segment
+
+_INVALID_RESUME_TOKEN = 260
 
 PREFERENCES = {
     "primary": ReadPreference.PRIMARY,
@@ -124,8 +126,23 @@ class Watcher:
                     if self.segments:
                         last = self.segments[-1]
                         token = {"_data": last.end or last.start}
-                    self.failures.append(Failure.of(error, begun))
+                    if not self.tolerates(error):
+                        self.failures.append(Failure.of(error, begun))
                     time.sleep(0.2)
+
+    def tolerates(self, error: PyMongoError) -> bool:
+        """Return whether the driver has resumed by ``resumeAfter`` after an invalidate.
+
+        mongos and the router end the cursor in the reply after the invalidate's. A driver that does
+        not get that reply resumes, which no server allows after an invalidate.
+        """
+        events = self.segments[-1].events if self.segments else []
+        return (
+            bool(events)
+            and events[-1]["operationType"] == "invalidate"
+            and isinstance(error, OperationFailure)
+            and error.code == _INVALID_RESUME_TOKEN
+        )
 
     def _read(self, stream: Any, segment: Segment, token: Any) -> Any:
         left = self.patience or 10**9

@@ -104,6 +104,8 @@ class Chance:
             event["fullDocument"] = None if chance.random() < 0.05 else self._contents()
         if chance.random() < 0.8:
             event["ns"] = {"db": chance.choice(STRINGS), "coll": "c"}
+        if chance.random() < 0.2:
+            event["to"] = {"db": chance.choice(STRINGS), "coll": "c"}
         if chance.random() < 0.6:
             event["documentKey"] = self._contents()
         if chance.random() < 0.5:
@@ -179,8 +181,9 @@ class Chance:
         chance = self._random
         if chance.random() < 0.2:
             return chance.choice(
-                ("operationType", "ns.db", "ns.coll", "ns.db.a", "ns.coll.a", "ns.db.a.b",
-                 "fullDocument.0", "clusterTime", "fullDocument.a.0.b", "fullDocument..a")
+                ("operationType", "ns.db", "ns.coll", "to.db", "to.coll", "ns.db.a", "ns.coll.a",
+                 "ns.db.a.b", "fullDocument.0", "clusterTime", "fullDocument.a.0.b",
+                 "fullDocument..a")
             )  # fmt: skip
         root = chance.choice(
             (*("fullDocument",) * 5, "documentKey", "fullDocumentBeforeChange", "ns",

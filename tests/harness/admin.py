@@ -13,7 +13,6 @@ from bson.timestamp import Timestamp
 from router.admin.server import AdminServer
 from router.admin.sources import OwnStatus
 from router.loop_lag import LoopLag
-from router.streams.description import RemoteDescription, StreamDescription
 from router.tls.handshake import Handshakes
 from shard_client.wire.connection_pool import PoolCounts
 from tests.doubles.fake_clusters import FixedChecks
@@ -41,31 +40,31 @@ def get(port: int, path: str, *, tls: ssl.SSLContext | None = None, **headers: s
             return Response(error.code, dict(error.headers), error.read().decode())
 
 
-def remote(target: str, *, behind: int, **fields: Any) -> RemoteDescription:
-    values: dict[str, Any] = {
+def remote(target: str, *, behind: int, **fields: Any) -> dict[str, Any]:
+    return {
+        "target": target,
         "address": f"{target}.example:27018",
         "state": "reading",
-        "promise": Timestamp(NOW - behind, 1),
+        "watermark": Timestamp(NOW - behind, 1),
         "events": 10,
-        "buffered_bytes": 100,
+        "bufferedBytes": 100,
         "reopened": 0,
-        "nudges": 2,
+        "noopCommands": 2,
         **fields,
     }
-    return RemoteDescription(target, **values)
 
 
-def stream(*remotes: RemoteDescription, holder: str, reason: str) -> StreamDescription:
-    return StreamDescription(
-        cursor_ids=(7,),
-        namespace="shop.orders",
-        events=20,
-        buffered_bytes=200,
-        gate_holder=holder,
-        gate_reason=reason,
-        waiting=True,
-        remotes=remotes,
-    )
+def stream(*remotes: Mapping[str, Any], holder: str, reason: str) -> dict[str, Any]:
+    return {
+        "cursorIds": [7],
+        "namespace": "shop.orders",
+        "events": 20,
+        "bufferedBytes": 200,
+        "slowestShard": holder,
+        "slowestReason": reason,
+        "waiting": True,
+        "remotes": list(remotes),
+    }
 
 
 class FixedCertificates:
@@ -86,7 +85,7 @@ async def watched_facade(**fields: Any) -> AsyncIterator[Facade]:
         made.cursors.streams = [
             stream(
                 remote("config", behind=1, topology=True),
-                remote("north", behind=40, failing_for=2.5, error="connection refused"),
+                remote("north", behind=40, failingMillis=2500, error="connection refused"),
                 remote("south", behind=3),
                 holder="north",
                 reason="reconnecting",
@@ -94,7 +93,7 @@ async def watched_facade(**fields: Any) -> AsyncIterator[Facade]:
         ]
         for target in ("config", "north", "south"):
             load = made.cursors.loads.of(target)
-            load.openings, load.get_mores, load.nudges = 2, 50, 2
+            load.openings, load.get_mores, load.noop_commands = 2, 50, 2
         made.cursors.connections = {("north.example", 27018): PoolCounts(2, 1, 5)}
         made.cursors.admission.refused["maxStreams"] += 1
         made.node.counters.errors = {43: 2, 99999: 1}

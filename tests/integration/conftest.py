@@ -12,7 +12,6 @@ _HERE = Path(__file__).parent
 _SHARING = {
     "test_admin",
     "test_docs_commands",
-    "test_facade_cursors",
     "test_facade_drivers",
     "test_facade_lifecycle",
     "test_shared_filters",

@@ -52,7 +52,7 @@ def test_events_are_counted_in_and_out(router: RouterProcess) -> None:
             assert metric(text, "history_left_seconds", 'place="cursor"') > 0
         for name, of in (("received_events_total", 'shard="shard'), ("delivered_events_total", "")):
             assert metric(text, name, of) - metric(before, name, of) == 10, name
-        for name in ("gate_wait_seconds", "reply_delay_seconds"):
+        for name in ("low_watermark_wait_seconds", "reply_delay_seconds"):
             counts = [metric(each, f"{name}_count", kind=name) for each in (before, text)]
             assert counts[1] > counts[0], name
         assert metric(text, "workers") == metric(text, "workers_expected")

@@ -376,7 +376,7 @@ async def test_commands_follow_the_api_version(pair: Pair, api: str) -> None:
 
 
 @pytest.mark.parametrize("asked", [1, 2.0, True, None, {}, [], "x", "global", "*"], ids=str)
-async def test_get_log_wants_a_name(pair: Pair, asked: Any) -> None:
+async def test_get_log_requires_a_name(pair: Pair, asked: Any) -> None:
     async with both(pair) as (mongos, router):
         expected = await mongos.command("admin", {"getLog": asked})
         reply = await router.command("admin", {"getLog": asked})

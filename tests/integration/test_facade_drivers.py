@@ -69,19 +69,6 @@ def test_a_stream_shows_the_same_client_s_writes(collection: Collection[dict[str
     assert collection.count_documents({}) == 9
 
 
-def test_any_event_s_token_resumes_at_the_next_event(
-    collection: Collection[dict[str, Any]],
-) -> None:
-    with collection.watch(max_await_time_ms=_AWAIT_MS) as stream:
-        collection.insert_many([{"_id": number} for number in range(40, 60)])
-        events = [stream.next() for _ in range(20)]
-    for index in (0, 7, 18):
-        with collection.watch(
-            resume_after=events[index]["_id"], max_await_time_ms=_AWAIT_MS
-        ) as stream:
-            assert [stream.next() for _ in events[index + 1 :]] == events[index + 1 :]
-
-
 @pytest.mark.parametrize("scope", ["collection", "database", "cluster"])
 def test_every_scope_can_be_watched(
     scope: str, client: MongoClient[dict[str, Any]], collection: Collection[dict[str, Any]]
@@ -91,13 +78,6 @@ def test_every_scope_can_be_watched(
     with target[scope].watch(pipeline, max_await_time_ms=_AWAIT_MS) as stream:
         collection.insert_one({"_id": 1})
         assert keys([stream.next()]) == [1]
-
-
-def test_a_wait_without_events_ends_after_its_limit(collection: Collection[dict[str, Any]]) -> None:
-    with collection.watch(max_await_time_ms=50) as stream:
-        before = stream.resume_token
-        assert stream.try_next() is None
-        assert stream.resume_token["_data"] >= before["_data"]  # type: ignore[index]
 
 
 def test_transactions_and_unacknowledged_writes_pass_through(

@@ -32,14 +32,14 @@ IDS = itertools.count(1)
 
 
 class LongTape:
-    """Generates events on demand; its promise stays at the start until ``gate`` is set."""
+    """Generates events; its watermark stays at the start until ``low_watermark`` is set."""
 
     ended = False
 
-    def __init__(self, events: int, gate: asyncio.Event) -> None:
+    def __init__(self, events: int, low_watermark: asyncio.Event) -> None:
         self.id = next(IDS)
         self._events = events
-        self._gate = gate
+        self._low_watermark = low_watermark
         self._at = 0
 
     def open(self, command: dict[str, object]) -> bytes:
@@ -49,20 +49,20 @@ class LongTape:
         stop = min(self._events, self._at + min(batch_size, 1000))
         batch = [event(number, SIZE) for number in range(self._at, stop)]
         self._at = stop
-        if not self._gate.is_set():
-            promise = START
+        if not self._low_watermark.is_set():
+            watermark = START
         else:
-            promise = END if stop == self._events else token(stop - 1)
-        return cursor_body(self.id, "admin.$cmd.aggregate", batch, promise), not batch
+            watermark = END if stop == self._events else token(stop - 1)
+        return cursor_body(self.id, "admin.$cmd.aggregate", batch, watermark), not batch
 
 
 @dataclass
 class Scene:
-    """A router on a shard with many events, a shard without a promise, and a config server."""
+    """A router on a shard with many events, a shard without a watermark, and a config server."""
 
     router: RouterProcess
     members: list[ReplayMember]
-    gate: asyncio.Event
+    low_watermark: asyncio.Event
     clients: AsyncExitStack
 
     @property
@@ -105,9 +105,9 @@ class Client:
 async def scene() -> AsyncIterator[Scene]:
     opened = asyncio.Event()
     opened.set()
-    gate = asyncio.Event()
+    low_watermark = asyncio.Event()
     far = ReplayMember("far", lambda _: LongTape(EVENTS, opened))
-    silent = ReplayMember("silent", lambda _: LongTape(0, gate))
+    silent = ReplayMember("silent", lambda _: LongTape(0, low_watermark))
     config = ReplayMember("cfg", lambda _: LongTape(0, opened))
     members = [far, silent, config]
     hosts = [await member.start() for member in members]
@@ -118,7 +118,7 @@ async def scene() -> AsyncIterator[Scene]:
     router = await asyncio.to_thread(start_router, hosts[2], set_parameter=SETTINGS)
     async with AsyncExitStack() as clients:
         try:
-            yield Scene(router, members, gate, clients)
+            yield Scene(router, members, low_watermark, clients)
         finally:
             await asyncio.to_thread(router.stop)
             for member in members:
@@ -131,14 +131,14 @@ async def test_a_shard_far_ahead_of_a_silent_one_is_read_within_the_budget(scene
     for _ in range(5):
         assert await client.read(100, 100) == 0
     assert resident_memory(scene.pid) - before < BOUND
-    scene.gate.set()
+    scene.low_watermark.set()
     while client.at < EVENTS:
         await client.read(2000)
     assert peak_memory(scene.pid) - before < BOUND
 
 
 async def test_slow_clients_share_memory_beside_a_fast_one(scene: Scene):
-    scene.gate.set()
+    scene.low_watermark.set()
     before = resident_memory(scene.pid)
     slow = [await scene.client() for _ in range(20)]
     fast = await scene.client()

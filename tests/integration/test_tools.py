@@ -30,7 +30,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_tail_goes_on_where_it_ended(router: RouterProcess, tmp_path: Path) -> None:
+def test_tail_resumes_where_it_ended(router: RouterProcess, tmp_path: Path) -> None:
     place = tmp_path / "place"
     with pymongo.MongoClient[dict[str, Any]](router.uri) as client:
         collection = client.tools.tail
@@ -48,7 +48,7 @@ def test_tail_goes_on_where_it_ended(router: RouterProcess, tmp_path: Path) -> N
     assert keys == [[1, 2], [3, 4, 5]]
 
 
-def test_tail_takes_a_pipeline_and_a_database(router: RouterProcess, tmp_path: Path) -> None:
+def test_tail_accepts_a_pipeline_and_a_database(router: RouterProcess, tmp_path: Path) -> None:
     place = tmp_path / "place"
     with pymongo.MongoClient[dict[str, Any]](router.uri) as client:
         with client.tools.watch() as stream:

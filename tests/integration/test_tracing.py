@@ -33,7 +33,7 @@ def watch_through_an_outage(cluster: TestCluster, router: RouterProcess) -> None
     client: pymongo.MongoClient[dict[str, Any]]
 
     def going_on() -> set[str]:
-        lines = [line for line in router.logs() if line["msg"] == "remote cursor goes on"]
+        lines = [line for line in router.logs() if line["msg"] == "remote cursor resumed"]
         return {line["attr"]["remote"] for line in lines}
 
     with pymongo.MongoClient(router.uri) as client:

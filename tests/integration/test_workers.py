@@ -229,7 +229,7 @@ def test_a_killed_worker_restarts_and_its_watchers_resume(
                 seen[number].append(next(stream)["documentKey"]["_id"])
         assert seen == [list(range(100))] * 4
         wait_for(lambda: len(messages(router, "A worker is ready")) == 3, "the new worker")
-        (ended,) = messages(router, "A worker has ended; starting it anew")
+        (ended,) = messages(router, "A worker has ended; restarting it")
         assert ended["attr"]["worker"] == victim["worker"]
         assert ended["attr"]["status"] == -signal.SIGKILL
         wait_for(lambda: len(workers(client)) == 2, "both workers")

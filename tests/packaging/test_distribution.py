@@ -11,9 +11,11 @@ import tomllib
 import urllib.request
 import venv
 from collections.abc import Iterator
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("router", "shard_client", "spark_sink", "embedded")
@@ -121,7 +123,8 @@ def test_the_wheel_brings_all_that_the_commands_need(installed: Installed) -> No
     for command in ("serve", "status", "tail"):
         assert installed.run(command, "--help").returncode == 0
     demo = installed.run("demo")
-    assert "pip install 'mergerouter[embedded,spark]'" in demo.stderr
+    assert " -m pip install '" in demo.stderr
+    assert "'pyspark>=" in demo.stderr
 
 
 def ready(router: subprocess.Popen[str]) -> Iterator[dict[str, object]]:
@@ -155,3 +158,16 @@ def test_the_source_distribution_installs_too(built: list[Path], installed: Inst
     sdist = next(file for file in built if file.name.endswith(".tar.gz"))
     installed.install("--no-deps", "--force-reinstall", sdist)
     assert installed.run("--version").stdout == f"mergerouter {VERSION}\n"
+
+
+def test_the_extra_has_what_spark_s_arrow_functions_need() -> None:
+    """Spark refuses to call them otherwise, at a job's first batch."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    given = {Requirement(each).name for each in extras["optional-dependencies"]["spark"]}
+    needed = {
+        requirement.name
+        for requirement in map(Requirement, requires("pyspark") or [])
+        if requirement.marker is not None and requirement.marker.evaluate({"extra": "sql"})
+    }
+    assert needed
+    assert needed <= given

@@ -2,8 +2,8 @@
 
 import pytest
 
-from router.change_stream.recognition import is_change_stream
-from router.change_stream.request import AfterToken, parse_request
+from router.request.stream_commands import is_change_stream
+from router.request.stream_request import AfterToken, parse_request
 from shard_client.errors import CommandError
 from shard_client.wire.documents import encode
 from tests.recordings.recorded import cases

@@ -24,7 +24,7 @@ from tests.recordings import recorded
 from tests.recordings.workload import STREAMS
 
 LATER = "826B00FFFF000000012B0229296E04"
-"""A high water mark after all recorded events: the promise of an idle member."""
+"""A high water mark after all recorded events: the watermark of an idle member."""
 
 CURSOR_IDS = itertools.count(1)
 SHARDS = ("shard0", "shard1", "shard2", "shard3")

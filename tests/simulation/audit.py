@@ -5,7 +5,7 @@ from random import Random
 from typing import Any
 
 from shard_client.errors import CommandError, NetworkError
-from shard_client.remote_cursor.late_kills import LATE_KILLS
+from shard_client.remote_cursor.cursor_reaper import LATE_KILLS
 from shard_client.wire.connection_pool import PoolLimits
 from tests.simulation.checks import (
     end_problems,
@@ -26,11 +26,13 @@ _TIME_TO_RESUME = 30.0
 _TIME_FOR_THE_FEED = 60.0
 _TIME_TO_FORGET = 9.0
 """Seconds, longer than the timeout of idle cursors."""
+_TIME_TO_ASK = 1.0
+"""Seconds, longer than the router takes to ask for the servers' versions, as it does at times."""
 _IDLE_CONNECTIONS = PoolLimits().most_idle
 _RESUMED = 2
 """The number of tokens of each client to resume from."""
-_TASKS_OF_AN_IDLE_ROUTER = 3
-"""The tasks of the router itself, the asking connection and its command."""
+_TASKS_OF_AN_IDLE_ROUTER = 4
+"""The tasks of the router itself and of its freed memory, the asking connection and its command."""
 
 
 class Audit:
@@ -140,24 +142,34 @@ class Audit:
         for problem in segment_problems(segment, history, present=present):
             self._trace.problem(f"{watcher.name} ({watch}) resumed at {token}: {problem}")
 
+    def _tasks_and_links(self) -> tuple[list[str], list[object]]:
+        """Return the router's tasks and connections if there are more than when it is idle."""
+        router = self._router.name
+        # A member that has left the cluster may have kept cursors; attempts to kill them go on.
+        names = (task.get_name() for task in self._loop.tasks_of(router))
+        tasks = [name for name in names if name != LATE_KILLS]
+        links = [each for each in self._loop.network.links_of(router) if each.client == router]
+        # Each replica set keeps a few idle connections and the one for no-op writes.
+        kept = (_IDLE_CONNECTIONS + 1) * (1 + len(self._workload.shards_ever))
+        return (
+            tasks if len(tasks) > _TASKS_OF_AN_IDLE_ROUTER else [],
+            [*links] if len(links) > kept else [],
+        )
+
     async def _check_leaks(self) -> None:
         """Check that nothing of the clients is left in the router and on the shards."""
         await asyncio.sleep(_TIME_TO_FORGET)
-        router_process, trace = self._router, self._trace
-        status = await ask(router_process.address, {"serverStatus": 1})
+        trace = self._trace
+        status = await ask(self._router.address, {"serverStatus": 1})
         if left := status["metrics"]["cursor"]["open"]["total"]:
             trace.problem(f"{left} merged cursors are left in the router")
-        names = [task.get_name() for task in self._loop.tasks_of(router_process.name)]
-        # A member that has left the cluster may have kept cursors; attempts to kill them go on.
-        tasks = [name for name in names if name != LATE_KILLS]
-        if len(tasks) > _TASKS_OF_AN_IDLE_ROUTER:
+        tasks, links = self._tasks_and_links()
+        if tasks or links:
+            await asyncio.sleep(_TIME_TO_ASK)
+            tasks, links = self._tasks_and_links()
+        if tasks:
             trace.problem(f"tasks are left in the router: {tasks}")
-        links = [
-            link for link in self._loop.network.links_of(router_process.name)
-            if link.client == router_process.name
-        ]  # fmt: skip
-        # Each replica set keeps a few idle connections and the one for nudges.
-        if len(links) > (_IDLE_CONNECTIONS + 1) * (1 + len(self._workload.shards_ever)):
+        if links:
             trace.problem(f"connections are left in the router: {links}")
         now = self._loop.time()
         for shard in self._workload.shards_ever.values():

@@ -58,9 +58,9 @@ def segment_problems(
 
 
 def _reply_problems(segment: Segment, keys: Sequence[str]) -> Iterator[str]:
-    """Check that each reply's promise covers exactly the events that had come by its end.
+    """Check that each reply's watermark covers exactly the events that had come by its end.
 
-    ``keys`` are those of the stream's whole history. Of events that share the promise's token, as
+    ``keys`` are those of the stream's whole history. Of events that share the watermark's token, as
     only DDL events do, later replies may have the rest.
     """
     ends = sum(event["operationType"] == "invalidate" for event in segment.events)
@@ -70,7 +70,7 @@ def _reply_problems(segment: Segment, keys: Sequence[str]) -> Iterator[str]:
         least = bisect_left(keys, mark) - before
         most = bisect_right(keys, mark) - before
         if not min(least + 1, most) <= count <= most:
-            yield f"{count} events instead of {most} had come by the promise {mark}"
+            yield f"{count} events instead of {most} had come by the watermark {mark}"
             return
 
 

@@ -1,30 +1,28 @@
 """The moves of clients between their own and shared streams: made frequent, and counted.
 
-No event may depend on where a client reads. So the planners' decisions may change at any time: at
-``whim``, a probability for each decision, a shared scan rests for a moment.
+No event may depend on where a client reads. So the policy's decisions may change at any time: at
+``whim``, a probability for each decision, a shared scan is paused for a moment.
 """
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from random import Random
-from typing import Any
 from unittest import mock
 
-from router.change_stream import traffic
-from router.streams import shared_scans
-from router.streams.placement import Placement
-from router.streams.pool import StreamPool
-from router.streams.shared_scans import SharedScans
-from router.streams.sources import Source
+from router.sharing import sharing_demand
+from router.sharing.candidates import Source
+from router.sharing.client_reader import ClientReader
+from router.sharing.sharing_demand import SharingDemand
+from router.views import traffic
 
 _CONSTANTS = {
     "recent_events": (traffic, "_RECENT_EVENTS"),
-    "bytes_of_a_scan": (shared_scans, "_BYTES_OF_A_SCAN"),
-    "rest": (shared_scans, "_REST"),
+    "bytes_of_a_scan": (sharing_demand, "_BYTES_OF_A_SCAN"),
+    "pause": (sharing_demand, "_PAUSE"),
 }
-_LONGEST_REST = 0.5
-"""Seconds for which a scan rests at a whim."""
+_LONGEST_PAUSE = 0.5
+"""Seconds for which a scan is paused at a whim."""
 
 
 @dataclass
@@ -39,29 +37,30 @@ class Moves:
 def frequent_moves(constants: Mapping[str, float], whim: float, chance: Random) -> Iterator[Moves]:
     """Count the moves during the block, and replace the constants that are named."""
     moves = Moves()
-    moved = StreamPool._moved
+    reads = ClientReader._record_source
 
-    def count(pool: StreamPool, placement: Placement, source: Source) -> None:
-        before = pool.moves_to_shared, pool.moves_to_own
-        moved(pool, placement, source)
-        moves.to_shared += pool.moves_to_shared - before[0]
-        moves.to_own += pool.moves_to_own - before[1]
+    def count(reading: ClientReader, source: Source) -> None:
+        streams = reading._streams
+        before = streams.moves_to_shared, streams.moves_to_own
+        reads(reading, source)
+        moves.to_shared += streams.moves_to_shared - before[0]
+        moves.to_own += streams.moves_to_own - before[1]
 
-    is_shared = SharedScans.is_shared
+    is_shared = SharingDemand.is_shared
 
-    def rest(scans: SharedScans, scan: bytes, now: float, traffic: Any = None) -> bool:
-        if not is_shared(scans, scan, now, traffic):
+    def pause(scans: SharingDemand, scan: bytes, now: float) -> bool:
+        if not is_shared(scans, scan, now):
             return False
         if chance.random() >= whim:
             return True
-        scans._scans[scan].resting_until = now + chance.random() ** 2 * _LONGEST_REST
+        scans._scans[scan].paused_until = now + chance.random() ** 2 * _LONGEST_PAUSE
         return False
 
     with ExitStack() as stack:
         for name, value in constants.items():
             module, constant = _CONSTANTS[name]
             stack.enter_context(mock.patch.object(module, constant, value))
-        stack.enter_context(mock.patch.object(StreamPool, "_moved", count))
+        stack.enter_context(mock.patch.object(ClientReader, "_record_source", count))
         if whim:
-            stack.enter_context(mock.patch.object(SharedScans, "is_shared", rest))
+            stack.enter_context(mock.patch.object(SharingDemand, "is_shared", pause))
         yield moves

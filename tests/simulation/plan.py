@@ -155,7 +155,7 @@ def _move_often(plan: Plan, chance: Random) -> None:
     plan.sharing.update(
         recent_events=chance.choice((5, 20)),
         bytes_of_a_scan=chance.choice((20, 300, 2000)),
-        rest=chance.choice((2, 10)),
+        pause=chance.choice((2, 10)),
     )
     narrow = [scope for scope in _SCOPES if scope[0] != "admin"]
     scopes = [chance.choice(_SCOPES)] if chance.random() < 0.4 else narrow
@@ -311,13 +311,13 @@ def _limits(theme: str, chance: Random) -> dict[str, Any]:
         "probe_burst": chance.choice((0.002, 0.25)),
         "await_quiet": 0.25,
         "active_for": 0.3,
-        "await_gate": 0.005,
-        "await_gate_max": 0.05,
+        "await_watermark": 0.005,
+        "await_watermark_max": 0.05,
         "linger": chance.choice((0.5, 3.0)),
         "close_timeout": 0.8,
         "backoff_max": 0.5,
-        "promise_timeout": chance.choice((0.0, 0.5, 5.0)),
-        "nudge_burst": chance.choice((1.0, 5.0, 100.0)),
+        "watermark_timeout": chance.choice((0.0, 0.5, 5.0)),
+        "noop_burst": chance.choice((1.0, 5.0, 100.0)),
         "cursor_timeout": 4.0,
         "session_timeout": 5.0,
         "share": chance.random() < 0.8,
@@ -338,7 +338,7 @@ def _parameters(chance: Random) -> dict[str, Any]:
         "openTimeoutMs": 3000,
         "replyTimeoutMs": 600,
         "failureTimeoutMs": chance.choice((500, 1500, 6000)),
-        "idleShardNudge": chance.random() < 0.8,
+        "noopWrites": chance.random() < 0.8,
         "batchTargetBytes": chance.choice((500, 5_000, 1 << 20)),
         "remoteBufferBytes": chance.choice((1_000, 20_000, 1 << 24)),
         "streamBufferBytes": chance.choice((2_000, 40_000, 1 << 26)),

@@ -27,30 +27,30 @@ _ERRORS: tuple[Callable[[str], Exception], ...] = (
     RecursionError, struct.error, decimal.Inexact, OverflowError,
 )  # fmt: skip
 
-_PACKAGES = ("router.merge", "router.change_stream", "router.filters")
+_PACKAGES = ("router.merge", "router.views", "router.filters")
 """The packages whose modules are on the path."""
 
-_OPENINGS = frozenset(
-    {
-        "actions", "aggregate_fields", "bson_text", "event_conditions", "keystring",
-        "match_compiler", "options", "plan", "progress_command", "read_preference", "recognition",
-        "remotes", "request", "resume_token", "stages", "starting_point", "topology",
-    }
-)  # fmt: skip
+_OPENINGS = frozenset({"actions", "match_compiler", "remotes", "starting_point"})
 """Modules of these packages that serve openings only, or the set of shards."""
 
 _FUNCTIONS: dict[str, frozenset[str]] = {
-    "router.streams.filtered_readers": frozenset(),
-    "router.streams.runner": frozenset(
-        {"take", "wait", "_wake", "_batch_arrived", "_process", "_distributed", "_count"}
+    "router.streams.view_readers": frozenset(),
+    "router.streams.running_stream": frozenset(
+        {"take", "wait", "_batch_arrived", "_process", "_distributed", "_count"}
     ),
-    "router.streams.pool": frozenset(
+    "router.sharing.open_streams": frozenset(
+        {"_find", "_is_late", "admits", "is_recent", "main", "refused", "reply_bytes"}
+    ),
+    "router.sharing.client_reader": frozenset(
         {
-            "_enter", "_moved", "_preferred", "_source",
-            "follow", "is_misplaced", "join_main", "outlives", "reply_bytes",
+            "_change_stream", "_enter", "_finish_move", "_continues", "_join", "_may_begin",
+            "_may_narrow", "_migrate", "_preferred", "_record_source", "_record_failure",
+            "_should_open", "take",
         }
     ),
-    "router.cursors.merged_cursor": frozenset({"_follow", "_take_ready"}),
+    "router.sharing.policy": frozenset(
+        {"choose_source", "record_failure"}
+    ),
 }  # fmt: skip
 """Other modules of the path, with the names of their functions on it; none for all."""
 
@@ -58,7 +58,7 @@ _OFF_THE_PATH = frozenset(
     {
         "__init__", "_closed", "_count_readers", "_end", "_stop_if_broken", "close",
         "compile_project",
-        "compile_unset", "compile_filter", "fail", "leave", "remote_failed", "remove",
+        "compile_unset", "compile_filter", "describe", "fail", "leave", "remote_failed", "remove",
         "remove_remote", "remove_waiter", "retire_remote", "start",
     }
 )  # fmt: skip

@@ -2,45 +2,47 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 from bson.timestamp import Timestamp
 
-from router.change_stream import remotes
-from router.change_stream.actions import Action, OpenRemote
-from router.change_stream.log_reader import Batch, LogReader, ReadableStream
-from router.change_stream.merged_stream import MergedStream
-from router.change_stream.progress_command import progress_command
-from router.change_stream.remotes import Remotes
-from router.change_stream.resume_point import ResumePoint
-from router.merge.merger import Event, Merger
-from router.streams import openings
+from router.merge.actions import Action, CloseRemote, OpenRemote
+from router.merge.membership import Membership
+from router.merge.merged_stream import MergedStream
+from router.merge.merger import Merger
+from router.request.progress_command import progress_command
+from router.streams import remote_cursors
+from router.views.log_reader import Batch, LogReader
+from router.views.resume_point import ResumePoint
+from router.views.view import View
+from shard_client.remote_cursor.cursor_reply import Event
 from shard_client.remote_cursor.progress_cursor import ProgressCursor
 from shard_client.remote_cursor.remote_cursor import RemoteCursor
 
 
 @contextmanager
-def _gate_by_the_fastest() -> Iterator[None]:
-    """Release events up to the largest promise instead of the smallest."""
+def _low_watermark_of_the_fastest() -> Iterator[None]:
+    """Release events up to the largest watermark instead of the smallest."""
 
-    def gate(merger: Merger) -> bytes | None:
-        return None if merger._silent else merger._promises[-1][0]
+    def low_watermark(merger: Merger) -> bytes | None:
+        return None if merger._silent else merger._watermarks[-1][0]
 
-    with mock.patch.object(Merger, "gate", property(gate)):
+    with mock.patch.object(Merger, "low_watermark", property(low_watermark)):
         yield
 
 
 @contextmanager
-def _gate_without_the_config_server() -> Iterator[None]:
-    """Leave the config server's remote out of the gate, so that new shards are found too late."""
+def _low_watermark_without_the_config_server() -> Iterator[None]:
+    """Leave the config server out of the low watermark, so that new shards are found too late."""
 
-    def gate(merger: Merger) -> bytes | None:
-        promises = [state.promise for state in merger._remotes.values() if not state.topology]
-        return None if None in promises else min(promises, default=None)  # type: ignore[type-var]
+    def low_watermark(merger: Merger) -> bytes | None:
+        watermarks = [
+            each.watermark for each in merger.remotes.values() if not each.opening.topology
+        ]
+        return None if None in watermarks else min(watermarks, default=None)  # type: ignore[type-var]
 
-    with mock.patch.object(Merger, "gate", property(gate)):
+    with mock.patch.object(Merger, "low_watermark", property(low_watermark)):
         yield
 
 
@@ -71,20 +73,19 @@ def _resume_drops_the_whole_time() -> Iterator[None]:
 @contextmanager
 def _new_shards_ignored() -> Iterator[None]:
     """Ignore shards that are added."""
-    with mock.patch.object(remotes, "topology_changes", return_value=[]):
+    with mock.patch.object(Membership, "change", return_value=[]):
         yield
 
 
 @contextmanager
 def _new_shards_too_late() -> Iterator[None]:
     """Open a new shard's remote one second after the time at which it joined."""
-    original = Remotes._join
+    original = Membership._join
 
-    def join(self: Remotes, change: Any) -> OpenRemote:
-        late = replace(change, at=Timestamp(change.at.time + 1, 0))
-        return original(self, late)
+    def join(self: Membership, shard: str, host: str, at: Timestamp) -> OpenRemote:
+        return original(self, shard, host, Timestamp(at.time + 1, 0))
 
-    with mock.patch.object(Remotes, "_join", join):
+    with mock.patch.object(Membership, "_join", join):
         yield
 
 
@@ -94,7 +95,7 @@ def _reopened_from_the_start() -> Iterator[None]:
     original = RemoteCursor._open
 
     async def reopen(cursor: RemoteCursor) -> None:
-        cursor._pbrt = None
+        cursor._watermark = None
         await original(cursor)
 
     with mock.patch.object(RemoteCursor, "_open", reopen):
@@ -103,13 +104,13 @@ def _reopened_from_the_start() -> Iterator[None]:
 
 @contextmanager
 def _mark_ahead_of_events() -> Iterator[None]:
-    """Return the shards' promise while events are still buffered."""
+    """Return the shards' watermark while events are still buffered."""
     original = LogReader.take
 
     def take(log_reader: LogReader, *limits: int | None) -> Batch:
         batch = original(log_reader, *limits)
         log_reader._raise_mark()
-        return batch._replace(pbrt=log_reader._mark)
+        return batch._replace(pbrt=log_reader.high_water_mark)
 
     with mock.patch.object(LogReader, "take", take):
         yield
@@ -118,27 +119,29 @@ def _mark_ahead_of_events() -> Iterator[None]:
 @contextmanager
 def _removed_too_early() -> Iterator[None]:
     """Close a removed shard's remote at once, before its last events."""
-    original = Remotes.close_removed
 
-    def close_removed(self: Remotes) -> list[Action]:
-        with mock.patch.object(self._merger, "promise", return_value=b"g"):  # larger than all keys
-            return original(self)
+    def close_removed(self: Membership) -> list[Action]:
+        leaving = sorted(self._leaving)
+        self._leaving.clear()
+        for number in leaving:
+            self._merger.retire_remote(number, before=self._merger.remotes[number].removed_at)
+        return [CloseRemote(number) for number in leaving]
 
-    with mock.patch.object(Remotes, "close_removed", close_removed):
+    with mock.patch.object(Membership, "close_removed", close_removed):
         yield
 
 
 @contextmanager
 def _removed_forgotten() -> Iterator[None]:
     """Open no remotes on shards that were removed after a client fell behind."""
-    with mock.patch.object(Remotes, "spans_beyond", return_value=frozenset()):
+    with mock.patch.object(Membership, "spans_beyond", return_value=frozenset()):
         yield
 
 
 @contextmanager
 def _probe_believed_at_once() -> Iterator[None]:
-    """Accept a progress cursor's promise before the first cursor has returned its events."""
-    with mock.patch.object(ProgressCursor, "_has_come", return_value=True):
+    """Accept a progress cursor's watermark before the first cursor has returned its events."""
+    with mock.patch.object(ProgressCursor, "_is_reached", return_value=True):
         yield
 
 
@@ -151,23 +154,23 @@ def _probe_sees_less() -> Iterator[None]:
         nothing = {"$match": {"operationType": "nothing"}}
         return found, {**probe, "pipeline": [*probe["pipeline"], nothing]}
 
-    with mock.patch.object(openings, "progress_command", narrowed):
+    with mock.patch.object(remote_cursors, "progress_command", narrowed):
         yield
 
 
 @contextmanager
 def _held_events_move() -> Iterator[None]:
     """Keep what was read but not returned at a move, although the next stream has it too."""
-    original = LogReader.attach
+    original = LogReader.continue_on
 
-    def attach(self: LogReader, stream: ReadableStream) -> None:
-        moves = hasattr(self, "_stream")
+    def continue_on(self: LogReader, view: View) -> None:
+        moves = hasattr(self, "view")
         kept = (self._held, self._resume) if moves else None
-        original(self, stream)
+        original(self, view)
         if kept is not None:
             self._held, self._resume = kept
 
-    with mock.patch.object(LogReader, "attach", attach):
+    with mock.patch.object(LogReader, "continue_on", continue_on):
         yield
 
 
@@ -183,8 +186,8 @@ def _exceptions_ignored() -> Iterator[None]:
 
 
 SABOTAGE: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
-    "gate": _gate_by_the_fastest,
-    "gate-config": _gate_without_the_config_server,
+    "low-watermark": _low_watermark_of_the_fastest,
+    "low-watermark-config": _low_watermark_without_the_config_server,
     "resume": _resume_filter_off,
     "resume-time": _resume_drops_the_whole_time,
     "new-shard": _new_shards_ignored,

@@ -65,7 +65,7 @@ class Segment:
     end: str = ""
     """The sort key that the next cursor resumes from."""
     replies: list[tuple[str, int]] = field(default_factory=list)
-    """Each reply's promise, and the number of events that had come by its end."""
+    """Each reply's watermark, and the number of events that had come by its end."""
     closed: bool = False
     """Whether an invalidate ended the stream."""
     positions: dict[str, int] | None = None
@@ -231,7 +231,7 @@ class Watcher:
             raise error
 
     def _take(self, segment: Segment, batch: Batch) -> None:
-        """Process a batch as drivers do, and check it against the earlier promises."""
+        """Process a batch as drivers do, and check it against the earlier watermarks."""
         self._works = True
         mark = batch.pbrt["_data"]
         for event in batch.events:
@@ -239,9 +239,9 @@ class Watcher:
             # Only DDL events share a token, which several replies may have (docs/protocol.md).
             again = bool(segment.events) and segment.events[-1]["_id"]["_data"] == key
             if key < self._mark or (key == self._mark and not again):
-                self._trace.problem(f"{self.name}: {key} comes after the promise {self._mark}")
+                self._trace.problem(f"{self.name}: {key} comes after the watermark {self._mark}")
             if key > mark:
-                self._trace.problem(f"{self.name}: {key} lies above its batch's promise {mark}")
+                self._trace.problem(f"{self.name}: {key} lies above its batch's token {mark}")
             segment.events.append(event)
             self._after_invalidate = event["operationType"] == "invalidate"
             self.seen.append(event["_id"])

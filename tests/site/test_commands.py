@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[2]
-_MARKED = re.compile(r"<!-- test: \w+ -->\n\n((?:    .*\n)+)")
+_MARKED = re.compile(r"<!-- (?:test: \w+|quickstart) -->\n\n((?:    .*\n)+)")
 _PROGRAMS = (
     "cat", "chmod", "cp", "curl", "docker", "echo", "helm", "kill", "kubectl", "make",
     "mergerouter", "mongod", "mongos", "mongosh", "nc", "npm", "openssl", "pip", "python",
@@ -18,16 +18,20 @@ _PROGRAMS = (
 _PROGRAM = re.compile(rf"    (?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?({'|'.join(_PROGRAMS)}) ")
 _ELSEWHERE = {
     ("README.md", ".venv/bin/mergerouter job run"): "tests/spark/test_job.py",
+    ("spark.md", "mergerouter job at"): "tests/spark/test_point_in_time.py",
+    ("spark.md", "mergerouter job rebuild"): "tests/spark/test_point_in_time.py",
     ("spark.md", "mergerouter job run"): "tests/spark/test_job.py",
     ("spark.md", "mergerouter job signal"): "tests/spark/test_signal_queries.py",
+    ("spark.md", "mergerouter job seek"): "tests/spark/test_collections_change.py",
+    ("spark-reference.md", "mergerouter job run"): "tests/spark/test_typed_job.py",
     ("spark.md", "spark-submit"): "tests/spark/test_zip.py",
     ("deployment.md", "helm install"): "tests/unit/deploy/test_kubernetes.py",
     ("deployment.md", "helm upgrade"): "tests/unit/deploy/test_kubernetes.py",
     ("deployment.md", "kubectl create secret"): "tests/unit/deploy/test_kubernetes.py",
+    ("install.md", ".venv/bin/pip install --editable"): "tests/packaging/test_distribution.py",
     ("protocol.md", "mongod"): "tests/harness/real_cluster.py",
     ("protocol.md", "mongos"): "tests/harness/real_cluster.py",
     ("security.md", "python -m tests.tls_scan"): "tests/integration/tls/test_feed.py",
-    ("tracing.md", "pip install 'mergerouter[otel]'"): "tests/unit/router/config/test_tracing.py",
 }
 """Commands that other tests run, or what is left of them without Kubernetes or a second machine."""
 
@@ -38,7 +42,7 @@ class Command(NamedTuple):
 
 
 def unmarked() -> list[Command]:
-    """Return the commands that tests/integration/test_docs_commands.py does not run."""
+    """Return the commands that neither test_docs_commands.py nor test_quickstart.py runs."""
     found = []
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         text = re.sub(r"\\\n\s*", "", _MARKED.sub("", page.read_text()))

@@ -10,8 +10,8 @@ from typing import Any
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from spark_sink.options import parse_options
-from spark_sink.stream_reader import MergerouterStreamReader
+from spark_sink.options.stream_options import parse_options
+from spark_sink.source.stream_reader import MergerouterStreamReader
 from tests.harness.until import wait_for
 
 Row = dict[str, Any]

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import DataStreamWriter
 
 from spark_sink import local_session
-from spark_sink.java_runtime import bundled_java
+from spark_sink.session.java_runtime import bundled_java
 from tests.spark.quick_session import QUICK
 
 MAX_EVENTS = 1000

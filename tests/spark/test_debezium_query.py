@@ -7,23 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bson import Binary, json_util
 from bson.binary import UuidRepresentation
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_sink.debezium import VERSION, to_debezium
+from spark_sink.debezium import to_debezium
 from spark_sink.errors import OptionError
-from spark_sink.tables.transactions import transactions_in
+from spark_sink.tables.transactions import Transactions
 from tests.spark.conftest import Shop
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
 ENVELOPE = {
-    "before", "after", "updateDescription", "source", "op", "ts_ms", "ts_us", "ts_ns",
-    "transaction",
+    "before", "after", "updateDescription", "source", "op", "ts_ms", "transaction",
 }  # fmt: skip
 SOURCE = {
-    "version", "connector", "name", "ts_ms", "ts_us", "ts_ns", "snapshot", "db", "rs", "collection",
-    "ord", "lsid", "txnNumber", "wallTime",
+    "version", "connector", "name", "ts_ms", "ts_us", "ts_ns", "snapshot", "db", "sequence",
+    "collection", "ord", "lsid", "txnNumber", "wallTime",
 }  # fmt: skip
 
 
@@ -81,22 +81,22 @@ def test_a_stream_becomes_messages(spark: SparkSession, shop: Shop, tmp_path: Pa
         for value in values:
             event, source = watch.next(), value["source"]
             time = event["clusterTime"]
-            assert (source["ts_ms"], source["ord"]) == (time.time * 1000, time.inc)
-            assert source["wallTime"] == int(event["wallTime"].timestamp() * 1000)
-            assert (source["version"], source["connector"]) == (VERSION, "mongodb")
+            wall = int(event["wallTime"].timestamp() * 1000)
+            assert (source["ts_ms"], source["wallTime"], source["ord"]) == (wall, wall, time.inc)
+            assert (source["version"], source["connector"]) == ("3.6.3.Final", "mongodb")
             assert (source["db"], source["collection"]) == (database, "orders")
-            assert (source["name"], source["snapshot"]) == ("fulfillment", False)
+            assert (source["name"], source["snapshot"]) == ("fulfillment", "false")
             assert value["ts_ms"] >= source["ts_ms"] - 1000
 
 
-def test_a_snapshot_becomes_reads(spark: SparkSession, shop: Shop) -> None:
+def test_a_snapshots_documents_become_reads(spark: SparkSession, shop: Shop) -> None:
     shop.insert(5)
     rows = spark.read.format("mergerouter").options(
         uri=shop.uri, database=shop.database, collection="orders", mode="snapshot"
     )
     values = [value for _, _, value in decoded(to_debezium(rows.load(), "fulfillment"))]
     assert [value["op"] for value in values] == ["r"] * 5
-    assert all(value["source"]["snapshot"] for value in values)
+    assert {value["source"]["snapshot"] for value in values} == {"true"}
     assert sorted(json.loads(value["after"])["_id"] for value in values) == [0, 1, 2, 3, 4]
 
 
@@ -109,19 +109,24 @@ def test_transactions_are_surrounded_by_their_boundaries(spark: SparkSession, sh
                 document = {"_id": number, "customer": number % 10}
                 shop.orders.insert_one(document, session=session)
             identifier = session.session_id["id"].as_uuid(UuidRepresentation.STANDARD)
-            names.append(identifier.hex)
+            names.append(str(identifier))
     rows = changes(spark, shop)
     found = decoded(to_debezium(rows, "fulfillment", transactions=True))
     boundaries = [value for topic, _, value in found if topic == "fulfillment.transaction"]
     assert [each["status"] for each in boundaries] == ["BEGIN", "END"] * 2
-    assert {each["id"].partition(":")[0] for each in boundaries} == set(names)
+    sessions = [json_util.loads(each["id"].rpartition(":")[0])["id"] for each in boundaries]
+    assert {str(Binary(each, 4).as_uuid()) for each in sessions} == set(names)
     counts = {each["id"]: each["event_count"] for each in boundaries if each["status"] == "END"}
     assert sorted(counts.values()) == [2, 3]
-    in_table = {row.id: row for row in transactions_in(rows).collect()}
-    assert {name: row.event_count for name, row in in_table.items()} == counts
+    transactions = Transactions()
+    for batch in rows.toArrow().to_batches():
+        transactions.count(batch)
+    in_table = {row["id"]: row for row in transactions.rows().to_pylist()}
+    counted = sorted(row["event_count"] for row in in_table.values())
+    assert counted == sorted(counts.values())
     for row in in_table.values():
-        assert row.data_collections == {f"{shop.database}.orders": row.event_count}
-        assert row.first_token < row.last_token
+        assert row["data_collections"] == [(f"{shop.database}.orders", row["event_count"])]
+        assert row["first_token"] < row["last_token"]
     within: dict[str, list[int]] = {}
     open_one = None
     for topic, key, value in found:
@@ -134,5 +139,26 @@ def test_transactions_are_surrounded_by_their_boundaries(spark: SparkSession, sh
             assert value["transaction"]["id"] == open_one
             within.setdefault(open_one, []).append(value["transaction"]["total_order"])
     assert {name: list(range(1, count + 1)) for name, count in counts.items()} == within
-    with pytest.raises(OptionError, match="foreachBatch"):
-        to_debezium(changes(spark, shop, streaming=True), "fulfillment", transactions=True)
+    for wrong in ({"version": "1.9"}, {"naming": "other"}):
+        with pytest.raises(OptionError, match="must be"):
+            to_debezium(rows, "fulfillment", **wrong)
+
+
+def test_a_stream_has_transactions_in_their_order(
+    spark: SparkSession, shop: Shop, tmp_path: Path
+) -> None:
+    document = {"_id": 11, "customer": 1}
+    shop.orders.insert_one(document)
+    with shop.client.start_session() as session, session.start_transaction():
+        shop.orders.update_one(document, {"$set": {"n": 1}}, session=session)
+        shop.orders.insert_one({"_id": 16, "customer": 6}, session=session)
+    shop.orders.update_one(document, {"$set": {"n": 2}})
+    rows = changes(spark, shop, streaming=True)
+    messages = to_debezium(rows, "fulfillment", transactions=True)
+    query = messages.writeStream.format("memory").queryName("ordered")
+    query = query.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True)
+    query.start().awaitTermination()
+    values = [value for _, _, value in decoded(spark.table("ordered"))]
+    texts = [value.get("status") or value["op"] for value in values]
+    assert texts in (["c", "BEGIN", each, other, "END", "u"] for each, other in ("uc", "cu"))
+    assert [value["transaction"]["total_order"] for value in values[2:4]] == [1, 2]

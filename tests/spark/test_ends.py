@@ -11,6 +11,7 @@ import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
+from tests.harness.clusters import TestCluster
 from tests.spark.conftest import Shop
 from tests.spark.test_exactly_once import WAIT
 
@@ -59,7 +60,7 @@ def test_another_scope_on_an_old_checkpoint_is_refused(
     }
 
 
-def test_an_unreachable_router_is_reported_at_once(spark: SparkSession) -> None:
+def test_an_unreachable_router_is_reported_quickly(spark: SparkSession) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         uri = f"mongodb://app:secret@127.0.0.1:{unused.getsockname()[1]}"
@@ -69,6 +70,23 @@ def test_an_unreachable_router_is_reported_at_once(spark: SparkSession) -> None:
     assert "cannot be reached: start it, or correct option 'uri'" in message
     assert "Traceback" not in message
     assert "secret" not in message
+
+
+def test_a_member_of_a_shard_is_no_router(
+    spark: SparkSession, cluster: TestCluster, shop: Shop, tmp_path: Path
+) -> None:
+    member = f"mongodb://{next(iter(cluster.shards.values())).partition('/')[2]}/"
+    for reading in (spark.readStream, spark.read):
+        with pytest.raises(AnalysisException, match="is no router or mongos"):
+            reading.format("mergerouter").options(uri=member, database=shop.database).load()
+    shop.insert(2)
+    start = f"{shop.created.time},{shop.created.inc}"
+    frame = stream(spark, shop, collection="orders", startAtOperationTime=start)
+    writer = frame.writeStream.format("mergerouter").options(uri=member, collection="copy")
+    writer = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True)
+    with pytest.raises(StreamingQueryException, match="is no router or mongos"):
+        writer.start().awaitTermination()
+    assert "copy" not in shop.client[shop.database].list_collection_names()
 
 
 def test_now_is_when_the_query_was_started(spark: SparkSession, shop: Shop) -> None:

@@ -12,15 +12,15 @@ from bson.raw_bson import RawBSONDocument
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_sink.fragments import fragment_of, joined
-from spark_sink.options import parse_options
-from spark_sink.partitions import planner_for, read_task
-from spark_sink.positions import AtTime, Position, key_of
-from spark_sink.read_task import TaskReader
-from spark_sink.router_client import RouterClient
+from spark_sink.batches.read_task import TaskReader
+from spark_sink.events.fragments import fragment_of, join_fragments
+from spark_sink.events.positions import AtTime, Position, key_of
+from spark_sink.options.stream_options import parse_options
+from spark_sink.source.tasks import planner_for, read_task
+from spark_sink.stream.router_client import RouterClient
 from tests.doubles.event_history import History, Inbox
 from tests.spark.conftest import Shop
-from tests.unit.spark_sink.test_batch_planner import planner
+from tests.unit.spark_sink.batches.test_batch_planner import planner
 
 _SIX_MIB = 6 << 20
 
@@ -42,7 +42,7 @@ def test_fragments_become_whole_events():
     small = {"_id": {"_data": "0"}, "ns": {"db": "shop"}}
     parts = [fragment(1, 1, 3), fragment(1, 2, 3), fragment(1, 3, 3)]
     more = [fragment(2, 1, 2), fragment(2, 2, 2)]
-    assert plain([*joined(raw([small, *parts, *more, small]))]) == [
+    assert plain([*join_fragments(raw([small, *parts, *more, small]))]) == [
         small,
         {"_id": {"_data": "1.3"}, "f1": 1, "f2": 1, "f3": 1},
         {"_id": {"_data": "2.2"}, "f1": 2, "f2": 2},
@@ -61,7 +61,7 @@ def test_fragments_become_whole_events():
     ids=["the first is missing", "the last is missing", "both ends", "another field"],
 )
 def test_incomplete_events_stay_in_fragments(events):
-    assert plain([*joined(raw(events))]) == events
+    assert plain([*join_fragments(raw(events))]) == events
 
 
 @given(
@@ -70,7 +70,7 @@ def test_incomplete_events_stay_in_fragments(events):
     max_events=st.integers(min_value=1, max_value=6) | st.none(),
     sharded=st.booleans(),
 )
-def test_no_batch_parts_an_event(sizes, pauses, max_events, sharded):
+def test_no_batch_ends_within_a_split_event(sizes, pauses, max_events, sharded):
     history = History()
     start: Position = AtTime(history.now)
     for number, size in enumerate(sizes):
@@ -84,7 +84,7 @@ def test_no_batch_parts_an_event(sizes, pauses, max_events, sharded):
     for _ in range(100):
         batch = plan.next_batch(start, max_events)
         for task in plan.tasks(batch):
-            for event in joined(TaskReader(task, history.watch).events()):
+            for event in join_fragments(TaskReader(task, history.watch).events()):
                 assert fragment_of(event) is None
                 found += 1
         if batch.end == start and found == len(sizes):

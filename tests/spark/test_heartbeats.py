@@ -9,15 +9,15 @@ import bson
 import pytest
 from bson.timestamp import Timestamp
 
-from spark_sink.heartbeats import Heartbeat, heartbeats, latest_heartbeat
-from spark_sink.positions import AtTime, FromNow, key_of
+from spark_sink.events.heartbeats import Heartbeat, heartbeats, latest_heartbeat
+from spark_sink.events.positions import AtTime, FromNow, key_of
 from tests.spark.batches import batches
 from tests.spark.conftest import Shop
 
 pytestmark = pytest.mark.xdist_group("spark")  # one cluster, one Spark
 
 
-def test_a_heartbeat_comes_once_in_each_interval() -> None:
+def test_each_interval_has_one_heartbeat() -> None:
     last = None
     found = []
     for second in (100, 103, 109, 110, 111, 125, 134):
@@ -30,7 +30,7 @@ def test_a_heartbeat_comes_once_in_each_interval() -> None:
     assert heartbeats(Timestamp(5, 5), None) == []
 
 
-def test_the_token_of_a_heartbeat_lies_between_the_events_around_its_time() -> None:
+def test_the_token_of_a_heartbeat_sorts_by_its_time() -> None:
     event = bson.decode(Heartbeat(Timestamp(100, 7)).event().raw)
     token = event["_id"]["_data"]
     assert key_of(AtTime(Timestamp(100, 6))) + "FF" < token
@@ -38,7 +38,7 @@ def test_the_token_of_a_heartbeat_lies_between_the_events_around_its_time() -> N
     assert (event["operationType"], event["clusterTime"]) == ("heartbeat", Timestamp(100, 7))
 
 
-def test_a_quiet_stream_has_heartbeats(shop: Shop) -> None:
+def test_an_idle_stream_has_heartbeats(shop: Shop) -> None:
     start = f"{shop.created.time},{shop.created.inc}"
     options = {"uri": shop.uri, "database": shop.database, "startAtOperationTime": start}
     shop.insert(3)

@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from spark_sink import java_runtime
-from spark_sink.java_runtime import JavaNotFoundError, bundled_java, ensure_java, find_java
+from spark_sink.session import java_runtime
+from spark_sink.session.java_runtime import JavaNotFoundError, bundled_java, ensure_java, find_java
 
 
 def fake_java(folder, version):

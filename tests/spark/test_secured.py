@@ -60,7 +60,7 @@ def written(folder: Path) -> bytes:
     return b"".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
 
 
-def test_a_user_reads_what_it_may(
+def test_a_user_reads_what_its_privileges_allow(
     spark: SparkSession, secured: Secured, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     read = frame(spark, secured, tmp_path, PASSWORD, "shop")

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.xdist_group("spark")  # one Spark
 SCHEMA = "token string, operationType string, event binary"
 
 
-def test_queries_write_parquet_without_dictionaries_of_columns_that_rarely_repeat(
+def test_queries_write_unique_columns_without_parquet_dictionaries(
     spark: SparkSession, tmp_path: Path
 ):
     # Of values that repeat, Parquet's writer keeps a dictionary unless it is told not to.

@@ -12,12 +12,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from spark_sink.options import parse_options
-from spark_sink.positions import high_water_mark
+from spark_sink.events.positions import after, high_water_mark
+from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.channels import send
-from spark_sink.snapshot.plan import after
-from spark_sink.stream_reader import MergerouterStreamReader
-from spark_sink.tables.definitions import DEFINITIONS, collections_of, definition_of
+from spark_sink.source.stream_reader import MergerouterStreamReader
+from spark_sink.tables.ddl_events import DDL_TYPES, collections_of, ddl_event_of
 from spark_sink.tables.fold import Fold, Prepare
 from tests.spark.conftest import Shop
 from tests.spark.test_current_tables import change_at_random
@@ -38,7 +37,7 @@ class Query:
         self.rows: list[dict[str, Any]] = []
         self.complete: dict[str, str] = {}
         self.operations: list[str | None] = []
-        self.told: list[tuple[str, str, str]] = []
+        self.notified: list[tuple[str, str, str]] = []
 
     def kill(self) -> None:
         self.reader.stop()
@@ -54,7 +53,7 @@ class Query:
         self.reader.commit(end)
         if end != self.offset:
             told = end.get("signals", {}).get("notifications", [])
-            self.told += [(each["id"], each["aggregate_type"], each["type"]) for each in told]
+            self.notified += [(each["id"], each["aggregate_type"], each["type"]) for each in told]
         self.offset = end
         return end
 
@@ -65,12 +64,12 @@ class Query:
     def _apply(self, batches: list[pa.RecordBatch]) -> None:
         read = [row for batch in batches for row in batch.to_pylist()]
         self.operations += [row["operationType"] for row in read]
-        events = [row["event"] for row in read if row["operationType"] in DEFINITIONS]
+        events = [row["event"] for row in read if row["operationType"] in DDL_TYPES]
         for event in map(bson.decode, events):
             for database, name in collections_of(event):
                 until = high_water_mark(after(event["readUntil"]).time)
                 self.complete[f"{database}.{name}"] = until
-        prepare = Prepare(("_id",), sorted(map(definition_of, events)))
+        prepare = Prepare(("_id",), sorted(map(ddl_event_of, events)))
         changes = [row for row in read if row["op"] is not None]
         new = prepare.events([_batch(changes, COLUMNS)])
         place = ["database", "collection", "key", "token", "documentKey", "document"]
@@ -92,8 +91,14 @@ class Query:
         return found
 
 
+_TYPES = {"document": pa.binary(), "event": pa.binary(), "kind": pa.int64(), "payload": pa.binary()}
+
+
 def _batch(rows: list[dict[str, Any]], names: list[str]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pydict({name: [row[name] for row in rows] for name in names})
+    schema = pa.schema({name: _TYPES.get(name, pa.string()) for name in names})
+    return pa.RecordBatch.from_pylist(
+        [{name: row[name] for name in names} for row in rows], schema=schema
+    )
 
 
 def expected(shop: Shop) -> dict[tuple[str, Any], dict[str, Any]]:
@@ -106,7 +111,7 @@ def expected(shop: Shop) -> dict[tuple[str, Any], dict[str, Any]]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_table_is_equal_to_its_collections_however_often_a_query_is_killed(
+def test_a_table_equals_its_collections_after_kills_of_the_query(
     shop: Shop, tmp_path: Path, seed: int
 ) -> None:
     chance = random.Random(seed)
@@ -147,31 +152,29 @@ def test_a_table_is_equal_to_its_collections_however_often_a_query_is_killed(
 INITIAL = "Initial Snapshot"
 
 
-def test_an_initial_snapshot_is_notified_once_however_often_a_query_is_killed(
-    shop: Shop, tmp_path: Path
-) -> None:
+def test_an_initial_snapshot_is_notified_once_despite_kills(shop: Shop, tmp_path: Path) -> None:
     shop.insert(60)
     shop.client[shop.database].items.insert_many([{"_id": number} for number in range(10)])
     query = Query(shop, tmp_path, snapshotMode="initial", maxEventsPerTrigger="40")
     try:
         while "snapshotEnd" not in query.operations:
             query.batch(killed=True)
-        [identifier] = {name for name, _, _ in query.told}
-        kinds = [kind for _, _, kind in query.told]
+        [identifier] = {name for name, _, _ in query.notified}
+        kinds = [kind for _, _, kind in query.notified]
         assert (kinds[0], kinds[-1]) == ("STARTED", "COMPLETED")
         assert [kinds.count(each) for each in ("STARTED", "TABLE_SCAN_COMPLETED", "COMPLETED")] == [
             1, 2, 1,
         ]  # fmt: skip
         assert kinds.count("IN_PROGRESS") == len(kinds) - 4 >= 2
-        assert {aggregate for _, aggregate, _ in query.told} == {INITIAL}
+        assert {aggregate for _, aggregate, _ in query.notified} == {INITIAL}
         # A start that finds the snapshot ended tells so once, with its first batch.
-        before = len(query.told)
+        before = len(query.notified)
         _next_events(shop, query)
         _next_events(shop, query)
         query.kill()
         _next_events(shop, query)
         _next_events(shop, query)
-        skipped = query.told[before:]
+        skipped = query.notified[before:]
         assert [each[1:] for each in skipped] == [(INITIAL, "SKIPPED")] * 2
         assert len({identifier, *(name for name, _, _ in skipped)}) == 3
     finally:
@@ -199,12 +202,14 @@ def test_signals_wait_for_the_end_of_an_initial_snapshot(shop: Shop, tmp_path: P
         while "snapshotEnd" not in query.operations:
             assert query.batch(killed=True)["signals"]["handled"] == []
         assert query.operations.count("read") == 120
-        assert {aggregate for _, aggregate, _ in query.told} == {INITIAL}
-        before = len(query.told)
+        assert {aggregate for _, aggregate, _ in query.notified} == {INITIAL}
+        before = len(query.notified)
         while query.operations.count("snapshotEnd") < 2:
             query.batch(killed=True)
         assert query.operations.count("read") == 240
-        told = [each for each in query.told[before:] if each[2] not in ("IN_PROGRESS", "SKIPPED")]
+        told = [
+            each for each in query.notified[before:] if each[2] not in ("IN_PROGRESS", "SKIPPED")
+        ]
         incremental = "Incremental Snapshot"
         assert told == [
             ("file", "Signal", "LOGGED"),

@@ -10,12 +10,12 @@ import pytest
 from bson.timestamp import Timestamp
 
 from spark_sink.errors import StreamError
-from spark_sink.options import parse_options
-from spark_sink.positions import AtTime, Token
-from spark_sink.router_client import RouterClient
+from spark_sink.events.positions import AtTime, Token
+from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.channels import SignalCollection, SignalFolder, send
+from spark_sink.stream.router_client import RouterClient
 from tests.spark.conftest import Shop
-from tests.unit.spark_sink.test_signals import signal
+from tests.unit.spark_sink.signals.test_signals import signal
 
 
 def received(folder: SignalFolder, *handled: str) -> list[tuple[str, bool]]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import bson
 import pandas
-import pyarrow.dataset
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
@@ -21,7 +20,12 @@ from spark_sink.jobs.tables_job import TablesJob, namespace_options
 from spark_sink.jobs.verification import verify_job
 from spark_sink.tables.current_table import CurrentTable
 from tests.spark.conftest import Shop
-from tests.spark.test_current_tables import change_at_random, collections_of, table_of
+from tests.spark.test_current_tables import (
+    change_at_random,
+    collections_of,
+    damage,
+    table_of,
+)
 from tests.spark.test_exactly_once import Query
 
 # One cluster, one Spark, which takes minutes to start on a busy machine.
@@ -30,19 +34,6 @@ pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
 
 def execute(*collections: str, **data: Any) -> dict[str, Any]:
     return {"type": "execute-snapshot", "data": {"data-collections": list(collections), **data}}
-
-
-def damage(spark: SparkSession, target: str, change: Callable[[Any], Any]) -> None:
-    """Change the rows of a current table behind its back."""
-    table = CurrentTable.existing(spark, target)
-    rows = change(table.read().toPandas())
-    name = f"{table.version.data}/damaged.parquet"
-    rows.to_parquet(Path(target) / name, coerce_timestamps="us")
-    file = Path(target) / "versions" / f"{table.version.number:012}.json"
-    document = json.loads(file.read_text())
-    files = {number: [] for number in document["files"]} | {"0": [name]}
-    file.write_text(json.dumps({**document, "files": files, "buckets": 1}))
-    file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
 
 
 def test_a_signal_makes_a_table_equal_to_its_collection_again(
@@ -58,7 +49,7 @@ def test_a_signal_makes_a_table_equal_to_its_collection_again(
         options = {"uri": shop.uri, **scope, "snapshotMode": "initial", "maxEventsPerTrigger": "40"}
         options["signal.data.collection"] = f"{shop.database}.signals"
         events = spark.readStream.format("mergerouter").options(**options).load()
-        writer = apply_changes(events, str(tmp_path / "table"), buckets=1)
+        writer = apply_changes(events, str(tmp_path / "table"))
         assert writer is not None
         writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
         writer.trigger(availableNow=True).start().awaitTermination()
@@ -77,7 +68,7 @@ def test_a_signal_makes_a_table_equal_to_its_collection_again(
             [(name, int(json.loads(key)["$numberInt"])) not in wrong for name, key in places]
         ]
 
-    damage(spark, target, lose)
+    damage(target, lose)
     ghost = {"_id": 999}
 
     def haunt(rows: Any) -> Any:
@@ -88,7 +79,7 @@ def test_a_signal_makes_a_table_equal_to_its_collection_again(
             rows = pandas.concat([rows, one], ignore_index=True)
         return rows
 
-    damage(spark, target, haunt)
+    damage(target, haunt)
     assert ("orders", '{"$numberInt": "999"}') in table()
     change_at_random(shop, 5, 80)
     database.signals.insert_one({"_id": "repair", **execute(f"{shop.database}.orders")})
@@ -153,12 +144,12 @@ def test_a_snapshot_on_demand_survives_kills(
     events = rows.where("operationType not in ('read', 'snapshotEnd')").select("token").collect()
     assert len(events) == len({row.token for row in events})
     target = str(tmp_path / "now" / "table")
-    apply_changes(rows, target, buckets=2)
+    apply_changes(rows, target)
     assert table_of(spark, tmp_path / "now") == collections_of(shop)
     assert verify(spark, target, uri=shop.uri, database=shop.database).collect() == []
 
 
-def test_a_job_is_signalled_and_keeps_its_notifications(
+def test_a_job_processes_signals_and_writes_notifications(
     spark: SparkSession, shop: Shop, tmp_path: Path
 ) -> None:
     shop.insert(20)
@@ -170,7 +161,7 @@ def test_a_job_is_signalled_and_keeps_its_notifications(
     where.begin(JobRecord(names, chosen))
 
     def run() -> None:
-        started = TablesJob(where, {**chosen, "uri": shop.uri}, buckets=1).start(spark, None)
+        started = TablesJob(where, {**chosen, "uri": shop.uri}).start(spark, None)
         started.awaitTermination()
 
     def send(*arguments: str) -> str:
@@ -184,13 +175,10 @@ def test_a_job_is_signalled_and_keeps_its_notifications(
     assert send("execute-snapshot", "nothing", "--id", "n") == "n"
     shop.orders.delete_one({"_id": 1, "customer": 1})
     run()
-    table = CurrentTable.existing(spark, str(tmp_path / "current")).read()
+    table = CurrentTable.existing(str(tmp_path / "current")).read(spark)
     numbers = sorted(json.loads(row.fullDocument)["_id"] for row in table.collect())
     assert numbers == [0, 2, 3, 4, 10, 11, 12, 13, 14]
-    notified = pyarrow.dataset.dataset(
-        [str(file) for file in (tmp_path / "notifications").glob("batch=*/*.parquet")]
-    )
-    rows = notified.to_table().to_pylist()
+    rows = DeltaTable(tmp_path / "notifications").to_pyarrow_table().to_pylist()
     assert {row["type"] for row in rows if row["aggregate_type"] == "Initial Snapshot"} == {
         "SKIPPED"
     }

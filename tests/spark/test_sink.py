@@ -16,8 +16,8 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_sink.errors import OptionError, StreamError
-from spark_sink.jobs.running import cause_of
-from spark_sink.sink.changes import Change, Portion, change_of_event
+from spark_sink.jobs.query_run import cause_of
+from spark_sink.sink.changes import Change, WriteBatch, change_of_event
 from spark_sink.sink.write_options import WriteOptions, parse_write_options
 from tests.doubles.event_history import event_token
 from tests.spark.conftest import Shop
@@ -79,7 +79,7 @@ def test_a_copy_equals_its_collection_and_repeated_batches_change_nothing(
         assert copied(shop, keeps_tokens=True) == before
 
 
-def test_all_of_the_stream_again_leaves_the_documents_as_they_are(
+def test_a_repeated_stream_changes_no_document(
     spark: SparkSession, shop: Shop, tmp_path: Path
 ) -> None:
     """Tasks that run twice write what they have written before: the tokens guard it."""
@@ -102,7 +102,7 @@ def test_all_of_the_stream_again_leaves_the_documents_as_they_are(
         assert copied(shop, keeps_tokens=True) == before
 
 
-def test_an_update_of_a_document_that_is_not_there_fails(
+def test_an_update_of_a_missing_document_fails(
     spark: SparkSession, shop: Shop, tmp_path: Path
 ) -> None:
     shop.insert(3)
@@ -112,7 +112,7 @@ def test_an_update_of_a_document_that_is_not_there_fails(
     with pytest.raises(StreamingQueryException) as caught:
         run(spark, shop, tmp_path / "checkpoint")
     message = cause_of(caught.value)
-    assert message.startswith(f"{shop.database}.copy does not have a document that is changed")
+    assert message.startswith(f"{shop.database}.copy does not contain a changed document")
     assert "Traceback" not in str(caught.value)
     run(spark, shop, tmp_path / "checkpoint", missing="ignore")
     assert set(copied(shop)) == {0, 2}
@@ -143,7 +143,7 @@ def test_rows_of_other_origin_are_written_by_key_and_token(spark: SparkSession, 
         frame(spark).select("_id").write.format("mergerouter").mode("append").options(
             uri=shop.uri, database=shop.database, collection="copy"
         ).save()
-    assert "the sink needs the column token" in str(caught.value)
+    assert "the sink requires the column token" in str(caught.value)
 
 
 @pytest.mark.timeout(900)
@@ -192,10 +192,10 @@ def delete(number: int, second: int, **fields: Any) -> Change:
 
 
 def rounds(*changes: Change) -> list[list[Change]]:
-    portion = Portion()
+    portion = WriteBatch()
     for change in changes:
         portion.add(change)
-    return list(portion.rounds())
+    return list(portion.passes())
 
 
 def test_only_the_last_whole_document_and_what_follows_it_are_written() -> None:
@@ -238,7 +238,7 @@ def test_events_become_changes() -> None:
 
 
 @pytest.mark.parametrize("kind", ["drop", "rename", "dropDatabase"])
-def test_drops_and_renames_are_not_swallowed(kind: str) -> None:
+def test_drops_and_renames_are_reported(kind: str) -> None:
     with pytest.raises(StreamError, match="otherEvents=ignore"):
         change_of_event(row(kind), WriteOptions("mongodb://x"))
     assert change_of_event(row(kind), WriteOptions("mongodb://x", ignores_others=True)) is None
@@ -250,15 +250,15 @@ def test_drops_and_renames_are_not_swallowed(kind: str) -> None:
         ({}, "one of the options 'uri' and 'uriFile'"),
         ({"uri": "mongodb://x", "colection": "a"}, "did you mean 'collection'"),
         ({"uri": "mongodb://x", "missing": "maybe"}, "must be fail or ignore"),
-        ({"uri": "mongodb://x", "tokenField": "a.b"}, "cannot be a field of its own"),
+        ({"uri": "mongodb://x", "tokenField": "a.b"}, "cannot be a separate field"),
         ({"uri": "mongodb://x", "keys": "a,,b"}, "must not be empty"),
     ],
 )
-def test_options_that_cannot_be_used_are_refused(options: dict[str, str], message: str) -> None:
+def test_invalid_options_of_the_sink_are_refused(options: dict[str, str], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         parse_write_options(options)
 
 
-def test_options_of_spark_are_passed_over() -> None:
+def test_options_of_spark_are_ignored() -> None:
     options = {"uri": "mongodb://x", "checkpointLocation": "c", "Database": "shop"}
     assert parse_write_options(options) == WriteOptions("mongodb://x", "shop")

@@ -16,7 +16,7 @@ from tests.spark.test_exactly_once import Query
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
 
 
-def test_a_killed_snapshot_goes_on_and_the_stream_after_it(
+def test_a_killed_snapshot_continues_and_then_the_stream(
     tmp_path: Path, shop: Shop, spark: SparkSession
 ) -> None:
     shop.insert(3000)
@@ -50,6 +50,6 @@ def test_a_killed_snapshot_goes_on_and_the_stream_after_it(
     events = [row.token for row in rows.where("op <> 'r'").select("token").collect()]
     assert len(events) == len(set(events))
     target = str(tmp_path / "now" / "table")
-    apply_changes(rows, target, buckets=2)
+    apply_changes(rows, target)
     assert table_of(spark, tmp_path / "now") == collections_of(shop)
     assert verify(spark, target, uri=shop.uri, database=shop.database).collect() == []

@@ -10,14 +10,14 @@ import pytest
 from bson.timestamp import Timestamp
 
 from spark_sink.errors import OptionError
-from spark_sink.options import parse_options
-from spark_sink.partitions import SnapshotEnd, snapshot_tasks
-from spark_sink.positions import AtTime, FromNow
-from spark_sink.snapshot.modes import POLICIES, QueryStart, SnapshotPolicy
+from spark_sink.events.positions import AtTime, FromNow
+from spark_sink.options.snapshot_modes import POLICIES, QueryStart, SnapshotPolicy
+from spark_sink.options.snapshot_options import SnapshotOptions
+from spark_sink.options.stream_options import parse_options
+from spark_sink.snapshot.decision import SnapshotDecision
 from spark_sink.snapshot.plan import Chunk, Collection, SnapshotPlan, plan_from
-from spark_sink.snapshot.snapshot_options import SnapshotOptions
-from spark_sink.snapshot.starts import SnapshotStarts
-from spark_sink.tables.definitions import definition_of
+from spark_sink.source.tasks import SnapshotEnd, snapshot_tasks
+from spark_sink.tables.ddl_events import ddl_event_of
 from tests.spark import snapshot_choices
 from tests.spark.batches import Batches, batches
 from tests.spark.conftest import Shop
@@ -54,7 +54,7 @@ def based(*true: str) -> SnapshotOptions:
         ),
     ],
 )
-def test_a_mode_can_be_put_together_from_options(true: list[str], policy: SnapshotPolicy) -> None:
+def test_a_mode_can_be_configured_by_options(true: list[str], policy: SnapshotPolicy) -> None:
     assert based(*true).policy == policy
 
 
@@ -67,8 +67,8 @@ def test_a_mode_can_be_put_together_from_options(true: list[str], policy: Snapsh
             {"snapshot.mode": "configuration_based", f"{BASED}.start.stream": "yes"},
             "must be true or false",
         ),
-        ({"snapshot.mode": "custom"}, "need each other"),
-        ({"snapshot.mode.custom.name": "a:b"}, "need each other"),
+        ({"snapshot.mode": "custom"}, "require each other"),
+        ({"snapshot.mode.custom.name": "a:b"}, "require each other"),
         ({"onHistoryLost": "ignore"}, "must be fail or snapshot, not 'ignore'"),
         (
             {"onHistoryLost": "snapshot", "snapshot.mode": "initial_only"},
@@ -81,7 +81,7 @@ def test_a_mode_can_be_put_together_from_options(true: list[str], policy: Snapsh
                 f"{BASED}.start.stream": "true",
                 f"{BASED}.snapshot.on.data.error": "true",
             },
-            "leave one of them out",
+            "remove one of them",
         ),
         (
             {
@@ -89,10 +89,10 @@ def test_a_mode_can_be_put_together_from_options(true: list[str], policy: Snapsh
                 "snapshot.mode": "custom",
                 "snapshot.mode.custom.name": "a:b",
             },
-            "the function's mode already says",
+            "the function's mode already decides",
         ),
         ({"snapshot.delay.ms": "soon"}, "must be a number of milliseconds, not 'soon'"),
-        ({"snapshot.include.collection.list": "("}, "is no regular expression"),
+        ({"snapshot.include.collection.list": "("}, "is not a regular expression"),
         (
             {"snapshotMode": "custom", "snapshot.mode.custom.name": "a:b", "resumeAfter": "1"},
             "not a resume token",
@@ -107,16 +107,16 @@ def test_a_mode_can_be_put_together_from_options(true: list[str], policy: Snapsh
                 "snapshot.mode.custom.name": "a:b",
                 "startAtOperationTime": "5",
             },
-            "a snapshot pins down",
+            "a snapshot fixes",
         ),
     ],
 )
-def test_modes_that_cannot_be_are_refused(given: dict[str, str], message: str) -> None:
+def test_invalid_modes_are_refused(given: dict[str, str], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         parse_options({"uri": URI, **given})
 
 
-def test_a_snapshot_for_a_lost_history_alone_lets_a_start_be_chosen() -> None:
+def test_a_start_option_is_allowed_with_a_snapshot_only_for_a_lost_history() -> None:
     given = {f"{BASED}.{name}": "true" for name in ("start.stream", "snapshot.on.data.error")}
     options = {"uri": URI, "snapshot.mode": "configuration_based", **given}
     assert parse_options({**options, "startAtOperationTime": "100,1"}).start == POSITION
@@ -128,19 +128,19 @@ def test_a_snapshot_for_a_lost_history_alone_lets_a_start_be_chosen() -> None:
         ("choices", "must be module:function"),
         ("no.such.module:choose", r"cannot be imported on the driver.*No module named"),
         (f"{CUSTOM}:no_such_function", "cannot be imported"),
-        (f"{CUSTOM}:asked", "is no function"),
+        (f"{CUSTOM}:asked", "is not a function"),
         (f"{CUSTOM}:fails", r"failed with KeyError: correct it \('settings'\)"),
         (f"{CUSTOM}:chooses_none", "must return one of no_data, initial.*, not 'custom'"),
     ],
 )
-def test_a_custom_mode_that_cannot_be_asked_is_reported(name: str, message: str) -> None:
+def test_a_custom_mode_that_fails_is_reported(name: str, message: str) -> None:
     options = SnapshotOptions(policy=None, custom=name)
     with pytest.raises(OptionError, match=message):
         options.policy_for(QueryStart(None, snapshot_in_progress=False))
 
 
 @pytest.mark.parametrize("name", ["no.such.module:choose", f"{CUSTOM}:asked"])
-def test_a_custom_mode_that_is_not_there_fails_at_once(name: str) -> None:
+def test_a_missing_custom_mode_fails_immediately(name: str) -> None:
     with pytest.raises(OptionError, match=r"snapshot\.mode\.custom\.name"):
         SnapshotOptions(policy=None, custom=name).require_custom_mode()
 
@@ -154,23 +154,23 @@ def test_a_custom_mode_that_is_not_there_fails_at_once(name: str) -> None:
         ("always", UNFINISHED, True, False),
     ],
 )
-def test_a_start_says_when_a_snapshot_is_due(
+def test_a_start_decides_when_a_snapshot_is_due(
     mode: str, plan: SnapshotPlan | None, first: bool, later: bool
 ) -> None:
-    starts = SnapshotStarts(SnapshotOptions(POLICIES[mode]), POSITION, plan)
-    assert (starts.is_due(FromNow()), starts.is_due(POSITION)) == (first, later)
-    assert starts.may_begin(waits=False)
-    assert not starts.is_due(POSITION)  # one at each start
+    decision = SnapshotDecision(SnapshotOptions(POLICIES[mode]), POSITION, plan)
+    assert (decision.is_due(FromNow()), decision.is_due(POSITION)) == (first, later)
+    assert decision.wait_for_delay(block=False)
+    assert not decision.is_due(POSITION)  # one at each start
 
 
-def test_a_custom_mode_is_told_what_the_checkpoint_says() -> None:
+def test_a_custom_mode_receives_the_state_of_the_checkpoint() -> None:
     snapshot_choices.asked.clear()
     options = parsed(
         snapshot_mode="custom", snapshot_mode_custom_name=f"{CUSTOM}:only_after_a_checkpoint"
     )
     assert options.begins_queries
-    assert SnapshotStarts(options, FromNow(), None).policy == POLICIES["no_data"]
-    assert SnapshotStarts(options, POSITION, UNFINISHED).policy == POLICIES["always"]
+    assert SnapshotDecision(options, FromNow(), None).policy == POLICIES["no_data"]
+    assert SnapshotDecision(options, POSITION, UNFINISHED).policy == POLICIES["always"]
     assert snapshot_choices.asked == [
         QueryStart(None, snapshot_in_progress=False),
         QueryStart(Timestamp(100, 1), snapshot_in_progress=True),
@@ -185,11 +185,11 @@ def test_a_snapshot_waits_for_the_end_of_its_delay() -> None:
         now[0] += seconds
 
     options = parsed(snapshot_mode="always", snapshot_delay_ms="1300")
-    starts = SnapshotStarts(options, POSITION, None, clock=lambda: now[0], sleep=sleep)
-    assert [starts.may_begin(waits=False) for _ in range(3)] == [False, False, True]
+    decision = SnapshotDecision(options, POSITION, None, clock=lambda: now[0], sleep=sleep)
+    assert [decision.wait_for_delay(block=False) for _ in range(3)] == [False, False, True]
     assert now[0] == 1.3
-    starts = SnapshotStarts(options, POSITION, None, clock=lambda: now[0], sleep=sleep)
-    assert starts.may_begin(waits=True)
+    decision = SnapshotDecision(options, POSITION, None, clock=lambda: now[0], sleep=sleep)
+    assert decision.wait_for_delay(block=True)
     assert now[0] == 2.6
 
 
@@ -202,7 +202,7 @@ def numbers(query: Batches, op: str) -> list[int]:
     return sorted(json.loads(row["documentKey"])["_id"] for row in query.rows if row["op"] == op)
 
 
-def test_a_custom_mode_decides_anew_at_each_start(shop: Shop) -> None:
+def test_a_custom_mode_decides_at_each_start(shop: Shop) -> None:
     custom = f"{CUSTOM}:only_after_a_checkpoint"
     options = given(shop, snapshot_mode="custom", snapshot_mode_custom_name=custom)
     with batches(options) as query:
@@ -231,7 +231,7 @@ def test_no_snapshot_begins_before_the_end_of_its_delay(shop: Shop) -> None:
         assert query.offset == query.reader.initialOffset()
 
 
-def test_a_snapshot_of_no_collection_has_no_end() -> None:
+def test_a_snapshot_without_collections_has_no_end_row() -> None:
     options = parse_options({"uri": URI})
     plan = SnapshotPlan(Timestamp(100, 1), ended=True)
     for only, ends in ((None, [()]), ((("db", "c"),), [(("db", "c"),)]), ((), [])):
@@ -253,7 +253,7 @@ def test_a_snapshot_reads_the_collections_of_its_list_alone(shop: Shop) -> None:
         query.until(lambda: "snapshotEnd" in query.kinds(), "the snapshot")
         read = sorted(row["collection"] for row in query.rows if row["op"] == "r")
         assert read == ["large", "small"]
-        end = definition_of(query.ends[0])
+        end = ddl_event_of(query.ends[0])
         assert end.result(shop.database, "small") is None
         assert end.result(shop.database, "larger") == (shop.database, "larger")
         database.larger.insert_one({"_id": 2})

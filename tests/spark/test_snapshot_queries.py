@@ -11,14 +11,14 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from spark_sink.batch_planner import BatchPlanner
+from spark_sink.batches.batch_planner import BatchPlanner
 from spark_sink.errors import HistoryLostError
-from spark_sink.options import parse_options
-from spark_sink.partitions import SnapshotEnd
-from spark_sink.positions import AtTime
-from spark_sink.scope import Offsets
+from spark_sink.events.positions import AtTime
+from spark_sink.options.stream_options import parse_options
 from spark_sink.snapshot.reader import SnapshotTask
-from spark_sink.stream_reader import MergerouterStreamReader
+from spark_sink.source.offsets import Offsets
+from spark_sink.source.stream_reader import MergerouterStreamReader
+from spark_sink.source.tasks import SnapshotEnd
 from tests.spark.conftest import Shop
 
 # One cluster, one Spark, which takes minutes to start on a busy machine.
@@ -64,14 +64,14 @@ def test_batch_reads_of_documents_and_of_changes(spark: SparkSession, shop: Shop
     assert identifiers(later, "c") == list(range(100, 150))
     for given, message in (
         ({}, "option 'mode' is required"),
-        ({"mode": "changes"}, "needs a beginning"),
-        ({"mode": "snapshot", "startAfter": last}, "a snapshot pins down"),
+        ({"mode": "changes"}, "changes requires startAtOperationTime"),
+        ({"mode": "snapshot", "startAfter": last}, "a snapshot fixes"),
     ):
         with pytest.raises(AnalysisException, match=message):
             read(**given).count()
 
 
-def test_a_stream_goes_on_where_its_snapshot_was_taken(
+def test_a_stream_continues_from_the_time_of_its_snapshot(
     spark: SparkSession, shop: Shop, tmp_path: Path
 ) -> None:
     shop.insert(200)
@@ -118,7 +118,7 @@ def test_a_snapshot_alone_and_one_at_every_start(
         ({"snapshotMode": "when_needed", "onHistoryLost": "fail"}, False),
     ],
 )
-def test_a_lost_history_is_made_good_by_a_snapshot_where_that_is_asked_for(
+def test_a_lost_history_is_replaced_by_a_snapshot_if_an_option_says_so(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], recovers: bool
 ) -> None:
     shop.insert(5)

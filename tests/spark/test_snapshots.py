@@ -14,14 +14,15 @@ from bson.timestamp import Timestamp
 from pymongo.errors import AutoReconnect, OperationFailure
 
 from spark_sink.errors import StreamError
-from spark_sink.event_stream import EventStream, read_range
-from spark_sink.options import parse_options
-from spark_sink.positions import AtTime
-from spark_sink.router_client import RouterClient
-from spark_sink.scope import Offsets, Scope
-from spark_sink.snapshot.plan import Chunk, Collection, SnapshotPlan, after
+from spark_sink.events.positions import AtTime, after
+from spark_sink.options.scope import Scope
+from spark_sink.options.stream_options import parse_options
+from spark_sink.snapshot.plan import Chunk, Collection, SnapshotPlan
 from spark_sink.snapshot.planner import SnapshotPlanner
 from spark_sink.snapshot.reader import ChunkReader, SnapshotTask
+from spark_sink.source.offsets import Offsets
+from spark_sink.stream.event_stream import EventStream, read_range
+from spark_sink.stream.router_client import RouterClient
 from tests.doubles.server_replies import ServerReplies
 from tests.spark.conftest import Shop
 
@@ -42,21 +43,25 @@ def planner(router: RouterClient, shop: Shop, rows: int, *collections: str) -> S
     return SnapshotPlanner(router.plain(), Scope(shop.database, collections), rows)
 
 
-def read(router: RouterClient, chunk: Chunk, mark: Timestamp, **more: Any) -> list[dict[str, Any]]:
+def read(
+    router: RouterClient, chunk: Chunk, snapshot_time: Timestamp, **more: Any
+) -> list[dict[str, Any]]:
     reader = ChunkReader(
-        router.mongo, SnapshotTask(chunk, mark, **more), lambda: router.clocks().cluster_time
+        router.mongo,
+        SnapshotTask(chunk, snapshot_time, **more),
+        lambda: router.clocks().cluster_time,
     )
     return [bson.decode(event) for run in reader.runs() for event in run.events]
 
 
-def test_chunks_hold_every_document_once_whatever_its_id(shop: Shop) -> None:
+def test_chunks_contain_every_document_once_for_all_types_of_ids(shop: Shop) -> None:
     shop.client[shop.database].things.insert_many([{"_id": each} for each in IDENTIFIERS])
     router = client(shop)
-    mark = router.mark()
+    snapshot_time = router.snapshot_time()
     chunks = planner(router, shop, 20, "things").all_chunks(
-        planner(router, shop, 20, "things").begin(mark)
+        planner(router, shop, 20, "things").begin(snapshot_time)
     )
-    parts = [read(router, chunk, mark) for chunk in chunks]
+    parts = [read(router, chunk, snapshot_time) for chunk in chunks]
     router.close()
     found = sorted(repr(event["fullDocument"]["_id"]) for part in parts for event in part)
     written = bson.decode(bson.encode({"all": IDENTIFIERS}))["all"]
@@ -65,18 +70,18 @@ def test_chunks_hold_every_document_once_whatever_its_id(shop: Shop) -> None:
     assert max(map(len, parts)) < 80
 
 
-def test_rows_are_events_of_the_mark(shop: Shop) -> None:
+def test_rows_are_events_of_the_snapshot_time(shop: Shop) -> None:
     shop.insert(12)
     router = client(shop)
-    mark = router.mark()
+    snapshot_time = router.snapshot_time()
     [chunk] = planner(router, shop, 100, "orders").all_chunks(
-        planner(router, shop, 100, "orders").begin(mark)
+        planner(router, shop, 100, "orders").begin(snapshot_time)
     )
-    events = read(router, chunk, mark, condition={"customer": {"$lt": 3}})
+    events = read(router, chunk, snapshot_time, condition={"customer": {"$lt": 3}})
     router.close()
     keys = sorted((event["documentKey"] for event in events), key=lambda key: key["_id"])
     assert keys == [{"customer": number % 10, "_id": number} for number in (0, 1, 2, 10, 11)]
-    assert {event["clusterTime"] for event in events} == {mark}
+    assert {event["clusterTime"] for event in events} == {snapshot_time}
     assert {event["operationType"] for event in events} == {"read"}
     assert events[0]["ns"] == {"db": shop.database, "coll": "orders"}
     with shop.orders.watch(start_after=events[0]["_id"]) as watch:
@@ -84,14 +89,14 @@ def test_rows_are_events_of_the_mark(shop: Shop) -> None:
         assert watch.next()["documentKey"] == {"customer": 2, "_id": 12}
 
 
-def test_a_plan_survives_as_an_offset_and_ends_after_all_collections(shop: Shop) -> None:
+def test_a_plan_is_restored_from_an_offset_and_ends_after_all_collections(shop: Shop) -> None:
     database = shop.client[shop.database]
     shop.insert(100)
     database.small.insert_one({"_id": 1})
     database.create_collection("empty")
     router = client(shop)
     planning, offsets = planner(router, shop, 20), Offsets(Scope(shop.database))
-    plan: SnapshotPlan | None = planning.begin(router.mark())
+    plan: SnapshotPlan | None = planning.begin(router.snapshot_time())
     batches = []
     while plan is not None and not plan.exhausted:
         written = json.loads(json.dumps(offsets.write_snapshot(planning.next_batch(plan, 40))))
@@ -118,14 +123,14 @@ def test_a_renamed_collection_is_read_under_its_new_name_and_a_dropped_one_is_no
     for name in ("kept", "gone"):
         database[name].insert_many([{"_id": number} for number in range(3)])
     router = client(shop)
-    mark = router.mark()
+    snapshot_time = router.snapshot_time()
     gone, kept = planner(router, shop, 100, "kept", "gone").all_chunks(
-        planner(router, shop, 100, "kept", "gone").begin(mark)
+        planner(router, shop, 100, "kept", "gone").begin(snapshot_time)
     )
     database.kept.rename("moved")
     database.gone.drop()
-    assert [event["ns"]["coll"] for event in read(router, kept, mark)] == ["moved"] * 3
-    assert read(router, gone, mark) == []
+    assert [event["ns"]["coll"] for event in read(router, kept, snapshot_time)] == ["moved"] * 3
+    assert read(router, gone, snapshot_time) == []
     router.close()
 
 
@@ -135,6 +140,12 @@ def test_a_renamed_collection_is_read_under_its_new_name_and_a_dropped_one_is_no
         ({"collection.include.list": r".*\.(a|c)"}, ["a", "b to a", "c"]),
         ({"collection.exclude.list": r".*\.(a|c)"}, ["b", "b to a"]),
         ({"database.exclude.list": "shop.*"}, []),
+        ({"database.exclude.list": "SHOP.*"}, []),
+        (
+            {"database.exclude.list": "shop", "filters.match.mode": "literal"},
+            ["a", "b", "b to a", "c"],
+        ),
+        ({"collection.include.list": r"\p{Lower}+.*\.\Qa\E"}, ["a", "b to a"]),
         ({"collection.include.list": r".*", "skipped.operations": "c"}, ["b to a"]),
     ],
 )
@@ -170,19 +181,19 @@ def identifiers(reader: ChunkReader) -> list[tuple[Timestamp, int]]:
     return [(event["clusterTime"], event["documentKey"]["_id"]) for event in events]
 
 
-def test_outside_of_the_window_a_chunk_is_read_at_a_time_of_its_own() -> None:
+def test_outside_of_the_history_window_a_chunk_is_read_at_the_newest_time() -> None:
     documents = ServerReplies([1, OperationFailure("too old", 239)], [1, 2, 3])
     assert identifiers(chunk_reader(documents)) == [(MARK, 1), (LATER, 2), (LATER, 3)]
     assert documents.asked[1] == {"level": "snapshot", "atClusterTime": LATER}
 
 
-def test_where_no_time_can_be_read_the_low_mark_is_noted_before() -> None:
+def test_without_reads_at_a_time_the_time_is_taken_before_the_read() -> None:
     documents = ServerReplies([OperationFailure("no", 72)], [1])
     assert identifiers(chunk_reader(documents)) == [(LATER, 1)]
     assert documents.asked[1] == {"level": "majority", "afterClusterTime": LATER}
 
 
-def test_no_document_is_older_than_the_mark() -> None:
+def test_no_document_is_older_than_the_snapshot_time() -> None:
     moments = iter([Timestamp(99, 1), Timestamp(100, 0), MARK])
     documents = ServerReplies([1])
     reader = ChunkReader(
@@ -197,7 +208,7 @@ def test_a_lost_connection_repeats_no_document() -> None:
     assert [number for _, number in identifiers(chunk_reader(documents))] == [1, 2, 3]
 
 
-def test_a_chunk_is_given_up_in_time_and_a_refusal_at_once() -> None:
+def test_a_chunk_fails_in_bounded_time_and_a_refusal_immediately() -> None:
     moments = iter(range(0, 1000, 25))
     documents = ServerReplies(*([AutoReconnect("away")] for _ in range(9)))
     with pytest.raises(StreamError, match=r"^gave up reading db\.c after 60 s"):

@@ -16,9 +16,9 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_sink.java_runtime import find_java
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.verification import verify_job
+from spark_sink.session.java_runtime import find_java
 from tests.spark.conftest import Shop
 from tests.spark.test_exactly_once import REPOSITORY, WAIT, Query
 from tests.spark.test_job import rows_of
@@ -111,7 +111,7 @@ def test_a_cluster_of_two_workers_runs_the_job(
         command += [text for each in settings.items() for text in ("--conf", "=".join(each))]
         command += ["--py-files", str(archive), str(REPOSITORY / "spark_sink" / "cli.py")]
         command += ["run", shop.database, "--uri", shop.uri, "--out", str(folder)]
-        command += ["--buckets", "2", "--trigger", "0 seconds"]
+        command += ["--trigger", "0 seconds"]
         command += ["--option", "snapshotChunkRows=50"]
         query.process = subprocess.Popen(
             command, env=environment(), stdout=log, stderr=log, start_new_session=True

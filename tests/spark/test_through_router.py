@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from bson.timestamp import Timestamp
 
-from spark_sink.batch_planner import BatchPlanner
-from spark_sink.event_stream import EventStream
-from spark_sink.options import parse_options
-from spark_sink.pace import Passage
-from spark_sink.planned_batch import Cluster, Limits, PlannedBatch
-from spark_sink.positions import AtTime, Position
-from spark_sink.read_reports import ReportInbox, report
-from spark_sink.read_task import ReadTask, TaskReader
-from spark_sink.router_client import RouterClient
+from spark_sink.batches.batch_planner import BatchPlanner
+from spark_sink.batches.event_rate import ReadStats
+from spark_sink.batches.planned_batch import BatchLimits, ClusterAccess, PlannedBatch
+from spark_sink.batches.read_reports import ReportInbox, report
+from spark_sink.batches.read_task import ReadTask, TaskReader
+from spark_sink.events.positions import AtTime, Position
+from spark_sink.options.stream_options import parse_options
+from spark_sink.stream.event_stream import EventStream
+from spark_sink.stream.router_client import RouterClient
 from tests.harness.clusters import TestCluster
 from tests.harness.routers import RouterProcess
 from tests.spark.conftest import Shop
@@ -36,14 +36,14 @@ def client(uri: str, **options: str) -> Iterator[RouterClient]:
 
 
 def planner(client: RouterClient, inbox: ReportInbox | None = None, **limits: Any) -> BatchPlanner:
-    cluster = Cluster(
+    cluster = ClusterAccess(
         watch=partial(client.watch_tokens, max_await=0.1),
         newest=lambda: client.clocks().cluster_time,
         present=client.present,
         beginning=lambda: AtTime(client.clocks().cluster_time),
         shards=client.shards,
     )
-    return BatchPlanner(cluster, Limits(**limits), inbox)
+    return BatchPlanner(cluster, BatchLimits(**limits), inbox)
 
 
 def read(client: RouterClient, tasks: list[ReadTask]) -> list[str]:
@@ -53,7 +53,7 @@ def read(client: RouterClient, tasks: list[ReadTask]) -> list[str]:
         reader = TaskReader(task, watch)
         tokens += [event["_id"]["_data"] for event in reader.events()]
         if task.report_to is not None:
-            report(reader.passage, task.batch, task.report_to)
+            report(reader.stats, task.batch, task.report_to)
     return tokens
 
 
@@ -115,7 +115,7 @@ def test_a_backlog_is_planned_by_samples_and_read_by_shards(shop: Shop, read_fro
 
 def test_unauthorized_reports_are_dropped() -> None:
     inbox, other = ReportInbox(("127.0.0.1", 1)), ReportInbox(("127.0.0.1", 1))
-    passage = Passage(3, 900, Timestamp(5, 1), Timestamp(6, 2), 7)
+    passage = ReadStats(3, 900, Timestamp(5, 1), Timestamp(6, 2), 7)
     assert inbox.address is not None
     assert other.address is not None
     report(passage, 1, (*inbox.address[:2], other.address[2]))

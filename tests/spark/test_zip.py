@@ -12,8 +12,8 @@ import sys
 sys.path.insert(0, sys.argv[1])
 for name in ("router", "shard_client", "embedded", "orjson", "numpy", "motor"):
     sys.modules[name] = None
-import spark_sink.data_source
-print(spark_sink.data_source.__file__)
+import spark_sink.source.data_source
+print(spark_sink.source.data_source.__file__)
 """
 
 

@@ -58,6 +58,14 @@ def test_no_reference_is_by_section_number() -> None:
     assert [str(path) for path in files() if numbered.search(path.read_text())] == []
 
 
+def test_every_source_that_documents_name_exists() -> None:
+    named = re.compile(r"`((?:router|shard_client|spark_sink|embedded|bench|tests)/[\w./]+)`")
+    pages = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"))
+    found = [(page.name, path) for page in pages for path in named.findall(page.read_text())]
+    assert len(found) > 20
+    assert [(page, path) for page, path in found if not (ROOT / path).exists()] == []
+
+
 @pytest.mark.parametrize("reference", ["docs/none.md", "docs/design.md#none", "[x](#none)"])
 def test_a_broken_reference_is_found(tmp_path: Path, reference: str) -> None:
     page = tmp_path / "page.md"

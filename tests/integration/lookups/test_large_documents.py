@@ -70,6 +70,39 @@ def test_large_events_are_split_after_the_lookup(
             assert rest == events[place + 1 :]
 
 
+_BEFORE = "fullDocumentBeforeChange"
+CONDITIONS: dict[str, dict[str, Any]] = {
+    "one": {"fullDocument.v": 1},
+    "both": {"fullDocument.v": 1, f"{_BEFORE}.v": {"$exists": False}},
+    "large": {"fullDocument.x": {"$gt": "a"}, f"{_BEFORE}.x": {"$lt": "b"}},
+    "either": {"$or": [{"fullDocument.x": {"$lt": "b"}}, {f"{_BEFORE}.x": {"$lt": "b"}}]},
+    "regex": {"fullDocument.x": {"$regex": "b$"}, f"{_BEFORE}.x": {"$regex": "a$"}},
+    "expr": {"$expr": {"$gt": ["$fullDocument.v", 0]}},
+    "no": {"fullDocument.v": 1, f"{_BEFORE}.v": 1},
+    "neither": {"$or": [{"fullDocument.x": {"$lt": "b"}}, {f"{_BEFORE}.x": {"$gt": "b"}}]},
+}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_conditions_on_large_events_select_the_fragments(
+    both: Both, db: Data, cluster: TestCluster, name: str
+) -> None:
+    db.command("create", "a", **IMAGES)
+    start = tick(db.client)
+    db.a.insert_one({"_id": 1, "x": "a" * _NINE_MB})
+    db.a.update_one({"_id": 1}, {"$set": {"x": "b" * _NINE_MB, "v": 1}})
+    db.a.insert_one({"_id": 2})
+    db.a.update_one({"_id": 2}, {"$set": {"v": 1}})
+    options = since(start, fullDocumentBeforeChange="whenAvailable")
+    stages = [{"$match": CONDITIONS[name]}, SPLIT]
+    events = both.read(db.name, "a", options=options, stages=stages)
+    parts = [event for event in events if "splitEvent" in event]
+    assert len(parts) == (0 if name in ("no", "neither") else 3)
+    joined = {key: value for part in parts for key, value in part.items()}
+    assert not parts or joined["fullDocument"]["v"] == 1
+
+
 def test_a_fragment_of_an_event_that_is_now_small_is_not_found(
     both: Both, db: Data, cluster: TestCluster
 ) -> None:

@@ -153,7 +153,7 @@ def test_explain_shows_the_lookup_after_the_merge(router: Client, db: Data) -> N
     ],
     ids=str,
 )
-def test_an_image_of_an_event_that_a_filter_leaves_out_need_not_be_there(
+def test_an_image_is_not_required_of_an_event_that_a_filter_removes(
     both: Both, db: Data, match: dict[str, Any]
 ) -> None:
     start = tick(db.client)

@@ -1,12 +1,16 @@
 """Users of graded rights, their connections, and the commands that tests compare."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pymongo
 from pymongo.errors import OperationFailure
 
 from tests.harness.clusters import Client, TestCluster
+from tests.harness.routers import start_router
 
 USERS: dict[str, list[Any]] = {
     "reader": [{"role": "read", "db": "db"}],
@@ -33,6 +37,34 @@ class Servers(NamedTuple):
     router: str
     alone: str
     cluster: TestCluster
+
+
+@contextmanager
+def start_routers(cluster: TestCluster, key_file: Path, folder: Path) -> Iterator[Servers]:
+    """Create the users on a secured cluster, and start routers with files in ``folder``."""
+    password = folder / "password"
+    password.write_text("swordfish\n")
+    password.chmod(0o600)
+    admin = pymongo.MongoClient[dict[str, Any]](cluster.mongos_uri).admin
+    for user, roles in USERS.items():
+        admin.command("createUser", user, pwd=user, roles=roles)
+    # The router's own user on the mongos looks documents up.
+    admin.command("createUser", "router", pwd="swordfish", roles=["readAnyDatabase"])
+    for database in ("db", "other"):
+        admin.client[database].c.insert_one({})
+    options = {"userCacheInvalidationIntervalSecs": 1, "authFailedDelayMs": 0}
+    config = folder / "router.yaml"
+    config.write_text(
+        f"security:\n  keyFile: {key_file}\n  user: router\n  passwordFile: {password}\n"
+    )
+    upstream = f"mongodb://{cluster.mongos}/"
+    with (
+        start_router(cluster.configdb, upstream, set_parameter=options, config=config) as router,
+        start_router(cluster.configdb, keyFile=key_file, set_parameter=options) as alone,
+    ):
+        yield Servers(
+            cluster.mongos, f"127.0.0.1:{router.port}", f"127.0.0.1:{alone.port}", cluster
+        )
 
 
 def stream(target: Any, pipeline: list[Any] = STREAM, **fields: Any) -> dict[str, Any]:

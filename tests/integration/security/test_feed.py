@@ -66,7 +66,7 @@ async def test_rights_are_those_of_a_driver(
             assert await refusal(connected) == 13
 
 
-async def test_without_a_login_there_is_no_stream(router: RouterProcess) -> None:
+async def test_a_stream_requires_a_login(router: RouterProcess) -> None:
     async with feed(router.feed_port) as connected:
         connected.send({"database": "db"})
         assert await refusal(connected) == 13

@@ -36,7 +36,7 @@ def test_logins_are_logged_as_by_mongos(servers: Servers, kind: str) -> None:
     answers = []
     try:
         for address in addresses:
-            before = len(lines(address, FAILED, SUCCEEDED))
+            before = lines(address, FAILED, SUCCEEDED)
             for user, password in ((AUDITED, AUDITED), (AUDITED, "x"), (UNKNOWN, "x")):
                 for mechanism in ("SCRAM-SHA-1", "SCRAM-SHA-256"):
                     login = {"username": user, "password": password, "authMechanism": mechanism}
@@ -45,9 +45,11 @@ def test_logins_are_logged_as_by_mongos(servers: Servers, kind: str) -> None:
                         suppress(OperationFailure),
                     ):
                         connected.admin.command("ping")
-            found = lines(address, FAILED, SUCCEEDED)[before:]
             of_these = [
-                line for line in found if line["attr"]["principalName"] in (AUDITED, UNKNOWN)
+                line
+                for line in lines(address, FAILED, SUCCEEDED)
+                # By content: a full log has dropped some of the lines of before.
+                if line not in before and line["attr"]["principalName"] in (AUDITED, UNKNOWN)
             ]
             for line in of_these:
                 assert line["attr"].pop("remote").startswith("127.0.0.1:")

@@ -41,7 +41,7 @@ async def test_the_driver_logs_in_too(secured: TestCluster, key_file: Path) -> N
         replica_set = cluster.replica_set("shard0")
         assert replica_set is not None
         primary = await replica_set.select(PRIMARY, 10)
-        # The driver asks the primary again, with a query that takes a login, and selects it.
+        # The driver asks the primary again, with a query that requires a login, and selects it.
         replica_set.invalidate(primary)
         with capture_logs() as logged:
             assert await replica_set.select(PRIMARY, 5) == primary

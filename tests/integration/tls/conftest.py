@@ -68,7 +68,7 @@ def reader_file(authority: Authority, cluster: TestCluster) -> Path:
 def router(
     request: pytest.FixtureRequest, cluster: TestCluster, authority: Authority, key_file: Path
 ) -> Iterator[RouterProcess]:
-    """A router that takes and makes TLS connections only."""
+    """A router that accepts and makes only TLS connections."""
     with start_router(
         cluster.configdb,
         f"mongodb://{cluster.mongos}/",

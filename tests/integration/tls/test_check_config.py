@@ -1,4 +1,4 @@
-"""``mergerouter check-config`` on a cluster that takes TLS connections only."""
+"""``mergerouter check-config`` on a cluster that accepts only TLS connections."""
 
 import subprocess
 import sys

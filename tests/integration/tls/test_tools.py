@@ -1,4 +1,4 @@
-"""``status`` and ``tail`` on a router that takes TLS connections only."""
+"""``status`` and ``tail`` on a router that accepts only TLS connections."""
 
 import json
 import subprocess
@@ -33,7 +33,7 @@ def test_status_checks_the_router_s_certificate(
     assert "--tlsCAFile" in refused.stderr
 
 
-def test_tail_takes_tls_and_login_from_a_connection_string_in_a_file(
+def test_tail_reads_tls_and_login_from_a_connection_string_in_a_file(
     router: RouterProcess, uri: str, tmp_path: Path
 ) -> None:
     place, file = tmp_path / "place", tmp_path / "uri"

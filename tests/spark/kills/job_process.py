@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from spark_sink.jobs.job_folder import JobFolder
@@ -19,22 +20,33 @@ _WORKERS = b"pyspark.daemon"
 
 
 class JobProcess:
-    """``mergerouter job run`` on a database, with the process groups that its starts leave behind.
+    """``mergerouter job run``, with the process groups that its starts leave behind.
 
     Args:
         uri: the router's connection string.
         folder: the job's folder; its log is beside it.
+        scope: the arguments of the next start that name the collections.
         options: of the source.
+        out: where the tables are, if not in the folder.
     """
 
-    def __init__(self, uri: str, database: str, folder: Path, options: dict[str, str]) -> None:
-        self.folder = JobFolder(str(folder))
+    def __init__(
+        self,
+        uri: str,
+        folder: Path,
+        scope: Sequence[str],
+        options: dict[str, str],
+        out: str | None = None,
+    ) -> None:
+        self.folder = JobFolder(out or str(folder))
         self.log = folder.with_suffix(".log")
         self.starts = 0
         self.ends: list[int] = []
         """The exit statuses of starts that ended by themselves."""
-        command = [sys.executable, "-m", "spark_sink.cli", "run", database, "--uri", uri]
-        command += ["--out", str(folder), "--trigger", "0 seconds", "--buckets", "2"]
+        self.scope = scope
+        command = [sys.executable, "-m", "spark_sink.cli", "run", "--uri", uri]
+        command += ["--out", out or str(folder), "--trigger", "0 seconds"]
+        command += ["--checkpoint", str(folder)] if out else []
         command += [f"--option={name}={text}" for name, text in options.items()]
         command += [f"--conf={name}={text}" for name, text in QUICK.items()]
         self._command = command
@@ -61,7 +73,11 @@ class JobProcess:
         self.starts += 1
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command, cwd=REPOSITORY, stdout=log, stderr=log, start_new_session=True
+                [*self._command, *self.scope],
+                cwd=REPOSITORY,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
 
     def kill(self) -> None:

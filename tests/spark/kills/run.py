@@ -7,20 +7,24 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pyarrow.dataset
 import pymongo
+from deltalake import DeltaTable
 from pymongo.errors import OperationFailure, PyMongoError
 from pyspark.sql import SparkSession
 
+from spark_sink.errors import OptionError
+from spark_sink.events.positions import AtTime, from_offset, key_of
 from spark_sink.jobs.job_folder import JobFolder
+from spark_sink.jobs.seeking import seek
 from spark_sink.jobs.verification import verify_job
-from spark_sink.positions import AtTime, from_offset, key_of
+from spark_sink.options.scope import Scope
 from spark_sink.signals.channels import send
+from spark_sink.source.offsets import Offsets
 from spark_sink.tables.current_table import CurrentTable
 from tests.harness.clusters import Client, TestCluster, start_cluster
 from tests.harness.ports import free_port
@@ -40,8 +44,18 @@ _LAST = {"_id": -1}
 
 _POSITION = ("_data", "_typeBits", "startAtOperationTime")
 _SPLITS = (2, 7)  # customers are 0 to 9, and conftest's Shop has split at 5
-KINDS = ("router", "driver", "executor", "move", "shard", "signal")
-"""The faults, each of which every seed has once at least; `signal` asks for a snapshot."""
+_SCOPES = (
+    (_DATABASE, f"--option=collection.exclude.list={_DATABASE}[.]built"),
+    (f"{_DATABASE}.orders", f"{_DATABASE}.items"),
+)
+"""What the job follows: the first without the collection that is built aside, the second also
+without `others`."""
+KINDS = ("router", "driver", "executor", "move", "shard", "signal", "swap", "scope", "seek")
+"""The faults, each of which every seed has once at least.
+
+`signal` requests a snapshot, `swap` renames a collection into the scope, `scope` starts the job
+with other collections, and `seek` sets it to the present.
+"""
 
 
 @dataclass(slots=True)
@@ -98,9 +112,10 @@ class Writer(threading.Thread):
             try:
                 if chance.random() < 0.2:
                     shop.insert(chance.randrange(1, 8))
-                elif chance.random() < 0.1:
+                elif chance.random() < 0.2:
                     one = {"_id": chance.randrange(50)}
-                    shop.client[_DATABASE].items.update_one(one, {"$inc": {"n": 1}}, upsert=True)
+                    name = chance.choice(("items", "others"))
+                    shop.client[_DATABASE][name].update_one(one, {"$inc": {"n": 1}}, upsert=True)
                 else:
                     number = chance.randrange(shop.written)
                     change(shop, {"_id": number, "customer": number % 10}, chance)
@@ -134,6 +149,9 @@ class Faults:
             "move": self._move,
             "shard": self._add_shard,
             "signal": self._signal,
+            "swap": self._swap,
+            "scope": self._change_scope,
+            "seek": self._seek,
         }
 
     def run(self, kind: str) -> None:
@@ -191,15 +209,50 @@ class Faults:
         data = {"type": kind, "data-collections": [f"{_DATABASE}.orders"]}
         send(self._job.folder.signals, {"type": "execute-snapshot", "data": data})
 
+    def _swap(self) -> None:
+        """Rename a collection into the scope, over another one, and perhaps again."""
+        database, chance = self._shop.client[_DATABASE], self._chance
+        name, other = chance.sample(("items", "others"), 2)
+        numbers = chance.sample(range(60), 30)
+        database.built.insert_many([{"_id": number, "built": 1} for number in numbers])
+        database.built.rename(name, dropTarget=True)
+        match chance.randrange(3):
+            case 0:
+                database[name].rename(other, dropTarget=True)
+            case 1:
+                database[other].drop()
 
-def run_seed(seed: int, folder: Path, spark: SparkSession, extra: int) -> Outcome:
+    def _stop_job(self) -> None:
+        if self._chance.random() < 0.5:
+            self._job.kill()
+        else:
+            self._job.keep_running()
+            self._job.end()
+
+    def _change_scope(self) -> None:
+        self._stop_job()
+        before = self._job.scope
+        self._job.scope = next(each for each in _SCOPES if each != before)
+
+    def _seek(self) -> None:
+        self._stop_job()
+        now = self._shop.now()
+        try:
+            seek(self._job.folder, f"{now.time},{now.inc}")
+        except OptionError as error:  # a snapshot is in progress, or no event has followed
+            self.refused[str(error)[-40:]] += 1
+
+
+def run_seed(
+    seed: int, folder: Path, spark: SparkSession, extra: int, kinds: Sequence[str] = KINDS
+) -> Outcome:
     """Run one seed in an empty folder, which is left behind if there are problems.
 
     Args:
         extra: random faults beside one of each kind.
     """
     chance, outcome = random.Random(seed), Outcome()
-    outcome.faults = [*KINDS, *chance.choices(KINDS, k=extra)]
+    outcome.faults = [*kinds, *chance.choices(kinds, k=extra)]
     chance.shuffle(outcome.faults)
     with start_cluster(2, noop_interval=1) as cluster:
         router = start_router(cluster.configdb, cluster.mongos_uri, port=free_port())
@@ -208,7 +261,9 @@ def run_seed(seed: int, folder: Path, spark: SparkSession, extra: int) -> Outcom
             namespace = f"{_DATABASE}.orders"
             shop.client.admin.command("split", namespace, middle={"customer": middle})
         shop.insert(_DOCUMENTS)
-        job = JobProcess(router.uri, _DATABASE, folder / "job", _OPTIONS)
+        shop.client[_DATABASE].items.insert_one({"_id": 0})
+        shop.client[_DATABASE].others.insert_one({"_id": 0})
+        job = JobProcess(router.uri, folder / "job", _SCOPES[0], _OPTIONS)
         writer = Writer(shop, job, seed, outcome)
         faults = Faults(cluster, shop, job, chance)
         try:
@@ -241,7 +296,7 @@ def _catch_up(shop: Shop, job: JobProcess) -> None:
     """Wait until the job has read all writes, and no requested snapshot is left."""
     client = shop.client
     with client.start_session() as session:
-        client[_DATABASE].items.insert_one(dict(_LAST), session=session)
+        client[_DATABASE].orders.insert_one({**_LAST, "customer": 1}, session=session)
         time = session.operation_time
     assert time is not None
     signals = Path(job.folder.signals)
@@ -252,6 +307,8 @@ def _catch_up(shop: Shop, job: JobProcess) -> None:
         if "snapshot" in offset or list(signals.glob("*.json")):
             return False
         if offset.get("signals", {}).get("requests"):
+            return False
+        if CurrentTable.existing(job.folder.table("current")).state.unread:
             return False
         position = {name: offset[name] for name in _POSITION if name in offset}
         return key_of(from_offset(position)) > key_of(AtTime(time))
@@ -268,31 +325,45 @@ def _problems(spark: SparkSession, shop: Shop, folder: JobFolder, truth: str) ->
     for name, result in verify_job(spark, folder, shop.uri).items():
         if result.count or result.remark:
             found.append(f"verify of {name}: {result}")
-    rows = CurrentTable.existing(spark, folder.current).read()
-    table, collections = documents_in(rows), collections_of(shop)
+    offset = _offset_of(folder)
+    offsets = Offsets(Scope()).of(offset)
+    rows = CurrentTable.existing(folder.table("current")).read(spark)
+    table, collections = (
+        {place: each for place, each in found.items() if offsets.scope.accepts(_DATABASE, place[0])}
+        for found in (documents_in(rows), collections_of(shop))
+    )
     if table != collections:
         keys = {key for key in {*table, *collections} if table.get(key) != collections.get(key)}
         found.append(f"the current table differs in {len(keys)} documents: {sorted(keys)[:10]}")
     tokens = Counter(_tokens(folder))
     found += [f"{token} is in bronze {n} times" for token, n in tokens.items() if n > 1]
+    begin = min(tokens) if offsets.since is None else key_of(AtTime(offsets.since))
+    tokens = Counter(token for token in tokens.elements() if token >= begin)
     client: Client
     with (
         pymongo.MongoClient(truth) as client,
         client[_DATABASE].watch(start_at_operation_time=shop.created) as events,
     ):
-        begin, told = min(tokens), set()
+        told = set()
         for event in events:
-            token = event["_id"]["_data"]
-            told.add(token)
-            if event.get("documentKey") == _LAST:
+            places = [event[each].get("coll", "") for each in ("ns", "to") if each in event]
+            if any(offsets.scope.accepts(_DATABASE, each) for each in places):
+                told.add(event["_id"]["_data"])
+            if event.get("documentKey", {}).get("_id") == _LAST["_id"]:
                 break
-    missing = {token for token in told if token >= begin} - set(tokens)
-    extra = set(tokens) - told
+    told = {token for token in told if token >= begin}
+    missing, extra = told - set(tokens), set(tokens) - told
     if missing or extra:
         found.append(
             f"bronze lacks {len(missing)} events of a plain stream, and has {len(extra)} more"
         )
     return found + _notified_twice(folder)
+
+
+def _offset_of(folder: JobFolder) -> dict[str, Any]:
+    last = folder.last_committed()
+    assert last is not None
+    return last.offset
 
 
 def _notified_twice(folder: JobFolder) -> list[str]:
@@ -319,7 +390,6 @@ def _tokens(folder: JobFolder) -> list[str]:
 
 
 def _rows(folder: JobFolder, table: str, columns: list[str] | None = None) -> list[dict[str, Any]]:
-    files = [str(file) for file in Path(folder.address, table).glob("[!_]*/**/*.parquet")]
-    found = pyarrow.dataset.dataset(files, format="parquet").to_table(columns)
-    rows: list[dict[str, Any]] = found.to_pylist()
+    rows: list[dict[str, Any]]
+    rows = DeltaTable(folder.table(table)).to_pyarrow_table(columns=columns).to_pylist()
     return rows

@@ -7,12 +7,15 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from typer.testing import CliRunner
 
 from router import cli
@@ -49,7 +52,7 @@ def settings_of(
     async def run(given: Settings) -> None:
         served.append(given)
 
-    monkeypatch.setattr(cli, "run_until_signalled", run)
+    monkeypatch.setattr("router.process.run_until_signalled", run)
     app = typer.Typer()
     app.command()(cli.serve)
     result = CliRunner(env={"COLUMNS": "200", **environment}).invoke(app, arguments)
@@ -145,6 +148,33 @@ def test_the_image_runs_without_root_and_copies_what_it_needs() -> None:
     assert all((DEPLOY.parent / each).exists() for each in kept)
 
 
+def pinned(name: str) -> dict[str, str]:
+    """Return the entries of a list of pinned packages by name."""
+    entries = re.split(r"(?m)^(?=\S)", (DEPLOY / name).read_text())
+    return {each.partition("==")[0]: each for each in entries if each.strip()}
+
+
+def test_image_and_unit_install_packages_by_their_hashes() -> None:
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())
+    packages = pinned("requirements.txt")
+    wanted = [
+        *project["project"]["dependencies"],
+        *project["project"]["optional-dependencies"]["otel"],
+    ]
+    for requirement in map(Requirement, wanted):
+        name = canonicalize_name(requirement.name)
+        version = re.match(rf"{name}==([^ ;]+)", packages[name])
+        assert version is not None
+        assert requirement.specifier.contains(version[1])
+    building = pinned("build-requirements.txt")
+    assert "hatchling" in building
+    assert all("--hash=sha256:" in each for each in [*packages.values(), *building.values()])
+    installs = [line for line in dockerfile().splitlines() if "pip install" in line]
+    assert len(installs) == 3
+    assert all("--require-hashes" in each or "--no-deps --no-index" in each for each in installs)
+    assert "--require-hashes" in (DEPLOY.parent / "docs" / "deployment.md").read_text()
+
+
 @pytest.mark.parametrize("scheme", ["http", "https"])
 async def test_the_image_s_health_check_asks_with_and_without_tls(
     scheme: str, tmp_path: Path
@@ -170,3 +200,13 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
         ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False
     )
     assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_the_unit_hands_secrets_over_and_bounds_what_it_may_leave_or_take() -> None:
+    text = (DEPLOY / "mergerouter.service").read_text()
+    assert re.search(
+        r"^LoadCredential=mergerouter\.yaml:/etc/mergerouter\.yaml$", text, re.MULTILINE
+    )
+    assert "--config %d/mergerouter.yaml" in text
+    for line in ("LimitCORE=0", "MemoryMax=2G", "RestartPreventExitStatus=78"):
+        assert line in text.splitlines()

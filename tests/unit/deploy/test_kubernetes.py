@@ -112,6 +112,26 @@ def test_the_sidecar_manifest_is_valid() -> None:
         validate({document["kind"]: document})
 
 
+def test_an_image_is_named_by_its_digest() -> None:
+    digest = f"sha256:{'0' * 64}"
+    image = {"repository": "registry.example/mergerouter", "tag": "1", "digest": digest}
+    manifests = render({**LEAST, "image": image})
+    (container,) = manifests["Deployment"]["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == f"registry.example/mergerouter@{digest}"
+
+
+def test_the_network_policy_names_the_routers_ports() -> None:
+    manifests = render(LEAST)
+    policy = manifests["NetworkPolicy"]["spec"]
+    (container,) = manifests["Deployment"]["spec"]["template"]["spec"]["containers"]
+    named = {port["port"] for rule in policy["ingress"] for port in rule["ports"]}
+    assert named == {port["name"] for port in container["ports"]}
+    assert all(rule["from"] for rule in policy["ingress"])
+    closed = render({**LEAST, "networkPolicy": {"drivers": [], "admin": []}})["NetworkPolicy"]
+    validate({"NetworkPolicy": closed})
+    assert not closed["spec"]["ingress"]
+
+
 def test_an_invalid_manifest_is_found() -> None:
     service = render(LEAST)["Service"]
     service["spec"]["ports"][0]["prot"] = 1
@@ -194,6 +214,7 @@ def test_services_and_budgets_select_the_routers() -> None:
         manifests["Service"]["spec"]["selector"],
         manifests["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"],
         manifests["Deployment"]["spec"]["selector"]["matchLabels"],
+        manifests["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"],
     ]
     assert all(selector.items() <= labels for selector in selectors)
     monitor = manifests["ServiceMonitor"]["spec"]
@@ -236,7 +257,7 @@ def test_missing_and_unknown_values_are_errors(values: dict[str, Any], message: 
         render(values)
 
 
-def test_an_application_s_chart_takes_the_router_as_a_sidecar(tmp_path: Path) -> None:
+def test_an_application_s_chart_runs_the_router_as_a_sidecar(tmp_path: Path) -> None:
     chart = tmp_path / "application"
     (chart / "charts").mkdir(parents=True)
     (chart / "charts" / "mergerouter").symlink_to(CHART)

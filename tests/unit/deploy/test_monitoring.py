@@ -23,6 +23,8 @@ RULES = ROOT / "deploy" / "prometheus" / "alerts.yaml"
 DASHBOARD = ROOT / "deploy" / "grafana" / "mergerouter.json"
 SCRAPE = ROOT / "deploy" / "prometheus" / "scrape.yaml"
 RULE_TESTS = Path(__file__).parent / "alerts_test.yaml"
+SITE = re.findall(r"(?m)^site_url: (.*)/$", (ROOT / "mkdocs.yml").read_text())[0]
+UNIT = ROOT / "deploy" / "mergerouter.service"
 RUNBOOK = ROOT / "docs" / "runbook.md"
 
 
@@ -96,8 +98,16 @@ def test_every_alert_has_a_page_that_its_rule_names() -> None:
     pages = set(re.findall(r"^## (\w+)$", RUNBOOK.read_text(), re.MULTILINE))
     assert {rule["alert"] for rule in alerts()} == pages
     for rule in alerts():
-        assert rule["annotations"]["runbook"] == f"docs/runbook.md#{rule['alert'].lower()}"
+        assert rule["annotations"]["runbook"] == f"{SITE}/runbook.html#{rule['alert'].lower()}"
         assert rule["labels"]["severity"] in {"critical", "warning"}
+
+
+def test_the_unit_names_pages_of_the_same_site() -> None:
+    (named,) = re.findall(r"(?m)^Documentation=(.*)$", UNIT.read_text())
+    for address in named.split():
+        assert address.startswith(f"{SITE}/")
+        page = address.removeprefix(f"{SITE}/").removesuffix(".html")
+        assert (ROOT / "docs" / f"{page}.md").exists()
 
 
 def test_the_dashboard_s_panels_do_not_overlap() -> None:
@@ -128,6 +138,7 @@ def cpu_per_event() -> str:
 def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
     written = yaml.safe_load(RULE_TESTS.read_text())
     text = json.dumps(written).replace('"ALERTS"', json.dumps(str(RULES)))
+    text = text.replace("https://mergerouter.example", SITE)
     tests = tmp_path / "tests.yaml"
     tests.write_text(text.replace('"CPU_PER_EVENT"', json.dumps(cpu_per_event())))
     promtool("test", "rules", str(tests))

@@ -258,7 +258,7 @@ async def test_listings_show_databases_collections_and_indexes(driver: Driver) -
     assert index["name"] == "_id_"
 
 
-async def test_notes_advance_the_oplog_beyond_a_cluster_time(driver: Driver) -> None:
+async def test_noop_writes_advance_the_oplog_beyond_a_cluster_time(driver: Driver) -> None:
     mongod = driver.mongod
     wanted = Timestamp(mongod.clock.time.time, mongod.clock.time.inc + 100)
     note = {"appendOplogNote": 1, "maxClusterTime": wanted, "data": {"why": "nudge"}}

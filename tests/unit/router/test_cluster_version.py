@@ -31,8 +31,8 @@ def version(
 
 
 @asynccontextmanager
-async def learning(watch: ClusterVersion) -> AsyncIterator[None]:
-    task = asyncio.create_task(watch.keep_learning())
+async def kept_current(watch: ClusterVersion) -> AsyncIterator[None]:
+    task = asyncio.create_task(watch.keep_current())
     try:
         yield
     finally:
@@ -50,7 +50,7 @@ async def test_it_retries_until_a_server_answers() -> None:
     router = node(servers)
     assert not router.identity.known
     waiting = asyncio.create_task(changed(router))
-    await version(servers, router, retry_pause=0.0).learn()
+    await version(servers, router, retry_pause=0.0).read()
     await waiting
     assert not servers.failures
     assert all(connection.closed for connection in servers.connections)
@@ -76,7 +76,7 @@ async def test_the_lowest_version_counts(
     ask_timeout = 0.05 if None in servers.values() else PATIENCE
     asked = VersionedServers(**servers)
     router = node(asked)
-    await version(asked, router, upstream=True, ask_timeout=ask_timeout).learn()
+    await version(asked, router, upstream=True, ask_timeout=ask_timeout).read()
     assert (router.identity.version, router.identity.max_wire_version) == expected
 
 
@@ -84,9 +84,9 @@ async def test_a_rolling_upgrade_is_followed() -> None:
     servers = VersionedServers(config=V6, s0=V6, s1=V6, upstream=V6)
     router = node(servers)
     watch = version(servers, router, upstream=True)
-    await watch.learn()
+    await watch.read()
     counter = router.topology.counter
-    async with learning(watch):
+    async with kept_current(watch):
         for upgraded in ("config", "s0", "s1"):
             servers.servers[upgraded] = V7
             wanted = len(servers.connections) + 4
@@ -104,10 +104,10 @@ async def test_a_restarting_server_does_not_change_the_version() -> None:
     servers = VersionedServers(config=V7, s0=V6, s1=V7)
     router = node(servers)
     watch = version(servers, router, refresh_pause=0.0)
-    await watch.learn()
+    await watch.read()
     del servers.servers["config"]  # a shard missing from the list would have left the cluster
     servers.servers["config2"] = V7
-    async with learning(watch):
+    async with kept_current(watch):
         wanted = len(servers.connections) + 6
         await until(lambda: len(servers.connections) >= wanted)
         assert router.identity.version == "6.0.15"
@@ -121,8 +121,8 @@ async def test_a_shard_that_leaves_no_longer_counts() -> None:
     servers = VersionedServers(config=V7, s0=V6, s1=V7)
     router = node(servers)
     watch = version(servers, router, refresh_pause=0.0)
-    await watch.learn()
-    async with learning(watch):
+    await watch.read()
+    async with kept_current(watch):
         del servers.servers["s0"]
         await changed(router)
         assert router.identity.version == "7.0.2"

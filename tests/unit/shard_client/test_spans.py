@@ -61,7 +61,7 @@ def test_an_outage_while_a_stream_is_opened_is_part_of_its_opening(
     cursor.failed(FAILURE)
     with cursor.opening() as second:
         cursor.connected(second, ("db1.example", 27018))
-    cursor.mended()
+    cursor.recovered()
     by_name = {each.name: each for each in exported.get_finished_spans()}
     outage = by_name["reopen remote cursor"]
     assert outage.parent == opening.get_span_context()

@@ -60,7 +60,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 
 {{- define "mergerouter.image" -}}
-{{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) }}
+{{- with .Values.image }}
+{{- if .digest }}{{ printf "%s@%s" .repository .digest }}
+{{- else }}{{ printf "%s:%s" .repository (.tag | default $.Chart.AppVersion) }}{{ end }}
+{{- end }}
 {{- end }}
 
 {{- define "mergerouter.securityContext" -}}

@@ -102,7 +102,7 @@ async def test_members_log_in_with_the_key_file(member: Mongod) -> None:
         await Connection(member).log_in(MEMBER.user, "wrongkey", MEMBER.database)
 
 
-async def test_roles_count_at_once(member: Mongod) -> None:
+async def test_new_roles_apply_immediately(member: Mongod) -> None:
     root = await administrator(member)
     await root.command("admin", {"createUser": "a", "pwd": "a", "roles": []})
     user = Connection(member)

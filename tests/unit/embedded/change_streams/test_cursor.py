@@ -35,7 +35,7 @@ async def test_an_entry_wakes_a_waiting_get_more():
     assert ids(await waiting) == [2]
 
 
-async def test_an_empty_batch_promises_the_oplogs_end():
+async def test_the_pbrt_of_an_empty_batch_is_the_end_of_the_oplog():
     host = HandmadeHost()
     cursor = host.watch()
     await cursor.next_batch(0, 0)
@@ -100,7 +100,7 @@ async def test_a_filtered_invalidate_still_ends_the_stream():
     assert ResumeToken.parse(batch.pbrt).from_invalidate
 
 
-async def test_the_end_promises_a_filtered_invalidate():
+async def test_the_last_pbrt_covers_a_filtered_invalidate():
     host = HandmadeHost()
     host.drop("db", "a")
     cursor = host.watch({"$match": {"operationType": "drop"}}, on=("db", "a"))
@@ -236,7 +236,7 @@ def written(history, version):
 
 @settings(deadline=None, max_examples=60)
 @given(histories, st.sampled_from([1, 2]), st.integers(1, 4), st.data())
-async def test_a_stream_can_be_cut_at_any_promise(history, version, size, data):
+async def test_a_stream_can_be_cut_at_any_watermark(history, version, size, data):
     """A stream resumed from any batch's promise returns the events after that batch."""
     host = written(history, version)
     whole = await host.watch().next_batch(None, 0)
@@ -253,7 +253,7 @@ async def test_a_stream_can_be_cut_at_any_promise(history, version, size, data):
     assert found + [event.raw for event in rest.events] == everything
 
 
-async def test_a_mark_sorts_before_its_times_events():
+async def test_a_high_water_mark_sorts_before_the_events_of_its_time():
     host = HandmadeHost()
     ts = host.insert("db.a", {"_id": 1})
     mark = ResumeToken.high_water_mark(ts, 1).document()

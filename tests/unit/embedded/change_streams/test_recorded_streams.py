@@ -99,7 +99,7 @@ async def test_resuming_after_any_event_gives_the_rest(stream, shard):
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 50])
-async def test_batch_sizes_and_promises(batch_size):
+async def test_batch_sizes_and_pbrts(batch_size):
     """Batches of any size have the same events, and a full batch promises its last event."""
     talk = conversations()["cluster", "shard0"]
     host = RecordedHost("shard0")

@@ -2,8 +2,16 @@ from typing import Any
 
 import pytest
 
-from router.access.authorization import STREAM_ACTIONS, shown, stream_resource
-from router.access.privileges import ALL_DATABASES, CLUSTER, EVERYTHING, Privileges, Resource
+from router.access.authorization import shown
+from router.access.privileges import (
+    ALL_DATABASES,
+    CLUSTER,
+    EVERYTHING,
+    STREAM_ACTIONS,
+    Privileges,
+    Resource,
+    stream_resource,
+)
 
 ACTIONS = ["find", "changeStream"]
 
@@ -78,3 +86,18 @@ def test_commands_in_messages_are_bounded() -> None:
     assert len(shown(command)) < 20_000
     del command["pipeline"]
     assert shown(command) == '{ aggregate: "c", a: {}, b: [], c: 1.0, d: true }'
+
+
+def test_any_action_is_each_action() -> None:
+    resource = {"anyResource": True}
+    anything = Privileges.of([{"resource": resource, "actions": ["anyAction"]}])
+    assert anything.allow(CLUSTER, "getLog")
+    assert anything.allow(Resource("config", "shards"), *STREAM_ACTIONS)
+
+
+def test_all_databases_are_those_of_users() -> None:
+    everywhere = on(db="", collection="")
+    for database in ("config", "local"):
+        assert not everywhere.allow(Resource(database), "find")
+        assert not everywhere.allow(Resource(database, "c"), "find")
+    assert on(db="config", collection="").allow(Resource("config", "c"), "find")

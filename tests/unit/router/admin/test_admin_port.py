@@ -2,7 +2,9 @@
 
 import asyncio
 import base64
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -13,10 +15,13 @@ from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as parse_openmetrics,
 )
 from prometheus_client.parser import text_string_to_metric_families as parse
+from structlog.testing import capture_logs
 
-from router.catalog.replica_set_checks import ReplicaSetCheck
+from router.admin import server
+from router.catalog.server_checks import Check
 from tests.harness.admin import NOW, Response, admin_port, get, watched_facade
 from tests.harness.facade import Facade, facade
+from tests.harness.until import PATIENCE
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -44,7 +49,7 @@ async def scrape(made: Facade) -> Samples:
         return samples((await ask(port, "/metrics")).text)
 
 
-async def test_the_metrics_show_the_gate_holders_and_reasons() -> None:
+async def test_the_metrics_show_the_slowest_shard_and_reasons() -> None:
     async with watched_facade(now=_now) as made:
         found = await scrape(made)
     assert value(found, "watermark_lag_seconds", shard="north") == 40
@@ -53,7 +58,7 @@ async def test_the_metrics_show_the_gate_holders_and_reasons() -> None:
     assert value(found, "streams_held", shard="north", reason="idle") == 0
     assert value(found, "failing_cursors", shard="north") == 1
     assert value(found, "streams_waiting") == 1
-    assert value(found, "nudges_total", shard="south") == 2
+    assert value(found, "noop_commands_total", shard="south") == 2
     assert value(found, "errors_total", code="CursorNotFound") == 2
     assert value(found, "errors_total", code="99999") == 1
     assert value(found, "refused_total", parameter="maxStreams") == 1
@@ -63,10 +68,35 @@ async def test_the_metrics_show_the_gate_holders_and_reasons() -> None:
     assert value(found, "member_connections_created_total", member=member) == 5
 
 
+async def test_metrics_keep_their_former_names_for_a_release() -> None:
+    async with watched_facade(now=_now) as made:
+        found = await scrape(made)
+    assert value(found, "nudges_total", shard="south") == 2
+    assert value(found, "notes_total", shard="south") == 0
+    assert value(found, "note_bytes_total", shard="south") == 0
+    assert value(found, "gate_wait_seconds_count") == value(
+        found, "low_watermark_wait_seconds_count"
+    )
+
+
+async def test_server_status_keeps_its_former_names_for_a_release() -> None:
+    async with watched_facade(now=_now) as made, await made.client() as client:
+        ours = (await client.command("admin", {"serverStatus": 1}))["mergerouter"]
+    (described,) = ours["streams"]
+    assert (described["slowestShard"], described["gateHolder"]) == ("north", "north")
+    assert described["gateReason"] == described["slowestReason"]
+    for remote in described["remotes"]:
+        assert remote["promise"] == remote["watermark"]
+        assert remote["nudges"] == remote["noopCommands"] == 2
+    assert ours["members"]["south"]["nudges"] == ours["members"]["south"]["noopCommands"] == 2
+
+
 async def test_history_is_counted_from_the_oldest_entry_to_the_farthest_client() -> None:
     async with watched_facade(now=_now) as made:
         checks: Any = made.node.checks
-        checks.found["south"] = ReplicaSetCheck(True, Timestamp(NOW - 60, 1), complete=True)
+        checks.found["south"] = Check(
+            "shard south", "south", oldest=Timestamp(NOW - 60, 1), complete=True
+        )
         before = await scrape(made)
         client = await made.client()
         await client.command(
@@ -132,7 +162,7 @@ async def test_readiness_names_the_servers_that_do_not_answer(
 ) -> None:
     async with watched_facade() as made, admin_port(made) as port:
         checks: Any = made.node.checks
-        checks.found[down] = ReplicaSetCheck(answers=False, error="no answer within 3 s")
+        checks.fails(down, "no answer within 3 s")
         ready = await ask(port, path)
         assert (await ask(port, "/healthz")).status == 200
     assert ready.status == status
@@ -173,3 +203,37 @@ async def test_the_token_protects_all_but_the_probes(
         assert (await ask(port, "/no-such-page")).status == 401
         for probe in ("/healthz", "/readyz"):
             assert (await ask(port, probe)).status == 200
+
+
+async def test_half_requests_neither_take_all_connections_nor_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "_LIFETIME", 0.3)
+    async with facade() as made, admin_port(made) as port:
+        before = len(os.listdir("/proc/self/fd"))
+        halves = [await asyncio.open_connection("127.0.0.1", port) for _ in range(300)]
+        for _reader, writer in halves:
+            writer.write(b"GET / HTTP/1.1\r\nHost:")
+        assert (await ask(port, "/healthz")).status == 200
+        taken = len(os.listdir("/proc/self/fd")) - before - len(halves)
+        assert taken <= server._MOST_CONNECTIONS
+        for reader, writer in halves:
+            await ended(reader)
+            writer.close()
+
+
+async def ended(reader: asyncio.StreamReader) -> None:
+    with suppress(ConnectionError):
+        async with asyncio.timeout(PATIENCE):
+            await reader.read()
+
+
+@pytest.mark.parametrize("sent", [b"Basic \xff", b"Basic /w==", b"Bearer \xff", b"Basic", b"\xff"])
+async def test_any_authorization_is_refused_without_a_traceback(sent: bytes) -> None:
+    with capture_logs() as logged:
+        async with facade() as made, admin_port(made, "token") as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET / HTTP/1.1\r\nHost: router\r\nAuthorization: " + sent + b"\r\n\r\n")
+            assert (await reader.readline()).split()[1] in (b"400", b"401")
+            writer.close()
+    assert not [each for each in logged if "exc_info" in each]

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from router.admin.words import in_words
-from router.catalog.replica_set_checks import ReplicaSetCheck
+from router.admin.words import in_bytes, in_words
 from router.config.log_lines import RECENT
 from tests.harness.admin import NOW, Response, admin_port, get, remote, stream, watched_facade
 from tests.harness.browser import CHROMIUM, Page, browser
@@ -29,7 +28,7 @@ async def document(port: int) -> dict[str, Any]:
     return parsed
 
 
-async def test_the_lanes_show_the_gate_holder_and_the_reason() -> None:
+async def test_the_lanes_show_the_slowest_shard_and_the_reason() -> None:
     async with watched_facade(now=_now) as made, admin_port(made) as port:
         view = await document(port)
     lanes = {lane["target"]: lane for lane in view["lanes"]}
@@ -40,9 +39,25 @@ async def test_the_lanes_show_the_gate_holder_and_the_reason() -> None:
     assert view["span"] == pytest.approx(44)
     assert lanes["south"]["reached"] == pytest.approx(1 - 3 / 44)
     (row,) = view["stream_rows"]
-    assert (row["namespace"], row["readers"], row["gate_holder"]) == ("shop.orders", 1, "north")
+    assert (row["namespace"], row["readers"], row["slowest_remote"]) == ("shop.orders", 1, "north")
     assert row["errors"] == ["north: connection refused"]
     assert view["errors"] == {"CursorNotFound": 2, "99999": 1}
+
+
+async def test_the_bytes_of_streams_and_of_the_rest_are_the_total() -> None:
+    async with watched_facade(now=_now) as made, admin_port(made) as port:
+        made.cursors.memory.held = 5_000_000
+        view = await document(port)
+        page = (await ask(port, "/")).text
+    held = sum(row["held_bytes"] for row in view["stream_rows"])
+    assert held + view["other_bytes"] == view["buffered_bytes"] == 5_000_000
+    assert "4.8 MiB of lookups, requests and further streams" in page
+    assert [in_bytes(size) for size in (0, 10, 20_000, 2**21)] == [
+        "0",
+        "1 KiB",
+        "20 KiB",
+        "2.0 MiB",
+    ]
 
 
 async def test_texts_of_servers_and_clients_are_escaped() -> None:
@@ -50,7 +65,7 @@ async def test_texts_of_servers_and_clients_are_escaped() -> None:
     async with watched_facade() as made, admin_port(made) as port:
         made.cursors.streams = [stream(remote(text, behind=1), holder=text, reason="idle")]
         checks: Any = made.node.checks
-        checks.found[text] = ReplicaSetCheck(answers=False, error=text)
+        checks.fails(text, text)
         page = (await ask(port, "/")).text
     assert text not in page
     assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 3

@@ -1,12 +1,14 @@
 """Fail points are disabled by default; once enabled, they work as drivers' tests expect."""
 
 import asyncio
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 from bson import Int64
 
-from router.commands.fail_point import FailPoints
+from router.commands.fail_points import FailPoints
 from router.upstream_mongos import UpstreamMongos
 from tests.doubles.scripted_server import Asked, scripted_server
 from tests.harness.facade import facade
@@ -23,6 +25,13 @@ async def test_fail_points_need_test_commands() -> None:
     async with facade() as router, await router.client() as client:
         reply = await client.command("admin", fail("alwaysOn", failCommands=["ping"]))
         assert reply["code"] == 59
+
+
+def test_a_router_without_test_commands_does_not_load_fail_points() -> None:
+    loaded = "import sys, router.cli, router.workers.worker; print(*sys.modules)"
+    modules = subprocess.check_output([sys.executable, "-c", loaded], text=True).split()
+    assert "router.commands.table" in modules
+    assert not [name for name in modules if "fail_point" in name]
 
 
 async def test_a_command_fails_the_requested_number_of_times_with_labels() -> None:

@@ -1,5 +1,6 @@
 """Command fields that are refused, and the messages."""
 
+from collections import deque
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ from bson import Decimal128, Int64, MaxKey, MinKey, ObjectId, Regex, Timestamp
 from bson.datetime_ms import DatetimeMS
 
 from router.commands.fields import bson_type
+from router.config.log_lines import RECENT
 from tests.harness.facade import facade
 
 WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
@@ -94,6 +96,15 @@ async def test_all_listed_commands_answer() -> None:
             assert reply.get("code") != 59
         assert (await client.command("admin", {"getLog": "*"}))["names"]
         assert "log" in await client.command("admin", {"getLog": "global"})
+
+
+async def test_lines_logged_at_one_time_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ['{"t": {"$date": "2"}, "n": 1}', '{"t": {"$date": "2"}, "n": 0}']
+    earlier = '{"t": {"$date": "1"}, "n": 2}'
+    monkeypatch.setattr(RECENT, "lines", deque([*lines, earlier]))
+    async with facade() as router, await router.client() as client:
+        reply = await client.command("admin", {"getLog": "global"})
+    assert [line for line in reply["log"] if line in (*lines, earlier)] == [earlier, *lines]
 
 
 async def test_a_deeply_nested_document_is_an_error() -> None:

@@ -9,7 +9,7 @@ from tests.doubles.fake_clusters import OneShard
 from tests.doubles.scripted_server import Asked, scripted_server
 from tests.harness.facade import facade
 
-OWN = {"cursorTimeoutMillis": 5, "enableTestCommands": False}
+OWN = {"cursorTimeoutMillis": 5, "enableTestCommands": False, "noopWrites": True}
 FLAG = {"value": True, "version": "6.0"}
 THEIRS = {"featureFlagX": FLAG, "logLevel": 3, "cursorTimeoutMillis": 600_000}
 LOG = {"logLevel": 0, "logComponentVerbosity": {"verbosity": 0}}
@@ -30,6 +30,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"getParameter": 1, "featureFlagX": 1, "enableTestCommands": 1, "nosuch": 1},
         {"featureFlagX": FLAG, "enableTestCommands": False},
     ),
+    ({"getParameter": 1, "idleShardNudge": 1}, {"idleShardNudge": True}),
     ({"getParameter": "*"}, {**THEIRS, **OWN, **LOG}),
     ({"getParameter": 1, "logLevel": 1}, {"logLevel": 0}),
     (

@@ -1,6 +1,8 @@
 """The command line: flags and the messages about invalid settings."""
 
 import io
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from importlib.metadata import EntryPoint, version
@@ -25,7 +27,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Settings]]:
     async def run(given: Settings) -> None:
         settings.append(given)
 
-    monkeypatch.setattr(cli, "run_until_signalled", run)
+    monkeypatch.setattr("router.process.run_until_signalled", run)
     yield settings
     structlog.reset_defaults()
 
@@ -45,9 +47,9 @@ def invoke(*arguments: str) -> Any:
         (("--configdb", "c/h:1", "--setParameter", "x"), "'x' has no value: write name=value"),
         (("--configdb", "c/h:1", "--port", "99999"), "port"),
         (("--configdb", "c/h:1", "--upstream", "http://x"), "upstream"),
-        (("--config", "/does/not/exist"), "cannot read /does/not/exist: No such file"),
-        (("--configdb",), "it has no value. Pass one: The config server: rsName/host:port"),
-        (("--configdb", "c/h:1", "--port"), "it has no value. Pass one: The port for drivers"),
+        (("--config", "/does/not/exist"), "--config: cannot use /does/not/exist: No such file"),
+        (("--configdb",), "has no value. It needs one: The config server: rsName/host:port"),
+        (("--configdb", "c/h:1", "--port"), "has no value. It needs one: The port for drivers"),
         (
             ("--configdb", "c/h:1", "--port", "abc"),
             "Invalid value for '--port': must be a whole number, not 'abc'. The port for drivers",
@@ -101,7 +103,7 @@ def test_flags_are_named_as_in_mongos(served: list[Settings]) -> None:
     }
 
 
-def test_every_flag_of_a_setting_takes_its_help_from_the_schema() -> None:
+def test_the_help_of_every_flag_is_that_of_its_setting() -> None:
     app = typer.Typer(add_completion=False)
     app.command(cls=SubCommand)(cli.serve)
     command = typer.main.get_command(app)
@@ -117,23 +119,23 @@ def test_a_port_in_use_ends_with_a_message_and_mongos_s_status(
     async def fail(_settings: Settings) -> None:
         raise OSError("address in use")
 
-    monkeypatch.setattr(cli, "run_until_signalled", fail)
+    monkeypatch.setattr("router.process.run_until_signalled", fail)
     result = invoke("--configdb", "cfg/a:1")
     assert result.exit_code == 48
     assert "address in use" in result.output
 
 
-def test_a_command_without_its_extra_names_the_extra(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_command_without_its_packages_tells_how_to_install_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "packages_of", lambda extras: [f"absent-{each}" for each in extras])
-    point = EntryPoint("demo", "no_such_package:run [embedded]", "mergerouter.commands")
-    app = typer.Typer()
-    app.command()(cli.load_command(point))
-    result = CliRunner().invoke(app)
-    assert result.exit_code == 1
-    assert "absent-embedded" in result.output
-    assert "pip install 'mergerouter[embedded]'" in result.output
+    point = EntryPoint("job", "no_such_package:run [spark]", "mergerouter.commands")
+    monkeypatch.setattr(cli, "entry_points", lambda group: [point])
+    monkeypatch.setattr(cli, "requires", lambda _: ["absent-one>=4.2; extra == 'spark'", "typer"])
+    monkeypatch.setattr("sys.argv", ["mergerouter", "job", "run", "shop", "--out", "x"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    assert f"{sys.executable} -m pip install 'absent-one>=4.2'\n" in capsys.readouterr().err
 
 
 def test_a_group_of_commands_is_one_entry_point(
@@ -149,9 +151,9 @@ def test_a_group_of_commands_is_one_entry_point(
 
 
 def test_extras_name_their_packages() -> None:
-    assert "pyspark" in cli.packages_of(["spark"])
-    assert "pyspark" not in cli.packages_of(["dev"])
-    assert cli.packages_of([]) == []
+    assert "pyspark>=4.2" in cli.requirements_of(["spark"])
+    assert "pyspark>=4.2" not in cli.requirements_of(["dev"])
+    assert cli.requirements_of([]) == []
 
 
 def test_an_unknown_command_is_answered_with_the_nearest(
@@ -170,3 +172,28 @@ def test_the_version_is_the_installed_one(monkeypatch: pytest.MonkeyPatch) -> No
         cli.main()
     assert ended.value.code == 0
     assert output.getvalue() == f"mergerouter {version('mergerouter')}\n"
+
+
+@pytest.mark.parametrize(
+    "command", ["", "serve", "tail", "check-config", "embedded", "demo", "job"]
+)
+def test_help_imports_nothing_that_is_slow(command: str) -> None:
+    slow = ["aiohttp", "jinja2", "mongomock", "motor", "pyarrow", "pyspark", "structlog", "uvloop"]
+    program = (
+        "import sys\nfrom router.cli import main\n"
+        f"sys.argv = ['mergerouter', *{[command] if command else []}, '--help']\n"
+        "try:\n    main()\nfinally:\n"
+        f"    print(*[each for each in {slow} if each in sys.modules], file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert "Usage: " in done.stdout
+    assert done.stderr.strip() == ""
+
+
+def test_help_cuts_no_flag_at_80_columns(served: list[Settings]) -> None:
+    app = typer.Typer(rich_markup_mode=None)
+    app.command(cls=SubCommand)(cli.serve)
+    shown = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["--help"]).output
+    assert [each for names in FLAGS.values() for each in names if each not in shown] == []

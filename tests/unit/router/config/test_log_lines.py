@@ -4,11 +4,12 @@ import errno
 import io
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import structlog
 
-from router.config.log_lines import RECENT, configure_logging
+from router.config.log_lines import RECENT, Repeats, configure_logging
 
 
 @pytest.fixture
@@ -77,3 +78,23 @@ def test_a_closed_stream_does_not_fail_the_code_that_logs(stream: io.StringIO) -
     stream.close()
     structlog.get_logger().info("unheard")
     assert '"unheard"' in RECENT.lines[-1]
+
+
+def test_a_warning_that_repeats_is_logged_once_a_minute_with_its_count() -> None:
+    now = [0.0]
+    repeats = Repeats(interval=60.0, most=2, clock=lambda: now[0])
+
+    def logged(**event: Any) -> dict[str, Any] | None:
+        try:
+            return dict(repeats(None, "warning", event))
+        except structlog.DropEvent:
+            return None
+
+    assert logged(event="down", shard="s0", lasted=0.1) is not None
+    assert logged(event="down", shard="s1") is not None
+    assert [logged(event="down", shard="s0", lasted=each) for each in (1.0, 2.0)] == [None, None]
+    now[0] = 61.0
+    assert logged(event="down", shard="s0") == {"event": "down", "shard": "s0", "repeated": 2}
+    assert logged(event="down", shard="s0") is None
+    assert logged(event="other") is not None
+    assert repeats(None, "error", {"event": "down"}) == {"event": "down"}

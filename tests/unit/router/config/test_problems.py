@@ -20,7 +20,11 @@ from router.config.settings import Settings, load_settings
             "systemLog.colour is not a setting. "
             "Section systemLog has systemLog.quiet, systemLog.verbosity.",
         ),
-        ({"zzz": 1}, "zzz is not a setting."),
+        (
+            {"zzz": 1},
+            "zzz is not a setting. Known are feed, net, replication, security, setParameter, "
+            "sharding, systemLog, tracing, upstream, workers.",
+        ),
         (
             {"net": {"port": 70000}},
             "net.port must be 65535 or less, not 70000",
@@ -55,8 +59,8 @@ from router.config.settings import Settings, load_settings
         ),
         ({"setParameter": {"maxCursors": 0}}, "parameter maxCursors must be 1 or more, not 0"),
         (
-            {"setParameter": {"idleShardNudgesPerSecond": 2000}},
-            "parameter idleShardNudgesPerSecond must be from 0 to 1000, not 2000.0",
+            {"setParameter": {"noopWritesPerSecond": 2000}},
+            "parameter noopWritesPerSecond must be from 0 to 1000, not 2000.0",
         ),
     ],
 )

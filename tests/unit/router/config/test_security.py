@@ -20,7 +20,7 @@ def settings(**security: Any) -> Settings:
     return load_settings({"security": security})
 
 
-def test_without_security_nobody_logs_in() -> None:
+def test_without_security_there_are_no_logins() -> None:
     found = load_settings({})
     assert not found.security.authorization
     assert found.security.logins() == (None, None)
@@ -59,9 +59,9 @@ def test_a_password_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("security", "message"),
     [
-        ({"user": "router"}, "takes a password"),
+        ({"user": "router"}, "requires a password"),
         ({"password": "s3cret"}, "user is missing"),
-        ({"user": "router", "password": "s3cret", "passwordFile": "f"}, "takes a password"),
+        ({"user": "router", "password": "s3cret", "passwordFile": "f"}, "requires a password"),
         ({"user": "router", "password": ["s3cret"]}, "security.password"),
         ({"user": 5, "password": "s3cret"}, "security.user"),
     ],

@@ -56,7 +56,7 @@ def test_given_settings_are_shown_as_by_mongos() -> None:
         ({"setParameter": {"noSuch": 1}}, "noSuch is not a parameter"),
         ({"setParameter": {"cursorTimeoutMillis": "soon"}}, "cursorTimeoutMillis"),
         ({"setParameter": {"cursorTimeoutMillis": -1}}, "cursorTimeoutMillis"),
-        ({"setParameter": {"idleShardNudge": "maybe"}}, "idleShardNudge"),
+        ({"setParameter": {"noopWrites": "maybe"}}, "noopWrites"),
     ],
 )
 def test_invalid_settings_are_named(flags: dict[str, object], said: str) -> None:
@@ -75,16 +75,35 @@ def test_parameters_set_limits_in_their_own_units() -> None:
     given = {
         "cursorTimeoutMillis": "1500",
         "localLogicalSessionTimeoutMinutes": 2,
-        "idleShardNudgeMs": "7.5",
-        "idleShardNudge": "false",
+        "noopWriteDelayMs": "7.5",
+        "noopWrites": "false",
         "streamBufferBytes": "1000",
     }
     limits = stream_limits(parse_parameters(given))
     assert limits.cursor_timeout == 1.5
     assert limits.session_timeout == 120
-    assert limits.nudge_delay == 0.0075
-    assert limits.nudge is False
+    assert limits.noop_delay == 0.0075
+    assert limits.noop is False
     assert limits.stream_buffer_bytes == 1000
+
+
+def test_former_names_of_parameters_set_the_same_limits() -> None:
+    given = {
+        "idleShardNudge": "false",
+        "idleShardNudgeMs": "7.5",
+        "idleShardNudgesPerSecond": 3,
+        "idleShardNudgeBurst": 4,
+        "promiseTimeoutMs": 500,
+    }
+    limits = stream_limits(parse_parameters(given))
+    assert (limits.noop, limits.noop_delay) == (False, 0.0075)
+    assert (limits.noops_per_second, limits.noop_burst) == (3, 4)
+    assert limits.watermark_timeout == 0.5
+
+
+def test_a_parameter_has_one_name_at_a_time() -> None:
+    with pytest.raises(ValueError, match="former name of noopWrites: set only noopWrites"):
+        parse_parameters({"idleShardNudge": True, "noopWrites": True})
 
 
 def test_default_parameters_keep_the_limits() -> None:

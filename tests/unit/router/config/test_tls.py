@@ -44,15 +44,15 @@ def test_the_admin_port_uses_tls_as_the_drivers_port_does(server: Path) -> None:
     assert modes == ["disabled", "disabled", "requireTLS", "disabled"]
 
 
-def test_tls_of_the_admin_port_alone_is_no_way() -> None:
-    with pytest.raises(typer.BadParameter, match=r"takes the certificate in net\.tls"):
+def test_tls_on_the_admin_port_alone_is_refused() -> None:
+    with pytest.raises(typer.BadParameter, match=r"requires the certificate in net\.tls"):
         read_settings({"net": {"admin": {"tlsMode": "requireTLS"}}}, None)
 
 
 @pytest.mark.parametrize(
     ("tls", "said"),
     [
-        ({"mode": "requireTLS"}, "net.tls: mode requireTLS takes certificateKeyFile"),
+        ({"mode": "requireTLS"}, "net.tls: mode requireTLS requires certificateKeyFile"),
         ({"CAFile": "x"}, "net.tls: CAFile needs TLS: set mode to requireTLS or preferTLS"),
         ({"mode": "on"}, "net.tls.mode"),
         ({"mode": "allowTLS", "disabledProtocols": "TLS9"}, "TLS9 is not a protocol"),
@@ -60,16 +60,19 @@ def test_tls_of_the_admin_port_alone_is_no_way() -> None:
         ({"mode": "allowTLS", "certificateFile": "x"}, "net.tls.certificateFile is not a setting"),
         (
             {"mode": "allowTLS", "certificateKeyFile": "x", "clusterCAFile": "x"},
-            "clusterCAFile takes CAFile too",
+            "clusterCAFile requires CAFile too",
         ),
-        ({"mode": "allowTLS", "certificateKeyFile": "x", "CRLFile": "x"}, "CRLFile takes CAFile"),
+        (
+            {"mode": "allowTLS", "certificateKeyFile": "x", "CRLFile": "x"},
+            "CRLFile requires CAFile",
+        ),
         (
             {
                 "mode": "allowTLS",
                 "certificateKeyFile": "x",
                 "allowConnectionsWithoutCertificates": True,
             },
-            "allowConnectionsWithoutCertificates takes CAFile",
+            "allowConnectionsWithoutCertificates requires CAFile",
         ),
         (
             {

@@ -34,7 +34,7 @@ def test_a_missing_package_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPa
 
     assert Tracing(endpoint=ENDPOINT).endpoint == ENDPOINT
     monkeypatch.setattr(tracing, "version", version)
-    with pytest.raises(ValueError, match=r"pip install 'mergerouter\[otel\]'"):
+    with pytest.raises(ValueError, match=r"-m pip install opentelemetry-sdk"):
         Tracing(endpoint=ENDPOINT)
 
 

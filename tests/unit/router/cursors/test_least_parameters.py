@@ -63,5 +63,5 @@ def test_zero_is_refused_where_it_has_no_meaning(name: str):
         parse_parameters({name: 0})
 
 
-def test_zero_nudges_a_second_disables_nudges():
-    assert not stream_limits(parse_parameters({"idleShardNudgesPerSecond": 0})).nudges
+def test_zero_noops_a_second_disables_noops():
+    assert not stream_limits(parse_parameters({"noopWritesPerSecond": 0})).noops

@@ -2,13 +2,13 @@
 
 from bson.timestamp import Timestamp
 
-from router.cursors.places import DepartedPlaces
+from router.cursors.places import DepartedClients
 
 DAY = 24 * 60 * 60.0
 
 
 def test_the_earliest_place_not_returned_counts() -> None:
-    places = DepartedPlaces()
+    places = DepartedClients()
     assert places.earliest(0.0) is None
     places.left("a", "db.c", Timestamp(10, 1), now=0.0)
     places.left("b", "db.c", Timestamp(20, 1), now=0.0)
@@ -18,14 +18,14 @@ def test_the_earliest_place_not_returned_counts() -> None:
 
 
 def test_of_two_cursors_of_one_client_the_earlier_counts() -> None:
-    places = DepartedPlaces()
+    places = DepartedClients()
     places.left("a", "db.c", Timestamp(10, 1), now=0.0)
     places.left("a", "db.c", Timestamp(30, 1), now=1.0)
     assert places.earliest(1.0) == Timestamp(10, 1)
 
 
-def test_a_place_is_forgotten_after_a_day() -> None:
-    places = DepartedPlaces()
+def test_a_location_is_forgotten_after_a_day() -> None:
+    places = DepartedClients()
     places.left("a", "db.c", Timestamp(10, 1), now=0.0)
     places.left("b", "db.c", Timestamp(20, 1), now=DAY / 2)
     assert places.earliest(DAY) == Timestamp(20, 1)
@@ -33,8 +33,8 @@ def test_a_place_is_forgotten_after_a_day() -> None:
     assert places.earliest(2 * DAY) == Timestamp(50, 1)
 
 
-def test_a_thousand_places_are_remembered() -> None:
-    places = DepartedPlaces()
+def test_a_thousand_locations_are_remembered() -> None:
+    places = DepartedClients()
     for number in range(1001):
         places.left(f"10.0.0.{number}", "db.c", Timestamp(number + 1, 1), now=0.0)
     assert places.earliest(0.0) == Timestamp(2, 1)

@@ -6,12 +6,12 @@ import bson
 import pytest
 from bson import Timestamp
 
-from router.change_stream.request import parse_request
 from router.cursors.owner import Owner
 from router.cursors.registry import CursorRegistry
+from router.request.stream_request import parse_request
 from shard_client.errors import CommandError
 from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, numbers, read_until, stream
-from tests.doubles.scripted_member import ScriptedMember, mark_token
+from tests.doubles.scripted_member import invalidate, mark_token
 from tests.harness.until import PATIENCE, until
 
 
@@ -96,7 +96,7 @@ async def test_closing_leaves_no_cursors_on_the_shards(cluster: ScriptedCluster)
     cursor, _ = await registry.open(stream(), OWNER)
     assert cluster.open_cursors == 4
     result = registry.kill([cursor.cursor_id, 5], OWNER)
-    assert result == ([cursor.cursor_id], [5], [], [])
+    assert result == ([cursor.cursor_id], [5])
     await registry.close()
     assert cluster.open_cursors == 0
     await cluster.clusters[0].close()
@@ -105,8 +105,9 @@ async def test_closing_leaves_no_cursors_on_the_shards(cluster: ScriptedCluster)
 
 async def test_an_unknown_cursor_is_an_error(cluster: ScriptedCluster):
     registry = cluster.registry()
-    with pytest.raises(CommandError, match=r"Cursor not found \(id: 12345\)\.") as failure:
-        registry.checkout(12345, OWNER)
+    not_found = r"Cursor not found \(id: 12345\)\."
+    with pytest.raises(CommandError, match=not_found) as failure, registry.checkout(12345, OWNER):
+        pass
     assert failure.value.code == 43
 
 
@@ -114,8 +115,8 @@ async def test_a_cursor_serves_one_get_more_at_a_time(cluster: ScriptedCluster):
     registry = cluster.registry()
     cursor, _ = await registry.open(stream(), OWNER)
     with registry.checkout(cursor.cursor_id, OWNER):
-        with pytest.raises(CommandError) as failure:
-            registry.checkout(cursor.cursor_id, OWNER)
+        with pytest.raises(CommandError) as failure, registry.checkout(cursor.cursor_id, OWNER):
+            pass
         assert failure.value.code == 143
     with registry.checkout(cursor.cursor_id, OWNER) as again:
         assert again is cursor
@@ -135,8 +136,8 @@ async def test_a_cursor_of_another_session_or_user_is_refused(
 ):
     registry = cluster.registry()
     cursor, _ = await registry.open(stream(), made_by)
-    with pytest.raises(CommandError) as failure:
-        registry.checkout(cursor.cursor_id, used_by)
+    with pytest.raises(CommandError) as failure, registry.checkout(cursor.cursor_id, used_by):
+        pass
     assert failure.value.code == code
     assert cursor.cursor_id in registry
 
@@ -225,13 +226,6 @@ async def test_idle_cursors_time_out_with_and_without_sessions(cluster: Scripted
     in_session, _ = await registry.open(stream(), Owner(b"a" * 16))
     await until(lambda: alone.cursor_id not in registry)
     assert in_session.cursor_id in registry
-
-
-def invalidate(member: ScriptedMember, second: int) -> str:
-    """Write an invalidate; return its token."""
-    token = member.insert(second, 2).replace("0100296E", "0100296F")
-    member.entries[-1][1].update({"_id": {"_data": token}, "operationType": "invalidate"})
-    return token
 
 
 async def test_an_invalidate_closes_the_stream(cluster: ScriptedCluster):

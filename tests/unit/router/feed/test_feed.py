@@ -5,19 +5,21 @@ import contextlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any, cast
 
 import bson
 import pytest
+from structlog.testing import capture_logs
 
-from router.change_stream.request import AfterToken, AtTime, Scope
-from router.client_limits import ConnectionCounts
 from router.feed.feed import Feed
 from router.feed.watch import parse_watch
+from router.request.stream_request import AfterToken, AtTime, Scope
 from shard_client.errors import CommandError
 from tests.doubles.fake_cursors import FakeCursor, FakeCursors, event
 from tests.harness.until import until
 
+REFUSALS = ("FailedToParse", "TypeMismatch", "Unauthorized")
 TOKEN = "826B00045C000000012B0229296E04"
 
 
@@ -194,7 +196,7 @@ async def test_shutdown_closes_feeds_after_whole_lines() -> None:
 
 
 async def test_feeds_over_the_limit_are_refused() -> None:
-    async with feed(counts=ConnectionCounts(1)) as (cursors, port):
+    async with feed(most=1) as (cursors, port):
         _reader, first = await watch(port, {"database": "db"})
         await the_cursor(cursors)
         reader, second = await watch(port, {"database": "db"})
@@ -221,3 +223,18 @@ def test_the_request_line_sets_scope_and_start() -> None:
     resumed = parse_watch(json.dumps({"database": "d", "resumeAfter": {"_data": TOKEN}})).request
     assert isinstance(resumed.start, AfterToken)
     assert resumed.start.token.data == TOKEN.encode()
+
+
+@pytest.mark.parametrize("login", [True, False])
+@pytest.mark.parametrize("depth", [500, 5_000])
+async def test_a_deeply_nested_line_is_refused_with_one_line(depth: int, login: bool) -> None:
+    line = b'{"pipeline": ' + b"[" * depth + b"]" * depth + b"}\n"
+    access: Any = SimpleNamespace(login=lambda _peer: SimpleNamespace(close=lambda: None))
+    with capture_logs() as logged:
+        async with feed(request_wait=20, access=access if login else None) as (_, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(line)
+            assert json.loads(await reader.readline())["error"]["codeName"] in REFUSALS
+            assert await reader.read() == b""
+            writer.close()
+    assert not [each for each in logged if "exc_info" in each]

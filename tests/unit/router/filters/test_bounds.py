@@ -19,22 +19,10 @@ from router.filters.match_compiler import Declined
 from router.filters.stream_filter import compile_filter
 from router.filters.values import DECIMAL, number
 from tests.filters.chance import Chance, document, text
-
-Document = dict[str, Any]
+from tests.unit.router.filters.made_filters import Document, event, index_of
 
 MALFORMED = (ValueError, IndexError, struct.error)
 """What damaged events raise."""
-
-
-def index_of(*matches: Document) -> FilterIndex[int]:
-    index: FilterIndex[int] = FilterIndex()
-    for owner, match in enumerate(matches):
-        index.add(owner, compile_filter([{"$match": match}]))
-    return index
-
-
-def event(**fields: Any) -> bytes:
-    return bson.encode({"operationType": "insert", "fullDocument": {"tenant": 1, **fields}})
 
 
 SMALL = event(a=[1, 2])

@@ -4,14 +4,16 @@ import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from time import process_time
 from typing import Any
 
 import pytest
 
 from router.filters import conditions, fields, index, values
 from router.filters.bounds import MOST_WORK, NESTED_UNIT_BYTES, UNIT_BYTES, Allowance, TooLargeError
+from router.filters.index import FilterIndex
 from router.filters.stream_filter import compile_filter
-from tests.unit.router.filters.test_bounds import Document, event, index_of
+from tests.unit.router.filters.made_filters import Document, event, index_of
 
 MOST_TIMES = 4
 """How far beyond the work for an event the search for the guilty paths may go."""
@@ -163,3 +165,22 @@ def test_all_projections_of_an_event_share_an_allowance() -> None:
     with pytest.raises(TooLargeError):
         list(iter(partial(copying.project, large, allowance), b""))
     assert copying.project(large)
+
+
+FEW, MANY = MOST_WORK // 10, MOST_WORK * 9 // 10
+
+
+def seconds(index: FilterIndex[int], data: bytes) -> float:
+    """Return the least of some measurements, which other processes disturb."""
+    measured = []
+    for _ in range(3):
+        begun = process_time()
+        assert len(index.route([data])) == 4
+        measured.append(process_time() - begun)
+    return min(measured)
+
+
+def test_equal_elements_of_an_array_cost_the_same_each() -> None:
+    index = index_of(*({"fullDocument.a": {"$in": [5, 10 + n]}} for n in range(4)))
+    few, many = (seconds(index, event(a=[5] * count)) for count in (FEW, MANY))
+    assert many < 30 * few, "nine times as many"

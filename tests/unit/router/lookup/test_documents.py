@@ -138,7 +138,7 @@ async def test_a_key_s_error_is_the_lookup_s_error():
     assert error.value.code == 2
 
 
-async def test_a_resumable_error_is_raised_at_once():
+async def test_a_resumable_error_is_raised_immediately():
     async with scripted_mongos(c=[{"_id": 1}]) as mongos:
         mongos.fail("find", 133)
         with pytest.raises(CommandError) as error:
@@ -170,7 +170,7 @@ async def test_a_request_that_takes_too_long_is_repeated_for_each_key():
     assert all(1000 < each <= 2000 for each in alone)
 
 
-async def test_a_key_that_takes_too_long_alone_is_an_error_after_the_documents_before():
+async def test_a_single_slow_key_fails_after_the_documents_before_it_are_returned():
     async with scripted_mongos(c=[{"_id": n} for n in range(4)]) as mongos:
         mongos.refuse = lambda wanted: EXPIRED if wanted["_id"] not in (0, 1, 3) else None
         wants = [want({"_id": n}) for n in range(4)]
@@ -197,15 +197,15 @@ async def test_keys_with_irregular_arrays_are_looked_up_alone():
     ]
 
 
-async def test_slow_requests_hold_up_no_others(monkeypatch: pytest.MonkeyPatch):
+async def test_slow_requests_do_not_delay_others(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(connections, "_SLOW_SECONDS", 0.02)
     async with scripted_mongos(c=[{"_id": 1}]) as mongos:
         source = reads(mongos, connections=2)
         mongos.open.clear()
-        mongos.held_back = "find"
+        mongos.is_held_back = "find"
         slow = [asyncio.create_task(found(source, want({"_id": 1}))) for _ in range(3)]
         await until(lambda: len(mongos.commands) == 3)
-        mongos.held_back = "none"
+        mongos.is_held_back = "none"
         assert await found(source, want({"_id": 1})) == [{"_id": 1}]
         assert not any(task.done() for task in slow)
         mongos.open.set()

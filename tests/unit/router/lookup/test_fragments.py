@@ -4,8 +4,8 @@ import bson
 import pytest
 from bson import Timestamp
 
-from router.change_stream.resume_token import ResumeToken
 from router.lookup.fragments import MAX_WHOLE_BYTES, Splitter, whole_events
+from router.tokens.resume_token import ResumeToken
 from shard_client.errors import CommandError
 
 MIB = 1 << 20

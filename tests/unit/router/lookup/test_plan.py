@@ -1,9 +1,11 @@
 """Splitting a request with a lookup into the shards' stages and the stages after it."""
 
+import bson
 import pytest
+from bson.raw_bson import RawBSONDocument
 
-from router.change_stream.request import parse_request
 from router.lookup.plan import LookupPlan, divide
+from router.request.stream_request import parse_request
 
 UPDATES = {"$match": {"operationType": "update"}}
 DOCUMENT = {"$match": {"fullDocument.v": 1}}
@@ -156,7 +158,7 @@ def test_unknown_conditions_run_after_the_lookup(condition):
     assert divide([{"$match": condition}]) == ((), ({"$match": condition},))
 
 
-def test_an_expression_that_may_fail_is_evaluated_for_no_update_without_its_document():
+def test_a_fallible_expression_is_not_evaluated_before_the_lookup_of_an_update():
     looked_up = {"$expr": {"$in": ["a", "$fullDocument.tags"]}}
     own = {"$expr": {"$gt": [{"$strLenCP": "$ns.coll"}, 3]}}
     assert divide([{"$match": {**looked_up}}]) == ((), ({"$match": looked_up},))
@@ -171,3 +173,16 @@ def test_a_comment_keeps_no_condition_behind_the_lookup():
 def test_nested_operators_are_inspected():
     match = {"$match": {"documentKey.k": {"$elemMatch": {"$gt": 1, "$lt": 3}}}}
     assert divide([match]) == ((match,), ())
+
+
+def test_very_large_stages_are_not_looked_into():
+    """What comes before them still runs on the shards."""
+    small, large = {"$match": {"ns.coll": "c"}}, {"$match": {f"f{i}": i for i in range(5000)}}
+    assert divide([small, large, small]) == ((small,), (large, small))
+    raw = RawBSONDocument(bson.encode(small))
+    assert divide([raw, small]) == ((), (raw, small))
+
+
+def test_a_condition_on_many_values_runs_on_the_shards():
+    stage = {"$match": {"documentKey._id": {"$in": list(range(50_000))}}}
+    assert divide([stage]) == ((stage,), ())

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.block_sizes import DEFAULT_BLOCK_SIZES
-from router.merge.merged_log import ELEMENT_OVERHEAD, MergedLog, cut
-from router.merge.merger import weight
+from router.merge.event_log import ELEMENT_OVERHEAD, EventLog, cut
+from router.merge.merger import Block
+from router.merge.remote_queue import weight
 
 JOIN_BYTES = DEFAULT_BLOCK_SIZES.join_bytes
 
@@ -29,9 +30,9 @@ def events(*sizes: int, first: int = 0) -> list[bytes]:
     return [event(first + n, size) for n, size in enumerate(sizes)]
 
 
-def append(log: MergedLog, appended: list[bytes]) -> None:
+def append(log: EventLog, appended: list[bytes]) -> None:
     known = key_of(appended[-1]) if len(appended) % 2 else None
-    log.append(list(appended), sum(map(len, appended)), known)
+    log.append(Block(list(appended), sum(map(len, appended)), known))
 
 
 # How a batch is cut.
@@ -81,7 +82,7 @@ def test_the_last_event_needs_no_room_for_another(space):
 )
 def test_the_log_keeps_the_latest_events(appends, repeats):
     """Compare content, key positions and reads from each number with those of a plain list."""
-    log = MergedLog(b"", key_of)
+    log = EventLog(b"", key_of)
     everything: list[bytes] = []
     number = 0
     for sizes, keep in appends:
@@ -108,29 +109,29 @@ def test_the_log_keeps_the_latest_events(appends, repeats):
             read, size = log.read(place, 2, 1 << 30, first=True)
             assert read == everything[place : place + len(read)]
             assert size == sum(map(len, read))
-            rest = log.block_from(place)
+            rest = log.rest_of_block(place)
             assert rest == everything[place : place + len(rest)]
             assert rest[:2] == read
-            equal = log.equal_from(place, keys[place])
+            equal = log.events_with_key(place, keys[place])
             assert equal
             assert {key_of(one) for one in equal} == {keys[place]}
         assert log.number_beyond(b"~") == log.end
 
 
 def test_blocks_are_read_one_at_a_time_and_small_ones_are_joined():
-    log = MergedLog(b"", key_of)
+    log = EventLog(b"", key_of)
     append(log, events(10, 10))
     append(log, events(10, first=2))
     append(log, events(JOIN_BYTES, first=3))
     assert len(log.read(0, None, 1 << 30, first=True)[0]) == 3
     assert len(log.read(3, None, 1 << 30, first=True)[0]) == 1
-    assert log.equal_from(1, key(0)) == []
+    assert log.events_with_key(1, key(0)) == []
     log.trim(0)
     assert (log.start, log.end, log.floor) == (3, 4, key(2))
     assert log.memory == weight(1, JOIN_BYTES)
 
 
 def test_an_empty_log_has_its_start_as_its_floor():
-    log = MergedLog(key(5), key_of)
+    log = EventLog(key(5), key_of)
     log.trim(0)
     assert (log.floor, log.start, log.end, log.number_beyond(key(7))) == (key(5), 0, 0, 0)

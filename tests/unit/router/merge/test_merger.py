@@ -1,11 +1,15 @@
 from collections.abc import Sequence
 
 import pytest
+from bson.timestamp import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router.block_sizes import DEFAULT_BLOCK_SIZES
-from router.merge.merger import MergeOrderError, Merger, weight
+from router.merge.actions import OpenRemote
+from router.merge.merger import Merger
+from router.merge.remote_queue import MergeOrderError, RemoteQueue, weight
+from shard_client.remote_cursor.cursor_reply import Watermark
 
 LOWEST, HIGHEST = b"", b"\xff"
 
@@ -14,11 +18,15 @@ def key(number: int) -> bytes:
     return b"%06d" % number
 
 
-def merger(remotes: int, **topology: bool) -> Merger:
+def merger(remotes: int) -> Merger:
     made = Merger()
-    for remote in range(remotes):
-        made.add_remote(remote, **topology)
+    for number in range(remotes):
+        made.add_remote(remote(number))
     return made
+
+
+def remote(number: int, *, topology: bool = False, watermark: bytes | None = None) -> RemoteQueue:
+    return RemoteQueue(OpenRemote(number, "", "", Timestamp(1, 1), topology), watermark)
 
 
 def event(number: int, remote: int, filler: bytes = b"") -> tuple[bytes, bytes]:
@@ -44,7 +52,7 @@ def released(made: Merger) -> list[bytes]:
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[int, list[tuple[int, list[tuple[bytes, bytes]], bytes]]]:
-    """Draw batches of several remotes, in order of arrival: (remote, events, promise key)."""
+    """Draw batches of several remotes, in order of arrival: (remote, events, watermark key)."""
     remotes = draw(st.integers(1, 5))
     numbers = draw(st.lists(st.integers(0, 60), max_size=60).map(sorted))
     owners = draw(st.lists(st.integers(0, remotes - 1), min_size=60, max_size=60))
@@ -61,7 +69,7 @@ def histories(draw: st.DrawFn) -> tuple[int, list[tuple[int, list[tuple[bytes, b
             part = mine[start:end]
             batches.append((part, mine[end - 1][0] if end else LOWEST))
         batches.append(([], HIGHEST))
-        arrivals.append([(remote, part, promise) for part, promise in batches])
+        arrivals.append([(remote, part, watermark) for part, watermark in batches])
     order = draw(st.permutations([r for r in range(remotes) for _ in arrivals[r]]))
     positions = dict.fromkeys(range(remotes), 0)
     arrived = []
@@ -78,23 +86,23 @@ def test_any_cut_and_any_order_of_arrival_merge_into_the_same_sequence(history):
         (event for _, events, _ in arrivals for event in events), key=lambda event: event[0]
     )
     made = merger(remotes)
-    promised: dict[int, bytes] = {}
+    watermarks: dict[int, bytes] = {}
     seen = []
-    for remote, events, promise in arrivals:
-        made.add_batch(remote, list(events), b"token", promise)
-        promised[remote] = promise
+    for remote, events, watermark in arrivals:
+        made.add_batch(remote, list(events), Watermark(watermark, b"token"))
+        watermarks[remote] = watermark
         now = released(made)
         if now:
-            assert len(promised) == remotes
-            assert key(origin(now[-1])[0]) <= min(promised.values())
+            assert len(watermarks) == remotes
+            assert key(origin(now[-1])[0]) <= min(watermarks.values())
         seen += now
         assert not made.ready
-        if len(promised) == remotes:
-            assert made.gate == min(promised.values())
-            assert promised[made.gate_holder] == made.gate
+        if len(watermarks) == remotes:
+            assert made.low_watermark == min(watermarks.values())
+            assert watermarks[made.slowest_remote] == made.low_watermark
     assert [key(origin(raw)[0]) for raw in seen] == [k for k, _ in everything]
     assert sorted(seen) == sorted(raw for _, raw in everything)
-    assert all(made.buffered_bytes(remote) == 0 for remote in range(remotes))
+    assert all(made.remotes[remote].buffered == 0 for remote in range(remotes))
 
 
 @given(histories())
@@ -102,26 +110,28 @@ def test_unreleased_events_count_as_buffered(history):
     remotes, arrivals = history
     made = merger(remotes)
     expected = dict.fromkeys(range(remotes), 0)
-    for remote, events, promise in arrivals:
-        made.add_batch(remote, list(events), b"token", promise)
+    for remote, events, watermark in arrivals:
+        made.add_batch(remote, list(events), Watermark(watermark, b"token"))
         expected[remote] += weight(len(events), sum(len(raw) for _, raw in events))
         if (block := made.next_block()) is not None:
             for one, size in block.shares.items():
                 expected[one] -= size
-        assert {r: made.buffered_bytes(r) for r in range(remotes)} == expected
+        assert {r: made.remotes[r].buffered for r in range(remotes)} == expected
 
 
-def add(made: Merger, remote: int, numbers: Sequence[int], promise: int) -> None:
-    made.add_batch(remote, [event(n, remote) for n in numbers], b"p%d" % promise, key(promise))
+def add(made: Merger, remote: int, numbers: Sequence[int], watermark: int) -> None:
+    made.add_batch(
+        remote, [event(n, remote) for n in numbers], Watermark(key(watermark), b"p%d" % watermark)
+    )
 
 
-def test_no_event_is_ready_before_every_remote_has_promised():
+def test_no_event_is_ready_before_every_remote_has_watermarkd():
     made = merger(3)
     add(made, 0, [1], 1)
     add(made, 1, [2], 2)
-    assert (made.ready, made.gate, made.gate_holder) == (False, None, 2)
+    assert (made.ready, made.low_watermark, made.slowest_remote) == (False, None, 2)
     add(made, 2, [], 5)
-    assert (made.ready, made.gate, made.gate_holder) == (True, key(1), 0)
+    assert (made.ready, made.low_watermark, made.slowest_remote) == (True, key(1), 0)
     assert list(map(origin, released(made))) == [(1, 0)]
 
 
@@ -142,7 +152,9 @@ def test_block_sizes_do_not_depend_on_remotes_and_batches(remotes, batch):
             numbers = range(start, min(each, start + batch))
             filler = b"x" * (DEFAULT_BLOCK_SIZES.coalesce_bytes // batch)
             made.add_batch(
-                remote, [event(n, remote, filler) for n in numbers], b"p", key(numbers[-1])
+                remote,
+                [event(n, remote, filler) for n in numbers],
+                Watermark(key(numbers[-1]), b"p"),
             )
     sizes = []
     while (block := made.next_block()) is not None:
@@ -166,7 +178,7 @@ def test_events_merged_ahead_count_as_buffered_and_are_released_first():
     assert block is not None
     assert [origin(raw)[0] for raw in block.events] == [1, 2, 3, 4]
     assert not made.ahead
-    assert made.buffered_bytes(0) == weight(1, len(event(5, 0)[1]))
+    assert made.remotes[0].buffered == weight(1, len(event(5, 0)[1]))
     assert [origin(raw)[0] for raw in released(made)] == [5]
 
 
@@ -181,34 +193,34 @@ def test_a_remote_retired_after_merging_ahead_leaves_no_events():
 
 
 @pytest.mark.parametrize(
-    ("numbers", "promise", "message"),
+    ("numbers", "watermark", "message"),
     [
         ([], 4, "went back"),
-        ([4], 7, "came after the promise"),
-        ([6, 8], 7, "above its promise"),
+        ([4], 7, "came after the watermark"),
+        ([6, 8], 7, "above its watermark"),
         ([7, 6], 7, "not in the order"),
     ],
 )
-def test_broken_promises_are_errors_without_effect(numbers, promise, message):
+def test_broken_watermarks_are_errors_without_effect(numbers, watermark, message):
     made = merger(1)
     add(made, 0, [], 5)
     with pytest.raises(MergeOrderError, match=message) as caught:
-        add(made, 0, numbers, promise)
+        add(made, 0, numbers, watermark)
     assert caught.value.remote == 0
-    assert (made.gate, made.buffered_bytes(0), made.ready) == (key(5), 0, False)
+    assert (made.low_watermark, made.remotes[0].buffered, made.ready) == (key(5), 0, False)
 
 
-def test_a_retired_remote_holds_no_gate_and_loses_no_events():
+def test_a_removed_remote_does_not_hold_the_low_watermark_and_loses_no_events():
     made = merger(3)
     add(made, 0, [1, 4], 4)
     add(made, 1, [2, 3], 3)
     made.retire_remote(1)
     made.retire_remote(2)
-    assert made.gate == key(4)
+    assert made.low_watermark == key(4)
     assert [origin(raw)[1] for raw in released(made)] == [0, 1, 1, 0]
     assert made.head is None
     made.retire_remote(0)
-    assert made.gate is None
+    assert made.low_watermark is None
     assert made.next_block() is None
 
 
@@ -226,49 +238,49 @@ def test_a_remote_retired_at_a_key_releases_events_below_it(bound):
     assert made.head is None
 
 
-def test_a_remote_with_a_known_start_holds_the_gate_there():
+def test_a_remote_with_a_known_start_holds_the_low_watermark_there():
     made = merger(1)
-    made.add_remote(7, promise=key(3))
+    made.add_remote(remote(7, watermark=key(3)))
     add(made, 0, [1, 2, 3, 4], 9)
     assert [origin(raw)[0] for raw in released(made)] == [1, 2, 3]
-    assert made.mark is None, "its start does not count as a promise"
+    assert made.high_water_mark is None, "its start does not count as a promise"
     add(made, 7, [], 6)
     assert [origin(raw)[0] for raw in released(made)] == [4]
-    assert made.mark == (key(6), b"p6")
+    assert made.high_water_mark == (key(6), b"p6")
 
 
-def test_the_mark_is_the_smallest_promise():
+def test_the_high_water_mark_is_the_smallest_watermark():
     made = merger(2)
     add(made, 0, [], 3)
-    assert made.mark is None, "a remote has not promised anything"
+    assert made.high_water_mark is None, "a remote has not promised anything"
     add(made, 1, [], 8)
-    assert made.mark == (key(3), b"p3")
+    assert made.high_water_mark == (key(3), b"p3")
     add(made, 0, [], 9)
-    assert made.mark == (key(8), b"p8")
+    assert made.high_water_mark == (key(8), b"p8")
 
 
 class TestTopologyRemote:
-    """When the config server's promise may be the mark (docs/protocol.md#sharded-cluster)."""
+    """When the config server's watermark may be the mark (docs/protocol.md#sharded-cluster)."""
 
     def make(self) -> Merger:
         made = Merger()
-        made.add_remote(0, topology=True)
-        made.add_remote(1)
+        made.add_remote(remote(0, topology=True))
+        made.add_remote(remote(1))
         add(made, 1, [], 99)
         return made
 
-    def mark_after(self, made: Merger, numbers: Sequence[int], promise: int) -> bytes | None:
-        add(made, 0, numbers, promise)
-        return made.mark and made.mark[1]
+    def mark_after(self, made: Merger, numbers: Sequence[int], watermark: int) -> bytes | None:
+        add(made, 0, numbers, watermark)
+        return made.high_water_mark and made.high_water_mark.token
 
-    def test_the_first_promise_is_not_the_mark(self):
+    def test_the_first_watermark_is_not_the_high_water_mark(self):
         made = self.make()
         assert self.mark_after(made, [], 6) is None
         assert self.mark_after(made, [], 6) is None
         assert self.mark_after(made, [], 7) == b"p7"
         assert self.mark_after(made, [], 7) == b"p7"
 
-    def test_only_an_advanced_promise_without_events_is_the_mark(self):
+    def test_only_an_advanced_watermark_without_events_is_the_high_water_mark(self):
         made = self.make()
         self.mark_after(made, [], 6)
         assert self.mark_after(made, [], 7) == b"p7"
@@ -280,13 +292,13 @@ class TestTopologyRemote:
         made = self.make()
         add(made, 0, [6, 7], 9)
         assert not made.ready
-        assert made.buffered_bytes(0) == 0
+        assert made.remotes[0].buffered == 0
 
 
 def test_remotes_behind_a_key_are_listed():
     made = merger(4)
-    for remote, promise in ((0, 5), (1, 3), (2, 9)):
-        add(made, remote, [], promise)
+    for remote, watermark in ((0, 5), (1, 3), (2, 9)):
+        add(made, remote, [], watermark)
     assert made.behind(key(9)) == [1, 0]
     assert made.behind(key(3)) == []
     assert made.holding(key(9)) == [2]
@@ -302,5 +314,5 @@ def test_released_events_are_freed_even_if_a_remote_stays_ahead():
         add(made, 1, [], 2 * n)
         released(made)
     # Only the internals show what is still referenced.
-    held = sum(len(run.events) for run in made._remotes[0].runs)
+    held = sum(len(run.events) for run in made.remotes[0].runs)
     assert held <= 4

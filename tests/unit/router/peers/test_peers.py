@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from bson import Binary, Int64
 
-from router.commands.fail_point import FailPoints
+from router.commands.fail_points import FailPoints
 from router.peers.cursor_ids import CursorIds
 from router.upstream_mongos import UpstreamMongos
 from tests.doubles.fake_cursors import event

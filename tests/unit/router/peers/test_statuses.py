@@ -10,7 +10,7 @@ from router.peers.statuses import sum_statuses
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def status(connections: int, streams: list[str], nudges: dict[str, int]) -> dict[str, Any]:
+def status(connections: int, streams: list[str], noops: dict[str, int]) -> dict[str, Any]:
     return {
         "host": "here:27020",
         "pid": Int64(7),
@@ -23,7 +23,7 @@ def status(connections: int, streams: list[str], nudges: dict[str, int]) -> dict
         "mem": {"bits": 64, "resident": 50, "supported": True},
         "mergerouter": {
             "streams": [{"namespace": name, "events": Int64(3)} for name in streams],
-            "nudges": nudges,
+            "noopCommands": noops,
             "behindMillis": Int64(connections),
         },
     }
@@ -40,7 +40,7 @@ def test_counts_are_added_and_lists_joined() -> None:
     ours = summed["mergerouter"]
     assert [stream["namespace"] for stream in ours["streams"]] == ["a", "b", "c"]
     assert [stream["events"] for stream in ours["streams"]] == [3, 3, 3]
-    assert ours["nudges"] == {"s0": 6, "s1": 2}
+    assert ours["noopCommands"] == {"s0": 6, "s1": 2}
 
 
 def test_router_wide_fields_are_kept() -> None:

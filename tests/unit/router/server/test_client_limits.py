@@ -24,7 +24,7 @@ from router.client_limits import (
     supported_connections,
 )
 from router.config.settings import load_settings
-from router.server.client_deadlines import LEAST_PROGRESS, ClientDeadlines, Progress
+from router.server.client_deadlines import ClientDeadlines, Progress
 from router.upstream_mongos import UpstreamMongos
 from tests.doubles.scripted_server import Asked, scripted_server
 from tests.harness.facade import Facade, facade
@@ -58,7 +58,7 @@ async def test_a_message_that_does_not_end_ends_its_connection() -> None:
 
 
 async def test_a_trickling_message_ends_its_connection() -> None:
-    """Further bytes do not extend the time, unless they are many."""
+    """Further bytes do not extend the time."""
     limits = ClientLimits(message_time=SHORT)
     async with facade(client_limits=limits) as router, await router.client() as slow:
         slow.send_bytes(struct.pack("<iiii", 1000, 1, 0, 2013))
@@ -101,12 +101,17 @@ def test_each_deadline_is_checked() -> None:
     limits = ClientLimits(message_time=30, login_time=10, idle_before_login=600)
     deadlines = ClientDeadlines(limits, 0.0)
     assert deadlines.missed(Progress(0), 10.0) is None
-    assert deadlines.missed(Progress(0, unfinished=3), 11.0) is None
-    assert deadlines.missed(Progress(0, unfinished=4), 41.0) is None
-    assert deadlines.missed(Progress(0, unfinished=4 + LEAST_PROGRESS), 42.0) is None
-    assert deadlines.missed(Progress(0, unfinished=5 + LEAST_PROGRESS), 72.0) is None
-    assert "message" in str(deadlines.missed(Progress(0, unfinished=6 + LEAST_PROGRESS), 72.1))
-    assert deadlines.missed(Progress(1, unfinished=3), 73.0) is None  # another message
+    assert deadlines.missed(Progress(0, unfinished=True), 11.0) is None
+    assert deadlines.missed(Progress(0, unfinished=True), 41.0) is None
+    assert "message" in str(deadlines.missed(Progress(0, unfinished=True), 41.1))
+    assert deadlines.missed(Progress(1, unfinished=True), 73.0) is None  # another message
+    # Replies must be read, even if slowly.
+    assert deadlines.missed(Progress(1), 100.0) is None
+    assert deadlines.missed(Progress(1, unsent=5000), 101.0) is None
+    assert deadlines.missed(Progress(1, unsent=9000), 129.0) is None
+    assert deadlines.missed(Progress(1, unsent=8999), 131.0) is None
+    assert "replies" in str(deadlines.missed(Progress(1, unsent=8999), 161.1))
+    assert deadlines.missed(Progress(1), 200.0) is None
     # A client that has logged in, or does not have to, may be idle.
     assert deadlines.missed(Progress(1), 10_000.0) is None
     # A monitor never logs in, and sends or awaits hellos.
@@ -216,7 +221,7 @@ async def test_long_messages_before_the_login_end_the_connection() -> None:
             await ends(beyond)
 
 
-async def test_a_compressed_message_is_not_unpacked_beyond_the_limit_before_the_login() -> None:
+async def test_before_the_login_decompression_stops_at_the_limit() -> None:
     async with secured(ClientLimits()) as (router, _), await router.client() as client:
         body = struct.pack("<IB", 0, 0) + bson.encode({**PING, "$db": "admin", "x": "x" * 20_000})
         packed = struct.pack("<iiB", 2013, len(body), 2) + zlib.compress(body)

@@ -20,6 +20,10 @@ from tests.unit.shard_client.bson_values import documents
 SMALL = 16
 
 
+async def pause() -> None:
+    await asyncio.sleep(0)
+
+
 # Without Code with a scope, which is never cut, and documents in the form of a DBRef, which
 # decode to plain documents when they are cut.
 CUT = documents.filter(
@@ -32,7 +36,7 @@ def test_decoding_in_pieces_gives_the_same_document(document: dict[str, Any]) ->
     encoded = bson.encode(document)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gradual_decoding, "PIECE_SIZE", SMALL)
-        assert asyncio.run(decode_gradually(encoded)) == decode(encoded)
+        assert asyncio.run(decode_gradually(encoded, pause)) == decode(encoded)
 
 
 @given(documents, st.data())
@@ -43,7 +47,7 @@ def test_damage_is_a_protocol_error(document: dict[str, Any], data: st.DataObjec
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gradual_decoding, "PIECE_SIZE", SMALL)
         with suppress(ProtocolError):
-            asyncio.run(decode_gradually(bytes(damaged)))
+            asyncio.run(decode_gradually(bytes(damaged), pause))
 
 
 async def test_the_loop_runs_between_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +69,7 @@ async def test_the_loop_runs_between_pieces(monkeypatch: pytest.MonkeyPatch) -> 
             await asyncio.sleep(0)
 
     counter = asyncio.create_task(count())
-    assert await decode_gradually(bson.encode(document)) == document
+    assert await decode_gradually(bson.encode(document), pause) == document
     counter.cancel()
     assert max(sizes) < 2 * PIECE_SIZE
     assert turns >= len(sizes) > 20
@@ -74,7 +78,7 @@ async def test_the_loop_runs_between_pieces(monkeypatch: pytest.MonkeyPatch) -> 
 async def test_costly_values_that_cannot_be_cut_are_refused() -> None:
     scope = {"a": [Timestamp(1, 1)] * PIECE_SIZE}
     with pytest.raises(ProtocolError, match="code with scope"):
-        await decode_gradually(bson.encode({"a": Code("", scope)}))
+        await decode_gradually(bson.encode({"a": Code("", scope)}), pause)
 
 
 async def test_deep_nesting_is_refused() -> None:
@@ -82,4 +86,28 @@ async def test_deep_nesting_is_refused() -> None:
     for _ in range(201):
         document = {"a": document}
     with pytest.raises(ProtocolError, match="nests deeper"):
-        await decode_gradually(bson.encode(document))
+        await decode_gradually(bson.encode(document), pause)
+
+
+async def test_large_stages_of_a_large_pipeline_stay_raw() -> None:
+    many = list(range(100_000))
+    stages: list[Any] = [
+        {"$changeStream": {"fullDocument": "x" * PIECE_SIZE}},
+        {"$match": {"a": {"$in": many}}},
+        {"$match": {"a": 1}},
+        {"$match": many},
+        {"$match": {"a": many}, "$project": {"a": 1}},
+        {"$unset": "x" * PIECE_SIZE},
+        7,
+    ]
+    command = {"aggregate": "c", "pipeline": stages, "cursor": {}}
+    encoded = bson.encode(command)
+    decoded = await decode_gradually(encoded, pause)
+    raw = [number for number, each in enumerate(decoded["pipeline"]) if hasattr(each, "raw")]
+    assert raw == [1]
+    assert bson.encode(decoded) == encoded
+
+
+async def test_the_stages_of_a_small_pipeline_are_decoded() -> None:
+    command = {"aggregate": "c", "pipeline": [{"$match": {"a": list(range(10_000))}}]}
+    assert type((await decode_gradually(bson.encode(command), pause))["pipeline"][0]) is dict

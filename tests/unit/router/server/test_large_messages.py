@@ -2,12 +2,15 @@
 
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import bson
 import pytest
 from bson import Int64
+from structlog.testing import capture_logs
 
+from router.access.users import User, UserName
 from router.server import replies, request
 from router.server.off_loop import INLINE_SIZE
 from router.upstream_mongos import UpstreamMongos
@@ -38,7 +41,7 @@ class Threads:
 
 
 def undecodable(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def decode(_body: bytes) -> dict[str, Any]:
+    async def decode(_body: bytes, _turn: object) -> dict[str, Any]:
         raise AssertionError("decoded")
 
     monkeypatch.setattr(request, "decode_gradually", decode)
@@ -69,9 +72,62 @@ async def test_only_change_streams_are_accepted_as_large_messages(
         reply = await client.command("db", {**WATCH, "pipeline": pipeline})
         assert reply["cursor"]["id"]
         undecodable(monkeypatch)
-        reply = await client.command("admin", {"ping": 1, "comment": pad})
-        assert (reply["code"], reply["codeName"]) == (10334, "BSONObjectTooLarge")
-        assert "1048576 at most" in reply["errmsg"]
+        for command in ({"ping": 1}, WATCH, {"explain": WATCH}):
+            reply = await client.command("db", {**command, "comment": pad})
+            assert (reply["code"], reply["codeName"]) == (10334, "BSONObjectTooLarge")
+            assert "1048576 at most" in reply["errmsg"]
+
+
+async def test_an_error_quotes_little_of_a_large_value() -> None:
+    async with facade() as router, await router.client() as client:
+        for stage in ({"$changeStream": list(range(500_000))}, {"x" * 1_000_000: 1}):
+            reply = await client.command("db", {**WATCH, "pipeline": [*WATCH["pipeline"], stage]})
+            assert not reply["ok"]
+            assert len(reply["errmsg"]) < 100_000
+
+
+BEYOND_RIGHTS: list[dict[str, Any]] = [
+    {"$match": {"a": {"$in": list(range(1_000_000))}}},
+    {"$match": {"a": {str(number): {"b": [None]} for number in range(200_000)}}},
+]
+
+
+@pytest.mark.parametrize("stage", BEYOND_RIGHTS)
+@pytest.mark.parametrize("explained", [False, True])
+async def test_a_large_stream_of_a_user_without_rights_is_refused_undecoded(
+    monkeypatch: pytest.MonkeyPatch, stage: dict[str, Any], explained: bool
+) -> None:
+    user = User(UserName("alice", "db"))
+    login = SimpleNamespace(user=user, begun_at=None, close=lambda: None)
+    access: Any = SimpleNamespace(login=lambda _peer: login, times=SimpleNamespace(newest=None))
+    command = {**WATCH, "pipeline": [*WATCH["pipeline"], stage]}
+    if explained:
+        command = {"explain": command}
+    async with facade(access=access) as router, await router.client() as client:
+        assert (await client.command("admin", {"ping": 1}))["ok"] == 1  # as one that is logged in
+        undecodable(monkeypatch)
+        with capture_logs() as logged:
+            reply = await client.command("db", command)
+        assert reply["code"] == 13
+        first = "not authorized on db to execute command { "
+        first += "explain: { aggregate" if explained else "aggregate"
+        assert reply["errmsg"].startswith(f'{first}: "c", pipeline: [ {{ $changeStream: {{}} }}, ')
+        assert len(reply["errmsg"]) < 20_000
+        (line,) = [each for each in logged if each.get("id") == 20436]
+        assert len(line["error"]["errmsg"]) <= 1024
+
+
+async def test_a_stream_with_too_many_stages_is_refused_undecoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    undecodable(monkeypatch)
+    async with facade() as router, await router.client() as client:
+        pipeline = [*WATCH["pipeline"], *[{"$match": {}}] * 500_000]
+        reply = await client.command("db", {**WATCH, "pipeline": pipeline})
+        assert (reply["code"], reply["errmsg"]) == (
+            9,
+            "Pipeline length must be no longer than 1000 stages",
+        )
 
 
 async def test_passed_through_messages_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:

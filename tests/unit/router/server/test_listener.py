@@ -45,6 +45,13 @@ async def test_a_waiting_get_more_blocks_only_its_own_connection() -> None:
         assert [each["n"] for each in batch] == [1, 2]
 
 
+async def test_a_get_more_with_exhaust_allowed_gets_a_plain_reply() -> None:
+    async with facade() as router, await router.client() as client:
+        get_more = {"getMore": await open_stream(client), "collection": "c", "maxTimeMS": 1}
+        reply = await client.command("db", get_more, flags=EXHAUST_ALLOWED)
+        assert (reply["ok"], reply.flags) == (1, 0)
+
+
 async def test_get_more_returns_at_most_batch_size_events() -> None:
     async with facade() as router, await router.client() as client:
         cursor_id = await open_stream(client)
@@ -73,7 +80,7 @@ async def test_a_large_reply_arrives_whole() -> None:
         assert [each["n"] for each in reply["cursor"]["nextBatch"]] == list(range(3000))
 
 
-async def test_a_tls_client_is_refused_at_once_where_tls_is_disabled() -> None:
+async def test_a_tls_client_is_refused_immediately_where_tls_is_disabled() -> None:
     """The first bytes of its handshake could be the header of a long message."""
     async with facade() as router:
         with capture_logs() as logged:
@@ -101,7 +108,7 @@ async def test_a_browser_is_told_that_this_is_not_the_port_for_http() -> None:
 
 
 @pytest.mark.parametrize(("response_to", "answered"), [(0, True), (-1, True), (1, False)])
-async def test_a_first_message_answers_no_other(response_to: int, answered: bool) -> None:
+async def test_a_first_message_that_is_a_reply_is_refused(response_to: int, answered: bool) -> None:
     ping = build_msg(encode({"ping": 1, "$db": "admin"}), request_id=1, response_to=response_to)
     async with facade() as router:
         reader, writer = await asyncio.open_connection("127.0.0.1", router.port)

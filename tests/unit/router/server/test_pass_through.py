@@ -184,7 +184,7 @@ async def test_a_repeated_field_is_passed_through() -> None:
 async def test_max_time_limits_the_opening(monkeypatch: pytest.MonkeyPatch) -> None:
     async with facade() as router, await router.client() as client:
 
-        async def never(*_: object) -> None:
+        async def never(*_: object, **_named: object) -> None:
             await asyncio.Event().wait()
 
         monkeypatch.setattr(router.cursors, "open", never)

@@ -14,6 +14,7 @@ from shard_client.errors import CommandError, ProtocolError
 from shard_client.wire.frames import EXHAUST_ALLOWED, MORE_TO_COME, build_msg
 from shard_client.wire.frames import compress_frame as compressed
 from shard_client.wire.op_query import build_op_query
+from tests.unit.router.server.test_gradual_decoding import pause
 
 PING = bson.encode({"ping": 1, "$db": "admin"})
 ZLIB = 2
@@ -41,7 +42,7 @@ async def test_a_body_after_its_sequences_is_accepted() -> None:
     frame = struct.pack("<iiiiI", 20 + len(sections), 3, 0, 2013, 0) + sections
     request = await read_request(frame)
     assert request.name == "ping"
-    assert await request.command() == bson.decode(PING)
+    assert await request.command(pause) == bson.decode(PING)
 
 
 async def test_a_compressed_request_records_its_compressor() -> None:
@@ -54,14 +55,14 @@ async def test_a_wrapped_query_is_unwrapped() -> None:
     query = bson.encode({"$query": {"isMaster": 1}, "$readPreference": {"mode": "primary"}})
     request = await read_request(build_op_query("db.$cmd", query, request_id=1))
     assert request.name == "isMaster"
-    assert request.database(await request.command()) == "db"
+    assert request.database(await request.command(pause)) == "db"
 
 
 @pytest.mark.parametrize("database", [5, None])
 async def test_a_database_that_is_not_a_string_is_refused(database: object) -> None:
     request = await read_request(build_msg(bson.encode({"ping": 1, "$db": database}), request_id=1))
     with pytest.raises(CommandError):
-        request.database(await request.command())
+        request.database(await request.command(pause))
 
 
 @pytest.mark.parametrize("command", [{}, {"x" * 200: 1}, {"": 1}])
@@ -74,7 +75,7 @@ def parse_frame(frame: bytes) -> None:
 
     async def read() -> None:
         request = await read_request(frame)
-        request.database(await request.command())
+        request.database(await request.command(pause))
 
     with suppress(ProtocolError, CommandError):
         asyncio.run(read())

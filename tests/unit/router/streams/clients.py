@@ -22,3 +22,9 @@ def write(cluster: ScriptedCluster, *seconds: int, size: int = 0) -> None:
         shard = cluster.shards[f"s{second % 3}"]
         shard.insert(second, second, filler="x" * size)
         cluster.noop(second + 1)
+
+
+def noops(registry: CursorRegistry) -> dict[str, int]:
+    """The targets that have got no-op writes, and how many."""
+    counts = {target: load.noop_commands for target, load in registry.loads.items()}
+    return {target: count for target, count in counts.items() if count}

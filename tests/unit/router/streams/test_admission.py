@@ -10,7 +10,7 @@ from router.cursors.owner import Owner
 from router.cursors.registry import CursorRegistry
 from router.memory import LEAST_BATCH, Holding, Memory
 from router.stream_settings import StreamSettings
-from router.streams.admission import NOBODY, Admission, Payer, Ticket
+from router.streams.admission import NOBODY, Admission, Quota, Ticket
 from shard_client.errors import CommandError
 from tests.doubles.scripted_cluster import OWNER, REMOTES, ScriptedCluster, stream
 from tests.doubles.scripted_mongos import scripted_mongos
@@ -116,11 +116,11 @@ async def test_memory_and_connections_bound_the_number_of_streams(
 
 def test_a_budget_too_small_for_any_stream_still_admits_one():
     admission = Admission(StreamSettings(total_buffer_bytes=1), Memory(1))
-    ticket = admission.stream(NOBODY, 10)
+    ticket = admission.admit_stream(NOBODY, 10)
     with pytest.raises(CommandError):
-        admission.stream(NOBODY, 1)
+        admission.admit_stream(NOBODY, 1)
     ticket.end()
-    admission.stream(NOBODY, 10)
+    admission.admit_stream(NOBODY, 10)
 
 
 async def test_cursors_with_lookups_take_memory_as_remotes_do(cluster: ScriptedCluster):
@@ -161,7 +161,9 @@ async def test_the_memory_of_one_user_bounds_its_streams_alone(cluster: Scripted
     )
     assert error.labels == {"SystemOverloadedError", "RetryableError"}
     await registry.open(stream(**different(99)), Owner())
-    shares = {share.user: share[1:3] for share in registry.admission.users(9)}
+    shares = {
+        share["user"]: (share["cursors"], share["streams"]) for share in registry.admission.users(9)
+    }
     assert shares == {"a@db": (2, 2), "b@db": (2, 2)}
     assert len(registry.admission.users(1)) == 1
     assert registry.memory.of("a@db").remotes == 2 * REMOTES
@@ -208,7 +210,7 @@ async def test_one_user_s_full_buffers_do_not_stop_another_s_streams(cluster: Sc
     assert of_alice.held < limit + 4 * LEAST_BATCH
     assert not of_bob.short
     assert registry.memory.held == of_alice.held + of_bob.held
-    assert registry.admission.users(1)[0].user == "a@db"
+    assert registry.admission.users(1)[0]["user"] == "a@db"
 
 
 async def test_failed_and_abandoned_openings_are_not_counted(cluster: ScriptedCluster):
@@ -270,8 +272,8 @@ def test_open_cursors_and_streams_stay_within_all_limits(seed: int):
         client = chance.choice("abc")
         try:
             cursor = kind == "cursor"
-            payer = Payer(client)
-            ticket = admission.cursor(payer) if cursor else admission.stream(payer, 4)
+            quota = Quota(client)
+            ticket = admission.admit_cursor(quota) if cursor else admission.admit_stream(quota, 4)
         except CommandError:
             refused += 1
         else:
@@ -282,6 +284,24 @@ def test_open_cursors_and_streams_stay_within_all_limits(seed: int):
             assert all(owners.count(owner) <= each for owner in "abc")
     assert (admission.cursors, admission.streams) == tuple(map(len, held.values()))
     assert sum(admission.refused.values()) == refused > 0
+
+
+def test_large_requests_of_open_cursors_stay_within_the_memory():
+    memory = Memory(1024 * 1024, 512 * 1024)
+    admission = Admission(StreamSettings(), memory)
+    quota = Quota(user="alice")
+    first = admission.admit_cursor(quota, 100_000)
+    assert memory.held == 400_000
+    with pytest.raises(CommandError) as failure:
+        admission.admit_cursor(quota, 100_000)
+    assert failure.value.code == 365
+    assert "userBufferBytes" in failure.value.message
+    small, other = admission.admit_cursor(quota), admission.admit_cursor(Quota(), 100_000)
+    first.end()
+    again = admission.admit_cursor(quota, 100_000)
+    for ticket in (small, other, again):
+        ticket.end()
+    assert memory.held == 0
 
 
 def test_batches_shrink_with_the_number_of_remotes():
@@ -335,8 +355,8 @@ async def test_a_remote_s_batches_follow_the_remaining_memory(cluster: ScriptedC
         count += len((await cursor.next_batch(None, PATIENCE)).events)
     remote = next(
         each.cursor
-        for source in registry._streams._open_streams._of
-        for each in source.runner._remotes.values()
+        for source in registry._streams._keys
+        for each in source._remotes.values()
         if each.target == "s0" and each.cursor is not None
     )
     assert remote._batch_size.target == LEAST_BATCH

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from bson import Timestamp
 
-from router.change_stream.request import parse_request
+from router.request.stream_request import parse_request
 from shard_client.errors import CommandError
 from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, read_until, stream
 from tests.doubles.scripted_member import event_token

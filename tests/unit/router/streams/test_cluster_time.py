@@ -13,7 +13,7 @@ from tests.doubles.scripted_member import ScriptedMember
 from tests.harness.until import PATIENCE, until
 
 
-async def test_shards_behind_the_cluster_time_learn_it(cluster: ScriptedCluster):
+async def test_shards_behind_the_cluster_time_are_sent_it(cluster: ScriptedCluster):
     registry = cluster.registry()
     await registry.open(stream(None), OWNER)
     ahead, *behind = cluster.shards.values()
@@ -76,7 +76,7 @@ async def sets_of_two(cluster: ScriptedCluster) -> list[tuple[ScriptedMember, Sc
 
 
 @pytest.mark.parametrize("mode", ["secondary", "secondaryPreferred", "nearest"])
-async def test_primaries_that_are_not_read_learn_the_cluster_time(
+async def test_primaries_that_are_not_read_are_sent_the_cluster_time(
     cluster: ScriptedCluster,
     sets_of_two: list[tuple[ScriptedMember, ScriptedMember]],
     mode: str,

@@ -1,4 +1,4 @@
-"""How long events wait for the gate, and clients for their turn."""
+"""How long events wait for the low watermark, and clients for their turn."""
 
 import asyncio
 
@@ -6,11 +6,13 @@ from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, read_until, s
 from tests.harness.until import until
 
 
-async def test_events_that_the_gate_holds_back_are_measured(cluster: ScriptedCluster) -> None:
-    registry = cluster.registry(nudge=False)
+async def test_events_that_the_low_watermark_holds_back_are_measured(
+    cluster: ScriptedCluster,
+) -> None:
+    registry = cluster.registry(noop=False)
     cursor, _ = await registry.open(stream(), OWNER)
     cluster.noop(100)
-    waits = registry.loads.gate_waits
+    waits = registry.loads.low_watermark_waits
     begun = asyncio.get_running_loop().time()
     cluster.shards["s1"].insert(101, 1)
     reading = asyncio.create_task(read_until(cursor, 1))

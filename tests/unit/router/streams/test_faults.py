@@ -6,9 +6,9 @@ import random
 import bson
 import pytest
 
-from router.change_stream.request import parse_request
-from router.cursors.merged_cursor import MergedCursor
+from router.cursors.cursor import MergedCursor
 from router.cursors.registry import CursorRegistry
+from router.request.stream_request import parse_request
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, stream
 from tests.doubles.scripted_member import ScriptedMember

@@ -13,8 +13,8 @@ from tests.doubles.scripted_cluster import (
     read_until,
     stream,
 )
+from tests.doubles.scripted_member import invalidate
 from tests.harness.until import PATIENCE, until
-from tests.unit.router.cursors.test_registry import invalidate
 from tests.unit.router.streams.clients import opened, write
 
 
@@ -51,14 +51,14 @@ async def test_nothing_is_read_ahead_for_clients_that_have_left(cluster: Scripte
     cursor, _ = await registry.open(stream(), OWNER)
     write(cluster, 101)
     assert await read_until(cursor, 1) == [101]
-    shared = cursor.shared
+    shared = cursor.running_stream
     assert shared is not None
-    remotes = shared.runner._remotes.values()
+    remotes = shared._remotes.values()
     registry.kill([cursor.cursor_id], OWNER)
     await until(lambda: all(each.cursor is not None and each.cursor.paused for each in remotes))
     write(cluster, 103)
     again, _ = await registry.open(stream(102), OWNER)
-    assert again.shared is shared
+    assert again.running_stream is shared
     assert await read_until(again, 1) == [103]
 
 

@@ -7,7 +7,7 @@ import bson
 import pytest
 from bson import Timestamp
 
-from router.cursors.merged_cursor import MergedCursor
+from router.cursors.cursor import MergedCursor
 from shard_client.errors import CommandError
 from tests.doubles.scripted_cluster import (
     OWNER,
@@ -17,9 +17,8 @@ from tests.doubles.scripted_cluster import (
     read_until,
     stream,
 )
-from tests.doubles.scripted_member import mark_token
+from tests.doubles.scripted_member import invalidate, mark_token
 from tests.harness.until import PATIENCE, until
-from tests.unit.router.cursors.test_registry import invalidate
 from tests.unit.router.streams.clients import BIG, opened, write
 
 
@@ -35,7 +34,7 @@ async def test_clients_of_one_stream_share_remotes_and_get_all_events(cluster: S
     write(cluster, 110)
     assert await asyncio.gather(*reading) == [[110]] * 20
     assert cluster.open_cursors == REMOTES
-    assert [len(each.cursor_ids) for each in registry.describe()] == [20]
+    assert [len(each["cursorIds"]) for each in registry.describe()] == [20]
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,18 @@
 """Shards that join, leave, move and change members; unreachable config servers."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from bson import Timestamp
 
 from router.cursors.registry import CursorRegistry
-from router.streams.description import RemoteDescription
-from router.streams.preparation import connect_all, give_back_all
+from router.streams.cluster_time import connected
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.replica_set.motor_control import MotorReplicaSet
 from shard_client.replica_set.probed_replica_set import ProbedReplicaSet
 from shard_client.replica_set.read_preference import PRIMARY
 from shard_client.replica_set.replica_set import ReplicaSet
-from shard_client.wire.connection import Connection
 from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, read_until, stream
 from tests.doubles.scripted_member import ScriptedMember
 from tests.harness.until import PATIENCE, until
@@ -42,16 +41,21 @@ def change_shards(
     )
 
 
-def remote(registry: CursorRegistry, target: str, *, last: bool = False) -> RemoteDescription:
+def remote(registry: CursorRegistry, target: str, *, last: bool = False) -> dict[str, Any]:
     """Describe the first or last remote on ``target`` of the only stream."""
     (described,) = registry.describe()
-    found = [each for each in described.remotes if each.target == target]
+    found = [each for each in described["remotes"] if each["target"] == target]
     return found[-1 if last else 0]
+
+
+def targets(registry: CursorRegistry) -> list[str]:
+    """Return the targets of the remotes of the first stream."""
+    return [each["target"] for each in registry.describe()[0]["remotes"]]
 
 
 async def test_a_removal_without_an_event_is_noticed(cluster: ScriptedCluster):
     """As on 6.0, the shard drains and later is missing from the list."""
-    registry = cluster.registry(departure_interval=0.01)
+    registry = cluster.registry(removed_shards_interval=0.01)
     cursor, _ = await registry.open(stream(), OWNER)
     for document in cluster.config.documents["shards"]:
         if document["_id"] == "s1":
@@ -67,14 +71,14 @@ async def test_a_removal_without_an_event_is_noticed(cluster: ScriptedCluster):
     cluster.noop(104)
     listed = cluster.config.commands["find"]
     await until(lambda: cluster.config.commands["find"] > listed + 1)
-    assert [each.target for each in registry.describe()[0].remotes].count("s1") == 1
+    assert targets(registry).count("s1") == 1
     left = [each for each in cluster.config.documents["shards"] if each["_id"] != "s1"]
     cluster.config.documents["shards"] = left
-    assert cursor.shared is not None
-    merged = cursor.shared.runner.stream
-    await until(lambda: [each.target for each in merged.leaving] == ["s1"])
-    cluster.noop(200)  # promises beyond the time when the list was read
-    await until(lambda: "s1" not in [each.target for each in registry.describe()[0].remotes])
+    assert cursor.running_stream is not None
+    merged = cursor.running_stream.stream
+    await until(lambda: [merged.remotes[each.remote] for each in merged.leaving] == ["s1"])
+    cluster.noop(200)  # watermarks beyond the time when the list was read
+    await until(lambda: "s1" not in targets(registry))
     listed = cluster.config.commands["find"]
     cluster.shards["s0"].insert(201, 2)
     cluster.noop(202)
@@ -133,7 +137,7 @@ async def test_a_shard_added_while_the_router_was_down_is_included(cluster: Scri
 
 
 async def test_an_open_stream_outlasts_the_config_server(cluster: ScriptedCluster):
-    """It does so for longer than ``failure_timeout``, after which a shard's failure is fatal."""
+    """It does so for longer than ``failure_timeout``, as with a shard."""
     registry = cluster.registry(failure_timeout=0.1)
     cursor, _ = await registry.open(stream(), OWNER)
     cluster.shards["s0"].insert(101, 1)
@@ -143,18 +147,18 @@ async def test_an_open_stream_outlasts_the_config_server(cluster: ScriptedCluste
     await cluster.config.stop()
     cluster.shards["s0"].insert(103, 2)
     cluster.noop(104)
-    await until(lambda: (remote(registry, "config").failing_for or 0) > 0.3)
+    await until(lambda: remote(registry, "config").get("failingMillis", 0) > 300)
     assert not (await cursor.next_batch(None, 0.01)).events
     (described,) = registry.describe()
-    assert (described.gate_holder, described.waiting) == ("config", True)
-    document = described.to_document()["remotes"][0]
+    assert (described["slowestShard"], described["waiting"]) == ("config", True)
+    document = described["remotes"][0]
     assert (document["target"], document["state"]) == ("config", "failing")
     assert document["failingMillis"] > 300
     assert "127.0.0.1" in document["error"]
     await cluster.config.start(port)
     assert await read_until(cursor, 1) == [2]
-    assert remote(registry, "config").to_document()["state"] == "reading"
-    assert remote(registry, "config").reopened == 1
+    assert remote(registry, "config")["state"] == "reading"
+    assert remote(registry, "config")["reopened"] == 1
 
 
 async def test_lost_history_of_the_config_server_is_resumable(cluster: ScriptedCluster):
@@ -176,9 +180,8 @@ async def test_the_config_server_can_be_a_shard(cluster: ScriptedCluster):
     opened = [each["pipeline"][0]["$changeStream"] for each in cluster.config.opened]
     assert sum("allowToRunOnConfigDB" in each for each in opened) == 1
     assert len(opened) == 2
-    targets = [each.target for each in registry.describe()[0].remotes]
-    assert sorted(targets) == ["config", "config", "s0", "s1", "s2"]
-    assert remote(registry, "config").topology
+    assert sorted(targets(registry)) == ["config", "config", "s0", "s1", "s2"]
+    assert remote(registry, "config").get("topology")
     cluster.shards["s0"].insert(105, 1)
     cluster.noop(106)
     # The scripted config server returns the event to both remotes; only one delivers it.
@@ -192,18 +195,18 @@ async def test_the_config_server_can_join_as_a_shard_and_leave(cluster: Scripted
     cursor, _ = await registry.open(stream(), OWNER)
     change_shards(cluster, 105, "insert", "config", cluster.config.host)
     cluster.noop(106)
-    await until(lambda: not remote(registry, "config", last=True).topology)
+    await until(lambda: not remote(registry, "config", last=True).get("topology"))
     change_shards(cluster, 110, "delete", "config")
     cluster.shards["s0"].insert(111, 1)
     cluster.noop(112)
     found = await read_until(cursor, 2)
     assert found == ["config", 1], "only its writes as a shard are delivered"
-    await until(lambda: remote(registry, "config", last=True).topology)
+    await until(lambda: remote(registry, "config", last=True).get("topology"))
 
 
-async def test_a_removed_shard_is_closed_at_once(cluster: ScriptedCluster):
-    """Without writes, a nudge advances its promise, since the shard may soon be shut down."""
-    registry = cluster.registry(nudge=True, nudge_delay=0.001)
+async def test_a_removed_shard_is_closed_immediately(cluster: ScriptedCluster):
+    """Without writes, a no-op advances its watermark, since the shard may soon be shut down."""
+    registry = cluster.registry(noop=True, noop_delay=0.001)
     cursor, _ = await registry.open(stream(), OWNER)
     gone = cluster.shards["s2"]
     change_shards(cluster, 105, "delete", "s2")
@@ -213,11 +216,11 @@ async def test_a_removed_shard_is_closed_at_once(cluster: ScriptedCluster):
     for member in cluster.members:
         member.noop(112)
     assert await read_until(cursor, 1) == [1]
-    assert [each.target for each in registry.describe()[0].remotes] == ["config", "s0", "s1"]
+    assert targets(registry) == ["config", "s0", "s1"]
 
 
 async def test_a_removed_shard_can_return_under_its_name(cluster: ScriptedCluster):
-    registry = cluster.registry(nudge=True, nudge_delay=0.001)
+    registry = cluster.registry(noop=True, noop_delay=0.001)
     cursor, _ = await registry.open(stream(), OWNER)
     old = cluster.shards["s2"]
     old.insert(104, 1)
@@ -247,7 +250,7 @@ async def test_a_shard_can_move_to_other_hosts(cluster: ScriptedCluster):
     new.insert(107, 2)
     cluster.noop(108)
     assert await read_until(cursor, 1) == [2]
-    assert remote(registry, "s1").address == f"127.0.0.1:{new.port}"
+    assert remote(registry, "s1")["address"] == f"127.0.0.1:{new.port}"
 
 
 @pytest.mark.parametrize("kind", [ProbedReplicaSet, MotorReplicaSet])
@@ -266,7 +269,7 @@ async def test_members_can_join_and_leave_a_replica_set(
     second.insert(105, 1)
     cluster.noop(106)
     assert await read_until(cursor, 1) == [1]
-    assert remote(registry, "s1").address == both[1]
+    assert remote(registry, "s1")["address"] == both[1]
     first.hosts = second.hosts = both[1:]
     await first.stop()
     second.insert(107, 2)
@@ -283,7 +286,7 @@ async def test_a_stream_survives_the_lack_of_a_primary(cluster: ScriptedCluster)
     shard = cluster.shards["s1"]
     shard.primary = False
     shard.fail("getMore", 11602)
-    await until(lambda: remote(registry, "s1").state == "failing")
+    await until(lambda: remote(registry, "s1")["state"] == "failing")
     shard.insert(105, 1)
     cluster.noop(106)
     assert not (await cursor.next_batch(None, 0.05)).events
@@ -302,11 +305,11 @@ async def test_a_slow_shard_is_waited_for_and_named(cluster: ScriptedCluster):
             member.noop(106)
     assert not (await cursor.next_batch(None, 0.1)).events
     (described,) = registry.describe()
-    assert (described.gate_holder, described.waiting) == ("s2", True)
-    assert described.buffered_bytes > 0
+    assert (described["slowestShard"], described["waiting"]) == ("s2", True)
+    assert described["bufferedBytes"] > 0
     cluster.shards["s2"].noop(106)
     assert await read_until(cursor, 1) == [1]
-    assert registry.describe()[0].events == 1
+    assert registry.describe()[0]["events"] == 1
 
 
 async def test_a_shard_removed_during_an_opening_is_still_read(cluster: ScriptedCluster):
@@ -316,13 +319,11 @@ async def test_a_shard_removed_during_an_opening_is_still_read(cluster: Scripted
     shards = (await router.shards()).hosts
     change_shards(cluster, 101, "delete", "s1")
     await router.shards()
-    connections: dict[str, Connection] = {}
-    await connect_all(router, shards, PRIMARY, 2.0, connections)
-    assert connections.keys() == {"s0", "s1", "s2"}
-    give_back_all(router, connections)
+    async with connected(router, shards, PRIMARY, 2.0) as connections:
+        assert connections.keys() == {"s0", "s1", "s2"}
 
 
-async def test_a_shard_removed_while_a_slow_client_gets_own_remotes_is_read(
+async def test_a_shard_removed_while_a_slow_client_moves_to_its_own_remotes_is_read(
     cluster: ScriptedCluster,
 ):
     """The shard writes after the request for the list, and is removed before the reply."""

@@ -133,6 +133,25 @@ async def test_clients_with_and_without_tls_share_a_port(files: Certificates, mo
         assert await ping(router.port, files.client_context(files.client)) == 1
 
 
+async def test_a_client_that_sends_one_byte_costs_nothing_until_its_deadline() -> None:
+    looks: list[int] = []
+
+    class Watched(socket.socket):
+        def recv(self, *args: Any) -> bytes:
+            looks.append(1)
+            return super().recv(*args)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        client = socket.create_connection(listening.getsockname())
+        accepted, _address = listening.accept()
+    with client, Watched(fileno=accepted.detach()) as watched:
+        watched.setblocking(False)
+        handshakes = Handshakes(ssl.create_default_context, required=True, timeout=0.3)
+        client.send(b"\x16")
+        assert not await handshakes.connect(watched, asyncio.Protocol)
+    assert len(looks) == 1
+
+
 async def test_a_length_that_looks_like_a_handshake_is_read_as_a_length(
     files: Certificates,
 ) -> None:
@@ -153,9 +172,10 @@ async def test_large_messages_pass_in_both_directions(files: Certificates) -> No
         context = files.client_context(files.client)
         connection = await Connection.open(("127.0.0.1", router.port), timeout=10, tls=context)
         router.cursors.first = [event(number, 2_000_000) for number in range(4)]
-        command = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
-        comment = "x" * 3_000_000
-        reply = await connection.command("db", {**command, "comment": comment}, timeout=30)
+        pipeline: list[dict[str, object]] = [{"$changeStream": {}}]
+        pipeline.append({"$match": {"fullDocument.pad": "x" * 3_000_000}})
+        command = {"aggregate": "c", "pipeline": pipeline, "cursor": {}}
+        reply = await connection.command("db", command, timeout=30)
         received = [encode(each) for each in reply["cursor"]["firstBatch"]]
         assert received == router.cursors.first
         connection.abort()

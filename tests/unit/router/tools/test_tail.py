@@ -31,7 +31,7 @@ def invoke(*arguments: str) -> Any:
     [
         (("--pipeline", "{}"), "not a JSON array"),
         (("--pipeline", "[x"), "not JSON"),
-        (("--uri", "http://x"), "Invalid URI scheme"),
+        (("--uri", "http://x"), "must begin with mongodb:"),
         (("--uri-file", "/does/not/exist"), "/does/not/exist"),
         (("--uri", "mongodb://x/?tls=true&tlsCAFile=/does/not/exist"), "No such file"),
     ],
@@ -100,7 +100,7 @@ class _Endless:
         return {"_id": TOKEN, "operationType": "insert"}
 
 
-def test_a_signal_while_an_event_is_printed_ends_the_command_well(
+def test_a_signal_while_an_event_is_printed_ends_the_command_with_status_0(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stream, echo = _Endless(), typer.echo

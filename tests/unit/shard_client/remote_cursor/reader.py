@@ -7,13 +7,13 @@ from typing import Any
 
 from bson import Timestamp
 
-from router.change_stream.progress_command import progress_command
-from router.change_stream.resume_token import cluster_time_of
+from router.request.progress_command import progress_command
 from router.streams.member_load import MemberLoad
+from router.tokens.resume_token import cluster_time_of
 from shard_client.cluster_clock import ClusterClock
 from shard_client.errors import CommandError
+from shard_client.remote_cursor.cursor_reaper import CursorReaper
 from shard_client.remote_cursor.cursor_reply import CursorBatch, token_data
-from shard_client.remote_cursor.late_kills import LateKills
 from shard_client.remote_cursor.open_cursor import OpenCursor
 from shard_client.remote_cursor.progress_cursor import Probing
 from shard_client.remote_cursor.remote_cursor import RemoteCursor
@@ -24,7 +24,7 @@ from tests.doubles.scripted_member import ScriptedMember, event_token
 from tests.harness.until import PATIENCE, until
 
 SETTINGS = RemoteSettings(
-    await_time=0.005,
+    await_unknown=0.005,
     connect_timeout=PATIENCE,
     reply_timeout=PATIENCE,
     failure_timeout=PATIENCE,
@@ -48,12 +48,11 @@ class Reader:
     stages: Sequence[dict[str, Any]] = ()
     fragments: bool = False
     sent: MemberLoad = field(default_factory=MemberLoad)
-    costs: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.clock = ClusterClock()
         self.pool = ConnectionPool()
-        self.late_kills = LateKills(self.pool.borrow, first_pause=0.01)
+        self.cursor_reaper = CursorReaper(self.pool.borrow, first_pause=0.01)
         self.cursor = RemoteCursor(
             "s",
             dialer=self,
@@ -66,7 +65,6 @@ class Reader:
             probing=Probing(
                 opening=lambda pbrt: progress_command(*self.opening(pbrt), pbrt),
                 fragments=self.fragments,
-                on_cost=self.costs.append,
             ),
         )
 
@@ -91,7 +89,7 @@ class Reader:
         self.suspected.append(address)
 
     def kill_later(self, cursor: OpenCursor) -> None:
-        self.late_kills.add(cursor)
+        self.cursor_reaper.add(cursor)
 
     def brought(self, batch: CursorBatch) -> None:
         self.batches.append(batch)
@@ -129,11 +127,11 @@ class Reader:
         return [key for batch in self.batches for key, _ in batch.events]
 
     @property
-    def promise(self) -> Timestamp:
-        return cluster_time_of(token_data(self.batches[-1].pbrt))
+    def watermark(self) -> Timestamp:
+        return cluster_time_of(self.batches[-1].watermark.key)
 
-    def promises(self, second: int) -> bool:
-        return self.promise == Timestamp(second, 1)
+    def has_watermark(self, second: int) -> bool:
+        return self.watermark == Timestamp(second, 1)
 
 
 def keys(*seconds: int) -> list[bytes]:

@@ -32,7 +32,7 @@ def test_the_size_at_most_doubles_after_full_batches():
         assert before < size.current <= 2 * before
 
 
-def test_larger_events_reduce_the_size_at_once():
+def test_larger_events_reduce_the_size_immediately():
     size = BatchSize(1024 * KIB)
     for _ in range(10):
         size.arrived(size.current, size.current * 500)

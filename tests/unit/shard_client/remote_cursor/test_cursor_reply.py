@@ -12,8 +12,6 @@ from shard_client.remote_cursor import cursor_reply
 from shard_client.remote_cursor.cursor_reply import (
     CursorBatch,
     build_cursor_reply,
-    leaves_open,
-    slice_cursor_reply,
     token_data,
 )
 from tests.recordings import recorded
@@ -46,8 +44,14 @@ def _encode_in_order(document) -> bytes:
     return bson.encode({"": document})[6:-1]
 
 
+def sliced(body: bytes) -> CursorBatch:
+    batch = CursorBatch.of(body)
+    batch.split()
+    return batch
+
+
 def _slice(reply) -> CursorBatch:
-    return slice_cursor_reply(bson.encode(reply))
+    return sliced(bson.encode(reply))
 
 
 def recorded_replies():
@@ -56,16 +60,16 @@ def recorded_replies():
         yield reply, bson.decode(reply.raw)
 
 
-def test_the_cursor_id_is_found_without_parsing_events():
+def test_the_cursor_is_read_without_parsing_events():
     seen = set()
     for reply, document in recorded_replies():
-        goes_on = bool(document["ok"]) and document["cursor"]["id"] != 0
-        assert leaves_open(reply.raw) == goes_on
-        seen.add(goes_on)
+        if document["ok"]:
+            batch = CursorBatch.of(reply.raw)
+            assert (batch.cursor_id, batch.events) == (document["cursor"]["id"], [])
+            assert batch.reply_bytes == len(reply.raw)
+            seen.add(bool(batch.cursor_id))
     assert seen == {True, False}
-    assert not leaves_open(bson.encode(_reply([], id=0)))
-    assert not leaves_open(bson.encode({"cursor": {"nextBatch": []}, "ok": 1.0}))
-    assert not leaves_open(reply.raw[:-5])
+    assert CursorBatch.of(bson.encode(_reply([1]))).cursor_id == 5
 
 
 def test_every_recorded_event_is_parsed_with_its_token():
@@ -73,12 +77,12 @@ def test_every_recorded_event_is_parsed_with_its_token():
     for reply, document in recorded_replies():
         if not document["ok"]:
             continue
-        batch = slice_cursor_reply(reply.raw)
+        batch = sliced(reply.raw)
         keys = [bson.decode(event)["_id"]["_data"].encode() for event in reply.events]
         assert batch.events == list(zip(keys, reply.events, strict=True))
         assert batch.size == sum(map(len, reply.events))
         assert batch.cursor_id == reply.cursor_id
-        assert batch.pbrt == (reply.pbrt or b"")
+        assert (b"" if batch.watermark is None else batch.watermark.token) == (reply.pbrt or b"")
         assert batch.invalidated == reply.invalidated
         assert batch.operation_time == document["operationTime"]
         assert bson.decode(batch.cluster_time) == document["$clusterTime"]
@@ -93,7 +97,7 @@ def rebuilt_reply(name: str, batch: CursorBatch, **more: Any) -> bytes:
         cursor_id=batch.cursor_id,
         namespace=batch.namespace,
         events=[event for _, event in batch.events],
-        pbrt=batch.pbrt,
+        pbrt=b"" if batch.watermark is None else batch.watermark.token,
         cluster_time=batch.cluster_time,
         operation_time=batch.operation_time,
         **more,
@@ -106,7 +110,7 @@ def test_every_recorded_reply_of_mongos_is_rebuilt_byte_for_byte():
         reply for reply, document in recorded_replies() if reply.via == "mongos" and document["ok"]
     ]
     for reply in rebuilt:
-        batch = slice_cursor_reply(reply.raw)
+        batch = sliced(reply.raw)
         name = "firstBatch" if "aggregate" in reply.command else "nextBatch"
         assert rebuilt_reply(name, batch, size=batch.size) == reply.raw
     assert len(rebuilt) > 40
@@ -121,7 +125,7 @@ def test_replies_of_mongos_in_all_recorded_cases_are_rebuilt():
             if not reply.get("ok") or "cursor" not in reply or name == "passthrough":
                 continue
             raw = bson.encode(reply)
-            batch = slice_cursor_reply(raw)
+            batch = sliced(raw)
             name = "firstBatch" if "firstBatch" in reply["cursor"] else "nextBatch"
             assert rebuilt_reply(name, batch) == raw
             rebuilt += 1
@@ -132,7 +136,7 @@ def test_recorded_errors_are_raised_unchanged():
     errors = [(reply, document) for reply, document in recorded_replies() if not document["ok"]]
     for reply, document in errors:
         with pytest.raises(CommandError) as caught:
-            slice_cursor_reply(reply.raw)
+            sliced(reply.raw)
         assert caught.value.code == document["code"]
         assert caught.value.message == document["errmsg"]
         assert caught.value.labels == set(document.get("errorLabels", ()))
@@ -145,7 +149,7 @@ def test_events_are_found_without_scanning(events, batch_name):
     body = bson.encode(_reply(events, batch_name))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cursor_reply, "_split_by_scanning", None)
-        batch = slice_cursor_reply(body)
+        batch = sliced(body)
     assert [event for _, event in batch.events] == raw
     assert [key.decode() for key, _ in batch.events] == [e["_id"]["_data"] for e in events]
     assert batch.size == sum(map(len, raw))
@@ -185,7 +189,7 @@ def test_a_truncated_event_of_a_transaction_is_refused(cut):
     cursor = (len(cursor) + 5).to_bytes(4, "little") + cursor + b"\0"
     body = b"\x03cursor\0" + cursor + b"\x10ok\0\x01\0\0\0"
     with pytest.raises(ProtocolError):
-        slice_cursor_reply((len(body) + 5).to_bytes(4, "little") + body + b"\0")
+        sliced((len(body) + 5).to_bytes(4, "little") + body + b"\0")
 
 
 @given(
@@ -223,7 +227,7 @@ def test_array_indexes_of_all_widths_are_built(count):
     body = b"".join(parts)
     assert len(body) == int.from_bytes(parts[0][:4], "little")
     assert bson.decode(body)["cursor"]["nextBatch"] == [bson.decode(event) for event in events]
-    batch = slice_cursor_reply(body)
+    batch = sliced(body)
     assert [event for _, event in batch.events] == events
     assert batch.size == sum(map(len, events))
 
@@ -235,7 +239,7 @@ def test_an_array_with_unusual_indexes_is_parsed():
     cursor = b"\x04nextBatch\0" + array + b"\x12id\0" + bytes(8)
     cursor = (len(cursor) + 5).to_bytes(4, "little") + cursor + b"\0"
     body = b"\x03cursor\0" + cursor + b"\x10ok\0\x01\0\0\0"
-    batch = slice_cursor_reply((len(body) + 5).to_bytes(4, "little") + body + b"\0")
+    batch = sliced((len(body) + 5).to_bytes(4, "little") + body + b"\0")
     assert batch.events == [(b"82AB", event)] * 2
     assert batch.size == 2 * len(event)
 
@@ -248,7 +252,7 @@ def test_ok_may_have_any_numeric_type(ok):
 def test_a_shard_s_additional_fields_are_skipped():
     reply = _reply([], invalidated=True, partialResultsReturned=False)
     batch = _slice({**reply, "lastCommittedOpTime": Timestamp(1, 2)})
-    assert batch == CursorBatch(5, [], b"", 0, invalidated=True, namespace="d.c")
+    assert batch == CursorBatch(5, [], None, 0, invalidated=True, namespace="d.c")
 
 
 @pytest.mark.parametrize(
@@ -283,7 +287,7 @@ def test_a_token_longer_than_its_event_is_refused():
     body[at] += 50
     body[body.index(b"_id\0") + 4] += 50
     with pytest.raises(ProtocolError):
-        slice_cursor_reply(bytes(body))
+        sliced(bytes(body))
 
 
 @given(token_documents, documents)
@@ -303,11 +307,11 @@ def test_damaged_replies_raise_only_protocol_or_command_errors(events, data):
     for _ in range(data.draw(st.integers(1, 3))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
     with suppress(ProtocolError, CommandError):
-        slice_cursor_reply(bytes(body))
+        sliced(bytes(body))
 
 
 @given(st.binary(max_size=200))
 def test_random_bytes_raise_only_protocol_errors(data):
-    for function in (slice_cursor_reply, token_data):
+    for function in (sliced, token_data):
         with suppress(ProtocolError):
             function(data)

@@ -53,7 +53,7 @@ async def test_a_slow_member_is_not_abandoned(member: ScriptedMember):
 
 
 async def test_an_abandoned_member_is_suspected_and_the_stream_continues(member: ScriptedMember):
-    reader = Reader(member, replace(SETTINGS, await_time=20.0))
+    reader = Reader(member, replace(SETTINGS, await_unknown=20.0))
     reader.cursor.start()
     member.insert(101)
     await until(partial(reader.has, 1))
@@ -130,7 +130,9 @@ async def test_the_time_of_a_hang_counts_as_failure(member: ScriptedMember):
     await reader.cursor.close()
 
 
-async def test_an_internal_error_is_reported_as_a_failure(member: ScriptedMember):
+async def test_an_unexpected_exception_is_a_failure_that_clients_resume_after(
+    member: ScriptedMember,
+):
     reader = Reader(member)
 
     def broken(_: CursorBatch) -> None:
@@ -140,6 +142,7 @@ async def test_an_internal_error_is_reported_as_a_failure(member: ScriptedMember
     reader.cursor.start()
     await until(lambda: reader.failures)
     assert reader.failures[0].code == 1
+    assert RESUMABLE_LABEL in reader.failures[0].labels
     await reader.close()
 
 
@@ -154,7 +157,7 @@ async def test_an_outage_and_its_end_are_logged_once(member: ScriptedMember):
         await until(lambda: reader.has(1))
     await reader.cursor.close()
     told = [line["event"] for line in lines if line["log_level"] in ("info", "warning")]
-    assert told == ["remote cursor failed", "remote cursor goes on"]
+    assert told == ["remote cursor failed", "remote cursor resumed"]
 
 
 FRAME = 600

@@ -105,10 +105,10 @@ async def test_an_invalid_reply_ends_the_cursor_and_its_get_more_in_flight(
     reader.cursor.start()
     await until(lambda: reader.batches)
 
-    def broken(body: bytes) -> CursorBatch:
+    def broken(batch: CursorBatch) -> None:
         raise ProtocolError("an event has no resume token")
 
-    monkeypatch.setattr("shard_client.remote_cursor.remote_cursor.slice_cursor_reply", broken)
+    monkeypatch.setattr(CursorBatch, "split", broken)
     await until(lambda: reader.failures)
     assert "no resume token" in str(reader.failures[0])
     await reader.close()
@@ -116,7 +116,7 @@ async def test_an_invalid_reply_ends_the_cursor_and_its_get_more_in_flight(
     await until(lambda: not member.writers)
 
 
-async def test_a_paused_cursor_closes_at_once(member: ScriptedMember):
+async def test_a_paused_cursor_closes_immediately(member: ScriptedMember):
     reader = Reader(member)
     reader.cursor.pause()
     reader.cursor.start()

@@ -6,7 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shard_client.errors import ProtocolError
-from shard_client.wire.bson_slices import MAX_DEPTH, find, iter_elements, string_value, validate
+from shard_client.wire.bson_slices import (
+    MAX_DEPTH,
+    find,
+    iter_elements,
+    shortened,
+    string_value,
+    validate,
+)
 from tests.unit.shard_client.bson_values import documents
 
 
@@ -95,3 +102,21 @@ def test_errors_name_the_wrong_field(field, why):
     raw = (len(field) + 5).to_bytes(4, "little") + field + b"\0"
     with pytest.raises(ProtocolError, match=why):
         validate(raw)
+
+
+@given(documents, st.integers(0, 400))
+def test_a_shortened_document_has_the_first_fields(document: dict[str, object], most: int) -> None:
+    encoded = bson.encode({"a": document, "b": [document, 1]})
+    cut = shortened(encoded, most)
+    validate(cut)
+    assert len(cut) <= most + 100
+    assert shortened(encoded, len(encoded)) == encoded
+    names = [element.name for element in iter_elements(cut)]
+    assert names == [b"a", b"b"][: len(names)]
+
+
+def test_a_shortened_array_is_cut_inside() -> None:
+    encoded = bson.encode({"a": {"$in": list(range(100_000))}, "b": 1})
+    cut = bson.decode(shortened(encoded, 1000))
+    assert cut["a"]["$in"] == list(range(len(cut["a"]["$in"])))
+    assert 10 < len(cut["a"]["$in"]) < 100

@@ -166,7 +166,7 @@ async def test_a_broken_connection_closes_idle_connections(member: ScriptedMembe
     await until(lambda: pool.counts[at(member)] == PoolCounts(0, 0, 2))
 
 
-async def test_idle_connections_are_closed_after_a_while_surplus_ones_sooner(
+async def test_idle_connections_are_closed_after_a_time_and_surplus_ones_sooner(
     member: ScriptedMember, make: Make
 ):
     pool = make(most_idle=2, surplus_time=0.05, idle_time=0.4)

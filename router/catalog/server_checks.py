@@ -1,0 +1,276 @@
+"""Checks of the servers that the settings name: one list for start, check-config and readiness."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from bson.timestamp import Timestamp
+
+from router.catalog.cluster import CONFIG, Cluster
+from router.upstream_mongos import UpstreamMongos
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError, NetworkError, WrongServerError, plain_text
+from shard_client.wire.connection import Address, Connection, format_address
+
+_OLDEST_ENTRY: Mapping[str, Any] = {
+    "find": "oplog.rs",
+    "sort": {"$natural": 1},
+    "projection": {"ts": 1, "o.msg": 1},
+    "limit": 1,
+    "singleBatch": True,
+}
+_FIRST_ENTRY = "initiating set"
+"""Message of the first entry that a replica set writes: while it is there, nothing is dropped."""
+
+_TIMEOUT = 3.0
+_MOST_AT_ONCE = 16
+_PATIENCE = 1.0
+"""Less than the time that the parent of several workers waits for their statuses."""
+_MOST_SKEW = 60.0
+
+_REACH_MEMBERS = (
+    "Check that its members run and have a primary, that this machine reaches them under the names "
+    "in its configuration (rs.conf()), and the name of the set"
+)
+_REACH_MONGOS = "Check that a mongos runs there, that this machine reaches it, and net.tls.mode"
+_NO_SHARDS = (
+    "lists no shards, so there is nothing to stream. Add the first shard (sh.addShard), or name "
+    "the config server of another cluster in sharding.configDB (--configdb)"
+)
+_OTHER_CLUSTER = (
+    "is a mongos of another cluster than the config server: reads and writes would go there. Name "
+    "a mongos of the same cluster in upstream (--upstream), or its config server in "
+    "sharding.configDB (--configdb)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What was found at one place that the settings name.
+
+    ``subject`` names the place. ``target`` is the replica set there; None for another place.
+    ``answers`` is whether the server that belongs there answers. ``problem`` gives cause and
+    remedy, None if all is well. ``fatal`` is whether waiting does not help: another server answers,
+    or the cluster is none yet. ``serves`` is whether clients can be served in spite of the problem.
+    ``remark`` is a note without a problem. ``oldest`` is the time of the oldest oplog entry of a
+    replica set, None if it is unknown; ``complete`` is whether no entry has been dropped since the
+    set was initiated.
+    """
+
+    subject: str
+    target: str | None = None
+    answers: bool = True
+    problem: str | None = None
+    fatal: bool = False
+    serves: bool = False
+    remark: str = ""
+    oldest: Timestamp | None = None
+    complete: bool = False
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the check as a document."""
+        return asdict(self)
+
+
+class ServerChecks:
+    """Checks config server, shards and upstream on request, and keeps the results for a while.
+
+    A check takes one hello and one read of one oplog entry on each primary; on each upstream a
+    connection, with the router's login there if it has one. Must be created in a running loop;
+    ``await close()`` ends a check in flight.
+
+    Args:
+        cluster: the cluster whose replica sets are checked.
+        upstream: the mongoses that the router passes commands to.
+        keep: seconds for which results are returned again without another check.
+    """
+
+    def __init__(
+        self, cluster: Cluster, upstream: UpstreamMongos | None = None, *, keep: float = 5.0
+    ) -> None:
+        self._cluster = cluster
+        self._upstream = upstream
+        self._keep = keep
+        self._loop = asyncio.get_running_loop()
+        self._running: asyncio.Task[None] | None = None
+        self._results: Sequence[Check] = ()
+        self._at = float("-inf")
+
+    async def results(self, *, patience: float | None = _PATIENCE) -> Sequence[Check]:
+        """Return the results: config server, shards, upstreams, and the clocks.
+
+        If they are more than ``keep`` seconds old, a new check is started. A check that takes
+        longer than ``patience`` seconds continues in the background; the call then returns the
+        results before it, which are empty at first. If the config server does not answer, the
+        shards of the last shard list that was read are checked.
+
+        Args:
+            patience: seconds; None waits for the end of the check.
+        """
+        if self._running is None and self._loop.time() - self._at >= self._keep:
+            self._running = self._loop.create_task(self._refresh(), name="check the servers")
+        if self._running is not None:
+            await asyncio.wait((self._running,), timeout=patience)
+        return self._results
+
+    async def close(self) -> None:
+        """End the check in flight."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait((self._running,))
+
+    async def _refresh(self) -> None:
+        try:
+            self._results = await self._check_all()
+            self._at = self._loop.time()
+        finally:
+            self._running = None
+
+    async def _check_all(self) -> Sequence[Check]:
+        addresses = () if self._upstream is None else self._upstream.addresses
+        sets, *upstreams = await asyncio.gather(
+            self._check_sets(), *(self._check_upstream(each) for each in addresses)
+        )
+        return [*sets, *(check for checks in upstreams for check in checks), *self._clocks()]
+
+    async def _check_sets(self) -> Sequence[Check]:
+        config = Check("config server", CONFIG)
+        try:
+            await self._cluster.shards(_TIMEOUT)
+        except CommandError as error:
+            config = _failed(config, error, _REACH_MEMBERS)
+        else:
+            config = await self._check(config)
+            if config.answers and not self._cluster.known_shards:
+                config = replace(config, problem=_NO_SHARDS, fatal=True)
+        at_once = asyncio.Semaphore(_MOST_AT_ONCE)
+
+        async def check(target: str) -> Check:
+            async with at_once:
+                return await self._check(Check(f"shard {target}", target))
+
+        return [config, *await asyncio.gather(*map(check, sorted(self._cluster.known_shards)))]
+
+    async def _check(self, place: Check) -> Check:
+        assert place.target is not None
+        dialer = self._cluster.dialer(place.target)
+        answers = False
+        try:
+            async with asyncio.timeout(_TIMEOUT):
+                connection = await dialer.connect(_TIMEOUT)
+                answers = True
+                try:
+                    reply = await connection.command("local", _OLDEST_ENTRY, timeout=_TIMEOUT)
+                finally:
+                    dialer.release(connection)
+                (entry,) = reply["cursor"]["firstBatch"]
+                complete = entry.get("o", {}).get("msg") == _FIRST_ENTRY
+                return replace(place, oldest=entry["ts"], complete=complete)
+        except TimeoutError:
+            failure: Exception = NetworkError(f"no answer within {_TIMEOUT:g} s")
+        except (CommandError, NetworkError) as error:
+            failure = error
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            failure = NetworkError(repr(error))
+        if not answers:
+            return _failed(place, failure, _REACH_MEMBERS)
+        unread = f"answers, but its oplog cannot be read ({failure})"
+        return replace(
+            place, remark=f"{unread}: metrics will not show when history is about to be lost"
+        )
+
+    async def _check_upstream(self, address: Address) -> Sequence[Check]:
+        upstream = self._upstream
+        assert upstream is not None
+        place = Check(f"upstream {format_address(address)}", serves=True)
+        try:
+            connection = await upstream.connect_to(address)
+        except (CommandError, NetworkError) as error:
+            return [_failed(place, error, _REACH_MONGOS)]
+        try:
+            if await self._of_another_cluster(connection):
+                return [_wrong(place, _OTHER_CLUSTER)]
+            if upstream.user is None:
+                return [place]
+            login = Check(f"login on the upstream as {upstream.user.user}", serves=True)
+            try:
+                await connection.log_in(upstream.user, _TIMEOUT)
+            except (CommandError, NetworkError) as error:
+                remedy = "Check security.user, authSource and the password there"
+                return [place, replace(login, answers=False, problem=f"{error}. {remedy}")]
+            return [place, login]
+        finally:
+            connection.abort()
+
+    async def _of_another_cluster(self, mongos: Connection) -> bool:
+        """Return whether a mongos is known to belong to another cluster than the config server.
+
+        Where servers sign cluster times, the key tells it, otherwise the cluster's id.
+        """
+        key = _signing_key(mongos.hello)
+        dialer = self._cluster.dialer(CONFIG)
+        try:
+            async with asyncio.timeout(_TIMEOUT):
+                config = await dialer.connect(_TIMEOUT)
+                try:
+                    if key:
+                        known = {_signing_key(config.hello)}
+                        return key not in known and key not in await _signing_keys(config)
+                    return bool(await _cluster_id(mongos) != await _cluster_id(config))
+                finally:
+                    dialer.release(config)
+        except (CommandError, NetworkError, TimeoutError):
+            return False  # it is not known
+
+    def _clocks(self) -> Sequence[Check]:
+        time = self._cluster.clock.time
+        if time is None:
+            return ()
+        skew = abs(self._cluster.wall() - time.time)
+        clocks = Check("clocks of cluster and router", serves=True)
+        if skew <= _MOST_SKEW:
+            return [clocks]
+        problem = f"differ by {skew:.0f} s: synchronise the machines' clocks"
+        return [replace(clocks, problem=problem)]
+
+
+def _failed(place: Check, error: Exception, remedy: str) -> Check:
+    """Return the check of a place whose server does not answer, or is another one."""
+    if isinstance(error, WrongServerError):
+        return _wrong(place, f"is the wrong server: {error.message}")
+    problem = f"does not answer: {plain_text(error)}. {remedy}"
+    return replace(place, answers=False, problem=problem)
+
+
+def _wrong(place: Check, problem: str) -> Check:
+    return replace(place, answers=False, problem=problem, fatal=True, serves=False)
+
+
+def _signing_key(hello: Mapping[str, Any]) -> int:
+    """Return the id of the key with which the time in a hello is signed; 0 without one."""
+    time = hello.get("$clusterTime")
+    signature = time.get("signature") if isinstance(time, Mapping) else None
+    key = signature.get("keyId") if isinstance(signature, Mapping) else None
+    return key if isinstance(key, int) else 0
+
+
+async def _signing_keys(config: Connection) -> set[Any]:
+    """Return the ids of a cluster's keys; raises CommandError, NetworkError."""
+    return {each.get("_id") for each in await _find(config, "admin", "system.keys")}
+
+
+async def _cluster_id(server: Connection) -> Any:
+    """Return the cluster's id, which config server and mongos both know."""
+    documents = await _find(server, "config", "version")
+    if not documents or "clusterId" not in documents[0]:
+        raise CommandError(ErrorCode.NoMatchingDocument, "the cluster's id is unknown")
+    return documents[0]["clusterId"]
+
+
+async def _find(server: Connection, database: str, collection: str) -> list[Mapping[str, Any]]:
+    command = {"find": collection, "projection": {"clusterId": 1}, "singleBatch": True}
+    reply = await server.command(database, command, timeout=_TIMEOUT)
+    cursor = reply.get("cursor")
+    batch = cursor.get("firstBatch") if isinstance(cursor, Mapping) else None
+    return [each for each in batch or () if isinstance(each, Mapping)]

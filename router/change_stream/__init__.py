@@ -1,1 +1,0 @@
-"""Change streams: requests, tokens, commands for the shards, and the merged stream."""

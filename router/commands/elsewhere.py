@@ -1,0 +1,133 @@
+"""Commands that concern the router's other workers too; no other command knows of workers.
+
+With a single process, or if another worker asks, there are no others (docs/workers.md).
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from router.commands.answer import RawAnswer
+from router.config.log_lines import LEVEL
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import NetworkError
+from shard_client.wire.bson_slices import find
+from shard_client.wire.documents import encode
+from shard_client.wire.frames import BODY_OFFSET, build_msg
+
+if TYPE_CHECKING:
+    from router.commands.call import Call
+    from router.peers.peers import Peer, Peers
+
+log = structlog.get_logger()
+
+ANYBODY: Final = "*"
+"""The name of a user that may act on all users' cursors; a real user's name has an @."""
+
+_ON_BEHALF_OF: Final = "$onBehalfOf"
+_CODE: Final = b"code"
+
+
+async def everywhere_else(
+    call: "Call", command: Mapping[str, Any] | None = None
+) -> Sequence[dict[str, Any]]:
+    """Run the call's command on all other workers; return the replies received.
+
+    Args:
+        call: the command.
+        command: another command on the database admin, to run instead.
+    """
+    peers = _peers(call)
+    if peers is None:
+        return ()
+    if command is not None:
+        return await peers.ask_all("admin", command)
+    return await peers.ask_all(call.database, _for_user(call, call.command))
+
+
+async def change_everywhere_else(call: "Call") -> None:
+    """Run a command that changes the process on all other workers; the parent does the same."""
+    await everywhere_else(call)
+    peers = _peers(call)
+    if peers is not None:
+        peers.tell_parent(changed=call.name, verbosity=LEVEL.verbosity)
+
+
+async def get_more_elsewhere(call: "Call", cursor_id: int) -> RawAnswer | None:
+    """Return the answer of the worker that owns a cursor; None if no other worker has it."""
+    owner = _owner(call, cursor_id)
+    if owner is None:
+        return None
+    assert call.raw is not None
+    call.node.counters.passed_on += 1
+    body = call.raw if call.user_name is None else encode(_for_user(call, call.command))
+    frame = build_msg(body, request_id=0)
+    try:
+        async with aclosing(call.client.link_to(owner).relay(frame)) as replies:
+            reply = await anext(replies)
+    except NetworkError as error:
+        _log_lost(owner, error)
+        return None
+    code = find(reply, _CODE, BODY_OFFSET)
+    if code is not None:
+        number = int.from_bytes(reply[code.start : code.end], "little")
+        if number == ErrorCode.CursorNotFound:
+            return None
+    call.node.learn_time(reply)
+    return RawAnswer([reply[BODY_OFFSET:]])
+
+
+async def kill_elsewhere(
+    call: "Call", cursor_ids: Sequence[int], *, anybody: bool
+) -> list[dict[str, Any]]:
+    """Kill the cursors that belong to other workers; return these workers' replies.
+
+    Args:
+        call: the killCursors command.
+        cursor_ids: the cursors, of which some may be the upstream's.
+        anybody: whether the user may kill other users' cursors.
+    """
+    owned: dict[Peer, list[int]] = {}
+    for cursor_id in cursor_ids:
+        owner = _owner(call, cursor_id)
+        if owner is not None:
+            owned.setdefault(owner, []).append(cursor_id)
+    command = {**_for_user(call, call.command), **({_ON_BEHALF_OF: ANYBODY} if anybody else {})}
+    replies = []
+    for owner, named in owned.items():
+        try:
+            link = call.client.link_to(owner)
+            replies.append(await link.command(call.database, {**command, "cursors": named}))
+        except NetworkError as error:
+            _log_lost(owner, error)
+    return replies
+
+
+def take_user(document: Mapping[str, Any]) -> str | None:
+    """Remove the name of the user for whom another worker passes a command on; return it."""
+    assert isinstance(document, dict)
+    name = document.pop(_ON_BEHALF_OF, None)
+    return name if isinstance(name, str) else None
+
+
+def _peers(call: "Call") -> "Peers | None":
+    return None if call.client.is_worker else call.node.peers
+
+
+def _owner(call: "Call", cursor_id: int) -> "Peer | None":
+    peers = _peers(call)
+    return None if peers is None else peers.owner(cursor_id)
+
+
+def _for_user(call: "Call", command: Mapping[str, Any]) -> Mapping[str, Any]:
+    name = call.user_name
+    return command if name is None else {**command, _ON_BEHALF_OF: name}
+
+
+def _log_lost(owner: "Peer", error: NetworkError) -> None:
+    """Log that a worker is gone, and its cursors with it."""
+    log.info(
+        "The cursor's worker is gone", component="NETWORK", asked=owner.number, error=str(error)
+    )

@@ -1,0 +1,120 @@
+"""A client's cursor: one cursor id for many remote cursors."""
+
+from typing import Protocol
+
+from router.cursors.completing_reader import CompletingReader
+from router.cursors.owner import Owner, check_session, check_user
+from router.sharing.client_reader import ClientReader
+from router.streams.admission import Ticket
+from router.streams.running_stream import RunningStream
+from router.views.log_reader import Batch
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError
+
+
+class CursorUser(Protocol):
+    """A user that has logged in."""
+
+    def may_watch(self, namespace: str) -> bool:
+        """Return whether the user may read the change stream of a cursor's namespace."""
+
+
+class MergedCursor:
+    """A client's cursor, for one getMore at a time.
+
+    ``lookup`` completes the events, None for a stream without document lookups. ``user`` has opened
+    it, None where clients do not log in. ``api`` has the API parameters of the command that opened
+    it, as mongos prints them.
+    """
+
+    def __init__(
+        self,
+        cursor_id: int,
+        namespace: str,
+        owner: Owner,
+        reader: ClientReader,
+        ticket: Ticket,
+        *,
+        lookup: CompletingReader | None = None,
+        user: CursorUser | None = None,
+        api: str = "{}",
+    ) -> None:
+        self.cursor_id = cursor_id
+        self.namespace = namespace
+        self.owner = owner
+        self.user = user
+        self.api = api
+        self.busy = False
+        """Whether a getMore uses it."""
+        self.last_used = 0.0
+        """The loop's time at which it was opened, or its last getMore ended."""
+        self._client_reader = reader
+        self._lookup = lookup
+        self._reader = lookup or reader
+        self.next_batch = self._reader.next_batch
+        """The next batch, as ``ClientReader.next_batch`` returns it."""
+        self._ticket = ticket
+
+    @property
+    def running_stream(self) -> RunningStream | None:
+        """The stream that it reads; None during a move and after ``close``."""
+        return self._client_reader.stream
+
+    @property
+    def place(self) -> bytes:
+        """The sort key beyond which the client needs all events."""
+        return self._client_reader.log_reader.needs
+
+    @property
+    def finished(self) -> bool:
+        """Whether the stream has ended or failed, or the cursor was killed: no events follow."""
+        return self._reader.finished or self._client_reader.interrupted is not None
+
+    def check(self, client: Owner) -> None:
+        """Raise CommandError unless ``client`` may use the cursor now.
+
+        143 CursorInUse, the error for a different session or user, or 13 Unauthorized if its user
+        may no longer read the namespace.
+        """
+        check_user(self.cursor_id, self.owner, client)
+        if self.busy:
+            message = f"Cursor already in use (id: {self.cursor_id})."
+            raise CommandError(ErrorCode.CursorInUse, message)
+        check_session(self.cursor_id, self.owner, client)
+
+    @property
+    def refusal(self) -> CommandError | None:
+        """mongos's error if the cursor's user may no longer read its namespace, else None."""
+        if self.user is None or self.user.may_watch(self.namespace):
+            return None
+        message = f"not authorized for getMore with cursor id {self.cursor_id}"
+        return CommandError(ErrorCode.Unauthorized, message)
+
+    def first_batch(self) -> Batch:
+        """Return the opening's batch without waiting; like mongos's, it has no events.
+
+        Raises CommandError.
+        """
+        batch = self._client_reader.take(0)
+        self._reader.finished = batch.closed
+        return batch if self._lookup is None else self._lookup.first_batch(batch)
+
+    def kill(self, reason: CommandError | None = None) -> None:
+        """Fail pending and later ``next_batch`` calls at once with ``reason`` (default: 237)."""
+        killed = CommandError(ErrorCode.CursorKilled, "operation was interrupted")
+        self._client_reader.interrupt(reason or killed)
+        if self._lookup is not None:
+            self._lookup.interrupt()
+
+    def close(self) -> None:
+        """Stop reading and give the ticket back; idempotent.
+
+        Remotes without other readers are closed soon.
+        """
+        try:
+            self.kill()
+            self._client_reader.close()
+            if self._lookup is not None:
+                self._lookup.close()
+        finally:
+            self._ticket.end()

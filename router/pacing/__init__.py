@@ -1,0 +1,1 @@
+"""When and how much the shards are asked: budgets, waits, rhythms."""

@@ -1,0 +1,224 @@
+"""Which conditions depend on a change event alone, and on which of its fields.
+
+Such a condition has the same result wherever and whenever it is evaluated: on a shard before a
+lookup, or by a second cursor. Everything else is unknown: random numbers (``$sampleRate``,
+``$rand``), the time of day, JavaScript, and all variables. System variables may hold the time or
+the whole event, and those of ``let`` are computed again for each cursor.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Final
+
+from bson.raw_bson import RawBSONDocument
+
+from router.request.stages import stage_name
+
+_LOGICAL: Final = frozenset({"$and", "$nor", "$or"})
+
+_OF_A_VALUE: Final = frozenset(
+    {
+        "$bitsAllClear", "$bitsAllSet", "$bitsAnyClear", "$bitsAnySet", "$eq", "$exists", "$gt",
+        "$gte", "$in", "$lt", "$lte", "$mod", "$ne", "$nin", "$options", "$regex", "$size", "$type",
+    }
+)  # fmt: skip
+"""Match operators that compare the value at their path with constants."""
+
+_TOTAL: Final = frozenset(
+    {
+        "$and", "$cmp", "$cond", "$eq", "$gt", "$gte", "$ifNull", "$isArray", "$isNumber", "$lt",
+        "$lte", "$ne", "$not", "$or", "$toHashedIndexKey", "$type",
+    }
+)  # fmt: skip
+"""Expression operators that depend only on their operands and accept any values."""
+
+_PARTIAL: Final = frozenset(
+    {
+        "$abs", "$add", "$allElementsTrue", "$anyElementTrue", "$arrayElemAt", "$binarySize",
+        "$bsonSize", "$ceil", "$concat", "$concatArrays", "$convert", "$divide", "$exp", "$first",
+        "$floor", "$in", "$indexOfArray", "$indexOfBytes", "$indexOfCP", "$last", "$ln", "$log",
+        "$log10", "$ltrim", "$mod", "$multiply", "$pow", "$range", "$regexMatch", "$reverseArray",
+        "$round", "$rtrim", "$setDifference", "$setEquals", "$setIntersection", "$setIsSubset",
+        "$setUnion", "$size", "$slice", "$split", "$sqrt", "$strLenBytes", "$strLenCP",
+        "$strcasecmp", "$substrBytes", "$substrCP", "$subtract", "$switch", "$toBool", "$toDate",
+        "$toDecimal", "$toDouble", "$toInt", "$toLong", "$toLower", "$toObjectId", "$toString",
+        "$toUpper", "$trim", "$trunc",
+    }
+)  # fmt: skip
+"""Expression operators that depend only on their operands and fail for some values."""
+
+
+_MOST_FIELDS: Final = 2000
+"""Most fields of the stages that are looked into."""
+
+_VALUES_A_FIELD: Final = 64
+"""Values of an array that take about as long as a field."""
+
+
+@dataclass
+class Reads:
+    """What a condition reads of an event; each method returns False if it finds anything unknown.
+
+    ``fields`` are the first fields of its paths. ``may_fail`` is whether it may fail, which ends
+    the stream, for some values in them.
+    """
+
+    fields: set[str] = field(default_factory=set)
+    may_fail: bool = False
+
+    def condition(self, condition: Any) -> bool:
+        """Add what a ``$match`` condition reads."""
+        if not isinstance(condition, Mapping):
+            return False
+        for name, value in condition.items():
+            if name in _LOGICAL:
+                known = _are_documents(value) and all(map(self.condition, value))
+            elif name == "$expr":
+                known = self._expression(value)
+            elif name.startswith("$"):
+                known = name == "$comment"
+            else:
+                self.fields.add(name.partition(".")[0])
+                known = _is_of_value(value)
+            if not known:
+                return False
+        return True
+
+    def _expression(self, expression: Any) -> bool:
+        if isinstance(expression, Mapping):
+            return all(self._operation(name, value) for name, value in expression.items())
+        if isinstance(expression, (list, tuple)):
+            return all(map(self._expression, expression))
+        if isinstance(expression, str) and expression.startswith("$"):
+            self.fields.add(expression[1:].partition(".")[0])
+            return not expression.startswith("$$")
+        return True
+
+    def _operation(self, name: str, operand: Any) -> bool:
+        if name == "$literal":
+            return True
+        if name in _PARTIAL:
+            self.may_fail = True
+        elif name.startswith("$") and name not in _TOTAL:
+            return False
+        return self._expression(operand)  # of an operator, of its named operand, or of a field
+
+
+def small_stages(stages: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Yield the first stages, as many as can be looked into in some milliseconds."""
+    left = _MOST_FIELDS
+    for stage in stages:
+        left = _left_after(stage, left)
+        if left < 0:
+            return
+        yield stage
+
+
+def reads_of(condition: Mapping[str, Any]) -> Reads | None:
+    """Return what a ``$match`` condition reads of an event.
+
+    Return None if it may depend on anything else, or has an operator that is not known here.
+    """
+    reads = Reads()
+    return reads if reads.condition(condition) else None
+
+
+def fields_removed(stage: Mapping[str, Any]) -> frozenset[str] | None:
+    """Return the first fields of the paths that a stage removes, or None if it does anything else.
+
+    Such a stage is an ``$unset``, or a ``$project`` in its exclusion form.
+    """
+    name = stage_name(stage)
+    operand = stage[name]
+    paths: Sequence[Any]
+    if name == "$unset":
+        paths = operand if isinstance(operand, (list, tuple)) else [operand]
+    elif name == "$project" and isinstance(operand, Mapping):
+        if not all(isinstance(value, (bool, int)) and not value for value in operand.values()):
+            return None
+        paths = list(operand)
+    else:
+        return None
+    if not paths or not all(isinstance(path, str) for path in paths):
+        return None
+    return frozenset(path.partition(".")[0] for path in paths)
+
+
+def conjuncts(
+    condition: Mapping[str, Any], fits: Callable[[Mapping[str, Any]], bool]
+) -> Iterator[Mapping[str, Any]]:
+    """Yield conditions whose conjunction is the whole condition, as small as they can be.
+
+    A ``$nor`` is divided into the operands that fit and the others, as mongos divides it.
+    """
+    for name, value in condition.items():
+        if name == "$and" and _are_documents(value):
+            for each in value:
+                yield from conjuncts(each, fits)
+        elif name == "$nor" and _are_documents(value):
+            fitting = [each for each in value if fits(each)]
+            others = [each for each in value if not fits(each)]
+            yield from ({"$nor": operands} for operands in (fitting, others) if operands)
+        else:
+            yield {name: value}
+
+
+def conjunction(conditions: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return one condition that holds if all of ``conditions``, one at least, hold."""
+    return conditions[0] if len(conditions) == 1 else {"$and": list(conditions)}
+
+
+def _left_after(value: Any, left: int) -> int:
+    """Return ``left`` less the value's fields on all levels; below 0 if it is raw."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, RawBSONDocument):
+            return -1
+        if isinstance(each, Mapping):
+            left -= len(each)
+            waiting += islice(each.values(), max(0, left) + 1)
+        elif isinstance(each, (list, tuple)) and each:
+            # A list of constants is passed over, or its values are looked at once.
+            left -= len(each) // _VALUES_A_FIELD
+            if isinstance(each[0], (Mapping, list)):
+                waiting += islice(each, max(0, left) + 1)
+        if left < 0:
+            break
+    return left
+
+
+def _is_of_value(value: Any) -> bool:
+    """Return whether the right side of ``path: value`` has known operators only."""
+    if not isinstance(value, Mapping) or not any(name.startswith("$") for name in value):
+        return True  # equality
+    return all(_is_known_operator(name, operand) for name, operand in value.items())
+
+
+def _is_known_operator(name: str, operand: Any) -> bool:
+    if name == "$not":
+        return _is_of_value(operand)
+    if name == "$elemMatch":
+        return _is_of_element(operand)
+    if name == "$all":
+        return isinstance(operand, (list, tuple)) and all(map(_is_of_value, operand))
+    return name in _OF_A_VALUE
+
+
+def _is_of_element(condition: Any) -> bool:
+    """Return whether an ``$elemMatch``, of operators or of conditions, is known."""
+    if not isinstance(condition, Mapping):
+        return False
+    first = next(iter(condition), "")
+    if first.startswith("$") and first not in _LOGICAL:
+        return _is_of_value(condition)
+    return reads_of(condition) is not None
+
+
+def _are_documents(value: Any) -> bool:
+    return (
+        isinstance(value, (list, tuple))
+        and bool(value)
+        and all(isinstance(each, Mapping) for each in value)
+    )

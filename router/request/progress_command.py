@@ -1,0 +1,99 @@
+"""The change stream of a progress cursor, which reports a shard's progress.
+
+docs/design.md#idle-shards.
+"""
+
+from collections.abc import Mapping, Sequence, Set
+from typing import Any, Final
+
+from router.request.event_conditions import (
+    conjunction,
+    conjuncts,
+    fields_removed,
+    reads_of,
+    small_stages,
+)
+from router.request.options import STARTS
+from router.request.stages import CHANGE_STREAM, stage_name
+from router.tokens.resume_token import ResumeToken, cluster_time_of
+from shard_client.cluster_clock import next_tick
+from shard_client.remote_cursor.cursor_reply import token_data
+
+_IMAGES: Final = {"fullDocument": "default", "fullDocumentBeforeChange": "off"}
+"""The options that add documents which an event itself lacks, and the values that add none."""
+
+_COMPARED_ELSEWHERE: Final = frozenset({"lsid", "txnNumber"})
+"""Fields that servers compare in the oplog entry or in the event, which may differ in them.
+
+Which of both depends on the whole pipeline, so the two cursors might filter differently by them
+(docs/protocol.md#differences).
+"""
+
+
+def progress_command(
+    database: str, command: Mapping[str, Any], after: bytes
+) -> tuple[str, dict[str, Any]]:
+    """Return the database and the ``aggregate`` command of a progress cursor.
+
+    Beyond the resume token ``after`` (raw BSON), it passes every event that the cursor opened by
+    ``command`` passes, and possibly others. Of the leading ``$match`` stages it keeps the
+    conditions that depend on the event alone (``event_conditions``), but on no image and no session
+    (``lsid``, ``txnNumber``), with the stages between them that only remove fields. It drops all
+    other conditions, stages, lookups and images, and returns only the ``_id`` of each event. It
+    starts at the token's cluster time, inclusive, so that tokens of fragments and invalidates need
+    no special case.
+    """
+    stream, *stages = command["pipeline"]
+    given: Mapping[str, Any] = stream[CHANGE_STREAM]
+    images = {name for name, none in _IMAGES.items() if given.get(name, none) != none}
+    options = {name: value for name, value in given.items() if name not in {*STARTS, *images}}
+    options["startAtOperationTime"] = _start(after)
+    pipeline = [
+        {CHANGE_STREAM: options},
+        *_filters(stages, images | _COMPARED_ELSEWHERE),
+        {"$project": {"_id": 1}},
+    ]
+    return database, {**command, "pipeline": pipeline, "cursor": {"batchSize": 0}}
+
+
+def _start(after: bytes) -> Any:
+    key = token_data(after)
+    time = cluster_time_of(key)
+    # An invalidate closes every cursor that reads it again; no other event has its time.
+    return next_tick(time) if ResumeToken.decode(key.decode("ascii")).from_invalidate else time
+
+
+def _filters(stages: Sequence[Mapping[str, Any]], without: Set[str]) -> Sequence[Mapping[str, Any]]:
+    """Return stages that pass every event that ``stages`` pass.
+
+    They have no condition on the fields ``without``.
+
+    A condition that is left out may guard others against values for which they fail. The first
+    cursor then continues where the progress cursor would fail; so once one has been left out, no
+    condition that may fail is kept.
+    """
+    kept: list[Mapping[str, Any]] = []
+    complete = True
+
+    def fits(condition: Mapping[str, Any]) -> bool:
+        reads = reads_of(condition)
+        if reads is None or not reads.fields.isdisjoint(without):
+            return False
+        return complete or not reads.may_fail
+
+    for stage in small_stages(stages):
+        if stage_name(stage) != "$match":
+            removed = fields_removed(stage)
+            if removed is None or "_id" in removed:
+                break
+            kept.append(stage)
+        elif fits(stage["$match"]):
+            kept.append(stage)
+        else:
+            complete = False
+            conditions = [each for each in conjuncts(stage["$match"], fits) if fits(each)]
+            if conditions:
+                kept.append({"$match": conjunction(conditions)})
+    while kept and stage_name(kept[-1]) != "$match":
+        kept.pop()
+    return kept

@@ -1,0 +1,180 @@
+"""A client's ``aggregate`` with ``$changeStream``, parsed (docs/protocol.md#opening)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final
+
+import bson
+from bson.timestamp import Timestamp
+
+from router.request.aggregate_fields import check_aggregate, check_for_change_stream
+from router.request.options import (
+    STARTS,
+    AfterToken,
+    AtTime,
+    Start,
+    check_fields,
+    check_namespace,
+    namespace_of,
+    parse_start,
+)
+from router.request.stages import (
+    CHANGE_STREAM,
+    SPLIT,
+    check_arguments,
+    check_names,
+    check_positions,
+    stage_name,
+)
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError
+
+__all__ = [
+    "AfterToken",
+    "AtTime",
+    "Scope",
+    "Start",
+    "StreamRequest",
+    "parse_request",
+]
+
+# Fields of the client's aggregate that are sent to every shard.
+_PASSED_ON: Final = ("collation", "comment", "let", "hint", "allowDiskUse")
+
+
+class Scope(Enum):
+    """The scope of a change stream: a collection, a database or the cluster."""
+
+    COLLECTION = "collection"
+    DATABASE = "database"
+    CLUSTER = "cluster"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRequest:
+    """One change stream, validated as mongos validates it (docs/protocol.md#opening).
+
+    ``collection`` is None for a stream of a database, or of the cluster if that is ``admin``.
+    ``change_stream_options`` are the stage's options without the starting point; ``stages`` are the
+    user's stages after it; ``extras`` are the aggregate's fields that are also sent to the shards
+    (collation, comment, let, hint, ...). ``batch_size`` is the client's (None: as many as fit).
+    ``passthrough_to_shard`` names the only shard to read, without a merge.
+    """
+
+    database: str
+    collection: str | None
+    change_stream_options: Mapping[str, Any] = field(default_factory=dict)
+    stages: Sequence[Mapping[str, Any]] = ()
+    start: Start = None
+    batch_size: int | None = None
+    max_time_ms: int | None = None
+    read_preference: Mapping[str, Any] | None = None
+    extras: Mapping[str, Any] = field(default_factory=dict)
+    explain: bool = False
+    passthrough_to_shard: str | None = None
+
+    @property
+    def scope(self) -> Scope:
+        """What the stream watches."""
+        if self.collection is not None:
+            return Scope.COLLECTION
+        return Scope.CLUSTER if self.database == "admin" else Scope.DATABASE
+
+    @property
+    def namespace(self) -> str:
+        """The cursor's ``ns``."""
+        return namespace_of(self.database, self.collection)
+
+    @property
+    def start_time(self) -> Timestamp | None:
+        """The cluster time at which every shard starts; None for a stream that starts now."""
+        match self.start:
+            case AtTime(time):
+                return time
+            case AfterToken(token):
+                return token.cluster_time
+        return None
+
+    @property
+    def starts_after_invalidate(self) -> bool:
+        """Whether the stream continues after an invalidate.
+
+        One that is a shard's first event, with its cause, is skipped.
+        """
+        start = self.start
+        return isinstance(start, AfterToken) and start.start_after and start.token.from_invalidate
+
+    @property
+    def splits_large_events(self) -> bool:
+        """Whether the stream ends in ``$changeStreamSplitLargeEvent``, which needs v2 tokens."""
+        return bool(self.stages) and stage_name(self.stages[-1]) == SPLIT
+
+    @property
+    def sharing_key(self) -> bytes:
+        """The key that is equal for requests that may share remotes.
+
+        It covers everything but the start, the batch options and the comment. A request that starts
+        after an invalidate shares only with those that start after the same one, because their
+        shards also swallow invalidates.
+        """
+        after = None
+        if self.starts_after_invalidate and isinstance(self.start, AfterToken):
+            after = self.start.token.data
+        extras = {name: value for name, value in self.extras.items() if name != "comment"}
+        return bson.encode(
+            {
+                "namespace": self.namespace,
+                "options": self.change_stream_options,
+                "stages": list(self.stages),
+                "readPreference": self.read_preference,
+                "extras": extras,
+                "shard": self.passthrough_to_shard,
+                "after": after,
+            }
+        )
+
+
+def parse_request(database: str, command: Mapping[str, Any]) -> StreamRequest:
+    """Parse a client's ``aggregate`` into a StreamRequest.
+
+    Raises mongos's CommandError, except for errors that only shards can detect: views (166), and
+    errors inside $match, $project and the other stages. Source: docs/protocol.md#opening.
+    """
+    collection = check_aggregate(database, command)
+    pipeline: Sequence[Mapping[str, Any]] = command["pipeline"]
+    check_names(pipeline, api_strict=bool(command.get("apiStrict")))
+    opens_stream = bool(pipeline) and stage_name(pipeline[0]) == CHANGE_STREAM
+    if opens_stream:
+        check_for_change_stream(command)
+    if command.get("needsMerge") or command.get("fromMongos") or command.get("fromRouter"):
+        raise CommandError(
+            51089,
+            "Internal parameter(s) [needsMerge, fromMongos] cannot be set to 'true' when sent to "
+            "mongos",
+        )
+    spec: Mapping[str, Any] = pipeline[0][CHANGE_STREAM] if opens_stream else {}
+    start: Start = None
+    if opens_stream:
+        check_fields(spec)
+        check_namespace(spec, database, collection)
+        start = parse_start(spec, collection)
+    check_arguments(pipeline)
+    check_positions(pipeline)
+    if not opens_stream:
+        raise CommandError(ErrorCode.CommandNotFound, "no such command: 'aggregate'")
+    passthrough, max_time = command.get("$_passthroughToShard"), command.get("maxTimeMS")
+    batch_size = command.get("cursor", {}).get("batchSize")
+    return StreamRequest(
+        database=database,
+        collection=collection,
+        change_stream_options={k: v for k, v in spec.items() if k not in STARTS},
+        stages=tuple(pipeline[1:]),
+        start=start,
+        batch_size=None if batch_size is None else int(batch_size),
+        max_time_ms=None if max_time is None else int(max_time),
+        read_preference=command.get("$readPreference"),
+        extras={name: command[name] for name in _PASSED_ON if name in command},
+        explain=bool(command.get("explain")),
+        passthrough_to_shard=None if passthrough is None else passthrough["shard"],
+    )

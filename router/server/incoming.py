@@ -1,0 +1,126 @@
+"""The messages of one client: received and handed out as their size and its login allow."""
+
+import asyncio
+
+from router.client_limits import ClientLimits
+from router.commands.call import Client
+from router.commands.node import Counters
+from router.server.intake import LARGE, Intake
+from router.server.request import Request, read_request, uncompressed_size
+from router.server.turns import MOST, MOST_BEFORE_LOGIN, Turns
+from shard_client.wire.frame_protocol import FrameStream
+from shard_client.wire.frames import MAX_MESSAGE_SIZE
+
+_PORTION = 256 * 1024
+"""Bytes of a large message that are received in one turn."""
+
+
+class Shared:
+    """What all clients of a port share: their turns, and the room for large messages.
+
+    Args:
+        limits: the limits of clients.
+    """
+
+    def __init__(self, limits: ClientLimits) -> None:
+        self.turns = Turns()
+        self.turns_before_login = Turns(MOST_BEFORE_LOGIN)
+        self.intake = Intake(limits.messages_bytes)
+
+
+class Incoming:
+    """Returns a client's messages one by one, each in its turn; ``release`` each afterwards.
+
+    ``count`` is the number of whole messages so far, ``may_idle`` whether the client has logged in,
+    or does not have to. ``idle`` is set while there is no whole message that is not released.
+
+    Args:
+        stream: the frames of the connection.
+        client: the client.
+        shared: what it shares with others.
+        limits: the limits of clients.
+        counters: the counters for the connection's traffic.
+    """
+
+    def __init__(
+        self,
+        stream: FrameStream,
+        client: Client,
+        shared: Shared,
+        limits: ClientLimits,
+        counters: Counters,
+    ) -> None:
+        self.count = 0
+        self.may_idle = False
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self._stream = stream
+        self._client = client
+        self._shared = shared
+        self._counters = counters
+        self._turns = shared.turns_before_login
+        self._receives = False
+        self._room: tuple[str, int] | None = None
+        stream.max_frame = limits.message_size_before_login
+        self.note_login()
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a message has begun and its rest is waited for."""
+        return self._receives and self._stream.unfinished > 0
+
+    async def next(self) -> Request | None:
+        """Return the client's next message; None when the connection has ended.
+
+        Raises:
+            ProtocolError: the message is malformed or longer than the client's may be.
+        """
+        self._receives = True
+        size = await self._stream.announced()
+        if size is None:
+            return None
+        await self._make_room(size)
+        frame = await self._stream.receive(bytes, portion=_PORTION, turn=self.long_turn)
+        self._receives = False
+        if frame is None:
+            return None
+        self.idle.clear()
+        self.count += 1
+        self._counters.bytes_in += size
+        await self._turns.take(1 + size // LARGE)
+        await self._make_room(uncompressed_size(frame, self._stream.max_frame))
+        return await read_request(frame)
+
+    def release(self) -> None:
+        """Give back the room of the message that was answered, or is not going to be."""
+        self.idle.set()
+        self._give_back()
+
+    def note_login(self) -> None:
+        """Lift the limits that apply before the login once a user has logged in."""
+        login = self._client.login
+        if not self.may_idle and (login is None or login.user is not None):
+            self.may_idle = True
+            self._turns = self._shared.turns
+            self._stream.max_frame = MAX_MESSAGE_SIZE
+
+    async def long_turn(self) -> None:
+        """Wait for a turn of a millisecond or more."""
+        await self._turns.take(MOST)
+
+    async def _make_room(self, size: int) -> None:
+        """Wait until a message of ``size`` bytes may be held, if it is large."""
+        if size <= LARGE:
+            return
+        self._give_back()
+        user = None if self._client.login is None else self._client.login.user
+        name = self._client.host if user is None else str(user)
+        receives, self._receives = self._receives, False
+        await self._shared.intake.admit(name, size)
+        self._receives = receives
+        self._room = name, size
+
+    def _give_back(self) -> None:
+        if self._room is not None:
+            self._shared.intake.release(*self._room)
+            self._room = None

@@ -1,0 +1,182 @@
+"""The sharing policy: which stream serves a client (docs/sharing.md)."""
+
+from dataclasses import replace
+from typing import Any, Final, Protocol
+
+from router.filters.match_compiler import Declined
+from router.filters.stream_filter import compile_filter
+from router.request.stream_request import StreamRequest
+from router.sharing.candidates import (
+    ALWAYS,
+    AUTO,
+    NEVER,
+    Candidates,
+    Source,
+    WayOfSharing,
+    mode_of,
+    why_not_filters,
+    why_not_scopes,
+    wider_streams,
+)
+from router.sharing.failed_streams import FailedStreams
+from router.sharing.sharing_demand import PAUSED, SharingDemand
+from router.stream_settings import SharingSettings
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError
+
+MOST_TRIED: Final = 200
+"""Maximum of conditions that are tried on every event, of all filters on one scope: they cost an
+event some 100 µs. Conditions that a required value finds do not count (docs/sharing.md)."""
+
+
+class QuerySemantics(Protocol):
+    """What is known of the servers that would evaluate the filters."""
+
+    @property
+    def undefined_is_null(self) -> bool:
+        """Whether null equals undefined in their queries."""
+
+
+class SharingPolicy:
+    """Chooses between a client's own stream and those that serve others as well; does no I/O.
+
+    With many different filters on one scope the router reads it once and filters; a few are better
+    off on the shards. A collection's stream can be a part of its database's stream or of the
+    cluster's, a database's a part of the cluster's. Clients that are counted by ``join`` begin and
+    end the sharing (``SharingDemand``); a stream that has failed is not entered for a while
+    (``FailedStreams``). All times are on the loop's clock.
+    """
+
+    def __init__(self, limits: SharingSettings, servers: QuerySemantics) -> None:
+        self._limits = limits
+        self._servers = servers
+        self._failed = FailedStreams()
+        self._filters = SharingDemand(limits.share_filters_from, limits.share_filters_hold)
+        self._scopes = SharingDemand(limits.share_scopes_from, limits.share_filters_hold)
+        self.clients = 0
+        """The clients that are counted."""
+
+    def candidates(self, request: StreamRequest) -> Candidates:
+        """Return the streams that can serve ``request``; counts no client."""
+        limits = self._limits
+        filters = self._way(request, "shareFilters", limits.share_filters, self._filters)
+        scopes = self._way(request, "shareScopes", limits.share_scopes, self._scopes)
+        filters.reason = why_not_filters(request, filters.mode)
+        if not filters.reason:
+            try:
+                filters.sources = (self._unfiltered(request),)
+            except Declined as declined:
+                filters.reason = str(declined)
+        scopes.reason = why_not_scopes(request, scopes.mode)
+        if request.stages and not filters.sources and not scopes.reason:
+            scopes.reason = f"its filter is left to the shards: {filters.reason}"
+        if not scopes.reason:
+            wider = wider_streams(request, filters.sources[0].filter if request.stages else None)
+            scopes.sources = wider[-1:] if scopes.mode == ALWAYS else wider
+        return Candidates(Source(request), filters, scopes)
+
+    def _way(
+        self, request: StreamRequest, parameter: str, default: str, demand: SharingDemand
+    ) -> WayOfSharing:
+        mode = mode_of(request, parameter, default) if self._limits.share else NEVER
+        return WayOfSharing(parameter, mode, demand)
+
+    def _unfiltered(self, request: StreamRequest) -> Source:
+        """Return the request's scope without its filter; raises Declined."""
+        undefined_is_null = self._servers.undefined_is_null
+        compiled = compile_filter(request.stages, undefined_is_null=undefined_is_null)
+        source = Source(replace(request, stages=()), compiled)
+        tried = self._filters.cost(source.key)
+        known = self._filters.has(source.key, source.part)
+        if source.cost and not known and tried + source.cost > MOST_TRIED:
+            raise Declined(
+                f"the filters of its scope have {tried} conditions that are tried "
+                f"on every event, with this filter more than {MOST_TRIED}"
+            )
+        return source
+
+    def join(self, candidates: Candidates, now: float) -> None:
+        """Count a client."""
+        self.clients += 1
+        for way in candidates.ways:
+            for each in way.sources:
+                begins = way.mode == AUTO
+                way.demand.join(each.key, each.part, now, cost=each.cost, begins=begins)
+
+    def leave(self, candidates: Candidates, now: float) -> None:
+        """Stop counting a client."""
+        self.clients -= 1
+        for way in candidates.ways:
+            self._leave(way, now)
+
+    def _leave(self, way: WayOfSharing, now: float) -> None:
+        for each in way.sources:
+            way.demand.leave(each.key, each.part, now, cost=each.cost)
+
+    def choose_source(self, candidates: Candidates, current: Source | None, now: float) -> Source:
+        """Return the stream that should serve a client, which reads ``current`` now."""
+        for way in candidates.ways:
+            for source in way.sources:
+                reads_it = current is not None and source.key == current.key
+                if not reads_it and self._failed.avoids(source.key, now):
+                    continue
+                if way.mode == ALWAYS or way.demand.is_shared(source.key, now):
+                    return source
+        return candidates.own
+
+    def record_failure(
+        self, candidates: Candidates, source: Source, error: CommandError, begun: float, now: float
+    ) -> bool:
+        """Record that ``source``, which a client tried or began to read at ``begun``, has failed.
+
+        No client enters it for a while. Where the error concerns this client alone (it has as many
+        streams as it may, or its filter needs too much of an event), this client never does.
+        Return whether others are concerned, and this is the first report of it.
+        """
+        if error.code != ErrorCode.TemporarilyUnavailable:
+            return self._failed.add(source.key, error, begun, now)
+        way = candidates.sharing(source)
+        self._leave(way, now)
+        which = "shared" if source.namespace is None else "wider"
+        way.sources, way.reason = (), f"the {which} stream was refused: {error}"
+        return False
+
+    def explain(self, request: StreamRequest, now: float) -> dict[str, Any]:
+        """Return which stream would serve ``request``, where its filter runs, and why.
+
+        Empty for a stream without stages where ``shareScopes`` is never.
+        """
+        found = self.candidates(request)
+        chosen = self.choose_source(found, None, now)
+        explained: dict[str, Any] = {}
+        if request.stages:
+            reason = self._reason(found.filters, chosen, now)
+            explained["filter"] = {
+                "evaluatedBy": "shards" if chosen is found.own else "router",
+                "shareFilters": found.filters.mode,
+                "reason": "a wider stream is read" if chosen.namespace is not None else reason,
+            }
+        if not found.scopes.mode == self._limits.share_scopes == NEVER:
+            wider = found.own if chosen.namespace is None else chosen
+            explained["scope"] = {
+                "readFrom": wider.request.namespace,
+                "shareScopes": found.scopes.mode,
+                "reason": self._reason(found.scopes, chosen, now),
+            }
+        return explained
+
+    def _reason(self, way: WayOfSharing, chosen: Source, now: float) -> str:
+        """Return why ``chosen`` is read, as far as one way of sharing is concerned."""
+        if not way.sources:
+            return way.reason
+        keys, demand = [each.key for each in way.sources], way.demand
+        failures = filter(None, (self._failed.explain(key, now) for key in keys))
+        if chosen not in way.sources and (failure := next(failures, "")):
+            return failure
+        if way.mode == ALWAYS:
+            return f"{way.parameter} is always"
+        if any(demand.is_paused(key, now) for key in keys):
+            return PAUSED
+        what = way.parameter.removeprefix("share").lower()
+        count = max(map(demand.count, keys))
+        return f"{count} different {what} are read, {way.parameter}From is {demand.least}"

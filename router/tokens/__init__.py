@@ -1,0 +1,1 @@
+"""Resume tokens and the KeyStrings in them."""

@@ -1,0 +1,390 @@
+"""Plan, on Spark's driver, where the next micro-batch ends and how its tasks divide it.
+
+A batch ends at a cluster time that all shards have passed, so that the events of one cluster time,
+such as those of a transaction on one shard, stay together. The planner reads ahead on a cursor that
+returns only tokens, at most a sample of each batch:
+
+- If the stream becomes idle within the sample, the batch ends there.
+- Otherwise the event rate gives an estimated end for `max_events`. The planner opens a cursor
+  there, and the batch ends at the first event that it returns: the merge returns an event only
+  after all shards have passed it. The events read there are the sample of the next batch. If no
+  event follows and the high water mark is beyond the estimated end, the batch ends there.
+
+So planning costs about the same for batches of all sizes. The two ends alone decide what a batch
+contains, so a batch that is read again after a crash has the same content
+(docs/design.md#feed-and-spark).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+from bson.raw_bson import RawBSONDocument
+from bson.timestamp import Timestamp
+
+from spark_sink.batches.event_rate import EventRate
+from spark_sink.batches.planned_batch import BatchLimits, ClusterAccess, PlannedBatch
+from spark_sink.batches.read_reports import ReportInbox
+from spark_sink.batches.read_task import ReadTask, merged_tasks, shard_tasks
+from spark_sink.batches.transaction_ends import between_transactions, transaction_of
+from spark_sink.errors import StreamError
+from spark_sink.events.fragments import fragment_of
+from spark_sink.events.positions import (
+    AtTime,
+    FromNow,
+    Position,
+    Token,
+    after,
+    is_after,
+    key_of,
+    time_of,
+)
+from spark_sink.options.retry_options import DEFAULT_RETRY_POLICY, RetryPolicy
+from spark_sink.stream.event_stream import STALLED_AFTER, EventStream
+
+# Seconds that a call waits for a first event, and that it samples a stream that is not idle.
+FIRST_EVENT_TIMEOUT = 0.5
+SAMPLE_SECONDS = 0.1
+# The most events of a sample.
+SAMPLE_SIZE = 500
+# A batch of no more events is read by one task from the merged stream, which costs less than
+# starting a task and opening a stream for each shard.
+_SINGLE_TASK_EVENTS = 5000
+# Seconds in which an event must follow an estimated end, and the number of estimates. If all fail,
+# the events are counted, up to a number.
+_END_TIMEOUT = 0.1
+_END_ATTEMPTS = 2
+_MAX_COUNTED = 20_000
+# Events that are sampled after such an end, which shows a change of the rate.
+_END_SAMPLE = 100
+# The most ranges of a batch.
+_MAX_RANGES = 64
+_STALLED = (
+    f"the stream has not advanced for {STALLED_AFTER:.0f} s: check which shard is unreachable, and "
+    "restart the query"
+)
+
+
+class BatchPlanner:
+    """Plans micro-batches one after the other."""
+
+    def __init__(
+        self,
+        cluster: ClusterAccess,
+        limits: BatchLimits | None = None,
+        inbox: ReportInbox | None = None,
+        *,
+        retry_policy: RetryPolicy = DEFAULT_RETRY_POLICY,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cluster = cluster
+        self._limits = limits or BatchLimits()
+        self._inbox = inbox
+        self._retry_policy = retry_policy
+        self._clock = clock
+        self._event_rate = EventRate()
+        self._cursor: EventStream | None = None
+        self._buffered: deque[Token] = deque()  # tokens read after the planned batch
+        self._until: Timestamp | None = None
+        self._plan: PlannedBatch | None = None
+        self._batch = 0  # the number of the latest one,
+        self._tasks = 0  # and of its tasks
+        self._is_idle = False
+        self._within_event = False  # the cursor is between fragments of an event
+        self._in_transaction = False  # the latest event that the cursor returned
+
+    def stop_at_present(self) -> None:
+        """Plan only events from before this call from now on. Raises StreamError."""
+        self._until = self._cluster.present()
+
+    def require_history(self, start: Position) -> None:
+        """Raise HistoryLostError if the oplogs no longer contain a position, or StreamError."""
+        stream = self._stream(start)
+        stream.open()
+        stream.close()
+
+    def next_batch(self, start: Position, max_events: int | None) -> PlannedBatch:
+        """Return the batch after `start`, which is empty if there are no events.
+
+        The batch has about `max_events` events at most; None is no limit. Raises StreamError.
+        """
+        if self._inbox is not None:
+            reports = self._inbox.read(self._batch)
+            if len(reports) == self._tasks:  # some of them would show too low a rate
+                end = None if self._plan is None else time_of(self._plan.end)
+                self._event_rate.learn_from_tasks(reports, end)
+        self._batch += 1
+        self._tasks = 0
+        if isinstance(start, FromNow):
+            self._plan = PlannedBatch(start, self._cluster.beginning(), 0)
+        else:
+            self._plan = self._whole(self._planned(start, max_events))
+        return self._plan
+
+    def tasks(self, batch: PlannedBatch) -> list[ReadTask]:
+        """Return the tasks that read a batch, which may have been planned before a restart.
+
+        Raises StreamError if the end of the batch does not follow its start.
+        """
+        start, end = batch.start, batch.end
+        if start == end or isinstance(start, FromNow) or batch.events == 0:
+            return []
+        if not is_after(end, start):
+            raise StreamError(
+                f"a batch cannot end at {end} if it starts after {start}: the checkpoint is "
+                "damaged. Start with a new checkpointLocation"
+            )
+        if self._plan is not None and (self._plan.start, self._plan.end) == (start, end):
+            batch = self._plan
+        if batch.idle_until is not None and is_after(AtTime(batch.idle_until), start):
+            start = AtTime(batch.idle_until)
+        shards = None
+        fits_one_task = batch.events is not None and batch.events <= _SINGLE_TASK_EVENTS
+        if not self._limits.in_total_order and not fits_one_task:
+            shards = self._cluster.shards()
+        bounds = self._bounds(start, end, batch.events, 1 if shards is None else len(shards))
+        if shards is None:
+            tasks = merged_tasks(start, end, bounds)
+        else:
+            tasks = shard_tasks(start, end, bounds, shards)
+        self._tasks = len(tasks)
+        address = None if self._inbox is None else self._inbox.address
+        return [replace(task, batch=self._batch, report_to=address) for task in tasks]
+
+    def close(self) -> None:
+        """Kill the cursor."""
+        if self._cursor is not None:
+            self._cursor.close()
+        self._cursor = self._plan = None
+        self._within_event = False
+        self._buffered.clear()
+
+    def _whole(self, plan: PlannedBatch) -> PlannedBatch:
+        """Return a batch that ends between transactions, if the limits say so."""
+        last_is_outside = self._is_idle and not self._in_transaction
+        if not self._limits.keeps_transactions or plan.events == 0 or last_is_outside:
+            return plan
+        stream = self._stream(plan.end)
+        end, passed = between_transactions(stream, plan.end, self._clock)
+        stream.close()
+        if not passed:
+            return plan
+        self.close()
+        return replace(plan, end=end, events=None if plan.events is None else plan.events + passed)
+
+    def _planned(self, start: Position, max_events: int | None) -> PlannedBatch:
+        self._is_idle = False
+        until = self._until
+        if until is None and max_events is None:
+            until = self._cluster.present()
+        stop = None if until is None else after(until)
+        if stop is not None and not is_after(stop, start):
+            return PlannedBatch(start, start, 0)
+        idle_until = self._idle_until(start)
+        most = self._event_rate.event_limit(max_events, self._limits.max_bytes)
+        if self._ended_beyond_sample(start) and (most is None or most > SAMPLE_SIZE):
+            far = self._estimated_end(most, stop)
+            if far is not None:
+                return PlannedBatch(start, far, most)
+        cursor = self._cursor_after(start)
+        self._read_sample(cursor, most, stop)
+        if self._buffered and stop is not None and self._buffered[0].data > key_of(stop):
+            return PlannedBatch(start, start, 0)
+        if not self._buffered:
+            return PlannedBatch(start, self._idle_end(start, cursor.position), 0, idle_until)
+        end, events = self._end(cursor, most, stop)
+        return PlannedBatch(start, end, events, idle_until)
+
+    def _read_sample(self, cursor: EventStream, most: int | None, stop: AtTime | None) -> None:
+        """Read until the stream is idle, the time is over, the sample is full, or beyond `stop`."""
+        wanted = SAMPLE_SIZE if most is None else min(SAMPLE_SIZE, most)
+        begun_at = self._clock()
+        sample_until = begun_at + SAMPLE_SECONDS
+        self._is_idle = False
+        while len(self._buffered) <= wanted:
+            event = self._next(cursor)
+            now = self._clock()
+            if event is not None:
+                self._buffered.append(Token(dict(event["_id"])))
+                if stop is not None and self._buffered[-1].data > key_of(stop):
+                    return
+                if len(self._buffered) == 1:
+                    sample_until = now + SAMPLE_SECONDS
+                if now >= sample_until and stop is None and self._spans_several_times():
+                    return
+                continue
+            if stop is None or self._buffered:
+                self._is_idle = bool(self._buffered)
+                if self._is_idle or now - begun_at >= FIRST_EVENT_TIMEOUT:
+                    return
+            elif cursor.position is not None and cursor.position.data > key_of(stop):
+                return
+            if cursor.has_stalled(begun_at, now):
+                raise StreamError(_STALLED)
+
+    def _next(self, cursor: EventStream) -> RawBSONDocument | None:
+        """Return the next event; None if the stream is idle, but never within a split event."""
+        event = cursor.next()
+        begun_at = self._clock()
+        while event is None and self._within_event:
+            if cursor.has_stalled(begun_at, self._clock()):
+                raise StreamError(_STALLED)
+            event = cursor.next()
+        if event is not None:
+            number, of = fragment_of(event) or (0, 0)
+            self._within_event = number < of
+            self._in_transaction = transaction_of(event) is not None
+        return event
+
+    def _end(
+        self, cursor: EventStream, most: int | None, stop: AtTime | None
+    ) -> tuple[Position, int | None]:
+        """Return the end of the batch that begins with the sample, and its size if known."""
+        buffered = self._buffered
+        is_full = not self._is_idle and len(buffered) > SAMPLE_SIZE
+        if is_full and (most is None or most > SAMPLE_SIZE):
+            far = self._estimated_end(most, stop)
+            if far is not None:
+                return far, most
+            self._count_further(cursor, most, stop)
+        if stop is not None and buffered[-1].data > key_of(stop):
+            return stop, self._drop_through(key_of(stop))
+        if self._is_idle:
+            reached, end = cursor.position, buffered[-1]
+            if reached is None or reached.cluster_time <= end.cluster_time:
+                return end, self._drop_through(end.data)
+            beyond = AtTime(reached.cluster_time)
+            return beyond, self._drop_through(key_of(beyond))
+        return self._counted_end(cursor, most)
+
+    def _count_further(self, cursor: EventStream, most: int | None, stop: AtTime | None) -> None:
+        """Read beyond the sample until the stream is idle, or until the batch is full."""
+        wanted = _MAX_COUNTED if most is None else min(_MAX_COUNTED, most)
+        while len(self._buffered) <= wanted:
+            event = self._next(cursor)
+            if event is None:
+                self._is_idle = True
+                return
+            self._buffered.append(Token(dict(event["_id"])))
+            if stop is not None and self._buffered[-1].data > key_of(stop):
+                return
+
+    def _counted_end(self, cursor: EventStream, most: int | None) -> tuple[Position, int]:
+        """Return an end between two cluster times of the sample, after at most `most` events."""
+        buffered = self._buffered
+        last = buffered[-1] if most is None else buffered[min(most, len(buffered) - 1)]
+        while not self._spans_several_times():  # all events of one cluster time are one batch
+            event = self._next(cursor)
+            if event is None:
+                last = buffered[-1]
+                return last, self._drop_through(last.data)
+            last = Token(dict(event["_id"]))
+            buffered.append(last)
+        if last.cluster_time == buffered[0].cluster_time:
+            last = next(each for each in buffered if each.cluster_time > last.cluster_time)
+        end = AtTime(last.cluster_time)
+        return end, self._drop_through(key_of(end))
+
+    def _estimated_end(self, most: int | None, stop: AtTime | None) -> Position | None:
+        """Return an end far beyond the sample; None if there is none."""
+        buffered = self._buffered
+        first, last = buffered[0].cluster_time, buffered[-1].cluster_time
+        self._event_rate.learn_from_sample([token.cluster_time for token in buffered])
+        candidate = self._cluster.newest() if stop is None else stop.time
+        if most is not None and self._event_rate.is_known:
+            candidate = min(candidate, self._event_rate.estimated_end(first, most))
+        for _ in range(_END_ATTEMPTS):
+            if candidate <= last:
+                return None
+            end = self._probe_end(AtTime(candidate), stop)
+            if end is not None:
+                return end
+            candidate = next(iter(self._event_rate.split_points(last, candidate, 2)), last)
+        return None
+
+    def _probe_end(self, candidate: AtTime, stop: AtTime | None) -> Position | None:
+        """Return the time of the first event at or after `candidate`, where a new sample begins.
+
+        Return `candidate` itself if no event follows and all shards have passed it, and None if
+        neither is known in time. The planner's cursor is closed: the router would read ahead for it
+        while tasks read.
+        """
+        cursor = self._stream(candidate)
+        begun_at = self._clock()
+        sample: list[Token] = []
+        while len(sample) < _END_SAMPLE:
+            event = cursor.next()
+            if event is not None:
+                sample.append(Token(dict(event["_id"])))
+            elif sample or self._clock() - begun_at >= _END_TIMEOUT:
+                break
+        reached = cursor.position
+        cursor.close()
+        if sample:
+            end = AtTime(sample[0].cluster_time)
+        elif reached is not None and reached.cluster_time > candidate.time:
+            end = candidate
+        else:
+            return None
+        if self._cursor is not None:
+            self._cursor.close()
+        self._cursor = None
+        self._within_event = False
+        self._buffered = deque(sample)
+        return end if stop is None or is_after(stop, end) else stop
+
+    def _ended_beyond_sample(self, start: Position) -> bool:
+        """Whether the latest batch ended far beyond its sample, with more events to come."""
+        far = self._cursor is None and bool(self._buffered) and self._event_rate.is_known
+        return far and self._plan is not None and self._plan.end == start
+
+    def _drop_through(self, through: str) -> int:
+        """Drop the events of the sample up to a key, and return how many they are."""
+        dropped = 0
+        while self._buffered and self._buffered[0].data <= through:
+            self._buffered.popleft()
+            dropped += 1
+        return dropped
+
+    def _spans_several_times(self) -> bool:
+        return self._buffered[0].data[:18] != self._buffered[-1].data[:18]
+
+    def _bounds(
+        self, start: Position, end: Position, events: int | None, shards: int
+    ) -> list[Timestamp]:
+        """Return where the batch is divided, so that each task reads `events_per_task`."""
+        per_task = self._limits.events_per_task
+        begin, until = time_of(start), time_of(end)
+        if not per_task or events is None or begin is None or until is None:
+            return []
+        parts = min(_MAX_RANGES, -(-events // (per_task * shards)))
+        return self._event_rate.split_points(begin, until, parts)
+
+    def _idle_until(self, start: Position) -> Timestamp | None:
+        """Return the time up to which there is no event after `start`, if the cursor was idle."""
+        plan = self._plan
+        if plan is None or self._cursor is None or plan.events != 0 or plan.end != start:
+            return None
+        reached = self._buffered[0] if self._buffered else self._cursor.position
+        return None if reached is None else reached.cluster_time
+
+    def _idle_end(self, start: Position, reached: Token | None) -> Position:
+        """Return `start`, or the stream's position if `start` is older than `idle_advance`."""
+        since = time_of(start)
+        if reached is None or since is None or not is_after(reached, start):
+            return start
+        behind = reached.cluster_time.time - since.time
+        return AtTime(reached.cluster_time) if behind >= self._limits.idle_advance else start
+
+    def _cursor_after(self, start: Position) -> EventStream:
+        if self._cursor is None or self._plan is None or self._plan.end != start:
+            self.close()
+            self._cursor = self._stream(start)
+        return self._cursor
+
+    def _stream(self, start: Position) -> EventStream:
+        watch = self._cluster.watch
+        return EventStream(watch, start, retry_policy=self._retry_policy, clock=self._clock)

@@ -1,0 +1,167 @@
+"""Tasks of a micro-batch: a range of the merged stream, or of one shard's own stream.
+
+The streams of all shards together are the merged stream: each has its shard's events with the
+tokens of the merged stream (docs/protocol.md#sharded-cluster). Several shards may report one event
+of a collection or a database under one token; the first of them in the batch's list returns it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from bson.raw_bson import RawBSONDocument
+from bson.timestamp import Timestamp
+
+from spark_sink.batches.event_rate import ReadStats
+from spark_sink.events.positions import (
+    AtTime,
+    Position,
+    Token,
+    is_of_document,
+    key_of,
+    time_in,
+    time_of,
+)
+from spark_sink.events.runs import Run
+from spark_sink.options.retry_options import DEFAULT_RETRY_POLICY, RetryPolicy
+from spark_sink.stream.cursor import WatchedStream
+from spark_sink.stream.event_stream import EventStream, read_runs
+from spark_sink.stream.router_client import Shard
+
+Watch = Callable[[Position, "str | None"], WatchedStream]
+"""Opens a stream after a position: of the one shard that is named, or the merged one."""
+
+
+@dataclass(frozen=True)
+class ReadTask:
+    """The events after `start`, up to and including `end` if that is a token.
+
+    Args:
+        shard: whose events; None for the merged stream.
+        before: the shards before it in the batch's list.
+        batch: the batch's number in its planner.
+        report_to: the planner's address.
+    """
+
+    start: Position
+    end: Position
+    shard: str | None = None
+    before: tuple[str, ...] = ()
+    batch: int = 0
+    report_to: tuple[str, int, str] | None = None
+
+
+class TaskReader:
+    """Reads a task's events, and knows afterwards what it has read."""
+
+    def __init__(
+        self, task: ReadTask, watch: Watch, retry_policy: RetryPolicy = DEFAULT_RETRY_POLICY
+    ) -> None:
+        self._task = task
+        self._watch = watch
+        self._retry_policy = retry_policy
+        self._events = self._size = self._ticks = 0
+        self._first = self._last = ""
+
+    def events(self) -> Iterator[RawBSONDocument]:
+        """Return the events in the order of the stream. Raises StreamError."""
+        for run in self.runs():
+            yield from run.documents()
+
+    def runs(self) -> Iterator[Run]:
+        """Return the same events, one server reply at a time. Raises StreamError."""
+        task = self._task
+        stream = self._stream(task.shard, task.start)
+        try:
+            for run in read_runs(stream, task.end):
+                own = self._own(run)
+                if own.keys:
+                    self._count(own)
+                    yield own
+        finally:
+            stream.close()
+
+    @property
+    def stats(self) -> ReadStats:
+        """What was read so far."""
+        if not self._events:
+            return ReadStats(0, 0, Timestamp(0, 0), Timestamp(0, 0))
+        first, last = time_in(self._first), time_in(self._last)
+        return ReadStats(self._events, self._size, first, last, self._ticks)
+
+    def _count(self, run: Run) -> None:
+        keys = run.keys
+        last = self._last or keys[0]
+        self._first = self._first or keys[0]
+        if last[2:10] != keys[-1][2:10]:  # a second was read to its end
+            for before, key in pairwise((last, *keys)):
+                if before[2:10] != key[2:10]:
+                    self._ticks = max(self._ticks, int(before[10:18], 16))
+        self._last = keys[-1]
+        self._events += len(run)
+        self._size += sum(map(len, run.events))
+
+    def _own(self, run: Run) -> Run:
+        """Return the events that this task returns."""
+        if not self._task.before:
+            return run
+        own = [index for index, key in enumerate(run.keys) if not self._is_anothers(key)]
+        if len(own) == len(run):
+            return run
+        return Run([run.keys[index] for index in own], [run.events[index] for index in own])
+
+    def _is_anothers(self, key: str) -> bool:
+        """Whether the task of another shard returns the event."""
+        if is_of_document(key):
+            return False
+        return any(self._reports(shard, key) for shard in self._task.before)
+
+    def _reports(self, shard: str, key: str) -> bool:
+        token = Token({"_data": key})
+        stream = self._stream(shard, AtTime(token.cluster_time))
+        try:
+            return any(key in run.keys for run in read_runs(stream, token))
+        finally:
+            stream.close()
+
+    def _stream(self, shard: str | None, start: Position) -> EventStream:
+        # A shard cannot resume from the token of another shard's event, but from its time.
+        time = time_of(start)
+        opened = start if shard is None or time is None else AtTime(time)
+        return EventStream(
+            lambda at: self._watch(at, shard),
+            opened,
+            after=key_of(start),
+            retry_policy=self._retry_policy,
+        )
+
+
+def merged_tasks(start: Position, end: Position, bounds: list[Timestamp]) -> list[ReadTask]:
+    """Return the tasks of the merged stream, divided at `bounds`, in order."""
+    cuts: list[Position] = [start, *map(AtTime, bounds), end]
+    return [ReadTask(left, right) for left, right in pairwise(cuts)]
+
+
+def shard_tasks(
+    start: Position, end: Position, bounds: list[Timestamp], shards: list[Shard]
+) -> list[ReadTask]:
+    """Return the tasks of each shard's stream, divided at `bounds`, from the shard's joining on."""
+    names = sorted(shard.name for shard in shards)
+    tasks = []
+    for section in merged_tasks(start, end, bounds):
+        for shard in sorted(shards, key=lambda shard: shard.name):
+            begin = _begin(section.start, shard)
+            if key_of(begin) < key_of(section.end):
+                before = tuple(names[: names.index(shard.name)])
+                tasks.append(ReadTask(begin, section.end, shard.name, before))
+    return tasks
+
+
+def _begin(start: Position, shard: Shard) -> Position:
+    if shard.joined is None:
+        return start
+    # The merged stream contains a shard from the cluster time after its joining.
+    joining = AtTime(Timestamp(shard.joined.time, shard.joined.inc + 1))
+    return joining if key_of(joining) > key_of(start) else start

@@ -1,0 +1,279 @@
+"""Extended JSON as MongoDB's Java driver writes it, character by character, from BSON.
+
+Debezium makes three kinds of texts: documents in the driver's mode STRICT, and keys and the fields
+of updates in its mode RELAXED, which differ from each other in their spaces. The texts are made
+from the bytes without decoding documents to objects, which costs less, and keeps what Python's
+types do not tell apart.
+
+The rules: https://github.com/mongodb/mongo-java-driver/tree/main/bson/src/main/org/bson/json
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import struct
+import sys
+import unicodedata
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from functools import lru_cache
+from itertools import groupby
+from json.encoder import encode_basestring
+
+from bson.decimal128 import Decimal128
+from bson.errors import InvalidBSON
+
+from spark_sink.events.slices import (
+    ARRAY,
+    BINARY,
+    DATE,
+    DOCUMENT,
+    DOUBLE,
+    INT32,
+    INT64,
+    NULL,
+    STRING,
+)
+from spark_sink.events.slices import TIMESTAMP as _TIMESTAMP
+
+_INT = struct.Struct("<i").unpack_from
+_LONG = struct.Struct("<q").unpack_from
+_DOUBLE = struct.Struct("<d").unpack_from
+_TIMES = struct.Struct("<II").unpack_from
+OBJECT_ID = 7
+BOOL = 8
+_UNDEFINED, _REGEX, _POINTER = 6, 11, 12
+_CODE, _SYMBOL, _CODE_WITH_SCOPE, _DECIMAL, _MAX_KEY, _MIN_KEY = 13, 14, 15, 0x13, 0x7F, 0xFF
+_OLD_BINARY = 2
+# Java writes numbers with an exponent from the first of these, and below the second.
+_FIRST_EXPONENT, _FIRST_PLAIN = 1e7, 1e-3
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST_ISO_DATE = 253_402_300_799_999
+_CACHED_NAMES = 10_000
+
+
+class JavaJson:
+    """Writes BSON as text.
+
+    Args:
+        relaxed: the mode RELAXED instead of STRICT.
+        separator: what is written between the fields of a document: "," if the driver indents with
+            nothing, otherwise ", ".
+        plus: whether an exponent has its sign ("1.0E+20"), as of version 5.5 of the driver.
+    """
+
+    def __init__(self, *, relaxed: bool, separator: str, plus: bool = True) -> None:
+        self.relaxed = relaxed
+        self.separator = separator
+        self._plus = plus
+        self._names: dict[bytes, str] = {}
+
+    def document(self, data: bytes) -> str:
+        """Return a document's text. Raises InvalidBSON."""
+        return self._checked(data, array=False)
+
+    def _checked(self, data: bytes, *, array: bool) -> str:
+        try:
+            return self._fields(data, 4, array=array)
+        except (IndexError, ValueError, struct.error) as error:
+            raise InvalidBSON(f"not a document: {error}") from error
+
+    def array(self, data: bytes) -> str:
+        """Return an array's text. Raises InvalidBSON."""
+        return self._checked(data, array=True)
+
+    def value(self, kind: int, data: bytes) -> str:
+        """Return the text of a value of a BSON type. Raises InvalidBSON."""
+        return self.document(b"\0\0\0\0" + bytes((kind,)) + b"\0" + data + b"\0")[len('{"": ') : -1]
+
+    def _fields(self, data: bytes, at: int, *, array: bool) -> str:
+        """Return the text of a document or of an array, whose first field begins at `at`."""
+        names, find = self._names, data.index
+        texts: list[str] = []
+        while kind := data[at]:
+            end = find(0, at + 1)
+            name = "" if array else names.get(data[at + 1 : end]) or self.name(data[at + 1 : end])
+            at = end + 1
+            if kind == STRING:
+                stop = at + 4 + _INT(data, at)[0]
+                texts.append(name + _text(data[at + 4 : stop - 1]))
+                at = stop
+            elif kind == INT32:
+                texts.append(f"{name}{_INT(data, at)[0]}")
+                at += 4
+            elif kind == DOUBLE:
+                texts.append(name + self.double(_DOUBLE(data, at)[0]))
+                at += 8
+            elif kind == OBJECT_ID:
+                texts.append(f'{name}{{"$oid": "{data[at : at + 12].hex()}"}}')
+                at += 12
+            elif kind in (DOCUMENT, ARRAY):
+                texts.append(name + self._fields(data, at + 4, array=kind == ARRAY))
+                at += _INT(data, at)[0]
+            elif kind == DATE:
+                texts.append(name + self.date(_LONG(data, at)[0]))
+                at += 8
+            elif kind == INT64:
+                texts.append(name + self.long(_LONG(data, at)[0]))
+                at += 8
+            elif kind == BOOL:
+                texts.append(f"{name}true" if data[at] else f"{name}false")
+                at += 1
+            elif kind == NULL:
+                texts.append(f"{name}null")
+            else:
+                text, at = self._uncommon(kind, data, at)
+                texts.append(name + text)
+        inner = self.separator.join(texts)
+        return f"[{inner}]" if array else f"{{{inner}}}"
+
+    def _uncommon(self, kind: int, data: bytes, at: int) -> tuple[str, int]:
+        """Return the text of a value that is at `at`, and where it ends."""
+        if kind in (_CODE, _SYMBOL):
+            end = at + 4 + _INT(data, at)[0]
+            name = "$code" if kind == _CODE else "$symbol"
+            return self._object(name, _text(data[at + 4 : end - 1])), end
+        if kind == BINARY:
+            end = at + 5 + _INT(data, at)[0]
+            return self._binary(data[at + 4], data[at + 5 : end]), end
+        if kind == _DECIMAL:
+            number = Decimal128.from_bid(data[at : at + 16])
+            return self._object("$numberDecimal", f'"{number}"'), at + 16
+        if kind == _TIMESTAMP:
+            increment, seconds = _TIMES(data, at)
+            time = f'{{"t": {seconds}{self.separator}"i": {increment}}}'
+            return self._object("$timestamp", time), at + 8
+        if kind == _REGEX:
+            middle = data.index(0, at)
+            end = data.index(0, middle + 1)
+            return self._pattern(data[at:middle], data[middle + 1 : end]), end + 1
+        if kind == _CODE_WITH_SCOPE:
+            scope = at + 8 + _INT(data, at + 4)[0]
+            texts = _text(data[at + 8 : scope - 1]), self._fields(data, scope + 4, array=False)
+            return self._object("$code", texts[0], "$scope", texts[1]), at + _INT(data, at)[0]
+        if kind == _POINTER:
+            end = at + 4 + _INT(data, at)[0]
+            identifier = self._object("$oid", f'"{data[end : end + 12].hex()}"')
+            return self._object("$ref", _text(data[at + 4 : end - 1]), "$id", identifier), end + 12
+        constant = _CONSTANTS.get(kind)
+        if constant is None:
+            raise ValueError(f"unknown type {kind:#x}")
+        return constant, at
+
+    def _object(self, *parts: str) -> str:
+        """Return an object of names and values in turn; the values are JSON."""
+        pairs = zip(parts[::2], parts[1::2], strict=True)
+        return "{" + self.separator.join(f'"{name}": {value}' for name, value in pairs) + "}"
+
+    def name(self, name: bytes) -> str:
+        """Return the text of a field's name, with what separates it from the value."""
+        if len(self._names) >= _CACHED_NAMES:
+            self._names.clear()
+        return self._names.setdefault(name, f"{_text(name)}: ")
+
+    def double(self, value: float) -> str:
+        """Return the text of a double."""
+        if _FIRST_PLAIN <= value < _FIRST_EXPONENT:
+            return repr(value)
+        if -_FIRST_EXPONENT < value <= -_FIRST_PLAIN or value == 0.0:
+            return repr(value)
+        if value - value == 0.0:
+            return _with_exponent(value, plus=self._plus)
+        text = "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+        return self._object("$numberDouble", f'"{text}"') if self.relaxed else text
+
+    def long(self, number: int) -> str:
+        """Return the text of a long."""
+        return f"{number}" if self.relaxed else f'{{"$numberLong": "{number}"}}'
+
+    def date(self, milliseconds: int) -> str:
+        """Return the text of a date; `milliseconds` are since 1970."""
+        return f'{{"$date": {self._time(milliseconds)}}}'
+
+    def _time(self, milliseconds: int) -> str:
+        if not self.relaxed:
+            return f"{milliseconds}"
+        if not 0 <= milliseconds <= _LAST_ISO_DATE:
+            return self._object("$numberLong", f'"{milliseconds}"')
+        seconds, rest = divmod(milliseconds, 1000)
+        text = (_EPOCH + timedelta(seconds=seconds)).isoformat(timespec="seconds")[:-6]
+        return f'"{text}.{rest:03}'.rstrip("0") + 'Z"' if rest else f'"{text}Z"'
+
+    def _binary(self, kind: int, data: bytes) -> str:
+        if kind == _OLD_BINARY:
+            data = data[4:]  # which has its size twice
+        text, name = f'"{base64.b64encode(data).decode()}"', f'"{kind:02X}"'
+        if self.relaxed:
+            return self._object("$binary", self._object("base64", text, "subType", name))
+        return self._object("$binary", text, "$type", name)
+
+    def _pattern(self, pattern: bytes, options: bytes) -> str:
+        texts = _text(pattern), _text(bytes(sorted(options)))
+        if self.relaxed:
+            inner = self._object("pattern", texts[0], "options", texts[1])
+            return self._object("$regularExpression", inner)
+        return self._object("$regex", texts[0], "$options", texts[1])
+
+
+_CONSTANTS = {
+    _UNDEFINED: '{"$undefined": true}',
+    _MIN_KEY: '{"$minKey": 1}',
+    _MAX_KEY: '{"$maxKey": 1}',
+}
+
+
+def _text(data: bytes) -> str:
+    """Return a string with quotes, escaped as the driver does."""
+    return escaped(encode_basestring(data.decode(errors="replace")))
+
+
+def escaped(text: str) -> str:
+    """Return a string of JSON with the characters escaped that the driver escapes besides."""
+    if text.isascii() and "\x7f" not in text:
+        return text
+    return _uncommon_characters().sub(_as_units, text)
+
+
+def _with_exponent(value: float, *, plus: bool) -> str:
+    """Return a number as Java's Double.toString writes it with an exponent.
+
+    It is the shortest decimal that is the number, of two digits at least.
+    """
+    text = repr(value)
+    digits = len(re.sub(r"e.*|\D", "", text).strip("0"))
+    if digits == 1 and float(f"{value:.1e}") == value:
+        text = f"{value:.1e}"
+    mantissa, _, exponent = f"{Decimal(text).normalize():e}".partition("e")
+    number = int(exponent)
+    point = "" if "." in mantissa else ".0"
+    return f"{mantissa}{point}E{'+' if plus and number >= 0 else ''}{number}"
+
+
+# The general categories of characters that the driver writes as they are.
+_WRITTEN = {
+    "Lu", "Ll", "Lt", "Lo", "Nd", "Nl", "No", "Zs", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "Sm",
+    "Sc", "Sk", "So",
+}  # fmt: skip
+
+
+@lru_cache(1)
+def _uncommon_characters() -> re.Pattern[str]:
+    """Return what finds the characters that the driver escapes beside JSON's."""
+    codes = (
+        code for code in range(0x7F, 0x10000) if unicodedata.category(chr(code)) not in _WRITTEN
+    )
+    ranges = "".join(f"{chr(first)}-{chr(last)}" for first, last in _ranges(codes))
+    return re.compile(f"[{ranges}\U00010000-{chr(sys.maxunicode)}]")
+
+
+def _as_units(match: re.Match[str]) -> str:
+    units = match[0].encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
+
+
+def _ranges(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
+    for _, group in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        members = [number for _, number in group]
+        yield members[0], members[-1]

@@ -1,0 +1,111 @@
+"""Makes batches of Debezium's messages of batches of rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from spark_sink.debezium.messages import Maker, Message
+from spark_sink.debezium.options import MessageOptions
+from spark_sink.debezium.schemas import with_schemas
+
+try:
+    from spark_sink.debezium.message_columns import MessageColumns
+except ImportError:  # numpy is not installed
+    _HAS_NUMPY = False
+else:
+    _HAS_NUMPY = True
+
+# The most bytes of events whose messages are made together, unless one is larger.
+_MADE_TOGETHER = 32 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Messages:
+    """Makes messages of batches of rows, for Spark's tasks.
+
+    The rows have the column `event`, and `token` if messages are to be put into order: then the
+    messages have the columns of `ORDERED`, otherwise topic, key and value.
+    """
+
+    options: MessageOptions
+    ordered: bool = False
+    clock: Callable[[], int] = time.time_ns
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Return the messages of each batch as batches."""
+        make = self._columns() if _HAS_NUMPY else self._one_by_one()
+        for batch in batches:
+            for part in _parts(batch):
+                made = make(part)
+                complete = self.options.schemas and not self.ordered
+                yield with_schemas(made, self.options) if complete else made
+
+    def _columns(self) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+        maker = MessageColumns(self.options, self.clock)
+
+        def make(batch: pa.RecordBatch) -> pa.RecordBatch:
+            rows, places, columns = maker.of_events(batch.column("event").to_pylist())
+            if not self.ordered:
+                return pa.RecordBatch.from_arrays(columns[:3], names=_MESSAGE)
+            tokens = batch.column("token").take(pa.array(rows)).cast(pa.string())
+            index = pa.array(places).cast(pa.int32())
+            return pa.RecordBatch.from_arrays([tokens, index, *columns], schema=_ORDERED)
+
+        return make
+
+    def _one_by_one(self) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+        maker = Maker(self.options, self.clock)
+
+        def make(batch: pa.RecordBatch) -> pa.RecordBatch:
+            made = map(maker.of_event, batch.column("event").to_pylist())
+            if not self.ordered:
+                return batch_of(message for each in made for message in each)
+            return _ordered_batch(
+                (token, index, message)
+                for token, each in zip(batch.column("token").to_pylist(), made, strict=True)
+                for index, message in enumerate(each)
+            )
+
+        return make
+
+
+def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Cut a batch into parts of a bounded size."""
+    number = max(1, batch.column("event").nbytes // _MADE_TOGETHER + 1)
+    rows = max(1, -(-batch.num_rows // number))
+    for start in range(0, batch.num_rows, rows):
+        yield batch.slice(start, rows)
+
+
+_MESSAGE = ["topic", "key", "value"]
+
+
+def batch_of(messages: Iterable[Message]) -> pa.RecordBatch:
+    """Return messages as a batch with the columns topic, key and value."""
+    columns: list[Any] = list(zip(*messages, strict=True))[:3] or [(), (), ()]
+    arrays = [pa.array(column, type=pa.string()) for column in columns]
+    return pa.RecordBatch.from_arrays(arrays, names=_MESSAGE)
+
+
+_ORDERED = pa.schema(
+    [("token", pa.string()), ("index", pa.int32())]
+    + [(name, pa.string()) for name in ("topic", "key", "value", "transaction", "namespace")]
+    + [("time", pa.int64())]
+)
+ORDERED = (
+    "token string, index int, topic string, key string, value string, transaction string, "
+    "namespace string, time long"
+)
+"""The columns of messages that are put into order: by token, and by index for one event's."""
+
+
+def _ordered_batch(rows: Iterable[tuple[str, int, Message]]) -> pa.RecordBatch:
+    flat = [(token, index, *message) for token, index, message in rows]
+    columns: list[Any] = list(zip(*flat, strict=True)) or [()] * len(_ORDERED)
+    arrays = [pa.array(each, field.type) for each, field in zip(columns, _ORDERED, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=_ORDERED)

@@ -1,0 +1,182 @@
+"""Makes Debezium's messages of events.
+
+The texts are put together from pieces of JSON, in the order of Debezium's fields, because most of a
+message is the same for all events of a collection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
+from json.encoder import encode_basestring
+from typing import NamedTuple
+
+from spark_sink.debezium.java_json import JavaJson
+from spark_sink.debezium.options import VERSIONS, MessageOptions, quoted
+from spark_sink.events.header import OPERATIONS, READ, namespace_of
+from spark_sink.events.heartbeats import HEARTBEAT
+from spark_sink.events.slices import ARRAY, DOCUMENT, NULL, OBJECT_ID_KEY, Slice, fields_of
+
+NO_TRANSACTION = '"transaction":null}'
+"""How the value of a change ends, unless it has its place in a transaction."""
+_CACHED_NAMES = 10_000
+NO_ORDER = -1
+DOCUMENTS = (b"fullDocumentBeforeChange", b"fullDocument")
+_NOTHING = Slice(NULL, b"")
+
+
+class Message(NamedTuple):
+    """A message, and what its place in the stream is found by.
+
+    `transaction` is the transaction's id as JSON, `namespace` the collection's name, `time` the
+    milliseconds since 1970 that `source.ts_ms` has; None and 0 in messages that are no changes.
+    """
+
+    topic: str
+    key: str
+    value: str | None
+    transaction: str | None = None
+    namespace: str | None = None
+    time: int = 0
+
+
+class Maker:
+    """Makes the messages of events, from their fields; `clock` returns ns since 1970."""
+
+    def __init__(self, options: MessageOptions, clock: Callable[[], int]) -> None:
+        self._options = options
+        self._clock = clock
+        plus = not options.is_old
+        self.strict = JavaJson(relaxed=False, separator=",", plus=plus)
+        self.identifier = JavaJson(relaxed=True, separator=",", plus=plus)
+        self.updated = JavaJson(relaxed=True, separator=", ", plus=plus)
+        self._heartbeat_key = f'{{"serverName":{quoted(options.prefix)}}}'
+        version, name = quoted(VERSIONS[options.version]), quoted(options.prefix)
+        self.source = f'"source":{{"version":{version},"connector":"mongodb","name":{name},"ts_ms":'
+        self.namespace = lru_cache(_CACHED_NAMES)(self._new_namespace)
+
+    def of_event(self, event: bytes) -> Iterator[Message]:
+        """Return an event's messages: a change and perhaps a tombstone, or a heartbeat.
+
+        Raises InvalidBSON.
+        """
+        fields = fields_of(event)
+        kind = fields[b"operationType"].text()
+        if kind == HEARTBEAT:
+            value = f'{{"ts_ms":{self._clock() // 1_000_000}}}'
+            yield Message(self._options.heartbeats, self._heartbeat_key, value)
+            return
+        namespace = self.namespace(fields[b"ns"].value)
+        key = self.key(fields[b"documentKey"].value)
+        before, after = (self._document(fields.get(name)) for name in DOCUMENTS)
+        lsid, number, transaction = "null", "null", None
+        if b"txnNumber" in fields and b"lsid" in fields:
+            text = self.strict.document(fields[b"lsid"].value)
+            number = str(fields[b"txnNumber"].whole_number())
+            lsid, transaction = encode_basestring(text), encode_basestring(f"{text}:{number}")
+        now = self._clock()
+        times = self._times(fields, kind, now)
+        letter = OPERATIONS[kind]
+        value = (
+            f'{{"before":{before},"after":{after},'
+            f'"updateDescription":{self.description(fields.get(b"updateDescription"))},'
+            f'{self.source}{times.ms},"snapshot":"{times.snapshot}",'
+            f'"db":{namespace.database},"sequence":null,"ts_us":{times.us},"ts_ns":{times.ns},'
+            f'"collection":{namespace.collection},"ord":{times.order},"lsid":{lsid},'
+            f'"txnNumber":{number},"wallTime":{times.wall}}},"op":"{letter}",'
+            f'"ts_ms":{now // 1_000_000},{NO_TRANSACTION}'
+        )
+        yield Message(namespace.topic, key, value, transaction, namespace.name, times.ms)
+        if letter == "d" and self._options.tombstones:
+            yield Message(namespace.topic, key, None)
+
+    def _document(self, field: Slice | None) -> str:
+        if field is None or field.kind != DOCUMENT:
+            return "null"
+        return encode_basestring(self.strict.document(field.value))
+
+    def _new_namespace(self, ns: bytes) -> Namespace:
+        name, database, collection = namespace_of(Slice(DOCUMENT, ns))
+        database, collection = database or "", collection or ""
+        topic = self._options.topic(database, collection)
+        return Namespace(name or "", topic, quoted(database), quoted(collection))
+
+    def key(self, key: bytes) -> str:
+        """Return the key of a message, of an event's documentKey. Raises InvalidBSON."""
+        if key.startswith(OBJECT_ID_KEY):
+            return f'{{"id":"{{\\"$oid\\": \\"{key[9:21].hex()}\\"}}"}}'
+        kind, value = fields_of(key, (b"_id",))[b"_id"]
+        return f'{{"id":{encode_basestring(self.identifier.value(kind, value))}}}'
+
+    def _times(self, fields: Mapping[bytes, Slice], kind: str | None, now: int) -> _Times:
+        seconds, order = fields[b"clusterTime"].second_and_tick() or (0, 0)
+        if kind == READ:
+            if is_incremental(fields):
+                return _at(seconds * 1000, None, order, "incremental")
+            if self._options.is_old:
+                return _at(0, None, NO_ORDER, "true")
+            return _Times(now // 1_000_000, now // 1000, now, "null", NO_ORDER, "true")
+        wall = fields[b"wallTime"].milliseconds() if b"wallTime" in fields else None
+        if wall is None or self._options.is_old:
+            return _at(seconds * 1000, wall, order, "false")
+        return _at(wall, wall, order, "false")
+
+    def description(self, field: Slice | None) -> str:
+        """Return an update's description as JSON. Raises InvalidBSON."""
+        if field is None or field.kind != DOCUMENT:
+            return "null"
+        parts = fields_of(field.value)
+        removed = ",".join(quoted(each.text() or "") for each in _elements(parts, b"removedFields"))
+        arrays = (fields_of(each.value) for each in _elements(parts, b"truncatedArrays"))
+        truncated = ",".join(
+            f'{{"field":{quoted(each[b"field"].text() or "")},'
+            f'"size":{each[b"newSize"].whole_number()}}}'
+            for each in arrays
+        )
+        updated = parts.get(b"updatedFields")
+        text = None if updated is None else self.updated.document(updated.value)
+        return (
+            f'{{"removedFields":{f"[{removed}]" if removed else "null"},"updatedFields":'
+            f"{'null' if text is None else encode_basestring(text)},"
+            f'"truncatedArrays":{f"[{truncated}]" if truncated else "null"}}}'
+        )
+
+
+class Namespace(NamedTuple):
+    """A collection: its full name, its topic, and the names of both parts as JSON."""
+
+    name: str
+    topic: str
+    database: str
+    collection: str
+
+
+class _Times(NamedTuple):
+    """The times of a source block: since 1970, in three units; `wallTime` as JSON; what follows."""
+
+    ms: int
+    us: int
+    ns: int
+    wall: str
+    order: int
+    snapshot: str
+
+
+def _at(milliseconds: int, wall: int | None, order: int, snapshot: str) -> _Times:
+    text = "null" if wall is None else str(wall)
+    times = milliseconds, milliseconds * 1000, milliseconds * 1_000_000
+    return _Times(*times, text, order, snapshot)
+
+
+def is_incremental(fields: Mapping[bytes, Slice]) -> bool:
+    """Return whether a snapshot's document was read by an incremental snapshot."""
+    signal = fields.get(b"signal")
+    return (
+        signal is not None
+        and fields_of(signal.value).get(b"type", _NOTHING).text() == "incremental"
+    )
+
+
+def _elements(parts: Mapping[bytes, Slice], name: bytes) -> Iterable[Slice]:
+    field = parts.get(name)
+    return () if field is None or field.kind != ARRAY else fields_of(field.value).values()

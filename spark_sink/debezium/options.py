@@ -1,0 +1,94 @@
+"""What determines Debezium's messages: its version, and the names of its topics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from json.encoder import encode_basestring
+from typing import Literal
+
+VERSIONS = {"3.6": "3.6.3.Final", "2.6": "2.6.2.Final"}
+"""The versions of Debezium whose messages can be made, and what `source.version` says of each."""
+HEARTBEAT_PREFIX = "__debezium-heartbeat"
+"""What the name of the heartbeats' topic begins with, unless another prefix is given."""
+
+Naming = Literal["default", "unicode"]
+_LONGEST_NAME = 249
+_VALID = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.-")
+
+
+@dataclass(frozen=True)
+class MessageOptions:
+    """Debezium's options, by the names of its properties.
+
+    Args:
+        prefix: topic.prefix.
+        tombstones: tombstones.on.delete.
+        transactions: provide.transaction.metadata.
+        version: one of VERSIONS.
+        delimiter: topic.delimiter.
+        naming: topic.naming.strategy: Debezium's default, or DefaultUnicodeTopicNamingStrategy.
+        transaction_topic: topic.transaction.
+        heartbeat_prefix: topic.heartbeat.prefix.
+        heartbeat_topic: topic.heartbeat.name.
+        schemas: schemas.enable of Kafka Connect's JSON converter.
+    """
+
+    prefix: str
+    tombstones: bool = True
+    transactions: bool = False
+    version: str = "3.6"
+    delimiter: str = "."
+    naming: Naming = "default"
+    transaction_topic: str = "transaction"
+    heartbeat_prefix: str = HEARTBEAT_PREFIX
+    heartbeat_topic: str | None = None
+    schemas: bool = False
+
+    @property
+    def is_old(self) -> bool:
+        """Whether the version is 2.6."""
+        return self.version == "2.6"
+
+    @property
+    def heartbeats(self) -> str:
+        """The topic of heartbeats."""
+        return self.heartbeat_topic or f"{self.heartbeat_prefix}{self.delimiter}{self.prefix}"
+
+    @property
+    def boundaries(self) -> str:
+        """The topic of the transactions' beginnings and ends."""
+        return f"{self.prefix}{self.delimiter}{self.transaction_topic}"
+
+    def topic(self, database: str, collection: str) -> str:
+        """Return the topic of a collection's changes."""
+        parts = (self.prefix, database, collection)
+        return sanitized(self.delimiter.join(filter(str.strip, parts)), self.naming)
+
+
+def sanitized(name: str, naming: Naming = "default") -> str:
+    """Return a name in which Kafka's invalid characters are replaced as Debezium replaces them."""
+    units = name.encode("utf-16-le", "surrogatepass")
+    characters = (chr(units[at] | units[at + 1] << 8) for at in range(0, len(units), 2))
+    if naming == "unicode":
+        text = "".join(c if c in _VALID else f"_u{ord(c):04x}" for c in characters)
+    else:
+        text = "".join(c if c in _VALID else "_" for c in characters)
+    if text in (".", ".."):
+        return "_" * len(text) if naming == "default" else "_u002e" * len(text)
+    return text[:_LONGEST_NAME]
+
+
+def quoted(text: str) -> str:
+    """Return a string as Kafka Connect's JSON converter writes it, with quotes."""
+    if text.isascii() and text.isprintable():
+        return encode_basestring(text)
+    parts = (_escaped(c) if c < " " or c > "\uffff" else encode_basestring(c)[1:-1] for c in text)
+    return f'"{"".join(parts)}"'
+
+
+def _escaped(character: str) -> str:
+    short = encode_basestring(character)[1:-1]
+    if character < " ":
+        return short if len(short) == 2 else f"\\u{ord(character):04X}"
+    units = character.encode("utf-16-be").hex().upper()
+    return f"\\u{units[:4]}\\u{units[4:]}"

@@ -1,0 +1,51 @@
+"""Heartbeats, rows with the position of the stream: Debezium's `heartbeat.interval.ms`.
+
+An offset holds the cluster time of the latest heartbeat. A micro-batch has a heartbeat's row if its
+two ends hold different times, so a repeated batch has the same row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import bson
+from bson.raw_bson import RawBSONDocument
+from bson.timestamp import Timestamp
+
+from spark_sink.events.positions import Position, high_water_mark, time_of
+
+HEARTBEAT = "heartbeat"
+"""The operation type of these rows."""
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """A task that makes one row: all events before the cluster time `time` have been rows."""
+
+    time: Timestamp
+
+    def event(self) -> RawBSONDocument:
+        """Return the heartbeat as an event; its token sorts above those of all earlier events."""
+        token = {"_data": high_water_mark(self.time)}
+        event: dict[str, Any] = {"_id": token, "operationType": HEARTBEAT, "clusterTime": self.time}
+        return RawBSONDocument(bson.encode(event))
+
+
+def latest_heartbeat(last: Timestamp | None, end: Position, interval: float) -> Timestamp | None:
+    """Return the time of the latest heartbeat at the end of a batch; None without heartbeats.
+
+    `last` is the same at the batch's start, `interval` is in seconds of cluster time. If there was
+    no heartbeat before, the interval begins at the batch's end.
+    """
+    reached = time_of(end)
+    if not interval or reached is None:
+        return None
+    if last is None or reached.time - last.time >= interval:
+        return reached
+    return last
+
+
+def heartbeats(last: Timestamp | None, now: Timestamp | None) -> list[Heartbeat]:
+    """Return the heartbeat of a batch, if any, from the latest heartbeats at its two ends."""
+    return [] if last is None or now is None or last == now else [Heartbeat(now)]

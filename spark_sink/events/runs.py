@@ -1,0 +1,87 @@
+"""Runs of events: what one server reply brings, processed together where possible."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from operator import lt
+
+from bson.raw_bson import RawBSONDocument
+
+from spark_sink.events.positions import AFTER_VERSION, PLAIN_EVENT, is_invalidate
+
+_INT = struct.Struct("<i")
+_SIZE = _INT.unpack_from
+_ID, _DATA = b"\x03_id\0", b"\x02_data\0"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Consecutive events of a stream: their tokens' hex strings, ascending, and their BSON."""
+
+    keys: Sequence[str]
+    events: Sequence[bytes]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def until(self, number: int) -> Run:
+        """Return the first `number` events."""
+        return Run(self.keys[:number], self.events[:number])
+
+    def documents(self) -> list[RawBSONDocument]:
+        """Return the events as documents."""
+        return list(map(RawBSONDocument, self.events))
+
+
+def run_of(documents: Sequence[RawBSONDocument]) -> Run:
+    """Return the run of these events."""
+    events = [bytes(each.raw) for each in documents]
+    return Run(_keys_of_one_size(events) or list(map(sort_key, documents)), events)
+
+
+def _keys_of_one_size(events: Sequence[bytes]) -> list[str] | None:
+    """Return the keys of events whose tokens have one size and one field; None for others."""
+    head = events[0][4:24] if events else b""
+    if head[:5] != _ID or head[9:16] != _DATA:
+        return None
+    size = _SIZE(head, 16)[0] - 1
+    found = [event[24 : 24 + size] for event in events if event[4:24] == head]
+    if size < 1 or len(found) < len(events):
+        return None
+    text = b"".join(found).decode().upper()
+    if len(text) != size * len(found):  # no hex strings
+        return None
+    return [text[start : start + size] for start in range(0, len(text), size)]
+
+
+def without_repeats(run: Run, last_key: str) -> Run:
+    """Return the events whose tokens sort above `last_key` and above the tokens before them."""
+    keys = run.keys
+    if keys and keys[0] > last_key and all(map(lt, keys, islice(keys, 1, None))):
+        return run
+    kept: list[tuple[str, bytes]] = []
+    for key, event in zip(keys, run.events, strict=True):
+        if key > last_key:
+            last_key = key
+            kept.append((key, event))
+    return Run([key for key, _ in kept], [event for _, event in kept])
+
+
+def first_invalidate(run: Run) -> int | None:
+    """Return the index of the first invalidate; None where there is none."""
+    # Comparing a slice is cheaper than a call, which few keys need.
+    plain = slice(AFTER_VERSION, AFTER_VERSION + len(PLAIN_EVENT))
+    odd = (index for index, key in enumerate(run.keys) if key[plain] != PLAIN_EVENT)
+    return next((index for index in odd if is_invalidate(run.keys[index])), None)
+
+
+def sort_key(event: RawBSONDocument) -> str:
+    """Return the token's hex string, by which events are ordered."""
+    raw = event.raw
+    if raw[4:9] == _ID and raw[13:20] == _DATA:  # as every server writes it
+        length = _SIZE(raw, 20)[0]
+        return bytes(raw[24 : 23 + length]).decode().upper()
+    return str(event["_id"]["_data"]).upper()

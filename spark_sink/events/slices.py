@@ -1,0 +1,167 @@
+"""The fields of a change event as slices of its bytes, found without decoding their values.
+
+BSON's layout: https://bsonspec.org/spec.html. A field is its type, its name and its value; every
+value has a fixed size or begins with its size.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import bson
+from bson.codec_options import CodecOptions, DatetimeConversion
+from bson.errors import InvalidBSON
+
+_INT = struct.Struct("<i")
+_SIZE = _INT.unpack_from
+_LONG = struct.Struct("<q")
+_TICK_AND_SECOND = struct.Struct("<II")
+
+DOUBLE, STRING, DOCUMENT, ARRAY, DATE, NULL, TIMESTAMP = 0x01, 0x02, 0x03, 0x04, 0x09, 0x0A, 0x11
+BINARY, INT32, INT64, OBJECT_ID = 0x05, 0x10, 0x12, 0x07
+_REGEX, _POINTER = 0x0B, 0x0C
+FIXED = {
+    DOUBLE: 8, 0x06: 0, OBJECT_ID: 12, 0x08: 1, DATE: 8, NULL: 0, INT32: 4, TIMESTAMP: 8, INT64: 8,
+    0x13: 16, 0x7F: 0, 0xFF: 0,
+}  # fmt: skip
+"""The bytes of values of a fixed size, by type."""
+COUNTED = (STRING, 0x0D, 0x0E)
+"""The types of strings: a value begins with its size, which does not count itself."""
+SIZED = (DOCUMENT, ARRAY, 0x0F)
+"""The types of documents: a value begins with its size, which counts itself."""
+OBJECT_ID_KEY = b"\x16\0\0\0\x07_id\0"
+"""The beginning of a document whose only field `_id` is an ObjectId, as most keys of documents."""
+LED_BY_SIZE = (*COUNTED, *SIZED, BINARY)
+"""The types whose values begin with four bytes of a size that determines their length."""
+
+CODEC: CodecOptions[dict[str, Any]] = CodecOptions(
+    datetime_conversion=DatetimeConversion.DATETIME_MS, unicode_decode_error_handler="replace"
+)
+"""Decodes any document: dates, also beyond Python's range, as DatetimeMS."""
+
+
+class Slice(NamedTuple):
+    """A field's value: its BSON type and its bytes."""
+
+    kind: int
+    value: bytes
+
+    def text(self) -> str | None:
+        """Return the value of a string; None for any other type."""
+        if self.kind != STRING:
+            return None
+        return self.value[4:-1].decode(errors="replace")
+
+    def milliseconds(self) -> int | None:
+        """Return the value of a date, since 1970; None for any other type."""
+        value: int | None = _LONG.unpack(self.value)[0] if self.kind == DATE else None
+        return value
+
+    def whole_number(self) -> int | None:
+        """Return the value of an int or a long; None for any other type."""
+        if self.kind not in (INT32, INT64):
+            return None
+        return int.from_bytes(self.value, "little", signed=True)
+
+    def second_and_tick(self) -> tuple[int, int] | None:
+        """Return the two halves of a cluster time; None for any other type."""
+        if self.kind != TIMESTAMP:
+            return None
+        tick, second = _TICK_AND_SECOND.unpack(self.value)
+        return second, tick
+
+    def wrapped(self) -> bytes:
+        """Return a document whose only field, named v, has this value."""
+        return document_of([(b"v", self)])
+
+    def named(self, name: bytes) -> bytes:
+        """Return the bytes of a field with this value: its type, its name and the value."""
+        return bytes((self.kind,)) + name + b"\0" + self.value
+
+
+def fields_of(document: bytes, wanted: Iterable[bytes] = ()) -> dict[bytes, Slice]:
+    """Return the top-level fields of a BSON document by name. Raises InvalidBSON.
+
+    If names are `wanted`, the document is read only until all of them were found.
+    """
+    missing = set(wanted)
+    stops_early = bool(missing)
+    fields = {}
+    position, end = 4, len(document) - 1
+    fixed, index = FIXED.get, document.index
+    try:
+        while position < end:
+            kind = document[position]
+            name_end = index(0, position + 1)
+            start = name_end + 1
+            size = fixed(kind)
+            if size is not None:
+                stop = start + size
+            elif kind in SIZED:
+                stop = start + _SIZE(document, start)[0]
+            elif kind in COUNTED:
+                stop = start + 4 + _SIZE(document, start)[0]
+            else:
+                stop = _end_of_uncommon(document, kind, start)
+            if not start <= stop <= end:
+                raise InvalidBSON("a field exceeds its document")
+            name = document[position + 1 : name_end]
+            fields[name] = Slice(kind, document[start:stop])
+            position = stop
+            if stops_early:
+                missing.discard(name)
+                if not missing:
+                    break
+    except (IndexError, ValueError, struct.error) as error:
+        raise InvalidBSON(f"a document ends within a field: {error}") from error
+    return fields
+
+
+def document_of(fields: Iterable[tuple[bytes, Slice]]) -> bytes:
+    """Return the BSON document of these fields, by name: what `fields_of` reads."""
+    body = b"".join([value.named(name) for name, value in fields])
+    return _INT.pack(len(body) + 5) + body + b"\0"
+
+
+# A document without fields: its size and its closing zero.
+_EMPTY_BYTES = 5
+
+
+def flattened(document: bytes) -> bytes:
+    """Return the BSON document with the fields of documents in it as fields of its own.
+
+    A name is the path with underscores, such as `address_city`. Arrays and empty documents stay.
+    """
+    return document_of(_leaves(document, b""))
+
+
+def _leaves(document: bytes, prefix: bytes) -> Iterator[tuple[bytes, Slice]]:
+    for name, value in fields_of(document).items():
+        if value.kind == DOCUMENT and len(value.value) > _EMPTY_BYTES:
+            yield from _leaves(value.value, prefix + name + b"_")
+        else:
+            yield prefix + name, value
+
+
+def _end_of_uncommon(document: bytes, kind: int, start: int) -> int:
+    if kind == BINARY:
+        return int(start + 5 + _INT.unpack_from(document, start)[0])
+    if kind == _POINTER:
+        return int(start + 4 + _INT.unpack_from(document, start)[0] + 12)
+    if kind == _REGEX:
+        return document.index(0, document.index(0, start) + 1) + 1
+    raise InvalidBSON(f"unknown type {kind:#x}")
+
+
+# Documents that are decoded by one call; all their values are in memory.
+_DECODED_TOGETHER = 250
+
+
+def decoded_documents(
+    documents: Sequence[bytes], codec: CodecOptions[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Return the documents, decoded by few calls. Raises InvalidBSON."""
+    for first in range(0, len(documents), _DECODED_TOGETHER):
+        yield from bson.decode_all(b"".join(documents[first : first + _DECODED_TOGETHER]), codec)

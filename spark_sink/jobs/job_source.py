@@ -1,0 +1,97 @@
+"""The source of a job's query, whose tasks write the tables' files instead of returning rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import replace
+from typing import Any, cast
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from spark_sink.errors import StreamError, without_traceback
+from spark_sink.jobs.task_tables import REPORTS, TaskTables, TaskWriter
+from spark_sink.options.stream_options import StreamOptions, parse_options
+from spark_sink.rows.typed_documents import from_json
+from spark_sink.source.data_source import MergerouterDataSource
+from spark_sink.source.offsets import gained_in
+from spark_sink.source.schema import schema_for
+from spark_sink.source.stream_reader import MergerouterStreamReader
+from spark_sink.source.tasks import TaskPartition
+from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.unread import Unread, places_in, unread_in
+
+FORMAT = "mergerouter-job"
+TABLES = "jobTables"
+"""The option with the tables, as JSON."""
+BATCH_PROPERTY = "mergerouter.batch"
+"""The local property with the number of the batch, which tasks know by it."""
+
+
+class JobSource(MergerouterDataSource):
+    """The data source of jobs. Options: the source's, documentSchema as JSON, and TABLES."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        self._tables = TaskTables.from_json(options.pop(TABLES))
+        super().__init__(options)
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the format's name."""
+        return FORMAT
+
+    def schema(self) -> str:
+        """Return REPORTS, after a check of the options and of the connection."""
+        super().schema()
+        return REPORTS
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """Return the reader for one query. Raises OptionError."""
+        with without_traceback():
+            options = parse_options(self.options)
+            if options.document_schema is not None:
+                options = replace(options, document_type=from_json(options.document_schema))
+            return super().streamReader(schema_for(options))
+
+    def stream_reader(self, options: StreamOptions) -> JobStreamReader:
+        """Return the reader for these options."""
+        return JobStreamReader(options, self.loaded, self._tables)
+
+
+class JobStreamReader(MergerouterStreamReader):
+    """Reads a batch in tasks, which write its files to `tables`."""
+
+    changes_scope = True
+
+    def __init__(self, options: StreamOptions, loaded: float, tables: TaskTables) -> None:
+        super().__init__(options, loaded)
+        self._tables = tables
+        self._seen: tuple[dict[str, Any], Unread] | None = None
+
+    def unread(self, start: Mapping[str, Any]) -> Mapping[tuple[str, str], str]:
+        """Return the collections that the current table lacks, as its last commit says."""
+        gained = gained_in(start)
+        if self._tables.current is None:
+            return gained
+        if self._seen is None or self._seen[0] != start:
+            position = DeltaLog(self._tables.current).position()
+            self._seen = dict(start), {**gained, **unread_in(position)}
+        return self._seen[1]
+
+    def places(self) -> set[tuple[str, str]]:
+        """Return the collections of which the current table has documents."""
+        return set() if self._tables.current is None else places_in(self._tables.current)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Return the row of REPORTS of one task. Raises StreamError and OSError."""
+        with without_traceback():
+            context = TaskContext.get()
+            number = None if context is None else context.getLocalProperty(BATCH_PROPERTY)
+            if number is None:
+                raise StreamError(f"the format {FORMAT} is for jobs: use mergerouter")
+            writer = TaskWriter(self._tables, schema_for(self.options), int(number))
+            for rows in self.rows(cast("TaskPartition", partition)):
+                writer.add(rows)
+            yield writer.close()

@@ -1,0 +1,318 @@
+"""One time for all tables of a job: the versions, or the rows, that together are the cluster then.
+
+A cut is a cluster time: the events before it count. A transaction over several shards may have
+commit times a tick apart (docs/protocol.md#events), so a cut that divides one moves before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import bson
+import pyarrow.compute as pc
+from bson.timestamp import Timestamp
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from spark_sink.errors import OptionError, StreamError
+from spark_sink.events.positions import (
+    AtTime,
+    FromNow,
+    Position,
+    Token,
+    after,
+    high_water_mark,
+    key_of,
+    time_in,
+    time_of,
+    to_offset,
+)
+from spark_sink.jobs.job_folder import JobFolder
+from spark_sink.jobs.status import offset_position
+from spark_sink.jobs.tables_job import BRONZE, CURRENT, QUARANTINE, TRANSACTIONS, appended_table
+from spark_sink.options.values import cluster_time
+from spark_sink.tables.advance import Advance
+from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.delta_log import Batch, DeltaLog
+from spark_sink.tables.fold import TABLE, VERSION
+from spark_sink.tables.parquet_parts import BATCH
+from spark_sink.tables.transactions import COUNT_COLUMNS, Transactions
+
+# Seconds of cluster time in which the commits of one transaction on several shards lie.
+_COMMIT_SECONDS = 60
+# How many commits of each table are read, until they reach back far enough; None for all.
+_COMMITS_READ = (100, 2_000, None)
+_TOKENS = {BRONZE: "token", TRANSACTIONS: "last_token", QUARANTINE: "token"}
+"""The column that orders the rows of an appended table."""
+
+
+@dataclass(frozen=True)
+class TableVersions:
+    """Versions of a job's tables that stand for one cut: the cluster just before `cut`.
+
+    `batch` is the last batch that they have; `versions` are their numbers by table.
+    """
+
+    batch: int
+    cut: Timestamp
+    versions: Mapping[str, int]
+
+
+def time_from_text(text: str, name: str) -> Timestamp:
+    """Return the cluster time of an argument. Raises OptionError, with the argument's name."""
+    try:
+        return cluster_time(text)
+    except ValueError as error:
+        raise OptionError(f"{name}: {error}") from None
+
+
+def versions_at(folder: JobFolder, time: Timestamp) -> TableVersions:
+    """Return the newest versions of a job's tables that hold nothing from after a cluster time.
+
+    Each holds all events before one cut, and every transaction whole. Raises StreamError if the
+    tables have not reached the time, or if the versions of that time have been deleted.
+    """
+    history = _History(folder, time)
+    for batch in history.whole_before(after(time).time):
+        found = history.versions(batch)
+        for name, version in found.items():
+            history.logs[name].at(version, history.commits[name][version])
+        return TableVersions(batch, history.cut(batch), found)
+    raise history.nothing_at(time)
+
+
+def read_at(spark: SparkSession, out: str, time: str) -> dict[str, DataFrame]:
+    """Return the rows of a job's tables by name, as they were at one cluster time.
+
+    Together they are the cluster at that time, with every transaction whole. `current` is a version
+    of the table, or the snapshot in `bronze` if there is none any more, with the later events in
+    `bronze`. A job without bronze has the version of its last batch before. Raises OptionError for
+    a text that is no time, and StreamError as `versions_at`.
+
+    Args:
+        out: the job's folder.
+        time: such as 2026-01-31T12:00:00Z, or "seconds,increment".
+    """
+    folder = JobFolder(out)
+    moment = time_from_text(time, "time")
+    history = _History(folder, moment)
+    cut = history.whole_cut(after(moment).time)
+    found: dict[str, DataFrame] = {}
+    for name in history.logs.keys() & _TOKENS.keys():
+        rows = appended_table(folder, name).read(spark)
+        found[name] = rows.where(F.col(_TOKENS[name]) <= high_water_mark(cut))
+    if CURRENT not in history.logs:
+        return found
+    bronze = found.get(BRONZE)
+    table = CurrentTable.existing(folder.table(CURRENT))
+    for batch in history.complete_before(cut)[:1]:
+        version = history.versions(batch)[CURRENT]
+        try:
+            older = table.at(version, history.commits[CURRENT][version])
+            found[CURRENT] = older.read(spark) if bronze is None else older.versions(spark)
+        except StreamError:  # its files have been deleted
+            if bronze is None:
+                raise
+        else:
+            bronze = None if bronze is None else bronze.where(F.col(BATCH) > batch)
+    if bronze is not None:
+        if CURRENT not in found:
+            found[CURRENT] = spark.createDataFrame([], TABLE).select(*VERSION)
+            _require_begun(history.logs[BRONZE], cut)
+        changes = _rows_before(bronze, history.logs[BRONZE], cut)
+        found[CURRENT] = Advance(table.state.keys, changes).of_table(found[CURRENT])
+    if CURRENT not in found:
+        raise history.nothing_at(moment)
+    return found
+
+
+def bronze_at(spark: SparkSession, folder: JobFolder, time: Timestamp) -> tuple[DataFrame, Batch]:
+    """Return the rows of bronze from which a current table of a cluster time is made.
+
+    With them comes the newest batch of bronze, with the offset of that time. Raises StreamError if
+    bronze has not reached the time, or begins later.
+    """
+    history = _History(folder, time, (BRONZE,))
+    cut = history.whole_cut(after(time).time)
+    position = history.logs[BRONZE].position()
+    batch = Batch(position["query"], position[BATCH], to_offset(AtTime(cut)))
+    rows = appended_table(folder, BRONZE).read(spark)
+    rows = rows.where(F.col("token") <= high_water_mark(cut))
+    log = history.logs[BRONZE]
+    _require_begun(log, cut)
+    return _rows_before(rows, log, cut), batch
+
+
+def _rows_before(rows: DataFrame, log: DeltaLog, cut: Timestamp) -> DataFrame:
+    """Return those rows of bronze, all of them with tokens before a cut, that count there.
+
+    The end of a snapshot counts if all of it was read before.
+    """
+    late = [end["_id"]["_data"] for end in _snapshot_ends(log) if end["readUntil"] >= cut]
+    kept = (F.col("operationType") != "snapshotEnd") | ~F.col("token").isin(late)
+    return rows.where(kept)
+
+
+def _require_begun(log: DeltaLog, cut: Timestamp) -> None:
+    """Raise StreamError if bronze has its first snapshot not completely before a cut."""
+    ends = [end["readUntil"] for end in _snapshot_ends(log) if not end.get("requested")]
+    reads = log.scan(["token"], pc.field("operationType") == "read")
+    if min(ends, default=cut) >= cut and any(rows.num_rows for rows in reads):
+        until = f"until {min(ends).as_datetime().isoformat()}" if ends else "later"
+        raise StreamError(
+            f"the table at {log.address} begins with a snapshot that was read {until}: give a "
+            "later time"
+        )
+
+
+def _snapshot_ends(log: DeltaLog) -> list[Mapping[str, Any]]:
+    found = log.scan(["event"], pc.field("operationType") == "snapshotEnd")
+    return [bson.decode(event) for rows in found for event in rows["event"].to_pylist()]
+
+
+class _History:
+    """The commits of a job's tables: which batches they have, and where these end.
+
+    It reads as many commits as it needs for versions at `time`. `tables` are the tables, by default
+    those of the job.
+    """
+
+    def __init__(
+        self, folder: JobFolder, time: Timestamp, tables: Sequence[str] | None = None
+    ) -> None:
+        names = tables or [*folder.record().tables, QUARANTINE]
+        logs = {name: DeltaLog(folder.table(name)) for name in names}
+        self.logs = {name: log for name, log in logs.items() if log.exists}
+        self.commits: dict[str, dict[int, dict[str, Any]]] = {}
+        self._folder = folder
+        self._ends: dict[int, Mapping[str, Any]] = {}
+        """The offsets of the batches that all tables have, the newest first."""
+        self._states: dict[int, Mapping[str, Any]] = {}
+        """The positions of the current table by batch."""
+        for limit in _COMMITS_READ:
+            self._read(limit)
+            if self.whole_before(after(time).time):
+                break
+        self._require_reached(time)
+
+    def _read(self, limit: int | None) -> None:
+        """Read the newest commits of each table, of its query of today."""
+        for name, log in self.logs.items():
+            query = log.position().get("query")
+            found = log.positions(limit).items()
+            self.commits[name] = {n: each for n, each in found if each.get("query") == query}
+        current = self.commits.get(CURRENT, {})
+        self._states = {each[BATCH]: each for each in current.values()}
+        of_all = [
+            {each[BATCH]: each["offset"] for each in commits.values()}
+            for name, commits in self.commits.items()
+            if name in (BRONZE, CURRENT)  # all batches are committed to these
+        ]
+        numbers = set.intersection(*map(set, of_all)) if of_all else set()
+        self._ends = {
+            number: of_all[0][number]
+            for number in sorted(numbers, reverse=True)
+            if time_of(offset_position(of_all[0][number]) or FromNow()) is not None
+        }
+
+    def _require_reached(self, time: Timestamp) -> None:
+        """Raise StreamError unless the tables have all events of a cluster time."""
+        reached = [self.position(batch) for batch in self._ends][:1]
+        if not reached or key_of(reached[0]) < key_of(after(time)):
+            moment = time_of(reached[0]) if reached else None
+            text = "no cluster time" if moment is None else f"{moment.as_datetime().isoformat()}"
+            raise StreamError(
+                f"the tables of the job in {self._folder.address} have reached {text} only: let "
+                "the job run on, or give an earlier time. While nothing happens a job advances "
+                "after idleAdvanceSeconds"
+            )
+
+    def position(self, batch: int) -> Position:
+        """Return where a batch ends."""
+        return offset_position(self._ends[batch]) or FromNow()
+
+    def cut(self, batch: int) -> Timestamp:
+        """Return the first cluster time of which a batch has not all events."""
+        position = self.position(batch)
+        if isinstance(position, Token) and not position.is_high_water_mark:
+            return after(position.cluster_time).time
+        return time_of(position) or Timestamp(0, 0)
+
+    def complete_before(self, cut: Timestamp) -> list[int]:
+        """Return the batches that end before a cut, the newest first, if no snapshot is running.
+
+        A row that a snapshot has read may be newer than its batch until the stream passes its time.
+        """
+        return [
+            batch
+            for batch, offset in self._ends.items()
+            if self.cut(batch) <= cut and self._is_complete(batch, offset)
+        ]
+
+    def _is_complete(self, batch: int, offset: Mapping[str, Any]) -> bool:
+        plan = offset.get("snapshot")
+        signals = offset.get("signals", {})
+        if (plan and not plan.get("ended")) or signals.get("requests") or signals.get("reading"):
+            return False
+        state = self._states.get(batch)
+        if state is None:
+            return True
+        if state.get("unread"):
+            return False
+        marks = [each for each in (state["completeFrom"], *state["completeIn"].values()) if each]
+        return all(time_in(mark) <= self.cut(batch) for mark in marks)
+
+    def whole_before(self, cut: Timestamp) -> list[int]:
+        """Return those of them, the newest first, that divide no transaction; at most one."""
+        for batch in self.complete_before(cut):
+            key = key_of(self.position(batch))
+            if self._divided_by(key) is None and not self._has_events(key, self.cut(batch)):
+                return [batch]
+        return []
+
+    def _has_events(self, key: str, cut: Timestamp) -> bool:
+        """Return whether events follow a key before a cut: others of the same cluster time."""
+        if BRONZE not in self.logs:
+            return False
+        chosen = (pc.field("token") > key) & (pc.field("token") < key_of(AtTime(cut)))
+        return any(rows.num_rows for rows in self.logs[BRONZE].scan(["token"], chosen))
+
+    def whole_cut(self, cut: Timestamp) -> Timestamp:
+        """Return the latest cut, at or before a given one, that divides no transaction."""
+        while (first := self._divided_by(key_of(AtTime(cut)))) is not None:
+            cut = time_in(first)
+        return cut
+
+    def _divided_by(self, key: str) -> str | None:
+        """Return the first token of the transactions that a key divides; None if there is none."""
+        if BRONZE not in self.logs:
+            return None
+        time = time_in(key)
+        low = key_of(AtTime(Timestamp(max(0, time.time - _COMMIT_SECONDS), 0)))
+        high = key_of(AtTime(Timestamp(time.time + _COMMIT_SECONDS, 0)))
+        token = pc.field("token")
+        chosen = (token > low) & (token < high) & pc.field("txnNumber").is_valid()
+        counted = Transactions()
+        for rows in self.logs[BRONZE].scan(COUNT_COLUMNS, chosen):
+            counted.count(rows)
+        found = [each for each in counted.by_id.values() if each["first"] <= key < each["last"]]
+        return min((each["first"] for each in found), default=None)
+
+    def versions(self, batch: int) -> dict[str, int]:
+        """Return the newest version of each table that has no later batch."""
+        found = {}
+        for name, commits in self.commits.items():
+            chosen = [version for version, each in commits.items() if each[BATCH] <= batch]
+            if chosen:
+                found[name] = max(chosen)
+        return found
+
+    def nothing_at(self, time: Timestamp) -> StreamError:
+        """Return the error for a time without versions."""
+        return StreamError(
+            f"the job in {self._folder.address} has no versions of "
+            f"{time.as_datetime().isoformat()}: a snapshot was in progress, or their commits have "
+            "been deleted. Give a later time, or make the table again with job rebuild --to"
+        )

@@ -1,0 +1,225 @@
+"""What a running job tells: a line for each batch on the console, and metrics for Prometheus."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from pyspark.sql.streaming.listener import (
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+from pyspark.sql.streaming.query import StreamingQuery
+
+from spark_sink.jobs.status import position_time
+from spark_sink.jobs.tables_job import BRONZE
+
+_EXECUTED = "addBatch"
+"""The phase that Spark reports of batches that it has run, and not of idle triggers."""
+_OPERATIONS = {"c": "create", "u": "update", "d": "delete", "r": "snapshot"}
+# Collections with metrics of their own.
+_MOST_NAMESPACES = 200
+_BATCH_SECONDS = (0.5, 1, 2, 5, 10, 20, 60, 120, 300, 900)
+
+
+@dataclass(frozen=True)
+class BatchProgress:
+    """A batch that has run: its number, events, seconds, and the cluster time at its end.
+
+    `events` includes the documents of a snapshot.
+    `lag` is how old that time was when the batch ended, in seconds; both are None while the batch's
+    position has no time. `snapshot` is the progress of a snapshot that has not ended.
+    """
+
+    number: int
+    events: int
+    seconds: float
+    through: int | None
+    lag: float | None
+    snapshot: str = ""
+
+    def __str__(self) -> str:
+        rate = self.events / self.seconds if self.seconds else 0.0
+        text = (
+            f"batch {self.number}: {self.events:,} events in {self.seconds:.1f} s ({rate:,.0f}/s)"
+        )
+        if self.through is not None and self.lag is not None:
+            moment = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self.through))
+            text += f", through {moment} UTC, {self.lag:.0f} s behind"
+        return f"{text}, {self.snapshot}" if self.snapshot else text
+
+
+def batch_progress(progress: Mapping[str, Any], now: float) -> BatchProgress | None:
+    """Return the batch of one of Spark's progress reports; None for a trigger without a batch.
+
+    Args:
+        progress: an element of `StreamingQuery.recentProgress`.
+        now: the time of the report, in seconds since 1970.
+    """
+    durations = progress.get("durationMs", {})
+    if _EXECUTED not in durations:
+        return None
+    offset = _offset(progress)
+    through = position_time(offset)
+    plan = offset.get("snapshot") or {}
+    found = plan.get("progress")
+    snapshot = ""
+    if found is not None and not plan.get("ended"):
+        snapshot = (
+            f"snapshot: {found['collectionsPlanned']} of {found['collections']} collections, "
+            f"{found['chunksPlanned']} chunks"
+        )
+    return BatchProgress(
+        int(progress["batchId"]),
+        _events(progress),
+        durations.get("triggerExecution", 0) / 1000,
+        through,
+        None if through is None else max(0.0, now - through),
+        snapshot,
+    )
+
+
+def _events(progress: Mapping[str, Any]) -> int:
+    """Return the number of events and documents: in a job, Spark's own count is that of tasks."""
+    counts = progress.get("observedMetrics", {}).get(BRONZE)  # a Row
+    return int(progress.get("numInputRows", 0) if counts is None else counts["events"] or 0)
+
+
+def _offset(progress: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the offset at the end of a batch; empty where the report has none."""
+    end = next((each.get("endOffset") for each in progress.get("sources", ())), None)
+    try:
+        found = json.loads(end) if isinstance(end, str) else end
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+class JobMetrics:
+    """A job's metrics, which `serve` offers to Prometheus on a port of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        made = self.registry
+        self._batches = Counter("mergerouter_job_batches", "Batches committed.", registry=made)
+        self._events = Counter(
+            "mergerouter_job_events", "Events and documents written.", registry=made
+        )
+        self._seconds = Histogram(
+            "mergerouter_job_batch_seconds",
+            "Time of a batch.",
+            buckets=_BATCH_SECONDS,
+            registry=made,
+        )
+        self._through = Gauge(
+            "mergerouter_job_through_timestamp_seconds",
+            "Cluster time up to which the tables have all events.",
+            registry=made,
+        )
+        self._changes = Counter(
+            "mergerouter_job_changes",
+            "Rows in the tables, by collection and operation.",
+            ("namespace", "operation"),
+            registry=made,
+        )
+        self._named: set[str] = set()
+
+        self._verified = Gauge(
+            "mergerouter_job_verified_through_timestamp_seconds",
+            "Cluster time through which the current table is verified.",
+            registry=made,
+        )
+        self._compared = Counter(
+            "mergerouter_job_verified_rows", "Rows and keys compared.", registry=made
+        )
+        self._differences = Counter(
+            "mergerouter_job_differences", "Keys that differ from the collections.", registry=made
+        )
+
+    def serve(self, port: int, host: str = "127.0.0.1") -> None:
+        """Offer the metrics over HTTP. Raises OSError if the port is in use."""
+        start_http_server(port, host, self.registry)
+
+    def add(self, batch: BatchProgress) -> None:
+        """Count a batch."""
+        self._batches.inc()
+        self._events.inc(batch.events)
+        self._seconds.observe(batch.seconds)
+        if batch.through is not None:
+            self._through.set(batch.through)
+
+    def add_round(self, through: int, rows: int, differences: int) -> None:
+        """Count a round of verification, through a cluster time in seconds since 1970."""
+        self._verified.set(through)
+        self._compared.inc(rows)
+        self._differences.inc(differences)
+
+    def count(self, rows: Iterable[tuple[str, str, int]]) -> None:
+        """Count the rows of a batch, by namespace and `op`; further collections are "other"."""
+        for namespace, op, number in rows:
+            if len(self._named) < _MOST_NAMESPACES:
+                self._named.add(namespace)
+            name = namespace if namespace in self._named else "other"
+            self._changes.labels(name, _OPERATIONS.get(op, op)).inc(number)
+
+
+class ProgressReport:
+    """Tells each batch of a query once.
+
+    Args:
+        metrics: what counts the batches; None for none.
+        stream: where the lines are printed.
+        clock: the present, in seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        metrics: JobMetrics | None = None,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._metrics = metrics
+        self._stream = sys.stderr if stream is None else stream
+        self._clock = clock
+        self._told = -1
+
+    def __call__(self, query: StreamingQuery) -> None:
+        """Tell the batches that have ended since the last call."""
+        for progress in query.recentProgress:
+            batch = batch_progress(progress, self._clock())
+            if batch is None or batch.number <= self._told:
+                continue
+            self._told = batch.number
+            print(batch, file=self._stream, flush=True)
+            if self._metrics is not None:
+                self._metrics.add(batch)
+
+
+class ProgressListener(StreamingQueryListener):
+    """Tells the batches of all queries of a session as metrics, for queries of one's own.
+
+    Add it with `spark.streams.addListener(ProgressListener(metrics))`.
+    """
+
+    def __init__(self, metrics: JobMetrics, clock: Callable[[], float] = time.time) -> None:
+        self._metrics = metrics
+        self._clock = clock
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+        """Count a batch."""
+        batch = batch_progress(json.loads(event.progress.json), self._clock())
+        if batch is not None:
+            self._metrics.add(batch)
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
+        """Do nothing."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+        """Do nothing."""

@@ -1,0 +1,132 @@
+"""Runs a job's query until it fails, or until a signal stops it."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql.streaming.query import StreamingQuery
+
+from spark_sink.errors import MESSAGE_LIMIT
+
+# Seconds in which the batch in progress may commit after a signal.
+STOP_TIMEOUT = 60
+_POLL_SECONDS = 1
+
+
+class StopRequest:
+    """Whether SIGTERM or SIGINT has requested a stop. A second signal exits immediately."""
+
+    def __init__(self) -> None:
+        self._asked = threading.Event()
+
+    def listen(self) -> None:
+        """Handle both signals from now on, also while Spark starts."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._take)
+
+    @property
+    def requested(self) -> bool:
+        """Whether a signal was received."""
+        return self._asked.is_set()
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            sys.exit(128 + number)
+        self._asked.set()
+
+
+@contextmanager
+def quiet_stop(end: StopRequest) -> Iterator[None]:
+    """Tell an orderly end where the signal to stop has reached Spark's JVM as well.
+
+    A service manager that signals all processes of a job ends the JVM before the batch commits. The
+    next start repeats that batch, so this is no failure. Other exceptions are raised.
+    """
+    try:
+        yield
+    except (OSError, Py4JError, PySparkException):
+        if not end.requested:
+            raise
+        text = "stopped with Spark's JVM; the next start repeats the batch that was in progress"
+        print(text, file=sys.stderr)  # noqa: T201
+
+
+def run_until_stopped(
+    query: StreamingQuery,
+    end: StopRequest,
+    report: Callable[[StreamingQuery], None] = lambda _query: None,
+    tend: Callable[[], None] | None = None,
+    *,
+    timeout: int = STOP_TIMEOUT,
+) -> int:
+    """Wait for the end of the query, and return the job's exit status.
+
+    After a signal the batch in progress may commit within `timeout` seconds, and the status is 0.
+    After a failure the cause is printed on one line and the status is 1; the next start continues
+    from the checkpoint; a failure after a signal is raised. `report` is called every second, and at
+    the end; `tend` every second.
+    """
+    try:
+        while not end.requested:
+            if query.awaitTermination(_POLL_SECONDS):
+                report(query)
+                return 0
+            report(query)
+            if tend is not None:
+                tend()
+        _await_commit(query, timeout)
+        report(query)
+        query.stop()
+    except StreamingQueryException as error:
+        if end.requested:
+            raise
+        print(f"error: {cause_of(error)}", file=sys.stderr)  # noqa: T201
+        return 1
+    return 0
+
+
+def cause_of(error: BaseException) -> str:
+    """Return the cause of a failure on one line, at most 500 characters.
+
+    It is this package's own message without Spark's text around it; for another kind of failure it
+    is the innermost cause that Java or Python reports.
+    """
+    text = str(error)
+    for name in ("StreamError: ", "OptionError: ", "HistoryLostError: "):
+        _, found, message = text.partition(f"spark_sink.errors.{name}")
+        if found:
+            return message.splitlines()[0][:MESSAGE_LIMIT]
+    return _innermost(text)[:MESSAGE_LIMIT]
+
+
+def _innermost(text: str) -> str:
+    """Return the last cause in a report of Java or Python, without stack and class names."""
+    lines = [line for line in text.splitlines() if not re.match(r"\s+(at |\.\.\. |File )", line)]
+    caused = [line for line in lines if line.startswith("Caused by: ")]
+    thrown = [line for line in lines if re.match(r"(: )?[\w.$]+(Error|Exception): ", line)]
+    found = (caused or thrown or lines[:1] or [text])[-1]
+    plain = re.sub(r"^(Caused by: |: )?([\w.$]*(Error|Exception): )*", "", found)
+    return re.sub(r"\[Errno \d+\] ", "", plain)
+
+
+def _await_commit(query: StreamingQuery, timeout: int) -> None:
+    """Wait until the batch in progress ends; a new batch id also shows that it was committed."""
+    begun = _last_batch(query)
+    polls = timeout // _POLL_SECONDS
+    while query.status["isTriggerActive"] and _last_batch(query) == begun and polls:
+        polls -= 1
+        if query.awaitTermination(_POLL_SECONDS):
+            return
+
+
+def _last_batch(query: StreamingQuery) -> int:
+    progress = query.lastProgress
+    return -1 if progress is None else int(progress["batchId"])

@@ -1,0 +1,137 @@
+"""Makes again what a job has lost, from its tables.
+
+The checkpoint is made from the commits of the tables, which have the batches' offsets. A current
+table is made from the rows of bronze alone, however long ago the oplogs have lost the events.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from bson.timestamp import Timestamp
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_sink.errors import OptionError
+from spark_sink.jobs.job_folder import JobFolder, JobRecord
+from spark_sink.jobs.point_in_time import bronze_at
+from spark_sink.jobs.tables_job import (
+    BRONZE,
+    CURRENT,
+    DEFAULT_TABLES,
+    QUARANTINE,
+    appended_table,
+    table_form,
+)
+from spark_sink.tables.append_table import AppendTable
+from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.delta_log import Batch, DeltaLog
+
+# The most commits of a table that are read.
+_COMMITS = 1_000
+
+
+def rebuild_checkpoint(folder: JobFolder) -> int:
+    """Write the checkpoint of a job whose tables have batches; return the number of the last one.
+
+    The last batch is repeated by the next start, which writes it to the tables that lack it. Raises
+    OptionError if there is a checkpoint, or if the tables cannot tell where the job was.
+    """
+    if folder.query() is not None or folder.batches():
+        raise OptionError(
+            f"the job in {folder.address} has a checkpoint: start the job, or remove the folder "
+            f"{folder.checkpoint} before, if it is damaged"
+        )
+    found = [
+        _batches_of(DeltaLog(folder.table(name)))
+        for name in folder.record().tables
+        if name in DEFAULT_TABLES
+    ]
+    offsets = {each["batch"]: each["offset"] for positions in found for each in positions}
+    queries = {each["query"] for positions in found for each in positions}
+    if not offsets:
+        raise OptionError(f"the tables of the job in {folder.address} have no batch: start the job")
+    last = max(offsets)
+    newest = [max((each["batch"] for each in positions), default=-1) for positions in found]
+    if len(queries) > 1 or last - min(newest) > 1:
+        raise OptionError(
+            f"the tables of the job in {folder.address} are not of one query: restore the folder "
+            "from a backup, or start the job in another one"
+        )
+    committed = last - 1
+    if last and committed not in offsets:
+        if min(newest) < last:
+            raise OptionError(
+                f"the tables of the job in {folder.address} do not tell the offset of batch "
+                f"{committed}: start the job in another folder"
+            )
+        offsets[committed], committed = offsets[last], last  # Spark reads the offset before, too
+    folder.write_checkpoint(queries.pop(), offsets, committed)
+    return int(last)
+
+
+def restore_checkpoint(folder: JobFolder) -> int | None:
+    """Make the checkpoint again if it is lost, and tell it; return its last batch, or None.
+
+    Raises OptionError if the tables cannot tell where the job was.
+    """
+    if not folder.exists or folder.query() is not None:
+        return None
+    kept = [DeltaLog(folder.table(name)).position() for name in folder.record().tables]
+    if not any(each.get("query") for each in kept):
+        return None
+    last = rebuild_checkpoint(folder)
+    print(f"the checkpoint was lost, and is again that of batch {last}", file=sys.stderr)  # noqa: T201
+    return last
+
+
+def lacks_current(folder: JobFolder) -> bool:
+    """Return whether the job's current table is lost, and can be made again from bronze."""
+    logs = [DeltaLog(folder.table(name)) for name in (BRONZE, CURRENT)]
+    return CURRENT in folder.record().tables and logs[0].exists and not logs[1].exists
+
+
+def rebuild_current(spark: SparkSession, folder: JobFolder) -> CurrentTable:
+    """Make the lost current table again, with all batches of bronze; the job continues with it.
+
+    Raises StreamError.
+    """
+    bronze = appended_table(folder, BRONZE)
+    position = bronze.log.position()
+    batch = Batch(position["query"], position["batch"], position["offset"])
+    return _replayed(bronze.read(spark), folder.address, batch, folder.record())
+
+
+def rebuild_at(spark: SparkSession, folder: JobFolder, time: Timestamp, into: str) -> CurrentTable:
+    """Make a current table as of a cluster time, in the folder `into`, from bronze alone.
+
+    `into` gets the tables `current` and `quarantine`. Raises OptionError if it has such a table,
+    and StreamError if bronze has not reached the time, or begins later.
+    """
+    if DeltaLog(JobFolder(into).table(CURRENT)).exists:
+        raise OptionError(f"there is a table in {into} already: give another folder with --into")
+    if not DeltaLog(folder.table(BRONZE)).exists:
+        raise OptionError(f"the job in {folder.address} has no bronze table, which has the history")
+    rows, batch = bronze_at(spark, folder, time)
+    return _replayed(rows, into, batch, folder.record())
+
+
+def _replayed(rows: DataFrame, into: str, batch: Batch, record: JobRecord) -> CurrentTable:
+    """Make a current table of rows of the source, as the batch with that number."""
+    folder = JobFolder(into)
+    form = table_form(record.schema, record.deletes, flatten=record.flatten)
+    table = CurrentTable(folder.table(CURRENT), form=form)
+    table.apply(rows, batch, AppendTable(folder.table(QUARANTINE)))
+    return table
+
+
+def _batches_of(log: DeltaLog) -> Sequence[dict[str, Any]]:
+    """Return the positions of the two newest batches of a table."""
+    found: dict[int, dict[str, Any]] = {}
+    for position in log.positions(_COMMITS).values():
+        if "query" in position:
+            found.setdefault(position["batch"], position)
+        if len(found) == 2:
+            break
+    return [*found.values()]

@@ -1,0 +1,67 @@
+"""Sets a job to a later position of the stream, with a batch that has no events."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from spark_sink.errors import OptionError
+from spark_sink.events.positions import AtTime, FromNow, Position, Token, after, is_after, key_of
+from spark_sink.jobs.job_folder import JobFolder
+from spark_sink.options.scope import Scope
+from spark_sink.options.values import cluster_time_position, resume_token
+from spark_sink.source.offsets import Offsets
+
+
+def seek(folder: JobFolder, to: str) -> str:
+    """Plan the batch that leaves out all events before a position; return the position's time.
+
+    A batch that was planned, and that not all tables have, is replaced: it has no further events.
+
+    Args:
+        to: a cluster time, or a token. The events at the time are read; those at the token's
+            cluster time are not.
+
+    Raises OptionError if `to` is no position, or if the job cannot be set there.
+    """
+    batches = folder.batches()
+    done = [each for each in batches if each.committed is not None]
+    if not done:
+        raise OptionError(f"the job in {folder.address} has no batch: start it first")
+    last, before = batches[-1], done[-1]
+    offsets = Offsets(Scope()).of(before.offset)
+    plan = offsets.read_snapshot(before.offset)
+    if plan is not None and not plan.ended:
+        raise OptionError(
+            f"the job in {folder.address} has a snapshot in progress, which goes on at every "
+            "start: wait for its end"
+        )
+    position = _position(to)
+    reached, passed = (
+        Offsets(Scope()).of(last.offset).read(last.offset),
+        offsets.read(before.offset),
+    )
+    if isinstance(reached, FromNow) or not is_after(position, reached):
+        raise OptionError(
+            f"--to {to} is before the job's position ({key_of(reached)}): events would be in the "
+            "tables twice. Start a job in another folder with startAtOperationTime"
+        )
+    signals = offsets.read_signals(before.offset).without_batch()
+    heartbeat = offsets.read_heartbeat(before.offset)
+    number = before.number + 1
+    folder.plan_batch(number, offsets.write_sought(position, passed, heartbeat, signals))
+    return datetime.fromtimestamp(position.time.time, UTC).isoformat()
+
+
+def _position(text: str) -> AtTime:
+    for parse in (cluster_time_position, resume_token):
+        try:
+            found: Position = parse(text)
+        except ValueError:
+            continue
+        if isinstance(found, Token):
+            return after(found.cluster_time)
+        assert isinstance(found, AtTime)
+        return found
+    raise OptionError(
+        f"--to: must be a time such as 2026-01-31T12:00:00Z or a resume token, not {text!r}"
+    )

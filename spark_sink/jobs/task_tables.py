@@ -1,0 +1,136 @@
+"""What a task of a job writes by itself: the files of a batch's rows, and its staged changes.
+
+Spark gets a row for each task, with its files and their statistics, which the driver commits.
+A task that runs twice leaves files that no commit names. Executors import this module.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.types import DateType, LongType, StructField, StructType
+
+from spark_sink.rows.arrow_types import arrow_schema
+from spark_sink.rows.typed_documents import RESCUED
+from spark_sink.tables.parquet_parts import BATCH, PartFile, Parts, PartWriter
+from spark_sink.tables.staged_changes import ChangeReport, ChangeStage
+from spark_sink.tables.transactions import Transactions
+
+DATE = "date"
+BRONZE_PARTITIONS = ("namespace", DATE)
+"""The partition columns of a job's table of all rows; the date is that of the event, in UTC."""
+REPORTS = "report string, events long, rescued long"
+"""A row for each task: a TaskReport as JSON, and what the progress of the query counts."""
+
+
+@dataclass(frozen=True)
+class TaskTables:
+    """The tables that tasks write: the addresses of bronze and current, None if a job lacks them.
+
+    `transactions` says whether the transactions are counted.
+    """
+
+    bronze: str | None
+    current: str | None
+    transactions: bool
+
+    @classmethod
+    def from_json(cls, text: str) -> TaskTables:
+        """Return the tables that `to_json` wrote."""
+        return cls(**json.loads(text))
+
+    def to_json(self) -> str:
+        """Return the tables as JSON."""
+        return json.dumps(asdict(self))
+
+
+@dataclass
+class TaskReport:
+    """What a task has written, and read: `counts` are rows by namespace and `op`."""
+
+    bronze: list[PartFile]
+    changes: ChangeReport | None
+    transactions: Transactions
+    counts: list[tuple[str, str, int]]
+
+    @classmethod
+    def from_json(cls, text: str) -> TaskReport:
+        """Return the report in a row."""
+        found: Mapping[str, Any] = json.loads(text)
+        changes = None if found["changes"] is None else ChangeReport.from_json(found["changes"])
+        transactions = Transactions(found["transactions"])
+        counts = [(name, op, number) for name, op, number in found["counts"]]
+        return cls(found["bronze"], changes, transactions, counts)
+
+    def to_json(self) -> str:
+        """Return the report as JSON."""
+        changes = None if self.changes is None else self.changes.to_json()
+        found = {
+            "bronze": self.bronze,
+            "changes": changes,
+            "transactions": self.transactions.by_id,
+            "counts": self.counts,
+        }
+        return json.dumps(found)
+
+
+class TaskWriter:
+    """Writes the rows of one task.
+
+    Args:
+        schema: of the source's rows.
+        batch: the number of the batch.
+    """
+
+    def __init__(self, tables: TaskTables, schema: StructType, batch: int) -> None:
+        self._batch = batch
+        self._bronze = self._changes = None
+        if tables.bronze is not None:
+            writer = PartWriter(tables.bronze, bronze_schema(schema), BRONZE_PARTITIONS)
+            self._bronze = Parts(writer)
+        if tables.current is not None:
+            self._changes = ChangeStage(tables.current, tolerant=True)
+        self._counts = tables.transactions
+        self._transactions = Transactions()
+        self._events = self._rescued = 0
+        self._by_kind: Counter[tuple[str, str]] = Counter()
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Write rows of the source. Raises OSError."""
+        self._events += rows.num_rows
+        kinds = pa.Table.from_batches([rows.select(("namespace", "op"))]).drop_null()
+        counted = kinds.group_by(["namespace", "op"]).aggregate([([], "count_all")])
+        for name, op, number in zip(*counted.to_pydict().values(), strict=True):
+            self._by_kind[name, op] += number
+        if RESCUED in rows.schema.names:
+            self._rescued += rows.num_rows - rows[RESCUED].null_count
+        if self._changes is not None:
+            self._changes.add(rows)
+        if self._counts:
+            self._transactions.count(rows)
+        if self._bronze is not None:
+            table = pa.Table.from_batches([rows])
+            dates = table["clusterTime"].cast(pa.timestamp("s", "UTC")).cast(pa.date32())
+            numbers = pa.repeat(pa.scalar(self._batch, pa.int64()), rows.num_rows)
+            self._bronze.add(table.append_column(DATE, dates).append_column(BATCH, numbers))
+
+    def close(self) -> pa.RecordBatch:
+        """Complete the files; return the task's row of REPORTS. Raises OSError."""
+        bronze = [] if self._bronze is None else self._bronze.close()
+        changes = None if self._changes is None else self._changes.close()
+        counts = [(*kind, number) for kind, number in self._by_kind.items()]
+        report = TaskReport(bronze, changes, self._transactions, counts)
+        columns = [[report.to_json()], [self._events], [self._rescued]]
+        names = [each.split()[0] for each in REPORTS.split(", ")]
+        return pa.RecordBatch.from_pydict(dict(zip(names, columns, strict=True)))
+
+
+def bronze_schema(schema: StructType) -> pa.Schema:
+    """Return the columns of a job's table of all rows."""
+    added = [StructField(DATE, DateType()), StructField(BATCH, LongType())]
+    return arrow_schema(StructType([*schema.fields, *added]))

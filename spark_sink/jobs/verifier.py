@@ -1,0 +1,332 @@
+"""Verifies the current table of a running job, round by round, at a bounded cost to the cluster.
+
+A round walks through the table, a part of a row group at a time, and reads the documents of its
+keys; then it walks through the keys of the collections, and looks them up in the table. Each slice
+is compared as of the cluster time of the newest version. There a transaction over several shards
+may be visible a tick earlier than in the stream, so a key counts as different if later versions
+differ, too.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, TypeVar
+
+import bson
+import pyarrow as pa
+from bson import json_util
+from bson.timestamp import Timestamp
+from pymongo.errors import PyMongoError
+
+from spark_sink.errors import OptionError, SourceError
+from spark_sink.events.positions import after, high_water_mark
+from spark_sink.jobs.arguments import Rounds
+from spark_sink.jobs.comparison import (
+    Comparison,
+    Difference,
+    Key,
+    TableVersion,
+    filter_of,
+    newest_version,
+    place_of,
+)
+from spark_sink.jobs.job_folder import JobFolder
+from spark_sink.jobs.status import verified_line
+from spark_sink.jobs.tables_job import CURRENT
+from spark_sink.jobs.verification import document_options
+from spark_sink.options.stream_options import parse_options
+from spark_sink.rows.arrow_types import arrow_schema
+from spark_sink.signals.channels import send
+from spark_sink.snapshot.plan import Chunk
+from spark_sink.source.tasks import snapshot_planner
+from spark_sink.stream.router_client import RouterClient
+from spark_sink.tables.fold import EVENT, PREPARED
+from spark_sink.tables.key_ranges import KEY_COLUMNS
+from spark_sink.tables.staged_changes import ChangeReport, ChangeStage
+from spark_sink.tables.version_rows import PLACE, VersionRows
+
+# How far the table of an idle job may be behind: servers keep history for five minutes.
+_IDLE_ADVANCE_SECONDS = 30
+# Seconds of reading in a slice.
+_SLICE_SECONDS = 30
+# The most keys of one read.
+_KEYS = 1_000
+# Versions that must differ before a key counts as different.
+_LOOKS = 3
+# Differences of a round that are repaired, and shown; and the keys of one signal.
+_MOST_KEPT, _SHOWN, _KEYS_OF_SIGNAL = 1_000, 20, 100
+_POLL_SECONDS = 0.5
+# Attempts of a slice, and the seconds between them.
+_ATTEMPTS, _RETRY_SECONDS = 10, 30.0
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What the last complete round has found.
+
+    Args:
+        through: the cluster time as of which, or later, all keys were compared.
+        rows: the rows and keys compared.
+        differences: the keys that differ.
+        first: some of them.
+    """
+
+    through: Timestamp
+    rows: int
+    differences: int
+    first: tuple[Difference, ...] = ()
+
+    def to_document(self) -> dict[str, Any]:
+        """Return it for the commits of the table, and for the status."""
+        return {
+            "through": datetime.fromtimestamp(self.through.time, UTC).isoformat(),
+            "rows": self.rows,
+            "differences": self.differences,
+            "first": list(self.first),
+        }
+
+    def __str__(self) -> str:
+        return verified_line(self.to_document())
+
+
+@dataclass
+class _Round:
+    """A round in progress."""
+
+    through: Timestamp | None = None
+    rows: int = 0
+    count: int = 0
+    differences: list[Difference] = field(default_factory=list)
+
+
+class Verifier:
+    """Compares the current table of a job, in a thread of its own, until it is stopped.
+
+    Args:
+        options: of the source, with `uri`.
+        every: seconds from the beginning of one round to the next.
+        rate: documents a second that it reads.
+        repair: request a snapshot of the keys that differ, and remove documents that are gone.
+        done: gets of each round the time through which it has verified, in seconds since 1970, the
+            rows compared, and the keys that differ.
+
+    Raises OptionError if a pipeline decides which documents the table has.
+    """
+
+    def __init__(
+        self,
+        folder: JobFolder,
+        options: Mapping[str, str],
+        every: float,
+        rate: int,
+        *,
+        repair: bool = False,
+        done: Callable[[int, int, int], None] = lambda *_: None,
+    ) -> None:
+        if parse_options(options).lacks_snapshot_filters:
+            raise OptionError(
+                "--verify-every reads documents, and the stages of option 'pipeline' work on "
+                "events: set option snapshotFilters, which selects documents ({} is all)"
+            )
+        rows = str(rate * _SLICE_SECONDS)
+        own = {"uri": options["uri"], "documents": "raw", "snapshotChunkRows": rows}
+        self._options = parse_options({**document_options(options), **own})
+        self._folder = folder
+        self._address = folder.table(CURRENT)
+        self._every, self._rate, self._repair, self._done = every, rate, repair, done
+        self._comparison = Comparison(self._options, self._pace)
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="verifier", daemon=True)
+        self._gone: list[dict[str, Any]] = []
+        self._lock = threading.Lock()
+        position = VersionRows(self._address).position
+        self.found: Mapping[str, Any] = position.get("verified", {})
+        """What the last complete round has found, as the commits of the table have it."""
+        self.advance = {"idleAdvanceSeconds": str(_IDLE_ADVANCE_SECONDS)}
+        """The option of the source with which the table of an idle job can be verified."""
+
+    def __enter__(self) -> Verifier:
+        """Begin the first round."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the round, within the time of one read."""
+        self._ending.set()
+        self._thread.join(_RETRY_SECONDS)
+
+    def removals(self) -> list[ChangeReport]:
+        """Return changes that remove documents which the collections do not have, each once."""
+        with self._lock:
+            gone, self._gone = self._gone, []
+        if not gone:
+            return []
+        stage = ChangeStage(self._address, tolerant=True)
+        stage.add_prepared(pa.RecordBatch.from_pylist(gone, arrow_schema(PREPARED)))
+        return [stage.close()]
+
+    def _run(self) -> None:
+        due = time.monotonic()
+        while not self._ending.wait(max(0.0, due - time.monotonic())):
+            due = time.monotonic() + self._every
+            try:
+                self._verify()
+            except (SourceError, PyMongoError, OSError) as error:
+                _tell(f"verification: the round has ended: {error}")
+            except _EndedError:
+                return
+
+    def _verify(self) -> None:
+        """Compare all keys, and publish the result."""
+        found = _Round()
+        place: str | None = ""
+        while place is not None:
+            place = self._retried(partial(self._compare_rows, place, found))
+        self._compare_keys(found)
+        assert found.through is not None
+        for each in found.differences[:_SHOWN]:
+            fields = " ".join([each["difference"], *each["fields"]])
+            token = each["token"] or "none"
+            _tell(f"difference: {each['namespace']} {each['key']} {fields} (token {token})")
+        if self._repair:
+            self._request(found.differences)
+        first = tuple(found.differences[:_SHOWN])
+        result = Verified(found.through, found.rows, found.count, first)
+        self.found = result.to_document()
+        _tell(f"verified {result}")
+        self._done(found.through.time, found.rows, found.count)
+
+    def _retried(self, work: Callable[[], _Result]) -> _Result:
+        """Return the result of work on a slice, which begins again after a failure."""
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                return work()
+            except (SourceError, PyMongoError, OSError) as error:
+                _tell(f"verification continues in {_RETRY_SECONDS:.0f} s: {error}")
+                self._wait(_RETRY_SECONDS)
+        return work()
+
+    def _compare_rows(self, behind: str, found: _Round) -> str | None:
+        """Compare the next rows of the table with their documents; return the last one's place."""
+        version = self._version(found)
+        rows = next(version.rows.groups(behind), None)
+        if rows is None:
+            return None
+        rows = rows.slice(0, self._rate * _SLICE_SECONDS)
+        suspects: dict[str, Key] = {}
+        for start in range(0, rows.num_rows, _KEYS):
+            part = rows.slice(start, _KEYS)
+            suspects.update(self._comparison.differences(version, part, part))
+        self._confirm(suspects, version, found)
+        found.rows += rows.num_rows
+        return str(rows[PLACE][-1].as_py())
+
+    def _compare_keys(self, found: _Round) -> None:
+        """Look for the keys of the collections in the table."""
+        client = RouterClient(self._options)
+        try:
+            planner = snapshot_planner(client, self._options)
+            plan = planner.begin(self._version(found).time)
+            while not plan.ended:
+                plan = planner.next_batch(plan, 1)
+                for chunk in plan.chunks:
+                    self._retried(partial(self._compare_chunk, chunk, found))
+        finally:
+            client.close()
+
+    def _compare_chunk(self, chunk: Chunk, found: _Round) -> None:
+        version = self._version(found)
+        suspects, count = self._comparison.missing(version, chunk)
+        self._confirm(suspects, version, found)
+        found.rows += count
+
+    def _confirm(self, suspects: Mapping[str, Key], version: TableVersion, found: _Round) -> None:
+        """Look again at keys that differ in a version, and note those that keep differing."""
+        differences: dict[str, Difference] = {}
+        for _ in range(_LOOKS - 1):
+            if not suspects:
+                return
+            version = self._version(found, later_than=version)
+            differences = {}
+            names = [{name: each[name] for name in KEY_COLUMNS} for each in suspects.values()]
+            for start in range(0, len(names), _KEYS):
+                part = names[start : start + _KEYS]
+                rows = version.rows.find([place_of(each) for each in part])
+                keys = pa.Table.from_pylist(part)
+                differences |= self._comparison.differences(version, keys, rows)
+            suspects = differences
+        found.count += len(differences)
+        room = _MOST_KEPT - len(found.differences)
+        kept = list(differences.values())[:room]
+        found.differences += kept
+        if self._repair:
+            self._remove([each for each in kept if each["difference"] == "extra"], version.time)
+
+    def _version(self, found: _Round, later_than: TableVersion | None = None) -> TableVersion:
+        """Return the newest version, of which the first is later than another one's time."""
+        while True:
+            version = newest_version(self._address)
+            if version is not None and (later_than is None or version.time > later_than.time):
+                found.through = min(found.through or version.time, version.time)
+                return version
+            self._wait(_POLL_SECONDS)
+
+    def _pace(self, documents: int) -> None:
+        self._wait(documents / self._rate)
+
+    def _wait(self, seconds: float) -> None:
+        if self._ending.wait(seconds):
+            raise _EndedError
+
+    def _remove(self, differences: list[Difference], when: Timestamp) -> None:
+        """Let the next batch remove documents that did not exist at a cluster time."""
+        change = {"token": high_water_mark(after(when).time), "kind": EVENT, "documentKey": None}
+        change["payload"] = bson.encode({"operationType": "delete"})
+        with self._lock:
+            for each in differences:
+                self._gone.append({**{name: each[name] for name in KEY_COLUMNS}, **change})
+
+    def _request(self, differences: list[Difference]) -> None:
+        """Request a snapshot of the documents that the table lacks or has otherwise."""
+        by_name: dict[str, list[str]] = {}
+        for each in differences:
+            if each["difference"] != "extra":
+                by_name.setdefault(each["namespace"], []).append(each["key"])
+        for name, keys in by_name.items():
+            for start in range(0, len(keys), _KEYS_OF_SIGNAL):
+                chosen = filter_of(keys[start : start + _KEYS_OF_SIGNAL])
+                text = json_util.dumps(chosen, json_options=json_util.CANONICAL_JSON_OPTIONS)
+                condition = {"data-collection": name, "filter": text}
+                data = {"data-collections": [name], "additional-conditions": [condition]}
+                send(self._folder.signals, {"type": "execute-snapshot", "data": data})
+
+
+def verifier_of(
+    rounds: Rounds | None,
+    folder: JobFolder,
+    options: Mapping[str, str],
+    tables: Sequence[str],
+    done: Callable[[int, int, int], None],
+) -> Verifier | None:
+    """Return the verifier that a user has asked for. Raises OptionError."""
+    if rounds is None:
+        return None
+    if CURRENT not in tables:
+        raise OptionError("--verify-every compares the current table: add --table current")
+    return Verifier(folder, options, rounds.every, rounds.rate, repair=rounds.repair, done=done)
+
+
+class _EndedError(Exception):
+    """The verifier is being stopped."""
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)  # noqa: T201

@@ -1,0 +1,159 @@
+"""The options of snapshots, under this package's names and Debezium's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from spark_sink.errors import OptionError
+from spark_sink.options import values
+from spark_sink.options.names import GetOption
+from spark_sink.options.snapshot_modes import (
+    BASED,
+    CONFIGURATION_BASED,
+    CUSTOM,
+    CUSTOM_NAME,
+    MODES,
+    POLICIES,
+    QueryStart,
+    SnapshotPolicy,
+    chosen_policy,
+    custom_mode,
+)
+
+_MODE = "snapshotMode"
+_ON_HISTORY_LOST = "onHistoryLost"
+_BASED_ON = {
+    f"{BASED}.snapshot.data": "at_first",
+    f"{BASED}.start.stream": "streams",
+    f"{BASED}.snapshot.on.data.error": "if_history_is_lost",
+    # MongoDB has no schemas to read: these two have no effect.
+    f"{BASED}.snapshot.schema": "",
+    f"{BASED}.snapshot.on.schema.error": "",
+}
+MODE_OPTIONS = (_MODE, CUSTOM_NAME, *_BASED_ON, _ON_HISTORY_LOST)
+"""The names of the options that say when a query reads documents."""
+
+SNAPSHOT_OPTIONS = (
+    *MODE_OPTIONS,
+    "snapshotChunkRows",
+    "snapshotFilters",
+    "snapshot.include.collection.list",
+    "snapshot.delay.ms",
+)
+"""The names of all options of snapshots."""
+
+
+@dataclass(frozen=True)
+class SnapshotOptions:
+    """Whether and how the documents of the collections are read.
+
+    Args:
+        policy: when; None: `custom`, a function named `module:function`, chooses at each start.
+        chunk_rows: about how many documents a task reads; None: a quarter of a micro-batch.
+        filters: on documents, by namespace; None if the option is not given.
+        collections: regular expressions for whole names (`database.collection`) of the collections
+            that are read; empty: all of the stream's.
+        delay: least seconds from the query's start to its snapshot.
+    """
+
+    policy: SnapshotPolicy | None = POLICIES["no_data"]
+    custom: str = ""
+    chunk_rows: int | None = None
+    filters: Mapping[str, Mapping[str, Any]] | None = None
+    collections: tuple[str, ...] = ()
+    delay: float = 0.0
+
+    @property
+    def reads_documents(self) -> bool:
+        """Whether a query may read documents."""
+        return self.policy is None or self.policy.reads_documents
+
+    @property
+    def begins_queries(self) -> bool:
+        """Whether a query without a checkpoint may begin with a snapshot."""
+        return self.policy is None or self.policy.at_first
+
+    @property
+    def may_stream(self) -> bool:
+        """Whether a query may read events."""
+        return self.policy is None or self.policy.streams
+
+    def policy_for(self, start: QueryStart) -> SnapshotPolicy:
+        """Return the policy for one start. Raises OptionError if a custom mode fails."""
+        return chosen_policy(self.custom, start) if self.policy is None else self.policy
+
+    def require_custom_mode(self) -> None:
+        """Raise OptionError if the mode is custom and its function cannot be imported."""
+        if self.policy is None:
+            custom_mode(self.custom)
+
+    def accepts(self, database: str, collection: str) -> bool:
+        """Return whether a snapshot reads a collection of the stream."""
+        name = f"{database}.{collection}"
+        return not self.collections or any(re.fullmatch(each, name) for each in self.collections)
+
+
+def snapshot_options(given: Mapping[str, str], get: GetOption) -> SnapshotOptions:
+    """Return the options of snapshots among those given. Raises OptionError."""
+    mode = get(_MODE, _mode, "no_data")
+    custom = get(CUSTOM_NAME, values.some_text, "")
+    if (mode == CUSTOM) != bool(custom):
+        raise OptionError(f"snapshot.mode=custom and option {CUSTOM_NAME!r} require each other")
+    return SnapshotOptions(
+        policy=_with_history(_policy(mode, given, get), given, get),
+        custom=custom,
+        chunk_rows=get("snapshotChunkRows", values.positive, None),
+        filters=get("snapshotFilters", values.filters, None),
+        collections=get("snapshot.include.collection.list", values.patterns, ()),
+        delay=get("snapshot.delay.ms", values.milliseconds, 0.0),
+    )
+
+
+def _policy(mode: str, given: Mapping[str, str], get: GetOption) -> SnapshotPolicy | None:
+    based_on = [name for name in _BASED_ON if name in given]
+    if mode != CONFIGURATION_BASED:
+        if based_on:
+            raise OptionError(
+                f"option {based_on[0]!r} is for snapshot.mode={CONFIGURATION_BASED}: set that, or "
+                "leave it out"
+            )
+        return None if mode == CUSTOM else POLICIES[mode]
+    chosen = {field: get(name, values.boolean, False) for name, field in _BASED_ON.items()}
+    chosen.pop("")
+    policy = SnapshotPolicy(**chosen)
+    if not (policy.at_first or policy.streams):
+        raise OptionError(
+            f"snapshot.mode={CONFIGURATION_BASED} reads neither documents nor events: set "
+            f"{BASED}.snapshot.data or {BASED}.start.stream to true"
+        )
+    return policy
+
+
+def _with_history(
+    policy: SnapshotPolicy | None, given: Mapping[str, str], get: GetOption
+) -> SnapshotPolicy | None:
+    """Return the policy with the option onHistoryLost."""
+    if _ON_HISTORY_LOST not in given:
+        return policy
+    on_error = f"{BASED}.snapshot.on.data.error"
+    if on_error in given or policy is None:
+        other = "the function's mode" if policy is None else f"option {on_error!r}"
+        raise OptionError(
+            f"option {_ON_HISTORY_LOST!r}: {other} already decides about a lost history: remove "
+            "one of them"
+        )
+    recovers = get(_ON_HISTORY_LOST, values.one_of("fail", "snapshot"), "") == "snapshot"
+    if recovers and not policy.streams:
+        raise OptionError(f"option {_ON_HISTORY_LOST!r}: snapshot is for modes that stream events")
+    return replace(policy, if_history_is_lost=recovers)
+
+
+def _mode(text: str) -> str:
+    """Return Debezium's snapshot.mode; never is its older name for no_data."""
+    mode = {"never": "no_data"}.get(text.lower(), text.lower())
+    if mode not in MODES:
+        raise ValueError(f"must be one of {', '.join(MODES)}, not {text!r}")
+    return mode

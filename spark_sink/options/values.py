@@ -1,0 +1,219 @@
+"""Parsers of the texts of options: each raises ValueError for a bad text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from bson import json_util
+from bson.timestamp import Timestamp
+from pymongo.errors import PyMongoError
+from pymongo.uri_parser import parse_uri
+
+from spark_sink.events.positions import AtTime, PositionError, Token
+from spark_sink.options.java_patterns import compiled
+
+# Characters that show a pattern instead of a name.
+_PATTERN = re.compile(r"[*?+|^$()\[\]{}\\]")
+
+
+def database_name(text: str) -> str:
+    """Return a database's name, no pattern."""
+    if not text:
+        raise ValueError("must not be empty")
+    if re.search(r'[\s,/."$]', text) or _PATTERN.search(text):
+        raise ValueError(
+            f"{text!r} is not the name of a database: name one, without a pattern, or remove the "
+            "option to watch the whole cluster, which a pipeline can filter"
+        )
+    return text
+
+
+def namespace(text: str) -> tuple[str, str]:
+    """Return the name of one collection with its database."""
+    database, _, collection = text.partition(".")
+    if not collection:
+        raise ValueError(f"must be a database and a collection such as ops.signals, not {text!r}")
+    return database_name(database), collection
+
+
+def collection_names(text: str) -> tuple[str, ...]:
+    """Return names of collections with commas between them, no patterns."""
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        if not name:
+            raise ValueError("must not be empty, nor contain an empty name between commas")
+        if _PATTERN.search(name):
+            raise ValueError(
+                f"{name!r} looks like a pattern, and names are literal: list the names "
+                "with commas between them, or watch the database with a pipeline such as "
+                '[{"$match": {"ns.coll": {"$regex": "^ord"}}}]'
+            )
+    return names
+
+
+def router_uri(text: str) -> str:
+    """Return a connection string."""
+    if not text.startswith(("mongodb://", "mongodb+srv://")):
+        raise ValueError("must begin with mongodb:// or mongodb+srv://")
+    if text.startswith("mongodb://"):  # the other form would ask DNS
+        try:
+            parse_uri(text)
+        except PyMongoError as error:
+            raise ValueError(str(error)) from None
+    return text
+
+
+def uri_in_file(path: str) -> str:
+    """Return the connection string in a file on the driver, without white space around it."""
+    try:
+        text = Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read {path}: {error}") from None
+    return router_uri(text.strip())
+
+
+def some_text(text: str) -> str:
+    """Return any text but the empty one."""
+    if not text:
+        raise ValueError("must not be empty")
+    return text
+
+
+def stages(text: str) -> tuple[Mapping[str, Any], ...]:
+    """Return a JSON array of stages, without $changeStream itself."""
+    stages = json_util.loads(text)
+    if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
+        raise ValueError("must be a JSON array of stages")
+    if any("$changeStream" in stage for stage in stages):
+        raise ValueError("must not contain $changeStream itself, only the stages after it")
+    return tuple(stages)
+
+
+def one_of(*choices: str) -> Callable[[str], str]:
+    """Return a parser that accepts these words in any case, and returns the word as it is here."""
+
+    def parse(text: str) -> str:
+        for choice in choices:
+            if choice.lower() == text.lower():
+                return choice
+        raise ValueError(f"must be {', '.join(choices[:-1])} or {choices[-1]}, not {text!r}")
+
+    return parse
+
+
+def boolean(text: str) -> bool:
+    """Return whether the text is "true", and not "false"."""
+    return one_of("true", "false")(text) == "true"
+
+
+def positive(text: str) -> int:
+    """Return a positive whole number."""
+    if not text.isdecimal() or int(text) == 0:
+        raise ValueError(f"must be a positive whole number, not {text!r}")
+    return int(text)
+
+
+def milliseconds(text: str) -> float:
+    """Return a number of milliseconds, in seconds."""
+    if not text.isdecimal():
+        raise ValueError(f"must be a number of milliseconds, not {text!r}")
+    return int(text) / 1000
+
+
+def positive_milliseconds(text: str) -> float:
+    """Return a positive number of milliseconds, in seconds."""
+    return positive(text) / 1000
+
+
+def whole_number(text: str) -> int:
+    """Return a whole number, 0 included."""
+    if not text.isdecimal():
+        raise ValueError(f"must be a whole number, not {text!r}")
+    return int(text)
+
+
+def size_in_bytes(text: str) -> int:
+    """Return a number of bytes such as 64m."""
+    match = re.fullmatch(r"([1-9]\d*)([kmg]?)b?", text.strip().lower())
+    if match is None:
+        raise ValueError(f"must be a number of bytes such as 64m, not {text!r}")
+    return int(match[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[match[2]]
+
+
+def resume_token(text: str) -> Token:
+    """Return a resume token: extended JSON or its hex string."""
+    document = json_util.loads(text) if text.lstrip().startswith("{") else {"_data": text.strip()}
+    try:
+        return Token(document)
+    except PositionError as error:
+        raise ValueError(f"{error}; expected {{'_data': …}} or its hex string") from error
+
+
+def cluster_time(text: str) -> Timestamp:
+    """Extended JSON, seconds, "seconds,increment" or an ISO 8601 time with its offset."""
+    if text.lstrip().startswith("{"):
+        value = json_util.loads(text)
+        if isinstance(value, Timestamp):
+            return value
+        raise ValueError('must be {"$timestamp": {"t": …, "i": …}}')
+    if match := re.fullmatch(r"(\d+)(?:,(\d+))?", text.strip()):
+        return Timestamp(int(match[1]), int(match[2] or 0))
+    moment = datetime.fromisoformat(text.strip())
+    if moment.tzinfo is None:
+        raise ValueError("must name its time zone, for example 2026-01-31T12:00:00Z")
+    return Timestamp(int(moment.timestamp()), 0)
+
+
+def cluster_time_position(text: str) -> AtTime:
+    """Return a cluster time, in the forms of `cluster_time`, as a position."""
+    return AtTime(cluster_time(text))
+
+
+def filters(text: str) -> Mapping[str, Mapping[str, Any]]:
+    """Return a JSON object of filters by namespace."""
+    found = json_util.loads(text)
+    if not isinstance(found, dict) or not all(isinstance(each, dict) for each in found.values()):
+        raise ValueError('must be a JSON object such as {"shop.orders": {"open": true}}')
+    return found
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Return names with commas between them."""
+    found = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    if not all(found):
+        raise ValueError("must not be empty, nor contain an empty entry between commas")
+    return found
+
+
+# No name has the character zero.
+_ESCAPE_OR_COMMA = re.compile(r"\\.|,", re.DOTALL)
+
+
+def patterns(text: str) -> tuple[str, ...]:
+    """Regular expressions of Java with commas between them; `\\,` is a comma in a pattern."""
+    separated = _ESCAPE_OR_COMMA.sub(lambda found: "\0" if found[0] == "," else found[0], text)
+    entries = (each.strip().replace("\\,", ",") for each in separated.split("\0"))
+    found = tuple(dict.fromkeys(entries))
+    if not all(found):
+        raise ValueError("must not be empty, nor contain an empty entry between commas")
+    for each in found:
+        compiled(each)
+    return found
+
+
+# MongoDB has no truncations (t).
+_OPERATIONS = {"c": ("insert",), "u": ("update", "replace"), "d": ("delete",), "t": (), "none": ()}
+
+
+def skipped_operations(text: str) -> tuple[Mapping[str, Any], ...]:
+    """Debezium's skipped.operations, as stages."""
+    letters = names(text)
+    unknown = [each for each in letters if each not in _OPERATIONS]
+    if unknown:
+        raise ValueError(f"must be of c, u, d, t and none, not {unknown[0]!r}")
+    kinds = [kind for each in letters for kind in _OPERATIONS[each]]
+    return ({"$match": {"operationType": {"$nin": kinds}}},) if kinds else ()

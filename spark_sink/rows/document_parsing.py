@@ -1,0 +1,76 @@
+"""Parses the documents in rows of the source, such as those of a bronze table, into structs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StringType, StructField, StructType
+
+from spark_sink.errors import OptionError
+from spark_sink.events.slices import fields_of
+from spark_sink.rows.arrow_types import arrow_type
+from spark_sink.rows.extended_json import relaxed_json
+from spark_sink.rows.typed_documents import RESCUED, TYPED_COLUMNS, TypedDocuments, nullable
+
+
+def parse_documents(
+    rows: DataFrame, schema: StructType | str, *, unknown_fields: str = "rescue"
+) -> DataFrame:
+    """Return the rows as documents=typed gives them: the columns TYPED_COLUMNS are structs.
+
+    The column RESCUED comes last and holds the documents that do not fit.
+
+    Args:
+        rows: of the source, with the column `event` and the columns to replace.
+        schema: of the documents, also as Spark's DDL.
+        unknown_fields: "rescue" or "ignore", as the option of the source.
+
+    Raises OptionError if the rows or the schema cannot be used.
+    """
+    given = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+    if not isinstance(given, StructType):
+        raise OptionError(f"the schema must name fields, not be {given.simpleString()}")
+    kind = nullable(given)
+    missing = [name for name in ("event", *TYPED_COLUMNS) if name not in rows.columns]
+    if missing:
+        raise OptionError(f"the rows have no column {missing[0]}: use complete rows of the source")
+    if unknown_fields not in ("rescue", "ignore"):
+        raise OptionError(f"unknown_fields must be rescue or ignore, not {unknown_fields!r}")
+    parse = _Parse(kind, unknown_fields == "rescue")
+    try:
+        parse.documents()
+    except ValueError as error:
+        raise OptionError(str(error)) from None
+    fields = [
+        StructField(each.name, kind) if each.name in TYPED_COLUMNS else each
+        for each in rows.drop(RESCUED).schema.fields
+    ]
+    typed = StructType([*fields, StructField(RESCUED, StringType())])
+    return rows.drop(RESCUED).mapInArrow(parse, typed)
+
+
+@dataclass
+class _Parse:
+    schema: StructType
+    rescues_unknown: bool
+
+    def documents(self) -> TypedDocuments:
+        return TypedDocuments(self.schema, rescues_unknown=self.rescues_unknown)
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        documents = self.documents()
+        struct = arrow_type(self.schema)
+        for batch in batches:
+            structs, rescued = [], []
+            for event in batch.column("event").to_pylist():
+                values, misfits = documents.columns(fields_of(event).get, relaxed_json)
+                structs.append(values)
+                rescued.append(misfits)
+            columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+            for index, name in enumerate(TYPED_COLUMNS):
+                columns[name] = pa.array([each[index] for each in structs], type=struct)
+            columns[RESCUED] = pa.array(rescued, type=pa.string())
+            yield pa.RecordBatch.from_pydict(columns)

@@ -1,0 +1,214 @@
+"""MongoDB's extended JSON of BSON slices, decoded in C and encoded by orjson where installed.
+
+orjson is optional, so that an executor needs only pymongo and pyarrow; without it the standard
+library's encoder gives the same text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any
+
+import bson
+from bson import json_util
+from bson.code import Code
+from bson.codec_options import CodecOptions, DatetimeConversion, TypeDecoder, TypeRegistry
+from bson.dbref import DBRef
+from bson.objectid import ObjectId
+
+from spark_sink.events.slices import (
+    DOCUMENT,
+    INT32,
+    INT64,
+    NULL,
+    OBJECT_ID,
+    OBJECT_ID_KEY,
+    STRING,
+    Slice,
+    decoded_documents,
+    fields_of,
+)
+
+_quoted = json.encoder.encode_basestring_ascii
+ToJson = Callable[[Slice | None], str | None]
+"""Turns a field into text; a missing field into None."""
+
+
+class Wrapped:
+    """Wraps a value of a subclass of `int` or `str`, which an encoder would write as such.
+
+    Encoders do not know this class, so they call their `default` function with it.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class CodeDecoder(TypeDecoder):
+    """Decodes JavaScript code as `Wrapped`: `Code` is a subclass of `str`."""
+
+    bson_type = Code
+
+    def transform_bson(self, value: Any) -> Wrapped:
+        """Return the code, wrapped."""
+        return Wrapped(value)
+
+
+_CODEC: CodecOptions[dict[str, Any]] = CodecOptions(
+    tz_aware=True,
+    datetime_conversion=DatetimeConversion.DATETIME_AUTO,
+    unicode_decode_error_handler="replace",
+    type_registry=TypeRegistry([CodeDecoder()]),
+)
+# Earlier dates are numbers in extended JSON.
+_FIRST_ISO_YEAR = 1970
+
+
+def relaxed_json(field: Slice | None) -> str | None:
+    """Return a field as relaxed extended JSON; None for a missing field."""
+    if field is None:
+        return None
+    if field.kind == DOCUMENT and field.value.startswith(OBJECT_ID_KEY):
+        return _relaxed_key(field.value)
+    return _relaxed_text(_decoded(field))
+
+
+def relaxed_documents(documents: Sequence[bytes]) -> list[str]:
+    """Return documents as relaxed extended JSON, as `relaxed_json` makes it of each."""
+    if not all(each.startswith(OBJECT_ID_KEY) for each in documents):
+        return list(map(_relaxed_text, decoded_documents(documents, _CODEC)))
+    return list(map(_relaxed_key, documents))
+
+
+def canonical_json(field: Slice | None) -> str | None:
+    """Return a field as canonical extended JSON; None for a missing field."""
+    if field is None:
+        return None
+    text = _canonical_text(field)
+    if text is not None:
+        return text
+    plain = _with_code(_decoded(field))
+    return json_util.dumps(plain, json_options=json_util.CANONICAL_JSON_OPTIONS)
+
+
+def object_id_of(key: Slice) -> str | None:
+    """Return the `_id` of a document key with an ObjectId alone, as `canonical_json`; or None."""
+    if key.kind == DOCUMENT and key.value.startswith(OBJECT_ID_KEY):
+        return f'{{"$oid": "{key.value[9:21].hex()}"}}'
+    return None
+
+
+def _canonical_text(field: Slice) -> str | None:
+    """Return a field of the types that keys have as canonical extended JSON; None for others."""
+    kind, value = field
+    if kind == DOCUMENT:
+        if value.startswith(OBJECT_ID_KEY):
+            return f'{{"_id": {{"$oid": "{value[9:21].hex()}"}}}}'
+        fields = fields_of(value)
+        if b"$ref" in fields:  # json_util writes its fields in another order
+            return None
+        parts = []
+        for name, each in fields.items():
+            text = _canonical_text(each)
+            if text is None:
+                return None
+            parts.append(f"{_quoted(name.decode(errors='replace'))}: {text}")
+        return f"{{{', '.join(parts)}}}"
+    if kind == OBJECT_ID:
+        return f'{{"$oid": "{value.hex()}"}}'
+    if kind == STRING:
+        return _quoted(field.text() or "")
+    if kind == INT32:
+        return f'{{"$numberInt": "{field.whole_number()}"}}'
+    if kind == INT64:
+        return f'{{"$numberLong": "{field.whole_number()}"}}'
+    return "null" if kind == NULL else None
+
+
+def _relaxed_key(document: bytes) -> str:
+    """Return a document that begins with `OBJECT_ID_KEY` as relaxed extended JSON."""
+    return f'{{"_id":{{"$oid":"{document[9:21].hex()}"}}}}'
+
+
+def _relaxed_text(plain: Any) -> str:
+    try:
+        return _encode(plain)
+    except ValueError:  # an infinity or a NaN, which JSON cannot represent
+        return json_util.dumps(_with_code(plain), json_options=json_util.RELAXED_JSON_OPTIONS)
+
+
+def _decoded(field: Slice) -> Any:
+    if field.kind == DOCUMENT:
+        return bson.decode(field.value, _CODEC)
+    return bson.decode(field.wrapped(), _CODEC)["v"]
+
+
+def _relaxed(value: Any) -> Any:
+    """Return what the encoders do not know: MongoDB's own types, the most common first."""
+    if isinstance(value, ObjectId):
+        return {"$oid": str(value)}
+    if isinstance(value, datetime) and value.year >= _FIRST_ISO_YEAR:
+        text = value.isoformat(timespec="milliseconds" if value.microsecond else "seconds")
+        return {"$date": text.removesuffix("+00:00") + "Z"}
+    if isinstance(value, Wrapped):
+        value = value.value
+    return json_util.default(value, json_util.RELAXED_JSON_OPTIONS)
+
+
+def _has_infinity(value: Any) -> bool:
+    if isinstance(value, float):
+        return value - value != 0.0
+    if isinstance(value, dict):
+        return any(map(_has_infinity, value.values()))
+    return isinstance(value, list) and any(map(_has_infinity, value))
+
+
+try:
+    import orjson
+except ImportError:
+    orjson = None  # type: ignore[assignment]
+
+
+def text_encoder(default: Callable[[Any], Any]) -> Callable[[Any], str]:
+    """Return a function that writes a value as JSON without spaces, by orjson where installed.
+
+    `default` converts what JSON does not know. The function raises ValueError for infinities and
+    NaN.
+    """
+    if orjson is None:
+        standard = json.JSONEncoder(
+            default=default, allow_nan=False, ensure_ascii=False, separators=(",", ":")
+        )
+        return standard.encode
+
+    def encode(value: Any) -> str:
+        encoded = orjson.dumps(value, default=default, option=orjson.OPT_PASSTHROUGH_DATETIME)
+        # orjson writes null for an infinity or a NaN.
+        if b"null" in encoded and _has_infinity(value):
+            raise ValueError("a number that JSON cannot represent")
+        return encoded.decode()
+
+    return encode
+
+
+_encode = text_encoder(_relaxed)
+
+
+def _with_code(value: Any) -> Any:
+    """Return the value with real Code objects again, for json_util."""
+    if isinstance(value, dict):
+        return {key: _with_code(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_code(item) for item in value]
+    if isinstance(value, DBRef):
+        return _with_code(value.as_doc())
+    if not isinstance(value, Wrapped):
+        return value
+    code = value.value
+    if isinstance(code, Code) and code.scope is not None:
+        return Code(str(code), _with_code(code.scope))
+    return code

@@ -1,0 +1,225 @@
+"""The positions of the fields of many events, found by numpy for all events of one layout.
+
+A layout is a sequence of top-level fields with the same names and types. The events of a stream
+have few layouts, so that a step from field to field is a few operations on arrays, whatever the
+number of events. BSON's sizes are those of `spark_sink.events.slices`, which reads the events that
+have no layout in common with enough others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from typing import NamedTuple, Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from spark_sink.events.slices import BINARY, COUNTED, FIXED, OBJECT_ID_KEY, SIZED, Slice
+
+Places = NDArray[np.int64]
+
+# A layout with fewer events, or with a smaller share of them, costs more than it saves.
+MIN_EVENTS = 24
+_MIN_SHARE = 64
+# After this number of splits, the events without a layout are returned.
+_MAX_SPLITS = 128
+# The most distinct values of a field that numpy finds; with more, each value is read by itself.
+_MAX_VALUES = 32
+
+_HEX = np.frombuffer("".join(f"{byte:02x}" for byte in range(256)).encode(), "<u2")
+
+
+class Field(NamedTuple):
+    """A field of the events of a layout: its BSON type, and where each event's value lies."""
+
+    kind: int
+    starts: Places
+    stops: Places
+
+
+class JoinedEvents:
+    """The BSON of events, one after the other in one buffer."""
+
+    def __init__(self, events: Sequence[bytes]) -> None:
+        self.data = b"".join(events)
+        sizes = np.fromiter(map(len, events), np.int64, len(events))
+        self.ends: Places = np.cumsum(sizes)
+        self.starts: Places = self.ends - sizes
+
+    @classmethod
+    def of_column(cls, events: pa.Array) -> Self:
+        """Return the events of a binary column without nulls."""
+        _, offsets, values = events.buffers()
+        bounds = np.frombuffer(offsets, np.int32)[events.offset :][: len(events) + 1]
+        first, last = int(bounds[0]), int(bounds[-1])
+        found = cls(())
+        found.data = b"" if values is None else values.slice(first, last - first).to_pybytes()
+        places = bounds.astype(np.int64) - first
+        found.starts, found.ends = places[:-1], places[1:]
+        return found
+
+    def within(self, starts: Places, stops: Places) -> Self:
+        """Return documents that lie in these events, in the same buffer, in its order."""
+        found = copy(self)
+        found.starts, found.ends = starts, stops
+        return found
+
+    def integers(self, places: Places, kind: str) -> NDArray[np.generic]:
+        """Return the numbers of numpy's type `kind`, such as "<i4", at `places`."""
+        size = np.dtype(kind).itemsize
+        return self._at_every_byte(kind, size)[places]
+
+    def hexadecimal(self, places: Places, size: int) -> pa.Array:
+        """Return the `size` bytes at each place in hexadecimal digits."""
+        values = np.frombuffer(self.data, np.uint8)[places[:, None] + np.arange(size)]
+        offsets = np.arange(len(places) + 1, dtype=np.int32) * (2 * size)
+        digits = np.ascontiguousarray(_HEX[values])
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(digits)]
+        return pa.Array.from_buffers(pa.string(), len(places), buffers)
+
+    def begin_with(self, text: bytes, places: Places) -> NDArray[np.bool_]:
+        """Return for each place whether `text` is there."""
+        size = len(text)
+        fits = places + size <= len(self.data)
+        found = self._at_every_byte(f"V{size}", size)[np.where(fits, places, 0)]
+        same = found.view(np.uint8).reshape(-1, size) == np.frombuffer(text, np.uint8)
+        alike: NDArray[np.bool_] = fits & same.all(axis=1)
+        return alike
+
+    def _at_every_byte(self, kind: str, size: int) -> NDArray[np.generic]:
+        shape = (len(self.data) - size + 1,)
+        return np.ndarray(shape, np.dtype(kind), self.data, strides=(1,))
+
+
+class Layout:
+    """Events with the same top-level fields: their indexes in order, and the fields by name."""
+
+    def __init__(self, joined: JoinedEvents, rows: Places, fields: dict[bytes, Field]) -> None:
+        self._joined = joined
+        self.rows = rows
+        self.fields = fields
+
+    def values(self, name: bytes) -> list[bytes]:
+        """Return the bytes of a field's values."""
+        field, data = self.fields[name], self._joined.data
+        places = zip(field.starts.tolist(), field.stops.tolist(), strict=True)
+        return [data[start:stop] for start, stop in places]
+
+    def slices(self, name: bytes) -> list[Slice]:
+        """Return the values of a field."""
+        kind = self.fields[name].kind
+        return [Slice(kind, value) for value in self.values(name)]
+
+    def object_id_keys(self, name: bytes) -> pa.Array | None:
+        """Return the ObjectIds of documents with an `_id` alone as text; None if one is another."""
+        starts = self.fields[name].starts
+        if not self._joined.begin_with(OBJECT_ID_KEY, starts).all():
+            return None
+        return self._joined.hexadecimal(starts + len(OBJECT_ID_KEY), 12)
+
+    def integers(self, name: bytes, kind: str, offset: int = 0) -> NDArray[np.int64]:
+        """Return the numbers of type `kind` that lie `offset` bytes into the values of a field."""
+        return self._joined.integers(self.fields[name].starts + offset, kind).astype(np.int64)
+
+    def distinct(self, name: bytes) -> tuple[list[Slice], NDArray[np.int64]]:
+        """Return the different values of a field, and for each event the index of its value."""
+        field = self.fields[name]
+        sizes = field.stops - field.starts
+        codes = np.zeros(len(sizes), np.int64)
+        left = np.arange(len(sizes))
+        found: list[Slice] = []
+        while len(left):
+            if len(found) == _MAX_VALUES:
+                return self._many_distinct(name)
+            start, size = int(field.starts[left[0]]), int(sizes[left[0]])
+            value = self._joined.data[start : start + size]
+            same = sizes[left] == size
+            if size:
+                same &= self._joined.begin_with(value, field.starts[left])
+            codes[left[same]] = len(found)
+            found.append(Slice(field.kind, value))
+            left = left[~same]
+        return found, codes
+
+    def _many_distinct(self, name: bytes) -> tuple[list[Slice], NDArray[np.int64]]:
+        indexes: dict[Slice, int] = {}
+        codes = [indexes.setdefault(each, len(indexes)) for each in self.slices(name)]
+        return list(indexes), np.array(codes, np.int64)
+
+
+def layouts_of(joined: JoinedEvents) -> tuple[list[Layout], Places]:
+    """Return the layouts of the events, and the indexes of the remaining events.
+
+    The latter have uncommon layouts or types, or are not valid BSON.
+    """
+    found: list[Layout] = []
+    left: list[Places] = []
+    everything = np.arange(len(joined.ends))
+    tasks: list[tuple[Places, Places, dict[bytes, Field]]] = [(everything, joined.starts + 4, {})]
+    min_events = max(MIN_EVENTS, len(everything) // _MIN_SHARE)
+    splits = 0
+    while tasks:
+        rows, places, fields = tasks.pop()
+        if len(rows) < min_events or splits > _MAX_SPLITS:
+            left.append(rows)
+            continue
+        last = joined.ends[rows] - 1  # of each event: its closing zero
+        if int(places[0]) == int(last[0]):
+            ended = places == last
+            found.append(Layout(joined, rows[ended], _chosen(fields, ended)))
+            if not ended.all():
+                splits += 1
+                rest = ~ended
+                tasks.append((rows[rest], places[rest], _chosen(fields, rest)))
+            continue
+        name_end = joined.data.find(b"\0", int(places[0]) + 1, int(last[0]))
+        if name_end < 0:  # invalid BSON
+            left.append(rows)
+            continue
+        head = joined.data[int(places[0]) : name_end + 1]  # the type, the name, a zero
+        alike = joined.begin_with(head, places)
+        if not alike.all():
+            splits += 1
+            rest = ~alike
+            tasks.append((rows[rest], places[rest], _chosen(fields, rest)))
+            rows, places, last = rows[alike], places[alike], last[alike]
+            fields = _chosen(fields, alike)
+        starts = places + len(head)
+        stops = stops_of(joined, head[0], starts, last)
+        if stops is None:
+            left.append(rows)
+            continue
+        valid = (starts <= stops) & (stops <= last)
+        if not valid.all():
+            left.append(rows[~valid])
+            rows, starts, stops = rows[valid], starts[valid], stops[valid]
+            fields = _chosen(fields, valid)
+        tasks.append((rows, stops, {**fields, head[1:-1]: Field(head[0], starts, stops)}))
+    return found, np.sort(np.concatenate(left)) if left else everything[:0]
+
+
+def stops_of(joined: JoinedEvents, kind: int, starts: Places, last: Places) -> Places | None:
+    """Return where the values of a type end; None for an uncommon type.
+
+    A value that would exceed its document, which ends at `last`, ends behind it.
+    """
+    fixed = FIXED.get(kind)
+    if fixed is not None:
+        return starts + fixed
+    beyond = 4 if kind in COUNTED else 5 if kind == BINARY else 0
+    if not beyond and kind not in SIZED:
+        return None
+    # A size that would begin beyond its event is read from the event's front, and is invalid.
+    within = starts + 4 <= last
+    sizes = joined.integers(np.where(within, starts, 0), "<i4").astype(np.int64)
+    stops = starts + sizes + beyond
+    return np.where(within, stops, last + 1)
+
+
+def _chosen(fields: dict[bytes, Field], which: NDArray[np.bool_]) -> dict[bytes, Field]:
+    return {
+        name: Field(kind, starts[which], stops[which])
+        for name, (kind, starts, stops) in fields.items()
+    }

@@ -1,0 +1,125 @@
+"""Sessions of Spark with the source registered."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+from pyspark.sql.utils import is_remote
+
+from spark_sink.errors import OptionError
+from spark_sink.rows.row_schema import UNIQUE_COLUMNS
+from spark_sink.session.java_runtime import ensure_java
+from spark_sink.source.data_source import MergerouterDataSource
+
+PARQUET_SETTINGS = {f"parquet.enable.dictionary#{name}": "false" for name in UNIQUE_COLUMNS}
+"""Settings with which Spark writes the source's rows to Parquet at less cost (docs/spark.md)."""
+
+_IMPORT_SECONDS = 60
+
+
+def local_session(
+    app_name: str = "mergerouter", *, cores: int = 2, settings: Mapping[str, str] | None = None
+) -> SparkSession:
+    """Return a SparkSession in this process, with the source registered and no web UI.
+
+    `cores` is the number of worker threads; `settings` override the Spark configuration. Raises
+    JavaNotFoundError.
+    """
+    ensure_java()
+    # Spark starts Python workers with "python3" by default.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    configuration = {
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.sql.shuffle.partitions": "1",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.log.level": "ERROR",
+        # The bar redraws its line, and would fill a log file with fragments.
+        "spark.ui.showConsoleProgress": "true" if sys.stderr.isatty() else "false",
+        **(settings or {}),
+    }
+    builder = SparkSession.builder.master(f"local[{cores}]").appName(app_name)
+    for name, value in configuration.items():
+        builder = builder.config(name, value)
+    return _prepared(builder.getOrCreate(), settings)
+
+
+def job_session(app_name: str, settings: Mapping[str, str] | None = None) -> SparkSession:
+    """Return the session of a job, with the source registered.
+
+    Under `spark-submit` its master, its memory and all else are what was submitted; elsewhere it is
+    local_session with a thread for each core, and without Spark's own log, which repeats the cause
+    of a failure in hundreds of lines. Executors get the driver's variables `AWS_…`, with the
+    credentials of object stores. Raises JavaNotFoundError.
+    """
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # which spark-submit sets
+        quiet = {"spark.log.level": "OFF", **(settings or {})}
+        return local_session(app_name, cores=os.cpu_count() or 2, settings=quiet)
+    builder = SparkSession.builder.appName(app_name)
+    kept = {f"spark.executorEnv.{n}": v for n, v in os.environ.items() if n.startswith("AWS_")}
+    for name, value in {**kept, **(settings or {})}.items():
+        builder = builder.config(name, value)
+    return _prepared(builder.getOrCreate(), settings)
+
+
+def _prepared(spark: SparkSession, settings: Mapping[str, str] | None) -> SparkSession:
+    """Return the session with the source and with PARQUET_SETTINGS that are not in `settings`."""
+    for name, value in PARQUET_SETTINGS.items():
+        # The builder would warn that these are not properties of Spark.
+        if name not in (settings or {}):
+            spark.conf.set(name, value)
+    register(spark)
+    return spark
+
+
+# What Spark redacts in plans, by the names and the values of options.
+_REDACTED = "spark.sql.redaction.options.regex"
+_CONNECTION_STRING = r"mongodb(\+srv)?://"
+
+
+def register(spark: SparkSession) -> None:
+    """Register `spark.readStream.format("mergerouter")` in a session. May be called again.
+
+    Connection strings, which may hold a password, no longer appear in the session's plans, and so
+    not in event logs and the user interface either. Raises OptionError if the Python of Spark's
+    workers lacks the packages of the source.
+    """
+    if not is_remote():
+        require_packages(spark.sparkContext.pythonExec)
+    spark.dataSource.register(MergerouterDataSource)
+    redacted = spark.conf.get(_REDACTED) or ""
+    if _CONNECTION_STRING not in redacted:
+        both = f"{redacted}|{_CONNECTION_STRING}" if redacted else _CONNECTION_STRING
+        spark.conf.set(_REDACTED, both)
+
+
+def require_packages(python: str) -> None:
+    """Check that a Python, which Spark starts for the source, has the packages that it needs.
+
+    Spark starts the `python3` of the PATH by default, whatever Python runs the driver. Raises
+    OptionError.
+    """
+    found = shutil.which(python)
+    if found is not None and Path(found).parent == Path(sys.executable).parent:
+        return
+    command = [python, "-c", "import pyarrow, pymongo"]
+    try:
+        done = subprocess.run(  # noqa: S603
+            command, capture_output=True, text=True, timeout=_IMPORT_SECONDS, check=False
+        )
+        problem = (done.stderr.strip().splitlines() or [""])[-1] if done.returncode else None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        problem = str(error)
+    if problem is not None:
+        raise OptionError(
+            f"Spark starts Python as {python!r}, which cannot run the source: set the variable "
+            f"PYSPARK_PYTHON to {sys.executable} before the session starts",
+            problem,
+        )

@@ -1,0 +1,74 @@
+"""The batch reader: `spark.read` of a collection's documents, or of a range of the stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from spark_sink.batches.planned_batch import PlannedBatch
+from spark_sink.errors import OptionError, without_traceback
+from spark_sink.events.positions import AtTime, FromNow, after, is_after
+from spark_sink.options.stream_options import StreamOptions
+from spark_sink.source.tasks import (
+    Task,
+    TaskPartition,
+    chunk_task,
+    planner_for,
+    read_task,
+    snapshot_planner,
+)
+from spark_sink.stream.router_client import RouterClient
+
+
+class MergerouterBatchReader(DataSourceReader):
+    """Plans one batch on the driver, reads it in tasks. Raises OptionError without a mode."""
+
+    def __init__(self, options: StreamOptions) -> None:
+        if options.batch_mode is None:
+            raise OptionError(
+                "option 'mode' is required by spark.read: snapshot reads the documents of the "
+                "collections, changes reads the events between two positions"
+            )
+        if options.batch_mode == "changes" and isinstance(options.start, FromNow):
+            raise OptionError(
+                "option 'mode': changes requires startAtOperationTime, startAfter or resumeAfter"
+            )
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return what the tasks read. Raises StreamError."""
+        with without_traceback():
+            client = RouterClient(self._options)
+            try:
+                client.require_reachable()
+                return [TaskPartition(task) for task in self._tasks(client)]
+            finally:
+                client.close()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Return the rows of one task, as Arrow batches. Raises StreamError."""
+        with without_traceback():
+            task: Task | None = cast("TaskPartition", partition).value
+            if task is not None:  # Spark passes None where there are no partitions
+                yield from read_task(task, self._options)
+
+    def _tasks(self, client: RouterClient) -> Sequence[Task]:
+        options = self._options
+        if options.batch_mode == "snapshot":
+            snapshot_time = client.snapshot_time()
+            planner = snapshot_planner(client, options)
+            chunks = planner.all_chunks(planner.begin(snapshot_time))
+            return [chunk_task(chunk, snapshot_time, options) for chunk in chunks]
+        end = options.end or after(client.present())
+        if not is_after(end, options.start):
+            return []
+        if isinstance(end, AtTime) and is_after(end, after(client.present())):
+            raise OptionError("option 'endAtOperationTime': lies in the future; remove it")
+        planner_of_changes = planner_for(client, options, None)
+        try:
+            return planner_of_changes.tasks(PlannedBatch(options.start, end))
+        finally:
+            planner_of_changes.close()

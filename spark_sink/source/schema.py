@@ -1,0 +1,60 @@
+"""The schema of the rows that the options request.
+
+A start first checks its options and connects to the router, in a separate process. It imports
+this module and neither pyarrow nor the planners, so that an unreachable router is reported sooner.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pyspark.sql.types import StringType, StructType
+
+from spark_sink.errors import OptionError
+from spark_sink.options.stream_options import StreamOptions
+from spark_sink.rows.row_schema import row_schema
+from spark_sink.rows.typed_documents import (
+    TYPED_COLUMNS,
+    TypedDocuments,
+    ddl_of,
+    from_json,
+    is_json,
+)
+
+
+def typed_documents(options: StreamOptions) -> TypedDocuments | None:
+    """Return the maker of structs of documents; None if the options request no structs.
+
+    Raises OptionError for an invalid schema.
+    """
+    if options.document_type is None:
+        return None
+    try:
+        return TypedDocuments(options.document_type, rescues_unknown=options.rescues_unknown)
+    except ValueError as error:
+        raise OptionError(f"option 'documentSchema': {error}") from None
+
+
+def schema_for(options: StreamOptions) -> StructType:
+    """Return the schema of the rows that the options request. Raises OptionError."""
+    typed_documents(options)
+    return row_schema(raw_documents=options.raw_documents, document_type=options.document_type)
+
+
+def declared_schema(options: StreamOptions) -> StructType | str:
+    """Return the schema: DDL if that of documents is DDL, which only Spark's JVM can parse.
+
+    Raises OptionError for an invalid schema.
+    """
+    given = options.document_schema
+    if given is None:
+        return schema_for(options)
+    if is_json(given):
+        return schema_for(replace(options, document_type=from_json(given)))
+    anything = StructType().add("any", StringType())
+    rows = schema_for(replace(options, document_type=anything))
+    columns = []
+    for field in rows.fields:
+        kind = f"STRUCT<{given}>" if field.name in TYPED_COLUMNS else ddl_of(field.dataType)
+        columns.append(f"`{field.name}` {kind}{'' if field.nullable else ' NOT NULL'}")
+    return ", ".join(columns)

@@ -1,0 +1,208 @@
+"""The tasks of Spark: what they read, and how; the same for streams and for batch reads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import bson
+import pyarrow as pa
+from bson.raw_bson import RawBSONDocument
+from bson.timestamp import Timestamp
+from pyspark.sql.datasource import InputPartition
+
+from spark_sink.batches.batch_planner import BatchPlanner
+from spark_sink.batches.planned_batch import BatchLimits, ClusterAccess
+from spark_sink.batches.query_start import cluster_time_at, query_started
+from spark_sink.batches.read_reports import ReportInbox, report
+from spark_sink.batches.read_task import ReadTask, TaskReader
+from spark_sink.events.fragments import join_fragments
+from spark_sink.events.heartbeats import Heartbeat
+from spark_sink.events.positions import AtTime, Position, Token, after, high_water_mark, time_of
+from spark_sink.events.runs import run_of
+from spark_sink.options.scope import Scope
+from spark_sink.options.stream_options import StreamOptions
+from spark_sink.rows.event_rows import EventRows
+from spark_sink.rows.field_edits import FieldEdits
+from spark_sink.signals.state import SignalState
+from spark_sink.snapshot.plan import Chunk, SnapshotPlan
+from spark_sink.snapshot.planner import SnapshotPlanner
+from spark_sink.snapshot.reader import ChunkReader, SnapshotSignal, SnapshotTask
+from spark_sink.source.schema import typed_documents
+from spark_sink.stream.router_client import RouterClient
+
+SNAPSHOT_END = "snapshotEnd"
+"""The operation type of the row that follows the documents of a stream's snapshot."""
+
+# Await times of a getMore in seconds: a short one while a micro-batch is planned.
+_PLANNING_AWAIT = 0.1
+_READING_AWAIT = 0.5
+
+
+@dataclass(frozen=True)
+class SnapshotEnd:
+    """A task whose only row is the end of a snapshot, which a signal may have requested.
+
+    `collections` are the databases and names of those that it has read, empty for all of the scope.
+    """
+
+    snapshot_time: Timestamp
+    collections: tuple[tuple[str, str], ...] = ()
+    requested: bool = False
+
+
+Task = ReadTask | SnapshotTask | SnapshotEnd | Heartbeat
+
+
+@dataclass
+class TaskPartition(InputPartition):
+    """What one task of Spark reads, and in which scope if that is not the options'."""
+
+    value: Task
+    scope: Scope | None = None
+
+
+def rows_for(options: StreamOptions) -> EventRows:
+    """Return the rows that the options request. Raises OptionError for an invalid schema."""
+    return EventRows(
+        raw_documents=options.raw_documents,
+        canonical=options.canonical_json,
+        typed=typed_documents(options),
+    )
+
+
+def planner_for(
+    client: RouterClient,
+    options: StreamOptions,
+    inbox: ReportInbox | None,
+    *,
+    loaded: float | None = None,
+) -> BatchPlanner:
+    """Return a planner of batches for a query that was `loaded` at a time; None for no query."""
+
+    def beginning() -> AtTime:
+        clocks = client.clocks()
+        started = time.time() if loaded is None else query_started(loaded)
+        return AtTime(cluster_time_at(started, clocks.wall - time.time(), clocks.cluster_time))
+
+    with_retries = client.with_retries
+    cluster = ClusterAccess(
+        watch=partial(client.watch_tokens, max_await=_PLANNING_AWAIT),
+        newest=lambda: with_retries(client.clocks).cluster_time,
+        present=lambda: with_retries(client.present),
+        beginning=lambda: with_retries(beginning),
+        shards=lambda: with_retries(client.shards),
+    )
+    idle_advance: float = options.idle_advance_seconds
+    if options.heartbeat_interval:
+        idle_advance = min(idle_advance, options.heartbeat_interval)
+    limits = BatchLimits(
+        max_bytes=options.max_bytes_per_trigger,
+        events_per_task=options.events_per_partition,
+        in_total_order=options.in_total_order,
+        keeps_transactions=options.keeps_transactions,
+        idle_advance=idle_advance,
+    )
+    return BatchPlanner(cluster, limits, inbox, retry_policy=options.retry_policy)
+
+
+def snapshot_planner(client: RouterClient, options: StreamOptions) -> SnapshotPlanner:
+    """Return a planner of snapshots of the collections that the options include."""
+    accepts = options.snapshot.accepts if options.snapshot.collections else None
+    return SnapshotPlanner(client.plain(), options.scope, options.rows_per_chunk, accepts)
+
+
+def snapshot_tasks(plan: SnapshotPlan, options: StreamOptions) -> list[Task]:
+    """Return the tasks of a snapshot's batch; those of the last one only mark its end."""
+    if plan.ended:
+        return [] if plan.only == () else [SnapshotEnd(plan.snapshot_time, plan.only or ())]
+    return [chunk_task(chunk, plan.snapshot_time, options) for chunk in plan.chunks]
+
+
+def chunk_task(chunk: Chunk, snapshot_time: Timestamp, options: StreamOptions) -> SnapshotTask:
+    """Return the task of a chunk, with the options' filter for its collection."""
+    filters = options.snapshot.filters or {}
+    return SnapshotTask(chunk, snapshot_time, filters.get(str(chunk.collection)))
+
+
+def signal_tasks(state: SignalState, start: Position, options: StreamOptions) -> list[Task]:
+    """Return the tasks that signals add to a batch, which begins at `start` in the stream."""
+    tasks: list[Task] = []
+    reading = state.reading
+    if reading is not None:
+        request = state.request(reading.request)
+        requested = SnapshotSignal(request.id, request.blocking, _token_at(start))
+        for chunk in reading.chunks:
+            task = chunk_task(chunk, reading.at, options)
+            own, given = task.condition, request.condition(str(chunk.collection))
+            both = {"$and": [own, given]} if own and given else own or given
+            tasks.append(replace(task, condition=both, requested=requested))
+    if state.ended is not None:
+        tasks.append(
+            SnapshotEnd(state.ended.snapshot_time, state.ended.collections, requested=True)
+        )
+    return tasks
+
+
+def _token_at(position: Position) -> str:
+    """Return a token that sorts below the events after a position; empty for "now"."""
+    if isinstance(position, Token):
+        return position.data
+    time = time_of(position)
+    return "" if time is None else high_water_mark(time)
+
+
+def read_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
+    """Return the rows of one task, as Arrow batches. Raises StreamError."""
+    rows = rows_for(options)
+    edits = FieldEdits(options.field_edits)
+    if isinstance(task, Heartbeat):
+        yield from rows.arrow_batches([task.event()])
+        return
+    client = RouterClient(options)
+    try:
+        if isinstance(task, SnapshotEnd):
+            now = client.with_retries(client.clocks).cluster_time
+            end = _end_of_snapshot(task, now)
+            yield from rows.arrow_batches([end])
+            return
+        if isinstance(task, SnapshotTask):
+            chunk = ChunkReader(
+                client.mongo,
+                task,
+                lambda: client.clocks().cluster_time,
+                retry_policy=options.retry_policy,
+            )
+            yield from rows.batches_of_runs(edits.runs(chunk.runs()))
+            return
+        watch = partial(client.watch_events, batch_size=0, max_await=_READING_AWAIT)
+        reader = TaskReader(task, watch, options.retry_policy)
+        if options.splits_large_events:
+            whole = (run_of([event]) for event in join_fragments(reader.events()))
+            yield from rows.batches_of_runs(edits.runs(whole), shard=task.shard)
+        else:
+            yield from rows.batches_of_runs(edits.runs(reader.runs()), shard=task.shard)
+    finally:
+        client.close()
+    if task.report_to is not None:
+        report(reader.stats, task.batch, task.report_to)
+
+
+def _end_of_snapshot(end: SnapshotEnd, now: Timestamp) -> RawBSONDocument:
+    """Return the event of a snapshot's end; `now` is a time after all reads."""
+    snapshot_time = end.snapshot_time
+    token = {"_data": high_water_mark(after(snapshot_time).time)}
+    event: dict[str, Any] = {
+        "_id": token,
+        "operationType": SNAPSHOT_END,
+        "clusterTime": snapshot_time,
+    }
+    event["readUntil"] = max(snapshot_time, now)
+    if end.collections:
+        event["collections"] = [{"db": name, "coll": coll} for name, coll in end.collections]
+    if end.requested:
+        event["requested"] = True
+    return RawBSONDocument(bson.encode(event))

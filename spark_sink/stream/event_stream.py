@@ -1,0 +1,227 @@
+"""A change stream that survives lost connections, restarts of the router, and invalidates.
+
+pymongo's ChangeStream resumes once by itself and ends with an invalidate. This one retries for a
+bounded time, and after an invalidate it continues with what follows (docs/protocol.md#events),
+because a streaming query outlives the collection that it watches.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TypeVar
+
+from bson.raw_bson import RawBSONDocument
+from pymongo.errors import PyMongoError
+
+from spark_sink.errors import StreamError, stream_refused
+from spark_sink.events.positions import Position, Token, is_invalidate, key_of
+from spark_sink.events.runs import Run, first_invalidate, run_of, sort_key, without_repeats
+from spark_sink.options.retry_options import DEFAULT_RETRY_POLICY, RetryPolicy
+from spark_sink.stream.cursor import WatchedStream
+from spark_sink.stream.retries import Retries, is_transient, retries_exhausted
+
+_Result = TypeVar("_Result")
+
+# Seconds without progress after which the read of a range fails.
+STALLED_AFTER = 120.0
+
+
+class EventStream:
+    """The events after a position, in order, over as many cursors as needed.
+
+    Two things are left out, so that every read of a range gives the same events
+    (docs/protocol.md#events). Invalidates: they end cursors, not this stream, and the time at which
+    the cursor was opened decides whether a second shard's is delivered. And an event with the same
+    token as the one before it, as several shards report the rename of a collection: a stream that
+    resumes after one of them skips the other.
+
+    Args:
+        watch: opens a stream after a position.
+        after: events whose tokens sort at or below it are left out, too.
+        retry_policy: for failures without progress in between.
+    """
+
+    def __init__(
+        self,
+        watch: Callable[[Position], WatchedStream],
+        start: Position,
+        *,
+        after: str = "",
+        retry_policy: RetryPolicy = DEFAULT_RETRY_POLICY,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._watch = watch
+        self._start = start
+        self._retry_policy = retry_policy
+        self._retries = Retries(retry_policy, clock=clock, sleep=sleep)
+        self._clock = clock
+        self._stream: WatchedStream | None = None
+        self._reached: Token | None = start if isinstance(start, Token) else None
+        self._last_key = max(after, start.data if isinstance(start, Token) else "")
+        self._is_failing = False
+        self._recovered_at = -math.inf
+
+    @property
+    def position(self) -> Token | None:
+        """All events at or below it were returned; None before the server has named a position.
+
+        It advances with every event, and without events too (docs/protocol.md#cursor-replies).
+        """
+        token = None if self._stream is None else self._stream.resume_token
+        return self._reached if token is None else Token(dict(token))
+
+    def open(self) -> None:
+        """Open the cursor now, so that `position` is known. Raises StreamError."""
+        while self._stream is None:
+            self._attempt(self._reopen)
+
+    def next(self) -> RawBSONDocument | None:
+        """Return the next event, or None if the server had none within its await time.
+
+        Raises StreamError when the stream cannot continue.
+        """
+        while True:
+            event = self._request(_next_of)
+            if event is None:
+                return None
+            key = sort_key(event)
+            if is_invalidate(key):  # later events need a new cursor
+                self.close()
+                self._reached = Token(dict(event["_id"]))
+            elif key > self._last_key:
+                self._last_key = key
+                return event
+
+    def next_run(self) -> Run:
+        """Return the events of the next reply; none if the server had none within its await time.
+
+        Raises StreamError when the stream cannot continue.
+        """
+        while True:
+            events = self._request(_reply_of) or []
+            run = run_of(events)
+            ended = first_invalidate(run)
+            if ended is not None:  # later events need a new cursor
+                run = run.until(ended)
+                self.close()
+                self._reached = Token(dict(events[ended]["_id"]))
+            run = without_repeats(run, self._last_key)
+            if run.keys:
+                self._last_key = run.keys[-1]
+            if run.keys or not events:
+                return run
+
+    def has_stalled(self, since: float, now: float) -> bool:
+        """Return whether the stream has not advanced for too long, `since` a time of the clock.
+
+        The time begins anew when failing requests succeed again: `retry_policy` bounds those.
+        """
+        return now - max(since, self._recovered_at) > STALLED_AFTER
+
+    def close(self) -> None:
+        """Kill the cursor, if there is one. The stream can continue from its position."""
+        self._reached = self.position
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            _close(stream)
+
+    def _reopen(self) -> None:
+        self._stream = self._watch(self._reached or self._start)
+
+    def _request(self, ask: Callable[[WatchedStream], _Result | None]) -> _Result | None:
+        """Return the result of a request to the open cursor; None if the server had no event."""
+        while True:
+            stream = self._stream
+            if stream is None:
+                self._attempt(self._reopen)
+                continue
+            succeeded, result = self._attempt(partial(ask, stream))
+            if not succeeded:
+                continue
+            if result is None and not stream.alive:
+                self.close()
+                self._retry_later(StreamError("the server closes the stream repeatedly"))
+                continue
+            self._record_success()
+            return result
+
+    def _attempt(self, call: Callable[[], _Result | None]) -> tuple[bool, _Result | None]:
+        """Return whether the call succeeded, and its result; sleep after a transient failure."""
+        try:
+            return True, call()
+        except PyMongoError as error:
+            self.close()
+            if not is_transient(error):
+                raise stream_refused(error) from None
+            self._retry_later(error)
+            return False, None
+
+    def _record_success(self) -> None:
+        if self._is_failing:
+            self._is_failing = False
+            self._retries.reset()
+            self._recovered_at = self._clock()
+
+    def _retry_later(self, error: Exception) -> None:
+        self._is_failing = True
+        if not self._retries.wait_for_retry(error):
+            raise retries_exhausted(self._retry_policy, error) from error
+
+
+def read_runs(
+    stream: EventStream, end: Position, *, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Run]:
+    """Return all events of the stream up to and including `end`, one server reply at a time.
+
+    Raises StreamError when the stream stalls before its end.
+    """
+    limit = key_of(end)
+    seen: Token | None = None
+    moved_at = clock()
+    while True:
+        run = stream.next_run()
+        if run.keys:
+            if run.keys[-1] >= limit:
+                yield run.until(bisect_right(run.keys, limit))
+                return
+            yield run
+        position = stream.position
+        if position is not None and position.data >= limit:
+            return  # without a further request
+        if run.keys or position != seen:
+            seen, moved_at = position, clock()
+        elif stream.has_stalled(moved_at, clock()):
+            raise StreamError(
+                f"the stream has not advanced for {STALLED_AFTER:.0f} s before the end of its "
+                "range: check which shard is unreachable, and restart the query"
+            )
+
+
+def read_range(
+    stream: EventStream, end: Position, *, clock: Callable[[], float] = time.monotonic
+) -> Iterator[RawBSONDocument]:
+    """Return the same events as `read_runs`, one by one."""
+    for run in read_runs(stream, end, clock=clock):
+        yield from run.documents()
+
+
+def _next_of(stream: WatchedStream) -> RawBSONDocument | None:
+    return stream.try_next()
+
+
+def _reply_of(stream: WatchedStream) -> list[RawBSONDocument] | None:
+    events: list[RawBSONDocument] = []
+    stream.try_reply(events)
+    return events or None
+
+
+def _close(stream: WatchedStream) -> None:
+    try:
+        stream.close()
+    except PyMongoError:
+        return  # the router is gone, and the cursor with it

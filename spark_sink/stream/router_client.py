@@ -1,0 +1,391 @@
+"""A MongoClient for one stream: opens change streams on the router, and reads the cluster time.
+
+The router is used like any mongos, through pymongo (docs/design.md#feed-and-spark).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+import pymongo
+from bson.codec_options import CodecOptions
+from bson.raw_bson import RawBSONDocument
+from bson.timestamp import Timestamp
+from pymongo import MongoClient
+from pymongo.client_session import ClientSession
+from pymongo.errors import (
+    ConnectionFailure,
+    OperationFailure,
+    PyMongoError,
+    ServerSelectionTimeoutError,
+)
+
+from spark_sink.errors import StreamError, stream_refused
+from spark_sink.events.positions import AtTime, FromNow, Position, Token
+from spark_sink.options.stream_options import StreamOptions
+from spark_sink.stream.cursor import StreamCursor, WatchedStream
+from spark_sink.stream.retries import Retries, is_transient, retries_exhausted
+from spark_sink.stream.session_guard import SessionGuard
+
+_PLAIN: CodecOptions[dict[str, Any]] = CodecOptions(tz_aware=True)
+
+_Result = TypeVar("_Result")
+
+# Timeout of server selection in seconds, and the attempts of a start within it: fewer if the
+# connection is refused.
+_SELECTION_TIMEOUT = 2.5
+_SELECTION_ATTEMPTS = 5
+_ATTEMPTS_IF_REFUSED = 2
+
+# Events of a reply to a task that reads a shard directly, which reads one reply beyond its end.
+_DIRECT_BATCH = 2000
+# The same for the merged stream. The router keeps the last MiB that it has sent, for the task that
+# continues within the last reply of this one.
+_MERGED_BATCH = 1000
+# Tokens of a reply to the planner, which rarely needs more.
+_TOKEN_BATCH = 500
+_TRANSACTIONS = ("lsid", "txnNumber")
+
+_ONE_SHARD = "$_passthroughToShard"
+# CommandNotFound and NoShardingEnabled: a replica set has no shards to list.
+_NO_SHARD_LIST = (59, 203)
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """The newest cluster time that the router has seen, and its wall clock (seconds since 1970)."""
+
+    cluster_time: Timestamp
+    wall: float
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A shard of the cluster: the cluster time of its joining if known, and its host string.
+
+    The latter is "rsName/host:port,host:port".
+    """
+
+    name: str
+    joined: Timestamp | None = None
+    host: str = ""
+
+
+class RouterClient:
+    """One connection pool to the router. Its owner closes it, with every cursor opened through it.
+
+    If it is `guarded`, its cursors are killed even if this process is (`session_guard`).
+    """
+
+    def __init__(self, options: StreamOptions, *, guarded: bool = False) -> None:
+        self._options = options
+        # Events stay as sent; dates out of Python's range must not fail.
+        self._client: MongoClient[RawBSONDocument] = MongoClient(
+            options.uri,
+            appname="mergerouter-spark",
+            document_class=RawBSONDocument,
+            datetime_conversion="DATETIME_MS",
+            unicode_decode_error_handler="replace",
+            serverSelectionTimeoutMS=self._selection_ms(),
+        )
+        self._plain: MongoClient[dict[str, Any]] | None = None
+        self._direct: dict[str, RouterClient] = {}
+        self._session: ClientSession | None = None
+        self._guard: SessionGuard | None = None
+        if guarded:
+            # Causal consistency would add a read concern, which change streams refuse.
+            self._session = self._client.start_session(causal_consistency=False)
+            self._guard = SessionGuard(options.uri, self._session.session_id)
+
+    def watch_events(
+        self, position: Position, shard: str | None = None, *, batch_size: int, max_await: float
+    ) -> WatchedStream:
+        """Return the stream of complete events after `position`, merged or of one shard.
+
+        `batch_size` is the most events of a reply, 0 for a default; `max_await` is in seconds.
+        Raises PyMongoError, and StreamError if a shard to read directly does not exist.
+        """
+        if shard is not None and self._options.reads_shards_directly:
+            direct = batch_size or _DIRECT_BATCH
+            return self._on_shard(shard)._watch(position, self._stages(), None, direct, max_await)
+        if shard is None:
+            batch_size = batch_size or _MERGED_BATCH
+        return self._watch(position, self._stages(), shard, batch_size, max_await)
+
+    def watch_tokens(self, position: Position, *, max_await: float) -> WatchedStream:
+        """Return the merged stream, of which only tokens are sent, so that planning costs little.
+
+        Where batches keep transactions, the fields that name them are sent too. `max_await` is in
+        seconds. Raises PyMongoError.
+        """
+        stages = self._stages()
+        # Fragments have separate tokens, from a stage that must remain the last one.
+        if not self._options.splits_large_events:
+            wanted = _TRANSACTIONS if self._options.keeps_transactions else ()
+            stages.append({"$project": dict.fromkeys(("_id", *wanted), 1)})
+        # An empty first batch always has a token (docs/protocol.md#cursor-replies).
+        return self._watch(position, stages, None, _TOKEN_BATCH, max_await)
+
+    def watch_inserts(
+        self, database: str, collection: str, position: Position, *, max_await: float
+    ) -> WatchedStream:
+        """Return the inserts into a collection, also outside of the scope, and invalidates.
+
+        `max_await` is in seconds. Raises PyMongoError.
+        """
+        stages = [{"$match": {"operationType": {"$in": ["insert", "invalidate"]}}}]
+        target = self._client[database][collection]
+        return self._aggregate(target, _start(position), stages, {}, max_await)
+
+    def present(self) -> Timestamp:
+        """Return a time at or after all finished writes. Raises PyMongoError, StreamError."""
+        return max(self._watermark(), self.clocks().cluster_time)
+
+    def snapshot_time(self) -> Timestamp:
+        """Return a cluster time that can be read at, at or after all finished writes.
+
+        Raises PyMongoError, StreamError.
+        """
+        begins = self._watermark()  # the tick after the newest one, which no clock may have reached
+        before = Timestamp(begins.time, begins.inc - 1) if begins.inc else begins
+        return max(before, self.clocks().cluster_time)
+
+    def _watermark(self) -> Timestamp:
+        """Return where a stream from now begins: the watermark of all shards."""
+        try:
+            stream = self.watch_tokens(FromNow(), max_await=0.001)
+        except OperationFailure as error:
+            if error.has_error_label("ResumableChangeStreamError"):
+                raise
+            raise stream_refused(error) from None
+        try:
+            return Token(dict(stream.resume_token)).cluster_time
+        finally:
+            stream.close()
+
+    def shards(self) -> list[Shard] | None:
+        """Return all shards; None if the server cannot list them. Raises PyMongoError."""
+        try:
+            reply = self._client.admin.command("listShards", codec_options=_PLAIN)
+        except OperationFailure as error:
+            if error.code in _NO_SHARD_LIST:
+                return None
+            raise
+        return [
+            Shard(each["_id"], each.get("topologyTime"), each["host"]) for each in reply["shards"]
+        ]
+
+    @property
+    def mongo(self) -> MongoClient[RawBSONDocument]:
+        """The client itself, which does not decode documents."""
+        return self._client
+
+    def plain(self) -> MongoClient[dict[str, Any]]:
+        """Return a client that decodes documents; it is closed with this one."""
+        if self._plain is None:
+            self._plain = MongoClient(
+                self._options.uri,
+                appname="mergerouter-spark",
+                datetime_conversion="DATETIME_MS",
+                unicode_decode_error_handler="replace",
+                serverSelectionTimeoutMS=self._selection_ms(),
+            )
+        return self._plain
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The router that answers, or the first that is named."""
+        seeds = sorted(self._client.topology_description.server_descriptions())
+        return seeds[0][0], seeds[0][1] or 27017
+
+    def with_retries(self, call: Callable[[], _Result]) -> _Result:
+        """Return the result of a call to the router, which is retried as the options say.
+
+        Raises StreamError when the retries are exhausted, and other errors immediately.
+        """
+        retries = Retries(self._options.retry_policy)
+        while True:
+            try:
+                return call()
+            except PyMongoError as error:
+                if not is_transient(error):
+                    raise
+                if not retries.wait_for_retry(error):
+                    raise retries_exhausted(self._options.retry_policy, error) from error
+
+    def clocks(self) -> Clocks:
+        """Return the router's clocks. Raises PyMongoError, and StreamError if it has none."""
+        reply = self._client.admin.command("hello", codec_options=_PLAIN)
+        time = reply.get("$clusterTime", {}).get("clusterTime")
+        if not isinstance(time, Timestamp):
+            raise StreamError(
+                f"the server at {self._address()} has no cluster time: it is not a router, mongos "
+                "or replica set. Correct option 'uri'"
+            )
+        return Clocks(time, reply["localTime"].timestamp())
+
+    def require_reachable(self) -> None:
+        """Connect to a router or mongos now.
+
+        Raises StreamError within seconds if that cannot be done, or another server answers.
+        """
+        try:
+            self._connect()
+            require_router(self._client)
+            self.clocks()
+        except ConnectionFailure as error:
+            raise StreamError(
+                f"the router at {self._address()} cannot be reached: start it, or correct option "
+                "'uri'",
+                error,
+            ) from None
+        except PyMongoError as error:
+            raise StreamError(
+                f"the router at {self._address()} refuses the connection: check the user, the "
+                "password and the TLS options in option 'uri'",
+                error,
+            ) from None
+
+    def require_stream(self) -> None:
+        """Connect, and let the router check the stages of option 'pipeline'. Raises StreamError."""
+        self.require_reachable()
+        if self._options.pipeline:
+            self.with_retries(self._watermark)
+
+    def _connect(self) -> None:
+        if self._options.retry_policy.selection_timeout is not None:
+            _ = self._client.is_mongos  # waits for a server
+            return
+        for attempt in range(1, _SELECTION_ATTEMPTS + 1):
+            try:
+                with pymongo.timeout(_SELECTION_TIMEOUT / _SELECTION_ATTEMPTS):
+                    _ = self._client.is_mongos
+                return
+            except ServerSelectionTimeoutError:
+                if attempt == _SELECTION_ATTEMPTS or (
+                    attempt >= _ATTEMPTS_IF_REFUSED and self._is_refused()
+                ):
+                    raise
+
+    def _selection_ms(self) -> int:
+        seconds = self._options.retry_policy.selection_timeout
+        return int((_SELECTION_TIMEOUT if seconds is None else seconds) * 1000)
+
+    def _is_refused(self) -> bool:
+        """Whether connections to all of the router's addresses are refused."""
+        servers = self._client.topology_description.server_descriptions().values()
+        causes = [None if each.error is None else each.error.__cause__ for each in servers]
+        return all(isinstance(cause, ConnectionRefusedError) for cause in causes)
+
+    def close(self) -> None:
+        """Close all connections."""
+        for direct in self._direct.values():
+            direct.close()
+        if self._guard is not None:
+            self._guard.close()
+        if self._plain is not None:
+            self._plain.close()
+        self._client.close()
+
+    def _watch(
+        self,
+        position: Position,
+        stages: list[Any],
+        shard: str | None,
+        batch_size: int,
+        max_await: float,
+    ) -> WatchedStream:
+        options = self._options
+        wanted = {
+            "fullDocument": options.full_document,
+            "fullDocumentBeforeChange": options.full_document_before_change,
+            "showExpandedEvents": options.show_expanded_events or None,
+            "allChangesForCluster": options.scope.database is None or None,
+            **_start(position),
+        }
+        change_stream = {name: value for name, value in wanted.items() if value is not None}
+        further: dict[str, Any] = {} if shard is None else {_ONE_SHARD: {"shard": shard}}
+        if batch_size:
+            further["batchSize"] = batch_size
+        return self._aggregate(self._target(), change_stream, stages, further, max_await)
+
+    def _aggregate(
+        self,
+        target: Any,
+        change_stream: dict[str, Any],
+        stages: list[Any],
+        further: dict[str, Any],
+        max_await: float,
+    ) -> WatchedStream:
+        cursor = target.aggregate(
+            [{"$changeStream": change_stream}, *stages],
+            session=self._session,
+            maxAwaitTimeMS=max(1, int(max_await * 1000)),
+            **further,
+        )
+        return StreamCursor(cursor)
+
+    def _on_shard(self, shard: str) -> RouterClient:
+        """Return a client of the shard's own servers."""
+        if shard not in self._direct:
+            hosts = {each.name: each.host for each in self.shards() or ()}
+            if shard not in hosts:
+                raise StreamError(f"{shard} is no longer a shard of the cluster: restart the query")
+            uri = _shard_uri(self._options.uri, hosts[shard])
+            self._direct[shard] = RouterClient(replace(self._options, uri=uri))
+        return self._direct[shard]
+
+    def _stages(self) -> list[Any]:
+        options = self._options
+        return [*options.scope.stages, *options.skipping, *options.pipeline]
+
+    def _address(self) -> str:
+        seeds = self._client.topology_description.server_descriptions()
+        return ", ".join(f"{host}:{port}" for host, port in seeds)
+
+    def _target(self) -> Any:
+        scope = self._options.scope
+        if scope.database is None:
+            return self._client.admin
+        database = self._client[scope.database]
+        return database[scope.collections[0]] if len(scope.collections) == 1 else database
+
+
+def require_router(client: MongoClient[Any]) -> None:
+    """Raise StreamError if the server is no router or mongos: one member has not all documents.
+
+    Raises PyMongoError if it does not answer.
+    """
+    reply = client.admin.command("hello", codec_options=_PLAIN)
+    if reply.get("msg") != "isdbgrid":
+        seeds = client.topology_description.server_descriptions()
+        raise StreamError(
+            f"the server at {', '.join(f'{host}:{port}' for host, port in seeds)} is no router or "
+            "mongos, but a member of a replica set or a standalone server, with one shard's "
+            "documents at most. Name the router in option 'uri'"
+        )
+
+
+def _shard_uri(uri: str, host: str) -> str:
+    """Return the connection string of a shard: its servers, with the options of the router's."""
+    name, _, servers = host.partition("/")
+    query = parse_qs(urlsplit(uri).query)
+    kept = {key: value for key, value in query.items() if key.lower() not in _ROUTER_ONLY}
+    return f"mongodb://{servers}/?{urlencode({**kept, 'replicaSet': name}, doseq=True)}"
+
+
+_ROUTER_ONLY = ("directconnection", "replicaset", "loadbalanced", "authsource", "srvservicename")
+
+
+def _start(position: Position) -> dict[str, Any]:
+    match position:
+        case Token(document):
+            # startAfter accepts every token, including an invalidate's.
+            return {"startAfter": dict(document)}
+        case AtTime(time):
+            return {"startAtOperationTime": time}
+        case FromNow():
+            return {}

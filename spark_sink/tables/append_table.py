@@ -1,0 +1,62 @@
+"""A Delta table to which each batch of a query is appended once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from spark_sink.rows.arrow_types import arrow_schema
+from spark_sink.tables.delta_log import Batch, DeltaLog
+from spark_sink.tables.parquet_parts import BATCH, PARTS, Parts, PartWriter
+
+
+class AppendTable:
+    """The table at an address, a path or a URI, with the partition columns of a new one."""
+
+    def __init__(self, address: str, partitions: Sequence[str] = ()) -> None:
+        self._partitions = tuple(partitions)
+        self.log = DeltaLog(address, partitions)
+        """The commits of the table."""
+
+    def read(self, spark: SparkSession) -> DataFrame:
+        """Return the rows of a table that exists."""
+        return read_files(spark, self.log, StructType.fromJson(self.log.schema), self.log.files())
+
+    def write(self, rows: DataFrame, batch: Batch) -> None:
+        """Append rows that have batches' numbers, as `commit`."""
+        schema = arrow_schema(rows.schema)
+        writer = PartWriter(self.log.address, schema, self._partitions)
+        parts = [row.asDict() for row in rows.mapInArrow(writer, PARTS).collect()]
+        if parts:
+            self.commit(parts, schema, batch)
+
+    def write_rows(self, rows: pa.Table, batch: Batch) -> None:
+        """Append rows that the driver has, with the batch's number, as `commit`."""
+        if not rows.num_rows or self.log.has(batch):
+            return
+        numbers = pa.repeat(pa.scalar(batch.number, pa.int64()), rows.num_rows)
+        numbered = rows.append_column(BATCH, numbers)
+        parts = Parts(PartWriter(self.log.address, numbered.schema, self._partitions))
+        parts.add(numbered)
+        self.commit(parts.close(), numbered.schema, batch)
+
+    def commit(self, parts: Sequence[Mapping[str, Any]], schema: pa.Schema, batch: Batch) -> None:
+        """Commit the files of a batch, unless the table has the batch already. Raises StreamError.
+
+        An interrupted attempt may have committed them here, and not yet in another table.
+        """
+        if not self.log.has(batch):
+            self.log.append(parts, schema, batch)
+
+
+def read_files(
+    spark: SparkSession, log: DeltaLog, schema: StructType, files: Sequence[str]
+) -> DataFrame:
+    """Return the rows of some files of a table, without Spark's Delta extension."""
+    if not files:
+        return spark.createDataFrame([], schema)
+    return spark.read.schema(schema).option("basePath", log.address).parquet(*files)

@@ -1,0 +1,363 @@
+"""The commits of a Delta table, through delta-rs: files, and what a version knows beside them.
+
+A commit is the file of the table's log that moves rows and position together. It has the numbers of
+batches as Delta's application transactions, so a repeated batch is recognised by the table itself.
+delta-rs accepts a transaction's number again, and lower ones, so callers ask `has` first. It does
+not notice a writer that only adds files to the folders that another one replaces; the number of the
+table's own application `mergerouter` therefore grows with each replacement.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable, Schema
+from deltalake.exceptions import CommitFailedError, DeltaError, SchemaMismatchError
+from deltalake.transaction import (
+    AddAction,
+    CommitProperties,
+    Transaction,
+    create_table_with_add_actions,
+)
+from pyarrow import fs
+
+from spark_sink.errors import OptionError, StreamError
+from spark_sink.folders import absolute, open_folder
+from spark_sink.tables.parquet_parts import COMPARED
+
+_POSITION = "mergerouter"
+"""The field of a commit with the position, and the application of replacements."""
+_CONFIGURATION = {"delta.deletedFileRetentionDuration": "interval 1 hours"}
+"""Of a new table: files that a reader may still read are kept for this time."""
+_STATISTICS = "delta.dataSkippingStatsColumns"
+"""Of a table: the columns of which commits have statistics."""
+_ORPHAN_HOURS = 7 * 24
+"""The age at which a file that no commit names is deleted."""
+_VERSIONS_READ = (1, 20, None)
+"""How many commits are read to find the newest one with a position; None for all."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A micro-batch: the id of its query, its number, and the offset at its end.
+
+    `verified` is what is known of the table before it.
+    """
+
+    query: str
+    number: int
+    offset: Mapping[str, Any] = field(default_factory=dict)
+    verified: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """What a commit says about the batch."""
+        known = {"verified": dict(self.verified)} if self.verified else {}
+        return {"query": self.query, "batch": self.number, "offset": dict(self.offset), **known}
+
+
+class DeltaLog:
+    """The newest version of the table at an address, a path or a URI that delta-rs knows.
+
+    The object stands for the version that it has read or committed last. Methods raise StreamError
+    where another writer was faster or the storage fails.
+
+    Args:
+        partitions: the partition columns of a new table.
+        compared: those with statistics in the commits of a new table.
+    """
+
+    def __init__(
+        self, address: str, partitions: Sequence[str] = (), compared: Sequence[str] = COMPARED
+    ) -> None:
+        self.address = absolute(address)
+        """The folder as a path or URI for Spark."""
+        self._partitions = list(partitions)
+        self._compared = compared
+        self._table = self._opened()
+        self._fixed: dict[str, Any] | None = None
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a table."""
+        return self._table is not None
+
+    @property
+    def version(self) -> int | None:
+        """The number of the version; None if there is no table."""
+        return None if self._table is None else int(self._table.version())
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The schema as JSON, which is Spark's, too."""
+        assert self._table is not None
+        found: dict[str, Any] = json.loads(self._table.schema().to_json())
+        return found
+
+    def has(self, batch: Batch) -> bool:
+        """Return whether the table has the batch, or a later one of its query."""
+        last = self._transaction(batch.query)
+        return last is not None and last >= batch.number
+
+    def position(self) -> dict[str, Any]:
+        """Return what the newest commit of a batch says; empty if none does."""
+        if self._fixed is not None:
+            return self._fixed
+        for limit in _VERSIONS_READ:  # others may have committed since, such as by an optimize
+            for position in self.positions(limit).values():
+                return position
+        return {}
+
+    def positions(self, limit: int | None = None) -> dict[int, dict[str, Any]]:
+        """Return what the newest `limit` commits say, by version, without those of others.
+
+        The newest is the first.
+        """
+        if self._table is None:
+            return {}
+        with self._failures():
+            commits = self._table.history(limit)
+        return {each["version"]: each[_POSITION] for each in commits if _POSITION in each}
+
+    def at(self, version: int, position: Mapping[str, Any]) -> DeltaLog:
+        """Return an older version to read, with what its commit says.
+
+        Raises StreamError if its commit or one of its files has been deleted.
+        """
+        found = DeltaLog(self.address, self._partitions)
+        assert found._table is not None
+        found._fixed = dict(position)
+        try:
+            found._table.load_as_version(version)
+        except DeltaError:
+            complete = False
+        else:
+            files, folder = open_folder(self.address)
+            paths = [f"{folder}/{each['path']}" for each in found.actions()]
+            complete = all(each.type == fs.FileType.File for each in files.get_file_info(paths))
+        if not complete:
+            raise StreamError(
+                f"files of version {version} of the table at {self.address} have been deleted: the "
+                "table's property delta.deletedFileRetentionDuration says how long they are kept. "
+                "Make the table of that time again with job rebuild --to"
+            )
+        return found
+
+    def files(self, **partition: Collection[Any]) -> list[str]:
+        """Return the addresses of the files, in the partitions with these values of a column."""
+        return [
+            f"{self.address}/{row['path']}"
+            for row in self.actions()
+            if all(row[f"partition.{name}"] in values for name, values in partition.items())
+        ]
+
+    def actions(self) -> list[dict[str, Any]]:
+        """Return what the log says about each file: a flat document, with its relative `path`."""
+        if self._table is None:
+            return []
+        found: list[dict[str, Any]] = pa.table(self._table.get_add_actions(True)).to_pylist()
+        return [{**row, "path": unquote(row["path"])} for row in found]
+
+    def scan(self, columns: Sequence[str], chosen: pc.Expression) -> Iterator[pa.RecordBatch]:
+        """Return columns of the rows that a condition selects, by the statistics of files first."""
+        assert self._table is not None
+        with self._failures():
+            dataset = self._table.to_pyarrow_dataset()
+            yield from dataset.scanner(columns=[*columns], filter=chosen).to_batches()
+
+    def count(self) -> int:
+        """Return the number of rows, by the statistics of files."""
+        return sum(row["num_records"] or 0 for row in self.actions())
+
+    def append(
+        self,
+        parts: Sequence[Mapping[str, Any]],
+        schema: pa.Schema,
+        batch: Batch,
+    ) -> None:
+        """Commit files with the rows of a batch.
+
+        Args:
+            parts: rows of `parquet_parts.PARTS`.
+            schema: of all columns; new ones are added to the table. OptionError if others have
+                changed their type.
+        """
+        actions = [_action(part) for part in parts]
+        properties = _properties(batch.position, [Transaction(batch.query, batch.number)])
+        if self._table is None:
+            self._create(actions, schema, properties)
+            return
+        self._add_columns(schema)
+        with self._failures():
+            self._table.create_write_transaction(
+                [*actions],
+                "append",
+                self._table.schema(),
+                self._partitions,
+                commit_properties=properties,
+            )
+        self._reload()
+
+    def replace(
+        self,
+        parts: Sequence[Mapping[str, Any]],
+        schema: pa.Schema,
+        position: Mapping[str, Any],
+        batch: Batch | None = None,
+        **partition: Collection[Any],
+    ) -> None:
+        """Commit files instead of those of the partitions with these values of one column.
+
+        The same commit gives the table this schema.
+        """
+        actions = [_action(part) for part in parts]
+        transactions = [Transaction(_POSITION, (self._transaction(_POSITION) or 0) + 1)]
+        if batch is not None:
+            transactions.append(Transaction(batch.query, batch.number))
+        properties = _properties(position, transactions)
+        if self._table is None:
+            self._create(actions, schema, properties)
+            return
+        wanted = _schema(schema)
+        filters = [(name, "in", [str(each) for each in v]) for name, v in partition.items() if v]
+        if not filters and wanted != self._table.schema():
+            filters = [(name, "in", ["-"]) for name in self._partitions]  # which no file has
+        with self._failures():
+            self._table.create_write_transaction(
+                [*actions],
+                "overwrite" if filters else "append",  # only the former changes the schema
+                wanted,
+                self._partitions,
+                partition_filters=filters or None,
+                commit_properties=properties,
+            )
+        self._reload()
+
+    def compact(self) -> tuple[int, int]:
+        """Replace small files by large ones; return their numbers, before and after."""
+        assert self._table is not None
+        before = len(self.actions())
+        with self._failures():
+            self._table.optimize.compact(commit_properties=_properties(self.position()))
+        self._reload()
+        return before, len(self.actions())
+
+    def vacuum(self, *, full: bool = False) -> None:
+        """Delete the files that have been replaced longer ago than the table's retention.
+
+        With `full`, it deletes also files of a week ago that no commit names: those of tasks that
+        were interrupted or ran twice. A running batch may still commit younger ones.
+        """
+        assert self._table is not None
+        with self._failures():
+            properties = _properties(self.position())
+            self._table.vacuum(dry_run=False, commit_properties=properties)
+            if full:
+                self._table.vacuum(
+                    _ORPHAN_HOURS, dry_run=False, full=True, commit_properties=properties
+                )
+        self._reload()
+
+    def _create(
+        self, actions: list[AddAction], schema: pa.Schema, properties: CommitProperties
+    ) -> None:
+        # pyarrow's readers take a column without statistics for one that is null everywhere,
+        # unless the table says that it has none.
+        names = [n for n in self._compared if n in schema.names and n not in self._partitions]
+        configuration = {**_CONFIGURATION, _STATISTICS: ",".join(names)}
+        with self._failures():
+            create_table_with_add_actions(
+                self.address,
+                _schema(schema),
+                actions,
+                partition_by=self._partitions,
+                configuration=configuration if names else _CONFIGURATION,
+                commit_properties=properties,
+            )
+        self._reload()
+
+    def _add_columns(self, schema: pa.Schema) -> None:
+        assert self._table is not None
+        known = {each.name: each.type for each in self._table.schema().fields}
+        changed = [each for each in _schema(schema).fields if known.get(each.name) != each.type]
+        if not changed:
+            return
+        try:
+            with self._failures():
+                self._table.alter.add_columns(
+                    changed, commit_properties=_properties(self.position())
+                )
+        except SchemaMismatchError as error:
+            raise OptionError(
+                f"the table at {self.address} has other types of "
+                f"{', '.join(each.name for each in changed)}: start the query with the options of "
+                "before, or write to another folder",
+                error,
+            ) from None
+        self._reload()
+
+    def _opened(self) -> DeltaTable | None:
+        with self._failures():
+            return DeltaTable(self.address) if DeltaTable.is_deltatable(self.address) else None
+
+    def _reload(self) -> None:
+        """Read the commits since the version, one's own among them."""
+        if self._table is None:
+            self._table = self._opened()
+            return
+        with self._failures():
+            self._table.update_incremental()
+
+    def _transaction(self, name: str) -> int | None:
+        if self._table is None:
+            return None
+        with self._failures():
+            return self._table.transaction_version(name)
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        try:
+            yield
+        except CommitFailedError as error:
+            raise StreamError(
+                f"the table at {self.address} has been written by another query: let only one "
+                "query write to a table",
+                error,
+            ) from None
+        except SchemaMismatchError:
+            raise
+        except (DeltaError, OSError) as error:
+            raise StreamError(
+                f"the table at {self.address} cannot be read or written: correct the path, or the "
+                "access to its storage",
+                error,
+            ) from None
+
+
+def _action(part: Mapping[str, Any]) -> AddAction:
+    return AddAction(
+        path=part["path"],
+        size=part["size"],
+        partition_values=json.loads(part["partition"]),
+        modification_time=part["modified"],
+        data_change=True,
+        stats=part["stats"],
+    )
+
+
+def _schema(schema: pa.Schema) -> Schema:
+    """Return Delta's schema of columns, all of which may be null."""
+    return Schema.from_arrow(pa.schema([each.with_nullable(True) for each in schema]))
+
+
+def _properties(
+    position: Mapping[str, Any], transactions: list[Transaction] | None = None
+) -> CommitProperties:
+    return CommitProperties({_POSITION: dict(position)}, app_transactions=transactions)

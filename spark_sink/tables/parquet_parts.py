@@ -1,0 +1,252 @@
+"""Writes the rows of a task to Parquet files, which the driver commits to a Delta table afterwards.
+
+A file that no commit names is not part of a table, so a task that runs twice leaves a file that
+`vacuum(full=True)` of delta-rs finds, and no row twice.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from spark_sink.folders import open_folder
+from spark_sink.rows.row_schema import UNIQUE_COLUMNS
+
+PARTS = "path string, size long, partition string, modified long, stats string"
+"""A row for each file: the path relative to the table, bytes, the values of the partition columns
+as a JSON object, milliseconds since 1970, and Delta's statistics as JSON."""
+PartFile = dict[str, Any]
+"""A row of PARTS."""
+
+BATCH = "batch"
+"""The column with the number of a row's batch, in tables to which batches are appended."""
+COMPARED = (
+    "token",
+    "clusterTime",
+    "namespace",
+    "database",
+    "collection",
+    "key",
+    "operationType",
+    "batch",
+)
+"""The columns whose least and greatest values are in the commit, by default."""
+WITHOUT_DICTIONARY = (*UNIQUE_COLUMNS, "key", "document")
+"""The columns whose values rarely repeat, by default."""
+# Bytes of rows that a task collects before it writes them, and bytes after which a file ends.
+_GROUP_BYTES = 64 * 1024 * 1024
+_FILE_BYTES = 128 * 1024 * 1024
+# The most files that a task has open.
+_MOST_OPEN = 100
+# What Spark and Hive escape in the names of partitions' folders.
+_ESCAPED = frozenset("\"#%'*/:=?\\{[]^\x7f")
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+
+Partition = tuple[str | None, ...]
+
+
+@dataclass(frozen=True)
+class PartWriter:
+    """Writes rows of one table in a task: a function for `DataFrame.mapInArrow`, with PARTS.
+
+    Args:
+        root: the table's address, a path or a URI that pyarrow knows.
+        schema: of all columns of the table; rows are cast to it.
+        partitions: the columns whose values name the folders; the files do not contain them.
+        group_bytes: bytes of rows, before compression, that are written together.
+        compared: the columns whose least and greatest values are in the commit, so that readers
+            leave out files.
+        indexed: further columns whose least and greatest values are in the files.
+        unique: the columns whose values rarely repeat.
+    """
+
+    root: str
+    schema: pa.Schema
+    partitions: Sequence[str] = ()
+    group_bytes: int = _GROUP_BYTES
+    compared: Sequence[str] = COMPARED
+    indexed: Sequence[str] = ()
+    unique: Sequence[str] = WITHOUT_DICTIONARY
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write the rows, and return a row for each file. Raises OSError."""
+        parts = Parts(self)
+        for batch in batches:
+            parts.add(pa.Table.from_batches([batch]))
+        yield parts_batch(parts.close())
+
+
+class Parts:
+    """The files that a task writes for one table."""
+
+    def __init__(self, writer: PartWriter) -> None:
+        self._writer = writer
+        self._schema = writer.schema
+        self._partitions = tuple(writer.partitions)
+        names = [name for name in writer.schema.names if name not in self._partitions]
+        self._stored = pa.schema([writer.schema.field(name) for name in names])
+        self._files, self._folder = open_folder(writer.root)
+        self._pending: dict[Partition, list[pa.Table]] = defaultdict(list)
+        self._pending_bytes = 0
+        self._open: dict[Partition, _Part] = {}
+        self._done: list[PartFile] = []
+
+    @property
+    def size(self) -> int:
+        """The bytes of the files that are being written, without the rows that wait."""
+        return sum(part.size for part in self._open.values())
+
+    def add(self, rows: pa.Table) -> None:
+        """Write rows, whose columns may be in another order than the schema's."""
+        rows = rows.select(self._schema.names)
+        if not rows.schema.equals(self._schema):
+            rows = rows.cast(self._schema)
+        for partition, chosen in self._divided(rows):
+            self._pending[partition].append(chosen.select(self._stored.names))
+            self._pending_bytes += chosen.nbytes
+        if self._pending_bytes >= self._writer.group_bytes:
+            self._write_pending()
+
+    def close(self) -> list[PartFile]:
+        """Complete the files, and return them."""
+        self._write_pending()
+        self._end(list(self._open))
+        return self._done
+
+    def _divided(self, rows: pa.Table) -> Iterator[tuple[Partition, pa.Table]]:
+        if not self._partitions:
+            if rows.num_rows:
+                yield (), rows
+            return
+        found = rows.select(self._partitions).group_by(list(self._partitions)).aggregate([])
+        for values in found.to_pylist():
+            chosen = rows
+            for name, value in values.items() if found.num_rows > 1 else ():
+                column = chosen[name]
+                same = pc.is_null(column) if value is None else pc.equal(column, value)
+                chosen = chosen.filter(same)
+            yield tuple(None if each is None else str(each) for each in values.values()), chosen
+
+    def _write_pending(self) -> None:
+        for partition, tables in self._pending.items():
+            if partition not in self._open:
+                if len(self._open) >= _MOST_OPEN:
+                    self._end(list(self._open))
+                self._open[partition] = self._part(partition)
+            self._open[partition].write(pa.concat_tables(tables))
+        self._pending.clear()
+        self._pending_bytes = 0
+        self._end([key for key, part in self._open.items() if part.size >= _FILE_BYTES])
+
+    def _part(self, partition: Partition) -> _Part:
+        values = dict(zip(self._partitions, partition, strict=True))
+        folders = [f"{name}={_folder_name(value)}" for name, value in values.items()]
+        path = "/".join([*folders, f"part-{uuid.uuid4().hex}.parquet"])
+        if isinstance(self._files, fs.LocalFileSystem):
+            self._files.create_dir("/".join([self._folder, *folders]))
+        return _Part(self._files, self._folder, path, values, self._stored, self._writer)
+
+    def _end(self, partitions: Sequence[Partition]) -> None:
+        for partition in partitions:
+            self._done.append(self._open.pop(partition).close())
+
+
+class _Part:
+    """A file that is being written."""
+
+    def __init__(
+        self,
+        files: fs.FileSystem,
+        folder: str,
+        path: str,
+        values: dict[str, str | None],
+        schema: pa.Schema,
+        writer: PartWriter,
+    ) -> None:
+        self._path = path
+        self._values = values
+        self._written: list[pq.FileMetaData] = []
+        self._compared = writer.compared
+        self._stream = files.open_output_stream(f"{folder}/{path}")
+        self._writer = pq.ParquetWriter(
+            self._stream,
+            schema,
+            use_dictionary=[name for name in schema.names if name not in writer.unique],
+            write_statistics=[n for n in schema.names if n in (*writer.compared, *writer.indexed)],
+            metadata_collector=self._written,
+        )
+
+    @property
+    def size(self) -> int:
+        """The bytes written so far."""
+        return int(self._stream.tell())
+
+    def write(self, rows: pa.Table) -> None:
+        """Write rows as a row group."""
+        self._writer.write_table(rows)
+
+    def close(self) -> PartFile:
+        """Complete the file, and return it."""
+        self._writer.close()
+        size = self.size
+        self._stream.close()
+        return {
+            "path": self._path,
+            "size": size,
+            "partition": json.dumps(self._values),
+            "modified": int(time.time() * 1000),
+            "stats": json.dumps(statistics(self._written[0], self._compared)),
+        }
+
+
+def statistics(metadata: pq.FileMetaData, compared: Sequence[str] = COMPARED) -> dict[str, Any]:
+    """Return Delta's statistics of a file: the number of rows, and columns' least and greatest."""
+    least: dict[str, Any] = {}
+    greatest: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    for index in range(metadata.num_columns):
+        name = metadata.schema.column(index).path
+        found = [group.column(index).statistics for group in groups]
+        if name not in compared or not all(each and each.has_null_count for each in found):
+            continue
+        nulls[name] = sum(each.null_count for each in found)
+        filled = [each for each in found if each.num_values]
+        if filled and all(each.has_min_max for each in filled):
+            least[name] = _json_value(min(each.min for each in filled))
+            greatest[name] = _json_value(max(each.max for each in filled))
+    return {
+        "numRecords": metadata.num_rows,
+        "minValues": least,
+        "maxValues": greatest,
+        "nullCount": nulls,
+    }
+
+
+def parts_batch(parts: Sequence[PartFile]) -> pa.RecordBatch:
+    """Return files for Spark, as PARTS."""
+    kinds = {"size": pa.int64(), "modified": pa.int64()}
+    names = [each.split()[0] for each in PARTS.split(", ")]
+    schema = pa.schema([pa.field(name, kinds.get(name, pa.string())) for name in names])
+    return pa.RecordBatch.from_pylist(parts, schema)
+
+
+def _folder_name(value: str | None) -> str:
+    if value is None:
+        return _NULL
+    return "".join(f"%{ord(c):02X}" if c in _ESCAPED or ord(c) < 32 else c for c in value)
+
+
+def _json_value(value: Any) -> Any:
+    return value.isoformat() if isinstance(value, datetime | date) else value

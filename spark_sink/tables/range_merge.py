@@ -1,0 +1,312 @@
+"""Applies staged changes to a section of a current table, in a task.
+
+The rows of the file and the changes are in the order of places, so they are merged a row group at a
+time. Rows without a change are copied as Arrow, and never decoded. Executors import this module,
+which requires pyarrow only.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from spark_sink.folders import open_folder
+from spark_sink.rows.arrow_types import arrow_schema
+from spark_sink.tables.fold import DELETED, DELETED_ROW, FOLDED, PREPARED, ROW, TABLE, Fold
+from spark_sink.tables.key_ranges import KEY_COLUMNS, SPLIT_BYTES, ChangeGroup, places_of
+from spark_sink.tables.parquet_parts import (
+    BATCH,
+    WITHOUT_DICTIONARY,
+    PartFile,
+    Parts,
+    PartWriter,
+)
+from spark_sink.tables.staged_changes import read_groups
+from spark_sink.tables.table_form import KEY_RANGE, FormedRows, TableForm
+from spark_sink.tables.whole_documents import whole_documents
+
+QUARANTINE = StructType(
+    [
+        *(TABLE[name] for name in ("namespace", *KEY_COLUMNS, "token", "clusterTime")),
+        StructField("problem", StringType()),
+        StructField("event", TABLE["document"].dataType),
+        StructField(BATCH, LongType()),
+    ]
+)
+"""The columns of a table of events that cannot be applied."""
+_FOLDED = arrow_schema(FOLDED)
+_PREPARED = arrow_schema(PREPARED)
+# Bytes of rows in a row group.
+_GROUP_BYTES = 32 * 1024 * 1024
+
+
+class _UnsortedError(Exception):
+    """Another program has written a file of the table."""
+
+
+@dataclass(frozen=True)
+class MergeTask:
+    """Writes a section again: its rows with the changes applied.
+
+    Args:
+        address: the table's.
+        quarantine: the address of the table for events that cannot be applied, if there can be any.
+        batch: the number that these get.
+        lower, upper: the section's places.
+        base: the paths of the files that have the rows, relative to the table.
+        size: the bytes of these files.
+        divided: whether they have rows of other sections, too.
+        changes: groups with changes to the section, and to others.
+        fold: applies changes.
+        form: of the table.
+        again: whether the columns of documents are made again.
+    """
+
+    address: str
+    quarantine: str | None
+    batch: int | None
+    lower: str
+    upper: str | None
+    base: tuple[str, ...]
+    size: int
+    divided: bool
+    changes: tuple[ChangeGroup, ...]
+    fold: Fold
+    form: TableForm
+    again: bool = False
+
+    def __call__(self) -> str:
+        """Return a MergeReport. Raises OSError, and StreamError if the fold is not tolerant."""
+        formed = FormedRows(self.form)
+        try:
+            return _Merge(self, formed, self._groups(formed)).report()
+        except _UnsortedError:
+            tables = [*self._unordered(formed)]
+            rows = pa.concat_tables(tables) if tables else self.form.rows.empty_table()
+            order = pc.sort_indices(places_of(rows))
+            rows = rows.take(order)
+            return _Merge(self, formed, iter([(rows, places_of(rows))])).report()
+
+    def _unordered(self, formed: FormedRows) -> Iterator[pa.Table]:
+        """Return the rows of the section, a row group at a time."""
+        files, folder = open_folder(self.address)
+        for path in self.base:
+            with files.open_input_file(f"{folder}/{path}") as stream:
+                file = pq.ParquetFile(stream)
+                names = formed.names(file.schema_arrow.names)
+                for number in range(file.num_row_groups):
+                    rows = file.read_row_group(number, columns=names, use_threads=False)
+                    rows = formed.from_file(rows, again=self.again)
+                    yield self._within(rows.combine_chunks())
+
+    def _groups(self, formed: FormedRows) -> Iterator[tuple[pa.Table, pa.Array]]:
+        """Return the same rows, in order, and their places. Raises _UnsortedError."""
+        before = pa.scalar("")
+        for rows in self._unordered(formed):
+            places = places_of(rows)
+            if not len(places):
+                continue
+            ascending = pc.all(pc.less(places[:-1], places[1:])).as_py()
+            if (not ascending and len(places) > 1) or not pc.less(before, places[0]).as_py():
+                raise _UnsortedError
+            before = places[-1]
+            yield rows, places
+
+    def _within(self, rows: pa.Table) -> pa.Table:
+        """Return the rows of the section."""
+        if not self.divided:
+            return rows
+        places = places_of(rows)
+        chosen = pc.greater_equal(places, self.lower)
+        if self.upper is not None:
+            chosen = pc.and_(chosen, pc.less(places, self.upper))
+        return rows if pc.all(chosen).as_py() else rows.filter(chosen)
+
+
+@dataclass(frozen=True)
+class MergeReport:
+    """What a MergeTask has written: files of the table with their ranges, and of the quarantine.
+
+    `wanted` is the schema that the documents need, if the form's is too narrow.
+    """
+
+    parts: list[PartFile]
+    ranges: list[list[str]]
+    problems: list[PartFile]
+    wanted: dict[str, Any] | None
+
+    @classmethod
+    def from_json(cls, text: str) -> MergeReport:
+        """Return the report that a task has returned."""
+        return cls(**json.loads(text))
+
+
+class _Merge:
+    """Merges the groups of a section with its changes, and writes what results."""
+
+    def __init__(
+        self, task: MergeTask, formed: FormedRows, groups: Iterable[tuple[pa.Table, pa.Array]]
+    ) -> None:
+        self._task = task
+        self._formed = formed
+        self._groups = groups
+        self._table = _RangeFiles(task.address, task.form, _limit(task))
+        quarantine = task.quarantine or task.address
+        self._problems = Parts(PartWriter(quarantine, arrow_schema(QUARANTINE)))
+
+    def report(self) -> str:
+        """Write all rows; return a MergeReport as JSON."""
+        changes = self._changes()
+        places: list[str] = changes["place"].to_pylist()
+        start = 0
+        for group, found in self._groups:
+            end = bisect_right(places, found[-1].as_py(), start) if len(found) else start
+            if end == start:
+                self._table.add(group)
+            else:
+                self._apply(group, found, changes.slice(start, end - start))
+            start = end
+        if start < len(places):
+            empty = self._task.form.rows.empty_table()
+            self._apply(empty, places_of(empty), changes.slice(start))
+        parts, ranges = self._table.close()
+        wanted = self._formed.wanted
+        report = {
+            "parts": parts,
+            "ranges": ranges,
+            "problems": self._problems.close(),
+            "wanted": None if wanted is None else wanted.jsonValue(),
+        }
+        return json.dumps(report)
+
+    def _changes(self) -> pa.Table:
+        rows = read_groups(self._task.address, self._task.changes)
+        chosen = pc.greater_equal(rows["place"], self._task.lower)
+        if self._task.upper is not None:
+            chosen = pc.and_(chosen, pc.less(rows["place"], self._task.upper))
+        return _sorted(rows.filter(chosen))
+
+    def _apply(self, group: pa.Table, places: pa.Array, changes: pa.Table) -> None:
+        """Write a group with changes to it."""
+        changed = pc.is_in(places, value_set=pc.unique(changes["place"]))
+        base = group.filter(changed)
+        columns = {
+            **{name: base[name] for name in (*KEY_COLUMNS, "token", "documentKey")},
+            "place": places.filter(changed),
+            "kind": _kinds(base),
+            "payload": base["document"],
+        }
+        before = pa.table({name: columns[name] for name in changes.schema.names}, changes.schema)
+        prepared = _sorted(pa.concat_tables([before, changes])) if base.num_rows else changes
+        whole, others = whole_documents(prepared)
+        new = self._formed.from_fold(whole)
+        if others.num_rows:
+            batches = others.select(_PREPARED.names).to_batches()
+            folded = pa.Table.from_batches(self.fold(batches), _FOLDED)
+            fits = pc.is_null(folded["problem"])
+            self._quarantine(folded.filter(pc.invert(fits)))
+            new = pa.concat_tables([new, self._formed.from_fold(folded.filter(fits))])
+            new = new.take(pc.sort_indices(places_of(new)))
+        kept = pc.indices_nonzero(pc.invert(changed)).to_pylist()
+        self._table.add(_merged(group, places.to_pylist(), kept, new) if kept else new)
+
+    @property
+    def fold(self) -> Fold:
+        """The task's fold."""
+        return self._task.fold
+
+    def _quarantine(self, rows: pa.Table) -> None:
+        if rows.num_rows:
+            numbers = pa.array([self._task.batch] * rows.num_rows, pa.int64())
+            events = rows.append_column("event", rows["document"])
+            self._problems.add(events.append_column(BATCH, numbers))
+
+
+def _merged(group: pa.Table, places: list[str], kept: Sequence[int], new: pa.Table) -> pa.Table:
+    """Return rows of a group, and new ones, in the order of places."""
+    order: list[int] = []
+    start = 0
+    for number, place in enumerate(places_of(new).to_pylist()):
+        end = bisect_left(kept, place, start, key=places.__getitem__)
+        order += kept[start:end]
+        order.append(group.num_rows + number)
+        start = end
+    order += kept[start:]
+    return pa.concat_tables([group, new]).combine_chunks().take(pa.array(order, pa.int64()))
+
+
+class _RangeFiles:
+    """Writes ordered rows to files, each of which is a range of its own."""
+
+    def __init__(self, address: str, form: TableForm, limit: int) -> None:
+        self._address = address
+        self._limit = limit
+        self._form = form
+        self._writer = PartWriter(
+            address,
+            form.stored,
+            (KEY_RANGE,),
+            _GROUP_BYTES,
+            form.compared,
+            () if form.schema is None else form.schema.fieldNames(),
+            tuple(map(form.column, WITHOUT_DICTIONARY)),
+        )
+        self._file: Parts | None = None
+        self._range: list[str] = []
+        self._parts: list[PartFile] = []
+        self._ranges: list[list[str]] = []
+
+    def add(self, rows: pa.Table) -> None:
+        """Write the next rows."""
+        if not rows.num_rows:
+            return
+        first, last = places_of(rows.take([0, rows.num_rows - 1])).to_pylist()
+        if self._file is None:
+            self._file = Parts(self._writer)
+            self._range = [uuid.uuid4().hex[:12], first, last]
+        self._range[2] = last
+        name = pa.repeat(pa.scalar(self._range[0]), rows.num_rows)
+        self._file.add(self._form.to_files(rows).append_column(KEY_RANGE, name))
+        if self._file.size >= self._limit:
+            self._end()
+
+    def close(self) -> tuple[list[PartFile], list[list[str]]]:
+        """Complete the files; return them, and their ranges."""
+        self._end()
+        return self._parts, self._ranges
+
+    def _end(self) -> None:
+        if self._file is not None:
+            self._parts += self._file.close()
+            self._ranges.append(self._range)
+            self._file = None
+
+
+def _limit(task: MergeTask) -> int:
+    """Return at how many bytes a file ends, so that no file is much smaller than the others."""
+    # A document is in a row twice, as JSON and as BSON.
+    expected = task.size + 2 * sum(each.size for each in task.changes)
+    files = -(-expected // SPLIT_BYTES)
+    return max(SPLIT_BYTES // 2, expected // files) if files > 1 else SPLIT_BYTES
+
+
+def _kinds(rows: pa.Table) -> pa.Array:
+    """Return what rows are in PREPARED."""
+    live = pa.scalar(ROW, pa.int64())
+    if DELETED not in rows.schema.names:
+        return pa.repeat(live, rows.num_rows)
+    return pc.if_else(rows[DELETED], pa.scalar(DELETED_ROW, pa.int64()), live)
+
+
+def _sorted(rows: pa.Table) -> pa.Table:
+    order: list[Any] = [(name, "ascending") for name in ("place", "token", "kind")]
+    return rows.take(pc.sort_indices(rows, sort_keys=order))

@@ -1,0 +1,254 @@
+"""Changes of a batch on their way from the tasks that read them to those that apply them.
+
+A task sorts its changes by place and writes them to files beside the current table, in a folder
+that readers of Delta tables ignore. Executors import this module, which requires pyarrow only.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import bson
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from spark_sink.folders import open_folder
+from spark_sink.rows.arrow_types import arrow_schema
+from spark_sink.tables.ddl_events import DDL_TYPES, DdlEvent, namespace_after
+from spark_sink.tables.fold import PREPARED, Prepare
+from spark_sink.tables.key_ranges import ChangeGroup, places_of
+from spark_sink.tables.tasks import report_batch
+
+CHANGE_COLUMNS = ("database", "collection", "operationType", "token", "event")
+"""The columns of the source's rows that a current table is made of."""
+_CHANGES = ("insert", "update", "replace", "delete", "read")
+_FOLDER = "_changes"
+_PREPARED = arrow_schema(PREPARED)
+_STAGED = pa.schema([pa.field("place", pa.string()), *_PREPARED])
+_ROWS_PER_GROUP = 5_000
+# Bytes of changes that a task sorts together.
+_FILE_BYTES = 64 * 1024 * 1024
+
+
+@dataclass
+class ChangeReport:
+    """What a task has read.
+
+    Attributes:
+        groups: the row groups of the files that it has written.
+        through: the token of the last event, empty if there is none.
+        ddl: the BSON of DDL events and of ends of snapshots.
+        streamed: of a snapshot's first row the token of the last event before it.
+    """
+
+    groups: list[ChangeGroup] = field(default_factory=list)
+    through: str = ""
+    ddl: list[bytes] = field(default_factory=list)
+    streamed: str = ""
+
+    @classmethod
+    def from_json(cls, text: str) -> ChangeReport:
+        """Return the report that `to_json` wrote."""
+        found = json.loads(text)
+        groups = [ChangeGroup(**each) for each in found["groups"]]
+        ddl = list(map(bytes.fromhex, found["ddl"]))
+        return cls(groups, found["through"], ddl, found["streamed"])
+
+    def to_json(self) -> str:
+        """Return the report as JSON."""
+        return json.dumps({**asdict(self), "ddl": [each.hex() for each in self.ddl]})
+
+    def add(self, other: ChangeReport) -> None:
+        """Add what another task has read."""
+        self.groups += other.groups
+        self.ddl += other.ddl
+        self.through = max(self.through, other.through)
+        begun = [each for each in (self.streamed, other.streamed) if each]
+        self.streamed = min(begun, default="")
+
+
+class ChangeStage:
+    """Stages the changes of one task.
+
+    Args:
+        address: the current table's.
+        keys: the fields of the document key that identify a document.
+        tolerant: an event without a key becomes a row, which Fold reports, instead of an error.
+    """
+
+    def __init__(self, address: str, keys: Sequence[str] = ("_id",), *, tolerant: bool) -> None:
+        self._prepare = Prepare(keys, (), tolerant)
+        self._files, self._folder = open_folder(address)
+        self._pending: list[pa.RecordBatch] = []
+        self._size = 0
+        self._first_read = "~"
+        self._report = ChangeReport()
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Add rows with CHANGE_COLUMNS. Raises StreamError if it is not tolerant."""
+        rows = batch.select(CHANGE_COLUMNS)
+        kinds = rows["operationType"]
+        report = self._report
+        is_read = pc.equal(kinds, "read")
+        marks = pc.fill_null(pc.or_(is_read, pc.equal(kinds, "snapshotEnd")), fill_value=False)
+        last = pc.max(rows["token"].filter(pc.invert(marks))).as_py()
+        report.through = max(report.through, last or "")
+        ddl = pc.is_in(kinds, value_set=pa.array(DDL_TYPES))
+        report.ddl += rows["event"].filter(ddl).to_pylist()
+        self._read(rows.filter(pc.fill_null(is_read, fill_value=False)))
+        changes = rows.filter(pc.is_in(kinds, value_set=pa.array(_CHANGES)))
+        for prepared in self._prepare.events([changes.drop_columns(["operationType"])]):
+            self.add_prepared(prepared)
+
+    def add_prepared(self, batch: pa.RecordBatch) -> None:
+        """Add rows of PREPARED. Raises OSError."""
+        if batch.num_rows:
+            self._pending.append(batch)
+            self._size += batch.nbytes
+        if self._size >= _FILE_BYTES:
+            self._write()
+
+    def close(self) -> ChangeReport:
+        """Complete the files, and return the report. Raises OSError."""
+        self._write()
+        return self._report
+
+    def _read(self, rows: pa.RecordBatch) -> None:
+        """Note the first row of a snapshot."""
+        if not rows.num_rows or rows["token"][0].as_py() >= self._first_read:
+            return
+        self._first_read = rows["token"][0].as_py()
+        signal: Mapping[str, Any] = bson.decode(rows["event"][0].as_py()).get("signal") or {}
+        self._report.streamed = str(signal.get("streamed") or self._first_read)
+
+    def _write(self) -> None:
+        if not self._pending:
+            return
+        rows = pa.Table.from_batches(self._pending)
+        rows = rows.add_column(0, "place", places_of(rows))
+        order = [("place", "ascending"), ("token", "ascending"), ("kind", "ascending")]
+        rows = rows.take(pc.sort_indices(rows, sort_keys=order))
+        path = f"{_FOLDER}/{uuid.uuid4().hex}.parquet"
+        if isinstance(self._files, fs.LocalFileSystem):
+            self._files.create_dir(f"{self._folder}/{_FOLDER}")
+        with self._files.open_output_stream(f"{self._folder}/{path}") as stream:
+            pq.write_table(
+                rows,
+                stream,
+                row_group_size=_ROWS_PER_GROUP,
+                use_dictionary=["database", "collection"],
+                write_statistics=False,
+            )
+        share = self._size // rows.num_rows
+        for number, start in enumerate(range(0, rows.num_rows, _ROWS_PER_GROUP)):
+            places = rows["place"].slice(start, _ROWS_PER_GROUP)
+            first, last = places[0].as_py(), places[-1].as_py()
+            self._report.groups.append(ChangeGroup(path, number, first, last, share * len(places)))
+        self._pending, self._size = [], 0
+
+
+@dataclass(frozen=True)
+class StageRows:
+    """Stages rows of the source, whose reports it returns: a function for `mapInArrow`."""
+
+    address: str
+    keys: tuple[str, ...]
+    tolerant: bool
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Stage the rows. Raises StreamError if it is not tolerant."""
+        stage = ChangeStage(self.address, self.keys, tolerant=self.tolerant)
+        for batch in batches:
+            stage.add(batch)
+        yield report_batch([stage.close().to_json()])
+
+
+@dataclass(frozen=True)
+class Rename:
+    """A task that stages the rows of a file with the namespaces that DDL events give them.
+
+    `groups` are those of a file of staged changes; without them `path` is a file of the table, and
+    `columns` are what its columns are called that `Prepare.table_rows` reads.
+    """
+
+    address: str
+    path: str
+    ddl_events: tuple[DdlEvent, ...]
+    groups: tuple[ChangeGroup, ...] = ()
+    columns: tuple[str, ...] = ()
+
+    def __call__(self) -> str:
+        """Return a ChangeReport. Raises OSError."""
+        stage = ChangeStage(self.address, tolerant=True)
+        rows: Iterable[pa.RecordBatch]
+        if self.groups:
+            rows = read_groups(self.address, self.groups).drop_columns(["place"]).to_batches()
+            for batch in rows:
+                stage.add_prepared(self._moved(batch))
+        else:
+            prepare = Prepare((), self.ddl_events)
+            for batch in prepare.table_rows(self._stored()):
+                stage.add_prepared(batch)
+        return stage.close().to_json()
+
+    def _stored(self) -> Iterator[pa.RecordBatch]:
+        files, folder = open_folder(self.address)
+        columns = list(self.columns)
+        with files.open_input_file(f"{folder}/{self.path}") as stream:
+            for batch in pq.ParquetFile(stream).iter_batches(_ROWS_PER_GROUP, columns=columns):
+                yield batch.select(columns)
+
+    def _moved(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        rows = []
+        for row in batch.to_pylist():
+            place = namespace_after(
+                row["token"], row["database"], row["collection"], self.ddl_events
+            )
+            if place is not None:
+                rows.append({**row, "database": place[0], "collection": place[1]})
+        return pa.RecordBatch.from_pylist(rows, _PREPARED)
+
+
+def read_groups(address: str, groups: Sequence[ChangeGroup]) -> pa.Table:
+    """Return staged changes with the column `place`, sorted within each file. Raises OSError."""
+    files, folder = open_folder(address)
+    numbers: dict[str, list[int]] = {}
+    for each in groups:
+        numbers.setdefault(each.path, []).append(each.number)
+    tables = []
+    for path, chosen in numbers.items():
+        with files.open_input_file(f"{folder}/{path}") as stream:
+            tables.append(pq.ParquetFile(stream).read_row_groups(chosen, use_threads=False))
+    return pa.concat_tables(tables) if tables else _STAGED.empty_table()
+
+
+def read_places(address: str, group: ChangeGroup) -> list[str]:
+    """Return the places of a group. Raises OSError."""
+    files, folder = open_folder(address)
+    with files.open_input_file(f"{folder}/{group.path}") as stream:
+        rows = pq.ParquetFile(stream).read_row_group(group.number, columns=["place"])
+    found: list[str] = rows["place"].to_pylist()
+    return found
+
+
+def remove_changes(address: str, groups: Sequence[ChangeGroup] | None = None) -> None:
+    """Remove the files of staged changes that have been applied; without `groups` all. OSError."""
+    if groups is not None:
+        remove_files(address, (each.path for each in groups))
+        return
+    files, folder = open_folder(address)
+    if files.get_file_info(f"{folder}/{_FOLDER}").type == fs.FileType.Directory:
+        files.delete_dir(f"{folder}/{_FOLDER}")
+
+
+def remove_files(address: str, paths: Iterable[str]) -> None:
+    """Remove files by their paths, relative to the table. Raises OSError."""
+    files, folder = open_folder(address)
+    for path in sorted(set(paths)):
+        files.delete_file(f"{folder}/{path}")

@@ -1,0 +1,218 @@
+"""The columns of a current table, in its files and in memory.
+
+A table without a schema of documents has them as JSON and as BSON, as `fold.TABLE`. A typed table
+has a column for each field of the documents and the column RESCUED for what does not fit; the
+names of the other columns begin with an underscore there. In memory the columns of a typed table
+are those of TABLE, with structs as `fullDocument`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.types import BooleanType, StringType, StructField, StructType
+
+from spark_sink.events.slices import CODEC, decoded_documents, flattened
+from spark_sink.rows.arrow_types import arrow_schema
+from spark_sink.rows.extended_json import relaxed_documents
+from spark_sink.rows.inferred_schema import SeenTypes, extends, grown, is_no_column
+from spark_sink.rows.typed_documents import RESCUED, InferredDocuments, TypedDocuments
+from spark_sink.tables.fold import DELETED, TABLE
+from spark_sink.tables.parquet_parts import COMPARED
+
+KEY_RANGE = "keyRange"
+"""The partition column of a current table."""
+_DOCUMENTS = "fullDocument"
+_DERIVED = ("namespace", _DOCUMENTS)  # columns that a typed table does not have
+_OWN = tuple(each for each in TABLE.fields if each.name not in _DERIVED)
+_RESERVED = (*(f"_{each.name}" for each in _OWN), RESCUED, DELETED, KEY_RANGE)
+
+
+@dataclass(frozen=True)
+class TableForm:
+    """The columns of a table.
+
+    Args:
+        schema: of the columns of documents; None for JSON and BSON.
+        infers: whether columns are added, and widened, as documents need it.
+        keeps_deleted: whether the row of a deleted document stays, with DELETED.
+        flattens: whether the fields of documents in documents are columns of their own.
+    """
+
+    schema: StructType | None = None
+    infers: bool = False
+    keeps_deleted: bool = False
+    flattens: bool = False
+
+    @classmethod
+    def of(cls, columns: Mapping[str, Any]) -> TableForm:
+        """Return the form of a table whose schema is this JSON document."""
+        found = StructType.fromJson(dict(columns))
+        fields = [each for each in found.fields if each.name not in _RESERVED]
+        is_typed = RESCUED in found.fieldNames()
+        return cls(
+            StructType(fields) if is_typed else None,
+            keeps_deleted=DELETED in found.fieldNames(),
+        )
+
+    def checked(self) -> TableForm:
+        """Return this form. Raises ValueError for a schema that cannot be a table's columns."""
+        if self.schema is None or not self.schema.fields:
+            raise ValueError("the schema names no field")
+        TypedDocuments(self.schema)
+        allowed = grown(StructType([]), self.schema, _RESERVED).fieldNames()
+        for name in self.schema.fieldNames():
+            if name not in allowed or is_no_column(name):
+                raise ValueError(
+                    f"{name!r} cannot be a column: a name must not contain spaces, dots, or any of "
+                    ",;{}()=, nor equal another one or one of the table's own but for its case"
+                )
+        return self
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether the table has columns of documents."""
+        return self.schema is not None
+
+    @property
+    def rows(self) -> pa.Schema:
+        """The columns in memory."""
+        documents = StructField(_DOCUMENTS, self.schema) if self.schema is not None else None
+        own = TABLE.fields if documents is None else [*_OWN, documents]
+        return arrow_schema(StructType([*own, *self._marks()]))
+
+    @property
+    def columns(self) -> StructType:
+        """The columns of the table, KEY_RANGE last."""
+        if self.schema is None:
+            fields = [*TABLE.fields, *self._marks()]
+        else:
+            own = [StructField(f"_{each.name}", each.dataType) for each in _OWN]
+            fields = [*self.schema.fields, *self._marks(), *own]
+        return StructType([*fields, StructField(KEY_RANGE, StringType())])
+
+    @property
+    def stored(self) -> pa.Schema:
+        """The same columns for Arrow."""
+        return arrow_schema(self.columns)
+
+    @property
+    def compared(self) -> Sequence[str]:
+        """The columns whose least and greatest values are in the commits."""
+        if self.schema is None:
+            return COMPARED
+        return [f"_{each.name}" for each in _OWN if each.name in COMPARED]
+
+    def column(self, name: str) -> str:
+        """Return the name that a column of TABLE has in the table."""
+        return f"_{name}" if self.is_typed and name in TABLE.fieldNames() else name
+
+    def grown(self, wanted: StructType) -> TableForm:
+        """Return the form of a table with documents of another schema as well."""
+        assert self.schema is not None
+        return replace(self, schema=grown(self.schema, wanted, _RESERVED))
+
+    def rewrites(self, before: TableForm) -> bool:
+        """Return whether all files of a table of the form `before` must be written again.
+
+        Readers find null where a file has no column, or no field of a struct; other differences
+        between a file and its table only some of them can read.
+        """
+        if self.schema is None or before.schema is None or not self.infers:
+            return self.schema != before.schema
+        return not extends(self.schema, before.schema)
+
+    def to_files(self, rows: pa.Table) -> pa.Table:
+        """Return rows in memory as they are in files."""
+        if self.schema is None:
+            return rows
+        columns = dict(zip(self.schema.fieldNames(), rows[_DOCUMENTS].flatten(), strict=True))
+        columns |= {name: rows[name] for name in rows.schema.names if name in _RESERVED}
+        columns |= {f"_{each.name}": rows[each.name] for each in _OWN}
+        return pa.table(columns)
+
+    def _marks(self) -> Sequence[StructField]:
+        found = [StructField(RESCUED, StringType())] if self.is_typed else []
+        return [*found, StructField(DELETED, BooleanType())] if self.keeps_deleted else found
+
+
+class FormedRows:
+    """Makes rows of a form, in memory, in one task."""
+
+    def __init__(self, form: TableForm) -> None:
+        self._form = form
+        self._rows = form.rows
+        self._seen = SeenTypes()
+        self._documents: TypedDocuments | None = None
+        if form.schema is not None:
+            kind = InferredDocuments if form.infers else TypedDocuments
+            self._documents = kind(form.schema)
+
+    @property
+    def wanted(self) -> StructType | None:
+        """The schema that the documents need, if that of an inferring form is too narrow."""
+        found = self._seen.type()
+        if not self._form.infers or not isinstance(found, StructType):
+            return None
+        wanted = self._form.grown(found).schema
+        return None if wanted == self._form.schema else wanted
+
+    def names(self, names: Collection[str]) -> list[str]:
+        """Return which columns of a file to read."""
+        return [name for name in self._form.stored.names if name in names]
+
+    def from_file(self, rows: pa.Table, *, again: bool = False) -> pa.Table:
+        """Return rows of a file; `again` says whether to make the columns of documents again."""
+        made: dict[str, Any] = {}
+        if self._documents is not None:
+            structs = None if again else self._structs(rows)
+            made = self._typed(rows["_document"]) if structs is None else {_DOCUMENTS: structs}
+        names = self._rows.names
+        columns = [made[each] if each in made else rows[self._form.column(each)] for each in names]
+        return pa.table(columns, names).cast(self._rows)
+
+    def from_fold(self, rows: pa.Table) -> pa.Table:
+        """Return rows of FOLDED without problems."""
+        if self._documents is None:
+            texts = relaxed_documents(rows["document"].to_pylist())
+            made = {_DOCUMENTS: pa.array(texts, pa.string())}
+        else:
+            made = self._typed(rows["document"])
+        names = self._rows.names
+        columns = [made[each] if each in made else rows[each] for each in names]
+        return pa.table(columns, names).cast(self._rows)
+
+    def _structs(self, rows: pa.Table) -> pa.Array | None:
+        """Return the documents of a file; None if it has other types than the form."""
+        kind = self._rows.field(_DOCUMENTS).type
+        if not len(kind):
+            return None
+        columns = []
+        for field in kind:
+            if field.name not in rows.schema.names:
+                columns.append(pa.nulls(rows.num_rows, field.type))
+                continue
+            column = rows[field.name].combine_chunks()
+            if column.type != field.type:
+                return None
+            columns.append(column)
+        return pa.StructArray.from_arrays(columns, fields=list(kind))
+
+    def _typed(self, column: pa.ChunkedArray) -> dict[str, pa.Array]:
+        """Return the columns of documents: as structs, and what does not fit."""
+        assert self._documents is not None
+        documents: list[bytes] = column.to_pylist()
+        if self._form.flattens:
+            documents = list(map(flattened, documents))
+        structs, misfits = self._documents.read_all(documents)
+        rescued: list[str | None] = [None] * len(documents)
+        for index in misfits:
+            rescued[index] = self._documents.misfits(documents[index])
+        if self._form.infers:
+            for document in decoded_documents([documents[index] for index in misfits], CODEC):
+                self._seen.add(document)
+        kind = self._rows.field(_DOCUMENTS).type
+        return {_DOCUMENTS: pa.array(structs, kind), RESCUED: pa.array(rescued, pa.string())}

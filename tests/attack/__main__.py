@@ -1,0 +1,224 @@
+"""Measure healthy clients and memory beside each attack: router and mongos in the same run.
+
+``python -m tests.attack [--seconds N] [--only TEXT]``. Needs MongoDB's own servers.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+import pymongo
+
+from bench.processes import listening, resident_memory, spawn
+from bench.watched_writes import COLLECTION, DATABASE, Watcher, spread, uneven, write_paced
+from router.memory import LOOK
+from tests.attack.attackers import ATTACKS, ENDS_MONGOS, ON_ROUTER
+from tests.harness.certificates import Authority
+from tests.harness.clusters import Client, TestCluster, start_cluster
+from tests.harness.routers import start_router
+from tests.harness.server_settings import ServerSettings, write_key_file
+
+MIB = 1024 * 1024
+PAUSE = 0.05
+_PING_PAUSE = 0.02
+_SETTLE = LOOK + 2
+
+
+@dataclass(slots=True)
+class Pings:
+    """The seconds that the pings of a healthy client take, sent by a thread until ``stop``."""
+
+    uri: str
+    took: list[float] = field(default_factory=list)
+    failed: int = 0
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._send, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        assert self._thread is not None
+        self._thread.join(60)
+
+    def _send(self) -> None:
+        client: Client
+        with pymongo.MongoClient(self.uri) as client:
+            while not self._stop.wait(_PING_PAUSE):
+                begun = time.perf_counter()
+                try:
+                    client.admin.command("ping")
+                except pymongo.errors.PyMongoError:
+                    self.failed += 1
+                self.took.append(time.perf_counter() - begun)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that is attacked, and its process."""
+
+    name: str
+    port: int
+    pid: int
+    admin_port: int = 0
+
+    @property
+    def uri(self) -> str:
+        return f"mongodb://root:root@127.0.0.1:{self.port}/"
+
+    @property
+    def mebibytes(self) -> int:
+        return resident_memory(self.pid) // MIB
+
+
+class Measurement:
+    """Measures servers of one cluster, one attack at a time."""
+
+    def __init__(self, cluster: TestCluster, seconds: float) -> None:
+        self._cluster = cluster
+        self._seconds = seconds
+        self._since = _write_backlog(cluster)
+        self._number = 0
+        self.failed: list[str] = []
+        """The attacks that did not take place, with their servers."""
+
+    def measure(self, server: Server, name: str | None) -> dict[str, Any]:
+        """Return the figures of healthy clients during an attack, or without one."""
+        before, most = server.mebibytes, 0
+        watcher, pings = Watcher(server.uri), Pings(server.uri)
+        watcher.start()
+        pings.start()
+        attackers = None
+        if name is not None:
+            numbers = (server.port, self._seconds, server.admin_port, self._since)
+            attackers = spawn("-m", "tests.attack.attackers", name, *map(str, numbers))
+            time.sleep(1.5)
+        ended = threading.Event()
+
+        def look() -> None:
+            nonlocal most
+            while not ended.wait(0.05):
+                most = max(most, server.mebibytes)
+
+        looking = threading.Thread(target=look, daemon=True)
+        looking.start()
+        client: Client
+        with pymongo.MongoClient(self._cluster.mongos_uri) as client:
+            pauses = uneven(int((self._seconds - 2) / PAUSE), PAUSE)
+            documents = client[DATABASE][COLLECTION]
+            acknowledged = write_paced(documents, self._number, pauses)
+            self._number += len(pauses)
+        late = [watcher.wait_for(number) - at for number, at in acknowledged.items()]
+        if attackers is not None:
+            ends, _ = attackers.communicate(timeout=self._seconds + 60)
+            print(f"{name}: {ends.strip()}", file=sys.stderr)
+            if attackers.returncode:
+                self.failed.append(f"{name} on {server.name}")
+        pings.stop()
+        watcher.stop()
+        ended.set()
+        time.sleep(_SETTLE)
+        figures = {"attack": name or "none", "server": server.name, "before": before}
+        figures |= {"most": most, "after": server.mebibytes, "failed": pings.failed}
+        stream, ping = _percentiles(late), _percentiles(pings.took)
+        return figures | {
+            "stream": stream,
+            "ping": ping,
+        }
+
+
+def _write_backlog(cluster: TestCluster) -> int:
+    """Write 100 MB of events on two shards; return the second of the cluster time before."""
+    client: Client
+    with pymongo.MongoClient(cluster.mongos_uri) as client:
+        since = int(client.admin.command("ping")["operationTime"].time)
+        for shard in (0, 1):
+            for number in range(5):
+                pad, first = "x" * 250_000, -1 - 1000 * shard - 100 * number
+                client[DATABASE][COLLECTION].insert_many(
+                    [{"_id": first - each, "s": shard, "pad": pad} for each in range(40)]
+                )
+    return since
+
+
+def _percentiles(seconds: list[float]) -> tuple[float, float]:
+    shares = quantiles(seconds, n=100, method="inclusive")
+    return shares[49] * 1e3, shares[98] * 1e3
+
+
+def _row(figures: dict[str, Any]) -> str:
+    stream, ping = figures["stream"], figures["ping"]
+    return (
+        f"| {figures['attack']} | {figures['server']} | {stream[0]:.0f} | {stream[1]:.0f} | "
+        f"{ping[0]:.1f} | {ping[1]:.0f} | {figures['before']} | {figures['most']} | "
+        f"{figures['after']} |"
+    )
+
+
+HEAD = """\
+| attack | on | stream p50 ms | p99 | ping p50 ms | p99 | MiB before | most | after |
+|---|---|---:|---:|---:|---:|---:|---:|---:|"""
+
+
+def main() -> int:
+    """Run the attacks and print the table; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each attack")
+    parser.add_argument("--only", default="", help="attacks whose name has this text")
+    parser.add_argument("--router-only", action="store_true", help="leave mongos out")
+    options = parser.parse_args()
+    if "MERGEROUTER_MONGO_BIN" not in os.environ:
+        parser.error("set MERGEROUTER_MONGO_BIN to the folder of mongod and mongos")
+    with ExitStack() as owned:
+        folder = Path(owned.enter_context(tempfile.TemporaryDirectory()))
+        key = write_key_file(folder)
+        settings = ServerSettings(noop_interval=1, key_file=key)
+        cluster = owned.enter_context(start_cluster(2, settings=settings))
+        spread(cluster)
+        client: Client
+        with pymongo.MongoClient(cluster.mongos_uri) as client:
+            client.admin.command("createUser", "nobody", pwd="nobody", roles=[])
+        upstream = f"mongodb://{cluster.mongos}/"
+        router = owned.enter_context(
+            start_router(cluster.configdb, upstream, keyFile=key, admin_port=0)
+        )
+        authority = Authority(folder)
+        flags = {**authority.router_flags(authority.issue("server")), "tlsMode": "allowTLS"}
+        with_tls = owned.enter_context(
+            start_router(cluster.configdb, upstream, keyFile=key, admin_port=0, **flags)
+        )
+        servers = [Server("router", router.port, router.process.pid, router.admin_port)]
+        tls = Server("router", with_tls.port, with_tls.process.pid, with_tls.admin_port)
+        if not options.router_only:
+            port = int(cluster.mongos.rpartition(":")[2])
+            servers.append(Server("mongos", port, listening("mongos", port)))
+        measurement = Measurement(cluster, options.seconds)
+        print(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
+        print(HEAD, flush=True)
+        for name in [None, *ATTACKS]:
+            if options.only and (name is None or options.only not in name):
+                continue
+            for server in servers:
+                only_router = any(part in (name or "") for part in ON_ROUTER)
+                if server.name == "mongos" and (name in ENDS_MONGOS or only_router):
+                    continue
+                attacked = tls if name is not None and "TLS port" in name else server
+                print(_row(measurement.measure(attacked, name)), flush=True)
+        print(f"load of the machine: {os.getloadavg()[0]:.1f}")
+        for each in measurement.failed:
+            print(f"the attackers could not attack: {each}", file=sys.stderr)
+    return 1 if measurement.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""Our messages of a change stream and of a snapshot, made without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pymongo
+from bson.raw_bson import RawBSONDocument
+from bson.timestamp import Timestamp
+
+from spark_sink.debezium.message_batches import Messages
+from spark_sink.debezium.options import MessageOptions
+from spark_sink.debezium.transactions import WithTransactions
+from spark_sink.events.fragments import join_fragments
+from spark_sink.options.oversize import oversize_stages
+from spark_sink.rows.event_rows import EventRows
+from spark_sink.snapshot.document_events import DocumentEvents
+from spark_sink.snapshot.plan import Collection
+from tests.debezium.engine import Message
+
+_CHANGES = ("insert", "update", "replace", "delete")
+
+
+def of_stream(
+    uri: str,
+    databases: Sequence[str],
+    start: Timestamp,
+    last: str,
+    options: MessageOptions,
+    images: Mapping[str, str],
+    oversize: Mapping[str, str],
+) -> list[Message]:
+    """Return the messages of a stream's events, up to the first in the collection `last`.
+
+    Args:
+        uri: the connection string of a mongos or of a router.
+        databases: whose events become messages.
+        start: the cluster time at which the stream begins.
+        last: the name of a collection.
+        options: of the messages.
+        images: the stream's fullDocument and fullDocumentBeforeChange, if any.
+        oversize: the options for large events.
+    """
+    wanted = {"$match": {"ns.db": {"$in": list(databases)}, "operationType": {"$in": _CHANGES}}}
+    events: list[RawBSONDocument] = []
+    skipping, pipeline = oversize_stages(_options_of(oversize), ())
+    stages = [wanted, *skipping, *pipeline]
+    with (
+        pymongo.MongoClient(uri, document_class=RawBSONDocument) as client,
+        client.watch(stages, start_at_operation_time=start, **images) as stream,
+    ):
+        for event in stream:
+            events.append(event)
+            if event.get("ns", {}).get("coll") == last:
+                break
+    return of_events(list(join_fragments(events)), options)
+
+
+def _options_of(given: Mapping[str, str]) -> Any:
+    """Return what the parsers of options call."""
+
+    def get(name: str, parse: Any, default: Any) -> Any:
+        return parse(given[name]) if name in given else default
+
+    return get
+
+
+def of_documents(uri: str, databases: Sequence[str], options: MessageOptions) -> list[Message]:
+    """Return the messages of a snapshot of databases."""
+    found: list[Message] = []
+    with pymongo.MongoClient[Any](uri) as client:
+        for database in databases:
+            for name in client[database].list_collection_names():
+                found += of_collection(uri, database, name, options)
+    return found
+
+
+def of_collection(
+    uri: str, database: str, name: str, options: MessageOptions, *, incremental: bool = False
+) -> list[Message]:
+    """Return the messages of a snapshot of a collection."""
+    signal = {"type": "incremental"} if incremental else None
+    made = DocumentEvents(Collection(database, name), Timestamp(1_700_000_000, 1), signal)
+    with pymongo.MongoClient[Any](uri, document_class=RawBSONDocument) as client:
+        run = made.run([bytes(each.raw) for each in client[database][name].find()], set())
+    return of_events(run.documents(), options)
+
+
+def of_events(events: Sequence[RawBSONDocument], options: MessageOptions) -> list[Message]:
+    """Return the messages of events, made of rows in batches as Spark's tasks make them."""
+    rows = EventRows(rows_per_batch=1000).arrow_batches(events)
+    made: Iterable[pa.RecordBatch] = Messages(options, ordered=options.transactions)(rows)
+    if options.transactions:
+        made = WithTransactions(options)(made)
+    return [Message(*row.values()) for batch in made for row in batch.to_pylist()]

@@ -1,0 +1,144 @@
+"""Changes of users and roles reach logged-in clients and their streams, as through mongos."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pymongo
+import pytest
+from bson import Int64
+from pymongo.errors import OperationFailure
+
+from tests.harness.clusters import Client, TestCluster, real_servers_named
+from tests.harness.routers import start_router
+from tests.integration.security.clients import client, stream
+
+_AT_ONCE = 3.0
+"""Seconds, on a busy machine, for a change that passes through the same router."""
+_ELSEWHERE = 10.0
+"""The same for a change made elsewhere, of which the config server is asked every two seconds."""
+READ = [{"resource": {"db": "db", "collection": ""}, "actions": ["changeStream", "find"]}]
+
+Change = Callable[[Any], Any]
+CHANGES: dict[str, Change] = {
+    "revoked": lambda admin: admin.command("revokeRolesFromUser", "brief", roles=["watcher"]),
+    "dropped": lambda admin: admin.command("dropUser", "brief"),
+    "narrowed": lambda admin: admin.command("updateRole", "watcher", privileges=[]),
+    "role dropped": lambda admin: admin.command("dropRole", "watcher"),
+}
+NEEDS_REAL = pytest.mark.skipif(
+    not real_servers_named(),
+    reason="the embedded cluster has no updateRole and no invalidateUserCache",
+)
+CASES = [
+    pytest.param(change, id=name, marks=NEEDS_REAL if name == "narrowed" else ())
+    for name, change in CHANGES.items()
+]
+
+
+@pytest.fixture(scope="module")
+def routers(secured: TestCluster, key_file: Path) -> Iterator[dict[str, str]]:
+    """The addresses of routers: with an upstream in two processes, and without."""
+    upstream = f"mongodb://{secured.mongos}/"
+    flags = {"keyFile": key_file, "set_parameter": {"authFailedDelayMs": 0}}
+    with (
+        start_router(secured.configdb, upstream, workers=2, **flags) as router,
+        start_router(secured.configdb, **flags) as alone,
+    ):
+        yield {"router": f"127.0.0.1:{router.port}", "alone": f"127.0.0.1:{alone.port}"}
+
+
+@pytest.fixture
+def admin(secured: TestCluster) -> Iterator[Any]:
+    """The database admin on mongos, with the user ``brief``, who may watch ``db``."""
+    with pymongo.MongoClient[dict[str, Any]](secured.mongos_uri) as root:
+        root.admin.command("createRole", "watcher", privileges=READ, roles=[])
+        make_brief(root.admin)
+        try:
+            yield root.admin
+        finally:
+            for command in ("dropUser", "brief"), ("dropRole", "watcher"):
+                with suppress(OperationFailure):  # the change may have dropped it
+                    root.admin.command(*command)
+
+
+def make_brief(admin: Any) -> None:
+    admin.command("createUser", "brief", pwd="brief", roles=["watcher"])
+
+
+def seconds_until_refused(brief: Client, change: Callable[[], Any]) -> tuple[float, str]:
+    """Return how long after a change an open stream still delivers, and the error that ends it."""
+    with brief.start_session() as session:
+        opened = brief.db.command(stream("c"), session=session)
+        getting = {"getMore": Int64(opened["cursor"]["id"]), "collection": "c", "maxTimeMS": 50}
+        assert brief.db.command(getting, session=session)["ok"]
+        change()
+        changed = time.monotonic()
+        try:
+            while time.monotonic() < changed + 60:
+                brief.db.command(getting, session=session)
+        except OperationFailure as error:
+            return time.monotonic() - changed, str((error.details or {})["errmsg"])
+        pytest.fail("the stream goes on")
+
+
+@pytest.mark.parametrize("change", CASES)
+def test_a_change_through_the_router_ends_streams_at_once(
+    routers: dict[str, str], admin: Any, change: Change
+) -> None:
+    with client(routers["router"], "root") as root, client(routers["router"], "brief") as brief:
+        seconds, message = seconds_until_refused(brief, lambda: change(root.admin))
+    assert seconds < _AT_ONCE
+    assert "not authorized" in message or "requires authentication" in message
+
+
+@pytest.mark.parametrize("address", ["router", "alone"])
+@pytest.mark.parametrize("change", CASES)
+def test_a_change_elsewhere_ends_streams_within_seconds(
+    routers: dict[str, str], admin: Any, change: Change, address: str
+) -> None:
+    with client(routers[address], "brief") as brief:
+        seconds, _ = seconds_until_refused(brief, lambda: change(admin))
+    assert seconds < _ELSEWHERE
+
+
+@NEEDS_REAL
+@pytest.mark.parametrize("address", ["router", "alone"])
+def test_the_cache_of_users_can_be_emptied(
+    routers: dict[str, str], admin: Any, address: str
+) -> None:
+    with client(routers[address], "root") as root, client(routers[address], "brief") as brief:
+
+        def change() -> None:
+            admin.command("revokeRolesFromUser", "brief", roles=["watcher"])
+            assert root.admin.command("invalidateUserCache")["ok"]
+
+        assert seconds_until_refused(brief, change)[0] < _AT_ONCE
+
+
+@pytest.mark.parametrize("address", ["router", "alone"])
+def test_a_user_that_is_made_again_can_watch_while_an_old_connection_is_open(
+    routers: dict[str, str], admin: Any, address: str
+) -> None:
+    with client(routers[address], "brief") as old:
+        assert old.db.command(stream("c"))["ok"]
+        admin.command("dropUser", "brief")
+        make_brief(admin)
+        for _ in range(4):  # one in each worker
+            with client(routers[address], "brief") as new, new.db.c.watch() as watching:
+                deadline = time.monotonic() + 3
+                while time.monotonic() < deadline:  # across the next look at the users
+                    watching.try_next()
+        assert answer_of(old) == 13
+
+
+def answer_of(brief: Client) -> int | None:
+    """Return the code of the error with which the opening of a stream is refused."""
+    with brief.start_session() as session:
+        try:
+            brief.db.command(stream("c"), session=session)
+        except OperationFailure as error:
+            return error.code
+    return None

@@ -1,0 +1,67 @@
+"""Tables on an object store, which fails at each step of a batch and comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import bson
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from spark_sink.errors import StreamError
+from spark_sink.tables.append_table import AppendTable
+from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.delta_log import Batch
+from spark_sink.tables.staged_changes import ChangeReport, ChangeStage
+from tests.harness.object_store import BUCKET, ObjectStore, object_store
+from tests.unit.spark_sink.tables.test_current_table import Stream, rows_of
+
+pytest.importorskip("moto", reason="it stands in for S3")
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
+    with object_store() as store:
+        for name, text in store.environment.items():
+            monkeypatch.setenv(name, text)
+        yield store
+
+
+def test_a_batch_that_meets_an_outage_is_written_once(store: ObjectStore) -> None:
+    address = f"s3://{BUCKET}/job/current"
+    stream = Stream(1)
+    for number, failing in enumerate([(), ("stage", "apply")]):
+        rows = rows_of(stream.changes(30))
+        for step in (*failing, ""):  # the step before which the store fails
+            try:
+                stage = ChangeStage(address, tolerant=True)
+                stage.add(rows)
+                if step == "stage":
+                    store.stop()
+                report = ChangeReport.from_json(stage.close().to_json())
+                table = CurrentTable(address)
+                if step == "apply":
+                    store.stop()
+                table.apply_staged(None, [report], Batch("q", number))
+                assert not step
+            except (OSError, StreamError):
+                assert step
+                store.start()
+    found = DeltaTable(address).to_pyarrow_table().to_pylist()
+    documents = {(row["collection"], bson.decode(row["document"])["_id"]): row for row in found}
+    assert len(documents) == len(found)
+    assert {k: bson.decode(row["document"]) for k, row in documents.items()} == stream.collections
+    assert [each["mergerouter"]["batch"] for each in DeltaTable(address).history()] == [1, 0]
+
+
+def test_of_two_writers_to_a_store_one_fails(store: ObjectStore) -> None:
+    address = f"s3://{BUCKET}/job/bronze"
+    AppendTable(address).write_rows(pa.table({"token": ["a"]}), Batch("q", 0))
+    one, another = AppendTable(address), AppendTable(address)
+    one.log.replace([], pa.schema([("token", pa.string())]), {"through": "b"})
+    with pytest.raises(StreamError, match="written by another query"):
+        another.log.replace([], pa.schema([("token", pa.string())]), {"through": "c"})
+    another = AppendTable(address.replace("s3://", "s3a://"))
+    assert another.log.position() == {"through": "b"}
+    assert another.log.count() == 1

@@ -1,0 +1,34 @@
+"""A job starts its own router where none answers, and ends it."""
+
+import pytest
+
+from spark_sink.errors import OptionError, SourceError
+from spark_sink.jobs.own_router import OwnRouter, require_router, router_beside
+from tests.harness.clusters import TestCluster
+from tests.harness.ports import free_port
+
+
+def test_a_router_runs_for_the_block(cluster: TestCluster) -> None:
+    uri = f"mongodb://127.0.0.1:{free_port()}/"
+    with router_beside(uri, cluster.configdb, cluster.mongos_uri.rstrip("/")):
+        require_router({"uri": uri})
+        with router_beside(uri, "cfg/127.0.0.1:1", None):  # one answers: none is started
+            require_router({"uri": uri})
+        require_router({"uri": uri})
+    with pytest.raises(SourceError, match="cannot be reached"):
+        require_router({"uri": uri})
+
+
+def test_the_cause_is_told_where_it_does_not_start() -> None:
+    with (
+        pytest.raises(SourceError, match=r"does not start: sharding\.configDB: must be setName"),
+        OwnRouter("localhost:1", None, "mongodb://127.0.0.1:27999"),
+    ):
+        pass
+
+
+def test_it_is_for_this_machine() -> None:
+    with pytest.raises(OptionError, match=r"--uri must name one port of 127\.0\.0\.1"):
+        OwnRouter("cfg/h:1", None, "mongodb://router.example:27020")
+    with pytest.raises(OptionError, match="pass both"), router_beside("", None, "mongodb://m"):
+        pass

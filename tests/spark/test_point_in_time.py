@@ -1,0 +1,111 @@
+"""All tables of a job at one time, and current tables that are made again from bronze."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bson.timestamp import Timestamp
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+from typer.testing import CliRunner
+
+from spark_sink import read_at
+from spark_sink.cli import job
+from spark_sink.errors import OptionError, StreamError
+from spark_sink.jobs import rebuilding
+from spark_sink.jobs.job_folder import JobFolder
+from spark_sink.jobs.point_in_time import versions_at
+from spark_sink.tables.current_table import CurrentTable
+from tests.spark.conftest import Shop
+from tests.spark.test_current_tables import change_at_random, collections_of, documents_in
+from tests.spark.test_job import rows_of, run_once
+
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+
+
+def text_of(time: Timestamp) -> str:
+    return f"{time.time},{time.inc}"
+
+
+def test_all_tables_are_read_as_of_one_time_and_made_again(
+    tmp_path: Path, shop: Shop, spark: SparkSession
+) -> None:
+    folder = tmp_path / "job"
+    before = shop.now()
+    shop.insert(20)
+    run_once(spark, shop, folder)
+    moments: list[tuple[Timestamp, dict[tuple[str, str], dict[str, Any]]]] = []
+
+    def remember() -> None:
+        moments.append((shop.now(), collections_of(shop)))
+
+    remember()  # the stream has not passed the reads of the snapshot in any version
+    for seed in range(2):
+        change_at_random(shop, seed, 12)
+        remember()  # within a batch
+        change_at_random(shop, 10 + seed, 12)
+        run_once(spark, shop, folder, maxEventsPerTrigger="20")
+    shop.written += 5  # some writes at random are upserts
+    shop.client[shop.database].items.insert_one({"_id": 1})
+    shop.client[shop.database].items.rename("things")
+    run_once(spark, shop, folder)
+    shop.insert(1)
+    with pytest.raises(StreamError, match=r"have reached .* only"):
+        versions_at(JobFolder(str(folder)), shop.now())
+    run_once(spark, shop, folder)
+    where = JobFolder(str(folder))
+
+    for time, documents in moments:
+        found = read_at(spark, str(folder), text_of(time))
+        assert documents_in(found["current"]) == documents
+        assert all(time_of_row(row) <= (time.time, time.inc) for row in events_of(found["bronze"]))
+    with pytest.raises(StreamError, match="begins with a snapshot that was read"):
+        read_at(spark, str(folder), text_of(before))
+    with pytest.raises(OptionError, match="time: "):
+        read_at(spark, str(folder), "yesterday")
+
+    # The versions for other readers have nothing that is younger, and all that is older.
+    newest = moments[-1][0]
+    printed = CliRunner().invoke(job, ["at", text_of(newest), "--out", str(folder), "--json"])
+    versions = json.loads(printed.output)
+    assert tuple(versions["before"]) <= (newest.time, newest.inc + 1)
+    table = DeltaTable(folder / "current", version=versions["versions"]["current"])
+    replayed = read_at(spark, str(folder), f"{versions['before'][0]},{versions['before'][1] - 1}")
+    rows = {row["key"]: row["document"] for row in table.to_pyarrow_table().to_pylist()}
+    assert rows == {row.key: bytes(row.document) for row in replayed["current"].collect()}
+
+    # Once the files of these versions have been deleted, bronze alone has the history.
+    DeltaTable(folder / "current").vacuum(0, enforce_retention_duration=False, dry_run=False)
+    refused = CliRunner().invoke(job, ["at", text_of(newest), "--out", str(folder)])
+    assert refused.exit_code == 1
+    assert "have been deleted" in refused.output
+    assert documents_in(read_at(spark, str(folder), text_of(newest))["current"]) == moments[-1][1]
+    for number, (time, documents) in enumerate(moments[:2]):
+        into = str(tmp_path / f"at{number}")
+        made = rebuilding.rebuild_at(spark, where, time, into)
+        assert documents_in(made.read(spark)) == documents
+        with pytest.raises(OptionError, match="there is a table in"):
+            rebuilding.rebuild_at(spark, where, time, into)
+
+    # A current table that is lost is made again, and the job goes on with it.
+    shutil.rmtree(folder / "current")
+    assert rebuilding.lacks_current(where)
+    rebuilding.rebuild_current(spark, where)
+    shop.insert(3)
+    run_once(spark, shop, folder)
+    current = CurrentTable.existing(str(folder / "current")).read(spark)
+    assert documents_in(current) == collections_of(shop)
+    assert not rows_of(folder, "quarantine")
+
+
+def events_of(bronze: DataFrame) -> list[str]:
+    rows = bronze.where("op is not null and not snapshot").select("token").collect()
+    return [row.token for row in rows]
+
+
+def time_of_row(token: str) -> tuple[int, int]:
+    return int(token[2:10], 16), int(token[10:18], 16)

@@ -1,0 +1,116 @@
+"""A job whose current table has columns that follow the documents, and keeps deleted ones."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import polars
+import pytest
+from bson.int64 import Int64
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from spark_sink.errors import OptionError
+from spark_sink.jobs.job_folder import JobFolder, JobRecord
+from spark_sink.jobs.status import lines_of, status_of
+from spark_sink.jobs.tables_job import TablesJob, namespace_options, table_form
+from spark_sink.tables.current_table import CurrentTable
+from tests.spark.conftest import Shop
+from tests.spark.test_job import differences
+
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+TABLES = ("bronze", "current")
+
+
+def run_once(spark: SparkSession, shop: Shop, folder: Path, **form: str) -> Counter[str]:
+    """Run the job up to the present; return what it has counted."""
+    counts: list[Any] = []
+    names = (f"{shop.database}.orders",)
+    chosen = {**namespace_options(names), "snapshotMode": "initial"}
+    where = JobFolder(str(folder))
+    where.begin(JobRecord(names, chosen, TABLES, **form))
+    options = {**chosen, "uri": shop.uri}
+    started = TablesJob(where, options, TABLES, **form, counted=counts.extend).start(spark, None)
+    started.awaitTermination()
+    found: Counter[str] = Counter()
+    for namespace, operation, number in counts:
+        assert namespace == names[0]
+        found[operation] += number
+    return found
+
+
+def rows_of(folder: Path) -> dict[int, dict[str, Any]]:
+    """The rows by `_id`, as a reader of Delta tables finds them."""
+    table = DeltaTable(folder / "current")
+    return {row["_id"]: row for row in table.to_pyarrow_table().to_pylist()}
+
+
+def test_columns_follow_the_documents_of_a_job(
+    tmp_path: Path, shop: Shop, spark: SparkSession
+) -> None:
+    form = {"schema": "infer", "deletes": "soft"}
+    noon = datetime(2024, 2, 29, 12, tzinfo=UTC)
+    shop.insert(30)
+    shop.orders.update_one({"_id": 1, "customer": 1}, {"$set": {"at": noon, "place": {"x": 1}}})
+    run_once(spark, shop, tmp_path, **form)
+    rows = rows_of(tmp_path)
+    assert (rows[1]["at"], rows[1]["place"], rows[2]["at"]) == (noon, {"x": 1}, None)
+
+    # By update descriptions: a new column, a wider one, a value that does not fit, a delete.
+    shop.orders.update_one({"_id": 2, "customer": 2}, {"$set": {"place.y": "new", "total": 2.5}})
+    shop.orders.update_one({"_id": 3, "customer": 3}, {"$set": {"total": Int64(2**60)}})
+    shop.orders.update_one({"_id": 4, "customer": 4}, {"$set": {"at": "noon"}})
+    shop.orders.delete_one({"_id": 5, "customer": 5})
+    counted = run_once(spark, shop, tmp_path, **form)
+    assert counted == {"u": 3, "d": 1}
+    rows = rows_of(tmp_path)
+    assert rows[2]["place"] == {"x": None, "y": "new"}
+    assert (rows[1]["at"], rows[4]["at"]) == ("2024-02-29T12:00:00Z", "noon")
+    assert (rows[2]["total"], rows[3]["total"]) == (2.5, None)
+    assert json.loads(rows[3]["_rescued"]) == {"total": 2**60}
+    assert [number for number, row in rows.items() if row["_deleted"]] == [5]
+    assert rows[5]["text"] == "x" * 99
+    assert differences(spark, shop, tmp_path) == {"bronze": set(), "current": set()}
+    status = status_of(str(tmp_path))
+    assert status["rescuedDocuments"] == 1
+    assert "rescued     1 documents with fields that fit no column" in lines_of(status)
+
+    # All readers find the same.
+    table = DeltaTable(tmp_path / "current")
+    expected = sorted((number, row["total"], row["at"]) for number, row in rows.items())
+    columns = ["_id", "total", "at"]
+    found = {
+        "Spark": [
+            tuple(row)
+            for row in CurrentTable.existing(str(tmp_path / "current"))
+            .read(spark).select(columns).collect()
+        ],
+        "Polars": polars.scan_delta(str(tmp_path / "current")).select(columns).collect().rows(),
+        "DuckDB": duckdb.from_arrow(table.to_pyarrow_dataset())
+        .project('_id, total, "at"').fetchall(),
+    }  # fmt: skip
+    assert {name: sorted(each) for name, each in found.items()} == dict.fromkeys(found, expected)
+    with pytest.raises(OptionError, match="has --deletes soft, not hard"):
+        run_once(spark, shop, tmp_path, schema="infer")
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_schema_is_checked() -> None:
+    form = table_form("total DECIMAL(10,2) NOT NULL, tags ARRAY<STRING>", "hard")
+    assert form.schema is not None
+    assert form.schema.simpleString() == "struct<total:decimal(10,2),tags:array<string>>"
+    for schema, message in (
+        ("a FLOAT", "documents cannot be read as float"),
+        ("a INT, A INT", "'A' cannot be a column"),
+        ("_token STRING", "'_token' cannot be a column"),
+        ("`a b` STRING", "'a b' cannot be a column"),
+        ("a STRNG", "STRNG"),
+    ):
+        with pytest.raises(OptionError, match=message) as raised:
+            table_form(schema, "hard")
+        assert "--schema" in str(raised.value)

@@ -1,0 +1,128 @@
+"""A running job that compares its table with the collections, and repairs what differs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import bson
+import pandas
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql.streaming.datasource import ReadMaxRows
+
+from spark_sink.errors import OptionError
+from spark_sink.jobs.job_folder import JobFolder, JobRecord
+from spark_sink.jobs.progress import JobMetrics
+from spark_sink.jobs.status import lines_of, status_of
+from spark_sink.jobs.verifier import Verifier
+from spark_sink.options.stream_options import parse_options
+from spark_sink.source.stream_reader import MergerouterStreamReader
+from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.delta_log import Batch, DeltaLog
+from spark_sink.tables.staged_changes import ChangeStage
+from tests.harness.until import wait_for
+from tests.spark.conftest import Shop
+from tests.spark.test_current_tables import change_at_random, collections_of, damage
+
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+_SECONDS = 120.0
+
+
+class QuickJob:
+    """The batches of a job with a verifier, without Spark."""
+
+    def __init__(self, shop: Shop, folder: JobFolder, metrics: JobMetrics) -> None:
+        options = {"uri": shop.uri, "database": shop.database, "snapshotMode": "initial"}
+        options |= {"idleAdvanceSeconds": "1", "signalFolder": folder.signals}
+        folder.begin(JobRecord((shop.database,)))
+        self.verifier = Verifier(folder, options, 1.0, 100_000, repair=True, done=metrics.add_round)
+        self._reader = MergerouterStreamReader(parse_options(options), 0.0)
+        self._target = folder.table("current")
+        last = DeltaLog(self._target).position()
+        self._offset = last.get("offset") or self._reader.initialOffset()
+        self._number = last.get("batch", -1)
+
+    def until(self, done: Callable[[], object], what: str) -> None:
+        """Run batches until a condition is true."""
+
+        def is_done() -> bool:
+            self._next()
+            return bool(done())
+
+        with self.verifier:
+            wait_for(is_done, what, _SECONDS)
+
+    def close(self) -> None:
+        """Close the cursors."""
+        self._reader.stop()
+
+    def _next(self) -> None:
+        end = json.loads(json.dumps(self._reader.latestOffset(self._offset, ReadMaxRows(10_000))))
+        if end == self._offset:
+            return
+        stage = ChangeStage(self._target, tolerant=True)
+        for partition in self._reader.partitions(self._offset, end):
+            for rows in self._reader.read(partition):
+                stage.add(rows)
+        self._offset, self._number = end, self._number + 1
+        batch = Batch("q", self._number, end, self.verifier.found)
+        changes = [stage.close(), *self.verifier.removals()]
+        CurrentTable(self._target).apply_staged(None, changes, batch)
+        self._reader.commit(end)
+
+
+def damaged(rows: pandas.DataFrame) -> pandas.DataFrame:
+    """Let the rows lack one, have one too many, and one with another's document."""
+    gone = rows.iloc[-1].copy()
+    gone["key"], gone["token"] = '{"$numberInt":"-5"}', rows.iloc[0]["token"]
+    rows.loc[rows.index[0], "document"] = rows.iloc[1]["document"]
+    return pandas.concat([rows.drop(index=rows.index[2]), gone.to_frame().T])
+
+
+def test_differences_are_found_and_repaired(tmp_path: Path, shop: Shop) -> None:
+    shop.insert(30)
+    shop.client[shop.database].items.insert_many([{"_id": n} for n in range(3)])
+    folder, metrics = JobFolder(str(tmp_path)), JobMetrics()
+    change_at_random(shop, 1, 40)
+    job = QuickJob(shop, folder, metrics)
+    walked = 2 * len(collections_of(shop))
+    job.until(lambda: job.verifier.found.get("rows") == walked, "a round")
+    assert job.verifier.found["differences"] == 0
+    job.close()
+
+    damage(folder.table("current"), damaged)
+    job = QuickJob(shop, folder, metrics)
+    found = job.verifier
+    job.until(lambda: found.found.get("differences"), "the differences")
+    assert found.found["differences"] == 3
+    kinds = {each["difference"]: each for each in found.found["first"]}
+    assert kinds.keys() == {"missing", "extra", "different"}
+    assert kinds["extra"]["key"] == '{"$numberInt":"-5"}'
+    assert kinds["different"]["token"]
+    job.close()
+
+    job = QuickJob(shop, folder, metrics)
+    change_at_random(shop, 2, 20)
+    job.until(
+        lambda: (
+            job.verifier.found.get("differences") == 0
+            and status_of(str(tmp_path))["verified"] == job.verifier.found
+        ),
+        "the repair",
+    )
+    job.close()
+    told = lines_of(status_of(str(tmp_path)))
+    assert any(line.startswith("verified    through ") for line in told)
+    rows = DeltaTable(folder.table("current")).to_pyarrow_table().to_pylist()
+    table = {(row["collection"], row["key"]): bson.decode(row["document"]) for row in rows}
+    assert len(table) == len(rows)
+    assert table == collections_of(shop)
+    assert (metrics.registry.get_sample_value("mergerouter_job_differences_total") or 0) >= 3
+
+
+def test_a_pipeline_needs_a_filter_of_documents(tmp_path: Path) -> None:
+    options = {"uri": "mongodb://127.0.0.1:1", "pipeline": '[{"$match": {"ns.coll": "a"}}]'}
+    with pytest.raises(OptionError, match="--verify-every reads documents"):
+        Verifier(JobFolder(str(tmp_path)), options, 1.0, 1)

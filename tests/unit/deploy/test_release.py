@@ -1,0 +1,57 @@
+"""The release workflow: what can be known without a network."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.release import problems, versions
+
+ROOT = Path(__file__).parents[3]
+WORKFLOW = ROOT / ".github" / "workflows" / "release.yaml"
+
+
+def jobs() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(WORKFLOW.read_text())["jobs"]
+    return found
+
+
+def steps() -> list[dict[str, Any]]:
+    return [step for job in jobs().values() for step in job["steps"]]
+
+
+def test_one_version_is_named_everywhere() -> None:
+    version = versions()["pyproject.toml"]
+    assert problems(f"v{version}") == []
+    assert len(problems("v99.0")) == len(versions())
+
+
+def test_each_command_is_a_target_or_a_module_that_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    commands = [step["run"] for step in steps() if "run" in step]
+    assert len(commands) >= 4
+    for command in commands:
+        if target := re.match(r"make (\w+)$", command):
+            assert re.search(rf"(?m)^{target[1]}:", makefile), command
+        else:
+            module = re.match(r"python -m (tests\.\w+) ", command)
+            assert module is not None, command
+            assert (ROOT / f"{module[1].replace('.', '/')}.py").exists()
+
+
+def test_wheel_and_image_are_attested_with_their_parts() -> None:
+    used = {
+        name: {step.get("uses", "").partition("@")[0] for step in job["steps"]}
+        for name, job in jobs().items()
+    }
+    assert {"actions/attest-build-provenance", "actions/attest-sbom"} <= used["wheel"]
+    assert "actions/attest-build-provenance" in used["image"]
+    (push,) = [step for step in steps() if "build-push" in step.get("uses", "")]
+    assert push["with"]["sbom"] is True
+
+
+def test_no_job_may_more_than_it_needs() -> None:
+    assert yaml.safe_load(WORKFLOW.read_text())["permissions"] == {"contents": "read"}
+    assert {name for name, job in jobs().items() if job["permissions"].get("packages")} == {"image"}
+    assert {name for name, job in jobs().items() if job["permissions"].get("pages")} == {"site"}

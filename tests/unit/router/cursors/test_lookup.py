@@ -1,0 +1,291 @@
+"""Cursors that look up their events' documents when the client reads them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import bson
+import pytest
+from bson import Timestamp
+
+from router.cursors.registry import CursorRegistry
+from router.views.log_reader import Batch
+from shard_client.errors import CommandError
+from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, stream
+from tests.doubles.scripted_member import event_token, mark_token
+from tests.doubles.scripted_mongos import ScriptedMongos, scripted_mongos
+from tests.harness.until import PATIENCE, until
+
+LOOKUP = {"fullDocument": "updateLookup", "startAtOperationTime": Timestamp(100, 1)}
+
+
+@pytest.fixture
+async def mongos() -> AsyncIterator[ScriptedMongos]:
+    async with scripted_mongos(c=[{"_id": n, "v": n} for n in range(200)]) as running:
+        yield running
+
+
+def lookup(*stages: dict[str, Any], **fields: Any) -> Any:
+    return stream(pipeline=[{"$changeStream": LOOKUP}, *stages], **fields)
+
+
+def shown(batch: Batch) -> list[Any]:
+    return [bson.decode(event).get("fullDocument") for event in batch.events]
+
+
+async def opened(registry: CursorRegistry, *stages: dict[str, Any]) -> Any:
+    cursor, first = await registry.open(lookup(*stages), OWNER)
+    assert first.events == []
+    assert bson.decode(first.pbrt) == {"_data": mark_token(Timestamp(100, 1))}
+    return cursor
+
+
+async def read(cursor: Any, count: int, batch_size: int | None = None) -> list[Batch]:
+    """Read batches until ``count`` events have arrived."""
+    batches: list[Batch] = []
+    while sum(len(batch.events) for batch in batches) < count:
+        batches.append(await cursor.next_batch(batch_size, PATIENCE))
+        assert batches[-1].events
+    return batches
+
+
+async def test_events_include_their_documents(cluster: ScriptedCluster, mongos: ScriptedMongos):
+    for n in range(6):
+        cluster.shards[f"s{n % 3}"].update(101 + n, n)
+    cluster.shards["s0"].insert(110, 7)
+    cluster.noop(120)
+    cursor = await opened(cluster.registry(mongos=mongos.connect))
+    batches = await read(cursor, 7)
+    documents = [document for batch in batches for document in shown(batch)]
+    assert documents == [{"_id": n, "v": n} for n in range(6)] + [{"_id": 7}]
+    options = [member.opened[0]["pipeline"][0] for member in cluster.shards.values()]
+    assert all("fullDocument" not in option["$changeStream"] for option in options)
+
+
+async def test_lookups_wait_until_the_client_reads(
+    cluster: ScriptedCluster, mongos: ScriptedMongos
+):
+    cursor = await opened(cluster.registry(mongos=mongos.connect))
+    waiting = asyncio.create_task(cursor.next_batch(None, PATIENCE))
+    cluster.shards["s0"].update(101, 1)
+    cluster.noop(102)
+    assert shown(await waiting) == [{"_id": 1, "v": 1}]
+    asked = len(mongos.commands)
+    for n in range(2, 5):
+        cluster.shards["s0"].update(101 + n, n)
+    cluster.noop(110)
+    await until(lambda: cursor._client_reader.is_ready)
+    mongos.documents["c"] = [{"_id": 2, "v": "new"}]
+    assert len(mongos.commands) == asked
+    batches = await read(cursor, 3)
+    assert [each for batch in batches for each in shown(batch)] == [
+        {"_id": 2, "v": "new"},
+        None,
+        None,
+    ]
+
+
+async def test_lookups_are_limited_to_the_batch_size(
+    cluster: ScriptedCluster, mongos: ScriptedMongos
+):
+    for n in range(5):
+        cluster.shards["s0"].update(101 + n, n)
+    cluster.noop(120)
+    cursor = await opened(cluster.registry(mongos=mongos.connect))
+    batch = await cursor.next_batch(2, PATIENCE)
+    assert shown(batch) == [{"_id": 0, "v": 0}, {"_id": 1, "v": 1}]
+    assert mongos.finds() == [{"_id": {"$in": [0, 1]}}]
+    assert bson.decode(batch.pbrt) == {"_data": event_token(Timestamp(102, 1), 1)}
+    assert [len(each.events) for each in await read(cursor, 3, batch_size=2)] == [2, 1]
+
+
+async def test_a_batch_is_filled_even_if_stages_drop_events(
+    cluster: ScriptedCluster, mongos: ScriptedMongos
+):
+    for n in range(9):
+        cluster.shards["s0"].update(101 + n, n)
+    cluster.noop(120)
+    mongos.stage = lambda event: event if event["fullDocument"]["v"] % 3 == 0 else None
+    cursor = await opened(
+        cluster.registry(mongos=mongos.connect), {"$match": {"fullDocument.v": 0}}
+    )
+    batch = await cursor.next_batch(2, PATIENCE)
+    assert shown(batch) == [{"_id": 0, "v": 0}, {"_id": 3, "v": 3}]
+    assert bson.decode(batch.pbrt) == {"_data": event_token(Timestamp(104, 1), 3)}
+    assert shown(await cursor.next_batch(2, PATIENCE)) == [{"_id": 6, "v": 6}]
+
+
+async def test_the_token_advances_if_all_events_are_dropped(
+    cluster: ScriptedCluster, mongos: ScriptedMongos
+):
+    mongos.stage = lambda event: None
+    cursor = await opened(cluster.registry(mongos=mongos.connect), {"$match": {"fullDocument": 1}})
+    cluster.shards["s0"].update(101, 1)
+    cluster.noop(120)
+    while True:
+        batch = await cursor.next_batch(None, 0.1)
+        assert batch.events == []
+        if bson.decode(batch.pbrt) == {"_data": mark_token(Timestamp(120, 1))}:
+            break
+    assert mongos.finds() == [{"_id": 1}]
+
+
+async def test_events_beyond_a_reply_s_size_come_in_the_next_reply(
+    cluster: ScriptedCluster, mongos: ScriptedMongos
+):
+    mongos.documents["c"] = [{"_id": n, "x": "a" * 1000} for n in range(10)]
+    for n in range(10):
+        cluster.shards["s0"].update(101 + n, n)
+    cluster.noop(120)
+    cursor = await opened(
+        cluster.registry(mongos=mongos.connect, reply_bytes=65536, replies_bytes=1)
+    )
+    batches = await read(cursor, 10)
+    assert [each["_id"] for batch in batches for each in shown(batch)] == list(range(10))
+    cursor = await opened(cluster.registry(mongos=mongos.connect, reply_bytes=4000))
+    batches = await read(cursor, 10)
+    assert [len(batch.events) for batch in batches] == [3, 3, 3, 1]
+    assert [each["_id"] for batch in batches for each in shown(batch)] == list(range(10))
+    ends = [bson.decode(batch.events[-1])["_id"] for batch in batches[:-1]]
+    assert [bson.decode(batch.pbrt) for batch in batches[:-1]] == ends
+
+
+async def test_documents_count_in_the_memory_of_the_process(
+    cluster: ScriptedCluster, mongos: ScriptedMongos
+):
+    """While a reply is on its way, while a rest is kept, and no longer than that."""
+    mongos.documents["c"] = [{"_id": n, "x": "a" * 10_000} for n in range(10)]
+    mongos.per_batch = 4
+    for n in range(10):
+        cluster.shards["s0"].update(101 + n, n)
+    cluster.noop(120)
+    registry = cluster.registry(mongos=mongos.connect, reply_bytes=35_000)
+    cursor = await opened(registry)
+    await until(lambda: cursor._client_reader.is_ready)
+    before = registry.memory.held
+    mongos.is_held_back = "getMore"
+    mongos.open.clear()
+    reading = asyncio.create_task(cursor.next_batch(None, PATIENCE))
+    await until(lambda: len(mongos.commands) == 2)
+    assert registry.memory.held - before > 4 * 10_000
+    mongos.open.set()
+    assert len((await reading).events) == 3
+    assert 7 * 10_000 < registry.memory.held - before < 8 * 10_000
+    assert len((await cursor.next_batch(None, PATIENCE)).events) == 3
+    assert 4 * 10_000 < registry.memory.held - before < 5 * 10_000
+    registry.kill([cursor.cursor_id], OWNER)
+    assert registry.memory.held <= before
+
+
+async def test_beyond_the_limit_events_are_completed_one_by_one(
+    cluster: ScriptedCluster, mongos: ScriptedMongos
+):
+    for n in range(4):
+        cluster.shards["s0"].update(101 + n, n)
+    cluster.noop(120)
+    registry = cluster.registry(mongos=mongos.connect)
+    cursor = await opened(registry)
+    registry.memory.held += registry.memory.limit + 1
+    await read(cursor, 4)
+    assert mongos.finds() == [{"_id": n} for n in range(4)]
+
+
+async def test_a_failing_stage_ends_the_stream_at_its_event(
+    cluster: ScriptedCluster, mongos: ScriptedMongos
+):
+    for n in range(5):
+        cluster.shards["s0"].update(101 + n, n)
+    cluster.noop(120)
+    cursor = await opened(cluster.registry(mongos=mongos.connect), {"$set": {"x": 1}})
+    mongos.refuse_stages = lambda events: any(e["fullDocument"]["v"] == 3 for e in events)
+    batches = await read(cursor, 3)
+    with pytest.raises(CommandError) as error:
+        await cursor.next_batch(None, PATIENCE)
+    assert error.value.code == 2
+    assert [each["_id"] for batch in batches for each in shown(batch)] == [0, 1, 2]
+    assert cursor.finished
+
+
+async def test_a_failing_lookup_ends_the_stream_after_the_events_before_it(
+    cluster: ScriptedCluster, mongos: ScriptedMongos
+):
+    cluster.shards["s0"].insert(101, 1)
+    for n in range(2, 5):
+        cluster.shards["s0"].update(100 + n, n)
+    cluster.noop(120)
+    expired = {"ok": 0.0, "errmsg": "operation exceeded time limit", "code": 50}
+    for kept in ([], [2, 3]):
+        looked_up = [{"_id": n} for n in kept]
+        mongos.refuse = lambda wanted, found=looked_up: None if wanted in found else expired
+        cursor = await opened(cluster.registry(mongos=mongos.connect))
+        batches = await read(cursor, 1 + len(kept))
+        shown_ids = [each["_id"] for batch in batches for each in shown(batch)]
+        assert shown_ids == [1, *kept]
+        with pytest.raises(CommandError) as error:
+            await cursor.next_batch(None, PATIENCE)
+        assert error.value.code == 89
+
+
+async def test_a_changed_token_is_fatal(cluster: ScriptedCluster, mongos: ScriptedMongos):
+    cluster.shards["s0"].update(101, 1)
+    cluster.noop(120)
+    for stage in (lambda event: {"v": 1}, lambda event: {**event, "_id": 1}):
+        mongos.stage = stage
+        cursor = await opened(cluster.registry(mongos=mongos.connect), {"$unset": "_id"})
+        with pytest.raises(CommandError) as error:
+            await cursor.next_batch(None, PATIENCE)
+        assert error.value.code == 280
+        assert event_token(Timestamp(101, 1), 1) in error.value.message
+
+
+async def test_invalid_stages_fail_the_opening(cluster: ScriptedCluster, mongos: ScriptedMongos):
+    mongos.fail("aggregate", 31002, "$unset specification must be a string or an array")
+    with pytest.raises(CommandError) as error:
+        await opened(cluster.registry(mongos=mongos.connect), {"$unset": 1})
+    assert error.value.code == 31002
+    await until(lambda: mongos.server.open == 0)
+
+
+async def test_a_kill_ends_a_lookup(cluster: ScriptedCluster, mongos: ScriptedMongos):
+    cluster.shards["s0"].update(101, 1)
+    cluster.noop(120)
+    registry = cluster.registry(mongos=mongos.connect)
+    cursor = await opened(registry)
+    mongos.open.clear()
+    waiting = asyncio.create_task(cursor.next_batch(None, PATIENCE))
+    await until(lambda: mongos.commands)
+    assert registry.kill([cursor.cursor_id], OWNER) == ([cursor.cursor_id], [])
+    with pytest.raises(CommandError) as error:
+        await waiting
+    assert error.value.code == 237
+    mongos.open.set()
+    await until(lambda: mongos.server.open == 0)
+
+
+async def test_the_end_follows_the_last_event(cluster: ScriptedCluster, mongos: ScriptedMongos):
+    cluster.shards["s0"].update(101, 1)
+    cluster.shards["s0"].insert(102, 2, operationType="invalidate")
+    cluster.noop(120)
+    cursor = await opened(cluster.registry(mongos=mongos.connect))
+    batches = await read(cursor, 2)
+    assert not any(batch.closed for batch in batches)
+    last = await cursor.next_batch(None, PATIENCE)
+    assert (last.events, last.closed) == ([], True)
+    assert cursor.finished
+
+
+async def test_the_error_without_an_upstream_names_the_remedy(cluster: ScriptedCluster):
+    with pytest.raises(CommandError) as error:
+        await cluster.registry().open(lookup(), OWNER)
+    assert error.value.code == 72
+    assert "--upstream" in error.value.message
+
+
+async def test_streams_with_different_lookups_share_remotes(
+    cluster: ScriptedCluster, mongos: ScriptedMongos
+):
+    registry = cluster.registry(mongos=mongos.connect)
+    await registry.open(stream(), OWNER)
+    await registry.open(lookup(), OWNER)
+    await registry.open(lookup({"$unset": "ns"}), OWNER)
+    assert cluster.shards["s0"].commands["aggregate"] == 1

@@ -1,0 +1,95 @@
+import bson
+import pytest
+from bson.timestamp import Timestamp
+
+from router.request.shard_commands import shard_command, topology_command
+from router.request.stream_request import Scope, StreamRequest, parse_request
+from tests.unit.router.made_tokens import data_of, token_document
+
+AT = Timestamp(5, 1)
+
+
+def request(target: str | int = "c", database: str = "db", **more) -> StreamRequest:
+    options = more.pop("options", {})
+    stages = more.pop("stages", [])
+    return parse_request(
+        database,
+        {"aggregate": target, "pipeline": [{"$changeStream": options}, *stages], **more},
+    )
+
+
+def test_shards_get_the_user_s_stages_and_options_with_their_own_start():
+    asked = request(
+        options={"fullDocument": "updateLookup", "startAtOperationTime": Timestamp(1, 1)},
+        stages=[{"$match": {"a": 1}}],
+        cursor={"batchSize": 7},
+        collation={"locale": "fr"},
+        comment="x",
+        lsid={"id": 1},
+        maxTimeMS=5,
+        **{"$readPreference": {"mode": "nearest"}},
+    )
+    assert (asked.batch_size, asked.max_time_ms) == (7, 5)
+    assert shard_command(asked, AT) == (
+        "db",
+        {
+            "aggregate": "c",
+            "pipeline": [
+                {"$changeStream": {"fullDocument": "updateLookup", "startAtOperationTime": AT}},
+                {"$match": {"a": 1}},
+            ],
+            "cursor": {"batchSize": 0},
+            "collation": {"locale": "fr"},
+            "comment": "x",
+            "readConcern": {"level": "majority"},
+            "$readPreference": {"mode": "nearest"},
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("target", "database", "options", "scope", "namespace"),
+    [
+        ("c", "db", {}, Scope.COLLECTION, "db.c"),
+        (1, "db", {}, Scope.DATABASE, "db.$cmd.aggregate"),
+        (1.0, "db", {}, Scope.DATABASE, "db.$cmd.aggregate"),
+        (1, "admin", {"allChangesForCluster": True}, Scope.CLUSTER, "admin.$cmd.aggregate"),
+    ],
+)
+def test_each_scope_has_its_own_aggregate(target, database, options, scope, namespace):
+    asked = request(target, database, options=options, cursor={})
+    assert (asked.scope, asked.namespace) == (scope, namespace)
+    sent_to, command = shard_command(asked, AT)
+    assert (sent_to, command["aggregate"]) == (database, "c" if target == "c" else 1)
+
+
+def test_a_reopened_remote_resumes_after_its_token():
+    token = token_document(data_of(5, 3))
+    _, command = shard_command(request(cursor={}), token)
+    assert command["pipeline"] == [{"$changeStream": {"resumeAfter": bson.decode(token)}}]
+
+
+def test_a_cursor_at_an_invalidate_is_reopened_with_start_after():
+    token = token_document(data_of(5, 0, invalidate=True))
+    _, command = shard_command(request(cursor={}), token)
+    assert command["pipeline"] == [{"$changeStream": {"startAfter": bson.decode(token)}}]
+
+
+def test_the_topology_is_watched_on_the_config_server():
+    database, command = topology_command(AT)
+    assert (database, command["aggregate"]) == ("config", "shards")
+    assert command["pipeline"] == [
+        {"$changeStream": {"allowToRunOnConfigDB": True, "startAtOperationTime": AT}}
+    ]
+    _, again = topology_command(token_document(data_of(9, 3)))
+    assert "resumeAfter" in again["pipeline"][0]["$changeStream"]
+
+
+def test_a_stream_starts_at_the_requested_time():
+    assert request(cursor={}).start_time is None
+    at = request(cursor={}, options={"startAtOperationTime": AT})
+    assert at.start_time == AT
+    after = request(cursor={}, options={"resumeAfter": {"_data": data_of(9, 3)}})
+    assert after.start_time == Timestamp(9, 1)
+    assert not after.splits_large_events
+    assert request(stages=[{"$changeStreamSplitLargeEvent": {}}], cursor={}).splits_large_events

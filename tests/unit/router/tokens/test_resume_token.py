@@ -1,0 +1,191 @@
+from uuid import UUID
+
+import bson
+import pytest
+from bson.binary import Binary
+from bson.timestamp import Timestamp
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from router.tokens.resume_token import (
+    ResumeToken,
+    as_version,
+    cluster_time_of,
+    event_key,
+    first_key,
+    high_water_mark,
+    token_of,
+    version_of,
+)
+from shard_client.errors import CommandError
+from tests.unit.router.made_tokens import UUID_ZERO, data_of, event
+
+T = "82620B98E500000002"
+HEAD = T + "2B022C0100296E"
+UUID_1 = "5A1004" + "AB" * 16
+
+
+def parse(data: str) -> ResumeToken:
+    return ResumeToken.parse({"_data": data})
+
+
+def test_an_insert_of_version_1():
+    identifier = "46645F69640064" + "0B" * 12 + "00"
+    token = parse(HEAD + UUID_1 + identifier + "04")
+    assert token.cluster_time == Timestamp(0x620B98E5, 2)
+    assert (token.version, token.token_type, token.txn_op_index) == (1, 128, 0)
+    assert (token.from_invalidate, token.fragment_num) == (False, None)
+    assert token.uuid == UUID("ab" * 16)
+    assert token.event_identifier == bytes.fromhex(identifier)
+    assert not token.is_high_water_mark
+
+
+@pytest.mark.parametrize(
+    ("version", "data"), [(1, T + "2B0229296E04"), (2, T + "2B0429296E1404"), (0, T + "292904")]
+)
+def test_high_water_marks_round_trip(version, data):
+    mark = high_water_mark(Timestamp(0x620B98E5, 2), version)
+    assert mark.data == data.encode()
+    assert bson.decode(mark.raw) == {"_data": data}
+    parsed = parse(data)
+    assert parsed.raw == mark.raw
+    assert version_of(mark.data) == version
+    assert parsed.is_high_water_mark == (version > 0)
+
+
+def test_a_high_water_mark_sorts_between_cluster_times():
+    for version in (1, 2):
+        before = data_of(7, 3, inc=1, version=version).encode()
+        at = data_of(7, 3, inc=2, version=version).encode()
+        assert before < high_water_mark(Timestamp(7, 2), version).data < at
+    assert before < first_key(Timestamp(7, 2)) < at
+    assert cluster_time_of(at) == Timestamp(7, 2)
+
+
+@pytest.mark.parametrize(
+    ("data", "code", "message"),
+    [
+        (T, 50796, "does not contain version"),
+        (T + "6E", 50854, "wrong type for version"),
+        (T + "2B06", 50795, "only supports version"),
+        (T + "2B02", 51055, "does not contain tokenType"),
+        (T + "2B026E", 51056, "tokenType is not an int"),
+        (T + "2B022B04", 51057, "Token type 2 not recognized"),
+        (T + "2B0229", 50793, "does not contain txnOpIndex"),
+        (T + "2B02296E", 50855, "txnOpIndex is not an integer"),
+        (T + "2B022927FD", 50794, "should be non-negative"),
+        (T + "2B022929", 50872, "does not contain fromInvalidate"),
+        (T + "2B02292929", 50870, "fromInvalidate is not a boolean"),
+        (T + "2B042C0100296E", 6189500, "Expected UUID or null"),
+        (T + "2B042C0100296E14", 6189501, "Expected an eventIdentifier"),
+        (HEAD + "3C6100", 207, "UUID"),
+        (T + "2B0229296E14" + "4600", 6189504, "Invalid high water mark"),
+        (HEAD + UUID_1 + "29", 6189503, "eventIdentifier is not an object"),
+        (T + "2B042C0100296E14" + "4600" + "6E", 7182501, "fragmentNum"),
+        (T + "2B042C0100296E14" + "4600" + "27FD", 7182501, "fragmentNum"),
+        (T + "2B042C0100296E14" + "4600" + "29" + "29", 40646, "oversized"),
+        (HEAD + UUID_1 + "4600" + "29", 40646, "oversized"),
+        ("82620B98", 15, "Invalid advance (8) past end of buffer[3] at offset: 0"),
+        ("", 40649, "invalid empty resume token"),
+        ("04", 40649, "invalid empty resume token"),
+        ("82 2", 9, "not a valid hex string"),
+        ("é1", 9, "not a valid hex string"),
+    ],
+)
+def test_bad_tokens_get_mongos_s_errors(data, code, message):
+    with pytest.raises(CommandError) as caught:
+        parse(data)
+    assert caught.value.code == code
+    assert message in caught.value.message
+
+
+@pytest.mark.parametrize("bits", [5, Binary(b"x", 4), "x", None])
+def test_type_bits_of_the_wrong_type(bits):
+    with pytest.raises(CommandError) as caught:
+        ResumeToken.parse({"_data": T + "2B0229296E04", "_typeBits": bits})
+    assert caught.value.code == 40648
+
+
+def test_type_bits_are_kept():
+    document = {"_data": data_of(1, 2), "_typeBits": b"\x01"}
+    assert bson.decode(ResumeToken.parse(document).raw) == document
+
+
+def test_trailing_bytes_and_lower_case_are_normalised():
+    assert parse((T + "2B0229296E04FFFF").lower()).data == (T + "2B0229296E04").encode()
+
+
+def test_a_fragment_s_number_is_parsed():
+    data = T + "2B042C0100296E" + UUID_1 + "46646162630000" * 0 + "4600" + "2B04" + "04"
+    assert parse(data).fragment_num == 2
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "461E5F6964002B0300",
+        "461E5F6964003344444444444444440000",
+        "46645F69640046F05F00F00000",
+        "46505F696400502B0227FD0000",
+        "463C5F6964003C6100FF620000",
+    ],
+)
+def test_any_document_key_is_accepted(key):
+    """Even if its end is found only by decoding, as after a number with a fraction."""
+    token = parse(HEAD + UUID_1 + key + "04")
+    assert token.event_identifier == bytes.fromhex(key)
+    assert token.data.decode() == HEAD + UUID_1 + key + "04"
+
+
+@given(st.binary(max_size=60))
+@example(bytes.fromhex(HEAD + UUID_1 + "46" + "50" * 300))
+@example(bytes.fromhex(HEAD + UUID_1 + "46" + "465F00" * 3000))
+def test_any_other_input_is_a_command_error(junk):
+    for data in (junk, bytes.fromhex(HEAD) + junk, bytes.fromhex(HEAD + UUID_1 + "46") + junk):
+        try:
+            token = parse(data.hex().upper())
+        except CommandError:
+            continue
+        assert parse(token.data.decode()).data == token.data
+
+
+@pytest.mark.parametrize("number", [1, 17, 0])
+@pytest.mark.parametrize("invalidate", [False, True])
+@pytest.mark.parametrize("operation", ["insert", "delete", "drop", "invalidate"])
+def test_an_older_version_of_the_same_token(operation, invalidate, number):
+    newer = data_of(5, number, version=2, operation=operation, invalidate=invalidate)
+    older = data_of(5, number, version=1, invalidate=invalidate)
+    assert as_version(newer.encode(), 1) == older.encode()
+    assert as_version(older.encode(), 1) == older.encode()
+
+
+def test_token_versions_encode_a_missing_uuid_differently():
+    newer = data_of(5, 0, version=2, operation="dropDatabase", uuid=None)
+    assert as_version(newer.encode(), 1) == data_of(5, 0, uuid=None).encode()
+    create = data_of(5, 3, version=2, operation="create").encode()
+    assert as_version(create, 1) == create.replace(b"2B042C", b"2B022C", 1)
+
+
+def test_a_document_key_with_a_fraction_changes_its_version_too():
+    # Of 6.0: {_id: {of: 1.5, n: 92}}, the 11th operation of a transaction.
+    front, uuid = "826B02540D00000022", "5A100421FC968BBB634B1B8F5190D11F5DABE2"
+    key = "46465F696400461E6F66002B03800000000000001E6E002BB80000"
+    operation = "463C6F7065726174696F6E54797065003C696E7365727400"
+    newer = f"{front}2B042C01002B146E{uuid}{operation}46646F63756D656E744B657900{key}0004"
+    older = f"{front}2B022C01002B146E{uuid}{key}04"
+    assert as_version(newer.encode(), 1) == older.encode()
+
+
+def test_version_0_has_neither_token_type_nor_from_invalidate():
+    older = as_version(data_of(5, 3).encode(), 0).decode()
+    assert older == f"82{5:08X}{1:08X}2929{UUID_ZERO}461E5F6964002B060004"
+    token = parse(older)
+    assert (token.version, token.txn_op_index, token.is_high_water_mark) == (0, 0, False)
+
+
+def test_the_token_of_an_event():
+    data = data_of(5, 3)
+    assert bson.decode(token_of(event(data)[1])) == {"_data": data}
+    moved = bson.encode({"a": 1, "_id": {"_data": data}})
+    assert bson.decode(token_of(moved)) == {"_data": data}
+    assert event_key(moved) == event_key(event(data)[1]) == data.encode()

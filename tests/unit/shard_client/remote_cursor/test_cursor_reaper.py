@@ -1,0 +1,76 @@
+"""Cursors that their members could not kill when they were closed."""
+
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from shard_client.errors import NetworkError
+from shard_client.remote_cursor.cursor_reaper import CursorReaper
+from shard_client.remote_cursor.open_cursor import OpenCursor
+from tests.doubles.scripted_member import ScriptedMember
+from tests.harness.until import until
+from tests.unit.shard_client.remote_cursor.reader import SETTINGS, Reader
+
+AWAY = ("127.0.0.1", 9)
+
+
+class Unreachable:
+    """A member that accepts no connection; counts the attempts."""
+
+    attempts = 0
+
+    @asynccontextmanager
+    async def borrow(self, address, timeout):
+        self.attempts += 1
+        raise NetworkError("refused")
+        yield
+
+
+async def test_the_cursor_of_a_closed_stream_is_killed_once_its_member_answers(
+    member: ScriptedMember,
+):
+    reader = Reader(member, replace(SETTINGS, close_timeout=0.3))
+    reader.cursor.start()
+    await until(lambda: member.commands["getMore"] > 1)
+    member.hang |= {"getMore", "hello", "killCursors"}
+    await reader.cursor.close()
+    assert member.cursors
+    assert len(reader.cursor_reaper) == 1
+    member.hang.clear()
+    await until(lambda: not member.cursors)
+    await until(lambda: not len(reader.cursor_reaper))
+    reader.pool.close()
+    await until(lambda: not member.writers)
+
+
+async def test_a_cursor_left_on_another_member_is_killed_too(member: ScriptedMember):
+    other = await ScriptedMember("rs").start()
+    other.noop(99)
+    reader = Reader(member, replace(SETTINGS, reply_timeout=0.1))
+    reader.cursor.start()
+    await until(lambda: member.commands["getMore"] > 1)
+    reader.member = other
+    member.hang |= {"getMore", "hello"}
+    await until(lambda: other.commands["getMore"] > 1)
+    member.hang.clear()
+    await until(lambda: not member.cursors)
+    await reader.cursor.close()
+    assert not other.cursors
+    await reader.cursor_reaper.close()
+    await other.stop()
+
+
+async def test_attempts_end_when_the_member_has_ended_the_cursor_itself():
+    member = Unreachable()
+    kills = CursorReaper(member.borrow, lasting=0.05, first_pause=0.01)
+    kills.add(OpenCursor(AWAY, "db.c", 1))
+    await until(lambda: len(kills) == 0)
+    assert member.attempts > 0
+
+
+async def test_a_member_s_cursors_are_bounded_in_number():
+    kills = CursorReaper(Unreachable().borrow, most=3)
+    for number in range(5):
+        kills.add(OpenCursor(AWAY, "db.c", number))
+    assert len(kills) == 3
+    await kills.close()
+    assert len(kills) == 0

@@ -1,0 +1,393 @@
+"""The planner and the reading of ranges, on a fictional history."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+
+import pytest
+from bson.raw_bson import RawBSONDocument
+from bson.timestamp import Timestamp
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_sink.batches.batch_planner import SAMPLE_SIZE, BatchPlanner
+from spark_sink.batches.planned_batch import BatchLimits, ClusterAccess, PlannedBatch
+from spark_sink.batches.read_reports import ReportInbox
+from spark_sink.batches.read_task import ReadTask, TaskReader, shard_tasks
+from spark_sink.errors import StreamError
+from spark_sink.events.positions import (
+    AtTime,
+    FromNow,
+    Position,
+    Token,
+    high_water_mark,
+    is_after,
+)
+from spark_sink.options.retry_options import RetryPolicy
+from spark_sink.options.scope import Scope
+from spark_sink.source.offsets import Offsets
+from spark_sink.stream.event_stream import EventStream, read_range
+from spark_sink.stream.router_client import Shard
+from tests.doubles.event_history import (
+    SHARDS,
+    FakeStream,
+    History,
+    Inbox,
+    SteppingClock,
+    history_lost,
+    lost_connection,
+)
+
+
+def planner(
+    history: History, *, sharded: bool = False, inbox: ReportInbox | None = None, **limits: Any
+) -> BatchPlanner:
+    shards = [Shard(str(number)) for number in range(SHARDS)] if sharded else None
+    cluster = ClusterAccess(
+        watch=history.watch,
+        newest=lambda: history.now,
+        present=lambda: history.now,
+        beginning=lambda: AtTime(history.tick()),
+        shards=lambda: shards,
+    )
+    return BatchPlanner(cluster, BatchLimits(**limits), inbox, clock=SteppingClock(0.0001))
+
+
+def keys(history: History, tasks: list[ReadTask]) -> list[str]:
+    """Return the tokens that these tasks read, each unpickled as in another process."""
+    found = []
+    for task in tasks:
+        reader = TaskReader(pickle.loads(pickle.dumps(task)), history.watch)
+        read = [event["_id"]["_data"] for event in reader.events()]
+        assert reader.stats.events == len(read)
+        found += read
+    return found
+
+
+def drain(
+    history: History, start: Position, max_events: int | None, **options: Any
+) -> list[list[str]]:
+    """Return all batches up to the present, each planned, checkpointed as JSON and read."""
+    plan = planner(history, **options)
+    offsets = Offsets(Scope())
+    batches = []
+    while True:
+        batch = plan.next_batch(start, max_events)
+        if batch.end == start:
+            plan.close()
+            return batches
+        batches.append(keys(history, plan.tasks(batch)))
+        assert batch.events is None or batch.events >= len(batches[-1]) >= batch.events * 0.9
+        # A batch that is repeated after a restart is defined by its ends alone.
+        written = json.loads(json.dumps(offsets.write(batch.end, batch.idle_until)))
+        end = offsets.read(written)
+        assert end == batch.end
+        again = PlannedBatch(start, end, idle_until=offsets.read_idle_until(written))
+        for sharded in (False, True):
+            tasks = planner(history, sharded=sharded).tasks(again)
+            assert sorted(keys(history, tasks)) == sorted(batches[-1])
+        start = end
+
+
+@given(
+    sizes=st.lists(st.integers(min_value=0, max_value=9), max_size=8),
+    max_events=st.integers(min_value=1, max_value=7) | st.none(),
+    events_per_task=st.integers(min_value=0, max_value=3),
+    sharded=st.booleans(),
+)
+def test_every_event_is_in_one_batch(sizes, max_events, events_per_task, sharded):
+    history = History()
+    begin = history.now
+    for size in sizes:  # a drop on three shards has one token three times
+        for number in range(size):
+            history.insert(number)
+        history.drop(shards=3)
+    batches = drain(
+        history, AtTime(begin), max_events, events_per_task=events_per_task, sharded=sharded
+    )
+    assert [key for batch in batches for key in batch] == sorted(set(history.keys))
+    if max_events is not None:
+        assert all(len(batch) <= max_events for batch in batches)
+    assert history.open_streams == 0
+
+
+@pytest.mark.parametrize("in_total_order", [False, True])
+def test_a_backlog_is_planned_in_batches_without_reading_it(in_total_order):
+    history = History()
+    start: Position = AtTime(history.now)
+    for number in range(40_000):
+        if number % 4000 == 0:
+            history.tick(seconds=1)
+        history.insert(number)
+    inbox = Inbox()
+    plan = planner(
+        history, sharded=True, in_total_order=in_total_order, events_per_task=1000, inbox=inbox
+    )
+    sizes: list[int] = []
+    found: list[str] = []
+    while len(found) < 33_000:
+        history.events_sent = 0
+        batch = plan.next_batch(start, 6000)
+        assert history.events_sent <= (110 if sizes else SAMPLE_SIZE + 110)
+        assert history.open_streams == 0  # the planner does not read ahead while the tasks read
+        tasks = plan.tasks(batch)
+        for task in tasks:
+            reader = TaskReader(task, history.watch)
+            found += [event["_id"]["_data"] for event in reader.events()]
+            inbox.stats_of_tasks.append(reader.stats)
+        sizes.append(len(found) - sum(sizes))
+        start = batch.end
+    assert (found if in_total_order else sorted(found)) == history.keys[: len(found)]
+    assert len(tasks) == 6
+    assert sizes[0] <= 6600
+    assert all(5400 <= size <= 6600 for size in sizes[2:])
+    plan.close()
+    assert history.open_streams == 0
+
+
+@pytest.mark.parametrize("available_now", [False, True])
+def test_the_end_of_a_backlog_is_planned_without_reading_it(available_now):
+    history = History()
+    start: Position = AtTime(history.now)
+    for number in range(11_000):
+        if number % 1000 == 0:
+            history.tick(seconds=1)
+        history.insert(number)
+    history.tick(seconds=60)
+    inbox = Inbox()
+    plan = planner(history, inbox=inbox)
+    if available_now:
+        plan.stop_at_present()
+    found: list[str] = []
+    sizes: list[int] = []
+    while len(found) < len(history.keys):
+        history.events_sent = 0
+        batch = plan.next_batch(start, 6000)
+        assert history.events_sent <= SAMPLE_SIZE + 110
+        [task] = plan.tasks(batch)
+        reader = TaskReader(task, history.watch)
+        found += [event["_id"]["_data"] for event in reader.events()]
+        inbox.stats_of_tasks.append(reader.stats)
+        sizes.append(len(found) - sum(sizes))
+        start = batch.end
+    assert found == history.keys
+    assert len(sizes) <= 4
+    plan.close()
+
+
+def test_bytes_limit_a_batch_after_the_size_of_events_is_known():
+    history = History()
+    start: Position = AtTime(history.now)
+    for number in range(12_000):
+        history.insert(number)
+    inbox = Inbox()
+    plan = planner(history, inbox=inbox, max_bytes=600_000)
+    sizes = []
+    for _ in range(4):
+        batch = plan.next_batch(start, 50_000)
+        [task] = plan.tasks(batch)
+        reader = TaskReader(task, history.watch)
+        sizes.append(sum(len(event.raw) for event in reader.events()))
+        inbox.stats_of_tasks.append(reader.stats)
+        start = batch.end
+    assert all(540_000 <= size <= 660_000 for size in sizes[2:])
+
+
+def test_events_of_one_cluster_time_are_in_one_batch():
+    history = History()
+    begin = history.now
+    for number in range(12):
+        history.insert(number, same_tick=number % 4 != 0)
+    batches = drain(history, AtTime(begin), 2, sharded=True)
+    assert [len(batch) for batch in batches] == [4, 4, 4]
+
+
+def test_a_document_is_read_by_its_shards_task_and_a_drop_once():
+    history = History()
+    begin = history.now
+    for number in range(9):
+        history.insert(number)
+    history.drop(shards=3, invalidate=True)
+    history.insert(9)
+    end = AtTime(history.tick())
+    tasks = planner(history, sharded=True).tasks(PlannedBatch(AtTime(begin), end))
+    parts = [keys(history, [task]) for task in tasks]
+    assert [len(part) for part in parts] == [3 + 1 + 1, 3, 3]
+    merged = planner(history).tasks(PlannedBatch(AtTime(begin), end))
+    assert sorted(key for part in parts for key in part) == keys(history, merged)
+
+
+def test_a_new_shard_is_read_from_its_joining():
+    start, end = AtTime(Timestamp(100, 0)), AtTime(Timestamp(200, 0))
+    old, new, later = (Timestamp(seconds, 7) for seconds in (50, 150, 250))
+    tasks = shard_tasks(start, end, [], [Shard("c", later), Shard("b", new), Shard("a", old)])
+    assert [(task.shard, task.start) for task in tasks] == [
+        ("a", start),
+        ("b", AtTime(Timestamp(150, 8))),
+    ]
+    assert tasks[1].before == ("a",)
+
+
+def test_a_query_from_now_begins_with_an_empty_batch_that_fixes_the_start():
+    history = History()
+    history.insert(1)
+    plan = planner(history)
+    batch = plan.next_batch(FromNow(), 10)
+    assert isinstance(batch.end, AtTime)
+    assert plan.tasks(batch) == []
+    history.insert(2)
+    # A restart before that batch was committed plans the same batch and loses nothing.
+    assert planner(history).tasks(PlannedBatch(FromNow(), batch.end)) == []
+    [read] = drain(history, batch.end, 10)
+    assert read == history.keys[1:]
+
+
+def test_an_idle_stream_keeps_its_offset_until_it_is_old():
+    history = History()
+    history.insert(1)
+    plan = planner(history, idle_advance=60)
+    start = plan.next_batch(AtTime(Timestamp(1, 1)), 10).end
+    history.tick(seconds=59)
+    assert plan.next_batch(start, 10).end == start
+    history.tick(seconds=1)
+    batch = plan.next_batch(start, 10)
+    assert is_after(batch.end, start)
+    assert plan.tasks(batch) == []
+    again = planner(history).tasks(PlannedBatch(start, batch.end))
+    assert keys(history, again) == []
+
+
+def test_idle_ranges_are_not_read_again():
+    history = History()
+    start = AtTime(history.now)
+    plan = planner(history)
+    assert plan.next_batch(start, 10).end == start
+    history.tick(seconds=20_000)
+    assert plan.next_batch(start, 10).end == start
+    event = history.insert(1)
+    batch = plan.next_batch(start, 10)
+    assert batch.idle_until is not None
+    assert batch.idle_until.time >= event["clusterTime"].time - 1
+    [task] = plan.tasks(batch)
+    assert task.start == AtTime(batch.idle_until)
+    assert keys(history, [task]) == history.keys
+
+
+def test_available_now_ends_at_the_time_of_its_start():
+    history = History()
+    start: Position = AtTime(history.now)
+    for number in range(10):
+        history.insert(number)
+    plan = planner(history)
+    plan.stop_at_present()
+    for number in range(10, 20):
+        history.insert(number)
+    found: list[str] = []
+    while (batch := plan.next_batch(start, 4)).end != start:
+        found += keys(history, plan.tasks(batch))
+        start = batch.end
+    assert found == history.keys[:10]
+    plan.close()
+    assert history.open_streams == 0
+
+
+@pytest.mark.parametrize("max_events", [1, 2, 10])
+def test_an_invalidate_does_not_end_a_range(max_events):
+    history = History()
+    begin = history.now
+    history.insert(1)
+    history.drop(invalidate=True)
+    history.insert(2)
+    before, drop, _, after = history.keys
+    batches = drain(history, AtTime(begin), max_events, sharded=True)
+    assert [key for batch in batches for key in batch] == [before, drop, after]
+
+
+def test_a_connection_lost_at_an_invalidate_is_replaced():
+    history = History()
+    begin = history.now
+    history.drop(invalidate=True)
+    history.insert(1)
+    stream = EventStream(history.watch, AtTime(begin), sleep=lambda _: None)
+    assert stream.next() is not None
+    history.failures = [lost_connection()]
+    event = stream.next()
+    assert event is not None
+    assert event["operationType"] == "insert"
+
+
+def test_lost_connections_are_resumed_at_their_position():
+    history = History()
+    for number in range(7):
+        history.insert(number)
+    stream = EventStream(history.watch, AtTime(Timestamp(1, 1)), sleep=lambda _: None)
+    found = []
+    while (event := stream.next()) is not None:
+        found.append(event["_id"]["_data"])
+        history.failures = [lost_connection(), lost_connection()]
+    assert found == history.keys
+    stream.close()
+    assert history.open_streams == 0
+
+
+def test_an_unreachable_router_is_an_error_in_bounded_time():
+    history = History()
+    history.failures = [lost_connection() for _ in range(1000)]
+    slept: list[float] = []
+    stream = EventStream(
+        history.watch,
+        FromNow(),
+        retry_policy=RetryPolicy(max_seconds=30),
+        clock=lambda: sum(slept),
+        sleep=slept.append,
+    )
+    with pytest.raises(StreamError, match=r"^gave up after 30 s: .*connection closed"):
+        stream.next()
+    assert 30 <= sum(slept) < 33
+
+
+def test_a_position_older_than_the_oplogs_is_reported():
+    history = History()
+    history.failures = [history_lost()]
+    with pytest.raises(StreamError, match=r"^history lost: .*no longer contain") as caught:
+        EventStream(history.watch, FromNow()).open()
+    assert len(str(caught.value)) <= 500
+    assert "new checkpointLocation" in str(caught.value)
+
+
+def test_a_stalled_range_is_an_error():
+    history = History()
+    end = history.insert(1)["_id"]
+    silent = History()
+    silent.frozen = True
+    stream = EventStream(silent.watch, AtTime(Timestamp(1, 1)))
+    with pytest.raises(StreamError, match="has not advanced"):
+        list(read_range(stream, Token(end), clock=SteppingClock(step=1)))
+
+
+def test_a_range_that_ends_where_the_stream_is_idle_needs_no_further_request():
+    history = History()
+    start = AtTime(history.now)
+    history.insert(1)
+    end = AtTime(history.tick(seconds=1))
+    beyond = history.tick(seconds=1)
+    asked = []
+
+    class Stream(FakeStream):
+        def try_reply(self, events: list[RawBSONDocument]) -> None:
+            asked.append(len(events))
+            super().try_reply(events)
+            self.resume_token = {"_data": high_water_mark(beyond)}
+
+    stream = EventStream(lambda position: Stream(history, position), start)
+    assert [event["_id"]["_data"] for event in read_range(stream, end)] == history.keys
+    assert len(asked) == 1
+
+
+def test_an_end_before_its_start_is_refused():
+    history = History()
+    first, second = Token(history.insert(1)["_id"]), Token(history.insert(2)["_id"])
+    with pytest.raises(StreamError, match="cannot end at"):
+        planner(history).tasks(PlannedBatch(second, first))

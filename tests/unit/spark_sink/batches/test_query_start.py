@@ -1,0 +1,53 @@
+"""The start of a query: its imports, its time, and the cluster time at which the query begins."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+from bson.timestamp import Timestamp
+
+from spark_sink.batches.query_start import LAUNCH_SECONDS, cluster_time_at, query_started
+
+
+def test_the_start_time_of_a_process_is_found() -> None:
+    before = time.time()
+    script = "import time; time.sleep(0.5); from spark_sink.batches import query_start as q\n"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{script}print(q.process_start(), q._IMPORTED)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    born, imported = map(float, done.stdout.split())
+    assert before - 0.1 <= born <= imported - 0.5
+
+
+def test_a_query_starts_between_its_process_s_start_and_the_load() -> None:
+    assert query_started(loaded=100.0, born=101.0) == 100.0
+    assert query_started(loaded=100.0, born=900.0) == 900.0 - LAUNCH_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("moment", "skew", "expected"),
+    [
+        (1000.9, 0.0, Timestamp(1000, 0)),
+        (1000.9, 3.2, Timestamp(1004, 0)),
+        (1000.9, -3.0, Timestamp(997, 0)),
+        (2000.0, 0.0, Timestamp(1500, 8)),  # without writes since
+    ],
+)
+def test_the_beginning_is_not_after_the_start(moment, skew, expected) -> None:
+    assert cluster_time_at(moment, skew, Timestamp(1500, 7)) == expected
+
+
+def test_a_start_that_only_checks_its_options_imports_no_reader() -> None:
+    heavy = ("pyarrow", "spark_sink.source.stream_reader", "spark_sink.sink.writers")
+    imported = f"print([m for m in {heavy} if m in sys.modules])"
+    script = f"import sys, spark_sink.source.data_source; {imported}"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,236 @@
+"""Rows as Debezium's messages; tests/debezium compares them with Debezium's own."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import bson
+import pyarrow as pa
+import pytest
+from bson import Binary, Int64, ObjectId
+from bson.binary import UuidRepresentation
+from bson.timestamp import Timestamp
+
+from spark_sink.debezium.message_batches import Messages
+from spark_sink.debezium.options import MessageOptions, quoted, sanitized
+from spark_sink.debezium.transactions import WithTransactions
+from spark_sink.events.heartbeats import Heartbeat
+from tests.doubles.event_history import event_token
+
+NOW = 1_800_000_000_123_456_789
+SESSION = (
+    '{"id": {"$binary": "AAAAAAAAAAAAAAAAAAAABw==","$type": "04"},'
+    '"uid": {"$binary": "dQ==","$type": "00"}}'
+)
+LSID = {"id": Binary.from_uuid(UUID(int=7), UuidRepresentation.STANDARD), "uid": Binary(b"u")}
+
+
+def event(kind: str, identifier: Any = 1004, **fields: Any) -> bytes:
+    return bson.encode(
+        {
+            "_id": {"_data": event_token(1_700_000_000, 7)},
+            "operationType": kind,
+            "clusterTime": Timestamp(1_700_000_000, 7),
+            "wallTime": datetime(2023, 11, 14, 22, 13, 20, 5000, tzinfo=UTC),
+            "ns": {"db": "inventory", "coll": "customers"},
+            "documentKey": {"_id": identifier},
+            **fields,
+        }
+    )
+
+
+def messages(*events: bytes, **more: Any) -> list[tuple[str, Any, Any]]:
+    tokens = [f"{index:06}" for index in range(len(events))]
+    batch = pa.RecordBatch.from_pydict({"event": list(events), "token": tokens})
+    options = MessageOptions("fulfillment", **more)
+    made = Messages(options, ordered=options.transactions, clock=lambda: NOW)([batch])
+    if options.transactions:
+        made = WithTransactions(options)(reversed(list(made)))
+    rows = [row for each in made for row in each.to_pylist()]
+    return [
+        (row["topic"], json.loads(row["key"]), row["value"] and json.loads(row["value"]))
+        for row in rows
+    ]
+
+
+def test_an_update_has_every_field_of_the_envelope():
+    [(topic, key, value)] = messages(
+        event(
+            "update",
+            fullDocument={"_id": Int64(1004), "name": "Anne Marie"},
+            fullDocumentBeforeChange={"_id": Int64(1004), "name": "unknown"},
+            updateDescription={
+                "updatedFields": {"name": "Anne Marie", "n": Int64(5)},
+                "removedFields": ["b"],
+                "truncatedArrays": [{"field": "a", "newSize": 2}],
+            },
+            lsid=LSID,
+            txnNumber=Int64(1),
+        )
+    )
+    assert (topic, key) == ("fulfillment.inventory.customers", {"id": "1004"})
+    assert value == {
+        "before": '{"_id": {"$numberLong": "1004"},"name": "unknown"}',
+        "after": '{"_id": {"$numberLong": "1004"},"name": "Anne Marie"}',
+        "updateDescription": {
+            "removedFields": ["b"],
+            "updatedFields": '{"name": "Anne Marie", "n": 5}',
+            "truncatedArrays": [{"field": "a", "size": 2}],
+        },
+        "source": {
+            "version": "3.6.3.Final",
+            "connector": "mongodb",
+            "name": "fulfillment",
+            "ts_ms": 1_700_000_000_005,
+            "snapshot": "false",
+            "db": "inventory",
+            "sequence": None,
+            "ts_us": 1_700_000_000_005_000,
+            "ts_ns": 1_700_000_000_005_000_000,
+            "collection": "customers",
+            "ord": 7,
+            "lsid": SESSION,
+            "txnNumber": 1,
+            "wallTime": 1_700_000_000_005,
+        },
+        "op": "u",
+        "ts_ms": 1_800_000_000_123,
+        "transaction": None,
+    }
+    assert list(value) == [
+        "before", "after", "updateDescription", "source", "op", "ts_ms", "transaction",
+    ]  # fmt: skip
+
+
+def test_version_2_6_has_the_cluster_time_and_other_exponents():
+    [(_, _, value)] = messages(event("insert", fullDocument={"_id": 1e20}), version="2.6")
+    source = value["source"]
+    assert (source["version"], value["after"]) == ("2.6.2.Final", '{"_id": 1.0E20}')
+    assert (source["ts_ms"], source["ts_us"]) == (1_700_000_000_000, 1_700_000_000_000_000)
+    assert source["wallTime"] == 1_700_000_000_005
+
+
+@pytest.mark.parametrize(
+    ("identifier", "text"),
+    [
+        (1234, "1234"),
+        (12.34, "12.34"),
+        ("1234", '"1234"'),
+        ({"hi": "kafka", "nums": [10.0]}, '{"hi": "kafka","nums": [10.0]}'),
+        (ObjectId("596e275826f08b2730779e1f"), '{"$oid": "596e275826f08b2730779e1f"}'),
+        (Binary(b"kafka", 0), '{"$binary": {"base64": "a2Fma2E=","subType": "00"}}'),
+        (Int64(1004), "1004"),
+    ],
+)
+def test_keys_are_relaxed_extended_json(identifier, text):
+    [(_, key, _)] = messages(event("insert", identifier, fullDocument={"_id": 1}))
+    assert key == {"id": text}
+
+
+def test_a_delete_is_followed_by_a_tombstone():
+    deleted, tombstone = messages(event("delete"))
+    assert (deleted[2]["op"], deleted[2]["after"]) == ("d", None)
+    assert tombstone == (*deleted[:2], None)
+    assert len(messages(event("delete"), tombstones=False)) == 1
+
+
+@pytest.mark.parametrize(("kind", "told"), [("incremental", "incremental"), ("blocking", "true")])
+def test_a_row_of_an_incremental_snapshot_is_marked(kind, told):
+    [(_, _, value)] = messages(event("read", fullDocument={"_id": 1004}, signal={"type": kind}))
+    assert (value["op"], value["source"]["snapshot"]) == ("r", told)
+
+
+def test_a_snapshots_row_is_a_read_at_the_time_of_its_message():
+    [(_, _, value)] = messages(event("read", fullDocument={"_id": 1004}))
+    source = value["source"]
+    assert (value["op"], source["snapshot"], source["ord"]) == ("r", "true", -1)
+    assert (source["ts_ns"], source["ts_us"]) == (NOW, NOW // 1000)
+    assert source["wallTime"] is None
+
+
+def test_transactions_have_a_begin_an_end_and_orders():
+    def write(number: int, coll: str) -> bytes:
+        ns = {"db": "inventory", "coll": coll}
+        return event("insert", fullDocument={}, ns=ns, lsid=LSID, txnNumber=Int64(number))
+
+    found = messages(write(1, "a"), write(1, "b"), write(1, "a"), write(2, "a"), transactions=True)
+    name = f"{SESSION}:1"
+    boundaries = [value for topic, _, value in found if topic == "fulfillment.transaction"]
+    assert [each["status"] for each in boundaries] == ["BEGIN", "END", "BEGIN", "END"]
+    assert boundaries[0] == {
+        "status": "BEGIN", "id": name, "event_count": None, "data_collections": None,
+        "ts_ms": 1_700_000_000_005,
+    }  # fmt: skip
+    assert boundaries[1]["event_count"] == 3
+    assert boundaries[1]["data_collections"] == [
+        {"data_collection": "inventory.a", "event_count": 2},
+        {"data_collection": "inventory.b", "event_count": 1},
+    ]
+    places = [value["transaction"] for topic, _, value in found if value not in boundaries]
+    assert [(each["total_order"], each["data_collection_order"]) for each in places] == [
+        (1, 1), (2, 1), (3, 2), (1, 1),
+    ]  # fmt: skip
+    assert found[0][0] == "fulfillment.transaction"
+
+
+def test_an_event_outside_ends_a_transaction_and_stays_in_its_place():
+    inside = event("delete", 1, lsid=LSID, txnNumber=Int64(1))
+    later = event("insert", 1, fullDocument={}, wallTime=datetime(2023, 11, 14, 22, 14, tzinfo=UTC))
+    found = messages(later, inside, later, inside, transactions=True)
+    texts = [value and (value.get("status") or value["op"]) for _, _, value in found]
+    assert texts == ["c", "BEGIN", "d", None, "END", "c", "BEGIN", "d", None, "END"]
+    assert [value["ts_ms"] for _, _, value in found if value and "status" in value] == [
+        1_700_000_000_005, 1_700_000_040_000, 1_700_000_000_005, 1_700_000_000_005,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("collection", "more", "topic"),
+    [
+        ("orders", {}, "fulfillment.inventory.orders"),
+        ("p.w%q", {}, "fulfillment.inventory.p.w_q"),
+        ("smile 😀", {}, "fulfillment.inventory.smile___"),
+        ("Ü", {"naming": "unicode"}, "fulfillment.inventory._u00dc"),
+        ("a_b", {"delimiter": "-", "naming": "unicode"}, "fulfillment-inventory-a_u005fb"),
+        ("x" * 300, {}, "fulfillment.inventory." + "x" * 227),
+    ],
+)
+def test_topics_are_named_as_debezium_names_them(collection, more, topic):
+    ns = {"db": "inventory", "coll": collection}
+    [(found, _, value)] = messages(event("insert", ns=ns, fullDocument={}), **more)
+    assert found == topic
+    assert value["source"]["collection"] == collection
+
+
+@pytest.mark.parametrize("transactions", [False, True])
+def test_messages_can_have_their_schemas(transactions):
+    session = {"lsid": LSID, "txnNumber": Int64(1)}
+    found = messages(event("delete", **session), schemas=True, transactions=transactions)
+    plain = messages(event("delete", **session), transactions=transactions)
+    for (topic, key, value), (_, plain_key, plain_value) in zip(found, plain, strict=True):
+        assert key["payload"] == plain_key
+        assert (value and value["payload"]) == plain_value
+        if value:
+            assert [each["field"] for each in value["schema"]["fields"]] == list(plain_value)
+            is_change = topic == "fulfillment.inventory.customers"
+            assert (value["schema"]["name"] == f"{topic}.Envelope") == is_change
+
+
+def test_a_topic_of_dots_alone_is_replaced():
+    assert [sanitized(".."), sanitized(".", "unicode")] == ["__", "_u002e"]
+
+
+def test_strings_are_escaped_as_jackson_does():
+    assert quoted('a"\x1f\n😀ä') == '"a\\"\\u001F\\n\\uD83D\\uDE00ä"'
+
+
+def test_a_heartbeat_has_a_separate_topic():
+    beat = bytes(Heartbeat(Timestamp(1_700_000_000, 7)).event().raw)
+    value = {"ts_ms": NOW // 1_000_000}
+    key = {"serverName": "fulfillment"}
+    assert messages(beat) == [("__debezium-heartbeat.fulfillment", key, value)]
+    assert messages(beat, heartbeat_prefix="beats") == [("beats.fulfillment", key, value)]
+    assert messages(beat, heartbeat_topic="all beats") == [("all beats", key, value)]

@@ -1,0 +1,111 @@
+"""What a running job tells: lines and metrics."""
+
+import io
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client import generate_latest
+from pyspark.sql import Row
+
+from spark_sink.jobs.progress import (
+    JobMetrics,
+    ProgressListener,
+    ProgressReport,
+    batch_progress,
+)
+from spark_sink.jobs.query_run import cause_of
+
+ROOT = Path(__file__).parents[4]
+THROUGH = 1_795_163_230
+
+
+def progress(number: int, *, events: int = 500, **offset: Any) -> dict[str, Any]:
+    end = {"startAtOperationTime": {"$timestamp": {"t": THROUGH, "i": 1}}, **offset}
+    return {
+        "batchId": number,
+        "numInputRows": 2,
+        "observedMetrics": {"bronze": Row(events=events, rescued=None)},
+        "durationMs": {"addBatch": 1500, "triggerExecution": 2000},
+        "sources": [{"endOffset": json.dumps(end)}],
+    }
+
+
+class Query:
+    def __init__(self) -> None:
+        self.recentProgress: list[dict[str, Any]] = []
+
+
+def test_a_batch_is_told_once_with_rate_and_lag() -> None:
+    told, query = io.StringIO(), Query()
+    metrics = JobMetrics()
+    report = ProgressReport(metrics, told, clock=lambda: THROUGH + 4.0)
+    idle = {"batchId": 1, "numInputRows": 0, "durationMs": {"triggerExecution": 3}, "sources": []}
+    for each in (progress(0), idle, progress(1, events=0)):
+        query.recentProgress.append(each)
+        report(query)  # type: ignore[arg-type]
+        report(query)  # type: ignore[arg-type]
+    lines = told.getvalue().splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["batch 0", "batch 1"]
+    assert lines[0].startswith("batch 0: 500 events in 2.0 s (250/s), through 2026-")
+    assert lines[0].endswith("UTC, 4 s behind")
+    text = generate_latest(metrics.registry).decode()
+    assert "mergerouter_job_batches_total 2.0" in text
+    assert "mergerouter_job_events_total 500.0" in text
+    assert metrics.registry.get_sample_value("mergerouter_job_through_timestamp_seconds") == THROUGH
+
+
+def test_rows_are_counted_by_collection_and_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spark_sink.jobs.progress._MOST_NAMESPACES", 1)
+    metrics = JobMetrics()
+    metrics.count([("shop.orders", "c", 3), ("shop.orders", "d", 1), ("shop.items", "c", 2)])
+    metrics.count([("shop.orders", "c", 4), ("shop.more", "c", 5)])
+    lines = generate_latest(metrics.registry).decode().splitlines()
+    assert [each for each in lines if each.startswith("mergerouter_job_changes_total")] == [
+        'mergerouter_job_changes_total{namespace="shop.orders",operation="create"} 7.0',
+        'mergerouter_job_changes_total{namespace="shop.orders",operation="delete"} 1.0',
+        'mergerouter_job_changes_total{namespace="other",operation="create"} 7.0',
+    ]
+
+
+def test_a_listener_counts_the_batches_of_any_query() -> None:
+    metrics = JobMetrics()
+    report = {**progress(0), "observedMetrics": {}, "numInputRows": 70}
+    event = SimpleNamespace(progress=SimpleNamespace(json=json.dumps(report)))
+    ProgressListener(metrics).onQueryProgress(event)  # type: ignore[arg-type]
+    assert metrics.registry.get_sample_value("mergerouter_job_events_total") == 70
+    assert metrics.registry.get_sample_value("mergerouter_job_through_timestamp_seconds") == THROUGH
+
+
+def test_the_board_asks_for_metrics_that_exist() -> None:
+    panels = json.loads((ROOT / "deploy" / "grafana" / "jobs.json").read_text())["panels"]
+    text = generate_latest(JobMetrics().registry).decode()
+    asked = {name for each in panels for name in re.findall(r"mergerouter_\w+", str(each))}
+    assert asked
+    assert {name for name in asked if name not in text} == set()
+    assert all(each["description"] for each in panels)
+
+
+def test_a_snapshot_s_progress_is_told_until_it_has_ended() -> None:
+    plan = {"progress": {"collections": 3, "collectionsPlanned": 1, "chunksPlanned": 12}}
+    running = batch_progress(progress(0, snapshot=plan), THROUGH)
+    ended = batch_progress(progress(1, snapshot={**plan, "ended": True}), THROUGH)
+    assert str(running).endswith("snapshot: 1 of 3 collections, 12 chunks")
+    assert "snapshot" not in str(ended)
+
+
+@pytest.mark.parametrize("sources", [[], [{"endOffset": None}], [{"endOffset": "{"}]])
+def test_a_report_without_an_offset_has_no_time(sources: list[dict[str, Any]]) -> None:
+    found = batch_progress({**progress(3), "sources": sources}, THROUGH)
+    assert found is not None
+    assert (found.through, found.lag) == (None, None)
+
+
+def test_the_innermost_cause_comes_first() -> None:
+    java = "x.\n: a.B: m\n\tat c\nCaused by: java.io.IOException: No space left on device\n\tat d"
+    assert cause_of(RuntimeError(java)) == "No space left on device"
+    assert cause_of(RuntimeError("plain words")) == "plain words"
+    assert cause_of(RuntimeError("x\nCaused by: java.io.EOFException")) == "java.io.EOFException"

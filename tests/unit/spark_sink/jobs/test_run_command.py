@@ -1,0 +1,129 @@
+"""`mergerouter job run`, without Spark: what it starts, prints and ends with."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import spark_sink.cli as command
+from spark_sink.errors import SourceError
+from spark_sink.jobs import own_router
+from spark_sink.jobs.tables_job import TablesJob
+from tests.unit.spark_sink.jobs.test_progress import progress
+
+URI = "mongodb://127.0.0.1:27999"
+
+
+class EndedQuery:
+    """A query that has run one batch and ends."""
+
+    def __init__(self) -> None:
+        self.recentProgress = [progress(0, events=7)]
+
+    def awaitTermination(self, _seconds: int) -> bool:  # noqa: N802
+        return True
+
+
+@pytest.fixture(autouse=True)
+def _handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What happens, in order; no router answers before one is started."""
+    happened: list[str] = []
+
+    class Router:
+        def __init__(
+            self, configdb: str, upstream: str | None, uri: str, config: str | None
+        ) -> None:
+            happened.append(f"router {configdb} {upstream} {uri}")
+
+        def __enter__(self) -> "Router":
+            happened.append("router starts")
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            happened.append("router ends")
+
+    def require(_options: dict[str, str]) -> None:
+        if "router starts" not in happened:
+            raise SourceError("cannot be reached: start it")
+
+    @contextmanager
+    def session(_name: str, _settings: dict[str, str]) -> Iterator[Any]:
+        yield None
+
+    def start(_self: TablesJob, _spark: object, _trigger: str) -> EndedQuery:
+        happened.append("query starts")
+        return EndedQuery()
+
+    monkeypatch.setattr(own_router, "OwnRouter", Router)
+    monkeypatch.setattr(own_router, "require_router", require)
+    monkeypatch.setattr(command, "session", session)
+    monkeypatch.setattr(TablesJob, "start", start)
+    return happened
+
+
+def run(folder: Path, *arguments: str) -> Result:
+    given = ["run", "shop.orders", "--out", str(folder / "job"), "--uri", URI, *arguments]
+    return CliRunner().invoke(command.job, given)
+
+
+def test_a_batch_is_a_line(events: list[str], tmp_path: Path) -> None:
+    result = run(tmp_path, "--configdb", "cfg/h:1", "--upstream", "mongodb://m:1")
+    assert result.exit_code == 0, result.output
+    assert "batch 0: 7 events in 2.0 s" in result.output
+    assert events == [
+        f"router cfg/h:1 mongodb://m:1 {URI}", "router starts", "query starts", "router ends",
+    ]  # fmt: skip
+
+
+def test_without_a_router_the_cause_is_told(events: list[str], tmp_path: Path) -> None:
+    result = run(tmp_path)
+    assert (result.exit_code, events) == (1, [])
+    assert result.output == "error: cannot be reached: start it\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--flatten"], "error: --flatten is for tables with --schema: give both\n"),
+        (["--schema", "no-such-file"], "error: --schema must be infer, none, or a file that"),
+    ],
+)
+def test_a_form_that_cannot_be_is_refused_before_spark_starts(
+    arguments: list[str], message: str, events: list[str], tmp_path: Path
+) -> None:
+    result = run(tmp_path, "--configdb", "cfg/h:1", *arguments)
+    assert result.exit_code == 2
+    assert result.output.startswith(message)
+    assert "query starts" not in events
+
+
+def test_an_upstream_needs_a_router_to_start(events: list[str], tmp_path: Path) -> None:
+    result = run(tmp_path, "--upstream", "mongodb://m:1")
+    assert (result.exit_code, events) == (2, [])
+    assert "pass both" in result.output
+
+
+def test_a_signal_that_ends_spark_too_is_an_orderly_end(
+    events: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(_self: TablesJob, _spark: object, _trigger: str) -> EndedQuery:
+        signal.raise_signal(signal.SIGTERM)
+        raise ConnectionRefusedError("the JVM is gone")
+
+    monkeypatch.setattr(TablesJob, "start", ended)
+    result = run(tmp_path, "--configdb", "cfg/h:1")
+    assert result.exit_code == 0, result.output
+    assert "the next start repeats the batch" in result.output
+    assert events[-1] == "router ends"

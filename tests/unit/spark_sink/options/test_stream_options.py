@@ -1,0 +1,355 @@
+"""Options, offsets and tokens."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyspark
+import pytest
+from bson.timestamp import Timestamp
+
+from spark_sink.errors import OptionError, StreamError
+from spark_sink.events.positions import (
+    AtTime,
+    FromNow,
+    PositionError,
+    Token,
+    from_offset,
+    to_offset,
+)
+from spark_sink.options.scope import Scope
+from spark_sink.options.snapshot_modes import POLICIES
+from spark_sink.options.stream_options import parse_options
+from spark_sink.source.data_source import MergerouterDataSource
+from spark_sink.source.offsets import Offsets
+from spark_sink.source.schema import schema_for
+from tests.doubles.event_history import event_token, high_water_mark
+
+URI = "mongodb://app:secret@127.0.0.1:27020"
+TOKEN = event_token(1_700_000_000, 7, "2B02")
+
+
+def test_defaults_watch_the_whole_cluster_from_now():
+    options = parse_options({"uri": URI})
+    assert (options.scope, options.start) == (Scope(), FromNow())
+    assert "secret" not in repr(options)
+
+
+def test_names_are_not_case_sensitive():
+    options = parse_options(
+        {"URI": URI, "Database": "shop", "collection": "orders", "MAXEVENTSPERTRIGGER": "5"}
+    )
+    assert options.scope == Scope("shop", ("orders",))
+    assert options.max_events_per_trigger == 5
+
+
+def test_the_uri_can_be_in_a_file(tmp_path):
+    file = tmp_path / "uri"
+    file.write_text(f"{URI}\n")
+    assert parse_options({"uriFile": str(file)}).uri == URI
+    with pytest.raises(OptionError, match="'uri' and 'uriFile' exclude each other"):
+        parse_options({"uriFile": str(file), "uri": URI})
+    with pytest.raises(OptionError, match=r"'uriFile': cannot read .*absent"):
+        parse_options({"uriFile": str(tmp_path / "absent")})
+
+
+@pytest.mark.parametrize(
+    ("uri", "options", "scope"),
+    [
+        (URI, {"database": "shop", "collection": "a,b"}, Scope("shop", ("a", "b"))),
+        (URI, {"database": "shop", "collection": "a, b, a"}, Scope("shop", ("a", "b"))),
+        (f"{URI}/shop", {}, Scope("shop")),
+        (f"{URI}/shop.orders.open", {}, Scope("shop", ("orders.open",))),
+        (f"{URI}/shop", {"collection": "orders"}, Scope("shop", ("orders",))),
+        (f"{URI}/users", {"database": "shop"}, Scope("shop")),
+        (f"{URI}/admin?directConnection=true", {}, Scope()),
+        (f"{URI}/?directConnection=true", {}, Scope()),
+    ],
+)
+def test_options_and_uri_define_the_scope(uri, options, scope):
+    assert parse_options({"uri": uri, **options}).scope == scope
+
+
+@pytest.mark.parametrize(
+    ("given", "accepted"),
+    [
+        ({"database.include.list": "shop,st.*"}, {"shop.a", "shop.ab", "stock.a"}),
+        ({"database.exclude.list": "st.*"}, {"shop.a", "shop.ab", "other.a"}),
+        ({"collection.include.list": r"shop\.a, stock\..*"}, {"shop.a", "stock.a"}),
+        ({"collection.exclude.list": r".*\.a"}, {"shop.ab"}),
+        ({"collection.include.list": r"SHOP\.A, stock\.\p{Lower}"}, {"shop.a", "stock.a"}),
+        ({"collection.include.list": r"shop\.a{1\,3},x"}, {"shop.a"}),
+        (
+            {"collection.include.list": "shop.a", "filters.match.mode": "literal"},
+            {"shop.a"},
+        ),
+        ({"collection.include.list": ".*a", "filters.match.mode": "literal"}, set()),
+        ({"collection.include.list": "Shop.a", "filters.match.mode": "literal"}, set()),
+        ({"database": "shop", "collection.exclude.list": "shop.a"}, {"shop.ab"}),
+    ],
+)
+def test_debeziums_lists_choose_namespaces(given, accepted):
+    scope = parse_options({"mongodb.connection.string": URI, **given}).scope
+    names = ["shop.a", "shop.ab", "stock.a", "other.a"]
+    if scope.database is not None:
+        names = [name for name in names if name.startswith(f"{scope.database}.")]
+    assert {name for name in names if scope.accepts(*name.split("."))} == accepted
+    offset = json.loads(json.dumps(Offsets(scope).write(FromNow())))
+    assert Offsets(scope).read(offset) == FromNow()
+    with pytest.raises(StreamError, match="the checkpoint is of another scope"):
+        Offsets(Scope(scope.database)).read(offset)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"database.include.list": "a", "database.exclude.list": "b"}, "only one of an include"),
+        ({"collection.include.list": "("}, "is not a regular expression"),
+        ({"collection.include.list": "a,"}, "empty entry"),
+        ({"database.include.list": "[a&&b]"}, "intersection of classes"),
+        ({"filters.match.mode": "glob"}, "must be regex or literal"),
+        ({"skipped.operations": "c,x"}, "must be of c, u, d, t and none"),
+        ({"cursor.pipeline": "[]", "pipeline": "[]"}, "are aliases"),
+        ({"snapshot.mode": "sometimes"}, "must be one of no_data, initial"),
+        ({"snapshotMode": "initial", "pipeline": '[{"$match": {}}]'}, "snapshotFilters"),
+        ({"snapshotMode": "initial", "startAtOperationTime": "5"}, "a snapshot fixes"),
+        ({"signalCollection": "signals"}, "must be a database and a collection"),
+        ({"signalFolder": "x", "snapshotMode": "initial_only"}, "are for streams"),
+    ],
+)
+def test_invalid_lists_and_modes_are_refused(given, message):
+    with pytest.raises(OptionError, match=message):
+        parse_options({"uri": URI, **given})
+
+
+def test_signals_come_from_a_collection_and_a_folder():
+    options = parse_options(
+        {"uri": URI, "signal.data.collection": "ops.a.b", "signalFolder": "x", "startAfter": TOKEN}
+    )
+    assert options.signals.collection == ("ops", "a.b")
+    assert options.signals.folder == "x"
+    named = parse_options({"uri": URI, "incremental.snapshot.chunk.size": "1024"})
+    assert named.rows_per_chunk == 1024
+    assert not named.signals.are_read
+
+
+def test_a_snapshot_allows_skipped_operations():
+    options = parse_options({"uri": URI, "snapshot.mode": "initial", "skipped.operations": "d"})
+    assert options.skipping == ({"$match": {"operationType": {"$nin": ["delete"]}}},)
+    assert options.snapshot.policy == POLICIES["initial"]
+
+
+SPLIT: dict[str, Any] = {"$changeStreamSplitLargeEvent": {}}
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "mode", "expected"),
+    [
+        ("[]", "split", (SPLIT,)),
+        ('[{"$match": {}}]', "split", ({"$match": {}}, SPLIT)),
+        (json.dumps([SPLIT]), "split", (SPLIT,)),
+        ("[]", "fail", ()),
+    ],
+)
+def test_large_events_are_split_on_request(pipeline, mode, expected):
+    options = parse_options(
+        {"uri": URI, "pipeline": pipeline, "cursor.oversize.handling.mode": mode}
+    )
+    assert options.pipeline == expected
+    assert options.splits_large_events is (mode == "split")
+
+
+@pytest.mark.parametrize(("text", "size"), [("100", 100), ("64m", 64 << 20), ("1GB", 1 << 30)])
+def test_sizes_are_parsed(text, size):
+    assert parse_options({"uri": URI, "maxBytesPerTrigger": text}).max_bytes_per_trigger == size
+
+
+@pytest.mark.parametrize(
+    ("text", "time"),
+    [
+        ("1700000000", Timestamp(1_700_000_000, 0)),
+        ("1700000000,3", Timestamp(1_700_000_000, 3)),
+        ('{"$timestamp": {"t": 1700000000, "i": 3}}', Timestamp(1_700_000_000, 3)),
+        ("2023-11-14T22:13:20Z", Timestamp(1_700_000_000, 0)),
+    ],
+)
+def test_start_at_operation_time_is_parsed(text, time):
+    assert parse_options({"uri": URI, "startAtOperationTime": text}).start == AtTime(time)
+
+
+@pytest.mark.parametrize("text", [TOKEN, f'{{"_data": "{TOKEN}"}}'])
+@pytest.mark.parametrize("name", ["resumeAfter", "startAfter"])
+def test_a_token_to_start_after_is_parsed(name, text):
+    assert parse_options({"uri": URI, name: text}).start == Token({"_data": TOKEN})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "'uri' is required"),
+        ({"uri": "127.0.0.1:27020"}, "'uri': must begin with mongodb://"),
+        ({"uri": "mongodb://"}, "'uri': "),
+        ({"uri": URI, "fullDocuments": "default"}, "did you mean 'fullDocument'"),
+        ({"uri": URI, "path": "x"}, "unknown option 'path'; docs/spark-reference.md lists them"),
+        ({"uri": URI, "collection": "orders"}, "'collection' requires option 'database'"),
+        ({"uri": URI, "database": ""}, "'database': must not be empty"),
+        ({"uri": URI, "database": "shop,crm"}, "'shop,crm' is not the name of a database"),
+        ({"uri": URI, "database": "shop*"}, "not the name of a database"),
+        ({"uri": URI, "database": "shop", "collection": "ord.*"}, "looks like a pattern"),
+        ({"uri": URI, "database": "shop", "collection": "a,,b"}, "between commas"),
+        ({"uri": f"{URI}/shop.ord.*"}, "looks like a pattern"),
+        ({"uri": URI, "pipeline": '{"$match": {}}'}, "'pipeline': must be a JSON array"),
+        ({"uri": URI, "pipeline": "[{"}, "'pipeline' is not JSON: "),
+        ({"uri": URI, "pipeline": '[{"$changeStream": {}}]'}, "must not contain .changeStream"),
+        ({"uri": URI, "showExpandedEvents": "yes"}, "must be true or false, not 'yes'"),
+        ({"uri": URI, "maxEventsPerTrigger": "0"}, "positive whole number, not '0'"),
+        ({"uri": URI, "maxEventsPerTrigger": "-1"}, "positive whole number"),
+        ({"uri": URI, "resumeAfter": "8265"}, "'resumeAfter': not a resume token"),
+        ({"uri": URI, "startAtOperationTime": "yesterday"}, "'startAtOperationTime': "),
+        ({"uri": URI, "startAtOperationTime": "2023-11-14T22:13:20"}, "name its time zone"),
+        ({"uri": URI, "startAtOperationTime": "1", "resumeAfter": TOKEN}, "only one of"),
+        ({"uri": URI, "jsonFormat": "bson"}, "relaxed or canonical, not 'bson'"),
+        ({"uri": URI, "heartbeat.interval.ms": "1s"}, "a number of milliseconds, not '1s'"),
+        ({"uri": URI, "cursor.oversize.handling.mode": "cut"}, "fail, skip or split, not 'cut'"),
+        ({"uri": URI, "cursor.oversize.handling.mode": "skip"}, "and vice versa"),
+        ({"uri": URI, "cursor.oversize.skip.threshold": "99"}, "and vice versa"),
+        (
+            {
+                "uri": URI,
+                "cursor.oversize.handling.mode": "skip",
+                "cursor.oversize.skip.threshold": "99",
+                "fullDocument": "updateLookup",
+            },
+            "'cursor.oversize.handling.mode': with fullDocument=updateLookup",
+        ),
+        ({"uri": URI, "documents": "avro"}, "json, raw or typed, not 'avro'"),
+        ({"uri": URI, "documents": "typed"}, "typed requires option 'documentSchema'"),
+        ({"uri": URI, "documentSchema": "n INT"}, "'documentSchema' is for documents=typed"),
+        (
+            {"uri": URI, "documents": "typed", "documentSchema": "n INT, total STRNG"},
+            "'documentSchema': 'STRNG', the type of 'total', is no type of Spark",
+        ),
+        (
+            {"uri": URI, "documents": "typed", "documentSchema": "n INT,"},
+            "'documentSchema': '' is not a name and a type",
+        ),
+        (
+            {"uri": URI, "documents": "typed", "documentSchema": "n INT NOT NULL"},
+            "'documentSchema': every field may be missing",
+        ),
+        (
+            {
+                "uri": URI,
+                "documents": "typed",
+                "documentSchema": "n INT",
+                "unknownFields": "keep",
+            },
+            "rescue or ignore, not 'keep'",
+        ),
+        ({"uri": URI, "ordering": "none"}, "perDocument or total, not 'none'"),
+        ({"uri": URI, "maxBytesPerTrigger": "much"}, "a number of bytes such as 64m"),
+        ({"uri": URI, "readFrom": "oplog"}, "router or shards, not 'oplog'"),
+        ({"uri": URI, "readFrom": "shards"}, "cannot log in on its shards"),
+        (
+            {"uri": "mongodb://r:1", "readFrom": "shards", "fullDocument": "updateLookup"},
+            "misses moved documents",
+        ),
+        (
+            {
+                "uri": URI,
+                "fullDocument": "updateLookup",
+                "pipeline": '[{"$match": {"fullDocument.state": "paid"}}]',
+            },
+            "a batch could not be repeated",
+        ),
+    ],
+)
+def test_messages_describe_bad_options(options, message):
+    with pytest.raises(OptionError, match=message) as caught:
+        parse_options(options)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "pipeline",
+    [
+        '[{"$match": {"fullDocumentBeforeChange.state": "paid"}}]',
+        '[{"$unset": "fullDocument.picture"}]',
+    ],
+)
+def test_repeatable_pipelines_are_allowed_with_update_lookup(pipeline):
+    parse_options({"uri": URI, "fullDocument": "updateLookup", "pipeline": pipeline})
+
+
+@pytest.mark.parametrize(
+    "position",
+    [
+        FromNow(),
+        AtTime(Timestamp(1_700_000_000, 3)),
+        Token({"_data": TOKEN}),
+        Token({"_data": TOKEN, "_typeBits": b"\x82\x01"}),
+    ],
+)
+def test_offsets_keep_positions(position):
+    assert from_offset(to_offset(position)) == position
+
+
+@pytest.mark.parametrize("scope", [Scope(), Scope("shop"), Scope("shop", ("a", "b"))])
+def test_an_offset_of_another_scope_is_refused(scope):
+    offset = json.loads(json.dumps(Offsets(scope).write(AtTime(Timestamp(1_700_000_000, 3)))))
+    assert Offsets(scope).read(offset) == AtTime(Timestamp(1_700_000_000, 3))
+    with pytest.raises(StreamError, match=r"^the checkpoint is of another scope") as caught:
+        Offsets(Scope("shop", ("a",))).read(offset)
+    assert "startAtOperationTime=1700000000,3" in str(caught.value)
+
+
+def test_an_offset_without_a_scope_is_accepted():
+    assert Offsets(Scope("shop")).read({"_data": TOKEN}) == Token({"_data": TOKEN})
+
+
+def test_an_offset_of_another_source_is_refused():
+    with pytest.raises(StreamError, match="checkpointLocation"):
+        Offsets(Scope()).read({"files": 3})
+
+
+def test_long_messages_are_cut_after_the_cause():
+    error = StreamError("the cause: the remedy", "x" * 9000)
+    assert len(str(error)) == 500
+    assert str(error).startswith("the cause: the remedy (xxx")
+
+
+@pytest.mark.parametrize("offset", [{}, {"_data": "xyz"}, {"startAtOperationTime": 5}, {"a": 1}])
+def test_other_offsets_are_refused(offset):
+    with pytest.raises(PositionError):
+        from_offset(offset)
+
+
+def test_tokens_show_their_kind_and_time():
+    event, mark = Token({"_data": TOKEN}), Token({"_data": high_water_mark(1_700_000_000, 7)})
+    assert (event.is_high_water_mark, mark.is_high_water_mark) == (False, True)
+    assert event.cluster_time == mark.cluster_time == Timestamp(1_700_000_000, 7)
+    assert mark.data < event.data
+
+
+@pytest.mark.parametrize("version", ["4.0.5", "4.1.4"])
+def test_a_stream_on_an_old_spark_is_refused_where_spark_reports_it(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pyspark, "__version__", version)
+    source = MergerouterDataSource({"uri": URI})
+    reader = source.streamReader(schema_for(parse_options({"uri": URI})))
+    for ask in (reader.initialOffset, reader.latestOffset):
+        with pytest.raises(
+            OptionError, match=rf"^streams require Spark 4\.2 or newer.*is Spark {version}"
+        ):
+            ask()
+
+
+def test_writing_on_an_old_spark_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pyspark, "__version__", "4.0.5")
+    source = MergerouterDataSource({"uri": URI})
+    schema = schema_for(parse_options({"uri": URI}))
+    for make in (source.writer, source.streamWriter):
+        with pytest.raises(OptionError, match="writing requires Spark"):
+            make(schema, False)

@@ -1,0 +1,226 @@
+"""Events as rows: JSON columns, compared with bson's own encoder, and Arrow batches."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime
+from uuid import UUID
+
+import bson
+import pytest
+from bson import json_util
+from bson.binary import Binary, UuidRepresentation
+from bson.code import Code
+from bson.codec_options import CodecOptions, DatetimeConversion
+from bson.datetime_ms import DatetimeMS
+from bson.dbref import DBRef
+from bson.decimal128 import Decimal128
+from bson.errors import InvalidBSON
+from bson.int64 import Int64
+from bson.max_key import MaxKey
+from bson.objectid import ObjectId
+from bson.raw_bson import RawBSONDocument
+from bson.regex import Regex
+from bson.timestamp import Timestamp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_sink.events.slices import DOCUMENT, Slice, fields_of
+from spark_sink.rows.event_rows import EventRows
+from spark_sink.rows.extended_json import canonical_json, relaxed_json
+from tests.doubles.event_history import event_token
+
+MONGO_VALUES = {
+    "id": ObjectId("0123456789abcdef01234567"),
+    "when": datetime(2024, 2, 29, 12, 30, 15, 123000, tzinfo=UTC),
+    "long ago": DatetimeMS(-(10**15)),
+    "decimal": Decimal128("1.10"),
+    "long": Int64(2**53 + 1),
+    "bytes": b"\x00\xff",
+    "uuid": Binary.from_uuid(UUID(int=7), UuidRepresentation.STANDARD),
+    "code": Code("return 1"),
+    "scoped": Code("return x", {"x": 1}),
+    "pattern": Regex("^a", "i"),
+    "time": Timestamp(5, 6),
+    "ref": DBRef("orders", 1),
+    "max": MaxKey(),
+    "nothing": None,
+    "list": [1, 2.5, "ä", [True]],
+}
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(min_value=-(2**63), max_value=2**63 - 1)
+    | st.floats()
+    | st.text(alphabet=st.characters(exclude_categories=["Cs"]))
+    | st.binary()
+    | st.datetimes(timezones=st.just(UTC))
+    | st.builds(Timestamp, st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
+)
+names = st.text(alphabet="aä_.1", max_size=3)
+documents = st.dictionaries(
+    names,
+    st.recursive(
+        scalars,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
+        max_leaves=6,
+    ),
+    max_size=4,
+)
+
+
+def raw(document) -> RawBSONDocument:
+    return RawBSONDocument(bson.encode(document))
+
+
+def reference(document, options) -> object:
+    codec = CodecOptions(tz_aware=True, datetime_conversion=DatetimeConversion.DATETIME_AUTO)
+    return json.loads(
+        json_util.dumps(bson.decode(bson.encode(document), codec), json_options=options)
+    )
+
+
+@settings(max_examples=30)
+@given(documents)
+def test_json_columns_are_extended_json(document):
+    relaxed = reference(document, json_util.RELAXED_JSON_OPTIONS)
+    canonical = reference(document, json_util.CANONICAL_JSON_OPTIONS)
+    assert json.loads(relaxed_json(Slice(DOCUMENT, bson.encode(document)))) == relaxed
+    assert json.loads(canonical_json(Slice(DOCUMENT, bson.encode(document)))) == canonical
+
+
+def test_the_json_is_the_same_without_orjson():
+    document = Slice(DOCUMENT, bson.encode(MONGO_VALUES))
+    with_orjson = relaxed_json(document)
+    script = (
+        "import sys; sys.modules['orjson'] = None\n"
+        "from spark_sink.rows.extended_json import relaxed_json\n"
+        "from spark_sink.events.slices import Slice\n"
+        "data = sys.stdin.buffer.read()\n"
+        "sys.stdout.buffer.write(relaxed_json(Slice(3, data)).encode())"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, input=document.value, capture_output=True, check=True)
+    assert done.stdout.decode() == with_orjson
+
+
+@given(documents)
+def test_slices_are_the_document_s_fields(document):
+    encoded = bson.encode(document | MONGO_VALUES)
+    fields = fields_of(encoded)
+    codec = CodecOptions(datetime_conversion=DatetimeConversion.DATETIME_MS)
+    whole = bson.decode(encoded, codec)
+    assert [name.decode() for name in fields] == list(whole)
+    for name, field in fields.items():
+        if field.kind != 0x01:  # NaN is not equal to itself
+            assert repr(bson.decode(field.wrapped(), codec)["v"]) == repr(whole[name.decode()])
+
+
+@given(st.data())
+def test_damaged_documents_are_refused(data):
+    encoded = bytearray(bson.encode(MONGO_VALUES))
+    for _ in range(data.draw(st.integers(1, 3))):
+        encoded[data.draw(st.integers(4, len(encoded) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(InvalidBSON):
+        fields_of(bytes(encoded))
+
+
+def test_raw_documents_are_their_bytes():
+    document = {"_id": 1, "n": [1, 2]}
+    event = raw(
+        {"_id": {"_data": event_token(1, 1)}, "documentKey": {"_id": 1}, "fullDocument": document}
+    )
+    [batch] = EventRows(raw_documents=True).arrow_batches([event])
+    [row] = batch.to_pylist()
+    assert bson.decode(row["fullDocument"]) == document
+    assert bson.decode(row["documentKey"]) == {"_id": 1}
+    assert row["updateDescription"] is None
+
+
+@pytest.mark.parametrize(
+    "extra", [{}, {"infinite": float("inf")}, {"none": float("nan"), "n": None}]
+)
+def test_mongodb_s_own_types_are_encoded(extra):
+    document = MONGO_VALUES | extra
+    relaxed = reference(document, json_util.RELAXED_JSON_OPTIONS)
+    canonical = reference(document, json_util.CANONICAL_JSON_OPTIONS)
+    assert json.loads(relaxed_json(Slice(DOCUMENT, bson.encode(document)))) == relaxed
+    assert json.loads(canonical_json(Slice(DOCUMENT, bson.encode(document)))) == canonical
+
+
+def test_a_row_has_the_event_s_fields():
+    event = raw(
+        {
+            "_id": {"_data": event_token(1_700_000_000, 7)},
+            "operationType": "update",
+            "clusterTime": Timestamp(1_700_000_000, 7),
+            "wallTime": datetime(2023, 11, 14, 22, 13, 20, 5000, tzinfo=UTC),
+            "ns": {"db": "shop", "coll": "orders"},
+            "documentKey": {"_id": 1},
+            "updateDescription": {"updatedFields": {"n": 2}, "removedFields": []},
+            "lsid": {"id": 5},
+            "txnNumber": Int64(3),
+            "to": {"db": "shop", "coll": "archive"},
+            "splitEvent": {"fragment": 1, "of": 2},
+        }
+    )
+    codec = CodecOptions(
+        document_class=RawBSONDocument, datetime_conversion=DatetimeConversion.DATETIME_MS
+    )
+    event = RawBSONDocument(event.raw, codec)
+    [batch] = EventRows().arrow_batches([event], shard="shard0")
+    [row] = batch.to_pylist()
+    assert row == {
+        "token": event_token(1_700_000_000, 7),
+        "operationType": "update",
+        "clusterTime": datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC),
+        "clusterTimeOrdinal": 7,
+        "wallTime": datetime(2023, 11, 14, 22, 13, 20, 5000, tzinfo=UTC),
+        "namespace": "shop.orders",
+        "database": "shop",
+        "collection": "orders",
+        "documentKey": '{"_id":1}',
+        "fullDocument": None,
+        "fullDocumentBeforeChange": None,
+        "updateDescription": '{"updatedFields":{"n":2},"removedFields":[]}',
+        "event": event.raw,
+        "op": "u",
+        "snapshot": False,
+        "shard": "shard0",
+        "lsid": '{"id":5}',
+        "txnNumber": 3,
+        "to": "shop.archive",
+        "splitEvent": {"fragment": 1, "of": 2},
+    }
+
+
+def test_a_pipeline_may_remove_all_but_the_token():
+    [batch] = EventRows().arrow_batches([raw({"_id": {"_data": event_token(1, 1)}, "ns": 5})])
+    [row] = batch.to_pylist()
+    found = {name for name, value in row.items() if value is not None}
+    assert found == {"token", "event", "snapshot"}
+
+
+def test_a_pipeline_may_change_the_fields_types():
+    event = raw({"_id": {"_data": event_token(1, 1)}, "fullDocument": [1, "a"]})
+    [batch] = EventRows().arrow_batches([event])
+    assert batch.to_pylist()[0]["fullDocument"] == '[1,"a"]'
+
+
+def test_batches_are_bounded_in_rows_and_bytes():
+    bounded = EventRows(rows_per_batch=3, bytes_per_batch=1000)
+    small = [raw({"_id": {"_data": event_token(1, n)}}) for n in range(1, 8)]
+    large = [raw({"_id": {"_data": event_token(2, n)}, "pad": "x" * 1000}) for n in range(1, 3)]
+    batches = list(bounded.arrow_batches(small + large))
+    assert [batch.num_rows for batch in batches] == [3, 3, 2, 1]
+
+
+def test_reading_stops_once_the_wanted_fields_are_found():
+    document = bson.encode({"_id": 1, "s": 2, "n": 3})
+    damaged = document[:-7] + b"\xee" + document[-6:]
+    assert list(fields_of(damaged, [b"s", b"_id"])) == [b"_id", b"s"]
+    assert list(fields_of(document, [b"absent"])) == [b"_id", b"s", b"n"]

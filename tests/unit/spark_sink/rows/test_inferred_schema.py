@@ -1,0 +1,128 @@
+"""The schema that documents need: it does not depend on their order, and it holds their values."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import bson
+import pyarrow as pa
+import pytest
+from bson.decimal128 import Decimal128
+from bson.int64 import Int64
+from bson.objectid import ObjectId
+from bson.regex import Regex
+from pyspark.sql.types import StringType, StructField, StructType
+
+from spark_sink.events.slices import CODEC, DOCUMENT, Slice
+from spark_sink.rows import inferred_schema
+from spark_sink.rows.arrow_types import arrow_type
+from spark_sink.rows.inferred_schema import extends, grown, merged, schema_of
+from spark_sink.rows.typed_documents import InferredDocuments
+
+SCALARS = (
+    5, Int64(7), 0.5, Decimal128("1.25"), "x", ObjectId("0" * 24), True, b"x", None, Regex("x"),
+    datetime(2024, 2, 29, 12, tzinfo=UTC),
+)  # fmt: skip
+
+
+def document(chance: random.Random, depth: int = 2) -> dict[str, Any]:
+    """A document with fields of few names, so that types meet."""
+    return {name: value(chance, depth) for name in "abcd" if chance.random() < 0.6}
+
+
+def value(chance: random.Random, depth: int) -> Any:
+    kind = chance.randrange(6)
+    if kind == 0 and depth:
+        return document(chance, depth - 1)
+    if kind == 1 and depth:
+        return [value(chance, depth - 1) for _ in range(chance.randrange(3))]
+    return chance.choice(SCALARS)
+
+
+def schema(documents: list[dict[str, Any]]) -> StructType:
+    return schema_of([bson.decode(bson.encode(each), CODEC) for each in documents])
+
+
+def normal(kind: Any) -> Any:
+    """A type with the fields of structs in the order of their names."""
+    if isinstance(kind, StructType):
+        fields = sorted(kind.fields, key=lambda each: str(each.name))
+        return [(each.name, normal(each.dataType)) for each in fields]
+    return normal(kind.elementType) if hasattr(kind, "elementType") else kind
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_the_merge_of_schemas_is_commutative_associative_and_idempotent(seed: int) -> None:
+    chance = random.Random(seed)
+    documents = [document(chance) for _ in range(6)]
+    a, b, c = (schema(documents[at : at + 2]) for at in (0, 2, 4))
+    assert normal(merged(a, b)) == normal(merged(b, a))
+    assert merged(merged(a, b), c) == merged(a, merged(b, c))
+    assert merged(a, a) == a
+    assert merged(merged(a, b), b) == merged(a, b)
+    assert normal(merged(merged(a, b), c)) == normal(schema(documents))
+    assert extends(merged(a, b), a) or merged(a, b) != a
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_documents_fit_the_schema_of_all_of_them(seed: int) -> None:
+    chance = random.Random(seed)
+    documents = [{**document(chance), "_id": number} for number in range(20)]
+    typed = InferredDocuments(schema(documents))
+    for each in documents:
+        encoded = bson.encode(each)
+        found, fits = typed.read(Slice(DOCUMENT, encoded))
+        pa.array([found], arrow_type(typed.schema))
+        assert fits == (typed.misfits(encoded) is None)
+        no_type = "Regex" in str(each) or "[]" in str(each) or "{}" in str(each)
+        assert fits or no_type
+
+
+@pytest.mark.parametrize(
+    ("values", "name", "kept"),
+    [
+        ([1, 2], "int", [1, 2]),
+        ([1, Int64(2)], "bigint", [1, 2]),
+        ([1, 2.5], "double", [1.0, 2.5]),
+        ([Int64(2**60), 2.5], "double", [None, 2.5]),
+        ([0.1, Decimal128("2")], "decimal(38,18)", [Decimal("0.1"), Decimal(2)]),
+        ([float("nan"), Decimal128("2")], "decimal(38,18)", [None, Decimal(2)]),
+        ([1, "x", 2.0, Decimal128("2.50")], "string", ["1", "x", "2.0", "2.50"]),
+        ([True, "x", None], "string", ["true", "x", None]),
+        ([[1], {"a": 1}], "string", ["[1]", '{"a":1}']),
+        ([datetime(2024, 1, 1, tzinfo=UTC), "x"], "string", ["2024-01-01T00:00:00Z", "x"]),
+        ([[1], [2.5], []], "array<double>", [[1.0], [2.5], []]),
+    ],
+)
+def test_types_widen_by_the_rule(values: list[Any], name: str, kept: list[Any]) -> None:
+    found = schema([{"v": each} for each in values])
+    assert found["v"].dataType.simpleString() == name
+    typed = InferredDocuments(found)
+    encoded = [bson.encode({"v": each}) for each in values]
+    read, misfits = typed.read_all(encoded)
+    assert [each.get("v") for each in read] == kept
+    assert [encoded.index(each) for each in encoded if typed.misfits(each)] == misfits
+    lost = [
+        at for at, (value, each) in enumerate(zip(values, kept, strict=True))
+        if each is None and value is not None
+    ]  # fmt: skip
+    assert misfits == lost
+
+
+def test_a_table_does_not_get_every_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inferred_schema, "MOST_FIELDS", 4)
+    begun = schema([{"_id": 1, "s": {"x": 1}}])
+    more = schema([{"TOKEN": 1, "S": 1, "s": {"X": 1, "y": 1}, "a b": 1, "q": 1}])
+    found = grown(begun, more, ["token"])
+    assert found.simpleString() == "struct<_id:int,s:struct<x:int,y:int>>"
+    assert grown(begun, schema([{"_id": 1.5}])) == StructType(
+        [StructField("_id", schema([{"_id": 1.5}])["_id"].dataType), begun["s"]]
+    )
+    assert grown(StructType([]), schema([{"a": 1}, {"a": "x"}])) == StructType(
+        [StructField("a", StringType())]
+    )
+    monkeypatch.setattr(inferred_schema, "MOST_FIELDS", 5)
+    assert "q" in grown(begun, more, ["token"]).fieldNames()

@@ -1,0 +1,315 @@
+"""Documents as structs: which values fit which types, and that nothing becomes null in silence."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import bson
+import pyarrow as pa
+import pytest
+from bson import json_util
+from bson.binary import Binary, UuidRepresentation
+from bson.code import Code
+from bson.datetime_ms import DatetimeMS
+from bson.dbref import DBRef
+from bson.decimal128 import Decimal128
+from bson.int64 import Int64
+from bson.max_key import MaxKey
+from bson.objectid import ObjectId
+from bson.raw_bson import RawBSONDocument
+from bson.regex import Regex
+from bson.timestamp import Timestamp
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from spark_sink.events.slices import DOCUMENT, Slice
+from spark_sink.rows.event_rows import EventRows
+from spark_sink.rows.typed_documents import TypedDocuments, ddl_of, document_schema, from_json
+from spark_sink.source.schema_inference import schema_of
+from tests.doubles.event_history import event_token
+from tests.unit.spark_sink.rows.test_event_rows import MONGO_VALUES, documents, names, scalars
+
+ID = ObjectId("0123456789abcdef01234567")
+NOON = datetime(2024, 2, 29, 12, 0, 0, 5000, tzinfo=UTC)
+POINT = StructType([StructField("x", LongType()), StructField("y", LongType())])
+UUID_7 = Binary.from_uuid(UUID(int=7), UuidRepresentation.STANDARD)
+
+
+def read(kind: DataType, value: Any, **options: Any) -> tuple[Any, bool]:
+    """The value of a field `v` of this type, by way of Arrow, and whether the document fits."""
+    schema = StructType([StructField("v", kind)])
+    found, fits = TypedDocuments(schema, **options).read(Slice(DOCUMENT, bson.encode({"v": value})))
+    [row] = pa.array([found], type=to_arrow_type(schema, timezone="UTC")).to_pylist()
+    return row["v"], fits
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "expected"),
+    [
+        (StringType(), "ä", "ä"),
+        (StringType(), ID, str(ID)),
+        (ByteType(), -128, -128),
+        (ShortType(), 32767, 32767),
+        (IntegerType(), Int64(2**31 - 1), 2**31 - 1),
+        (LongType(), Int64(-(2**63)), -(2**63)),
+        (LongType(), 5.0, 5),
+        (DoubleType(), 1.5, 1.5),
+        (DoubleType(), 2**53, 2.0**53),
+        (DoubleType(), float("inf"), float("inf")),
+        (DecimalType(10, 2), Decimal128("12345678.9"), Decimal("12345678.90")),
+        (DecimalType(10, 2), Decimal128("1.500"), Decimal("1.50")),
+        (DecimalType(38, 0), Int64(2**62), Decimal(2**62)),
+        (BooleanType(), False, False),
+        (TimestampType(), NOON, NOON),
+        (TimestampType(), DatetimeMS(-1), datetime(1969, 12, 31, 23, 59, 59, 999000, UTC)),
+        (TimestampNTZType(), NOON, NOON.replace(tzinfo=None)),
+        (DateType(), datetime(1969, 12, 31, tzinfo=UTC), date(1969, 12, 31)),
+        (BinaryType(), b"\x00\xff", b"\x00\xff"),
+        (BinaryType(), UUID_7, bytes(UUID_7)),
+        (ArrayType(LongType()), [1, None, 3], [1, None, 3]),
+        (ArrayType(POINT), [{"x": 1}], [{"x": 1, "y": None}]),
+        (MapType(StringType(), LongType()), {"a": 1, "b": None}, [("a", 1), ("b", None)]),
+        (POINT, {"y": 2, "x": 1}, {"x": 1, "y": 2}),
+        (POINT, {}, {"x": None, "y": None}),
+        (
+            StructType([StructField("$ref", StringType()), StructField("$id", LongType())]),
+            DBRef("orders", 1),
+            {"$ref": "orders", "$id": 1},
+        ),
+        (LongType(), None, None),
+        (POINT, None, None),
+    ],
+)
+def test_values_that_fit(kind, value, expected):
+    assert read(kind, value) == (expected, True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "kept"),
+    [
+        (StringType(), 5, None),
+        (StringType(), Code("return 1"), None),
+        (StringType(), Decimal128("1"), None),
+        (StringType(), {"a": 1}, None),
+        (ByteType(), 128, None),
+        (IntegerType(), Int64(2**31), None),
+        (LongType(), 5.5, None),
+        (LongType(), 2.0**63, None),
+        (LongType(), float("nan"), None),
+        (LongType(), True, None),
+        (LongType(), "5", None),
+        (LongType(), DatetimeMS(5), None),
+        (DoubleType(), Int64(2**53 + 1), None),
+        (DoubleType(), Decimal128("1.5"), None),
+        (DecimalType(4, 2), Decimal128("100"), None),
+        (DecimalType(4, 2), Decimal128("0.001"), None),
+        (DecimalType(4, 2), Decimal128("NaN"), None),
+        (DecimalType(4, 2), Decimal128("9.9E+6000"), None),
+        (DecimalType(4, 2), 1.25, None),
+        (BooleanType(), 1, None),
+        (TimestampType(), DatetimeMS(2**62), None),
+        (TimestampType(), Timestamp(5, 6), None),
+        (TimestampType(), 5, None),
+        (DateType(), NOON, None),
+        (BinaryType(), ID, None),
+        (BinaryType(), "a", None),
+        (ArrayType(LongType()), 1, None),
+        (ArrayType(LongType()), [1, "a"], [1, None]),
+        (ArrayType(StringType()), ["a", Regex("a")], ["a", None]),
+        (MapType(StringType(), LongType()), {"a": MaxKey()}, [("a", None)]),
+        (POINT, [1], None),
+        (POINT, {"x": 1, "y": "b"}, {"x": 1, "y": None}),
+        (POINT, {"x": 1, "z": 1}, {"x": 1, "y": None}),
+    ],
+)
+def test_values_that_do_not_fit_are_reported(kind, value, kept):
+    assert read(kind, value) == (kept, False)
+
+
+def test_fields_that_the_schema_lacks_can_be_ignored():
+    assert read(POINT, {"x": 1, "z": 1}, rescues_unknown=False) == ({"x": 1, "y": None}, True)
+    assert read(POINT, {"x": "1", "z": 1}, rescues_unknown=False)[1] is False
+
+
+scalar_types = st.sampled_from(
+    [
+        StringType(), ByteType(), IntegerType(), LongType(), DoubleType(), DecimalType(20, 3),
+        BooleanType(), TimestampType(), DateType(), BinaryType(),
+    ]
+)  # fmt: skip
+types = st.recursive(
+    scalar_types,
+    lambda inner: (
+        st.builds(ArrayType, inner)
+        | st.builds(lambda kind: MapType(StringType(), kind), inner)
+        | st.builds(
+            lambda kinds: StructType([StructField(name, kind) for name, kind in kinds.items()]),
+            st.dictionaries(st.sampled_from("aä_."), inner, min_size=1, max_size=3),
+        )
+    ),
+    max_leaves=5,
+)
+schemas = st.builds(
+    lambda kinds: StructType([StructField(name, kind) for name, kind in kinds.items()]),
+    st.dictionaries(st.sampled_from(["a", "ä", "_", ".", "decimal", "uuid", "list"]), types),
+)
+
+
+def is_kept(value: Any, found: Any) -> bool:
+    """Whether a value of a document is in a struct without loss, told by its values alone."""
+    if value is None:
+        return found is None
+    if isinstance(value, DBRef):
+        value = value.as_doc()
+    if isinstance(value, dict):
+        pairs = dict(found) if isinstance(found, list) else found
+        return isinstance(pairs, dict) and all(
+            is_kept(item, pairs.get(name)) for name, item in value.items()
+        )
+    if isinstance(value, list):
+        return len(value) == len(found) and all(map(is_kept, value, found))
+    if isinstance(found, datetime | date):
+        moment = datetime(found.year, found.month, found.day, tzinfo=UTC)
+        moment = found if isinstance(found, datetime) else moment
+        return DatetimeMS(moment) == value
+    if isinstance(value, Decimal128):
+        return bool(found == value.to_decimal())
+    if isinstance(value, ObjectId):
+        return bool(found == str(value))
+    if isinstance(value, Binary):
+        return bool(found == bytes(value))
+    return bool(found == value or (value != value and found != found))  # NaN
+
+
+@given(documents, schemas)
+def test_a_document_that_fits_is_in_its_struct_without_loss(document, schema):
+    raw = bson.encode(document | {"uuid": UUID_7, "decimal": Decimal128("1.10"), "list": [1, 2]})
+    found, fits = TypedDocuments(schema).read(Slice(DOCUMENT, raw))
+    [row] = pa.array([found], type=to_arrow_type(schema, timezone="UTC")).to_pylist()
+    codec = bson.CodecOptions(datetime_conversion=bson.DatetimeConversion.DATETIME_MS)
+    assert not fits or is_kept(bson.decode(raw, codec), row)
+
+
+def event(**documents_of_event: Any) -> RawBSONDocument:
+    return RawBSONDocument(bson.encode({"_id": {"_data": event_token(1, 1)}, **documents_of_event}))
+
+
+def test_documents_that_do_not_fit_are_rescued_whole():
+    rows = EventRows(typed=TypedDocuments(StructType([StructField("n", LongType())])))
+    events = [
+        event(fullDocument={"n": 1}, documentKey={"_id": 1}),
+        event(fullDocument=None),
+        event(fullDocument=MONGO_VALUES, fullDocumentBeforeChange={"n": 5}),
+        event(fullDocument={"n": 1}, fullDocumentBeforeChange={"n": "5", "m": [1]}),
+        event(fullDocument=[1]),
+    ]
+    [batch] = rows.arrow_batches(events)
+    found = batch.select(["fullDocument", "fullDocumentBeforeChange", "_rescued"]).to_pylist()
+    expected = json.loads(
+        json_util.dumps(MONGO_VALUES, json_options=json_util.RELAXED_JSON_OPTIONS)
+    )
+    assert batch.column("documentKey")[0].as_py() == '{"_id":1}'
+    assert [(row["fullDocument"], row["fullDocumentBeforeChange"]) for row in found] == [
+        ({"n": 1}, None),
+        (None, None),
+        ({"n": None}, {"n": 5}),
+        ({"n": 1}, {"n": None}),
+        (None, None),
+    ]
+    rescued = [None if row["_rescued"] is None else json.loads(row["_rescued"]) for row in found]
+    assert rescued == [
+        None,
+        None,
+        {"fullDocument": expected},
+        {"fullDocumentBeforeChange": {"n": "5", "m": [1]}},
+        {"fullDocument": [1]},
+    ]
+    assert rows.schema.fieldNames() == batch.schema.names
+
+
+def test_a_schema_as_json_becomes_nullable():
+    point = StructType([StructField("x", LongType(), nullable=False), POINT["y"]])
+    found = from_json(StructType([StructField("p", point, nullable=False)]).json())
+    assert found["p"].nullable
+    assert found["p"].dataType == POINT
+    assert ddl_of(found) == "STRUCT<`p`: STRUCT<`x`: bigint, `y`: bigint>>"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "must not be empty"),
+        ("n BIGINT NOT NULL", "remove NOT NULL"),
+        ('{"type": "struct"}', "not a schema of Spark"),
+        (StructType([StructField("f", FloatType())]).json(), "cannot be read as float"),
+        (StructType([StructField("m", MapType(LongType(), LongType()))]).json(), "map<bigint"),
+    ],
+)
+def test_invalid_schemas_are_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        document_schema(text)
+
+
+@given(
+    st.dictionaries(
+        names,
+        st.recursive(scalars, lambda inner: st.dictionaries(names, inner, max_size=3)),
+        max_size=4,
+    )
+)
+def test_a_document_fits_the_schema_that_is_inferred_from_it(document):
+    encoded = bson.encode(document)
+    codec = bson.CodecOptions(datetime_conversion=bson.DatetimeConversion.DATETIME_MS)
+    schema = schema_of([bson.decode(encoded, codec)])
+    document_schema(schema.json())
+    documents_of_schema = TypedDocuments(schema, rescues_unknown=False)
+    found, fits = documents_of_schema.read(Slice(DOCUMENT, encoded))
+    assert fits
+    pa.array([found], type=to_arrow_type(schema, timezone="UTC"))
+
+
+def test_the_most_common_type_is_inferred():
+    schema = schema_of(
+        [
+            {"_id": ID, "n": 1, "sum": Decimal128("1.25"), "x": 1, "mixed": "a", "p": {}, "l": []},
+            {"n": Int64(2), "sum": Decimal128("10"), "x": 0.5, "mixed": "b", "p": {}, "l": [{}]},
+            {"n": None, "sum": 5, "mixed": 1, "at": DatetimeMS(5), "code": Code("1"), "none": None},
+        ]
+    )
+    assert schema == StructType(
+        [
+            StructField("_id", StringType()),
+            StructField("n", LongType()),
+            StructField("sum", DecimalType(38, 2)),
+            StructField("x", DoubleType()),
+            StructField("mixed", StringType()),
+            StructField("p", MapType(StringType(), StringType())),
+            StructField("l", ArrayType(MapType(StringType(), StringType()))),
+            StructField("at", TimestampType()),
+        ]
+    )

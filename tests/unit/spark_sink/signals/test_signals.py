@@ -1,0 +1,369 @@
+"""Signals: their fields, their channels and the snapshots that they cause, without Spark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import bson
+import pytest
+from bson.timestamp import Timestamp
+
+from spark_sink.events.positions import AtTime, high_water_mark
+from spark_sink.options.scope import Scope
+from spark_sink.signals.ad_hoc import AdHocSnapshots, ReceivedSignal
+from spark_sink.signals.signal import SignalError, signal_of
+from spark_sink.signals.state import SignalState
+from spark_sink.snapshot.plan import Collection, SnapshotPlan, text_of
+from spark_sink.snapshot.planner import SnapshotPlanner
+from spark_sink.source.offsets import Offsets
+from spark_sink.tables.ddl_events import DdlEvent, ddl_event_of, namespace_after
+
+MARK = Timestamp(100, 1)
+
+
+def signal(kind: str = "execute-snapshot", **data: Any) -> dict[str, Any]:
+    return {"type": kind, "data": {name.replace("_", "-"): value for name, value in data.items()}}
+
+
+def test_a_signal_has_debeziums_format() -> None:
+    found = signal_of(
+        "1",
+        signal(
+            type="BLOCKING",
+            data_collections=['"shop"."orders"', "crm[.].*"],
+            additional_conditions=[
+                {"data-collection": "shop.orders", "filter": '{"n": {"$numberLong": "5"}}'},
+                {"data-collection": "crm[.]a.*", "filter": {"open": True}},
+            ],
+        ),
+    )
+    assert (found.blocking, found.collections) == (True, ("shop.orders", "crm[.].*"))
+    assert [each.document for each in found.conditions] == [{"n": 5}, {"open": True}]
+    assert found.conditions[1].matches("crm.accounts")
+    assert not found.conditions[1].matches("crm.b")
+    incremental = signal_of("2", signal(data_collections=["shop.orders"]))
+    assert not incremental.blocking
+    data = {"data_collections": ["a.*"], "additional_condition": '{"open": true}'}
+    [condition] = signal_of("4", signal(**data)).conditions
+    assert (condition.document, condition.matches("a.b")) == ({"open": True}, True)
+    text = json.dumps({"data-collections": ["a.b"]})
+    assert signal_of("3", {"type": "execute-snapshot", "data": text}).collections == ("a.b",)
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({}, "type must be one of"),
+        ({"type": "execute-snapshot"}, "name the collections to read"),
+        (signal(data_collections=[]), "name the collections to read"),
+        (signal(data_collections="shop.orders"), "must be an array"),
+        (signal(data_collections=["a.b"] * 1001), "at most 1000"),
+        (signal(data_collections=["shop.(orders"]), "not a regular expression"),
+        (signal(data_collections=[5]), "named by texts"),
+        (signal(data_collections=["a.b"], type="full"), "incremental or blocking"),
+        (signal(data_collections=["a.b"], additional_condition="x"), "filter is not JSON"),
+        (signal(data_collections=["a.b"], condition="x"), "unknown field"),
+        (signal("stop-snapshot", type="blocking"), "only incremental"),
+        ({"type": "pause-snapshot", "data": 5}, "data must be a document"),
+        ({"type": "log"}, "data.message must be a text"),
+        (signal("log", message="x" * 1001), "data.message must be a text"),
+        (signal("log", message="x", type="incremental"), "unknown field"),
+        *(
+            (
+                signal(
+                    data_collections=["a.b"],
+                    additional_conditions=[{"data-collection": "a.b", "filter": condition}],
+                ),
+                message,
+            )
+            for condition, message in [
+                ("color='blue'", "filter is not JSON"),
+                ([1], "must be a filter"),
+                ({"$or": [{"x": 1}, {"$where": "sleep(1)"}]}, "runs code"),
+                ({"$expr": {"$function": {}}}, "runs code"),
+                ({"x": "y" * 20_001}, "at most 20000"),
+            ]
+        ),
+        (
+            signal(data_collections=["a.b"], additional_conditions=[{"filter": {}}]),
+            "has the fields",
+        ),
+    ],
+)
+def test_invalid_signals_are_refused(document: dict[str, Any], message: str) -> None:
+    with pytest.raises(SignalError, match=message):
+        signal_of("1", document)
+
+
+class Collections(SnapshotPlanner):
+    """A planner of collections a.x and a.y with four chunks each, and b.z, of 10 rows a chunk."""
+
+    def __init__(self) -> None:
+        super().__init__(None, Scope(), 10)  # type: ignore[arg-type]
+        self.renamed = {"x": "x2"}
+        self.keys_asked: list[str] = []
+
+    def _collections(self) -> Iterator[Collection]:
+        yield from (Collection("a", "x"), Collection("a", "y"), Collection("b", "z"))
+
+    def _key(self, database: str, name: str) -> tuple[str, ...]:
+        self.keys_asked.append(f"{database}.{name}")
+        return ("n",)
+
+    def _bounds(self, collection: Collection) -> tuple[tuple[str, ...], int]:
+        return tuple(map(text_of, (10, 20, 30))), 10
+
+    def problem(self, collection: Collection, condition: Any) -> str | None:
+        return "no such operator" if condition and "$no" in condition else None
+
+    def name_now(self, collection: Collection) -> str | None:
+        return self.renamed.get(collection.name, collection.name)
+
+
+class Query:
+    """The signals of a query by batch; each state is written to an offset and read back."""
+
+    def __init__(self) -> None:
+        self.snapshots = AdHocSnapshots(Collections(), clock=lambda: 5.0)
+        self.state = SignalState()
+        self.notified: list[tuple[str, str]] = []
+        self.time = 100
+
+    def batch(self, unread: Mapping[str, int] | None = None, **signals: Any) -> list[str]:
+        """Run a batch that takes these signals first; return the collections of its chunks.
+
+        `unread` are collections of the database a that a table lacks, and since when.
+        """
+        received = [ReceivedSignal(name, document) for name, document in signals.items()]
+        lacking = {
+            ("a", name): high_water_mark(Timestamp(time, 1))
+            for name, time in (unread or {}).items()
+        }
+        state = self.snapshots.require(self.state.without_batch(), lacking)
+        state = self.snapshots.process(state, received)
+        self.time += 1
+        state = self.snapshots.advance(state, Timestamp(self.time, 1), 20)
+        self.notified += [(each["id"], each["type"]) for each in state.notifications]
+        offsets = Offsets(Scope())
+        written = json.loads(json.dumps(offsets.write(AtTime(MARK), signals=state)))
+        self.state = offsets.read_signals(written)
+        assert self.state.to_document() == state.to_document()
+        assert offsets.read(written) == AtTime(MARK)
+        chunks = () if state.reading is None else state.reading.chunks
+        return [str(chunk.collection) for chunk in chunks]
+
+    def rest(self) -> list[str]:
+        """Run batches until no snapshot is left; return the collections of their chunks."""
+        found: list[str] = []
+        while self.state.running is not None:
+            found += self.batch()
+        return found
+
+
+def test_an_incremental_snapshot_goes_through_its_collections() -> None:
+    query = Query()
+    assert query.batch() == []
+    assert query.batch(s=signal(data_collections=["A[.]\\p{Lower}+"])) == ["a.x", "a.x"]
+    assert not query.state.blocks_stream
+    assert query.state.reading is not None
+    assert query.state.reading.at == Timestamp(102, 1)
+    chunks = [query.batch() for _ in range(3)]
+    assert chunks == [["a.x", "a.x"], ["a.y", "a.y"], ["a.y", "a.y"]]
+    assert query.state.ended is None
+    assert query.batch() == []
+    assert query.state.ended is not None
+    # Rows of a renamed collection may have either name.
+    assert query.state.ended.collections == (("a", "x"), ("a", "x2"), ("a", "y"))
+    assert query.state.ended.snapshot_time == Timestamp(102, 1)
+    assert query.batch() == []
+    assert not query.state.has_output
+    kinds = [kind for _, kind in query.notified]
+    assert kinds == [
+        "STARTED", "IN_PROGRESS", "IN_PROGRESS", "TABLE_SCAN_COMPLETED", "IN_PROGRESS",
+        "IN_PROGRESS", "TABLE_SCAN_COMPLETED", "COMPLETED",
+    ]  # fmt: skip
+
+
+def test_a_notification_names_the_collection_that_has_been_scanned() -> None:
+    query = Query()
+    query.batch(s=signal(data_collections=["a[.].*"]))
+    query.batch()
+    [progress, scanned] = query.state.notifications
+    assert progress["additional_data"] == {
+        "chunks": "2", "chunks_planned": "4", "current_collection_in_progress": "a.x",
+    }  # fmt: skip
+    assert scanned["type"] == "TABLE_SCAN_COMPLETED"
+    assert scanned["additional_data"] == {"scanned_collection": "a.x", "status": "SUCCEEDED"}
+
+
+def test_a_log_signal_becomes_a_notification() -> None:
+    query = Query()
+    assert query.batch(s=signal("log", message="is anybody there?")) == []
+    [logged] = query.state.notifications
+    assert (logged["id"], logged["aggregate_type"], logged["type"]) == ("s", "Signal", "LOGGED")
+    assert logged["additional_data"] == {"message": "is anybody there?"}
+
+
+def test_a_signal_is_processed_once() -> None:
+    query = Query()
+    once = signal(data_collections=["b.z"])
+    query.batch(s=once)
+    assert query.batch(s=once, t=once) == ["b.z", "b.z"]
+    assert query.rest() == ["b.z"] * 4
+    assert query.batch(s=once, t=once) == []
+    query.batch(bad=signal(data_collections=[]), worse="the file is not JSON")
+    assert query.notified[-2:] == [("bad", "REFUSED"), ("worse", "REFUSED")]
+    told = len(query.notified)
+    query.batch(bad=signal(data_collections=[]))
+    assert len(query.notified) == told
+
+
+def test_ids_are_kept_while_they_may_be_received_again() -> None:
+    state = SignalState()
+    for number in range(1500):
+        state = state.with_handled(str(number), {"7", "1499"})
+    assert len(state.handled) == 1001
+    assert {"7", "500", "1499"} <= set(state.handled)
+
+
+def test_a_snapshot_with_a_condition_ends_no_collection() -> None:
+    query = Query()
+    condition = {"data-collection": "a.x", "filter": {"n": 1}}
+    query.batch(s=signal(data_collections=["a.*"], additional_conditions=[condition]))
+    assert query.state.request("s").condition("a.x") == {"n": 1}
+    assert query.state.request("s").condition("a.y") is None
+    while query.state.ended is None:
+        query.batch()
+    assert query.state.ended.collections == (("a", "y"),)
+    query.batch(t=signal(data_collections=["a.x"], additional_conditions=[condition]))
+    query.rest()
+    assert query.state.ended is None
+    assert query.notified[-1] == ("t", "COMPLETED")
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        ({"data_collections": ["c.*"]}, "no collection of the query's scope"),
+        (
+            {
+                "data_collections": ["a.x"],
+                "additional_conditions": [{"data-collection": "a.y", "filter": {}}],
+            },
+            "no collection to read",
+        ),
+        (
+            {
+                "data_collections": ["a.x"],
+                "additional_conditions": [{"data-collection": "a.x", "filter": {"$no": 1}}],
+            },
+            "no such operator",
+        ),
+    ],
+)
+def test_a_snapshot_that_cannot_be_read_is_aborted(data: dict[str, Any], reason: str) -> None:
+    query = Query()
+    assert query.batch(s=signal(**data), t=signal(data_collections=["b.z"])) == ["b.z"] * 2
+    [aborted] = [each for each in query.state.notifications if each["type"] == "ABORTED"]
+    assert reason in aborted["additional_data"]["reason"]
+    assert [each.id for each in query.state.requests] == ["t"]
+
+
+def test_a_query_with_a_filtering_pipeline_refuses_snapshots() -> None:
+    snapshots = AdHocSnapshots(Collections(), "no snapshotFilters")
+    state = snapshots.process(
+        SignalState(), [ReceivedSignal("s", signal(data_collections=["a.x"]))]
+    )
+    assert state.requests == ()
+    assert state.notifications[0]["additional_data"] == {"reason": "no snapshotFilters"}
+
+
+def test_a_snapshot_is_stopped_partly_or_completely() -> None:
+    query = Query()
+    query.batch(s=signal(data_collections=["a.*", "b.*"]), t=signal(data_collections=["b.z"]))
+    left = query.batch(u=signal("stop-snapshot", type="incremental", data_collections=["a[.]x"]))
+    assert left == ["a.y", "a.y"]
+    assert query.batch(v=signal("stop-snapshot", type="incremental")) == []
+    assert query.state.requests == ()
+    assert query.state.ended is None
+    query.batch(w=signal("stop-snapshot"))
+    assert query.notified[-1] == ("w", "REFUSED")
+
+
+def test_collections_that_a_table_lacks_are_requested_once() -> None:
+    query = Query()
+    assert query.batch({"x": 7}) == ["a.x", "a.x"]
+    assert query.batch({"x": 7}, stop=signal("stop-snapshot")) == ["a.x", "a.x"]
+    assert query.batch({"x": 7, "y": 8, "gone": 9}) == []
+    assert query.state.ended is not None
+    assert query.state.ended.collections == (("a", "x"), ("a", "x2"))
+    assert query.batch({"y": 8, "gone": 9}, block=signal(data_collections=["b.z"])) == ["a.y"] * 2
+    query.batch({"y": 8, "gone": 9, "x": 10})
+    query.batch({"y": 8, "gone": 9, "x": 10, "none": 11})
+    ids = [each.id for each in query.state.requests if each.required]
+    assert ids == ["again-10-1"]  # two that have not begun become one
+    assert set(query.rest()) == {"a.x", "b.z"}
+    assert [each for each in query.notified if each[1] in ("STARTED", "COMPLETED", "REFUSED")] == [
+        ("again-7-1", "STARTED"), ("stop", "REFUSED"), ("again-7-1", "COMPLETED"),
+        ("again-9-1", "STARTED"), ("again-9-1", "COMPLETED"), ("block", "STARTED"),
+        ("block", "COMPLETED"), ("again-10-1", "STARTED"), ("again-10-1", "COMPLETED"),
+    ]  # fmt: skip
+    query.batch({"none": 12})  # which was dropped
+    assert query.state.ended is not None
+    assert query.state.ended.collections == (("a", "none"),)
+    assert not query.state.requests
+    assert not query.state.notifications
+
+
+def test_a_paused_snapshot_reads_nothing_until_it_is_resumed() -> None:
+    query = Query()
+    query.batch(s=signal(data_collections=["b.z"]))
+    assert query.batch(t=signal("pause-snapshot", type="incremental")) == []
+    assert query.batch() == []
+    assert not query.state.has_output
+    # A blocking one is not paused.
+    assert query.batch(u=signal(type="blocking", data_collections=["a.x"])) == ["a.x", "a.x"]
+    assert query.rest() == ["a.x", "a.x"]
+    assert query.batch(v=signal("resume-snapshot")) == ["b.z", "b.z"]
+    kinds = [kind for name, kind in query.notified if name == "s"]
+    assert kinds == ["STARTED", "IN_PROGRESS", "PAUSED", "RESUMED", "IN_PROGRESS",
+                     "TABLE_SCAN_COMPLETED"]  # fmt: skip
+
+
+def test_a_blocking_snapshot_runs_first_and_pauses_the_stream() -> None:
+    query = Query()
+    query.batch(s=signal(data_collections=["b.z"]))
+    assert query.batch(t=signal(data_collections=["a.x"], type="blocking")) == ["a.x", "a.x"]
+    assert query.state.blocks_stream
+    assert [query.batch(), query.batch()] == [["a.x", "a.x"], []]
+    assert not query.state.blocks_stream
+    assert query.batch() == ["b.z", "b.z"]
+
+
+def test_the_end_of_a_snapshot_is_that_of_its_collections() -> None:
+    event = {
+        "_id": {"_data": "82"},
+        "operationType": "snapshotEnd",
+        "clusterTime": MARK,
+        "collections": [{"db": "a", "coll": "x"}],
+    }
+    end = ddl_event_of(bson.encode(event))
+    older, newer = "82" + "0" * 16, "82FFFFFFFF" + "0" * 8
+    assert namespace_after(older, "a", "x", [end]) is None
+    assert namespace_after(newer, "a", "x", [end]) == ("a", "x")
+    assert namespace_after(older, "a", "y", [end]) == ("a", "y")
+    assert namespace_after(older, "b", "x", [end]) == ("b", "x")
+    everything = DdlEvent(end.token, "snapshotEnd")
+    assert sorted([end, everything]) == [everything, end]
+    assert namespace_after(older, "a", "y", [everything]) is None
+
+
+def test_a_plan_contains_only_the_chosen_collections() -> None:
+    collections = Collections()
+    plan: SnapshotPlan = collections.begin(MARK, lambda name: name == "a.y")
+    assert [str(each) for each in plan.waiting] == ["a.y"]
+    assert plan.collections == 1
+    assert plan.waiting[0].key == ("n",)
+    assert collections.keys_asked == ["a.y"]  # each shard key costs a request

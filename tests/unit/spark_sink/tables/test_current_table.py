@@ -1,0 +1,418 @@
+"""Batches that are applied to a current table, without Spark, and killed at each step."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import bson
+import duckdb
+import polars
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from bson.timestamp import Timestamp
+from deltalake import DeltaTable, write_deltalake
+
+from spark_sink.errors import OptionError, StreamError
+from spark_sink.events.positions import high_water_mark
+from spark_sink.tables import current_table, key_ranges, range_merge, staged_changes
+from spark_sink.tables.append_table import AppendTable
+from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.delta_log import Batch, DeltaLog
+from spark_sink.tables.key_ranges import places_of
+from spark_sink.tables.staged_changes import CHANGE_COLUMNS, ChangeReport, ChangeStage
+from spark_sink.tables.unread import Covers
+
+DATABASE = "shop"
+Documents = dict[tuple[str, int], dict[str, Any]]
+
+
+class Stream:
+    """Makes events at random, and keeps the collections that they result in."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.collections: Documents = {}
+        self.number = 0
+
+    def changes(self, count: int, keys: int = 300) -> list[dict[str, Any]]:
+        """Return events of single documents."""
+        return [self._change(self.chance.randrange(keys)) for _ in range(count)]
+
+    def change(self, number: int, **fields: Any) -> dict[str, Any]:
+        """Return the event of a document's replacement."""
+        self.collections["a", number] = {"_id": number, **fields}
+        return self._event("replace", "a", number, fullDocument=self.collections["a", number])
+
+    def snapshot(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        """Return the rows of a snapshot of collections, and its end."""
+        time = Timestamp(1_700_000_000, self.number)
+        end = self._token()
+        rows = [
+            self._event("read", name, number, end, fullDocument=document)
+            for (name, number), document in self.collections.items()
+            if name in names
+        ]
+        read = [{"db": DATABASE, "coll": name} for name in names]
+        document = {"clusterTime": time, "readUntil": time, "collections": read}
+        return [*rows, self._event("snapshotEnd", "", None, end, **document)]
+
+    def drop(self, name: str) -> dict[str, Any]:
+        for place in [each for each in self.collections if each[0] == name]:
+            del self.collections[place]
+        return self._event("drop", name, None)
+
+    def rename(self, name: str, to: str) -> dict[str, Any]:
+        self.collections = {
+            (to if each == name else each, number): document
+            for (each, number), document in self.collections.items()
+            if each != to
+        }
+        return self._event("rename", name, None, to={"db": DATABASE, "coll": to})
+
+    def replaced(self, name: str) -> dict[str, Any]:
+        """Return the rename of a collection that no event has shown, to a name."""
+        for place in [each for each in self.collections if each[0] == name]:
+            del self.collections[place]
+        for number in self.chance.sample(range(300), 40):
+            self.collections[name, number] = {"_id": number, "new": self.number}
+        return self._event("rename", "hidden", None, to={"db": DATABASE, "coll": name})
+
+    def copied(self, name: str) -> dict[str, Any]:
+        """Return the drop of a collection that movePrimary has copied before."""
+        return self._event("drop", name, None)
+
+    def part(self, names: Sequence[str], rest: int) -> list[dict[str, Any]]:
+        """Return rows of a snapshot: the documents with even, or with odd numbers."""
+        token = self._token()
+        return [
+            self._event("read", name, number, token, fullDocument=document)
+            for (name, number), document in self.collections.items()
+            if name in names and number % 2 == rest
+        ]
+
+    def end(self, names: Sequence[str], begun: int) -> dict[str, Any]:
+        """Return the end of a snapshot that began at a number."""
+        times = [Timestamp(1_700_000_000, each) for each in (begun, self.number)]
+        read = [{"db": DATABASE, "coll": name} for name in names]
+        document = {"clusterTime": times[0], "readUntil": times[1], "collections": read}
+        return self._event("snapshotEnd", "", None, self._token(), **document)
+
+    def _change(self, number: int) -> dict[str, Any]:
+        name = self.chance.choice("abc")
+        place = name, number
+        text = "x" * self.chance.randrange(200)
+        match self.chance.randrange(4):
+            case 0 if place in self.collections:
+                del self.collections[place]
+                return self._event("delete", name, number)
+            case 1 if place in self.collections:
+                self.collections[place] = {**self.collections[place], "n": self.number}
+                description = {"updatedFields": {"n": self.number}, "removedFields": []}
+                return self._event("update", name, number, updateDescription=description)
+            case _:
+                document = {"_id": number, "text": text, "n": self.number}
+                self.collections[place] = document
+                return self._event("replace", name, number, fullDocument=document)
+
+    def _token(self) -> str:
+        self.number += 1
+        return high_water_mark(Timestamp(1_700_000_000, self.number))
+
+    def _event(
+        self, kind: str, name: str, number: int | None, token: str = "", **fields: Any
+    ) -> dict[str, Any]:
+        event = {"_id": {"_data": token or self._token()}, "operationType": kind}
+        event |= {"ns": {"db": DATABASE, "coll": name}, **fields}
+        return event if number is None else {**event, "documentKey": {"_id": number}}
+
+
+def rows_of(events: Sequence[dict[str, Any]]) -> pa.RecordBatch:
+    rows = [
+        (
+            DATABASE,
+            each["ns"]["coll"],
+            each["operationType"],
+            each["_id"]["_data"],
+            bson.encode(each),
+        )
+        for each in events
+    ]
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    return pa.RecordBatch.from_arrays([pa.array(each) for each in columns], names=CHANGE_COLUMNS)
+
+
+def staged(folder: Path, events: Sequence[dict[str, Any]], tasks: int = 3) -> list[ChangeReport]:
+    """What several tasks report, each of which reads the changes of some documents."""
+    parts: list[list[dict[str, Any]]] = [[] for _ in range(tasks)]
+    for each in events:
+        parts[each.get("documentKey", {}).get("_id", 0) % tasks].append(each)
+    reports = []
+    for part in filter(None, parts):
+        stage = ChangeStage(str(folder), tolerant=True)
+        stage.add(rows_of(part))
+        reports.append(ChangeReport.from_json(stage.close().to_json()))
+    return reports
+
+
+def apply(
+    folder: Path,
+    events: Sequence[dict[str, Any]],
+    number: int | None = None,
+    covers: Covers | None = None,
+) -> CurrentTable:
+    table = CurrentTable(str(folder))
+    batch = None if number is None else Batch("q", number)
+    quarantine = None if number is None else AppendTable(str(folder.with_name("quarantine")))
+    table.apply_staged(None, staged(folder, events), batch, quarantine, covers)
+    return table
+
+
+def documents_in(folder: Path) -> Documents:
+    rows = DeltaTable(folder).to_pyarrow_table().to_pylist()
+    found = {(row["collection"], bson.decode(row["document"])["_id"]): row for row in rows}
+    assert len(found) == len(rows)
+    for row in rows:
+        assert json.loads(row["fullDocument"]) == bson.decode(row["document"])
+    return {place: bson.decode(row["document"]) for place, row in found.items()}
+
+
+def check_ranges(folder: Path) -> int:
+    """Check that files are ordered, and that the commit knows their ranges; return their number."""
+    table = DeltaTable(folder)
+    [position] = [each["mergerouter"] for each in table.history(1)]
+    ranges = {name: (first, last) for name, first, last in position["ranges"]}
+    before = ""
+    actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+    actions.sort(key=lambda each: ranges[each["partition.keyRange"]])
+    assert len(actions) == len(ranges)
+    for each in actions:
+        rows = pa.parquet.read_table(folder / each["path"], partitioning=None)
+        places = places_of(rows).to_pylist()
+        assert places == sorted(set(places))
+        assert (places[0], places[-1]) == ranges[each["partition.keyRange"]]
+        assert before < places[0]
+        before = places[-1]
+        least = (each["min.token"], each["max.token"])
+        assert least == (pc.min(rows["token"]).as_py(), pc.max(rows["token"]).as_py())
+    return len(actions)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files and groups of few rows."""
+    monkeypatch.setattr(key_ranges, "SPLIT_BYTES", 16_000)
+    monkeypatch.setattr(range_merge, "SPLIT_BYTES", 16_000)
+    monkeypatch.setattr(key_ranges, "_TASK_BYTES", 12_000)
+    monkeypatch.setattr(range_merge, "_GROUP_BYTES", 4_000)
+    monkeypatch.setattr(staged_changes, "_ROWS_PER_GROUP", 13)
+    monkeypatch.setattr(staged_changes, "_FILE_BYTES", 20_000)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("seed", range(3))
+def test_a_table_follows_its_collections(seed: int, tmp_path: Path) -> None:
+    stream, folder = Stream(seed), tmp_path / "current"
+    most = 0
+    for number in range(25):
+        events = stream.changes(stream.chance.choice((1, 40, 200)))
+        match stream.chance.randrange(8):
+            case 0:
+                events.append(stream.drop(stream.chance.choice("abc")))
+            case 1:
+                events.append(stream.rename(*stream.chance.sample("abcd", 2)))
+            case 2:
+                events += stream.snapshot(stream.chance.sample("abc", 2))
+        events += stream.changes(20)
+        apply(folder, events, number)
+        assert documents_in(folder) == stream.collections
+        most = max(most, check_ranges(folder))
+        if stream.chance.random() < 0.2:
+            before = DeltaTable(folder).version()
+            apply(folder, events, number)  # again
+            assert DeltaTable(folder).version() == before
+            apply(folder, events)  # as another query
+            assert documents_in(folder) == stream.collections
+    assert most > 5
+    assert not list(folder.glob("_changes/*"))
+    assert not (tmp_path / "quarantine").exists()
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_collections_that_are_replaced_are_right_once_they_are_read_again(
+    seed: int, tmp_path: Path
+) -> None:
+    stream, folder = Stream(seed), tmp_path / "current"
+    reading: list[str] = []
+    required, begun = "", 0
+    number = 0
+    while number < 15 or reading or CurrentTable.existing(str(folder)).state.unread:
+        number += 1
+        events = stream.changes(stream.chance.choice((1, 40)))
+        if number < 15:
+            name = stream.chance.choice("abc")
+            match stream.chance.randrange(6):
+                case 0:
+                    events.append(stream.replaced(name))
+                case 1:
+                    events.append(stream.copied(name))
+                case 2:
+                    events.append(stream.drop(name))
+                case 3:
+                    events.append(stream.rename(*stream.chance.sample("abc", 2)))
+                case 4:
+                    events.append(stream.rename(name, "d"))  # out of the scope
+        events += stream.changes(20)
+        if reading:  # what has been requested ends with this batch
+            events += stream.part(reading, 1)
+            events.append(stream.end(reading, begun))
+            reading = []
+        elif number > 1 and stream.chance.random() < 0.5:
+            unread = CurrentTable.existing(str(folder)).state.unread
+            reading = [name for (_, name), token in unread.items() if token > required]
+            required = max([required, *unread.values()])
+            begun = stream.number
+            events += stream.part(reading, 0)
+        apply(folder, events, number, lambda _, name: name != "d")
+    scope = {place: each for place, each in stream.collections.items() if place[0] != "d"}
+    found = {place: each for place, each in documents_in(folder).items() if place[0] != "d"}
+    assert found == scope
+    assert not (tmp_path / "quarantine").exists()
+
+
+@pytest.mark.usefixtures("small")
+def test_a_batch_writes_only_the_files_that_have_its_keys(tmp_path: Path) -> None:
+    stream, folder = Stream(1), tmp_path / "current"
+    texts = [stream.chance.randbytes(50).hex() for _ in range(2000)]
+    events = [stream.change(10_000 + number, text=text) for number, text in enumerate(texts)]
+    apply(folder, events, 0)
+    files = set(DeltaTable(folder).file_uris())
+    assert len(files) > 8
+    apply(folder, [stream.change(number, n=1) for number in (10_000, 11_999)], 1)
+    now = set(DeltaTable(folder).file_uris())
+    assert len(files - now) == 2
+    assert len(now - files) == 2
+    # New documents behind the last ones, of a file that is large, leave it as it is.
+    while True:
+        number = 12_000 + len(texts)
+        before = set(DeltaTable(folder).file_uris())
+        texts += [stream.chance.randbytes(50).hex() for _ in range(30)]
+        apply(folder, [stream.change(number + n, text=texts[-n]) for n in range(30)], len(texts))
+        if not before - set(DeltaTable(folder).file_uris()):
+            break
+    assert documents_in(folder) == stream.collections
+    check_ranges(folder)
+
+
+@pytest.mark.usefixtures("small")
+def test_files_that_others_have_written_in_another_order_are_sorted(tmp_path: Path) -> None:
+    stream, folder = Stream(2), tmp_path / "current"
+    apply(folder, stream.changes(150), 0)
+    rows = DeltaTable(folder).to_pyarrow_table().sort_by([("token", "descending")])
+    write_deltalake(folder, rows, mode="overwrite", commit_properties=None)
+    apply(folder, stream.changes(50), 1)
+    assert documents_in(folder) == stream.collections
+    DeltaTable(folder).optimize.compact()
+    apply(folder, [*stream.changes(50), stream.drop("b")], 2)
+    assert documents_in(folder) == stream.collections
+    check_ranges(folder)
+
+
+def test_engines_read_the_documents(tmp_path: Path) -> None:
+    stream, folder = Stream(5), tmp_path / "current"
+    apply(folder, stream.changes(200), 0)
+    apply(folder, stream.changes(50), 1)
+    expected = sorted((name, json.dumps(each)) for (name, _), each in stream.collections.items())
+    lines = [
+        polars.read_delta(str(folder)).select("collection", "fullDocument").rows(),
+        duckdb.from_arrow(DeltaTable(folder).to_pyarrow_dataset())
+        .project("collection, fullDocument")
+        .fetchall(),
+    ]
+    for rows in lines:
+        assert sorted((name, json.dumps(json.loads(text))) for name, text in rows) == expected
+
+
+class KilledError(Exception):
+    """The end of the process."""
+
+
+STEPS = {
+    "changes staged": (staged_changes.ChangeStage, "_write"),
+    "all changes read": (CurrentTable, "_apply"),
+    "sections found": (key_ranges.KeyRanges, "sections"),
+    "files written": (range_merge._RangeFiles, "close"),
+    "before quarantine": (AppendTable, "commit"),
+    "before commit": (DeltaLog, "replace"),
+    "after commit": (current_table, "remove_changes"),
+    "before vacuum": (DeltaLog, "vacuum"),
+}
+"""The functions around which the process ends, by what has happened before."""
+
+
+def killed(monkeypatch: pytest.MonkeyPatch, step: str, after: bool, attempt: Any) -> bool:
+    """Run an attempt that ends before or after one of STEPS; return whether it came so far."""
+    owner, function = STEPS[step]
+    original = getattr(owner, function)
+
+    def mortal(*args: Any, **named: Any) -> None:
+        if after:
+            original(*args, **named)
+        raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, function, mortal)
+        try:
+            attempt()
+        except KilledError:
+            return True
+    return False
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_batch_that_is_killed_at_any_step_is_applied_once(
+    step: str, after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(current_table, "_COMMITS_PER_VACUUM", 1)
+    stream, folder = Stream(3), tmp_path / "current"
+    apply(folder, stream.changes(300), 0)
+    update = {"updatedFields": {}, "removedFields": []}
+    for number in (1, 2):
+        events = stream.changes(100)
+        if number == 2:
+            events.append(stream.rename("c", "b"))
+        lost = stream.change(100_000 + number)  # an update of a document that nobody has
+        del stream.collections["a", 100_000 + number], lost["fullDocument"]
+        lost = {**lost, "operationType": "update", "updateDescription": update}
+        events = [*events, lost, *stream.changes(30)]
+        before = documents_in(folder)
+        assert killed(monkeypatch, step, after, lambda: apply(folder, events, number))  # noqa: B023
+        assert documents_in(folder) in (before, stream.collections)
+        apply(folder, events, number)
+        assert documents_in(folder) == stream.collections
+        check_ranges(folder)
+        rows = DeltaTable(tmp_path / "quarantine").to_pyarrow_table().to_pylist()
+        assert len(rows) == number
+
+
+def test_an_event_that_cannot_be_applied_fails_without_a_quarantine(tmp_path: Path) -> None:
+    stream, folder = Stream(4), tmp_path / "current"
+    apply(folder, [stream.change(1)])
+    lost = {**stream.change(2), "operationType": "update", "updateDescription": {}}
+    del lost["fullDocument"]
+    with pytest.raises(StreamError, match="changes a document that the table does not have"):
+        apply(folder, [lost])
+    assert set(documents_in(folder)) == {("a", 1)}
+
+
+def test_another_table_is_refused(tmp_path: Path) -> None:
+    write_deltalake(tmp_path, pa.table({"n": [1]}))
+    with pytest.raises(OptionError, match="is no current table"):
+        CurrentTable(str(tmp_path))

@@ -1,0 +1,231 @@
+"""Delta tables of files that tasks have written, read back by readers of other projects."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import polars
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from spark_sink.errors import OptionError, StreamError
+from spark_sink.tables.append_table import AppendTable
+from spark_sink.tables.delta_log import Batch, DeltaLog
+from spark_sink.tables.parquet_parts import PartWriter
+
+SCHEMA = pa.schema(
+    [
+        pa.field("token", pa.string(), nullable=False),
+        pa.field("clusterTime", pa.timestamp("us", tz="UTC")),
+        pa.field("fullDocument", pa.string()),
+        pa.field("event", pa.binary()),
+        pa.field("namespace", pa.string()),
+        pa.field("bucket", pa.int32()),
+    ]
+)
+NAMES = ("shop.orders", "shop.a b", "x%y/ü='{*}\\", None)
+"""Collections' names that a folder's name cannot have as they are, and none."""
+TIME = datetime(2026, 1, 31, 12, 0, 7, tzinfo=UTC)
+
+
+def rows_of(numbers: Sequence[int], **changed: Any) -> list[dict[str, Any]]:
+    return [
+        {
+            "token": f"82{number:06}",
+            "clusterTime": TIME,
+            "fullDocument": f'{{"_id": {number}}}',
+            "event": b"\0" * number,
+            "namespace": NAMES[number % len(NAMES)],
+            "bucket": number % 2,
+            **changed,
+        }
+        for number in numbers
+    ]
+
+
+def written(
+    address: Path,
+    rows: list[dict[str, Any]],
+    partitions: Sequence[str] = ("bucket",),
+    schema: pa.Schema = SCHEMA,
+) -> list[dict[str, Any]]:
+    """Write rows as a task does; the writer reaches it pickled, the rows in batches."""
+    writer = pickle.loads(pickle.dumps(PartWriter(str(address), schema, partitions)))
+    batches = pa.Table.from_pylist(rows, schema).to_batches(max_chunksize=7)
+    return [row for batch in writer(batches) for row in batch.to_pylist()]
+
+
+def tokens_of(address: Path) -> list[str]:
+    return sorted(DeltaTable(address).to_pyarrow_table(columns=["token"])["token"].to_pylist())
+
+
+def batch(number: int, query: str = "q") -> Batch:
+    return Batch(query, number, {"_data": f"82{number}"})
+
+
+def test_rows_are_read_back_by_other_readers(tmp_path: Path) -> None:
+    rows, log = rows_of(range(40)), DeltaLog(str(tmp_path), ("namespace", "bucket"))
+    parts = written(tmp_path, rows, ("namespace", "bucket"))
+    log.append(parts, SCHEMA, batch(0))
+    assert len(parts) == 4  # the names and the buckets are those of the number modulo 4
+    table = DeltaTable(tmp_path).to_pyarrow_table()
+    assert sorted(table.to_pylist(), key=lambda row: row["token"]) == rows
+    assert all(Path(name).is_file() for name in log.files())
+    assert [len(log.files(namespace=[name])) for name in NAMES] == [1, 1, 1, 1]
+    assert log.count() == 40
+    # A reader leaves out files by the statistics.
+    pruned = DeltaTable(tmp_path).file_uris(file_pruning_predicate=[("token", "=", "82000000")])
+    assert len(pruned) == 1
+    [first, *_] = pa.table(DeltaTable(tmp_path).get_add_actions(flatten=True)).to_pylist()
+    assert (first["min.clusterTime"], first["max.clusterTime"]) == (TIME, TIME)
+    assert first["min.token"] < first["max.token"]
+    assert "min.fullDocument" not in first or first["min.fullDocument"] is None
+
+
+@pytest.mark.parametrize("reader", ["duckdb", "polars"])
+def test_engines_read_the_table(reader: str, tmp_path: Path) -> None:
+    log = DeltaLog(str(tmp_path), ("namespace", "bucket"))
+    rows = rows_of(range(40))
+    log.append(written(tmp_path, rows, ("namespace", "bucket")), SCHEMA, batch(0))
+    if reader == "polars":
+        found = polars.read_delta(str(tmp_path)).select("token", "namespace").rows()
+    else:  # without DuckDB's own extension for Delta, which it downloads
+        dataset = DeltaTable(tmp_path).to_pyarrow_dataset()
+        found = duckdb.from_arrow(dataset).project("token, namespace").fetchall()
+    assert sorted(found) == [(row["token"], row["namespace"]) for row in rows]
+
+
+def test_readers_filter_by_columns_without_statistics(tmp_path: Path) -> None:
+    log = DeltaLog(str(tmp_path), ("bucket",))
+    log.append(written(tmp_path, rows_of(range(4))), SCHEMA, batch(0))
+    chosen = pc.field("fullDocument") > '{"_id": 1}'
+    found = DeltaTable(tmp_path).to_pyarrow_table(filters=chosen, columns=["token"])
+    assert sorted(found["token"].to_pylist()) == ["82000002", "82000003"]
+    assert sum(rows.num_rows for rows in log.scan(["token"], chosen)) == 2
+
+
+def test_one_commit_replaces_buckets_and_moves_the_position(tmp_path: Path) -> None:
+    log = DeltaLog(str(tmp_path), ("bucket",))
+    log.replace(written(tmp_path, rows_of(range(10))), SCHEMA, {"through": "a"})
+    reader = DeltaTable(tmp_path)
+    log.replace(
+        written(tmp_path, rows_of([100], bucket=1)), SCHEMA, {"through": "b"}, batch(4), bucket=[1]
+    )
+    assert tokens_of(tmp_path) == [*(f"82{number:06}" for number in range(0, 10, 2)), "82000100"]
+    assert DeltaLog(str(tmp_path)).position() == {"through": "b"}
+    assert log.has(batch(3))
+    assert log.has(batch(4))
+    assert not log.has(batch(5))
+    assert not log.has(batch(1, "another query"))
+    # A bucket that becomes empty, and a position without rows.
+    log.replace([], SCHEMA, {"through": "c"}, bucket=[0])
+    log.replace([], SCHEMA, {"through": "d"})
+    assert tokens_of(tmp_path) == ["82000100"]
+    assert log.position() == {"through": "d"}
+    assert reader.to_pyarrow_table().num_rows == 10  # readers of a version keep it
+
+
+def test_a_batch_is_appended_once(tmp_path: Path) -> None:
+    log = DeltaLog(str(tmp_path), ("bucket",))
+    for number in range(3):
+        log.append(written(tmp_path, rows_of([number])), SCHEMA, batch(number))
+    [orphan] = written(tmp_path, rows_of([9]))  # by a task that ran twice
+    assert tokens_of(tmp_path) == [f"82{number:06}" for number in range(3)]
+    file = tmp_path / orphan["path"]
+    os.utime(file, (time.time() - 86400,) * 2)
+    log.vacuum(full=True)
+    assert file.exists()  # a commit may still name it
+    os.utime(file, (0, 0))
+    log.vacuum()
+    assert file.exists()
+    log.vacuum(full=True)
+    assert not file.exists()
+    assert tokens_of(tmp_path) == [f"82{number:06}" for number in range(3)]
+    again = DeltaLog(str(tmp_path))
+    assert [again.has(batch(number)) for number in range(4)] == [True, True, True, False]
+    assert again.position() == {"query": "q", "batch": 2, "offset": {"_data": "822"}}
+
+
+def test_files_of_a_batch_that_the_table_has_are_not_committed_again(tmp_path: Path) -> None:
+    for _ in range(2):  # as if killed between the commits of two tables
+        AppendTable(str(tmp_path)).commit(written(tmp_path, rows_of([1]), ()), SCHEMA, batch(4))
+    assert tokens_of(tmp_path) == ["82000001"]
+
+
+@pytest.mark.parametrize("kind", ["append", "replace"])
+def test_of_two_writers_one_fails(kind: str, tmp_path: Path) -> None:
+    DeltaLog(str(tmp_path), ("bucket",)).append([], SCHEMA, batch(0))
+    first, second = (DeltaLog(str(tmp_path), ("bucket",)) for _ in range(2))
+
+    def commit(log: DeltaLog, bucket: int) -> None:
+        parts = written(tmp_path, rows_of([bucket], bucket=bucket))
+        if kind == "append":
+            log.append(parts, SCHEMA, batch(1))
+        else:  # other buckets, and another query: delta-rs alone accepts both
+            log.replace(parts, SCHEMA, {}, batch(1, f"q{bucket}"), bucket=[bucket])
+
+    commit(first, 0)
+    with pytest.raises(StreamError, match="has been written by another query"):
+        commit(second, 1)
+    assert tokens_of(tmp_path) == ["82000000"]
+
+
+def test_new_columns_are_added_and_changed_types_are_refused(tmp_path: Path) -> None:
+    log = DeltaLog(str(tmp_path), ("bucket",))
+    log.append(written(tmp_path, rows_of([1])), SCHEMA, batch(1))
+    wider = SCHEMA.append(pa.field("typed", pa.struct([pa.field("n", pa.int32())])))
+    rows = rows_of([2], typed={"n": 5})
+    log.append(written(tmp_path, rows, schema=wider), wider, batch(2))
+    found = DeltaTable(tmp_path).to_pyarrow_table().sort_by("token").to_pylist()
+    assert [row["typed"] for row in found] == [None, {"n": 5}]
+    assert log.position()["batch"] == 2
+    other = SCHEMA.set(2, pa.field("fullDocument", pa.binary()))
+    with pytest.raises(OptionError, match="other types of fullDocument: start the query with"):
+        log.append([], other, batch(3))
+
+
+def test_compaction_and_vacuum_keep_rows_position_and_new_files(tmp_path: Path) -> None:
+    log = DeltaLog(str(tmp_path), ("bucket",))
+    for number in range(6):
+        log.append(written(tmp_path, rows_of([number, number + 10])), SCHEMA, batch(number))
+    before = tokens_of(tmp_path)
+    assert log.compact() == (6, 2)
+    assert tokens_of(tmp_path) == before
+    assert log.position()["batch"] == 5
+    assert log.has(batch(5))
+    log.vacuum()
+    assert len(list(tmp_path.rglob("*.parquet"))) == 8  # a reader may still need the former six
+    DeltaTable(tmp_path).alter.set_table_properties(
+        {"delta.deletedFileRetentionDuration": "interval 0 hours"}
+    )
+    DeltaLog(str(tmp_path)).vacuum()
+    assert len(list(tmp_path.rglob("*.parquet"))) == 2
+    assert tokens_of(tmp_path) == before
+    assert DeltaLog(str(tmp_path)).position()["batch"] == 5
+
+
+def test_the_position_is_found_behind_the_commits_of_others(tmp_path: Path) -> None:
+    log = DeltaLog(str(tmp_path), ("bucket",))
+    log.append(written(tmp_path, rows_of([1])), SCHEMA, batch(7))
+    for number in range(25):
+        table = pa.Table.from_pylist(rows_of([number]), SCHEMA)
+        write_deltalake(tmp_path, table, mode="append")
+    assert DeltaLog(str(tmp_path)).position()["batch"] == 7
+
+
+def test_a_task_writes_a_row_group_of_many_batches(tmp_path: Path) -> None:
+    [part] = written(tmp_path, rows_of(range(50)), ())
+    file = pa.parquet.ParquetFile(tmp_path / part["path"])
+    assert file.metadata.num_row_groups == 1
+    assert pc.sum(pc.binary_length(file.read(["event"])["event"])).as_py() == sum(range(50))
+    assert part["size"] == (tmp_path / part["path"]).stat().st_size
+    assert written(tmp_path, [], ()) == []

@@ -1,0 +1,225 @@
+"""Typed tables without Spark: columns that grow and widen, soft deletes, and kills between."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import bson
+import duckdb
+import polars
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from bson.decimal128 import Decimal128
+from bson.int64 import Int64
+from deltalake import DeltaTable
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from spark_sink.errors import OptionError
+from spark_sink.events.slices import DOCUMENT, Slice
+from spark_sink.rows.typed_documents import InferredDocuments, TypedDocuments
+from spark_sink.tables import current_table
+from spark_sink.tables.append_table import AppendTable
+from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.delta_log import Batch
+from spark_sink.tables.table_form import TableForm
+from tests.unit.spark_sink.tables.test_current_table import Stream, killed, small, staged
+
+__all__ = ["small"]
+INFER = TableForm(StructType([]), infers=True)
+VALUES: tuple[Any, ...] = (
+    1, Int64(2), 2.5, Decimal128("3.25"), "text", None, [], [1, {"x": 1}], {"x": 1},
+    {"y": {"z": 1}},
+)  # fmt: skip
+
+
+def apply(
+    folder: Path, events: Sequence[dict[str, Any]], number: int, form: TableForm = INFER
+) -> None:
+    table = CurrentTable(str(folder), form=form)
+    quarantine = AppendTable(str(folder.with_name("quarantine")))
+    table.apply_staged(None, staged(folder, events), Batch("q", number), quarantine)
+
+
+def rows_in(folder: Path) -> dict[int, dict[str, Any]]:
+    """The rows by `_id`, after a check of each row against its document, and of three readers."""
+    table = DeltaTable(folder)
+    rows = table.to_pyarrow_table().to_pylist()
+    schema = TableForm.of(json.loads(table.schema().to_json())).schema
+    assert schema is not None
+    documents = InferredDocuments(schema)
+    for row in rows:
+        expected, _ = documents.read(Slice(DOCUMENT, row["_document"]))
+        again = pa.array([expected], pa.struct([
+            each for each in table.to_pyarrow_dataset().schema if each.name in schema.fieldNames()
+        ]))  # fmt: skip
+        assert {name: row[name] for name in schema.fieldNames()} == again[0].as_py()
+    names = [each for each in table.to_pyarrow_dataset().schema.names if each != "_document"]
+    by_id = {row["_id"]: [row[name] for name in names] for row in rows}
+    assert len(by_id) == len(rows)
+    read = polars.scan_delta(str(folder)).select(names).collect().to_dicts()
+    assert {row["_id"]: list(row.values()) for row in read} == by_id
+    found = duckdb.from_arrow(table.to_pyarrow_dataset()).project(
+        ", ".join(f'"{name}"' for name in names)
+    )
+    counted = found.aggregate(", ".join(f'count("{name}")' for name in names))
+    filled = tuple(sum(row[name] is not None for row in rows) for name in names)
+    assert counted.fetchall() == [filled]
+    return {row["_id"]: row for row in rows}
+
+
+def check(folder: Path, stream: Stream) -> dict[int, dict[str, Any]]:
+    rows = rows_in(folder)
+    documents = {number: bson.decode(row["_document"]) for number, row in rows.items()}
+    assert documents == {number: each for (_, number), each in stream.collections.items()}
+    return rows
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("seed", range(2))
+def test_columns_follow_the_documents(seed: int, tmp_path: Path) -> None:
+    stream, folder = Stream(seed), tmp_path / "current"
+    chance = random.Random(seed)
+    filler = "x" * 150
+    for number in range(6):
+        fields = [chance.choice("abcdef") for _ in range(3)]
+        # Values of a few kinds at a time, so that columns appear and widen one after the other.
+        kinds = VALUES[: 2 + 2 * number] if seed else chance.sample(VALUES, 3)
+        events = [
+            stream.change(
+                chance.randrange(150), t=filler, **{name: chance.choice(kinds) for name in fields}
+            )
+            for _ in range(60)
+        ]
+        before = DeltaTable(folder).version() if number else -1
+        apply(folder, events, number)
+        assert DeltaTable(folder).version() == before + 1  # rows, position and schema in one commit
+        check(folder, stream)
+        apply(folder, events, number)
+        assert DeltaTable(folder).version() == before + 1
+    assert not list(folder.glob("_changes/*"))
+    files = {str(each) for each in folder.glob("keyRange=*/*")}
+    replaced = len(files) - len(DeltaTable(folder).file_uris())
+    removed = {each["path"] for each in actions_of(folder, "remove")}
+    assert replaced == len(removed)  # no file is left of what was written again
+
+
+def actions_of(folder: Path, kind: str) -> list[dict[str, Any]]:
+    logs = [each.read_text().splitlines() for each in folder.glob("_delta_log/*.json")]
+    actions = [json.loads(line) for log in logs for line in log]
+    return [each[kind] for each in actions if kind in each]
+
+
+def test_what_does_not_fit_is_rescued_and_counted(tmp_path: Path) -> None:
+    stream, folder = Stream(1), tmp_path / "current"
+    apply(folder, [stream.change(1, total=1.5, key="k", token=[], _rescued=1)], 0)
+    apply(folder, [stream.change(2, total=Int64(2**60), Total=1), stream.change(3, total=3)], 1)
+    rows = check(folder, stream)
+    assert rows[1]["_rescued"] == '{"_rescued":1}'
+    assert rows[2]["_rescued"] == '{"total":1152921504606846976,"Total":1}'
+    assert (rows[3]["_rescued"], rows[3]["total"], rows[1]["key"]) == (None, 3.0, "k")
+    table = DeltaTable(folder)
+    for column, value, found in (("_id", 2, [2]), ("total", 2.0, [1]), ("key", "k", [1])):
+        chosen = pc.field(column) <= value if column == "total" else pc.field(column) == value
+        assert table.to_pyarrow_table(columns=["_id"], filters=chosen)["_id"].to_pylist() == found
+    assert table.to_pyarrow_dataset().filter(pc.is_valid(pc.field("_rescued"))).count_rows() == 2
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("step", ["files written", "before commit"])
+def test_a_change_of_the_schema_that_is_killed_at_any_step_is_applied_once(
+    step: str, after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(current_table, "_COMMITS_PER_VACUUM", 1)
+    stream, folder = Stream(3), tmp_path / "current"
+    apply(folder, [stream.change(number, n=number, t="x" * 200) for number in range(100)], 0)
+    before = dict(stream.collections)
+    kind = DeltaTable(folder).schema()
+    events = [stream.change(number, n=f"{number}", more={"x": 1}) for number in range(5)]
+    assert killed(monkeypatch, step, after, lambda: apply(folder, events, 1))
+    changed = DeltaTable(folder).schema() != kind
+    rows = {row["_id"]: row for row in DeltaTable(folder).to_pyarrow_table().to_pylist()}
+    assert rows[0]["n"] == ("0" if changed else 0)
+    assert bson.decode(rows[99]["_document"]) == before["a", 99]
+    apply(folder, events, 1)
+    rows = check(folder, stream)
+    assert (rows[99]["n"], rows[0]["more"], rows[99]["more"]) == ("99", {"x": 1}, None)
+
+
+def test_a_given_schema_changes_with_the_next_batch(tmp_path: Path) -> None:
+    stream, folder = Stream(1), tmp_path / "current"
+    fields = [StructField("_id", LongType()), StructField("n", LongType())]
+    apply(folder, [stream.change(1, n=1), stream.change(2, n="x", m="m")], 0,
+          TableForm(StructType(fields)))  # fmt: skip
+    rows = {each["_id"]: each for each in DeltaTable(folder).to_pyarrow_table().to_pylist()}
+    assert (rows[1]["n"], rows[1]["_rescued"]) == (1, None)
+    assert (rows[2]["n"], rows[2]["_rescued"]) == (None, '{"n":"x","m":"m"}')
+    more = StructType([*fields, StructField("m", StringType())])
+    apply(folder, [stream.change(100_000)], 1, TableForm(more))
+    rows = {each["_id"]: each for each in DeltaTable(folder).to_pyarrow_table().to_pylist()}
+    assert (rows[2]["m"], rows[2]["_rescued"]) == ("m", '{"n":"x"}')
+    assert TypedDocuments(more).misfits(rows[2]["_document"]) == '{"n":"x"}'
+    with pytest.raises(OptionError, match="has other columns"):
+        CurrentTable(str(folder), form=TableForm())
+
+
+def test_documents_in_documents_are_flattened(tmp_path: Path) -> None:
+    stream, folder = Stream(1), tmp_path / "current"
+    form = TableForm(StructType([]), infers=True, flattens=True)
+    apply(folder, [stream.change(1, a={"x": 1, "b": {"y": [{"z": 1}]}}, e={})], 0, form)
+    apply(folder, [stream.change(2, a={"x": "text"}), stream.change(3, a=5)], 1, form)
+    rows = {row["_id"]: row for row in DeltaTable(folder).to_pyarrow_table().to_pylist()}
+    assert [rows[number]["a_x"] for number in (1, 2, 3)] == ["1", "text", None]
+    assert (rows[1]["a_b_y"], rows[3]["a"]) == ([{"z": 1}], 5)
+    assert all(row["_rescued"] is None and "e" not in row for row in rows.values())
+    assert bson.decode(rows[1]["_document"]) == stream.collections["a", 1]
+
+
+@pytest.mark.parametrize("form", [INFER, TableForm()])
+def test_soft_deletes_keep_the_row(form: TableForm, tmp_path: Path) -> None:
+    stream, folder = Stream(1), tmp_path / "current"
+    soft = TableForm(form.schema, form.infers, keeps_deleted=True)
+
+    def delete(number: int) -> dict[str, Any]:
+        del stream.collections["a", number]
+        return stream._event("delete", "a", number)
+
+    def update(number: int) -> dict[str, Any]:
+        stream.collections["a", number] |= {"n": 7}
+        description = {"updatedFields": {"n": 7}, "removedFields": []}
+        return stream._event("update", "a", number, updateDescription=description)
+
+    def rows() -> dict[int, tuple[bool, Any]]:
+        name = soft.column("document")
+        found = DeltaTable(folder).to_pyarrow_table().to_pylist()
+        documents = [bson.decode(each[name]) for each in found]
+        return {
+            document["_id"]: (each["_deleted"], document.get("n"))
+            for each, document in zip(found, documents, strict=True)
+        }
+
+    apply(folder, [stream.change(number, n=number) for number in range(1, 7)], 0, soft)
+    first = delete(1)
+    apply(folder, [first, update(2), delete(2), delete(3), stream.change(3, n=33)], 1, soft)
+    expected = {1: (True, 1), 2: (True, 7), 3: (False, 33)} | {n: (False, n) for n in (4, 5, 6)}
+    assert rows() == expected
+    [gone] = [
+        each for each in DeltaTable(folder).to_pyarrow_table().to_pylist()
+        if bson.decode(each[soft.column("document")])["_id"] == 1
+    ]  # fmt: skip
+    assert gone[soft.column("token")] == first["_id"]["_data"]  # the time is that of the delete
+    apply(folder, [first], 2, soft)  # again
+    assert rows() == expected
+    # The end of a snapshot marks what it has not found, and a document may come back.
+    del stream.collections["a", 4]
+    apply(folder, stream.snapshot(["a"]), 3, soft)
+    assert rows() == {**expected, 4: (True, 4)}
+    apply(folder, [stream.change(1, n=11), stream.change(4, n=44)], 4, soft)
+    assert rows() == {**expected, 1: (False, 11), 4: (False, 44)}
+    apply(folder, [stream.drop("a")], 5, soft)
+    assert rows() == {}

@@ -1,0 +1,49 @@
+"""Which collections a table must read again."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_sink.tables.ddl_events import DdlEvent
+from spark_sink.tables.unread import Place, unread_after, unread_document, unread_in
+
+A, B, OTHER = ("shop", "a"), ("shop", "b"), ("shop", "other")
+
+
+def covers(database: str, collection: str) -> bool:
+    return (database, collection) != OTHER
+
+
+def drop(token: str, of: Place) -> DdlEvent:
+    return DdlEvent(token, "drop", *of)
+
+
+def rename(token: str, of: Place, to: Place) -> DdlEvent:
+    return DdlEvent(token, "rename", *of, *to)
+
+
+def read(token: str, *places: Place) -> DdlEvent:
+    return DdlEvent(token, "snapshotEnd", collections=places)
+
+
+@pytest.mark.parametrize(
+    ("before", "events", "after"),
+    [
+        ({}, [rename("3", OTHER, B)], {B: "3"}),
+        ({}, [rename("3", A, B)], {B: "3"}),  # of which no event may have told the documents
+        ({A: "1"}, [rename("3", A, B)], {B: "3"}),
+        ({A: "1", B: "2"}, [rename("3", A, OTHER)], {B: "2"}),
+        ({}, [drop("3", A), drop("4", OTHER)], {A: "3"}),  # a move to another shard drops, too
+        ({A: "1", ("crm", "a"): "2"}, [DdlEvent("3", "dropDatabase", "shop")], {("crm", "a"): "2"}),
+        ({A: "1", B: "2"}, [read("3", A)], {B: "2"}),
+        ({A: "1", B: "2"}, [read("3")], {}),
+        ({A: "4"}, [read("3", A)], {A: "4"}),  # of the collection that had the name before
+        ({A: "1"}, [read("3", A), rename("5", B, A)], {A: "5"}),
+    ],
+)
+def test_what_is_unread_after_events(
+    before: dict[Place, str], events: list[DdlEvent], after: dict[Place, str]
+) -> None:
+    found = unread_after(before, events, covers)
+    assert found == after
+    assert unread_in({"unread": unread_document(found)}) == found

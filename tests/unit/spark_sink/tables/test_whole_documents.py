@@ -1,0 +1,83 @@
+"""Documents that are made many at once are those that Fold makes one by one."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import bson
+import pyarrow as pa
+import pytest
+from bson.objectid import ObjectId
+from bson.timestamp import Timestamp
+
+from spark_sink.events.positions import high_water_mark
+from spark_sink.rows.arrow_types import arrow_schema
+from spark_sink.tables.fold import FOLDED, PREPARED, ROW, Fold, Prepare
+from spark_sink.tables.key_ranges import places_of
+from spark_sink.tables.whole_documents import whole_documents
+
+_ORDER = [("place", "ascending"), ("token", "ascending"), ("kind", "ascending")]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whole_documents_and_fold(seed: int) -> None:
+    chance = random.Random(seed)
+    keys = chance.choice([5, 100])
+    prepared = prepared_rows(chance, keys, count=200)
+    fold = Fold("~", tolerant=True)
+    wanted = folded(fold, prepared)
+    whole, others = whole_documents(prepared)
+    found = pa.concat_tables([whole, folded(fold, others)])
+    assert whole.num_rows > 20 or keys == 5
+    assert rows_of(found) == rows_of(wanted)
+
+
+def folded(fold: Fold, prepared: pa.Table) -> pa.Table:
+    batches = prepared.select([field.name for field in PREPARED.fields]).to_batches(max_chunksize=7)
+    return pa.Table.from_batches(fold(batches), arrow_schema(FOLDED))
+
+
+def rows_of(table: pa.Table) -> list[dict[str, Any]]:
+    return sorted(table.to_pylist(), key=lambda row: (row["collection"], row["key"], row["token"]))
+
+
+def prepared_rows(chance: random.Random, keys: int, count: int) -> pa.Table:
+    """Return changes of documents, and rows that the table has of some of them."""
+    columns = ("database", "collection", "token", "event")
+    events = [event(chance, number, chance.randrange(keys)) for number in range(count)]
+    batch = pa.RecordBatch.from_pylist(
+        [dict(zip(columns, ("shop", "orders", *each), strict=True)) for each in events],
+        pa.schema([*((name, pa.string()) for name in columns[:3]), ("event", pa.binary())]),
+    )
+    [changes] = Prepare(("_id",), (), tolerant=True).events([batch])
+    rows = [
+        {**row, "kind": ROW, "payload": bson.encode({"old": True})}
+        for row in changes.to_pylist()
+        if row["kind"] != 2 and chance.random() < 0.1
+    ]
+    before = pa.Table.from_pylist(rows, arrow_schema(PREPARED))
+    table = pa.concat_tables([before, pa.Table.from_batches([changes])])
+    return table.append_column("place", places_of(table)).sort_by(_ORDER)
+
+
+def event(chance: random.Random, number: int, key: int) -> tuple[str, bytes]:
+    """Return the token and the BSON of a change; some tokens occur twice."""
+    time = Timestamp(1_700_000_000 + number // 50, number % 50 // 2 + 1)
+    token = high_water_mark(time)
+    kind = chance.choice(["insert", "replace", "update", "update", "delete", "read"])
+    fields: dict[str, Any] = {"_id": {"_data": token}, "operationType": kind}
+    if chance.random() < 0.95:
+        fields["documentKey"] = {"_id": ObjectId(key.to_bytes(12, "big"))}
+    document = {
+        **fields.get("documentKey", {}),
+        "n": number,
+        "nan": chance.choice([1.5, float("nan")]),
+    }
+    if kind == "update":
+        fields["updateDescription"] = {"updatedFields": {"n": number}, "removedFields": []}
+    if kind not in ("update", "delete") or chance.random() < 0.2:
+        fields["fullDocument"] = chance.choice([document, document, None])
+    if chance.random() < 0.02:
+        fields["splitEvent"] = {"fragment": 1, "of": 2}
+    return token, bson.encode(fields)
