@@ -13,14 +13,14 @@ from tests.drivers.pymongo_tests import (
 from tests.harness.clusters import real_servers_named
 
 # Passed and skipped by file and token version. A mongos of 6.0 over two shards with no-ops each
-# second gives 103 and 52 for the first; the others follow from what their versions leave out.
+# second gives 102 and 52 for the first; the others follow from what their versions leave out.
 # Real servers are those of 6.0 here.
 COUNTS = {
     "4.20.0": {
-        (SYNCHRONOUS, 1): (103, 52),
-        (SYNCHRONOUS, 2): (106, 49),
-        (ASYNCHRONOUS, 1): (94, 61),
-        (ASYNCHRONOUS, 2): (97, 58),
+        (SYNCHRONOUS, 1): (102, 52),
+        (SYNCHRONOUS, 2): (105, 49),
+        (ASYNCHRONOUS, 1): (93, 61),
+        (ASYNCHRONOUS, 2): (96, 58),
     }
 }
 # Of the specification's tests for replica sets, two are for servers older than 6.0.

@@ -1,4 +1,4 @@
-"""The simulation passes the seeds that follow those of test_simulation.py: for each commit."""
+"""The simulation passes a few seeds beyond those of test_simulation.py: for each commit."""
 
 import pytest
 
