@@ -345,12 +345,14 @@ def _run(
     from spark_sink.jobs.progress import JobMetrics, ProgressReport
     from spark_sink.jobs.query_run import StopRequest, quiet_stop, run_until_stopped
     from spark_sink.jobs.rebuilding import restore_checkpoint
+    from spark_sink.jobs.router_report import RouterReport
     from spark_sink.jobs.tables_job import DEFAULT_TABLES, TablesJob, namespace_options
     from spark_sink.jobs.verifier import verifier_of
 
     end = StopRequest()
     end.listen()
     spark_settings = pairs_of(settings, "--conf")
+    code = 0
     with failures():
         options = source_options(option)
         if trigger is None:
@@ -364,32 +366,33 @@ def _run(
             raise OptionError("--flatten is for tables with --schema: give both")
         folder = JobFolder(out, checkpoint)
         require_router({**chosen, "uri": uri})
-        restore_checkpoint(folder)
-        record = JobRecord(tuple(namespaces or ()), chosen, kept, schema, deletes, flatten)
-        folder.begin(record, once=trigger is None)
-        code = 0
-        with quiet_stop(end), session("run", spark_settings) as spark:
-            metrics = JobMetrics()
-            given = {**chosen, "uri": uri}
-            verifier = verifier_of(rounds, folder, given, kept, metrics.add_round)
-            given = given if verifier is None else {**verifier.advance, **given}
-            tables_job = TablesJob(
-                folder,
-                given,
-                kept,
-                verifier,
-                schema=schema,
-                deletes=deletes,
-                flatten=flatten,
-                counted=metrics.count,
-            )
-            if metrics_port is not None:
-                metrics.serve(metrics_port)
-            report = ProgressReport(metrics)
-            query = tables_job.start(spark, trigger)
-            tend = None if maintain is None else Schedule(folder, maintain)
-            with verifier or nullcontext():
-                code = run_until_stopped(query, end, report, tend)
+        given = {**chosen, "uri": uri}
+        with RouterReport(folder.address, given) as router, quiet_stop(end):
+            restore_checkpoint(folder)
+            record = JobRecord(tuple(namespaces or ()), chosen, kept, schema, deletes, flatten)
+            folder.begin(record, once=trigger is None)
+            with session("run", spark_settings) as spark:
+                metrics = JobMetrics()
+                verifier = verifier_of(rounds, folder, given, kept, metrics.add_round)
+                advance = {} if verifier is None else verifier.advance
+                tables_job = TablesJob(
+                    folder,
+                    {**advance, **given},
+                    kept,
+                    verifier,
+                    schema=schema,
+                    deletes=deletes,
+                    flatten=flatten,
+                    counted=metrics.count,
+                )
+                if metrics_port is not None:
+                    metrics.serve(metrics_port)
+                report = ProgressReport((metrics.add, router.add))
+                query = tables_job.start(spark, trigger)
+                schedule = () if maintain is None else (Schedule(folder, maintain),)
+                with verifier or nullcontext():
+                    tend = (router.turn, *schedule)
+                    code = run_until_stopped(query, end, report, tend, router.failed)
     raise typer.Exit(code)
 
 

@@ -28,6 +28,9 @@ _MOST_FAILURES: Final = 50
 _TROUBLING_LAG: Final = 20.0
 """Seconds of lag that no quiet member has: it writes a no-op every 10 s by itself."""
 
+_SILENT_JOB: Final = 60.0
+"""Seconds after which a job that does not report is in trouble: it reports every 10 s."""
+
 
 @dataclass(frozen=True, slots=True)
 class Lane:
@@ -87,6 +90,25 @@ class ClientRow:
 
 
 @dataclass(frozen=True, slots=True)
+class JobRow:
+    """What a job says of itself; ``lag`` and ``age``, that of its last report, are in seconds.
+
+    ``rate`` is its events a second in the last minute. ``trouble`` is whether somebody should look
+    at it: it has failed, or reports no more.
+    """
+
+    job: str
+    owner: str
+    namespace: str
+    batch: int | None
+    lag: float | None
+    rate: float | None
+    error: str | None
+    age: float
+    trouble: bool
+
+
+@dataclass(frozen=True, slots=True)
 class MemberRow:
     """The commands sent to one replica set, and the events that it returned."""
 
@@ -143,6 +165,7 @@ class StatusView:
     lanes: tuple[Lane, ...]
     stream_rows: tuple[StreamRow, ...]
     client_rows: tuple[ClientRow, ...]
+    job_rows: tuple[JobRow, ...]
     member_rows: tuple[MemberRow, ...]
     errors: Mapping[str, int]
     failures: tuple[FailureRow, ...]
@@ -200,6 +223,7 @@ class StatusView:
             lanes=tuple(_lanes(status, lags, span, past, now)),
             stream_rows=streams,
             client_rows=tuple(_client_rows(status, now)),
+            job_rows=tuple(_job_rows(status, now)),
             member_rows=members,
             errors={error_name(int(code)): count for code, count in errors.most_common()},
             failures=tuple(_failures(status)),
@@ -295,6 +319,32 @@ def _client_rows(status: RouterStatus, now: datetime) -> Iterator[ClientRow]:
                 idle=cursor["idleSeconds"],
                 busy=cursor["busy"],
             )
+
+
+def _job_rows(status: RouterStatus, now: datetime) -> Iterator[JobRow]:
+    """Yield the newest report of each job, of all processes; those in trouble come first."""
+    reports = sorted(
+        (each for process in status.processes for each in process["jobs"]),
+        key=lambda each: each["arrived"],
+    )
+    newest = {(each["owner"], each["namespace"], each["job"]): each for each in reports}
+    rows = [_job_row(each, now) for each in newest.values() if not each["ended"]]
+    yield from sorted(rows, key=lambda row: (not row.trouble, row.job, row.owner))
+
+
+def _job_row(report: Mapping[str, Any], now: datetime) -> JobRow:
+    age = max(0.0, (now - report["arrived"]).total_seconds())
+    return JobRow(
+        job=report["job"],
+        owner=report["owner"],
+        namespace=report["namespace"],
+        batch=report["batch"],
+        lag=None if report["through"] is None else _age(report["through"], now),
+        rate=report["rate"],
+        error=report["error"],
+        age=age,
+        trouble=report["error"] is not None or age > _SILENT_JOB,
+    )
 
 
 def _member_rows(status: RouterStatus) -> Iterator[MemberRow]:

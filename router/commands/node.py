@@ -9,6 +9,7 @@ from bson.timestamp import Timestamp
 
 from router.client_limits import ClientLimits
 from router.commands.client_time import ClientTime, check_client_time
+from router.commands.job_reports import JobReports
 from router.commands.server_identity import ServerIdentity
 from router.commands.topology_version import TopologyVersion
 from shard_client.cluster_clock import is_signed
@@ -70,6 +71,7 @@ class Node:
         parameters: the start parameters by name.
         host: this machine's name.
         now: the wall clock.
+        jobs: what running jobs have reported.
         fail_points: switches for drivers' tests; None without ``enableTestCommands``.
         client_limits: the limits of client connections.
         peers: the other workers of this router, if there are any.
@@ -93,6 +95,7 @@ class Node:
     identity: ServerIdentity = field(default_factory=ServerIdentity)
     topology: TopologyVersion = field(default_factory=TopologyVersion)
     counters: Counters = field(default_factory=Counters)
+    jobs: JobReports = field(default_factory=JobReports)
     fail_points: "FailPoints | None" = None
     client_limits: ClientLimits = field(default_factory=ClientLimits)
     compressors: tuple[str, ...] = AVAILABLE

@@ -30,7 +30,7 @@ async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str
 
     Args:
         node: the process's state.
-        details: include lists of streams, cursors and recent failures, as the status page needs.
+        details: include lists of streams, cursors, jobs and recent failures, for the page.
         checks: include checks of the servers that the settings name.
     """
     cursors = node.cursors
@@ -76,6 +76,7 @@ async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str
         status["streams"] = streams
         status["cursorList"] = cursors.describe_cursors(_MOST_CURSORS)
         status["failures"] = RECENT.failures(_MOST_FAILURES)
+        status["jobs"] = [each.to_document() for each in node.jobs.current(node.now())]
     return status
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from router.admin.words import in_bytes, in_words
+from router.admin.words import in_bytes, in_rate, in_words
 from router.config.command_line import Refusal, file_problem
 from shard_client.errors import plain_text
 
@@ -180,6 +180,21 @@ def _lines(view: Mapping[str, Any]) -> Iterator[str]:
                 "waits" if row["busy"] else in_words(row["idle"]),
             )
             for row in view["client_rows"]
+        ],
+    )
+    yield from _table(
+        "jobs",
+        ("job", "follows", "batch", "behind", "events/s", "last error"),
+        [
+            (
+                row["job"],
+                row["namespace"],
+                "" if row["batch"] is None else row["batch"],
+                in_words(row["lag"]),
+                "" if row["rate"] is None else in_rate(row["rate"]),
+                row["error"] or (f"no report for {in_words(row['age'])}" if row["trouble"] else ""),
+            )
+            for row in view["job_rows"]
         ],
     )
     if view["failures"]:

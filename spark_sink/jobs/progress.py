@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -174,18 +174,18 @@ class ProgressReport:
     """Tells each batch of a query once.
 
     Args:
-        metrics: what counts the batches; None for none.
+        listeners: called with each batch.
         stream: where the lines are printed.
         clock: the present, in seconds since 1970.
     """
 
     def __init__(
         self,
-        metrics: JobMetrics | None = None,
+        listeners: Sequence[Callable[[BatchProgress], None]] = (),
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._metrics = metrics
+        self._listeners = listeners
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
         self._told = -1
@@ -198,8 +198,8 @@ class ProgressReport:
                 continue
             self._told = batch.number
             print(batch, file=self._stream, flush=True)
-            if self._metrics is not None:
-                self._metrics.add(batch)
+            for listener in self._listeners:
+                listener(batch)
 
 
 class ProgressListener(StreamingQueryListener):

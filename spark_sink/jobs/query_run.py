@@ -6,7 +6,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
@@ -63,7 +63,8 @@ def run_until_stopped(
     query: StreamingQuery,
     end: StopRequest,
     report: Callable[[StreamingQuery], None] = lambda _query: None,
-    tend: Callable[[], None] | None = None,
+    tend: Sequence[Callable[[], None]] = (),
+    failed: Callable[[str], None] = lambda _cause: None,
     *,
     timeout: int = STOP_TIMEOUT,
 ) -> int:
@@ -72,7 +73,7 @@ def run_until_stopped(
     After a signal the batch in progress may commit within `timeout` seconds, and the status is 0.
     After a failure the cause is printed on one line and the status is 1; the next start continues
     from the checkpoint; a failure after a signal is raised. `report` is called every second, and at
-    the end; `tend` every second.
+    the end; each of `tend` every second; `failed` with the cause of a failure.
     """
     try:
         while not end.requested:
@@ -80,15 +81,17 @@ def run_until_stopped(
                 report(query)
                 return 0
             report(query)
-            if tend is not None:
-                tend()
+            for each in tend:
+                each()
         _await_commit(query, timeout)
         report(query)
         query.stop()
     except StreamingQueryException as error:
         if end.requested:
             raise
-        print(f"error: {cause_of(error)}", file=sys.stderr)  # noqa: T201
+        cause = cause_of(error)
+        print(f"error: {cause}", file=sys.stderr)  # noqa: T201
+        failed(cause)
         return 1
     return 0
 

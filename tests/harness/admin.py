@@ -5,13 +5,14 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from bson.timestamp import Timestamp
 
 from router.admin.server import AdminServer
 from router.admin.sources import OwnStatus
+from router.commands.job_reports import JobReport
 from router.loop_lag import LoopLag
 from router.tls.handshake import Handshakes
 from shard_client.wire.connection_pool import PoolCounts
@@ -67,6 +68,21 @@ def stream(*remotes: Mapping[str, Any], holder: str, reason: str) -> dict[str, A
     }
 
 
+def jobs(now: datetime) -> list[JobReport]:
+    """Return a job that follows, one that has failed, one that is silent and one that ended."""
+    name, owner = "/srv/tables/", "spark, 10.0.0.7"
+    through = Timestamp(NOW - 4, 1)
+    silent = now - timedelta(seconds=200)
+    return [
+        JobReport(f"{name}silent", owner, "shop.$cmd.aggregate", silent, 7, through, 0.5),
+        JobReport(f"{name}orders", owner, "shop.orders", now, 1204, through, 1310.0),
+        JobReport(f"{name}ended", owner, "shop.orders", now, 3, ended=True),
+        JobReport(
+            f"{name}payments", owner, "shop.payments", now, error="No space left on device: /srv"
+        ),
+    ]
+
+
 class FixedCertificates:
     """A router's certificate that expires a day after NOW."""
 
@@ -97,6 +113,8 @@ async def watched_facade(**fields: Any) -> AsyncIterator[Facade]:
         made.cursors.connections = {("north.example", 27018): PoolCounts(2, 1, 5)}
         made.cursors.admission.refused["maxStreams"] += 1
         made.node.counters.errors = {43: 2, 99999: 1}
+        for report in jobs(made.node.now()):
+            made.node.jobs.add(report)
         yield made
 
 

@@ -85,6 +85,18 @@ def test_each_role_gets_mongos_s_answers(servers: Servers, user: str | None) -> 
     assert user == "root" or 13 in [each[0] for each in expected]
 
 
+def test_who_may_follow_a_collection_may_report_a_job_on_it(servers: Servers) -> None:
+    """A job reports with its own user, which has just the rights of its stream."""
+    report = {"job": "out"}
+    for user in (None, *USERS):
+        with client(servers.router, user) as router:
+            for database, target in (("db", "c"), ("other", "c"), ("db", 1), ("admin", 1)):
+                stages = WHOLE_CLUSTER if database == "admin" else STREAM
+                code = answer(router, database, stream(target, stages))[0]
+                told = answer(router, database, {"mergerouterReportJob": target, **report})[0]
+                assert told == code, (user, database, target)
+
+
 def test_lookups_use_the_router_s_own_user(servers: Servers) -> None:
     with client(servers.router, "writer") as writer:
         inserted = writer.db.c.insert_one({"n": 1}).inserted_id

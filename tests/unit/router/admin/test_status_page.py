@@ -3,15 +3,28 @@
 import asyncio
 import json
 import re
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
 import pytest
 
+from router.admin.sources import OwnStatus, RouterStatus
+from router.admin.view import StatusView
 from router.admin.words import in_bytes, in_words
+from router.commands.job_reports import JobReport
 from router.config.log_lines import RECENT
-from tests.harness.admin import NOW, Response, admin_port, get, remote, stream, watched_facade
+from tests.harness.admin import (
+    NOW,
+    Response,
+    admin_port,
+    get,
+    jobs,
+    remote,
+    stream,
+    watched_facade,
+)
 from tests.harness.browser import CHROMIUM, Page, browser
 
 _now = partial(datetime.fromtimestamp, NOW, UTC)
@@ -60,15 +73,40 @@ async def test_the_bytes_of_streams_and_of_the_rest_are_the_total() -> None:
     ]
 
 
+async def test_jobs_in_trouble_come_first() -> None:
+    async with watched_facade(now=_now) as made, admin_port(made) as port:
+        rows = (await document(port))["job_rows"]
+    names = [(row["job"].rpartition("/")[2], row["trouble"]) for row in rows]
+    assert names == [("payments", True), ("silent", True), ("orders", False)]
+    assert [row["age"] for row in rows] == [0, 200, 0]
+    orders = rows[-1]
+    assert (orders["batch"], orders["lag"], orders["rate"]) == (1204, 4, 1310)
+
+
+async def test_the_newest_report_of_all_workers_counts() -> None:
+    now = _now()
+    before = jobs(now)[1]
+    async with watched_facade(now=_now) as made:
+        status = await OwnStatus(made.node).collect(details=True)
+    worker = {**status.processes[0], "jobs": [before.to_document()]}
+    ended = replace(before, arrived=now + timedelta(seconds=1), ended=True).to_document()
+    other = {**worker, "worker": 2, "jobs": [ended]}
+    for processes, shown in (([worker], 1), ([worker, other], 0), ([other, worker], 0)):
+        view = StatusView.of(RouterStatus(processes, len(processes)))
+        assert view is not None
+        assert len(view.job_rows) == shown
+
+
 async def test_texts_of_servers_and_clients_are_escaped() -> None:
     text = "<script>alert(1)</script>"
     async with watched_facade() as made, admin_port(made) as port:
         made.cursors.streams = [stream(remote(text, behind=1), holder=text, reason="idle")]
         checks: Any = made.node.checks
         checks.fails(text, text)
+        made.node.jobs.add(JobReport(text, text, text, made.node.now(), error=text))
         page = (await ask(port, "/")).text
     assert text not in page
-    assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 3
+    assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 7
 
 
 async def test_the_page_needs_no_external_resources() -> None:
@@ -143,6 +181,30 @@ async def test_the_page_follows_the_router_in_a_browser() -> None:
         assert await page.evaluate(brightness) < 60
         assert page.complaints() == []
         assert {address.startswith((url, "data:")) for address in page.requested()} == {True}
+
+
+@needs_browser
+async def test_jobs_are_followed_in_a_browser() -> None:
+    rows = "[...document.querySelectorAll('[aria-labelledby=jobs] tbody tr')]"
+    async with watched_facade(now=_now) as made, admin_port(made) as port, browser() as page:
+        await page.resize(1200, 900)
+        await page.open(f"http://127.0.0.1:{port}/")
+        texts = await page.evaluate(f"{rows}.map(e => e.innerText)")
+        assert [text.split()[0].rpartition("/")[2] for text in texts] == [
+            "payments", "silent", "orders",
+        ]  # fmt: skip
+        assert "No space left on device" in texts[0]
+        assert "no report for 3 min" in texts[1]
+        assert "1,204" in texts[2]
+        in_colour = f"{rows}.map(e => e.querySelector('.bad') !== null)"
+        assert await page.evaluate(in_colour) == [True, True, False]
+        # The silent job reports again, and the failed one works again: the colour goes.
+        for report in jobs(_now()):
+            made.node.jobs.add(replace(report, arrived=_now(), error=None))
+        await page.until(f"{rows}.length == 3 && !{in_colour}.some(Boolean)")
+        await page.resize(390, 800)
+        assert await page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert page.complaints() == []
 
 
 @needs_browser

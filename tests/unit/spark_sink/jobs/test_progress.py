@@ -42,7 +42,7 @@ class Query:
 def test_a_batch_is_told_once_with_rate_and_lag() -> None:
     told, query = io.StringIO(), Query()
     metrics = JobMetrics()
-    report = ProgressReport(metrics, told, clock=lambda: THROUGH + 4.0)
+    report = ProgressReport((metrics.add,), told, clock=lambda: THROUGH + 4.0)
     idle = {"batchId": 1, "numInputRows": 0, "durationMs": {"triggerExecution": 3}, "sources": []}
     for each in (progress(0), idle, progress(1, events=0)):
         query.recentProgress.append(each)

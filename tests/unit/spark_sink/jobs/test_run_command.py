@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from typer.testing import CliRunner, Result
 
 import spark_sink.cli as command
 from spark_sink.errors import SourceError
 from spark_sink.jobs import own_router
+from spark_sink.jobs.router_report import RouterReport
 from spark_sink.jobs.tables_job import TablesJob
 from tests.unit.spark_sink.jobs.test_progress import progress
 
@@ -66,6 +68,12 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         happened.append("query starts")
         return EndedQuery()
 
+    def send(report: RouterReport, *, ended: bool = False) -> None:
+        error = report._report().get("error")
+        batch = report._report().get("batch")
+        happened.append(f"reports {error or batch}{' ended' * ended}")
+
+    monkeypatch.setattr(RouterReport, "_send", send)
     monkeypatch.setattr(own_router, "OwnRouter", Router)
     monkeypatch.setattr(own_router, "require_router", require)
     monkeypatch.setattr(command, "session", session)
@@ -83,7 +91,8 @@ def test_a_batch_is_a_line(events: list[str], tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "batch 0: 7 events in 2.0 s" in result.output
     assert events == [
-        f"router cfg/h:1 mongodb://m:1 {URI}", "router starts", "query starts", "router ends",
+        f"router cfg/h:1 mongodb://m:1 {URI}", "router starts", "query starts",
+        "reports 0 ended", "router ends",
     ]  # fmt: skip
 
 
@@ -126,4 +135,17 @@ def test_a_signal_that_ends_spark_too_is_an_orderly_end(
     result = run(tmp_path, "--configdb", "cfg/h:1")
     assert result.exit_code == 0, result.output
     assert "the next start repeats the batch" in result.output
-    assert events[-1] == "router ends"
+    assert events[-2:] == ["reports None ended", "router ends"]
+
+
+def test_the_cause_of_a_failure_is_printed_and_reported(
+    events: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_self: EndedQuery, _seconds: int) -> bool:
+        raise StreamingQueryException("x\nCaused by: java.io.IOException: disk is gone")
+
+    monkeypatch.setattr(EndedQuery, "awaitTermination", fail)
+    result = run(tmp_path, "--configdb", "cfg/h:1")
+    assert result.exit_code == 1
+    assert "error: disk is gone\n" in result.output
+    assert events[-2:] == ["reports disk is gone", "router ends"]
