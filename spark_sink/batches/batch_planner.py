@@ -45,9 +45,10 @@ from spark_sink.events.positions import (
 from spark_sink.options.retry_options import DEFAULT_RETRY_POLICY, RetryPolicy
 from spark_sink.stream.event_stream import STALLED_AFTER, EventStream
 
-# Seconds that a call waits for a first event, and that it samples a stream that is not idle.
+# Seconds that a call waits for a first event, and that it samples a stream that is not idle. Every
+# event of a batch waits as long for its commit.
 FIRST_EVENT_TIMEOUT = 0.5
-SAMPLE_SECONDS = 0.1
+SAMPLE_SECONDS = 0.02
 # The most events of a sample.
 SAMPLE_SIZE = 500
 # A batch of no more events is read by one task from the merged stream, which costs less than
@@ -313,13 +314,15 @@ class BatchPlanner:
         while tasks read.
         """
         cursor = self._stream(candidate)
-        begun_at = self._clock()
+        until = self._clock() + _END_TIMEOUT
         sample: list[Token] = []
         while len(sample) < _END_SAMPLE:
             event = cursor.next()
+            now = self._clock()
             if event is not None:
                 sample.append(Token(dict(event["_id"])))
-            elif sample or self._clock() - begun_at >= _END_TIMEOUT:
+                until = now + SAMPLE_SECONDS if len(sample) == 1 else until
+            if now >= until or (event is None and sample):
                 break
         reached = cursor.position
         cursor.close()
@@ -337,9 +340,10 @@ class BatchPlanner:
         return end if stop is None or is_after(stop, end) else stop
 
     def _ended_beyond_sample(self, start: Position) -> bool:
-        """Whether the latest batch ended far beyond its sample, with more events to come."""
-        far = self._cursor is None and bool(self._buffered) and self._event_rate.is_known
-        return far and self._plan is not None and self._plan.end == start
+        """Whether the latest batch ended far beyond its sample, with many more events to come."""
+        far = self._cursor is None and len(self._buffered) >= _END_SAMPLE
+        is_next = self._plan is not None and self._plan.end == start
+        return far and is_next and self._event_rate.is_known
 
     def _drop_through(self, through: str) -> int:
         """Drop the events of the sample up to a key, and return how many they are."""

@@ -38,7 +38,7 @@ SNAPSHOT_END = "snapshotEnd"
 """The operation type of the row that follows the documents of a stream's snapshot."""
 
 # Await times of a getMore in seconds: a short one while a micro-batch is planned.
-_PLANNING_AWAIT = 0.1
+_PLANNING_AWAIT = 0.02
 _READING_AWAIT = 0.5
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -42,7 +43,12 @@ from tests.doubles.event_history import (
 
 
 def planner(
-    history: History, *, sharded: bool = False, inbox: ReportInbox | None = None, **limits: Any
+    history: History,
+    *,
+    sharded: bool = False,
+    inbox: ReportInbox | None = None,
+    clock: Callable[[], float] | None = None,
+    **limits: Any,
 ) -> BatchPlanner:
     shards = [Shard(str(number)) for number in range(SHARDS)] if sharded else None
     cluster = ClusterAccess(
@@ -52,7 +58,8 @@ def planner(
         beginning=lambda: AtTime(history.tick()),
         shards=lambda: shards,
     )
-    return BatchPlanner(cluster, BatchLimits(**limits), inbox, clock=SteppingClock(0.0001))
+    clock = clock or SteppingClock(0.00001)
+    return BatchPlanner(cluster, BatchLimits(**limits), inbox, clock=clock)
 
 
 def keys(history: History, tasks: list[ReadTask]) -> list[str]:
@@ -145,6 +152,38 @@ def test_a_backlog_is_planned_in_batches_without_reading_it(in_total_order):
     assert all(5400 <= size <= 6600 for size in sizes[2:])
     plan.close()
     assert history.open_streams == 0
+
+
+def test_batches_after_a_backlog_do_not_wait_for_more_events_of_a_steady_writer():
+    class Writing(History):
+        """A history to which an event is added every 20 ms, for which a reader of the end waits."""
+
+        def watch(self, position: Position, shard: str | None = None) -> FakeStream:
+            stream = super().watch(position, shard)
+            following = stream.try_next
+
+            def try_next() -> RawBSONDocument | None:
+                if stream.index == len(self.events):
+                    self.insert(len(self.events))
+                return following()
+
+            stream.try_next = try_next  # type: ignore[method-assign]
+            return stream
+
+    history = Writing()
+    start: Position = AtTime(history.now)
+    for number in range(2000):
+        history.insert(number)
+    plan = planner(history, sharded=True, clock=lambda: len(history.events) / 50)
+    for number in range(6):
+        before = len(history.events)
+        batch = plan.next_batch(start, 200_000)
+        tasks = plan.tasks(batch)
+        if number >= 2:  # the backlog has been read
+            assert len(history.events) - before <= 5
+            assert len(tasks) == 1
+        start = batch.end
+    plan.close()
 
 
 @pytest.mark.parametrize("available_now", [False, True])

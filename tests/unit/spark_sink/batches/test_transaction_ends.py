@@ -24,7 +24,7 @@ def planner(history: History, *, keeps: bool) -> BatchPlanner:
         beginning=lambda: AtTime(history.tick()),
         shards=lambda: None,
     )
-    return BatchPlanner(cluster, BatchLimits(keeps_transactions=keeps), clock=SteppingClock(0.01))
+    return BatchPlanner(cluster, BatchLimits(keeps_transactions=keeps), clock=SteppingClock(0.001))
 
 
 def batches(history: History, max_events: int | None, *, keeps: bool = True) -> list[list[Any]]:
