@@ -68,7 +68,11 @@ class JobStreamReader(MergerouterStreamReader):
     def __init__(self, options: StreamOptions, loaded: float, tables: TaskTables) -> None:
         super().__init__(options, loaded)
         self._tables = tables
+        self._current: DeltaLog | None = None
         self._seen: tuple[dict[str, Any], Unread] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_current": None}
 
     def unread(self, start: Mapping[str, Any]) -> Mapping[tuple[str, str], str]:
         """Return the collections that the current table lacks, as its last commit says."""
@@ -76,8 +80,11 @@ class JobStreamReader(MergerouterStreamReader):
         if self._tables.current is None:
             return gained
         if self._seen is None or self._seen[0] != start:
-            position = DeltaLog(self._tables.current).position()
-            self._seen = dict(start), {**gained, **unread_in(position)}
+            if self._current is None:
+                self._current = DeltaLog(self._tables.current)
+            else:
+                self._current.reload()
+            self._seen = dict(start), {**gained, **unread_in(self._current.position())}
         return self._seen[1]
 
     def places(self) -> set[tuple[str, str]]:

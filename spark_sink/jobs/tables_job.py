@@ -186,6 +186,7 @@ class _Batches:
         self._rows = bronze_schema(rows)
         self._reads_again = reads_again
         self._opened: dict[str, AppendTable] = {}
+        self._current: CurrentTable | None = None
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         verifier = self._verifier
@@ -198,14 +199,16 @@ class _Batches:
             parts = [each for report in reports for each in report.bronze]
             self._table(BRONZE).commit(parts, self._rows, of)
         if CURRENT in self._tables:
-            # Others may have committed since the last batch, such as a compaction.
-            table = CurrentTable(self._folder.table(CURRENT), form=self._form)
+            if self._current is None:
+                self._current = CurrentTable(self._folder.table(CURRENT), form=self._form)
+            else:
+                self._current.reload()
             changes = [report.changes for report in reports if report.changes is not None]
             changes += [] if verifier is None else verifier.removals()
             scope = scope_from(of.offset.get("scope", {}))
             covers = scope.accepts if self._reads_again else None
             quarantine, gained = self._table(QUARANTINE), gained_in(of.offset)
-            table.apply_staged(spark, changes, of, quarantine, covers, gained)
+            self._current.apply_staged(spark, changes, of, quarantine, covers, gained)
         if TRANSACTIONS in self._tables:
             counted = Transactions()
             for report in reports:

@@ -105,6 +105,13 @@ class CurrentTable:
                 "or write to another folder"
             )
 
+    def reload(self) -> None:
+        """Continue from the newest version, which others may have committed, by a compaction."""
+        if self._log.reload():
+            self._stored = TableForm.of(self._log.schema)
+            self._form = self._form_of(self._form)
+            self._state = self._read_state() or self._state
+
     @classmethod
     def existing(cls, target: str) -> CurrentTable:
         """Return the table in a folder, with its keys. Raises OptionError if there is none."""

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable, Schema
+from deltalake import DeltaTable, PostCommitHookProperties, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, SchemaMismatchError
 from deltalake.transaction import (
     AddAction,
@@ -34,8 +34,17 @@ from spark_sink.tables.parquet_parts import COMPARED
 
 _POSITION = "mergerouter"
 """The field of a commit with the position, and the application of replacements."""
-_CONFIGURATION = {"delta.deletedFileRetentionDuration": "interval 1 hours"}
-"""Of a new table: files that a reader may still read are kept for this time."""
+_CONFIGURATION = {
+    "delta.deletedFileRetentionDuration": "interval 1 hours",
+    "delta.logRetentionDuration": "interval 1 days",
+}
+"""Of a new table: how long files are kept for their readers, and how long commits.
+
+Each commit lists the log, which takes 2 µs a commit that it has on a local disk.
+"""
+_NO_CLEANUP = PostCommitHookProperties(cleanup_expired_logs=False)
+"""With the cleanup, each commit asks for the age of each commit before it."""
+_COMMITS_PER_CLEANUP = 100
 _STATISTICS = "delta.dataSkippingStatsColumns"
 """Of a table: the columns of which commits have statistics."""
 _ORPHAN_HOURS = 7 * 24
@@ -100,6 +109,16 @@ class DeltaLog:
         assert self._table is not None
         found: dict[str, Any] = json.loads(self._table.schema().to_json())
         return found
+
+    def reload(self) -> bool:
+        """Read the commits since the version, and return whether there were any."""
+        before = self.version
+        if self._table is None:
+            self._table = self._opened()
+        else:
+            with self._failures():
+                self._table.update_incremental()
+        return self.version != before
 
     def has(self, batch: Batch) -> bool:
         """Return whether the table has the batch, or a later one of its query."""
@@ -202,8 +221,9 @@ class DeltaLog:
                 self._table.schema(),
                 self._partitions,
                 commit_properties=properties,
+                post_commithook_properties=_NO_CLEANUP,
             )
-        self._reload()
+        self._committed()
 
     def replace(
         self,
@@ -237,8 +257,9 @@ class DeltaLog:
                 self._partitions,
                 partition_filters=filters or None,
                 commit_properties=properties,
+                post_commithook_properties=_NO_CLEANUP,
             )
-        self._reload()
+        self._committed()
 
     def compact(self) -> tuple[int, int]:
         """Replace small files by large ones; return their numbers, before and after."""
@@ -246,7 +267,7 @@ class DeltaLog:
         before = len(self.actions())
         with self._failures():
             self._table.optimize.compact(commit_properties=_properties(self.position()))
-        self._reload()
+        self.reload()
         return before, len(self.actions())
 
     def vacuum(self, *, full: bool = False) -> None:
@@ -263,7 +284,7 @@ class DeltaLog:
                 self._table.vacuum(
                     _ORPHAN_HOURS, dry_run=False, full=True, commit_properties=properties
                 )
-        self._reload()
+        self.reload()
 
     def _create(
         self, actions: list[AddAction], schema: pa.Schema, properties: CommitProperties
@@ -281,7 +302,7 @@ class DeltaLog:
                 configuration=configuration if names else _CONFIGURATION,
                 commit_properties=properties,
             )
-        self._reload()
+        self.reload()
 
     def _add_columns(self, schema: pa.Schema) -> None:
         assert self._table is not None
@@ -301,19 +322,18 @@ class DeltaLog:
                 "before, or write to another folder",
                 error,
             ) from None
-        self._reload()
+        self.reload()
 
     def _opened(self) -> DeltaTable | None:
         with self._failures():
             return DeltaTable(self.address) if DeltaTable.is_deltatable(self.address) else None
 
-    def _reload(self) -> None:
-        """Read the commits since the version, one's own among them."""
-        if self._table is None:
-            self._table = self._opened()
-            return
-        with self._failures():
-            self._table.update_incremental()
+    def _committed(self) -> None:
+        self.reload()
+        assert self._table is not None
+        if self._table.version() % _COMMITS_PER_CLEANUP == 0:
+            with self._failures():
+                self._table.cleanup_metadata()
 
     def _transaction(self, name: str) -> int | None:
         if self._table is None:
