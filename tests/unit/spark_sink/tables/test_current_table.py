@@ -164,8 +164,12 @@ def apply(
     events: Sequence[dict[str, Any]],
     number: int | None = None,
     covers: Covers | None = None,
+    table: CurrentTable | None = None,
 ) -> CurrentTable:
-    table = CurrentTable(str(folder))
+    if table is None:
+        table = CurrentTable(str(folder))
+    else:
+        table.reload()
     batch = None if number is None else Batch("q", number)
     quarantine = None if number is None else AppendTable(str(folder.with_name("quarantine")))
     table.apply_staged(None, staged(folder, events), batch, quarantine, covers)
@@ -312,13 +316,13 @@ def test_a_batch_writes_only_the_files_that_have_its_keys(tmp_path: Path) -> Non
 @pytest.mark.usefixtures("small")
 def test_files_that_others_have_written_in_another_order_are_sorted(tmp_path: Path) -> None:
     stream, folder = Stream(2), tmp_path / "current"
-    apply(folder, stream.changes(150), 0)
+    kept = apply(folder, stream.changes(150), 0)
     rows = DeltaTable(folder).to_pyarrow_table().sort_by([("token", "descending")])
     write_deltalake(folder, rows, mode="overwrite", commit_properties=None)
-    apply(folder, stream.changes(50), 1)
+    apply(folder, stream.changes(50), 1, table=kept)
     assert documents_in(folder) == stream.collections
     DeltaTable(folder).optimize.compact()
-    apply(folder, [*stream.changes(50), stream.drop("b")], 2)
+    apply(folder, [*stream.changes(50), stream.drop("b")], 2, table=kept)
     assert documents_in(folder) == stream.collections
     check_ranges(folder)
 

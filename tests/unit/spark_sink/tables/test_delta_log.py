@@ -213,6 +213,25 @@ def test_compaction_and_vacuum_keep_rows_position_and_new_files(tmp_path: Path) 
     assert DeltaLog(str(tmp_path)).position()["batch"] == 5
 
 
+def test_commits_older_than_their_retention_are_deleted_every_hundred(tmp_path: Path) -> None:
+    log = DeltaLog(str(tmp_path))
+    log.append(written(tmp_path, rows_of([1]), ()), SCHEMA, batch(0))
+    commits = tmp_path / "_delta_log"
+    for number in range(1, 201):
+        log.append([], SCHEMA, batch(number))
+        if number == 120:
+            two_days_ago = time.time() - 2 * 86400
+            for each in commits.glob("*.json"):
+                os.utime(each, (two_days_ago, two_days_ago))
+    left = sorted(int(each.stem) for each in commits.glob("*.json"))
+    assert left[0] >= 99
+    assert left[-1] == 200
+    assert tokens_of(tmp_path) == ["82000001"]
+    again = DeltaLog(str(tmp_path))
+    assert again.has(batch(200))
+    assert again.position()["batch"] == 200
+
+
 def test_the_position_is_found_behind_the_commits_of_others(tmp_path: Path) -> None:
     log = DeltaLog(str(tmp_path), ("bucket",))
     log.append(written(tmp_path, rows_of([1])), SCHEMA, batch(7))
