@@ -103,13 +103,13 @@ def test_a_stopped_query_leaves_no_cursors_on_the_router(spark: SparkSession, sh
         metrics = shop.client.admin.command("serverStatus")["metrics"]
         return int(metrics["cursor"]["open"]["total"])
 
-    before = open_cursors()
+    wait_for(lambda: open_cursors() == 0, "the cursors of other queries to end")
     frame = stream(spark, shop, database=shop.database)
     query = frame.writeStream.format("memory").queryName("stopped").start()
     query.processAllAvailable()
-    assert open_cursors() == before + 1
+    assert open_cursors() == 1
     query.stop()
-    wait_for(lambda: open_cursors() <= before, "the query's cursor to end")
+    wait_for(lambda: open_cursors() == 0, "the query's cursor to end")
 
 
 def test_spark_s_socket_source_reads_the_feed(spark: SparkSession, shop: Shop) -> None:
