@@ -165,15 +165,14 @@ def read_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
     client = RouterClient(options)
     try:
         if isinstance(task, SnapshotEnd):
-            now = client.with_retries(client.clocks).cluster_time
-            end = _end_of_snapshot(task, now)
+            end = _end_of_snapshot(task, client.with_retries(client.present))
             yield from rows.arrow_batches([end])
             return
         if isinstance(task, SnapshotTask):
             chunk = ChunkReader(
                 client.mongo,
                 task,
-                lambda: client.clocks().cluster_time,
+                partial(newest_time, client, task.snapshot_time),
                 retry_policy=options.retry_policy,
             )
             yield from rows.batches_of_runs(edits.runs(chunk.runs()))
@@ -189,6 +188,16 @@ def read_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
         client.close()
     if task.report_to is not None:
         report(reader.stats, task.batch, task.report_to)
+
+
+def newest_time(client: RouterClient, at_least: Timestamp) -> Timestamp:
+    """Return the newest cluster time that the router knows.
+
+    A router, or a worker, whose clients have no streams hears nothing of the shards. If it has not
+    reached `at_least`, it learns the present from them. Raises PyMongoError, StreamError.
+    """
+    newest = client.clocks().cluster_time
+    return newest if newest >= at_least else client.present()
 
 
 def _end_of_snapshot(end: SnapshotEnd, now: Timestamp) -> RawBSONDocument:

@@ -5,6 +5,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pymongo
@@ -12,6 +13,11 @@ import pytest
 from pymongo.change_stream import ChangeStream
 from pymongo.topology_description import TOPOLOGY_TYPE
 
+from spark_sink.options.stream_options import parse_options
+from spark_sink.snapshot.plan import Chunk, Collection
+from spark_sink.snapshot.reader import ChunkReader, SnapshotTask
+from spark_sink.source.tasks import newest_time
+from spark_sink.stream.router_client import RouterClient
 from tests.harness.clusters import Client, TestCluster
 from tests.harness.ports import free_port
 from tests.harness.routers import RouterProcess, start_router
@@ -192,3 +198,25 @@ def test_a_rolling_restart_loses_nothing(pair: Pair, client: Client) -> None:
     assert tokens == sorted(tokens)
     for each in others:
         assert [event["_id"] for event in each] == [event["_id"] for event in whole]
+
+
+def test_a_snapshot_planned_on_one_router_is_read_on_the_other(pair: Pair) -> None:
+    """The other router has no streams, and so does not know the snapshot's time."""
+    one, other = (
+        RouterClient(
+            parse_options({"uri": f"mongodb://127.0.0.1:{port}/", "database": "snapshots"})
+        )
+        for port in pair.routers
+    )
+    client: Client
+    try:
+        with pymongo.MongoClient(f"mongodb://127.0.0.1:{one.address[1]}/") as client:
+            client.snapshots.c.insert_one({"_id": 1})
+        time = one.snapshot_time()
+        assert other.clocks().cluster_time < time
+        task = SnapshotTask(Chunk(Collection("snapshots", "c")), time)
+        reader = ChunkReader(other.mongo, task, partial(newest_time, other, time))
+        assert sum(len(run.events) for run in reader.runs()) == 1
+    finally:
+        one.close()
+        other.close()
