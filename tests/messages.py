@@ -128,6 +128,11 @@ _MASTER = """An error occurred while calling None.org.apache.spark.api.java.Java
 : org.apache.spark.SparkException: Could not parse Master URL: 'local[x'
 \tat org.apache.spark.SparkContext$.createTaskScheduler(SparkContext.scala:3205)
 """
+_MEMORY = """An error occurred while calling o75.start.
+Caused by: java.lang.OutOfMemoryError: Java heap space
+\tat java.base/java.util.Arrays.copyOf(Arrays.java:3537)
+"""
+_DENIED = "[Errno 13] Permission denied: '/srv/tables/orders'"
 
 
 class Message(NamedTuple):
@@ -175,7 +180,10 @@ def refusals() -> Iterator[Message]:
         error = OperationFailure(message, code, {"errmsg": message, "code": code, "ok": 0.0})
         yield Message(f"tail: error {code}", f"mergerouter tail: {explain(error, place)}")
         yield Message(f"job: error {code}", f"error: {stream_refused(error)}")
-    for name, text in (("disk full", _JAVA), ("disk full, Python", _PYTHON), ("master", _MASTER)):
+    for name, text in (
+        ("disk full", _JAVA), ("disk full, Python", _PYTHON), ("master", _MASTER),
+        ("memory", _MEMORY), ("permission", _DENIED),
+    ):  # fmt: skip
         yield Message(f"job: {name}", f"error: {cause_of(RuntimeError(text))}")
 
 

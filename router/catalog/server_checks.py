@@ -11,6 +11,7 @@ from router.catalog.cluster import CONFIG, Cluster
 from router.upstream_mongos import UpstreamMongos
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, WrongServerError, plain_text
+from shard_client.replica_set.replica_set import why_no_member
 from shard_client.wire.connection import Address, Connection, format_address
 
 _OLDEST_ENTRY: Mapping[str, Any] = {
@@ -30,8 +31,8 @@ _PATIENCE = 1.0
 _MOST_SKEW = 60.0
 
 _REACH_MEMBERS = (
-    "Check that its members run and have a primary, that this machine reaches them under the names "
-    "in its configuration (rs.conf()), and the name of the set"
+    "Check that its members run and that rs.status() shows a primary, that this machine reaches "
+    "them under the names in rs.conf(), and the name of the set"
 )
 _REACH_MONGOS = "Check that a mongos runs there, that this machine reaches it, and net.tls.mode"
 _NO_SHARDS = (
@@ -239,7 +240,8 @@ def _failed(place: Check, error: Exception, remedy: str) -> Check:
     """Return the check of a place whose server does not answer, or is another one."""
     if isinstance(error, WrongServerError):
         return _wrong(place, f"is the wrong server: {error.message}")
-    problem = f"does not answer: {plain_text(error)}. {remedy}"
+    known = why_no_member(error) if isinstance(error, CommandError) else str(error)
+    problem = f"does not answer: {plain_text(known)}. {remedy}"
     return replace(place, answers=False, problem=problem)
 
 

@@ -99,6 +99,15 @@ def no_member(preference: ReadPreference, name: str, cause: str = "") -> Command
     )
 
 
+def why_no_member(error: CommandError) -> str:
+    """Return the message of an error for an operator: of `no_member`, only what is known."""
+    _words, found, rest = error.message.partition("} for set ")
+    if error.code != ErrorCode.FailedToSatisfyReadPreference or not found:
+        return str(error)
+    _name, _colon, cause = rest.partition(": ")
+    return cause or "none of its members is the primary"
+
+
 def _shown(tags: Iterable[tuple[str, str]]) -> str:
     shown = ", ".join(f'{name}: "{value}"' for name, value in sorted(tags))
     return f"{{ {shown} }}" if shown else "{}"

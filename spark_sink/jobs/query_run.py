@@ -19,6 +19,29 @@ from spark_sink.errors import MESSAGE_LIMIT
 # Seconds in which the batch in progress may commit after a signal.
 STOP_TIMEOUT = 60
 _POLL_SECONDS = 1
+# Causes that Java, Python or Spark report in their own words, and the words for an operator.
+_REMEDIES = (
+    (
+        "No space left on device",
+        "a disk is full: free space where the job writes (--out, --checkpoint, spark.local.dir, by "
+        "default /tmp), and start it again; it continues from its checkpoint",
+    ),
+    (
+        "Could not parse Master URL",
+        "spark.master in --conf is no address of Spark: write local[4], spark://host:7077, yarn or "
+        "k8s://https://host:port",
+    ),
+    (
+        "Permission denied",
+        "a file or folder belongs to another user: let the job's user write to --out, --checkpoint "
+        "and spark.local.dir, by default /tmp",
+    ),
+    (
+        "Java heap space",
+        "Spark has too little memory: start the job with --conf spark.driver.memory=4g, or with "
+        "smaller batches (--option maxEventsPerTrigger=50000)",
+    ),
+)
 
 
 class StopRequest:
@@ -99,15 +122,19 @@ def run_until_stopped(
 def cause_of(error: BaseException) -> str:
     """Return the cause of a failure on one line, at most 500 characters.
 
-    It is this package's own message without Spark's text around it; for another kind of failure it
-    is the innermost cause that Java or Python reports.
+    It is this package's own message without Spark's text around it. For another kind of failure it
+    is the innermost cause that Java or Python reports, after a remedy if there is one.
     """
     text = str(error)
     for name in ("StreamError: ", "OptionError: ", "HistoryLostError: "):
         _, found, message = text.partition(f"spark_sink.errors.{name}")
         if found:
             return message.splitlines()[0][:MESSAGE_LIMIT]
-    return _innermost(text)[:MESSAGE_LIMIT]
+    cause = _innermost(text)
+    for words, remedy in _REMEDIES:
+        if words in cause:
+            return f"{remedy} ({cause})"[:MESSAGE_LIMIT]
+    return cause[:MESSAGE_LIMIT]
 
 
 def _innermost(text: str) -> str:

@@ -27,6 +27,10 @@ def test_each_command_fails_with_few_words_for_an_operator(messages: list[Messag
     assert [each.cause for each in short if len(each.text) > _MOST_CHARACTERS] == []
 
 
+def test_no_message_of_a_command_speaks_of_read_preferences(messages: list[Message]) -> None:
+    assert [each.cause for each in messages if "read preference" in each.text] == []
+
+
 def test_each_command_that_fails_has_a_status_and_a_message(messages: list[Message]) -> None:
     for each in messages[: len(COMMANDS)]:
         text, _, status = each.text.rpartition("\n[status ")
@@ -45,10 +49,21 @@ def test_each_command_that_fails_has_a_status_and_a_message(messages: list[Messa
         ),
         ("--prot 1", "error: --prot is not an option. Did you mean --port?"),
         ("status --admin http://127.0.0.1:1", "Connection refused. Start the router with"),
-        ("check-config --configdb cfg/127.0.0.1:1", "127.0.0.1:1: Connection refused"),
-        ("job: disk full", "error: No space left on device"),
-        ("job: disk full, Python", "error: No space left on device: 'part-0.parquet'"),
-        ("job: master", "error: Could not parse Master URL: 'local[x'"),
+        (
+            "check-config --configdb cfg/127.0.0.1:1",
+            "FAIL config server: does not answer: 127.0.0.1:1: Connection refused. Check that its",
+        ),
+        (
+            "--bind-ip 300.1.1.1",
+            '"problem": "does not answer: 127.0.0.1:1: Connection refused. Check that its members',
+        ),
+        ("job: disk full", "error: a disk is full: free space where the job writes (--out, "),
+        ("job: disk full", "(No space left on device)"),
+        ("job: disk full, Python", "(No space left on device: 'part-0.parquet')"),
+        ("job: master", "error: spark.master in --conf is no address of Spark: write local[4],"),
+        ("job: master", "(Could not parse Master URL: 'local[x')"),
+        ("job: memory", "error: Spark has too little memory: start the job with --conf spark."),
+        ("job: permission", "error: a file or folder belongs to another user: let the job's user"),
     ],
 )
 def test_a_message_names_the_setting_and_the_cause(

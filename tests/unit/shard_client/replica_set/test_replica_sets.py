@@ -16,7 +16,13 @@ from shard_client.replica_set.read_preference import (
     Member,
     ReadPreference,
 )
-from shard_client.replica_set.replica_set import ReplicaSet, host_string, parse_hosts
+from shard_client.replica_set.replica_set import (
+    ReplicaSet,
+    host_string,
+    no_member,
+    parse_hosts,
+    why_no_member,
+)
 from shard_client.wire.connection import Address
 from tests.doubles.scripted_member import ScriptedMember
 from tests.harness.ports import free_port
@@ -256,6 +262,13 @@ async def test_members_are_known_by_their_tags(make: Factory, member: ScriptedMe
         )
     finally:
         await replica_set.close()
+
+
+def test_an_operator_reads_why_there_is_no_member():
+    refused = "db1:27018: Connection refused"
+    assert why_no_member(no_member(PRIMARY, "rs", refused)) == refused
+    assert why_no_member(no_member(PRIMARY, "rs")) == "none of its members is the primary"
+    assert why_no_member(CommandError(18, "no: login")) == "no: login (18 AuthenticationFailed)"
 
 
 async def test_each_time_without_a_primary_is_logged_once_with_what_to_check():
