@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from bson.timestamp import Timestamp
 
 from spark_sink.events.positions import AtTime, Position
-from spark_sink.stream.cursor import WatchedStream
+from spark_sink.stream.cursor import StreamCursor
 from spark_sink.stream.router_client import Shard
 
 
@@ -43,7 +43,7 @@ class ClusterAccess:
         shards: all shards; None if they cannot be listed.
     """
 
-    watch: Callable[[Position], WatchedStream]
+    watch: Callable[[Position], StreamCursor]
     newest: Callable[[], Timestamp]
     present: Callable[[], Timestamp]
     beginning: Callable[[], AtTime]

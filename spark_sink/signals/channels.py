@@ -21,7 +21,7 @@ from spark_sink.events.slices import CODEC
 from spark_sink.folders import open_folder
 from spark_sink.options.retry_options import DEFAULT_RETRY_POLICY, RetryPolicy
 from spark_sink.signals.ad_hoc import ReceivedSignal
-from spark_sink.stream.cursor import WatchedStream
+from spark_sink.stream.cursor import StreamCursor
 from spark_sink.stream.event_stream import EventStream
 
 # The most signals received together, and the most bytes of one.
@@ -170,7 +170,7 @@ class SignalCollection:
 
     def __init__(
         self,
-        watch: Callable[[Position], WatchedStream],
+        watch: Callable[[Position], StreamCursor],
         newest: Callable[[], Timestamp],
         retry_policy: RetryPolicy = DEFAULT_RETRY_POLICY,
         *,

@@ -1,31 +1,10 @@
-"""The cursor of a change stream: what the readers of streams need of it."""
+"""The cursor of a change stream."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from bson.raw_bson import RawBSONDocument
-
-
-class WatchedStream(Protocol):
-    """The part of pymongo's ChangeStream that is used here."""
-
-    @property
-    def alive(self) -> bool:
-        """Whether the server may still return events."""
-
-    @property
-    def resume_token(self) -> Any:
-        """The token at or above that of everything returned so far."""
-
-    def try_next(self) -> RawBSONDocument | None:
-        """Return the next event, or None if one getMore returned none."""
-
-    def try_reply(self, events: list[RawBSONDocument]) -> None:
-        """Append all buffered events; if there are none, those of one getMore."""
-
-    def close(self) -> None:
-        """Kill the cursor."""
 
 
 class StreamCursor:
@@ -37,36 +16,19 @@ class StreamCursor:
 
     def __init__(self, cursor: Any) -> None:
         self._cursor = cursor
-        self._last: RawBSONDocument | None = None  # None: all of the batch has been returned
-        self._token = cursor._post_batch_resume_token
+        self.resume_token: Any = cursor._post_batch_resume_token
+        """The token at or above that of everything returned so far."""
 
     @property
     def alive(self) -> bool:
-        """As WatchedStream.alive."""
+        """Whether the server may still return events."""
         return bool(self._cursor.alive)
 
-    @property
-    def resume_token(self) -> Any:
-        """As WatchedStream.resume_token."""
-        return self._token if self._last is None else self._last["_id"]
-
-    def try_next(self) -> RawBSONDocument | None:
-        """As WatchedStream.try_next."""
-        cursor = self._cursor
-        event: RawBSONDocument | None = cursor.try_next()
-        if event is not None and cursor._has_next():
-            self._last = event
-        else:
-            self._last = None
-            self._token = cursor._post_batch_resume_token or self._token
-        return event
-
     def try_reply(self, events: list[RawBSONDocument]) -> None:
-        """As WatchedStream.try_reply."""
+        """Append all buffered events; if there are none, those of one getMore."""
         self._cursor._next_batch(events)
-        self._last = None
-        self._token = self._cursor._post_batch_resume_token or self._token
+        self.resume_token = self._cursor._post_batch_resume_token or self.resume_token
 
     def close(self) -> None:
-        """As WatchedStream.close."""
+        """Kill the cursor."""
         self._cursor.close()

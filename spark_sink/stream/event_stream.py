@@ -7,24 +7,22 @@ because a streaming query outlives the collection that it watches.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator
-from functools import partial
-from typing import TypeVar
 
 from bson.raw_bson import RawBSONDocument
 from pymongo.errors import PyMongoError
 
 from spark_sink.errors import StreamError, stream_refused
-from spark_sink.events.positions import Position, Token, is_invalidate, key_of
-from spark_sink.events.runs import Run, first_invalidate, run_of, sort_key, without_repeats
+from spark_sink.events.positions import Position, Token, key_of
+from spark_sink.events.runs import Run, first_invalidate, run_of, without_repeats
 from spark_sink.options.retry_options import DEFAULT_RETRY_POLICY, RetryPolicy
-from spark_sink.stream.cursor import WatchedStream
+from spark_sink.stream.cursor import StreamCursor
 from spark_sink.stream.retries import Retries, is_transient, retries_exhausted
-
-_Result = TypeVar("_Result")
 
 # Seconds without progress after which the read of a range fails.
 STALLED_AFTER = 120.0
@@ -47,7 +45,7 @@ class EventStream:
 
     def __init__(
         self,
-        watch: Callable[[Position], WatchedStream],
+        watch: Callable[[Position], StreamCursor],
         start: Position,
         *,
         after: str = "",
@@ -60,11 +58,13 @@ class EventStream:
         self._retry_policy = retry_policy
         self._retries = Retries(retry_policy, clock=clock, sleep=sleep)
         self._clock = clock
-        self._stream: WatchedStream | None = None
+        self._stream: StreamCursor | None = None
         self._reached: Token | None = start if isinstance(start, Token) else None
         self._last_key = max(after, start.data if isinstance(start, Token) else "")
         self._is_failing = False
         self._recovered_at = -math.inf
+        self._ahead: deque[RawBSONDocument] = deque()  # received, and not returned by `next` yet
+        self._returned: RawBSONDocument | None = None  # by `next`, before these
 
     @property
     def position(self) -> Token | None:
@@ -72,6 +72,8 @@ class EventStream:
 
         It advances with every event, and without events too (docs/protocol.md#cursor-replies).
         """
+        if self._ahead and self._returned is not None:
+            return Token(dict(self._returned["_id"]))
         token = None if self._stream is None else self._stream.resume_token
         return self._reached if token is None else Token(dict(token))
 
@@ -85,17 +87,10 @@ class EventStream:
 
         Raises StreamError when the stream cannot continue.
         """
-        while True:
-            event = self._request(_next_of)
-            if event is None:
-                return None
-            key = sort_key(event)
-            if is_invalidate(key):  # later events need a new cursor
-                self.close()
-                self._reached = Token(dict(event["_id"]))
-            elif key > self._last_key:
-                self._last_key = key
-                return event
+        if not self._ahead:
+            self._ahead.extend(self.next_run().documents())
+        self._returned = self._ahead.popleft() if self._ahead else None
+        return self._returned
 
     def next_run(self) -> Run:
         """Return the events of the next reply; none if the server had none within its await time.
@@ -103,7 +98,7 @@ class EventStream:
         Raises StreamError when the stream cannot continue.
         """
         while True:
-            events = self._request(_reply_of) or []
+            events = self._reply()
             run = run_of(events)
             ended = first_invalidate(run)
             if ended is not None:  # later events need a new cursor
@@ -126,40 +121,43 @@ class EventStream:
     def close(self) -> None:
         """Kill the cursor, if there is one. The stream can continue from its position."""
         self._reached = self.position
+        if self._ahead and self._reached is not None:
+            self._last_key = self._reached.data
+            self._ahead.clear()
         stream, self._stream = self._stream, None
         if stream is not None:
-            _close(stream)
+            with contextlib.suppress(PyMongoError):  # the router is gone, and the cursor with it
+                stream.close()
 
     def _reopen(self) -> None:
         self._stream = self._watch(self._reached or self._start)
 
-    def _request(self, ask: Callable[[WatchedStream], _Result | None]) -> _Result | None:
-        """Return the result of a request to the open cursor; None if the server had no event."""
+    def _reply(self) -> list[RawBSONDocument]:
+        """Return the events of the next reply; none if the server had none."""
         while True:
+            self.open()
             stream = self._stream
-            if stream is None:
-                self._attempt(self._reopen)
+            assert stream is not None
+            events: list[RawBSONDocument] = []
+            if not self._attempt(lambda: stream.try_reply(events)):  # noqa: B023
                 continue
-            succeeded, result = self._attempt(partial(ask, stream))
-            if not succeeded:
-                continue
-            if result is None and not stream.alive:
-                self.close()
-                self._retry_later(StreamError("the server closes the stream repeatedly"))
-                continue
-            self._record_success()
-            return result
+            if events or stream.alive:
+                self._record_success()
+                return events
+            self.close()
+            self._retry_later(StreamError("the server closes the stream repeatedly"))
 
-    def _attempt(self, call: Callable[[], _Result | None]) -> tuple[bool, _Result | None]:
-        """Return whether the call succeeded, and its result; sleep after a transient failure."""
+    def _attempt(self, call: Callable[[], None]) -> bool:
+        """Return whether the call succeeded; sleep after a transient failure."""
         try:
-            return True, call()
+            call()
         except PyMongoError as error:
             self.close()
             if not is_transient(error):
                 raise stream_refused(error) from None
             self._retry_later(error)
-            return False, None
+            return False
+        return True
 
     def _record_success(self) -> None:
         if self._is_failing:
@@ -200,28 +198,3 @@ def read_runs(
                 f"the stream has not advanced for {STALLED_AFTER:.0f} s before the end of its "
                 "range: check which shard is unreachable, and restart the query"
             )
-
-
-def read_range(
-    stream: EventStream, end: Position, *, clock: Callable[[], float] = time.monotonic
-) -> Iterator[RawBSONDocument]:
-    """Return the same events as `read_runs`, one by one."""
-    for run in read_runs(stream, end, clock=clock):
-        yield from run.documents()
-
-
-def _next_of(stream: WatchedStream) -> RawBSONDocument | None:
-    return stream.try_next()
-
-
-def _reply_of(stream: WatchedStream) -> list[RawBSONDocument] | None:
-    events: list[RawBSONDocument] = []
-    stream.try_reply(events)
-    return events or None
-
-
-def _close(stream: WatchedStream) -> None:
-    try:
-        stream.close()
-    except PyMongoError:
-        return  # the router is gone, and the cursor with it

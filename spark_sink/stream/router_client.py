@@ -26,7 +26,7 @@ from pymongo.errors import (
 from spark_sink.errors import StreamError, stream_refused
 from spark_sink.events.positions import AtTime, FromNow, Position, Token
 from spark_sink.options.stream_options import StreamOptions
-from spark_sink.stream.cursor import StreamCursor, WatchedStream
+from spark_sink.stream.cursor import StreamCursor
 from spark_sink.stream.retries import Retries, is_transient, retries_exhausted
 from spark_sink.stream.session_guard import SessionGuard
 
@@ -102,7 +102,7 @@ class RouterClient:
 
     def watch_events(
         self, position: Position, shard: str | None = None, *, batch_size: int, max_await: float
-    ) -> WatchedStream:
+    ) -> StreamCursor:
         """Return the stream of complete events after `position`, merged or of one shard.
 
         `batch_size` is the most events of a reply, 0 for a default; `max_await` is in seconds.
@@ -115,7 +115,7 @@ class RouterClient:
             batch_size = batch_size or _MERGED_BATCH
         return self._watch(position, self._stages(), shard, batch_size, max_await)
 
-    def watch_tokens(self, position: Position, *, max_await: float) -> WatchedStream:
+    def watch_tokens(self, position: Position, *, max_await: float) -> StreamCursor:
         """Return the merged stream, of which only tokens are sent, so that planning costs little.
 
         Where batches keep transactions, the fields that name them are sent too. `max_await` is in
@@ -131,7 +131,7 @@ class RouterClient:
 
     def watch_inserts(
         self, database: str, collection: str, position: Position, *, max_await: float
-    ) -> WatchedStream:
+    ) -> StreamCursor:
         """Return the inserts into a collection, also outside of the scope, and invalidates.
 
         `max_await` is in seconds. Raises PyMongoError.
@@ -297,7 +297,7 @@ class RouterClient:
         shard: str | None,
         batch_size: int,
         max_await: float,
-    ) -> WatchedStream:
+    ) -> StreamCursor:
         options = self._options
         wanted = {
             "fullDocument": options.full_document,
@@ -319,7 +319,7 @@ class RouterClient:
         stages: list[Any],
         further: dict[str, Any],
         max_await: float,
-    ) -> WatchedStream:
+    ) -> StreamCursor:
         cursor = target.aggregate(
             [{"$changeStream": change_stream}, *stages],
             session=self._session,

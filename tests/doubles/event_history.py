@@ -13,6 +13,7 @@ from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
 from spark_sink.batches.event_rate import ReadStats
 from spark_sink.batches.read_reports import ReportInbox
 from spark_sink.events.positions import AtTime, FromNow, Position, Token
+from spark_sink.stream.cursor import StreamCursor
 
 SHARDS = 3
 UUID_HEX = "00112233445566778899AABBCCDDEEFF"
@@ -107,8 +108,8 @@ class History:
         return FakeStream(self, position, shard=None if shard is None else int(shard))
 
 
-class FakeStream:
-    """A history with the interface of pymongo's ChangeStream, in batches of `batch` events."""
+class FakeStream(StreamCursor):
+    """A cursor on a history, in batches of `batch` events."""
 
     def __init__(
         self, history: History, position: Position, batch: int = 3, shard: int | None = None
@@ -119,12 +120,16 @@ class FakeStream:
         self.index, data = history.start_of(position)
         self.left_in_batch = 0
         self.pauses = set(history.pauses)
-        self.alive = True
-        self.resume_token: Any = {"_data": data}
+        self._alive = True
+        self.resume_token = {"_data": data}
         history.open_streams += 1
         history.opened += 1
 
-    def try_next(self) -> RawBSONDocument | None:
+    @property
+    def alive(self) -> bool:
+        return self._alive
+
+    def _next(self) -> RawBSONDocument | None:
         history = self.history
         if history.failures:
             raise history.failures.pop(0)
@@ -146,14 +151,15 @@ class FakeStream:
         history.events_sent += 1
         self.resume_token = event["_id"]
         if event.get("operationType") == "invalidate":
-            self.alive = False
+            self._alive = False
         return event
 
     def try_reply(self, events: list[RawBSONDocument]) -> None:
-        event = self.try_next()
+        event = self._next()
         while event is not None:
             events.append(event)
-            event = self.try_next() if self.left_in_batch and self.alive else None
+            more = self.left_in_batch and self.alive and self.index not in self.pauses
+            event = self._next() if more else None
 
     def _skip_other_shards(self) -> None:
         shards = self.history.shards

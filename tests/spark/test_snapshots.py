@@ -21,7 +21,7 @@ from spark_sink.snapshot.plan import Chunk, Collection, SnapshotPlan
 from spark_sink.snapshot.planner import SnapshotPlanner
 from spark_sink.snapshot.reader import ChunkReader, SnapshotTask
 from spark_sink.source.offsets import Offsets
-from spark_sink.stream.event_stream import EventStream, read_range
+from spark_sink.stream.event_stream import EventStream, read_runs
 from spark_sink.stream.router_client import RouterClient
 from tests.doubles.server_replies import ServerReplies
 from tests.spark.conftest import Shop
@@ -158,7 +158,8 @@ def test_the_servers_filter_by_debeziums_lists(shop: Shop, lists, expected) -> N
     router = client(shop, **lists)
     stream = router.watch_events(AtTime(shop.created), batch_size=0, max_await=0.1)
     end = after(router.present())
-    events = list(read_range(EventStream(lambda _: stream, AtTime(shop.created)), end))
+    runs = read_runs(EventStream(lambda _: stream, AtTime(shop.created)), end)
+    events = [event for run in runs for event in run.documents()]
     found = [event["ns"]["coll"] for event in events if event["operationType"] == "insert"]
     renamed = [event for event in events if event["operationType"] == "rename"]
     found += [f"{event['ns']['coll']} to {event['to']['coll']}" for event in renamed]

@@ -29,7 +29,7 @@ from spark_sink.events.positions import (
 from spark_sink.options.retry_options import RetryPolicy
 from spark_sink.options.scope import Scope
 from spark_sink.source.offsets import Offsets
-from spark_sink.stream.event_stream import EventStream, read_range
+from spark_sink.stream.event_stream import EventStream, read_runs
 from spark_sink.stream.router_client import Shard
 from tests.doubles.event_history import (
     SHARDS,
@@ -403,7 +403,7 @@ def test_a_stalled_range_is_an_error():
     silent.frozen = True
     stream = EventStream(silent.watch, AtTime(Timestamp(1, 1)))
     with pytest.raises(StreamError, match="has not advanced"):
-        list(read_range(stream, Token(end), clock=SteppingClock(step=1)))
+        list(read_runs(stream, Token(end), clock=SteppingClock(step=1)))
 
 
 def test_a_range_that_ends_where_the_stream_is_idle_needs_no_further_request():
@@ -421,7 +421,7 @@ def test_a_range_that_ends_where_the_stream_is_idle_needs_no_further_request():
             self.resume_token = {"_data": high_water_mark(beyond)}
 
     stream = EventStream(lambda position: Stream(history, position), start)
-    assert [event["_id"]["_data"] for event in read_range(stream, end)] == history.keys
+    assert [key for run in read_runs(stream, end) for key in run.keys] == history.keys
     assert len(asked) == 1
 
 

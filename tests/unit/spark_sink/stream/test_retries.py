@@ -15,7 +15,7 @@ from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.positions import AtTime, Token
 from spark_sink.options.retry_options import RetryPolicy
 from spark_sink.options.stream_options import parse_options
-from spark_sink.stream.event_stream import EventStream, read_range
+from spark_sink.stream.event_stream import EventStream, read_runs
 from spark_sink.stream.retries import Retries
 from spark_sink.stream.router_client import RouterClient
 from tests.doubles.event_history import History, lost_connection
@@ -120,15 +120,11 @@ class Replies:
         self.resume_token = position.document
         self._replies = replies
 
-    def try_next(self) -> Any:
+    def try_reply(self, events: list[RawBSONDocument]) -> None:
         reply = self._replies.pop(0)
         if isinstance(reply, Exception):
             raise reply
-        return reply
-
-    def try_reply(self, events: list[RawBSONDocument]) -> None:
-        event = self.try_next()
-        events += [] if event is None else [event]
+        events += [] if reply is None else [reply]
 
     def close(self) -> None:
         pass
@@ -149,8 +145,8 @@ def test_a_long_outage_does_not_count_as_a_stalled_stream() -> None:
     events = EventStream(
         lambda _: stream, begin, retry_policy=given, clock=lambda: now[0], sleep=sleep
     )
-    found = list(read_range(events, end, clock=lambda: now[0]))
-    assert [each["_id"]["_data"] for each in found] == [end.data]
+    found = list(read_runs(events, end, clock=lambda: now[0]))
+    assert [key for run in found for key in run.keys] == [end.data]
     assert now[0] == 20 * 60
 
 
