@@ -178,10 +178,11 @@ def share(values: list[float], percent: int) -> float:
 
 def _job(folder: Path, args: argparse.Namespace, options: dict[str, str]) -> TablesJob:
     where = JobFolder(str(folder))
-    given = {"uri": args.router, "documents": args.documents, **options}
+    given = {"documents": args.documents, **options}
     given |= {"database": DATABASE, "collection": COLLECTION}
-    where.begin(JobRecord((NAMESPACE,), given, tuple(args.tables)))
-    return TablesJob(where, given, args.tables)
+    record = JobRecord((NAMESPACE,), given, tuple(args.tables))
+    where.begin(record)
+    return TablesJob(where, record, args.router)
 
 
 if __name__ == "__main__":

@@ -60,10 +60,10 @@ def latency(spark: SparkSession, args: argparse.Namespace, folder: Path) -> dict
     stream = spark.readStream.format("mergerouter")
     if args.form == "delta":
         where = JobFolder(str(folder))
-        options = {"uri": args.uri, "database": DATABASE, "collection": COLLECTION}
-        options["snapshotMode"] = "no_data"
-        where.begin(JobRecord((), options, (BRONZE,)))
-        query = TablesJob(where, options, (BRONZE,)).start(spark, "0 seconds")
+        options = {"database": DATABASE, "collection": COLLECTION, "snapshotMode": "no_data"}
+        record = JobRecord((), options, (BRONZE,))
+        where.begin(record)
+        query = TablesJob(where, record, args.uri).start(spark, "0 seconds")
         _started(query)
         print("running", flush=True)
         table = DeltaLog(str(folder / BRONZE))

@@ -109,8 +109,10 @@ def job(spark: SparkSession, args: argparse.Namespace, folder: Path) -> Streamin
     """Start a job, one of whose tables is bronze."""
     where = JobFolder(str(folder))
     options = options_of(args)
-    where.begin(JobRecord((), options, tuple(args.tables)))
-    return TablesJob(where, options, args.tables).start(spark, None)
+    uri = options.pop("uri")
+    record = JobRecord((), options, tuple(args.tables))
+    where.begin(record)
+    return TablesJob(where, record, uri).start(spark, None)
 
 
 def stream(spark: SparkSession, args: argparse.Namespace) -> DataFrame:

@@ -39,22 +39,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spark_sink.jobs.point_in_time import read_at
-    from spark_sink.rows.document_parsing import parse_documents
-    from spark_sink.session.spark_session import local_session, register
-    from spark_sink.source.schema_inference import infer_schema
-    from spark_sink.tables.current_table import apply_changes
-    from spark_sink.tables.verify import verify
-
-__all__ = [
-    "apply_changes",
-    "infer_schema",
-    "local_session",
-    "parse_documents",
-    "read_at",
-    "register",
-    "verify",
-]
+    from spark_sink.jobs.point_in_time import read_at as read_at
+    from spark_sink.rows.document_parsing import parse_documents as parse_documents
+    from spark_sink.session.spark_session import local_session as local_session
+    from spark_sink.session.spark_session import register as register
+    from spark_sink.source.schema_inference import infer_schema as infer_schema
+    from spark_sink.tables.current_table import apply_changes as apply_changes
+    from spark_sink.tables.verify import verify as verify
 
 _MODULES = {
     "apply_changes": "spark_sink.tables.current_table",

@@ -8,27 +8,35 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from spark_sink.errors import OptionError
-from spark_sink.jobs.arguments import (
+from spark_sink.jobs.commands import (
     AsJson,
     Command,
-    DeletedRows,
     Deletes,
     Flatten,
     Out,
     Rounds,
     Schema,
     Settings,
+    at,
+    compact,
+    failures,
+    job_in,
     pairs_of,
+    rebuild,
     schema_in,
     seconds_of,
+    seek,
+    session,
     source_options,
 )
-from spark_sink.jobs.commands import at, compact, failures, job_in, rebuild, seek, session
+
+if TYPE_CHECKING:
+    from spark_sink.jobs.job_folder import JobRecord
 
 job = typer.Typer(
     name="job",
@@ -41,36 +49,10 @@ _DIFFERENT = 1
 _DEFAULT_URI = "mongodb://127.0.0.1:27020"
 
 
-class Table(StrEnum):
-    """A table that a job can write."""
-
-    bronze = "bronze"
-    current = "current"
-    transactions = "transactions"
-
-
-class ComparedTable(StrEnum):
-    """A table that verify compares."""
-
-    bronze = "bronze"
-    current = "current"
-
-
-class SignalKind(StrEnum):
-    """What a signal requests."""
-
-    execute = "execute-snapshot"
-    stop = "stop-snapshot"
-    pause = "pause-snapshot"
-    resume = "resume-snapshot"
-
-
-class SnapshotType(StrEnum):
-    """Whether the stream waits for a snapshot."""
-
-    incremental = "incremental"
-    blocking = "blocking"
-
+Table = StrEnum("Table", ["bronze", "current", "transactions"])
+ComparedTable = StrEnum("ComparedTable", ["bronze", "current"])
+SignalKind = Literal["execute-snapshot", "stop-snapshot", "pause-snapshot", "resume-snapshot"]
+SnapshotType = Literal["incremental", "blocking"]
 
 Uri = Annotated[
     str,
@@ -107,7 +89,7 @@ def run(
     option: Options = None,
     table: Tables = None,
     schema: Schema = "none",
-    deletes: DeletedRows = Deletes.hard,
+    deletes: Deletes = "hard",
     flatten: Flatten = False,
     trigger: Annotated[
         str, typer.Option("--trigger", help="Time from the start of one batch to the next.")
@@ -178,15 +160,14 @@ def run(
     from spark_sink.jobs.own_router import router_beside
 
     with failures(), router_beside(uri, configdb, upstream, router_config):
-        form = (schema, deletes, flatten)
         rounds = None
         if repair and verify_every is None:
             raise OptionError("--repair belongs to --verify-every: give both")
         if verify_every is not None:
             rounds = Rounds(seconds_of(verify_every, "--verify-every"), verify_rate, repair)
         interval = None if maintain is None else seconds_of(maintain, "--maintain")
-        added = (metrics_port, rounds, interval, checkpoint)
-        _run(out, namespaces, uri, option, table, form, trigger, conf, *added)
+        record = _record(namespaces, option, table, schema, deletes, flatten=flatten)
+        _run(out, record, uri, trigger, conf, metrics_port, rounds, interval, checkpoint)
 
 
 @job.command(cls=Command)
@@ -200,7 +181,10 @@ def snapshot(
     conf: Settings = None,
 ) -> None:
     """Write collections to tables once, and end."""
-    _run(out, namespaces, uri, option, table, (schema, Deletes.hard, False), None, conf)
+    with failures():
+        record = _record(namespaces, option, table, schema)
+        record.options["snapshotMode"] = "initial_only"
+        _run(out, record, uri, None, conf)
 
 
 @job.command(cls=Command)
@@ -213,7 +197,7 @@ def signal(
     ] = None,
     snapshot_type: Annotated[
         SnapshotType, typer.Option("--type", help="Whether the stream waits for the snapshot.")
-    ] = SnapshotType.incremental,
+    ] = "incremental",
     condition: Annotated[
         list[str] | None,
         typer.Option(
@@ -233,7 +217,7 @@ def signal(
     from spark_sink.signals.channels import send
     from spark_sink.signals.signal import SignalError, signal_of
 
-    data: dict[str, object] = {"type": str(snapshot_type)}
+    data: dict[str, object] = {"type": snapshot_type}
     if collections:
         data["data-collections"] = collections
     if condition:
@@ -241,7 +225,7 @@ def signal(
             {"data-collection": name, "filter": text}
             for name, text in pairs_of(condition, "--filter").items()
         ]
-    document = {"type": str(kind), "data": data, **({"id": identifier} if identifier else {})}
+    document = {"type": kind, "data": data, **({"id": identifier} if identifier else {})}
     with failures():
         try:
             signal_of(identifier or "new", document)
@@ -306,7 +290,7 @@ def verify(
     from spark_sink.jobs.own_router import require_router
     from spark_sink.jobs.verification import verify_job
 
-    wanted = [str(each) for each in table] if table else None
+    wanted = table
     spark_settings = pairs_of(conf, "--conf")
     with failures():
         folder = job_in(out)
@@ -325,13 +309,31 @@ for command, name in ((compact, "compact"), (rebuild, "rebuild"), (at, "at"), (s
     job.command(name=name, cls=Command)(command)
 
 
-def _run(
-    out: str,
+def _record(
     namespaces: list[str] | None,
-    uri: str,
     option: list[str] | None,
     tables: list[Table] | None,
-    form: tuple[str, Deletes, bool],
+    schema: str,
+    deletes: str = "hard",
+    *,
+    flatten: bool = False,
+) -> JobRecord:
+    from spark_sink.jobs.job_folder import JobRecord
+    from spark_sink.jobs.tables_job import DEFAULT_TABLES, namespace_options
+
+    options = {"snapshotMode": "initial", **source_options(option)}
+    if flatten and schema == "none":
+        raise OptionError("--flatten is for tables with --schema: give both")
+    chosen = tuple(namespaces or ())
+    written = tuple(map(str, tables or DEFAULT_TABLES))
+    given = {**namespace_options(chosen), **options}
+    return JobRecord(chosen, given, written, schema_in(schema), deletes, flatten)
+
+
+def _run(
+    out: str,
+    record: JobRecord,
+    uri: str,
     trigger: str | None,
     settings: list[str] | None,
     metrics_port: int | None = None,
@@ -339,60 +341,36 @@ def _run(
     maintain: float | None = None,
     checkpoint: str = "",
 ) -> None:
-    from spark_sink.jobs.job_folder import JobFolder, JobRecord
+    from spark_sink.jobs.job_folder import JobFolder
     from spark_sink.jobs.maintenance import Schedule
     from spark_sink.jobs.own_router import require_router
     from spark_sink.jobs.progress import JobMetrics, ProgressReport
     from spark_sink.jobs.query_run import StopRequest, quiet_stop, run_until_stopped
     from spark_sink.jobs.rebuilding import restore_checkpoint
     from spark_sink.jobs.router_report import RouterReport
-    from spark_sink.jobs.tables_job import DEFAULT_TABLES, TablesJob, namespace_options
+    from spark_sink.jobs.tables_job import TablesJob
     from spark_sink.jobs.verifier import verifier_of
 
     end = StopRequest()
     end.listen()
-    spark_settings = pairs_of(settings, "--conf")
     code = 0
-    with failures():
-        options = source_options(option)
-        if trigger is None:
-            options["snapshotMode"] = "initial_only"
-        else:
-            options.setdefault("snapshotMode", "initial")
-        kept = tuple(map(str, tables or DEFAULT_TABLES))
-        chosen = {**namespace_options(namespaces or ()), **options}
-        schema, deletes, flatten = schema_in(form[0]), str(form[1]), form[2]
-        if flatten and schema == "none":
-            raise OptionError("--flatten is for tables with --schema: give both")
-        folder = JobFolder(out, checkpoint)
-        require_router({**chosen, "uri": uri})
-        given = {**chosen, "uri": uri}
-        with RouterReport(folder.address, given) as router, quiet_stop(end):
-            restore_checkpoint(folder)
-            record = JobRecord(tuple(namespaces or ()), chosen, kept, schema, deletes, flatten)
-            folder.begin(record, once=trigger is None)
-            with session("run", spark_settings) as spark:
-                metrics = JobMetrics()
-                verifier = verifier_of(rounds, folder, given, kept, metrics.add_round)
-                advance = {} if verifier is None else verifier.advance
-                tables_job = TablesJob(
-                    folder,
-                    {**advance, **given},
-                    kept,
-                    verifier,
-                    schema=schema,
-                    deletes=deletes,
-                    flatten=flatten,
-                    counted=metrics.count,
-                )
-                if metrics_port is not None:
-                    metrics.serve(metrics_port)
-                report = ProgressReport((metrics.add, router.add))
-                query = tables_job.start(spark, trigger)
-                schedule = () if maintain is None else (Schedule(folder, maintain),)
-                with verifier or nullcontext():
-                    tend = (router.turn, *schedule)
-                    code = run_until_stopped(query, end, report, tend, router.failed)
+    folder, given = JobFolder(out, checkpoint), {**record.options, "uri": uri}
+    require_router(given)
+    with RouterReport(folder.address, given) as router, quiet_stop(end):
+        restore_checkpoint(folder)
+        folder.begin(record, once=trigger is None)
+        with session("run", pairs_of(settings, "--conf")) as spark:
+            metrics = JobMetrics()
+            verifier = verifier_of(rounds, folder, given, record.tables, metrics.add_round)
+            tables_job = TablesJob(folder, record, uri, verifier, metrics.count)
+            if metrics_port is not None:
+                metrics.serve(metrics_port)
+            report = ProgressReport((metrics.add, router.add))
+            query = tables_job.start(spark, trigger)
+            schedule = () if maintain is None else (Schedule(folder, maintain),)
+            with verifier or nullcontext():
+                tend = (router.turn, *schedule)
+                code = run_until_stopped(query, end, report, tend, router.failed)
     raise typer.Exit(code)
 
 

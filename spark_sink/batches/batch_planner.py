@@ -31,7 +31,7 @@ from spark_sink.batches.read_reports import ReportInbox
 from spark_sink.batches.read_task import ReadTask, merged_tasks, shard_tasks
 from spark_sink.batches.transaction_ends import between_transactions, transaction_of
 from spark_sink.errors import StreamError
-from spark_sink.events.fragments import fragment_of
+from spark_sink.events.header import fragment_of
 from spark_sink.events.positions import (
     AtTime,
     FromNow,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from bson.timestamp import Timestamp
 
 from spark_sink.events.positions import AtTime, Position
-from spark_sink.stream.cursor import StreamCursor
+from spark_sink.stream.event_stream import StreamCursor
 from spark_sink.stream.router_client import Shard
 
 

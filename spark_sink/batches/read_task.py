@@ -26,8 +26,7 @@ from spark_sink.events.positions import (
 )
 from spark_sink.events.runs import Run
 from spark_sink.options.retry_options import DEFAULT_RETRY_POLICY, RetryPolicy
-from spark_sink.stream.cursor import StreamCursor
-from spark_sink.stream.event_stream import EventStream, read_runs
+from spark_sink.stream.event_stream import EventStream, StreamCursor, read_runs
 from spark_sink.stream.router_client import Shard
 
 Watch = Callable[[Position, "str | None"], StreamCursor]

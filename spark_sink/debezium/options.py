@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from json.encoder import encode_basestring
 from typing import Literal
 
+from spark_sink.errors import OptionError
+
 VERSIONS = {"3.6": "3.6.3.Final", "2.6": "2.6.2.Final"}
 """The versions of Debezium whose messages can be made, and what `source.version` says of each."""
-HEARTBEAT_PREFIX = "__debezium-heartbeat"
-"""What the name of the heartbeats' topic begins with, unless another prefix is given."""
-
 Naming = Literal["default", "unicode"]
 _LONGEST_NAME = 249
 _VALID = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.-")
@@ -23,14 +22,17 @@ class MessageOptions:
     Args:
         prefix: topic.prefix.
         tombstones: tombstones.on.delete.
-        transactions: provide.transaction.metadata.
+        transactions: provide.transaction.metadata: the order of events within their transaction,
+            and messages for its BEGIN and END.
         version: one of VERSIONS.
         delimiter: topic.delimiter.
         naming: topic.naming.strategy: Debezium's default, or DefaultUnicodeTopicNamingStrategy.
         transaction_topic: topic.transaction.
         heartbeat_prefix: topic.heartbeat.prefix.
         heartbeat_topic: topic.heartbeat.name.
-        schemas: schemas.enable of Kafka Connect's JSON converter.
+        schemas: schemas.enable of Kafka Connect's JSON converter: keys and values have schemas.
+
+    Raises OptionError for a version or a naming strategy that is unknown, and for schemas of 2.6.
     """
 
     prefix: str
@@ -40,9 +42,19 @@ class MessageOptions:
     delimiter: str = "."
     naming: Naming = "default"
     transaction_topic: str = "transaction"
-    heartbeat_prefix: str = HEARTBEAT_PREFIX
+    heartbeat_prefix: str = "__debezium-heartbeat"
     heartbeat_topic: str | None = None
     schemas: bool = False
+
+    def __post_init__(self) -> None:
+        if self.version not in VERSIONS:
+            raise OptionError(f"version must be one of {', '.join(VERSIONS)}, not {self.version!r}")
+        if self.naming not in ("default", "unicode"):
+            raise OptionError(f"naming must be default or unicode, not {self.naming!r}")
+        if self.schemas and self.is_old:
+            raise OptionError(
+                f"schemas are those of version 3.6, not of {self.version}: leave one out"
+            )
 
     @property
     def is_old(self) -> bool:

@@ -1,11 +1,18 @@
 """The header of a change event: fields beside its documents, read from slices.
 
-The fields of events: docs/protocol.md#events.
+The fields of events: docs/protocol.md#events. `$changeStreamSplitLargeEvent` splits events of more
+than 16 MiB. A fragment has some of the event's fields, and `splitEvent` with its number and the
+number of all of them. The fragments of an event follow each other in the stream, since their tokens
+begin alike (docs/protocol.md#resume-tokens).
 """
 
 from __future__ import annotations
 
-from spark_sink.events.slices import DOCUMENT, NULL, Slice, fields_of
+from collections.abc import Iterable, Iterator
+
+from bson.raw_bson import RawBSONDocument
+
+from spark_sink.events.slices import DOCUMENT, NULL, Slice, document_of, fields_of
 
 READ = "read"
 """The operation type of a snapshot's rows."""
@@ -37,3 +44,40 @@ def fragment_position(value: Slice) -> dict[str, int | None]:
 def transaction_name(session: bytes, number: int | None) -> str:
     """Return the name of a transaction, from the bytes of `lsid.id` and `txnNumber`."""
     return f"{session.hex()}:{number}"
+
+
+def join_fragments(events: Iterable[RawBSONDocument]) -> Iterator[RawBSONDocument]:
+    """Return the events, fragments joined, each with the token of its last fragment.
+
+    If a query began or ended between the fragments of an event, those are returned as they are.
+    """
+    parts: list[RawBSONDocument] = []
+    for event in events:
+        place = fragment_of(event)
+        number, of = place or (0, 0)
+        if number != len(parts) + 1:
+            yield from parts
+            parts = []
+        if number != len(parts) + 1:
+            yield event
+            continue
+        parts.append(event)
+        if number == of:
+            yield _whole(parts)
+            parts = []
+    yield from parts
+
+
+def fragment_of(event: RawBSONDocument) -> tuple[int, int] | None:
+    """Return the number of a fragment, from 1, and of all of its event; None for a whole event."""
+    split = fields_of(bytes(event.raw)).get(b"splitEvent")
+    number, of = (None, None) if split is None else fragment_position(split).values()
+    return None if number is None or of is None else (number, of)
+
+
+def _whole(parts: list[RawBSONDocument]) -> RawBSONDocument:
+    fields: dict[bytes, Slice] = {}
+    for part in parts:
+        fields |= fields_of(bytes(part.raw))  # the token stays at the front, and is the last one
+    del fields[b"splitEvent"]
+    return RawBSONDocument(document_of(fields.items()))

@@ -1,26 +1,110 @@
-"""Compares rows of a current table with documents, as of the cluster time of a version."""
+"""Compares rows of a version of a current table with the documents of its cluster time.
+
+The rows are read by their places through pyarrow, without Spark.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from bson import json_util
 from bson.timestamp import Timestamp
 
-from spark_sink.events.positions import Token, after, high_water_mark, time_of
+from spark_sink.events.documents import from_document
+from spark_sink.events.positions import Token, after, high_water_mark
 from spark_sink.events.slices import DOCUMENT, fields_of
-from spark_sink.jobs.status import offset_position
+from spark_sink.folders import open_folder
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.snapshot.plan import Chunk, Collection
 from spark_sink.snapshot.reader import SnapshotTask
+from spark_sink.source.offsets import Offset
 from spark_sink.source.tasks import chunk_task, read_task
-from spark_sink.tables.fold import Prepare
-from spark_sink.tables.key_ranges import KEY_COLUMNS
+from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.fold import DELETED, Prepare
+from spark_sink.tables.key_ranges import KEY_COLUMNS, places_of
+from spark_sink.tables.table_form import KEY_RANGE, TableForm
+from spark_sink.tables.table_state import TableState
 from spark_sink.tables.verify import difference_of
-from spark_sink.tables.version_rows import PLACE, VersionRows
+
+PLACE = "place"
+"""The column that says where a row lies in the order of the table."""
+_COLUMNS = (*KEY_COLUMNS, "token", "document")
+
+
+class VersionRows:
+    """The newest version of the table at an address. Methods raise OSError for deleted files.
+
+    Raises StreamError if the table cannot be read.
+    """
+
+    def __init__(self, address: str) -> None:
+        log = DeltaLog(address)
+        self.number = log.version
+        """The number of the version; None if there is no table."""
+        self.position: Mapping[str, Any] = log.position() if log.exists else {}
+        """What its commit says."""
+        ranges = from_document(TableState, self.position).ranges if self.position else ()
+        bounds = {each.name: (each.first, each.last) for each in ranges}
+        files = [(each[f"partition.{KEY_RANGE}"], each["path"]) for each in log.actions()]
+        found = [(*bounds.get(name, ("", "~")), path) for name, path in files]
+        self._paths = sorted(found)
+        self._form = TableForm.of(log.schema) if log.exists else TableForm()
+        self._files, self._folder = open_folder(address)
+
+    def groups(self, after: str) -> Iterator[pa.Table]:
+        """Return the rows behind a place, in order, a row group at a time.
+
+        Columns: KEY_COLUMNS, token, document, PLACE.
+        """
+        for _, last, path in self._paths:
+            if last <= after:
+                continue
+            with self._files.open_input_file(f"{self._folder}/{path}") as stream:
+                file = pq.ParquetFile(stream)
+                for number in range(file.num_row_groups):
+                    rows = self._read(file, number, _COLUMNS)
+                    rows = rows.filter(pc.greater(rows[PLACE], after)).sort_by(PLACE)
+                    if rows.num_rows:
+                        yield rows
+
+    def find(self, places: Iterable[str], *, keys_only: bool = False) -> pa.Table:
+        """Return the rows at some places; with `keys_only` their places alone."""
+        chosen_places = sorted(places)
+        wanted = pa.array(chosen_places, pa.string())
+        columns = KEY_COLUMNS if keys_only else _COLUMNS
+        found = []
+        for first, last, path in self._paths if chosen_places else ():
+            if not any(first <= each <= last for each in chosen_places):
+                continue
+            with self._files.open_input_file(f"{self._folder}/{path}") as stream:
+                file = pq.ParquetFile(stream)
+                for number in range(file.num_row_groups):
+                    keys = self._read(file, number, KEY_COLUMNS)
+                    chosen = pc.is_in(keys[PLACE], value_set=wanted)
+                    if not pc.any(chosen).as_py():
+                        continue
+                    rows = keys
+                    if not keys_only:
+                        rows = self._read(file, number, columns)
+                    found.append(rows.filter(chosen))
+        if found:
+            return pa.concat_tables(found)
+        return pa.table({name: pa.array([], pa.string()) for name in (*columns, PLACE)})
+
+    def _read(self, file: pq.ParquetFile, number: int, names: Sequence[str]) -> pa.Table:
+        """Return columns of a row group, and PLACE, without the rows of deleted documents."""
+        marks = [DELETED] if self._form.keeps_deleted else []
+        rows = file.read_row_group(number, columns=[*map(self._form.column, names), *marks])
+        if marks:
+            rows = rows.filter(pc.invert(rows[DELETED]))
+        rows = pa.table({name: rows[self._form.column(name)] for name in names})
+        return rows.append_column(PLACE, places_of(rows))
+
 
 Key = Mapping[str, Any]
 """A document's key: KEY_COLUMNS."""
@@ -39,13 +123,11 @@ class TableVersion:
 def newest_version(address: str) -> TableVersion | None:
     """Return the newest version; None while a snapshot must complete it. Raises StreamError."""
     rows = VersionRows(address)
-    offset = rows.position.get("offset", {})
-    position = offset_position(offset)
-    time = None if position is None else time_of(position)
-    plan = offset.get("snapshot")
-    lacks_documents = rows.position.get("unread") or (plan is not None and not plan.get("ended"))
-    if time is None or lacks_documents:
+    offset = rows.position.get("offset")
+    at = Offset.read(offset) if offset else None
+    if at is None or at.time is None or at.running is not None or rows.position.get("unread"):
         return None
+    position, time = at.position, at.time
     if isinstance(position, Token) and not position.is_high_water_mark:
         return TableVersion(rows, time)
     tick = Timestamp(time.time, time.inc - 1) if time.inc else Timestamp(time.time - 1, 2**32 - 1)

@@ -15,16 +15,23 @@ from typing import Any
 from pyarrow import fs
 
 from spark_sink.errors import OptionError
+from spark_sink.events.documents import from_json
 from spark_sink.folders import absolute, open_folder
+from spark_sink.source.offsets import Offset
 
 
 @dataclass(frozen=True)
 class JobRecord:
     """What a job was started with, without the connection string, which may hold a password.
 
-    `namespaces` are collections and databases, `tables` are those that the job writes. `schema`,
-    `deletes` and `flatten` are as for `table_form`. `checkpoint` is the folder of the checkpoint,
-    empty for the one in the job's.
+    Args:
+        namespaces: collections and databases.
+        options: of the source, those for the namespaces among them.
+        tables: those that the job writes.
+        schema: of the current table: "none", "infer", or a schema of documents as DDL or JSON.
+        deletes: "hard" or "soft".
+        flatten: whether the fields of documents in documents are columns.
+        checkpoint: the folder of the checkpoint, empty for the one in the job's.
     """
 
     namespaces: tuple[str, ...] = ()
@@ -43,6 +50,11 @@ class LoggedBatch:
     number: int
     offset: dict[str, Any]
     committed: datetime | None
+
+    @property
+    def end(self) -> Offset:
+        """The offset. Raises StreamError if it is not one of the source."""
+        return Offset.read(self.offset)
 
 
 class JobFolder:
@@ -88,8 +100,7 @@ class JobFolder:
         batches = self.batches()
         if batches:
             self._refuse(self.record(), record, once=once)
-            plan = batches[-1].offset.get("snapshot")
-            if once and (plan is None or plan.get("ended")):
+            if once and batches[-1].end.running is None:
                 raise OptionError(
                     f"the job in {self.address} has finished its snapshot: use another --out"
                 )
@@ -104,9 +115,7 @@ class JobFolder:
         text = self._text("job.json")
         if text is None:
             raise OptionError(f"there is no job in {self.address}: correct --out")
-        found = json.loads(text)
-        found |= {name: tuple(found[name]) for name in ("namespaces", "tables")}
-        return JobRecord(**found)
+        return from_json(JobRecord, text)
 
     def _refuse(self, old: JobRecord, new: JobRecord, *, once: bool) -> None:
         fixed = [

@@ -12,16 +12,17 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from spark_sink.errors import StreamError, without_traceback
+from spark_sink.events.documents import from_document, from_json
 from spark_sink.jobs.task_tables import REPORTS, TaskTables, TaskWriter
 from spark_sink.options.stream_options import StreamOptions, parse_options
-from spark_sink.rows.typed_documents import from_json
+from spark_sink.rows.typed_documents import from_json as schema_from_json
 from spark_sink.source.data_source import MergerouterDataSource
-from spark_sink.source.offsets import gained_in
+from spark_sink.source.offsets import Offset
 from spark_sink.source.schema import schema_for
 from spark_sink.source.stream_reader import MergerouterStreamReader
 from spark_sink.source.tasks import TaskPartition
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.unread import Unread, places_in, unread_in
+from spark_sink.tables.table_state import TableState, Unread, places_in
 
 FORMAT = "mergerouter-job"
 TABLES = "jobTables"
@@ -34,7 +35,7 @@ class JobSource(MergerouterDataSource):
     """The data source of jobs. Options: the source's, documentSchema as JSON, and TABLES."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
-        self._tables = TaskTables.from_json(options.pop(TABLES))
+        self._tables = from_json(TaskTables, options.pop(TABLES))
         super().__init__(options)
 
     @classmethod
@@ -52,7 +53,7 @@ class JobSource(MergerouterDataSource):
         with without_traceback():
             options = parse_options(self.options)
             if options.document_schema is not None:
-                options = replace(options, document_type=from_json(options.document_schema))
+                options = replace(options, document_type=schema_from_json(options.document_schema))
             return super().streamReader(schema_for(options))
 
     def stream_reader(self, options: StreamOptions) -> JobStreamReader:
@@ -69,14 +70,14 @@ class JobStreamReader(MergerouterStreamReader):
         super().__init__(options, loaded)
         self._tables = tables
         self._current: DeltaLog | None = None
-        self._seen: tuple[dict[str, Any], Unread] | None = None
+        self._seen: tuple[Offset, Unread] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_current": None}
 
-    def unread(self, start: Mapping[str, Any]) -> Mapping[tuple[str, str], str]:
+    def unread(self, start: Offset) -> Mapping[tuple[str, str], str]:
         """Return the collections that the current table lacks, as its last commit says."""
-        gained = gained_in(start)
+        gained = start.gained_since
         if self._tables.current is None:
             return gained
         if self._seen is None or self._seen[0] != start:
@@ -84,7 +85,9 @@ class JobStreamReader(MergerouterStreamReader):
                 self._current = DeltaLog(self._tables.current)
             else:
                 self._current.reload()
-            self._seen = dict(start), {**gained, **unread_in(self._current.position())}
+            position = self._current.position()
+            state = from_document(TableState, position) if position else None
+            self._seen = start, {**gained, **(state.unread if state else {})}
         return self._seen[1]
 
     def places(self) -> set[tuple[str, str]]:

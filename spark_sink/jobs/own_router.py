@@ -10,10 +10,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from pymongo.uri_parser import parse_uri
 
@@ -52,7 +50,7 @@ def router_beside(
     except OptionError:
         raise
     except SourceError:
-        with OwnRouter(configdb, upstream, uri, config):
+        with own_router(configdb, upstream, uri, config):
             yield
     else:
         yield
@@ -60,11 +58,8 @@ def router_beside(
 
 def require_router(options: dict[str, str]) -> None:
     """Check options and router before the slow start of Spark. Raises SourceError."""
-    client = RouterClient(parse_options(options))
-    try:
+    with closing(RouterClient(parse_options(options))) as client:
         client.require_stream()
-    finally:
-        client.close()
 
 
 def _end_with_parent() -> None:
@@ -72,88 +67,70 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-class OwnRouter:
-    """`mergerouter serve` as a process beside the job; use it as a context manager.
+@contextmanager
+def own_router(
+    configdb: str | None, upstream: str | None, uri: str, config: str | None = None
+) -> Iterator[None]:
+    """Run `mergerouter serve` as a process beside the job for the block.
 
-    It listens on 127.0.0.1, on the port of the job's connection string, and ends with the block.
+    It listens on 127.0.0.1, on the port of the job's connection string.
 
     Args:
         configdb: the cluster's config server, as rsName/host:port; None where ``config`` names it.
         upstream: the mongos that snapshots are read through, as mongodb://host:port; None for none.
-        uri: the job's connection string. Raises OptionError unless it names one local port.
+        uri: the job's connection string.
         config: a configuration file for `mergerouter serve`, which has what a secured cluster
             requires: the key file, the router's user, TLS.
+
+    Raises OptionError unless `uri` names one local port, and SourceError if the router does not
+    start.
     """
-
-    def __init__(
-        self, configdb: str | None, upstream: str | None, uri: str, config: str | None = None
-    ) -> None:
-        nodes = parse_uri(uri)["nodelist"]
-        if len(nodes) != 1 or nodes[0][0] not in ("127.0.0.1", "localhost"):
-            raise OptionError(
-                "the job's router runs on this machine: --uri must name one port of 127.0.0.1"
-            )
-        self._arguments = ["--port", str(nodes[0][1])]
-        flags = {"--config": config, "--configdb": configdb, "--upstream": upstream}
-        for flag, value in flags.items():
-            if value is not None:
-                self._arguments += [flag, value]
-
-    def __enter__(self) -> Self:
-        """Start the router and wait until it listens. Raises SourceError."""
-        self._folder = tempfile.TemporaryDirectory(prefix="mergerouter-own-")
-        self._log = Path(self._folder.name) / "router.log"
-        command = [sys.executable, "-m", "router.cli", "serve", *self._arguments]
-        with self._log.open("wb") as log:
+    nodes = parse_uri(uri)["nodelist"]
+    if len(nodes) != 1 or nodes[0][0] not in ("127.0.0.1", "localhost"):
+        raise OptionError(
+            "the job's router runs on this machine: --uri must name one port of 127.0.0.1"
+        )
+    command = [sys.executable, "-m", "router.cli", "serve", "--port", str(nodes[0][1])]
+    flags = {"--config": config, "--configdb": configdb, "--upstream": upstream}
+    for flag, value in flags.items():
+        command += [] if value is None else [flag, value]
+    with tempfile.TemporaryDirectory(prefix="mergerouter-own-") as folder:
+        log = Path(folder) / "router.log"
+        with log.open("wb") as output:
             # A session of its own: Ctrl-C ends the job first, which then ends its router.
-            self._process = subprocess.Popen(  # noqa: S603
+            process = subprocess.Popen(  # noqa: S603
                 command,
-                stdout=log,
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 preexec_fn=_end_with_parent,
             )
-        deadline = time.monotonic() + _START_SECONDS
         try:
-            while not self._listens():
-                if self._process.poll() is not None or time.monotonic() > deadline:
-                    raise SourceError(f"the job's own router does not start: {self._cause()}")
+            deadline = time.monotonic() + _START_SECONDS
+            while b'"Waiting for connections"' not in log.read_bytes():
+                if process.poll() is not None or time.monotonic() > deadline:
+                    cause = _cause(log.read_text(errors="replace"))
+                    raise SourceError(f"the job's own router does not start: {cause}")
                 time.sleep(0.1)
-        except BaseException:
-            self._stop()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stop()
-
-    def _listens(self) -> bool:
-        return b'"Waiting for connections"' in self._log.read_bytes()
-
-    def _cause(self) -> str:
-        """Return the last line of the router's log that says what is wrong."""
-        lines = self._log.read_text(errors="replace").splitlines()
-        for line in reversed(lines):
+            yield
+        finally:
+            process.terminate()
             try:
-                parsed = json.loads(line)
-            except ValueError:
-                return line.removeprefix("error: ")
-            if parsed.get("s") in ("W", "E", "F"):
-                attributes = parsed.get("attr", {})
-                detail = attributes.get("error") or attributes.get("problem") or ""
-                return f"{parsed['msg']}: {detail}"
-        return "it says nothing"
+                process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
-    def _stop(self) -> None:
-        self._process.terminate()
+
+def _cause(log: str) -> str:
+    """Return the last line of the router's log that says what is wrong."""
+    for line in reversed(log.splitlines()):
         try:
-            self._process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._folder.cleanup()
+            parsed = json.loads(line)
+        except ValueError:
+            return line.removeprefix("error: ")
+        if parsed.get("s") in ("W", "E", "F"):
+            attributes = parsed.get("attr", {})
+            detail = attributes.get("error") or attributes.get("problem") or ""
+            return f"{parsed['msg']}: {detail}"
+    return "it says nothing"

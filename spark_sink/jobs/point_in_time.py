@@ -17,9 +17,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from spark_sink.errors import OptionError, StreamError
+from spark_sink.events.documents import from_document
 from spark_sink.events.positions import (
     AtTime,
-    FromNow,
     Position,
     Token,
     after,
@@ -30,14 +30,15 @@ from spark_sink.events.positions import (
     to_offset,
 )
 from spark_sink.jobs.job_folder import JobFolder
-from spark_sink.jobs.status import offset_position
 from spark_sink.jobs.tables_job import BRONZE, CURRENT, QUARANTINE, TRANSACTIONS, appended_table
 from spark_sink.options.values import cluster_time
+from spark_sink.source.offsets import Offset
 from spark_sink.tables.advance import Advance
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import Batch, DeltaLog
 from spark_sink.tables.fold import TABLE, VERSION
 from spark_sink.tables.parquet_parts import BATCH
+from spark_sink.tables.table_state import TableState
 from spark_sink.tables.transactions import COUNT_COLUMNS, Transactions
 
 # Seconds of cluster time in which the commits of one transaction on several shards lie.
@@ -187,7 +188,7 @@ class _History:
         self.logs = {name: log for name, log in logs.items() if log.exists}
         self.commits: dict[str, dict[int, dict[str, Any]]] = {}
         self._folder = folder
-        self._ends: dict[int, Mapping[str, Any]] = {}
+        self._ends: dict[int, Offset] = {}
         """The offsets of the batches that all tables have, the newest first."""
         self._states: dict[int, Mapping[str, Any]] = {}
         """The positions of the current table by batch."""
@@ -211,11 +212,9 @@ class _History:
             if name in (BRONZE, CURRENT)  # all batches are committed to these
         ]
         numbers = set.intersection(*map(set, of_all)) if of_all else set()
-        self._ends = {
-            number: of_all[0][number]
-            for number in sorted(numbers, reverse=True)
-            if time_of(offset_position(of_all[0][number]) or FromNow()) is not None
-        }
+        ends = [(n, of_all[0][n]) for n in sorted(numbers, reverse=True)]
+        read = {number: Offset.read(offset) for number, offset in ends if offset}
+        self._ends = {number: at for number, at in read.items() if at.time is not None}
 
     def _require_reached(self, time: Timestamp) -> None:
         """Raise StreamError unless the tables have all events of a cluster time."""
@@ -231,7 +230,7 @@ class _History:
 
     def position(self, batch: int) -> Position:
         """Return where a batch ends."""
-        return offset_position(self._ends[batch]) or FromNow()
+        return self._ends[batch].position
 
     def cut(self, batch: int) -> Timestamp:
         """Return the first cluster time of which a batch has not all events."""
@@ -247,22 +246,19 @@ class _History:
         """
         return [
             batch
-            for batch, offset in self._ends.items()
-            if self.cut(batch) <= cut and self._is_complete(batch, offset)
+            for batch, at in self._ends.items()
+            if self.cut(batch) <= cut and self._is_complete(batch, at)
         ]
 
-    def _is_complete(self, batch: int, offset: Mapping[str, Any]) -> bool:
-        plan = offset.get("snapshot")
-        signals = offset.get("signals", {})
-        if (plan and not plan.get("ended")) or signals.get("requests") or signals.get("reading"):
+    def _is_complete(self, batch: int, at: Offset) -> bool:
+        if at.running or at.signals.requests or at.signals.reading:
             return False
-        state = self._states.get(batch)
-        if state is None:
+        position = self._states.get(batch)
+        if position is None:
             return True
-        if state.get("unread"):
-            return False
-        marks = [each for each in (state["completeFrom"], *state["completeIn"].values()) if each]
-        return all(time_in(mark) <= self.cut(batch) for mark in marks)
+        state = from_document(TableState, position)
+        marks = [each for each in (state.complete_from, *state.complete_in.values()) if each]
+        return not state.unread and all(time_in(mark) <= self.cut(batch) for mark in marks)
 
     def whole_before(self, cut: Timestamp) -> list[int]:
         """Return those of them, the newest first, that divide no transaction; at most one."""

@@ -18,8 +18,9 @@ from pyspark.sql.streaming.listener import (
 )
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_sink.jobs.status import position_time
+from spark_sink.errors import StreamError
 from spark_sink.jobs.tables_job import BRONZE
+from spark_sink.source.offsets import Offset
 
 _EXECUTED = "addBatch"
 """The phase that Spark reports of batches that it has run, and not of idle triggers."""
@@ -66,15 +67,14 @@ def batch_progress(progress: Mapping[str, Any], now: float) -> BatchProgress | N
     durations = progress.get("durationMs", {})
     if _EXECUTED not in durations:
         return None
-    offset = _offset(progress)
-    through = position_time(offset)
-    plan = offset.get("snapshot") or {}
-    found = plan.get("progress")
+    at = _offset(progress)
+    through = None if at is None or at.time is None else int(at.time.time)
     snapshot = ""
-    if found is not None and not plan.get("ended"):
+    if at is not None and at.running is not None:
+        found = at.running.progress
         snapshot = (
-            f"snapshot: {found['collectionsPlanned']} of {found['collections']} collections, "
-            f"{found['chunksPlanned']} chunks"
+            f"snapshot: {found.collections_planned} of {found.collections} collections, "
+            f"{found.chunks_planned} chunks"
         )
     return BatchProgress(
         int(progress["batchId"]),
@@ -92,14 +92,13 @@ def _events(progress: Mapping[str, Any]) -> int:
     return int(progress.get("numInputRows", 0) if counts is None else counts["events"] or 0)
 
 
-def _offset(progress: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the offset at the end of a batch; empty where the report has none."""
-    end = next((each.get("endOffset") for each in progress.get("sources", ())), None)
+def _offset(progress: Mapping[str, Any]) -> Offset | None:
+    """Return the offset at the end of a batch; None where the report has none."""
+    end: Any = next((each.get("endOffset") for each in progress.get("sources", ())), None)
     try:
-        found = json.loads(end) if isinstance(end, str) else end
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+        return Offset.read(json.loads(end) if isinstance(end, str) else end)
+    except (StreamError, ValueError, AttributeError):
+        return None
 
 
 class JobMetrics:

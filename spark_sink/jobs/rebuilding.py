@@ -120,8 +120,7 @@ def rebuild_at(spark: SparkSession, folder: JobFolder, time: Timestamp, into: st
 def _replayed(rows: DataFrame, into: str, batch: Batch, record: JobRecord) -> CurrentTable:
     """Make a current table of rows of the source, as the batch with that number."""
     folder = JobFolder(into)
-    form = table_form(record.schema, record.deletes, flatten=record.flatten)
-    table = CurrentTable(folder.table(CURRENT), form=form)
+    table = CurrentTable(folder.table(CURRENT), form=table_form(record))
     table.apply(rows, batch, AppendTable(folder.table(QUARANTINE)))
     return table
 

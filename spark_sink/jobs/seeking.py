@@ -7,9 +7,7 @@ from datetime import UTC, datetime
 from spark_sink.errors import OptionError
 from spark_sink.events.positions import AtTime, FromNow, Position, Token, after, is_after, key_of
 from spark_sink.jobs.job_folder import JobFolder
-from spark_sink.options.scope import Scope
 from spark_sink.options.values import cluster_time_position, resume_token
-from spark_sink.source.offsets import Offsets
 
 
 def seek(folder: JobFolder, to: str) -> str:
@@ -27,28 +25,22 @@ def seek(folder: JobFolder, to: str) -> str:
     done = [each for each in batches if each.committed is not None]
     if not done:
         raise OptionError(f"the job in {folder.address} has no batch: start it first")
-    last, before = batches[-1], done[-1]
-    offsets = Offsets(Scope()).of(before.offset)
-    plan = offsets.read_snapshot(before.offset)
-    if plan is not None and not plan.ended:
+    before = done[-1].end
+    if before.running is not None:
         raise OptionError(
             f"the job in {folder.address} has a snapshot in progress, which goes on at every "
             "start: wait for its end"
         )
     position = _position(to)
-    reached, passed = (
-        Offsets(Scope()).of(last.offset).read(last.offset),
-        offsets.read(before.offset),
-    )
+    reached = batches[-1].end.position
     if isinstance(reached, FromNow) or not is_after(position, reached):
         raise OptionError(
             f"--to {to} is before the job's position ({key_of(reached)}): events would be in the "
             "tables twice. Start a job in another folder with startAtOperationTime"
         )
-    signals = offsets.read_signals(before.offset).without_batch()
-    heartbeat = offsets.read_heartbeat(before.offset)
-    number = before.number + 1
-    folder.plan_batch(number, offsets.write_sought(position, passed, heartbeat, signals))
+    kept, passed = before.signals.without_batch(), before.position
+    sought = before.moved(position, heartbeat=before.heartbeat, signals=kept, sought=passed)
+    folder.plan_batch(done[-1].number + 1, sought.write())
     return datetime.fromtimestamp(position.time.time, UTC).isoformat()
 
 

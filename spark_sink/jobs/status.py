@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow.compute as pc
 
-from spark_sink.events.positions import Position, PositionError, from_offset, time_of
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.options.stream_options import parse_options
 from spark_sink.rows.typed_documents import RESCUED
+from spark_sink.signals.state import SignalState
+from spark_sink.snapshot.plan import Progress
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.delta_log import DeltaLog
-
-_POSITION = ("_data", "_typeBits", "startAtOperationTime", "start")
 
 
 def status_of(out: str, uri: str | None = None) -> dict[str, Any]:
@@ -44,15 +44,14 @@ def status_of(out: str, uri: str | None = None) -> dict[str, Any]:
     }
     if last is None:
         return found
-    found["requestedSnapshots"] = _requested(last.offset.get("signals", {}))
-    plan = last.offset.get("snapshot")
-    if plan is not None:
-        found["snapshot"] = {**plan["progress"], "ended": bool(plan.get("ended"))}
-    time = position_time(last.offset)
-    if time is not None:
-        found["through"] = _iso(datetime.fromtimestamp(time, UTC))
+    at = last.end
+    found["requestedSnapshots"] = _requested(at.signals)
+    if at.snapshot is not None:
+        found["snapshot"] = {**_counts(at.snapshot.progress), "ended": at.snapshot.ended}
+    if at.time is not None:
+        found["through"] = _iso(datetime.fromtimestamp(at.time.time, UTC))
         if uri is not None:
-            found["lagSeconds"] = max(0, _newest(uri) - time)
+            found["lagSeconds"] = max(0, _newest(uri) - at.time.time)
     return found
 
 
@@ -100,7 +99,7 @@ def verified_line(found: Mapping[str, Any]) -> str:
 
 
 def _chunks(progress: dict[str, Any]) -> str:
-    rows = f" with about {progress['rowsPlanned']:,} rows" if progress.get("rowsPlanned") else ""
+    rows = f" with about {progress['rowsPlanned']:,} rows" if progress["rowsPlanned"] else ""
     return f"{progress['chunksPlanned']} chunks{rows}"
 
 
@@ -108,42 +107,32 @@ def _collections(progress: dict[str, Any]) -> str:
     return f"{progress['collectionsPlanned']} of {progress['collections']} collections"
 
 
-def _requested(signals: dict[str, Any]) -> list[dict[str, Any]]:
+def _requested(signals: SignalState) -> list[dict[str, Any]]:
     """Return the snapshots that signals requested and that have not ended."""
-    nothing = {"collections": 0, "collectionsPlanned": 0, "chunksPlanned": 0, "rowsPlanned": 0}
     return [
         {
-            "id": request["id"],
-            "type": "blocking" if request["blocking"] else "incremental",
-            "paused": signals["paused"] and not request["blocking"],
-            **request.get("plan", {}).get("progress", nothing),
+            "id": request.id,
+            "type": "blocking" if request.blocking else "incremental",
+            "paused": signals.paused and not request.blocking,
+            **_counts(Progress() if request.plan is None else request.plan.progress),
         }
-        for request in signals.get("requests", ())
+        for request in signals.requests
     ]
 
 
-def position_time(offset: Mapping[str, Any]) -> int | None:
-    """Return the cluster time of an offset, in seconds since 1970; None before it has one."""
-    position = offset_position(offset)
-    time = None if position is None else time_of(position)
-    return None if time is None else int(time.time)
-
-
-def offset_position(offset: Mapping[str, Any]) -> Position | None:
-    """Return the position of an offset; None before it has one."""
-    try:
-        return from_offset({key: offset[key] for key in offset if key in _POSITION})
-    except PositionError:
-        return None
+def _counts(progress: Progress) -> dict[str, int]:
+    return {
+        "collections": progress.collections,
+        "collectionsPlanned": progress.collections_planned,
+        "chunksPlanned": progress.chunks_planned,
+        "rowsPlanned": progress.rows_planned,
+    }
 
 
 def _newest(uri: str) -> int:
-    client = RouterClient(parse_options({"uri": uri}))
-    try:
+    with closing(RouterClient(parse_options({"uri": uri}))) as client:
         client.require_reachable()
         return int(client.clocks().cluster_time.time)
-    finally:
-        client.close()
 
 
 def _iso(moment: datetime) -> str:

@@ -20,13 +20,15 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from spark_sink.errors import OptionError
-from spark_sink.jobs.job_folder import JobFolder
+from spark_sink.events.documents import from_json, to_json
+from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_source import BATCH_PROPERTY, FORMAT, TABLES, JobSource
 from spark_sink.jobs.task_tables import BRONZE_PARTITIONS, TaskReport, TaskTables, bronze_schema
-from spark_sink.options.scope import scope_from
+from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import named_options, parse_options
-from spark_sink.rows.typed_documents import from_json, is_json, nullable
-from spark_sink.source.offsets import gained_in
+from spark_sink.rows.typed_documents import from_json as schema_from_json
+from spark_sink.rows.typed_documents import is_json, nullable
+from spark_sink.source.offsets import Offset
 from spark_sink.source.schema import schema_for
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.current_table import CurrentTable, rewrite_former_current
@@ -70,39 +72,40 @@ class Verification(Protocol):
 
     found: Mapping[str, Any]
     """What is known of the current table, for its commits."""
+    advance: Mapping[str, str]
+    """Options of the source, unless the job has them."""
 
     def removals(self) -> list[ChangeReport]:
         """Return changes that remove documents which the collections do not have, each once."""
 
 
 class TablesJob:
-    """A job in a folder, with the source's options (including `uri`), and the tables to write.
+    """A job in a folder, as its record says, which reads from the router at `uri`.
 
-    The `verifier` of the current table adds to its batches. `schema`, `deletes` and `flatten` are
-    the form of that table (`table_form`). `counted` is called for each batch that is in the tables,
-    with the rows by namespace and `op`.
+    The `verifier` of the current table adds to its batches. `counted` is called for each batch that
+    is in the tables, with the rows by namespace and `op`.
     """
 
     def __init__(
         self,
         folder: JobFolder,
-        options: Mapping[str, str],
-        tables: Sequence[str] = DEFAULT_TABLES,
+        record: JobRecord,
+        uri: str,
         verifier: Verification | None = None,
-        *,
-        schema: str = "none",
-        deletes: str = "hard",
-        flatten: bool = False,
         counted: Counted | None = None,
     ) -> None:
-        self._verifier = verifier
         self._folder = folder
-        self._options = dict(options)
-        self._tables = tuple(tables)
-        self._schema = schema
-        self._deletes = deletes
-        self._flatten = flatten
+        self._record = record
+        self._tables = record.tables
+        self._verifier = verifier
         self._counted = counted
+        advance = {} if verifier is None else verifier.advance
+        self._options = {**advance, **record.options, "uri": uri}
+        self._reads_again = parse_options(self._options).snapshot.reads_documents
+        self._form = TableForm()
+        self._rows = pa.schema([])
+        self._opened: dict[str, AppendTable] = {}
+        self._current: CurrentTable | None = None
 
     def start(self, spark: SparkSession, trigger: str | None) -> StreamingQuery:
         """Start the query; an interrupted query continues from its checkpoint.
@@ -111,34 +114,24 @@ class TablesJob:
         available, and end. Tables of the former form are rewritten before. Raises OptionError for
         an invalid schema.
         """
-        form = table_form(self._schema, self._deletes, flatten=self._flatten)
+        self._form = table_form(self._record)
         self._rewrite_former(spark)
         options = {"maxEventsPerTrigger": str(_MAX_EVENTS), **named_options(self._options)}
         if parse_options(options).snapshot.may_stream:  # a snapshot alone has no signals
             options = {"signalFolder": self._folder.signals, **options}
         spark.dataSource.register(JobSource)
         options, rows = _with_schema(options)
+        self._rows = bronze_schema(rows)
         tables = TaskTables(
             self._folder.table(BRONZE) if BRONZE in self._tables else None,
             self._folder.table(CURRENT) if CURRENT in self._tables else None,
             TRANSACTIONS in self._tables,
         )
-        options[TABLES] = tables.to_json()
+        options[TABLES] = to_json(tables)
         reports = spark.readStream.format(FORMAT).options(**options).load()
         # Counts in the query's progress, whose own are of reports.
         counts = [F.sum(name).alias(name) for name in ("events", "rescued")]
-        reports = reports.observe(BRONZE, *counts)
-        reads_documents = parse_options(self._options).snapshot.reads_documents
-        batches = _Batches(
-            self._folder,
-            self._tables,
-            rows,
-            form,
-            self._verifier,
-            self._counted,
-            reads_again=reads_documents,
-        )
-        writer = reports.writeStream.foreachBatch(batches)
+        writer = reports.observe(BRONZE, *counts).writeStream.foreachBatch(self._commit)
         writer = writer.option("checkpointLocation", self._folder.checkpoint)
         if trigger is None:
             writer = writer.trigger(availableNow=True)
@@ -158,43 +151,15 @@ class TablesJob:
             address, partitions = self._folder.table(name), _PARTITIONS.get(name, ())
             rewrite_former_batches(spark, address, partitions, batch)
 
-
-class _Batches:
-    """Commits batches to the tables; `rows` is the schema of the source's rows.
-
-    `form` is that of the current table.
-
-    With `reads_again` the current table notes the collections that must be read again.
-    """
-
-    def __init__(
-        self,
-        folder: JobFolder,
-        tables: Sequence[str],
-        rows: StructType,
-        form: TableForm,
-        verifier: Verification | None,
-        counted: Counted | None,
-        *,
-        reads_again: bool,
-    ) -> None:
-        self._form = form
-        self._verifier = verifier
-        self._counted = counted
-        self._folder = folder
-        self._tables = tables
-        self._rows = bronze_schema(rows)
-        self._reads_again = reads_again
-        self._opened: dict[str, AppendTable] = {}
-        self._current: CurrentTable | None = None
-
-    def __call__(self, batch: DataFrame, number: int) -> None:
+    def _commit(self, batch: DataFrame, number: int) -> None:
+        """Commit a batch to the tables, from the reports of its tasks."""
         verifier = self._verifier
         verified = {} if verifier is None else verifier.found
         of = Batch(self._folder.query() or "", number, self._folder.offset(number), verified)
+        at = Offset.read(of.offset)
         spark = batch.sparkSession
         spark.sparkContext.setLocalProperty(BATCH_PROPERTY, str(number))
-        reports = [TaskReport.from_json(row.report) for row in batch.collect()]
+        reports = [from_json(TaskReport, row.report) for row in batch.collect()]
         if BRONZE in self._tables:
             parts = [each for report in reports for each in report.bronze]
             self._table(BRONZE).commit(parts, self._rows, of)
@@ -205,20 +170,19 @@ class _Batches:
                 self._current.reload()
             changes = [report.changes for report in reports if report.changes is not None]
             changes += [] if verifier is None else verifier.removals()
-            scope = scope_from(of.offset.get("scope", {}))
-            covers = scope.accepts if self._reads_again else None
-            quarantine, gained = self._table(QUARANTINE), gained_in(of.offset)
-            self._current.apply_staged(spark, changes, of, quarantine, covers, gained)
+            covers = (at.scope or Scope()).accepts if self._reads_again else None
+            quarantine = self._table(QUARANTINE)
+            self._current.apply_staged(spark, changes, of, quarantine, covers, at.gained_since)
         if TRANSACTIONS in self._tables:
             counted = Transactions()
             for report in reports:
-                counted.add(report.transactions)
+                counted.add(Transactions(report.transactions))
             self._table(TRANSACTIONS).write_rows(counted.rows(), of)
-        self._notify(of)
+        self._notify(of, at)
         if self._counted is not None:
             self._counted([each for report in reports for each in report.counts])
 
-    def _notify(self, batch: Batch) -> None:
+    def _notify(self, batch: Batch, at: Offset) -> None:
         """Write the notifications of a batch, which its offset contains."""
         found = [
             {
@@ -226,7 +190,7 @@ class _Batches:
                 "additional_data": list(each["additional_data"].items()),
                 "timestamp": each["timestamp"] * 1000,
             }
-            for each in batch.offset.get("signals", {}).get("notifications", ())
+            for each in at.signals.notifications
         ]
         self._table(NOTIFIED).write_rows(pa.Table.from_pylist(found, NOTIFICATIONS), batch)
 
@@ -236,21 +200,18 @@ class _Batches:
         return self._opened[name]
 
 
-def table_form(schema: str, deletes: str, *, flatten: bool = False) -> TableForm:
-    """Return the form of a current table. Raises OptionError; only a session of Spark parses DDL.
+def table_form(record: JobRecord) -> TableForm:
+    """Return the form of a job's current table. Only a session of Spark parses DDL.
 
-    Args:
-        schema: "none", "infer", or a schema of documents as DDL or JSON.
-        deletes: "hard" or "soft".
-        flatten: whether the fields of documents in documents are columns.
+    Raises OptionError.
     """
-    is_soft = deletes == "soft"
+    schema, is_soft = record.schema, record.deletes == "soft"
     if schema == "none":
         return TableForm(keeps_deleted=is_soft)
     if schema == "infer":
-        return TableForm(StructType([]), True, is_soft, flatten)
+        return TableForm(StructType([]), True, is_soft, record.flatten)
     try:
-        return TableForm(_documents_of(schema), False, is_soft, flatten).checked()
+        return TableForm(_documents_of(schema), False, is_soft, record.flatten).checked()
     except ValueError as error:
         raise OptionError(f"--schema: {error}") from None
 
@@ -274,7 +235,7 @@ def _with_schema(options: Mapping[str, str]) -> tuple[dict[str, str], StructType
 def _documents_of(text: str) -> StructType:
     """Return a schema that is given as DDL or JSON. Raises ValueError."""
     if is_json(text):
-        return from_json(text)
+        return schema_from_json(text)
     try:
         found = StructType.fromDDL(text)
     except ParseException as error:

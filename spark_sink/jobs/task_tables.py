@@ -6,15 +6,14 @@ A task that runs twice leaves files that no commit names. Executors import this 
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.types import DateType, LongType, StructField, StructType
 
+from spark_sink.events.documents import to_json
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.typed_documents import RESCUED
 from spark_sink.tables.parquet_parts import BATCH, PartFile, Parts, PartWriter
@@ -39,44 +38,18 @@ class TaskTables:
     current: str | None
     transactions: bool
 
-    @classmethod
-    def from_json(cls, text: str) -> TaskTables:
-        """Return the tables that `to_json` wrote."""
-        return cls(**json.loads(text))
-
-    def to_json(self) -> str:
-        """Return the tables as JSON."""
-        return json.dumps(asdict(self))
-
 
 @dataclass
 class TaskReport:
-    """What a task has written, and read: `counts` are rows by namespace and `op`."""
+    """What a task has written, and read.
+
+    `transactions` are those of `Transactions`, `counts` the rows by namespace and `op`.
+    """
 
     bronze: list[PartFile]
     changes: ChangeReport | None
-    transactions: Transactions
+    transactions: dict[str, dict[str, Any]]
     counts: list[tuple[str, str, int]]
-
-    @classmethod
-    def from_json(cls, text: str) -> TaskReport:
-        """Return the report in a row."""
-        found: Mapping[str, Any] = json.loads(text)
-        changes = None if found["changes"] is None else ChangeReport.from_json(found["changes"])
-        transactions = Transactions(found["transactions"])
-        counts = [(name, op, number) for name, op, number in found["counts"]]
-        return cls(found["bronze"], changes, transactions, counts)
-
-    def to_json(self) -> str:
-        """Return the report as JSON."""
-        changes = None if self.changes is None else self.changes.to_json()
-        found = {
-            "bronze": self.bronze,
-            "changes": changes,
-            "transactions": self.transactions.by_id,
-            "counts": self.counts,
-        }
-        return json.dumps(found)
 
 
 class TaskWriter:
@@ -124,8 +97,8 @@ class TaskWriter:
         bronze = [] if self._bronze is None else self._bronze.close()
         changes = None if self._changes is None else self._changes.close()
         counts = [(*kind, number) for kind, number in self._by_kind.items()]
-        report = TaskReport(bronze, changes, self._transactions, counts)
-        columns = [[report.to_json()], [self._events], [self._rescued]]
+        report = TaskReport(bronze, changes, self._transactions.by_id, counts)
+        columns = [[to_json(report)], [self._events], [self._rescued]]
         names = [each.split()[0] for each in REPORTS.split(", ")]
         return pa.RecordBatch.from_pydict(dict(zip(names, columns, strict=True)))
 

@@ -20,10 +20,9 @@ from spark_sink.jobs.tables_job import (
     namespace_options,
 )
 from spark_sink.options.stream_options import named_options, parse_options
-from spark_sink.source.offsets import Offsets
+from spark_sink.source.offsets import Offset
 from spark_sink.tables.current_table import CurrentTable
-from spark_sink.tables.verify import verify
-from spark_sink.tables.verify_bronze import verify_bronze
+from spark_sink.tables.verify import verify, verify_bronze
 
 _DOCUMENT_OPTIONS = (
     "database",
@@ -87,7 +86,7 @@ def verify_job(
     if last is None:
         return dict.fromkeys(wanted, Outcome(0, remark="not compared: no batch is committed yet"))
     scope = parse_options({**record.options, "uri": uri}).scope
-    if Offsets(scope).of(last.offset).scope != scope:
+    if last.end.scope not in (None, scope):
         remark = "not compared: the job has not changed its collections yet"
         return dict.fromkeys(wanted, Outcome(0, remark=remark))
     found = {}
@@ -121,8 +120,7 @@ def _bronze(
     if not table.log.exists:
         return Outcome(0, remark="not compared: there is no Delta table yet")
     offset = table.log.position()["offset"]
-    plan = offset.get("snapshot")
-    if plan is not None and not plan.get("ended"):
+    if Offset.read(offset).running is not None:
         return Outcome(0, remark="not compared: the snapshot has not ended yet")
     moment = None if since is None else time_from_text(since, "--since")
     options = {**record.options, "uri": uri}

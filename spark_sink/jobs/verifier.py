@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -26,12 +27,14 @@ from pymongo.errors import PyMongoError
 
 from spark_sink.errors import OptionError, SourceError
 from spark_sink.events.positions import after, high_water_mark
-from spark_sink.jobs.arguments import Rounds
+from spark_sink.jobs.commands import Rounds
 from spark_sink.jobs.comparison import (
+    PLACE,
     Comparison,
     Difference,
     Key,
     TableVersion,
+    VersionRows,
     filter_of,
     newest_version,
     place_of,
@@ -49,7 +52,6 @@ from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.fold import EVENT, PREPARED
 from spark_sink.tables.key_ranges import KEY_COLUMNS
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage
-from spark_sink.tables.version_rows import PLACE, VersionRows
 
 # How far the table of an idle job may be behind: servers keep history for five minutes.
 _IDLE_ADVANCE_SECONDS = 30
@@ -150,7 +152,7 @@ class Verifier:
         position = VersionRows(self._address).position
         self.found: Mapping[str, Any] = position.get("verified", {})
         """What the last complete round has found, as the commits of the table have it."""
-        self.advance = {"idleAdvanceSeconds": str(_IDLE_ADVANCE_SECONDS)}
+        self.advance: Mapping[str, str] = {"idleAdvanceSeconds": str(_IDLE_ADVANCE_SECONDS)}
         """The option of the source with which the table of an idle job can be verified."""
 
     def __enter__(self) -> Verifier:
@@ -231,16 +233,13 @@ class Verifier:
 
     def _compare_keys(self, found: _Round) -> None:
         """Look for the keys of the collections in the table."""
-        client = RouterClient(self._options)
-        try:
+        with closing(RouterClient(self._options)) as client:
             planner = snapshot_planner(client, self._options)
             plan = planner.begin(self._version(found).time)
             while not plan.ended:
                 plan = planner.next_batch(plan, 1)
                 for chunk in plan.chunks:
                     self._retried(partial(self._compare_chunk, chunk, found))
-        finally:
-            client.close()
 
     def _compare_chunk(self, chunk: Chunk, found: _Round) -> None:
         version = self._version(found)

@@ -1,11 +1,15 @@
-"""Names of options: not case sensitive, as everywhere in Spark, with aliases; unknown ones fail."""
+"""Names of options, and options as fields of dataclasses.
+
+Names are not case sensitive, as everywhere in Spark, and have aliases; unknown ones fail.
+"""
 
 from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import field, fields
+from typing import Any, TypeVar
 
 from bson.errors import BSONError
 
@@ -15,11 +19,24 @@ _NO_ALIASES: Mapping[str, str] = {}
 _Value = TypeVar("_Value")
 
 
-class GetOption(Protocol):
-    """Returns the parsed value of an option, or a default if the option is not given."""
+def option(name: str, parse: Callable[[str], Any], default: Any) -> Any:
+    """Return a field of a dataclass that is an option: its name, what reads its text, a default."""
+    return field(default=default, metadata={"option": name, "parse": parse})
 
-    def __call__(self, name: str, parse: Callable[[str], _Value], default: _Value) -> _Value:
-        """Return the value. Raises OptionError for a text that `parse` rejects."""
+
+def option_names(kind: Any) -> list[str]:
+    """Return the names of the options that are fields of a dataclass."""
+    return [each.metadata["option"] for each in fields(kind) if each.metadata]
+
+
+def fields_in(kind: Any, given: Mapping[str, str], of: str = "") -> dict[str, Any]:
+    """Return the fields of a dataclass whose options are given. Raises OptionError."""
+    options = [(each.name, each.metadata) for each in fields(kind) if each.metadata]
+    return {
+        name: parsed_option(data["option"], data["parse"], given[data["option"]], of)
+        for name, data in options
+        if data["option"] in given
+    }
 
 
 def parsed_option(name: str, parse: Callable[[str], _Value], text: str, of: str = "") -> _Value:
@@ -34,7 +51,7 @@ def parsed_option(name: str, parse: Callable[[str], _Value], text: str, of: str 
 
 def canonical(
     options: Mapping[str, str],
-    known: Sequence[str],
+    known: Iterable[str],
     aliases: Mapping[str, str] = _NO_ALIASES,
     *,
     of: str = "",
@@ -45,9 +62,8 @@ def canonical(
     options they are. Raises OptionError for unknown options, and for two names of one option.
     """
     names = {name.lower(): name for name in known}
-    found: dict[str, str] = {}
     given: dict[str, str] = {}
-    for name, text in options.items():
+    for name in options:
         meant = names.get(aliases.get(name.lower(), name).lower())
         if meant is None:
             close = difflib.get_close_matches(name.lower(), names, n=1)
@@ -58,5 +74,4 @@ def canonical(
         if meant in given:
             raise OptionError(f"options {given[meant]!r} and {name!r} are aliases: set one of them")
         given[meant] = name
-        found[meant] = text
-    return found
+    return {meant: options[name] for meant, name in given.items()}

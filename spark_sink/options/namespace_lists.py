@@ -59,16 +59,6 @@ class NamespaceLists:
             and not self._found(self.not_collections, name)
         )
 
-    def to_document(self) -> dict[str, Any]:
-        """Return the lists as part of an offset."""
-        found: dict[str, Any] = {
-            "databases": list(self.databases),
-            "notDatabases": list(self.not_databases),
-            "collections": list(self.collections),
-            "notCollections": list(self.not_collections),
-        }
-        return {"literal": self.literal, **{name: each for name, each in found.items() if each}}
-
     def __str__(self) -> str:
         named = {
             "databases": self.databases,
@@ -100,16 +90,3 @@ class NamespaceLists:
 def _whole(patterns: tuple[str, ...]) -> str:
     """Return the pattern of names that one of the patterns matches as a whole."""
     return f"^(?:{'|'.join(f'(?:{translation(each)})' for each in patterns)})$"
-
-
-def lists_from(document: dict[str, Any] | None) -> NamespaceLists:
-    """Return the lists that `to_document` wrote."""
-    if document is None:
-        return NamespaceLists()
-    return NamespaceLists(
-        tuple(document.get("databases", ())),
-        tuple(document.get("notDatabases", ())),
-        tuple(document.get("collections", ())),
-        tuple(document.get("notCollections", ())),
-        document["literal"],
-    )

@@ -8,20 +8,15 @@ it restarts: a restart corresponds to that of a connector, which Debezium counts
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spark_sink.errors import OptionError
 from spark_sink.options import values
-from spark_sink.options.names import GetOption
+from spark_sink.options.names import fields_in, option
 
-_ATTEMPTS = "connect.max.attempts"
 _INITIAL_BACKOFF = "connect.backoff.initial.delay.ms"
 _MAX_BACKOFF = "connect.backoff.max.delay.ms"
-_RESTARTS = "errors.max.retries"
-_RESTART_DELAY = "retriable.restart.connector.wait.ms"
-_SELECTION = "mongodb.server.selection.timeout.ms"
-RETRY_OPTIONS = (_ATTEMPTS, _INITIAL_BACKOFF, _MAX_BACKOFF, _RESTARTS, _RESTART_DELAY, _SELECTION)
-"""The names of the options, which are Debezium's."""
+_RESTARTS, _RESTART_DELAY = "errors.max.retries", "retriable.restart.connector.wait.ms"
 
 
 @dataclass(frozen=True)
@@ -36,13 +31,15 @@ class RetryPolicy:
             are refused.
     """
 
-    initial_backoff: float = 0.05
-    max_backoff: float = 2.0
-    attempts: int | None = None
+    initial_backoff: float = option(_INITIAL_BACKOFF, values.milliseconds, 0.05)
+    max_backoff: float = option(_MAX_BACKOFF, values.milliseconds, 2.0)
+    attempts: int | None = option("connect.max.attempts", values.positive, None)
     max_seconds: float = 60.0
-    restarts: int | None = 0
-    restart_delay: float = 10.0
-    selection_timeout: float | None = None
+    restarts: int | None = option(_RESTARTS, values.unlimited_number, 0)
+    restart_delay: float = option(_RESTART_DELAY, values.milliseconds, 10.0)
+    selection_timeout: float | None = option(
+        "mongodb.server.selection.timeout.ms", values.positive_milliseconds, None
+    )
 
     def __str__(self) -> str:
         """Return the time or the number of attempts after which the query fails, for messages."""
@@ -55,35 +52,15 @@ class RetryPolicy:
 DEFAULT_RETRY_POLICY = RetryPolicy()
 
 
-def retry_options(given: Mapping[str, str], get: GetOption) -> RetryPolicy:
-    """Return the options of this module among those given. Raises OptionError."""
-    longest = get(_MAX_BACKOFF, values.milliseconds, None)
-    first = get(_INITIAL_BACKOFF, values.milliseconds, None)
-    if first is None:
-        first = min(
-            RetryPolicy.initial_backoff, RetryPolicy.max_backoff if longest is None else longest
-        )
-    if longest is None:
-        longest = max(first, RetryPolicy.max_backoff)
-    if first > longest:
-        raise OptionError(f"option {_INITIAL_BACKOFF!r} must not be greater than {_MAX_BACKOFF!r}")
+def retry_options(given: Mapping[str, str]) -> RetryPolicy:
+    """Return the options of retries among those given. Raises OptionError."""
+    policy = RetryPolicy(**fields_in(RetryPolicy, given))
     if _RESTART_DELAY in given and _RESTARTS not in given:
         raise OptionError(f"option {_RESTART_DELAY!r} requires option {_RESTARTS!r}")
-    restarts: int | None = RetryPolicy.restarts
-    return RetryPolicy(
-        initial_backoff=first,
-        max_backoff=longest,
-        attempts=get(_ATTEMPTS, values.positive, None),
-        restarts=get(_RESTARTS, _restarts, restarts),
-        restart_delay=get(_RESTART_DELAY, values.milliseconds, RetryPolicy.restart_delay),
-        selection_timeout=get(_SELECTION, values.positive_milliseconds, None),
-    )
-
-
-def _restarts(text: str) -> int | None:
-    """Return Debezium's errors.max.retries: -1 is no limit."""
-    if text == "-1":
-        return None
-    if not text.isdecimal():
-        raise ValueError(f"must be -1 for no limit, 0 or a positive whole number, not {text!r}")
-    return int(text)
+    first, longest = policy.initial_backoff, policy.max_backoff
+    if first > longest and _INITIAL_BACKOFF in given and _MAX_BACKOFF in given:
+        raise OptionError(f"option {_INITIAL_BACKOFF!r} must not be greater than {_MAX_BACKOFF!r}")
+    if first > longest:  # one of them is a default, which follows the other
+        pause = first if _INITIAL_BACKOFF in given else longest
+        return replace(policy, initial_backoff=pause, max_backoff=pause)
+    return policy

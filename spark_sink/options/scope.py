@@ -5,11 +5,10 @@ A scope is the whole cluster, a database, one collection, or several collections
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from spark_sink.options.namespace_lists import NamespaceLists, lists_from
+from spark_sink.options.namespace_lists import NamespaceLists
 
 
 @dataclass(frozen=True)
@@ -45,17 +44,6 @@ class Scope:
         chosen = not self.collections or collection in self.collections
         return within and chosen and self.lists.accepts(database, collection)
 
-    def to_document(self) -> dict[str, Any]:
-        """Return the scope as part of an offset."""
-        document: dict[str, Any] = {}
-        if self.database is not None:
-            document["database"] = self.database
-        if self.collections:
-            document["collections"] = list(self.collections)
-        if self.lists:
-            document["lists"] = self.lists.to_document()
-        return document
-
     def __str__(self) -> str:
         return f"{self._place()} ({self.lists})" if self.lists else self._place()
 
@@ -65,12 +53,3 @@ class Scope:
         if not self.collections:
             return f"database {self.database!r}"
         return ", ".join(f"{self.database}.{name}" for name in self.collections)
-
-
-def scope_from(document: Mapping[str, Any]) -> Scope:
-    """Return the scope that `to_document` wrote."""
-    return Scope(
-        document.get("database"),
-        tuple(document.get("collections", ())),
-        lists_from(document.get("lists")),
-    )

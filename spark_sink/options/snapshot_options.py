@@ -9,7 +9,7 @@ from typing import Any
 
 from spark_sink.errors import OptionError
 from spark_sink.options import values
-from spark_sink.options.names import GetOption
+from spark_sink.options.names import fields_in, option, parsed_option
 from spark_sink.options.snapshot_modes import (
     BASED,
     CONFIGURATION_BASED,
@@ -36,15 +36,6 @@ _BASED_ON = {
 MODE_OPTIONS = (_MODE, CUSTOM_NAME, *_BASED_ON, _ON_HISTORY_LOST)
 """The names of the options that say when a query reads documents."""
 
-SNAPSHOT_OPTIONS = (
-    *MODE_OPTIONS,
-    "snapshotChunkRows",
-    "snapshotFilters",
-    "snapshot.include.collection.list",
-    "snapshot.delay.ms",
-)
-"""The names of all options of snapshots."""
-
 
 @dataclass(frozen=True)
 class SnapshotOptions:
@@ -60,11 +51,13 @@ class SnapshotOptions:
     """
 
     policy: SnapshotPolicy | None = POLICIES["no_data"]
-    custom: str = ""
-    chunk_rows: int | None = None
-    filters: Mapping[str, Mapping[str, Any]] | None = None
-    collections: tuple[str, ...] = ()
-    delay: float = 0.0
+    custom: str = option(CUSTOM_NAME, values.some_text, "")
+    chunk_rows: int | None = option("snapshotChunkRows", values.positive, None)
+    filters: Mapping[str, Mapping[str, Any]] | None = option(
+        "snapshotFilters", values.filters, None
+    )
+    collections: tuple[str, ...] = option("snapshot.include.collection.list", values.patterns, ())
+    delay: float = option("snapshot.delay.ms", values.milliseconds, 0.0)
 
     @property
     def reads_documents(self) -> bool:
@@ -96,23 +89,16 @@ class SnapshotOptions:
         return not self.collections or any(re.fullmatch(each, name) for each in self.collections)
 
 
-def snapshot_options(given: Mapping[str, str], get: GetOption) -> SnapshotOptions:
+def snapshot_options(given: Mapping[str, str]) -> SnapshotOptions:
     """Return the options of snapshots among those given. Raises OptionError."""
-    mode = get(_MODE, _mode, "no_data")
-    custom = get(CUSTOM_NAME, values.some_text, "")
-    if (mode == CUSTOM) != bool(custom):
+    mode = parsed_option(_MODE, _mode, given.get(_MODE, "no_data"))
+    if (mode == CUSTOM) != (CUSTOM_NAME in given):
         raise OptionError(f"snapshot.mode=custom and option {CUSTOM_NAME!r} require each other")
-    return SnapshotOptions(
-        policy=_with_history(_policy(mode, given, get), given, get),
-        custom=custom,
-        chunk_rows=get("snapshotChunkRows", values.positive, None),
-        filters=get("snapshotFilters", values.filters, None),
-        collections=get("snapshot.include.collection.list", values.patterns, ()),
-        delay=get("snapshot.delay.ms", values.milliseconds, 0.0),
-    )
+    policy = _with_history(_policy(mode, given), given)
+    return SnapshotOptions(policy, **fields_in(SnapshotOptions, given))
 
 
-def _policy(mode: str, given: Mapping[str, str], get: GetOption) -> SnapshotPolicy | None:
+def _policy(mode: str, given: Mapping[str, str]) -> SnapshotPolicy | None:
     based_on = [name for name in _BASED_ON if name in given]
     if mode != CONFIGURATION_BASED:
         if based_on:
@@ -121,9 +107,11 @@ def _policy(mode: str, given: Mapping[str, str], get: GetOption) -> SnapshotPoli
                 "leave it out"
             )
         return None if mode == CUSTOM else POLICIES[mode]
-    chosen = {field: get(name, values.boolean, False) for name, field in _BASED_ON.items()}
-    chosen.pop("")
-    policy = SnapshotPolicy(**chosen)
+    chosen = {
+        _BASED_ON[name]: parsed_option(name, values.boolean, given[name]) for name in based_on
+    }
+    chosen.pop("", None)
+    policy = SnapshotPolicy(**{"streams": False, **chosen})
     if not (policy.at_first or policy.streams):
         raise OptionError(
             f"snapshot.mode={CONFIGURATION_BASED} reads neither documents nor events: set "
@@ -132,9 +120,7 @@ def _policy(mode: str, given: Mapping[str, str], get: GetOption) -> SnapshotPoli
     return policy
 
 
-def _with_history(
-    policy: SnapshotPolicy | None, given: Mapping[str, str], get: GetOption
-) -> SnapshotPolicy | None:
+def _with_history(policy: SnapshotPolicy | None, given: Mapping[str, str]) -> SnapshotPolicy | None:
     """Return the policy with the option onHistoryLost."""
     if _ON_HISTORY_LOST not in given:
         return policy
@@ -145,7 +131,8 @@ def _with_history(
             f"option {_ON_HISTORY_LOST!r}: {other} already decides about a lost history: remove "
             "one of them"
         )
-    recovers = get(_ON_HISTORY_LOST, values.one_of("fail", "snapshot"), "") == "snapshot"
+    parse = values.switch("fail", "snapshot")
+    recovers = parsed_option(_ON_HISTORY_LOST, parse, given[_ON_HISTORY_LOST])
     if recovers and not policy.streams:
         raise OptionError(f"option {_ON_HISTORY_LOST!r}: snapshot is for modes that stream events")
     return replace(policy, if_history_is_lost=recovers)

@@ -8,9 +8,9 @@ option would prevent that a repeated batch has the same content.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from bson import json_util
@@ -19,37 +19,30 @@ from pyspark.sql.types import StructType
 from spark_sink.errors import OptionError
 from spark_sink.events.positions import FromNow, Position
 from spark_sink.options import values
-from spark_sink.options.names import GetOption, canonical, parsed_option
+from spark_sink.options.names import canonical, fields_in, option, option_names, parsed_option
 from spark_sink.options.namespace_lists import NamespaceLists
-from spark_sink.options.oversize import (
-    OVERSIZE_OPTIONS,
-    SPLIT_STAGE,
-    image_mode,
-    oversize_stages,
-)
-from spark_sink.options.retry_options import RETRY_OPTIONS, RetryPolicy, retry_options
+from spark_sink.options.oversize import SPLIT_STAGE, OversizeOptions, Stages
+from spark_sink.options.retry_options import RetryPolicy, retry_options
 from spark_sink.options.scope import Scope
-from spark_sink.options.signal_options import SIGNAL_OPTIONS, SignalOptions, signal_options
-from spark_sink.options.snapshot_options import (
-    SNAPSHOT_OPTIONS,
-    SnapshotOptions,
-    snapshot_options,
-)
+from spark_sink.options.snapshot_options import MODE_OPTIONS, SnapshotOptions, snapshot_options
 from spark_sink.rows.field_edits import FieldEdit, excluded_fields, renamed_fields
 from spark_sink.rows.typed_documents import document_schema
 
-DEFAULT_MAX_EVENTS_PER_TRIGGER = 50_000
-DEFAULT_IDLE_ADVANCE_SECONDS = 6 * 3600
-
-_Value = TypeVar("_Value")
-
-
-_NO_STAGES: tuple[Mapping[str, Any], ...] = ()
-_NO_EDITS: tuple[FieldEdit, ...] = ()
-
-
 # The authentication database: a path /admin of a URI is not a scope.
 _AUTHENTICATION = "admin"
+
+
+@dataclass(frozen=True)
+class SignalOptions:
+    """The channels of signals: a collection, by database and name, and a folder, by its address."""
+
+    collection: tuple[str, str] | None = option("signalCollection", values.namespace, None)
+    folder: str | None = option("signalFolder", values.some_text, None)
+
+    @property
+    def are_read(self) -> bool:
+        """Whether signals are read at all."""
+        return self.collection is not None or self.folder is not None
 
 
 @dataclass(frozen=True)
@@ -72,40 +65,43 @@ class StreamOptions:
             before an empty micro-batch advances it, so that the oplogs still contain it.
         raw_documents: the columns of documents hold BSON instead of JSON.
         document_schema, document_type: the schema of typed documents, as given and parsed by Spark.
-        rescues_unknown: whether a field outside of that schema is rescued.
+        ignores_unknown: whether a field outside of that schema is left out, and not rescued.
         canonical_json: canonical instead of relaxed extended JSON in the JSON columns.
         heartbeat_interval: seconds of cluster time between two heartbeats; 0: none.
-        field_edits: fields of documents that are left out or renamed, in this order.
+        excluded_fields, renamed_fields: fields of documents that are left out, and then renamed.
         batch_mode: what `spark.read` reads: "snapshot", "changes", or None.
         end: where a batch read of changes ends; None: at the present.
     """
 
     uri: str = field(repr=False)
     scope: Scope = field(default_factory=Scope)
-    skipping: tuple[Mapping[str, Any], ...] = ()
-    pipeline: tuple[Mapping[str, Any], ...] = ()
-    full_document: str | None = None
-    full_document_before_change: str | None = None
-    show_expanded_events: bool = False
+    skipping: Stages = ()
+    pipeline: Stages = ()
+    full_document: str | None = option("fullDocument", values.some_text, None)
+    full_document_before_change: str | None = option(
+        "fullDocumentBeforeChange", values.some_text, None
+    )
+    show_expanded_events: bool = option("showExpandedEvents", values.boolean, False)
     start: Position = field(default_factory=FromNow)
-    max_events_per_trigger: int = DEFAULT_MAX_EVENTS_PER_TRIGGER
-    max_bytes_per_trigger: int | None = None
-    in_total_order: bool = False
-    keeps_transactions: bool = False
-    reads_shards_directly: bool = False
-    events_per_partition: int = 0
-    idle_advance_seconds: int = DEFAULT_IDLE_ADVANCE_SECONDS
-    raw_documents: bool = False
-    document_schema: str | None = None
+    max_events_per_trigger: int = option("maxEventsPerTrigger", values.positive, 50_000)
+    max_bytes_per_trigger: int | None = option("maxBytesPerTrigger", values.size_in_bytes, None)
+    in_total_order: bool = option("ordering", values.switch("perDocument", "total"), False)
+    keeps_transactions: bool = option("provide.transaction.metadata", values.boolean, False)
+    reads_shards_directly: bool = option("readFrom", values.switch("router", "shards"), False)
+    events_per_partition: int = option("eventsPerPartition", values.positive, 0)
+    idle_advance_seconds: int = option("idleAdvanceSeconds", values.positive, 6 * 3600)
+    raw_documents: bool = option("documents", values.switch("json", "raw", "typed"), False)
+    document_schema: str | None = option("documentSchema", document_schema, None)
     document_type: StructType | None = None
-    rescues_unknown: bool = True
-    canonical_json: bool = False
-    heartbeat_interval: float = 0.0
+    ignores_unknown: bool = option("unknownFields", values.switch("rescue", "ignore"), False)
+    canonical_json: bool = option("jsonFormat", values.switch("relaxed", "canonical"), False)
+    heartbeat_interval: float = option("heartbeat.interval.ms", values.milliseconds, 0.0)
     snapshot: SnapshotOptions = field(default_factory=SnapshotOptions)
     retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
     signals: SignalOptions = field(default_factory=SignalOptions)
-    field_edits: tuple[FieldEdit, ...] = ()
-    batch_mode: str | None = None
+    excluded_fields: tuple[FieldEdit, ...] = option("field.exclude.list", excluded_fields, ())
+    renamed_fields: tuple[FieldEdit, ...] = option("field.renames", renamed_fields, ())
+    batch_mode: str | None = option("mode", values.one_of("snapshot", "changes"), None)
     end: Position | None = None
 
     @property
@@ -132,66 +128,31 @@ def named_options(options: Mapping[str, str]) -> dict[str, str]:
 def parse_options(options: Mapping[str, str]) -> StreamOptions:
     """Return the options that a user gave, validated. Raises OptionError."""
     given = named_options(options)
-
-    def get(name: str, parse: Callable[[str], _Value], default: _Value) -> _Value:
-        return parsed_option(name, parse, given[name]) if name in given else default
-
-    uris = [get("uri", values.router_uri, None), get("uriFile", values.uri_in_file, None)]
-    if all(uris):
-        raise OptionError("options 'uri' and 'uriFile' exclude each other: set one of them")
-    uri = uris[0] or uris[1]
-    if uri is None:
-        raise OptionError("option 'uri' is required, for example mongodb://127.0.0.1:27020")
-    large, pipeline = oversize_stages(get, get("pipeline", values.stages, ()))
+    found = fields_in(StreamOptions, given)
+    oversize = OversizeOptions(**fields_in(OversizeOptions, given))
+    skipped: Stages = ()
+    pipeline: Stages = ()
+    if "pipeline" in given:
+        pipeline = parsed_option("pipeline", values.stages, given["pipeline"])
+    if "skipped.operations" in given:
+        skipped = parsed_option(
+            "skipped.operations", values.skipped_operations, given["skipped.operations"]
+        )
+    large, pipeline = oversize.stages(pipeline)
+    for name in ("full_document", "full_document_before_change"):
+        found[name] = oversize.image_mode(found.get(name))
+    uri = required_uri(given, "option 'uri' is required, for example mongodb://127.0.0.1:27020")
     parsed = StreamOptions(
         uri=uri,
-        scope=_scope(
-            uri,
-            get("database", values.database_name, None),
-            get("collection", values.collection_names, ()),
-            _lists(get),
-        ),
+        scope=_scope(uri, given),
+        skipping=(*skipped, *large),
         pipeline=pipeline,
-        skipping=(*get("skipped.operations", values.skipped_operations, _NO_STAGES), *large),
-        full_document=image_mode(get, "fullDocument"),
-        full_document_before_change=image_mode(get, "fullDocumentBeforeChange"),
-        show_expanded_events=get("showExpandedEvents", values.boolean, False),
-        start=_only(
-            "startAtOperationTime, resumeAfter and startAfter",
-            get("startAtOperationTime", values.cluster_time_position, None),
-            get("resumeAfter", values.resume_token, None),
-            get("startAfter", values.resume_token, None),
-        )
-        or FromNow(),
-        max_events_per_trigger=get(
-            "maxEventsPerTrigger", values.positive, DEFAULT_MAX_EVENTS_PER_TRIGGER
-        ),
-        max_bytes_per_trigger=get("maxBytesPerTrigger", values.size_in_bytes, None),
-        in_total_order=get("ordering", values.one_of("perDocument", "total"), "") == "total",
-        keeps_transactions=get("provide.transaction.metadata", values.boolean, False),
-        reads_shards_directly=get("readFrom", values.one_of("router", "shards"), "") == "shards",
-        events_per_partition=get("eventsPerPartition", values.positive, 0),
-        idle_advance_seconds=get(
-            "idleAdvanceSeconds", values.positive, DEFAULT_IDLE_ADVANCE_SECONDS
-        ),
-        raw_documents=get("documents", values.one_of("json", "raw", "typed"), "") == "raw",
-        document_schema=get("documentSchema", document_schema, None),
-        rescues_unknown=get("unknownFields", values.one_of("rescue", "ignore"), "") != "ignore",
-        canonical_json=get("jsonFormat", values.one_of("relaxed", "canonical"), "") == "canonical",
-        heartbeat_interval=get("heartbeat.interval.ms", values.milliseconds, 0.0),
-        snapshot=snapshot_options(given, get),
-        retry_policy=retry_options(given, get),
-        signals=signal_options(get),
-        field_edits=(
-            *get("field.exclude.list", excluded_fields, _NO_EDITS),
-            *get("field.renames", renamed_fields, _NO_EDITS),
-        ),
-        batch_mode=get("mode", values.one_of("snapshot", "changes"), None),
-        end=_only(
-            "endAtOperationTime and endAt",
-            get("endAtOperationTime", values.cluster_time_position, None),
-            get("endAt", values.resume_token, None),
-        ),
+        start=_position(given, "startAtOperationTime", "resumeAfter", "startAfter") or FromNow(),
+        end=_position(given, "endAtOperationTime", "endAt"),
+        snapshot=snapshot_options(given),
+        retry_policy=retry_options(given),
+        signals=SignalOptions(**fields_in(SignalOptions, given)),
+        **found,
     )
     _require_document_schema(given)
     _require_repeatable(parsed)
@@ -200,45 +161,18 @@ def parse_options(options: Mapping[str, str]) -> StreamOptions:
     return parsed
 
 
+_LISTS = tuple(
+    f"{kind}.{rule}.list" for kind in ("database", "collection") for rule in ("include", "exclude")
+)
 _KNOWN = (
-    "uri",
-    "uriFile",
-    "database",
-    "collection",
-    "pipeline",
-    "fullDocument",
-    "fullDocumentBeforeChange",
-    "showExpandedEvents",
-    "startAtOperationTime",
-    "resumeAfter",
-    "startAfter",
-    "maxEventsPerTrigger",
-    "maxBytesPerTrigger",
-    "ordering",
-    "provide.transaction.metadata",
-    "readFrom",
-    "eventsPerPartition",
-    "idleAdvanceSeconds",
-    "documents",
-    "documentSchema",
-    "unknownFields",
-    "jsonFormat",
-    *SNAPSHOT_OPTIONS,
-    *OVERSIZE_OPTIONS,
-    "heartbeat.interval.ms",
-    *RETRY_OPTIONS,
-    *SIGNAL_OPTIONS,
-    "mode",
-    "endAtOperationTime",
-    "endAt",
-    "database.include.list",
-    "database.exclude.list",
-    "collection.include.list",
-    "collection.exclude.list",
-    "filters.match.mode",
-    "skipped.operations",
-    "field.exclude.list",
-    "field.renames",
+    *("uri", "uriFile", "database", "collection", "pipeline", "skipped.operations"),
+    *("startAtOperationTime", "resumeAfter", "startAfter", "endAtOperationTime", "endAt"),
+    *(*MODE_OPTIONS, *_LISTS, "filters.match.mode"),
+    *option_names(StreamOptions),
+    *option_names(OversizeOptions),
+    *option_names(SnapshotOptions),
+    *option_names(RetryPolicy),
+    *option_names(SignalOptions),
 )
 # Debezium's names of options that mean the same.
 _ALIASES = {
@@ -250,11 +184,27 @@ _ALIASES = {
 }
 
 
-def _only(names: str, *positions: Position | None) -> Position | None:
-    given = [position for position in positions if position is not None]
-    if len(given) > 1:
-        raise OptionError(f"only one of {names} can be given")
-    return given[0] if given else None
+def required_uri(given: Mapping[str, str], missing: str, of: str = "") -> str:
+    """Return the connection string in one of two options, or raise OptionError."""
+    if "uri" in given and "uriFile" in given:
+        raise OptionError(f"options 'uri' and 'uriFile'{of} exclude each other: set one of them")
+    if "uri" in given:
+        return parsed_option("uri", values.router_uri, given["uri"], of)
+    if "uriFile" in given:
+        return parsed_option("uriFile", values.uri_in_file, given["uriFile"], of)
+    raise OptionError(missing)
+
+
+def _position(given: Mapping[str, str], *names: str) -> Position | None:
+    """Return the position in one of these options, of which those of a time are named so."""
+    found: list[Position] = []
+    for name in filter(given.__contains__, names):
+        of_time = name.endswith("Time")
+        parse: Any = values.cluster_time_position if of_time else values.resume_token
+        found.append(parsed_option(name, parse, given[name]))
+    if len(found) > 1:
+        raise OptionError(f"only one of {', '.join(names[:-1])} and {names[-1]} can be given")
+    return found[0] if found else None
 
 
 def _require_document_schema(given: Mapping[str, str]) -> None:
@@ -331,30 +281,31 @@ def _require_repeatable(options: StreamOptions) -> None:
             )
 
 
-def _lists(get: GetOption) -> NamespaceLists:
+def _lists(given: Mapping[str, str]) -> NamespaceLists:
     """Return Debezium's lists, under its names."""
-    literal = get("filters.match.mode", values.one_of("regex", "literal"), "") == "literal"
+    mode = given.get("filters.match.mode", "regex")
+    literal = parsed_option("filters.match.mode", values.switch("regex", "literal"), mode)
     parse = values.names if literal else values.patterns
-    none: tuple[str, ...] = ()
-    lists = NamespaceLists(
-        get("database.include.list", parse, none),
-        get("database.exclude.list", parse, none),
-        get("collection.include.list", parse, none),
-        get("collection.exclude.list", parse, none),
-        literal,
-    )
+    found: list[Any] = [
+        parsed_option(name, parse, given[name]) if name in given else () for name in _LISTS
+    ]
+    lists = NamespaceLists(*found)
     if (lists.databases and lists.not_databases) or (lists.collections and lists.not_collections):
         raise OptionError("only one of an include list and its exclude list can be given")
-    return lists
+    return replace(lists, literal=literal) if lists else lists
 
 
-def _scope(
-    uri: str, database: str | None, collections: tuple[str, ...], lists: NamespaceLists
-) -> Scope:
+def _scope(uri: str, given: Mapping[str, str]) -> Scope:
     """Return the scope of the options, or else the one in the URI's path.
 
     A path beside a `database` option, and the path /admin, only name the authentication database.
     """
+    database: str | None = None
+    collections: tuple[str, ...] = ()
+    if "database" in given:
+        database = parsed_option("database", values.database_name, given["database"])
+    if "collection" in given:
+        collections = parsed_option("collection", values.collection_names, given["collection"])
     path = urlsplit(uri).path.removeprefix("/")
     if database is None and path and path != _AUTHENTICATION:
         database, _, collection = unquote(path).partition(".")
@@ -362,4 +313,4 @@ def _scope(
             collections = parsed_option("uri", values.collection_names, collection)
     if collections and database is None:
         raise OptionError("option 'collection' requires option 'database'")
-    return Scope(database, collections, lists)
+    return Scope(database, collections, _lists(given))

@@ -105,23 +105,36 @@ def one_of(*choices: str) -> Callable[[str], str]:
     return parse
 
 
+def switch(off: str, on: str, *others: str) -> Callable[[str], bool]:
+    """Return a parser that accepts these words in any case: whether the text is `on`."""
+    parse = one_of(off, on, *others)
+    return lambda text: parse(text) == on
+
+
 def boolean(text: str) -> bool:
     """Return whether the text is "true", and not "false"."""
     return one_of("true", "false")(text) == "true"
 
 
-def positive(text: str) -> int:
-    """Return a positive whole number."""
-    if not text.isdecimal() or int(text) == 0:
-        raise ValueError(f"must be a positive whole number, not {text!r}")
-    return int(text)
+def number(what: str, least: int = 0) -> Callable[[str], int]:
+    """Return a parser of whole numbers from `least` on; messages call them `what`."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise ValueError(f"must be {what}, not {text!r}")
+        return int(text)
+
+    return parse
+
+
+positive = number("a positive whole number", 1)
+whole_number = number("a whole number")
+_milliseconds = number("a number of milliseconds")
 
 
 def milliseconds(text: str) -> float:
     """Return a number of milliseconds, in seconds."""
-    if not text.isdecimal():
-        raise ValueError(f"must be a number of milliseconds, not {text!r}")
-    return int(text) / 1000
+    return _milliseconds(text) / 1000
 
 
 def positive_milliseconds(text: str) -> float:
@@ -129,11 +142,10 @@ def positive_milliseconds(text: str) -> float:
     return positive(text) / 1000
 
 
-def whole_number(text: str) -> int:
-    """Return a whole number, 0 included."""
-    if not text.isdecimal():
-        raise ValueError(f"must be a whole number, not {text!r}")
-    return int(text)
+def unlimited_number(text: str) -> int | None:
+    """Return a whole number; None for -1, which is no limit."""
+    parse = number("-1 for no limit, 0 or a positive whole number")
+    return None if text == "-1" else parse(text)
 
 
 def size_in_bytes(text: str) -> int:

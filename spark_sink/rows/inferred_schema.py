@@ -9,6 +9,7 @@ have no type. So the schema of documents is the same in whatever order they come
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
@@ -37,7 +38,7 @@ from pyspark.sql.types import (
 
 MOST_FIELDS = 1_000
 """The most fields of a schema that grows, those of structs included."""
-_SIMPLE: dict[type, DataType] = {
+SIMPLE_TYPES: dict[type, DataType] = {
     int: IntegerType(),
     Int64: LongType(),
     float: DoubleType(),
@@ -49,45 +50,56 @@ _SIMPLE: dict[type, DataType] = {
     bytes: BinaryType(),
     Binary: BinaryType(),
 }
-_NUMBERS: tuple[DataType, ...] = tuple(_SIMPLE[each] for each in (int, Int64, float, Decimal128))
+_NUMBERS: tuple[DataType, ...] = tuple(
+    SIMPLE_TYPES[each] for each in (int, Int64, float, Decimal128)
+)
 # What names of columns cannot contain in Spark's Parquet files, and a dot, which separates names.
 _NO_COLUMN = re.compile(r"[ ,;{}()\n\t=.]|^$")
 
 
 @dataclass
 class SeenTypes:
-    """The types of the values of one field in many documents."""
+    """The values of one field in many documents: how many of each type, and what they contain."""
 
-    simple: set[type] = field(default_factory=set)
+    kinds: Counter[type] = field(default_factory=Counter)
     fields: dict[str, SeenTypes] = field(default_factory=dict)
     elements: SeenTypes | None = None
 
     def add(self, value: Any) -> None:
         """Add a value, which is decoded with dates as DatetimeMS."""
         kind = type(value)
-        if kind in _SIMPLE:
-            self.simple.add(kind)
+        if kind in SIMPLE_TYPES:
+            self.kinds[kind] += 1
         elif kind is list:
-            self.elements = self.elements or SeenTypes()
+            self.kinds[list] += 1
+            self.elements = self.elements or type(self)()
             for item in value:
                 self.elements.add(item)
         elif isinstance(value, Mapping):
+            self.kinds[dict] += 1
             for name, item in value.items():
-                if item is not None and not is_no_column(name):
-                    self.fields.setdefault(name, SeenTypes()).add(item)
+                if item is not None and self.accepts(name):
+                    self.fields.setdefault(name, type(self)()).add(item)
         elif isinstance(value, DBRef):
             self.add(value.as_doc())
 
+    @staticmethod
+    def accepts(name: str) -> bool:
+        """Return whether a field with this name counts."""
+        return not is_no_column(name)
+
     def type(self) -> DataType | None:
         """Return the type that holds the values; None if they have none."""
-        found: list[DataType | None] = [_SIMPLE[kind] for kind in self.simple]
+        found: list[DataType | None] = [
+            kind for each in self.kinds if (kind := SIMPLE_TYPES.get(each))
+        ]
         if self.elements is not None:
             element = self.elements.type()
             found.append(None if element is None else ArrayType(element))
         fields = [(name, seen.type()) for name, seen in self.fields.items()]
         typed = [StructField(name, kind) for name, kind in fields if kind is not None]
         found.append(StructType(typed) if typed else None)
-        return reduce(_wider, found)
+        return reduce(_wider, found, None)
 
 
 def is_no_column(name: str) -> bool:
@@ -97,7 +109,11 @@ def is_no_column(name: str) -> bool:
 
 def schema_of(documents: Iterable[Mapping[str, Any]]) -> StructType:
     """Return the schema of documents, which are decoded with dates as DatetimeMS."""
-    seen = SeenTypes()
+    return schema_seen(SeenTypes(), documents)
+
+
+def schema_seen(seen: SeenTypes, documents: Iterable[Mapping[str, Any]]) -> StructType:
+    """Return the schema that `seen` finds for documents."""
     for document in documents:
         seen.add(document)
     found = seen.type()

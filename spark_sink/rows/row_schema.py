@@ -19,7 +19,16 @@ DOCUMENT_COLUMNS = ("documentKey", *TYPED_COLUMNS, "updateDescription")
 UNIQUE_COLUMNS = ("token", "documentKey", "fullDocument", "fullDocumentBeforeChange", "event")
 """Columns whose values rarely repeat, so that a dictionary of Parquet's writer only costs time."""
 
-_FRAGMENT = StructType([StructField("fragment", LongType()), StructField("of", LongType())])
+_KINDS: dict[str, DataType] = {
+    "string": StringType(), "long": LongType(), "timestamp": TimestampType(),
+    "binary": BinaryType(), "boolean": BooleanType(),
+}  # fmt: skip
+
+
+def columns(text: str) -> list[StructField]:
+    """Return columns such as "token string!, txnNumber long"; those with ! are never null."""
+    pairs = (each.split() for each in text.split(","))
+    return [StructField(name, _KINDS[kind.rstrip("!")], kind[-1] != "!") for name, kind in pairs]
 
 
 def row_schema(
@@ -39,23 +48,15 @@ def row_schema(
         kinds |= dict.fromkeys(TYPED_COLUMNS, document_type)
     return StructType(
         [
-            StructField("token", StringType(), nullable=False),
-            StructField("operationType", StringType()),
-            StructField("clusterTime", TimestampType()),
-            StructField("clusterTimeOrdinal", LongType()),
-            StructField("wallTime", TimestampType()),
-            StructField("namespace", StringType()),
-            StructField("database", StringType()),
-            StructField("collection", StringType()),
+            *columns(
+                "token string!, operationType string, clusterTime timestamp, clusterTimeOrdinal "
+                "long, wallTime timestamp, namespace string, database string, collection string"
+            ),
             *(StructField(name, kind) for name, kind in kinds.items()),
-            StructField("event", BinaryType(), nullable=False),
-            StructField("op", StringType()),
-            StructField("snapshot", BooleanType(), nullable=False),
-            StructField("shard", StringType()),
+            *columns("event binary!, op string, snapshot boolean!, shard string"),
             StructField("lsid", documents),
-            StructField("txnNumber", LongType()),
-            StructField("to", StringType()),
-            StructField("splitEvent", _FRAGMENT),
+            *columns("txnNumber long, to string"),
+            StructField("splitEvent", StructType(columns("fragment long, of long"))),
             *([StructField(RESCUED, StringType())] if document_type is not None else []),
         ]
     )

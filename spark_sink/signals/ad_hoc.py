@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from bson.timestamp import Timestamp
 
-from spark_sink.events.positions import time_in
+from spark_sink.events.positions import FromNow, Position, time_in, time_of
+from spark_sink.options.stream_options import StreamOptions
+from spark_sink.signals.channels import ReceivedSignal, SignalCollection, SignalFolder
 from spark_sink.signals.notifications import (
     ABORTED,
     BLOCKING,
@@ -41,41 +44,12 @@ from spark_sink.signals.signal import (
     signal_of,
 )
 from spark_sink.signals.state import BatchChunks, EndedSnapshot, Request, SignalState
-from spark_sink.snapshot import plan as snapshots
-from spark_sink.snapshot.plan import Collection
+from spark_sink.snapshot.plan import Collection, SnapshotPlan
+from spark_sink.snapshot.planner import SnapshotPlanner
+from spark_sink.stream.router_client import RouterClient
 
 # The most snapshots that wait.
 _MAX_REQUESTS = 100
-
-
-@dataclass(frozen=True)
-class ReceivedSignal:
-    """A signal as received: its document, or a text that states why there is none."""
-
-    id: str
-    document: Mapping[str, Any] | str
-
-
-class ChunkPlanner(Protocol):
-    """The part of SnapshotPlanner that is used here. All methods raise PyMongoError."""
-
-    def begin(
-        self, snapshot_time: Timestamp, wanted: Callable[[str], bool] | None = None
-    ) -> snapshots.SnapshotPlan:
-        """Return a plan of collections, with no chunk planned yet."""
-
-    def next_batch(
-        self, plan: snapshots.SnapshotPlan, max_rows: int | None
-    ) -> snapshots.SnapshotPlan:
-        """Return the plan after a further batch."""
-
-    def problem(
-        self, collection: snapshots.Collection, condition: Mapping[str, Any] | None
-    ) -> str | None:
-        """Return why documents of a collection cannot be read with a filter; None if they can."""
-
-    def name_now(self, collection: snapshots.Collection) -> str | None:
-        """Return the current name of the collection; None if it was dropped."""
 
 
 class AdHocSnapshots:
@@ -86,7 +60,7 @@ class AdHocSnapshots:
 
     def __init__(
         self,
-        planner: ChunkPlanner,
+        planner: SnapshotPlanner,
         refusal: str | None = None,
         *,
         clock: Callable[[], float] = time.time,
@@ -213,7 +187,7 @@ class AdHocSnapshots:
         names = names_of(plan.waiting)
         return state.notified(self._notification(request, STARTED, data_collections=names))
 
-    def _problem(self, request: Request, plan: snapshots.SnapshotPlan) -> str | None:
+    def _problem(self, request: Request, plan: SnapshotPlan) -> str | None:
         if not plan.waiting:
             return "no collection of the query's scope matches data-collections"
         names = [str(each) for each in plan.waiting]
@@ -226,9 +200,7 @@ class AdHocSnapshots:
                 return problem
         return None
 
-    def _scanned(
-        self, state: SignalState, request: Request, plan: snapshots.SnapshotPlan
-    ) -> SignalState:
+    def _scanned(self, state: SignalState, request: Request, plan: SnapshotPlan) -> SignalState:
         """Return the state with notifications of what the chunks of a plan read."""
         aggregate = _aggregate(request)
         for each in progress_of(request.id, aggregate, plan, self._clock()):
@@ -257,3 +229,75 @@ class AdHocSnapshots:
 
 def _aggregate(request: Request) -> str:
     return BLOCKING if request.blocking else INCREMENTAL
+
+
+# Await time of a getMore on the collection of signals, in seconds: each batch makes one.
+_AWAIT = 0.001
+_OPEN = (
+    "the query has a pipeline, whose stages work on events: start it with option snapshotFilters, "
+    "which selects the documents of snapshots ({} is all)"
+)
+
+
+class SignalProcessor:
+    """Receives the signals of a query, and advances the snapshots that they request.
+
+    Raises OptionError if the folder of signals cannot be read here.
+    """
+
+    def __init__(self, client: RouterClient, options: StreamOptions) -> None:
+        self._client = client
+        planner = SnapshotPlanner(client.plain(), options.scope, options.rows_per_chunk)
+        self._rows = options.max_events_per_trigger
+        self.snapshots = AdHocSnapshots(planner, _OPEN if options.lacks_snapshot_filters else None)
+        """The snapshots that signals request."""
+        given = options.signals
+        self._folder = None if given.folder is None else SignalFolder(given.folder)
+        self._collection = None
+        if given.collection is not None:
+            watch = partial(client.watch_inserts, *given.collection, max_await=_AWAIT)
+            self._collection = SignalCollection(watch, self._newest, options.retry_policy)
+
+    def receive(self, state: SignalState, position: Position) -> SignalState:
+        """Return the state after new signals, at a position of the stream. Raises StreamError."""
+        if isinstance(position, FromNow):  # signals are read from the query's beginning on
+            return state
+        present: Container[str] = ()
+        if self._folder is not None:
+            signals = self._folder.receive(state.handled)
+            present = self._folder.present
+            state = self.snapshots.process(state, signals, present)
+        if self._collection is not None:
+            signals, reached = self._collection.receive(state.position or position)
+            state = self.snapshots.process(replace(state, position=reached), signals, present)
+        return state
+
+    def advance(self, state: SignalState, end: Position, max_rows: int | None) -> SignalState:
+        """Return the state with the chunks of a batch, whose events end at `end`.
+
+        The chunks have about `max_rows` documents; None: as many as a batch has events by default.
+        Raises PyMongoError, and StreamError if the router cannot be reached.
+        """
+        if state.running is None:
+            return state
+        streamed = time_of(end)
+
+        def advanced() -> SignalState:
+            newest = self._newest()
+            at = newest if streamed is None else max(newest, streamed)
+            return self.snapshots.advance(state, at, max_rows or self._rows)
+
+        return self._client.with_retries(advanced)
+
+    def committed(self, state: SignalState) -> None:
+        """Remove the files of signals that a committed batch has processed."""
+        if self._folder is not None:
+            self._folder.remove(state.handled)
+
+    def close(self) -> None:
+        """Kill the cursor on the collection."""
+        if self._collection is not None:
+            self._collection.close()
+
+    def _newest(self) -> Timestamp:
+        return self._client.with_retries(self._client.clocks).cluster_time

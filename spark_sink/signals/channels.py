@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,9 +21,7 @@ from spark_sink.events.positions import Position, after, key_of
 from spark_sink.events.slices import CODEC
 from spark_sink.folders import open_folder
 from spark_sink.options.retry_options import DEFAULT_RETRY_POLICY, RetryPolicy
-from spark_sink.signals.ad_hoc import ReceivedSignal
-from spark_sink.stream.cursor import StreamCursor
-from spark_sink.stream.event_stream import EventStream
+from spark_sink.stream.event_stream import EventStream, StreamCursor
 
 # The most signals received together, and the most bytes of one.
 MAX_SIGNALS = 100
@@ -35,6 +34,14 @@ _POLL_LOCAL, _POLL_REMOTE = 1.0, 10.0
 _WRITE_TIMEOUT = 10.0
 # Seconds for the first poll of the collection to reach the present.
 _CATCH_UP_TIMEOUT = 10.0
+
+
+@dataclass(frozen=True)
+class ReceivedSignal:
+    """A signal as received: its document, or a text that states why there is none."""
+
+    id: str
+    document: Mapping[str, Any] | str
 
 
 class SignalFolder:

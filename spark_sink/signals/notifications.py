@@ -60,7 +60,7 @@ def progress_of(
     names = dict.fromkeys(str(chunk.collection) for chunk in plan.chunks)
     progress = {
         "chunks": str(len(plan.chunks)),
-        "chunks_planned": str(plan.planned),
+        "chunks_planned": str(plan.progress.chunks_planned),
         "current_collection_in_progress": ", ".join(names),
     }
     yield notification(identifier, aggregate, IN_PROGRESS, at, **progress)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from bson import json_util
 from bson.errors import BSONError
@@ -44,6 +44,7 @@ class SignalError(ValueError):
 class Condition:
     """A filter, in canonical extended JSON, for collections that are named as in Signal."""
 
+    AS_LIST: ClassVar = True
     collections: str
     filter: str
 

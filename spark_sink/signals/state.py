@@ -7,23 +7,15 @@ the processed signals, none of which is processed twice.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bson.timestamp import Timestamp
 
-from spark_sink.events.positions import Position, from_offset, time_document, time_from, to_offset
+from spark_sink.events.documents import stored
+from spark_sink.events.positions import Position
 from spark_sink.signals.signal import Condition, matches_any
-from spark_sink.snapshot.plan import (
-    Chunk,
-    Collection,
-    SnapshotPlan,
-    chunk_document,
-    chunk_from,
-    collection_document,
-    collection_from,
-    plan_from,
-)
+from spark_sink.snapshot.plan import Chunk, Collection, SnapshotPlan
 
 # Ids of processed signals that are kept, beside those whose files are still present.
 _MAX_HANDLED = 1000
@@ -46,7 +38,7 @@ class Request:
     conditions: tuple[Condition, ...] = ()
     excluded: tuple[str, ...] = ()
     plan: SnapshotPlan | None = None
-    unfiltered: tuple[Collection, ...] = ()
+    unfiltered: tuple[Collection, ...] = field(default=(), metadata=stored("whole"))
     required: bool = False
 
     def wants(self, namespace: str) -> bool:
@@ -68,9 +60,13 @@ class Request:
         plan = self.plan
         if plan is not None:
             waiting = [each for each in plan.waiting if not matches_any(patterns, str(each))]
-            plan = replace(plan, waiting=tuple(waiting))
+            left_out = len(plan.waiting) - len(waiting)
             if plan.current is not None and matches_any(patterns, str(plan.current.collection)):
                 plan = replace(plan, current=None, bounds=(), rows=0)
+                left_out += 1
+            done = plan.progress
+            done = replace(done, collections_planned=done.collections_planned + left_out)
+            plan = replace(plan, waiting=tuple(waiting), progress=done)
         unfiltered = tuple(each for each in self.unfiltered if not matches_any(patterns, str(each)))
         return replace(self, excluded=(*self.excluded, *patterns), plan=plan, unfiltered=unfiltered)
 
@@ -91,8 +87,8 @@ class EndedSnapshot:
     All of it was read at `snapshot_time` or later.
     """
 
-    snapshot_time: Timestamp
-    collections: tuple[tuple[str, str], ...]
+    snapshot_time: Timestamp = field(metadata=stored("mark"))
+    collections: tuple[tuple[str, str], ...] = field(metadata=stored("whole"))
 
 
 @dataclass(frozen=True)
@@ -164,86 +160,3 @@ class SignalState:
         """Return the state without a request."""
         kept = (each for each in self.requests if each.id != identifier)
         return replace(self, requests=tuple(kept))
-
-    def to_document(self) -> dict[str, Any]:
-        """Return the state as part of an offset."""
-        document: dict[str, Any] = {
-            "handled": list(self.handled),
-            "requests": [_request_document(each) for each in self.requests],
-            "paused": self.paused,
-        }
-        if self.position is not None:
-            document["position"] = to_offset(self.position)
-        if self.required:
-            document["required"] = self.required
-        if self.reading is not None:
-            document["reading"] = {
-                "request": self.reading.request,
-                "at": time_document(self.reading.at),
-                "chunks": [chunk_document(each) for each in self.reading.chunks],
-            }
-        if self.ended is not None:
-            collections = [list(each) for each in self.ended.collections]
-            document["ended"] = {
-                "mark": time_document(self.ended.snapshot_time),
-                "whole": collections,
-            }
-        if self.notifications:
-            document["notifications"] = [dict(each) for each in self.notifications]
-        return document
-
-
-def state_from(document: Mapping[str, Any]) -> SignalState:
-    """Return the state that `to_document` wrote. Raises KeyError, TypeError or ValueError."""
-    reading, ended = document.get("reading"), document.get("ended")
-    position = document.get("position")
-    return SignalState(
-        handled=tuple(document["handled"]),
-        requests=tuple(map(_request, document["requests"])),
-        paused=document["paused"],
-        position=None if position is None else from_offset(position),
-        required=document.get("required", ""),
-        reading=None if reading is None else _reading(reading),
-        ended=None if ended is None else _ended(ended),
-        notifications=tuple(document.get("notifications", ())),
-    )
-
-
-def _request_document(request: Request) -> dict[str, Any]:
-    document: dict[str, Any] = {
-        "id": request.id,
-        "blocking": request.blocking,
-        "collections": list(request.collections),
-        "conditions": [[each.collections, each.filter] for each in request.conditions],
-        "excluded": list(request.excluded),
-        "whole": [collection_document(each) for each in request.unfiltered],
-    }
-    if request.required:
-        document["required"] = True
-    if request.plan is not None:
-        document["plan"] = request.plan.to_document()
-    return document
-
-
-def _request(document: Mapping[str, Any]) -> Request:
-    plan = document.get("plan")
-    return Request(
-        document["id"],
-        document["blocking"],
-        tuple(document["collections"]),
-        tuple(Condition(*each) for each in document["conditions"]),
-        tuple(document["excluded"]),
-        None if plan is None else plan_from(plan),
-        tuple(map(collection_from, document["whole"])),
-        document.get("required", False),
-    )
-
-
-def _reading(document: Mapping[str, Any]) -> BatchChunks:
-    chunks = tuple(map(chunk_from, document["chunks"]))
-    return BatchChunks(document["request"], time_from(document["at"]), chunks)
-
-
-def _ended(document: Mapping[str, Any]) -> EndedSnapshot:
-    unfiltered = tuple((database, name) for database, name in document["whole"])
-    return EndedSnapshot(time_from(document["mark"]), unfiltered)

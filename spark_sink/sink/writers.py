@@ -73,8 +73,8 @@ class RowWriter:
         return ["token", "event"] if self._has_events else ["token", *self._options.keys]
 
 
-class MergerouterStreamWriter(DataSourceStreamArrowWriter):
-    """Writes micro-batches; a repeated one changes nothing."""
+class _Writer:
+    """Writes rows; those that are written again change nothing."""
 
     def __init__(self, rows: RowWriter) -> None:
         self._rows = rows
@@ -85,13 +85,9 @@ class MergerouterStreamWriter(DataSourceStreamArrowWriter):
             return self._rows.write(iterator)
 
 
-class MergerouterBatchWriter(DataSourceArrowWriter):
-    """Writes a batch (`df.write`); a repeated one changes nothing."""
+class MergerouterStreamWriter(_Writer, DataSourceStreamArrowWriter):
+    """Writes micro-batches."""
 
-    def __init__(self, rows: RowWriter) -> None:
-        self._rows = rows
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """Write the rows of a task. Raises StreamError."""
-        with without_traceback():
-            return self._rows.write(iterator)
+class MergerouterBatchWriter(_Writer, DataSourceArrowWriter):
+    """Writes a batch (`df.write`)."""

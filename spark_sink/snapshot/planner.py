@@ -19,7 +19,7 @@ from pymongo.errors import OperationFailure
 
 from spark_sink.errors import MESSAGE_LIMIT
 from spark_sink.options.scope import Scope
-from spark_sink.snapshot.plan import Chunk, Collection, SnapshotPlan, text_of
+from spark_sink.snapshot.plan import Chunk, Collection, Progress, SnapshotPlan, text_of
 from spark_sink.stream.retries import is_transient
 
 # Sampled `_id`s for each chunk, so that a chunk is rarely twice as large as another.
@@ -64,7 +64,7 @@ class SnapshotPlanner:
         found = tuple(sorted(keyed, key=str))
         names = tuple((each.database, each.name) for each in found)
         only = None if self._accepts is None else names
-        return SnapshotPlan(snapshot_time, waiting=found, collections=len(found), only=only)
+        return SnapshotPlan(snapshot_time, found, progress=Progress(len(found)), only=only)
 
     def places(self) -> set[tuple[str, str]]:
         """Return the collections to read, by database and name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import cast
 
 import pyarrow as pa
@@ -40,13 +41,9 @@ class MergerouterBatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return what the tasks read. Raises StreamError."""
-        with without_traceback():
-            client = RouterClient(self._options)
-            try:
-                client.require_reachable()
-                return [TaskPartition(task) for task in self._tasks(client)]
-            finally:
-                client.close()
+        with without_traceback(), closing(RouterClient(self._options)) as client:
+            client.require_reachable()
+            return [TaskPartition(task) for task in self._tasks(client)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of one task, as Arrow batches. Raises StreamError."""
@@ -67,8 +64,5 @@ class MergerouterBatchReader(DataSourceReader):
             return []
         if isinstance(end, AtTime) and is_after(end, after(client.present())):
             raise OptionError("option 'endAtOperationTime': lies in the future; remove it")
-        planner_of_changes = planner_for(client, options, None)
-        try:
+        with closing(planner_for(client, options, None)) as planner_of_changes:
             return planner_of_changes.tasks(PlannedBatch(options.start, end))
-        finally:
-            planner_of_changes.close()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, MutableMapping
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -57,11 +58,8 @@ class MergerouterDataSource(DataSource):
         with without_traceback():
             options = parse_options(self.options)
             options.snapshot.require_custom_mode()
-            client = RouterClient(options)
-            try:
+            with closing(RouterClient(options)) as client:
                 client.require_stream()
-            finally:
-                client.close()
             return declared_schema(options)
 
     def reader(self, schema: StructType) -> MergerouterBatchReader:

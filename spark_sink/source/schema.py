@@ -30,7 +30,7 @@ def typed_documents(options: StreamOptions) -> TypedDocuments | None:
     if options.document_type is None:
         return None
     try:
-        return TypedDocuments(options.document_type, rescues_unknown=options.rescues_unknown)
+        return TypedDocuments(options.document_type, rescues_unknown=not options.ignores_unknown)
     except ValueError as error:
         raise OptionError(f"option 'documentSchema': {error}") from None
 

@@ -26,15 +26,15 @@ from spark_sink.batches.planned_batch import PlannedBatch
 from spark_sink.batches.read_reports import ReportInbox
 from spark_sink.errors import HistoryLostError, without_traceback
 from spark_sink.events.heartbeats import heartbeats, latest_heartbeat
-from spark_sink.events.positions import AtTime, FromNow, Position, Token, after
+from spark_sink.events.positions import AtTime, FromNow, Token, after
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.signals import notifications
-from spark_sink.signals.processor import SignalProcessor
+from spark_sink.signals.ad_hoc import SignalProcessor
 from spark_sink.signals.state import SignalState
 from spark_sink.snapshot.decision import SnapshotDecision
 from spark_sink.snapshot.plan import SnapshotPlan
 from spark_sink.snapshot.planner import SnapshotPlanner
-from spark_sink.source.offsets import Offsets
+from spark_sink.source.offsets import Offset
 from spark_sink.source.tasks import (
     Task,
     TaskPartition,
@@ -59,7 +59,6 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     def __init__(self, options: StreamOptions, loaded: float) -> None:
         self.options = options
         """What the query was started with."""
-        self._offsets = Offsets(options.scope)
         self._loaded = loaded
         self._client: RouterClient | None = None
         self._inbox: ReportInbox | None = None
@@ -80,7 +79,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         Spark asks again if it is restarted before its first batch is committed, so the answer must
         depend on the options only: the first, empty batch fixes "now".
         """
-        return self._offsets.write(self.options.start)
+        return Offset(self.options.start, self.options.scope).write()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return the limit of a micro-batch: about maxEventsPerTrigger events."""
@@ -101,32 +100,32 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         else:
             raise TypeError(f"an unknown read limit: {limit}")
         with without_traceback():
-            return self._latest(start, max_events)
+            at = Offset.read(start)
+            if not self.changes_scope:
+                at.require_scope(self.options.scope)
+            latest = self._latest(replace(at, scope=at.scope or self.options.scope), max_events)
+            return start if latest is None else latest.write()
 
-    def _latest(self, start: dict[str, Any], max_events: int | None) -> dict[str, Any]:
-        written = self._offsets.of(start) if self.changes_scope else self._offsets
-        self._offsets = written
-        position = written.read(start)
-        plan = written.read_snapshot(start)
-        signals = self._offsets.read_signals(start).without_batch()
+    def _latest(self, start: Offset, max_events: int | None) -> Offset | None:
+        """Return the end of the batch after `start`; None while there is nothing."""
+        signals = start.signals.without_batch()
         if self._decision is None:
-            self._decision = SnapshotDecision(self.options.snapshot, position, plan)
+            self._decision = SnapshotDecision(self.options.snapshot, start.position, start.snapshot)
         decision = self._decision
         planner = self._planning()
-        if plan is not None and not plan.ended:
-            return self._next_of_snapshot(plan, max_events, signals)
-        self._offsets = replace(written, scope=self.options.scope)
+        if start.running is not None:
+            return self._next_of_snapshot(start, start.running, max_events, signals)
+        position = start.position
         if decision.is_due(position):
             return self._begin_snapshot(start, decision, signals)
         if not decision.policy.streams:
-            return start
+            return None
         processor = self._signal_processor()
         try:
-            sought = written.read_sought(start)
-            if self._offsets != written or sought is not None:
-                return self._change_scope(start, written, position, signals)
+            if start.scope != self.options.scope or start.sought is not None:
+                return self._change_scope(start, signals)
             if processor is not None:
-                signals = processor.require(signals, self.unread(start))
+                signals = processor.snapshots.require(signals, self.unread(start))
                 signals = processor.receive(signals, position)
             if processor is not None and signals.blocks_stream:
                 planner.close()
@@ -140,49 +139,46 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         if processor is not None:
             signals = processor.advance(signals, batch.end, max_events)
         if batch.end == batch.start and not signals.has_output:
-            return start
+            return None
         signals = self._notify_skipped(signals)
-        interval = self.options.heartbeat_interval
-        heartbeat = latest_heartbeat(self._offsets.read_heartbeat(start), batch.end, interval)
-        return self._offsets.write(batch.end, batch.idle_until, heartbeat, signals)
+        heartbeat = latest_heartbeat(start.heartbeat, batch.end, self.options.heartbeat_interval)
+        return start.moved(
+            batch.end, idle_until=batch.idle_until, heartbeat=heartbeat, signals=signals
+        )
 
-    def unread(self, start: Mapping[str, Any]) -> Mapping[tuple[str, str], str]:
+    def unread(self, start: Offset) -> Mapping[tuple[str, str], str]:
         """Return the collections, by database and name, that the sink lacks, and since which token.
 
-        `start` is the offset at which its last batch ends.
+        `start` is where its last batch ends.
         """
         return {}
 
-    def _change_scope(
-        self, start: dict[str, Any], written: Offsets, position: Position, signals: SignalState
-    ) -> dict[str, Any]:
-        """Return the offset of a batch without events, after which the scope is the options'.
+    def _change_scope(self, start: Offset, signals: SignalState) -> Offset:
+        """Return the end of a batch without events, after which the scope is the options'.
 
         Before it, a batch of the old scope has the rest of a cluster time. After a gap, all
         collections are gained.
         """
-        heartbeat = written.read_heartbeat(start)
-        sought = written.read_sought(start)
+        position, scope = start.position, self.options.scope
         if isinstance(position, FromNow):
-            return self._offsets.write(position)
+            return Offset(position, scope, start.since)
+        kept: dict[str, Any] = {"heartbeat": start.heartbeat}
         if isinstance(position, Token):
-            end = after(position.cluster_time)
             self._planning().require_history(AtTime(position.cluster_time))
-            return written.write(end, heartbeat=heartbeat, signals=signals)
-        if sought is not None:
-            signals = signals.notified(notifications.sought(sought, position, time.time()))
+            return start.moved(after(position.cluster_time), signals=signals, **kept)
+        if start.sought is not None:
+            signals = signals.notified(notifications.sought(start.sought, position, time.time()))
         gained: list[tuple[str, str]] = []
         if self.options.snapshot.reads_documents:
             assert self._client is not None
             found = self._client.with_retries(self._snapshot().places) | self.places()
-            before = None if sought is not None else written.scope
-            accepts = self.options.scope.accepts
+            before = None if start.sought is not None else start.scope
             gained = sorted(
                 each
                 for each in found
-                if accepts(*each) and (before is None or not before.accepts(*each))
+                if scope.accepts(*each) and (before is None or not before.accepts(*each))
             )
-        return self._offsets.write_gain(position, gained, heartbeat, signals)
+        return Offset(position, scope, position.time, signals=signals, gained=tuple(gained), **kept)
 
     def places(self) -> set[tuple[str, str]]:
         """Return the collections, by database and name, of which the sink has documents."""
@@ -192,41 +188,35 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         """Remove the files of signals that a committed batch has processed."""
         if self._signals is not None:
             with without_traceback():
-                self._signals.committed(self._offsets.read_signals(end))
+                self._signals.committed(Offset.read(end).signals)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """Return the newest cluster time, for the lag; None before the first batch."""
         if self._client is None:
             return None
         try:
-            return self._offsets.write(AtTime(self._client.clocks().cluster_time))
+            newest = AtTime(self._client.clocks().cluster_time)
+            return Offset(newest, self.options.scope).write()
         except PyMongoError:
             return None  # metrics are optional
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return what the tasks of a micro-batch read. Raises StreamError."""
         with without_traceback():
-            scope = self._offsets.of(end).scope
+            scope = Offset.read(end).scope
             return [TaskPartition(task, scope) for task in self._tasks(start, end)]
 
     def _tasks(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[Task]:
-        offsets = self._offsets.of(end)
-        if start == end or offsets.read_sought(end) is not None:
+        before, at = Offset.read(start), Offset.read(end)
+        if start == end or at.sought is not None:
             return []
-        plan = self._offsets.read_snapshot(end)
-        if plan is not None:
-            return snapshot_tasks(plan, self.options)
-        batch = PlannedBatch(
-            self._offsets.of(start).read(start),
-            offsets.read(end),
-            idle_until=self._offsets.read_idle_until(end),
-        )
-        read_heartbeat = self._offsets.read_heartbeat
-        signals = self._offsets.read_signals(end)
+        if at.snapshot is not None:
+            return snapshot_tasks(at.snapshot, self.options)
+        batch = PlannedBatch(before.position, at.position, idle_until=at.idle_until)
         return [
             *self._planning().tasks(batch),
-            *signal_tasks(signals, batch.start, self.options),
-            *heartbeats(read_heartbeat(start), read_heartbeat(end)),
+            *signal_tasks(at.signals, batch.start, self.options),
+            *heartbeats(before.heartbeat, at.heartbeat),
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -252,20 +242,19 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         self._planner = self._inbox = self._client = self._snapshots = self._signals = None
 
     def _begin_snapshot(
-        self, start: dict[str, Any], decision: SnapshotDecision, signals: SignalState
-    ) -> dict[str, Any]:
-        """Return the offset with which a snapshot begins; `start` until its delay is over."""
+        self, start: Offset, decision: SnapshotDecision, signals: SignalState
+    ) -> Offset | None:
+        """Return the offset with which a snapshot begins; None until its delay is over."""
         if not decision.wait_for_delay(block=self._ends_at_present):
-            return start
+            return None
         self._planning().close()
         assert self._client is not None
         client, planner = self._client, self._snapshot()
         plan = client.with_retries(lambda: planner.begin(client.snapshot_time()))
-        if not isinstance(self._offsets.of(start).read(start), FromNow):
-            self._offsets = replace(self._offsets, since=plan.handover.time)
+        since = start.since if isinstance(start.position, FromNow) else plan.handover.time
         self._skips_snapshot = False
         signals = signals.notified(notifications.started(plan, time.time()))
-        return self._offsets.write_snapshot(plan, signals)
+        return Offset(plan.handover, self.options.scope, since, snapshot=plan, signals=signals)
 
     def _notify_skipped(self, signals: SignalState) -> SignalState:
         """Return the signals with a notification, once, of a start without a snapshot."""
@@ -282,15 +271,15 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         return self._signals
 
     def _next_of_snapshot(
-        self, plan: SnapshotPlan, max_rows: int | None, signals: SignalState
-    ) -> dict[str, Any]:
+        self, start: Offset, plan: SnapshotPlan, max_rows: int | None, signals: SignalState
+    ) -> Offset:
         assert self._client is not None
         planner = self._snapshot()
         following = self._client.with_retries(lambda: planner.next_batch(plan, max_rows))
         self._skips_snapshot = False
         for each in notifications.advanced(following, time.time()):
             signals = signals.notified(each)
-        return self._offsets.write_snapshot(following, signals)
+        return start.moved(following.handover, snapshot=following, signals=signals)
 
     def _snapshot(self) -> SnapshotPlanner:
         if self._snapshots is None:

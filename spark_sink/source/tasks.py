@@ -19,7 +19,7 @@ from spark_sink.batches.planned_batch import BatchLimits, ClusterAccess
 from spark_sink.batches.query_start import cluster_time_at, query_started
 from spark_sink.batches.read_reports import ReportInbox, report
 from spark_sink.batches.read_task import ReadTask, TaskReader
-from spark_sink.events.fragments import join_fragments
+from spark_sink.events.header import join_fragments
 from spark_sink.events.heartbeats import Heartbeat
 from spark_sink.events.positions import AtTime, Position, Token, after, high_water_mark, time_of
 from spark_sink.events.runs import run_of
@@ -158,7 +158,7 @@ def _token_at(position: Position) -> str:
 def read_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
     """Return the rows of one task, as Arrow batches. Raises StreamError."""
     rows = rows_for(options)
-    edits = FieldEdits(options.field_edits)
+    edits = FieldEdits([*options.excluded_fields, *options.renamed_fields])
     if isinstance(task, Heartbeat):
         yield from rows.arrow_batches([task.event()])
         return

@@ -13,6 +13,7 @@ import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from bson.raw_bson import RawBSONDocument
 from pymongo.errors import PyMongoError
@@ -21,8 +22,35 @@ from spark_sink.errors import StreamError, stream_refused
 from spark_sink.events.positions import Position, Token, key_of
 from spark_sink.events.runs import Run, first_invalidate, run_of, without_repeats
 from spark_sink.options.retry_options import DEFAULT_RETRY_POLICY, RetryPolicy
-from spark_sink.stream.cursor import StreamCursor
 from spark_sink.stream.retries import Retries, is_transient, retries_exhausted
+
+
+class StreamCursor:
+    """pymongo's cursor of a change stream (a CommandCursor of RawBSONDocument), with its position.
+
+    pymongo's own ChangeStream cannot be pointed at a shard, and it resumes by itself where
+    EventStream must decide how to continue.
+    """
+
+    def __init__(self, cursor: Any) -> None:
+        self._cursor = cursor
+        self.resume_token: Any = cursor._post_batch_resume_token
+        """The token at or above that of everything returned so far."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server may still return events."""
+        return bool(self._cursor.alive)
+
+    def try_reply(self, events: list[RawBSONDocument]) -> None:
+        """Append all buffered events; if there are none, those of one getMore."""
+        self._cursor._next_batch(events)
+        self.resume_token = self._cursor._post_batch_resume_token or self.resume_token
+
+    def close(self) -> None:
+        """Kill the cursor."""
+        self._cursor.close()
+
 
 # Seconds without progress after which the read of a range fails.
 STALLED_AFTER = 120.0

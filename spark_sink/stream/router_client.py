@@ -26,7 +26,7 @@ from pymongo.errors import (
 from spark_sink.errors import StreamError, stream_refused
 from spark_sink.events.positions import AtTime, FromNow, Position, Token
 from spark_sink.options.stream_options import StreamOptions
-from spark_sink.stream.cursor import StreamCursor
+from spark_sink.stream.event_stream import StreamCursor
 from spark_sink.stream.retries import Retries, is_transient, retries_exhausted
 from spark_sink.stream.session_guard import SessionGuard
 

@@ -9,9 +9,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.tables.delta_log import Batch, DeltaLog
-from spark_sink.tables.parquet_parts import BATCH, PARTS, Parts, PartWriter
+from spark_sink.tables.parquet_parts import BATCH, Parts, PartWriter
 
 
 class AppendTable:
@@ -25,14 +24,6 @@ class AppendTable:
     def read(self, spark: SparkSession) -> DataFrame:
         """Return the rows of a table that exists."""
         return read_files(spark, self.log, StructType.fromJson(self.log.schema), self.log.files())
-
-    def write(self, rows: DataFrame, batch: Batch) -> None:
-        """Append rows that have batches' numbers, as `commit`."""
-        schema = arrow_schema(rows.schema)
-        writer = PartWriter(self.log.address, schema, self._partitions)
-        parts = [row.asDict() for row in rows.mapInArrow(writer, PARTS).collect()]
-        if parts:
-            self.commit(parts, schema, batch)
 
     def write_rows(self, rows: pa.Table, batch: Batch) -> None:
         """Append rows that the driver has, with the batch's number, as `commit`."""

@@ -13,20 +13,20 @@ from dataclasses import replace
 from functools import partial, reduce
 from typing import Any
 
-import bson
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
 from spark_sink.errors import OptionError
+from spark_sink.events.documents import from_document
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.tables.append_table import AppendTable, read_files
-from spark_sink.tables.ddl_events import SNAPSHOT_END, DdlEvent, ddl_event_of
+from spark_sink.tables.ddl_events import DdlEvent, ddl_event_of
 from spark_sink.tables.delta_log import Batch, DeltaLog
 from spark_sink.tables.fold import DELETED, UNREAD, VERSION, Fold
-from spark_sink.tables.former_tables import FormerCurrent, announce
-from spark_sink.tables.key_ranges import ChangeGroup, KeyRange, Section
+from spark_sink.tables.former_tables import FormerFolder, announce
+from spark_sink.tables.key_ranges import ChangeGroup, Section, ranges_after, sections_of
 from spark_sink.tables.range_merge import QUARANTINE, MergeReport, MergeTask
 from spark_sink.tables.staged_changes import (
     CHANGE_COLUMNS,
@@ -38,9 +38,15 @@ from spark_sink.tables.staged_changes import (
     remove_files,
 )
 from spark_sink.tables.table_form import KEY_RANGE, TableForm
-from spark_sink.tables.table_state import TableState
+from spark_sink.tables.table_state import (
+    Covers,
+    Place,
+    TableState,
+    Unread,
+    targets_of,
+    unread_after,
+)
 from spark_sink.tables.tasks import REPORT, reports_in, run_tasks
-from spark_sink.tables.unread import Covers, Place, Unread, targets_of, unread_after
 
 # Bytes of files and changes that the driver merges itself: a job of Spark takes as long.
 _DRIVER_BYTES = 8 * 1024 * 1024
@@ -116,7 +122,7 @@ class CurrentTable:
     def existing(cls, target: str) -> CurrentTable:
         """Return the table in a folder, with its keys. Raises OptionError if there is none."""
         log = DeltaLog(target)
-        if not log.exists and not FormerCurrent(target).exists:
+        if not log.exists and FormerFolder(target).version() is None:
             raise OptionError(f"there is no current table at {target}: correct the path")
         return cls(target, log.position().get("keys", ("_id",)))
 
@@ -124,7 +130,7 @@ class CurrentTable:
         """Return an older version to read, with what its commit says. Raises StreamError."""
         found = copy(self)
         found._log = self._log.at(version, position)
-        found._state = TableState.from_document(position)
+        found._state = from_document(TableState, position)
         found._stored = found._form = TableForm.of(found._log.schema)
         return found
 
@@ -166,7 +172,7 @@ class CurrentTable:
             return
         stage = StageRows(self.address, self._state.keys, tolerant=quarantine is not None)
         staged = events.select(*CHANGE_COLUMNS).mapInArrow(stage, REPORT)
-        reports = map(ChangeReport.from_json, reports_in(staged))
+        reports = reports_in(ChangeReport, staged)
         self.apply_staged(events.sparkSession, reports, batch, quarantine)
 
     def apply_staged(
@@ -204,62 +210,56 @@ class CurrentTable:
         gained: Unread,
     ) -> None:
         ddl_events = tuple(sorted(map(ddl_event_of, read.ddl)))
-        state = self._state_after(read, ddl_events)
+        state = self._state.after(read, ddl_events)
         outside: list[Place] = []
         if covers is not None:
             outside = [each for each in targets_of(ddl_events) if not covers(*each)]
             unread = {**self._state.unread, **gained}
-            unread = unread_after(unread, self._new(ddl_events), covers)
+            unread = unread_after(unread, self._state.unknown(ddl_events), covers)
             state = replace(state, unread=unread)
         files: dict[str, list[dict[str, Any]]] = {}
         for each in self._log.actions():
             files.setdefault(each[f"partition.{KEY_RANGE}"], []).append(each)
-        affected = self._affected(self._new(ddl_events), files)
+        affected = self._affected(self._state.unknown(ddl_events), files)
         if ddl_events:
             paths = [each["path"] for name in affected for each in files.pop(name, ())]
             read = self.staged(spark, paths, read.groups, ddl_events)
         sizes = {name: sum(each["size_bytes"] for each in found) for name, found in files.items()}
         places = partial(read_places, self.address)
-        sections = state.ranges.sections(read.groups, sizes, places)
+        sections = sections_of(state.ranges, read.groups, sizes, places)
         lacking = {".".join(place): UNREAD for place in (*state.unread, *outside)}
         complete_in = {**state.complete_in, **lacking}
         names = ["" if each.base is None else each.base.name for each in sections]
 
         def task(section: Section, form: TableForm, again: bool) -> MergeTask:
             name = "" if section.base is None else section.base.name
-            fold = Fold(
-                state.complete_from,
-                complete_in,
-                tolerant=quarantine is not None,
-                keeps_deleted=form.keeps_deleted,
-            )
+            tolerant = quarantine is not None
+            fold = Fold(state.complete_from, complete_in, tolerant, form.keeps_deleted)
             return MergeTask(
                 self.address,
                 None if quarantine is None else quarantine.log.address,
                 None if batch is None else batch.number,
-                section.lower,
-                section.upper,
-                tuple(each["path"] for each in files.get(name, ())),
+                section,
+                [each["path"] for each in files.get(name, ())],
                 sizes.get(name, 0),
                 names.count(name) > 1,
-                tuple(section.changes),
                 fold,
                 form,
                 again,
             )
 
-        others = [each for each in state.ranges.ranges if each.name in files.keys() - set(names)]
+        others = [each for each in state.ranges if each.name in files.keys() - set(names)]
         rest = [Section(each.first, None, each) for each in others]
         form, written, reports = self._merged(spark, sections, rest, task)
         problems = [each for report in reports for each in report.problems]
         if problems and quarantine is not None and batch is not None:
             quarantine.commit(problems, arrow_schema(QUARANTINE), batch)
         replaced = affected | {each.base.name for each in written if each.base is not None}
-        new = [KeyRange(*each) for report in reports for each in report.ranges]
-        state = replace(state, ranges=state.ranges.replaced(replaced, new))
+        new = [each for report in reports for each in report.ranges]
+        state = replace(state, ranges=ranges_after(state.ranges, replaced, new))
         if replaced or new or state != self._state or batch is not None:
             parts = [each for report in reports for each in report.parts]
-            position = state.to_document() | ({} if batch is None else batch.position)
+            position = state.position | ({} if batch is None else batch.position)
             replacement = {KEY_RANGE: sorted(replaced)}
             self._log.replace(parts, form.stored, position, batch, **replacement)
             self._state, self._stored, self._form = state, form, form
@@ -283,9 +283,8 @@ class CurrentTable:
 
         def run(chosen: Sequence[Section], form: TableForm, again: bool) -> list[MergeReport]:
             tasks = [task(each, form, again) for each in chosen]
-            work = sum(t.size + sum(each.size for each in t.changes) for t in tasks)
-            found = run_tasks(spark if work > _DRIVER_BYTES else None, tasks)
-            return list(map(MergeReport.from_json, found))
+            work = sum(t.size + sum(each.size for each in t.section.changes) for t in tasks)
+            return run_tasks(spark if work > _DRIVER_BYTES else None, MergeReport, tasks)
 
         form, before = self._form, self._stored
         again = before is not None and form.rewrites(before)
@@ -318,37 +317,22 @@ class CurrentTable:
             )
         return replace(form, schema=before.schema) if form.infers else form
 
-    def _state_after(self, read: ChangeReport, ddl_events: Sequence[DdlEvent]) -> TableState:
-        # A snapshot of some collections ends at a time that the stream may not have reached yet.
-        reached = (each.token for each in ddl_events if not each.collections)
-        through = max([self._state.through, read.through, *reached]) or read.streamed
-        state = replace(self._state, through=through)
-        for each in read.ddl:
-            state = state.after_event(bson.decode(each))
-        return state
-
-    def _new(self, ddl_events: Sequence[DdlEvent]) -> tuple[DdlEvent, ...]:
-        """Return the events that the table does not have yet.
-
-        A rename that is applied again would remove the rows that it has renamed.
-        """
-        through = self._state.through
-        return tuple(e for e in ddl_events if e.kind == SNAPSHOT_END or e.token > through)
-
     def _affected(
         self, ddl_events: Sequence[DdlEvent], files: Mapping[str, Sequence[Mapping[str, Any]]]
     ) -> set[str]:
         """Return the names of the ranges that may have rows that DDL events change."""
-        found = set()
         least = f"min.{self._form.column('token')}"
-        for each in self._state.ranges.ranges:
-            tokens = [file.get(least) or "" for file in files.get(each.name, ())]
-            for event in ddl_events:
-                prefixes = event.prefixes
-                has_place = any(each.first < p + _LAST and p <= each.last for p in prefixes)
-                if has_place and min(tokens, default="~") < event.token:
-                    found.add(each.name)
-        return found
+        tokens = {
+            name: min((each.get(least) or "" for each in found), default="~")
+            for name, found in files.items()
+        }
+        return {
+            each.name
+            for each in self._state.ranges
+            for event in ddl_events
+            if tokens.get(each.name, "~") < event.token
+            and any(each.first < p + _LAST and p <= each.last for p in event.prefixes)
+        }
 
     def staged(
         self,
@@ -367,23 +351,24 @@ class CurrentTable:
         names = (*VERSION, DELETED) if self._form.keeps_deleted else VERSION
         columns = tuple(map(self._form.column, names))
         stored = [
-            Rename(self.address, path, self._new(ddl_events), columns=columns) for path in files
+            Rename(self.address, path, self._state.unknown(ddl_events), columns=columns)
+            for path in files
         ]
         report = ChangeReport()
-        for text in run_tasks(spark, [*staged, *stored]):
-            report.add(ChangeReport.from_json(text))
+        for found_there in run_tasks(spark, ChangeReport, [*staged, *stored]):
+            report.add(found_there)
         return report
 
     def _read_state(self) -> TableState | None:
         if self._log.exists:
             position = self._log.position()
-            if "ranges" not in position:
+            if "keys" not in position:
                 raise OptionError(
                     f"the Delta table at {self._log.address} is no current table: write to another "
                     "folder"
                 )
-            return TableState.from_document(position)
-        if FormerCurrent(self._log.address).exists:
+            return from_document(TableState, position)
+        if FormerFolder(self._log.address).version() is not None:
             raise OptionError(
                 f"the table at {self._log.address} has its former form: start its query or its job "
                 "once, which rewrites it as a Delta table"
@@ -396,12 +381,16 @@ def rewrite_former_current(spark: SparkSession | None, target: str) -> None:
 
     An interrupted rewriting begins again; one that is committed only removes the former files.
     """
-    former = FormerCurrent(target)
-    if not former.exists:
+    former = FormerFolder(target)
+    version = former.version()
+    if version is None:
         return
     if not DeltaLog(target).exists:
         announce(target)
-        state = TableState.from_document(former.position())
-        table = CurrentTable(target, state.keys, first=state)
-        table.apply_staged(spark, [table.staged(spark, former.files())])
-    former.remove()
+        keys = tuple(version["keys"])
+        starts = version["complete_from"], version["complete_in"]
+        state = TableState(keys, (), version["through"], *starts)
+        table = CurrentTable(target, keys, first=state)
+        files = [name for names in version["files"].values() for name in names]
+        table.apply_staged(spark, [table.staged(spark, files)])
+    former.remove("data", "versions")

@@ -204,7 +204,7 @@ class DeltaLog:
         """Commit files with the rows of a batch.
 
         Args:
-            parts: rows of `parquet_parts.PARTS`.
+            parts: files that `parquet_parts` has written.
             schema: of all columns; new ones are added to the table. OptionError if others have
                 changed their type.
         """

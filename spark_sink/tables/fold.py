@@ -16,15 +16,7 @@ import bson
 import pyarrow as pa
 import pyarrow.compute as pc
 from bson.errors import BSONError
-from pyspark.sql.types import (
-    BinaryType,
-    BooleanType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import StructField, StructType
 
 from spark_sink.errors import StreamError
 from spark_sink.events.positions import time_in
@@ -32,23 +24,17 @@ from spark_sink.events.slices import CODEC, DOCUMENT, Slice, fields_of
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.extended_json import canonical_json, object_id_of
 from spark_sink.rows.field_values import field_values
+from spark_sink.rows.row_schema import columns
 from spark_sink.tables.ddl_events import SNAPSHOT_END, DdlEvent, namespace_after
 from spark_sink.tables.update_description import apply_update
 
 DELETED = "_deleted"
 """The column of a table that keeps the rows of deleted documents."""
 TABLE = StructType(
-    [
-        StructField("namespace", StringType(), nullable=False),
-        StructField("database", StringType(), nullable=False),
-        StructField("collection", StringType(), nullable=False),
-        StructField("key", StringType(), nullable=False),
-        StructField("documentKey", StringType()),
-        StructField("fullDocument", StringType(), nullable=False),
-        StructField("document", BinaryType(), nullable=False),
-        StructField("token", StringType(), nullable=False),
-        StructField("clusterTime", TimestampType(), nullable=False),
-    ]
+    columns(
+        "namespace string!, database string!, collection string!, key string!, documentKey string, "
+        "fullDocument string!, document binary!, token string!, clusterTime timestamp!"
+    )
 )
 """A row of a current table: a document as extended JSON (`fullDocument`) and as BSON (`document`),
 its key in canonical extended JSON, and the token and time of the last event that is in it."""
@@ -58,23 +44,17 @@ VERSION = ("database", "collection", "key", "token", "documentKey", "document")
 FOLDED = StructType(
     [
         *(StructField(e.name, e.dataType) for e in TABLE.fields if e.name != "fullDocument"),
-        StructField("problem", StringType()),
-        StructField(DELETED, BooleanType()),
+        *columns(f"problem string, {DELETED} boolean"),
     ]
 )
 """A row of TABLE, or an event that cannot be applied: `problem` says why, `document` is the event's
 BSON."""
 
 PREPARED = StructType(
-    [
-        StructField("database", StringType(), nullable=False),
-        StructField("collection", StringType(), nullable=False),
-        StructField("key", StringType(), nullable=False),
-        StructField("token", StringType(), nullable=False),
-        StructField("documentKey", StringType()),
-        StructField("kind", LongType(), nullable=False),
-        StructField("payload", BinaryType(), nullable=False),
-    ]
+    columns(
+        "database string!, collection string!, key string!, token string!, documentKey string, "
+        "kind long!, payload binary!"
+    )
 )
 DELETED_ROW, ROW, EVENT, _INAPPLICABLE = -1, 0, 1, 2
 """What `kind` says: a row of the table, which may be that of a deleted document, or an event."""

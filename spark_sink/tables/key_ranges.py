@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,6 +32,7 @@ def places_of(rows: pa.Table | pa.RecordBatch) -> pa.Array:
 class KeyRange:
     """A file of the table: the name of its partition, and its first and its last place."""
 
+    AS_LIST: ClassVar = True
     name: str
     first: str
     last: str
@@ -61,75 +62,63 @@ class Section:
     changes: list[ChangeGroup] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class KeyRanges:
-    """The ranges of a version, in order, without overlaps."""
+def ranges_after(
+    ranges: Iterable[KeyRange], names: Collection[str], new: Iterable[KeyRange]
+) -> tuple[KeyRange, ...]:
+    """Return the ranges with others instead of those that are named."""
+    kept = [each for each in ranges if each.name not in names]
+    return tuple(sorted([*kept, *new], key=lambda each: each.first))
 
-    ranges: tuple[KeyRange, ...] = ()
 
-    @classmethod
-    def from_document(cls, document: Sequence[Sequence[str]]) -> KeyRanges:
-        """Return what `to_document` wrote."""
-        return cls(tuple(KeyRange(*each) for each in document))
+def sections_of(
+    ranges: Sequence[KeyRange],
+    changes: Sequence[ChangeGroup],
+    sizes: Mapping[str, int],
+    places: Callable[[ChangeGroup], Sequence[str]],
+) -> list[Section]:
+    """Return the sections that must be written again, each by one task.
 
-    def to_document(self) -> list[list[str]]:
-        """Return the ranges as plain values."""
-        return [[each.name, each.first, each.last] for each in self.ranges]
+    A change belongs to the range that begins at or before its place, and one behind the last
+    place of a large range to a new range. Many changes divide a range.
 
-    def replaced(self, names: Collection[str], new: Iterable[KeyRange]) -> KeyRanges:
-        """Return the ranges with others instead of those that are named."""
-        kept = [each for each in self.ranges if each.name not in names]
-        return KeyRanges(tuple(sorted([*kept, *new], key=lambda each: each.first)))
+    Args:
+        ranges: of the version, in order, without overlaps.
+        sizes: bytes of the ranges' files, by name.
+        places: reads the places of a group; only called where a group spans several sections.
+    """
+    bounds: dict[str, KeyRange | None] = {"": None}
+    for number, each in enumerate(ranges):
+        bounds[each.first if number else ""] = each
+        if sizes.get(each.name, 0) >= SPLIT_BYTES // 2:
+            bounds[each.last + _END] = None
+    _divide(bounds, changes)
+    lowers = sorted(bounds)
+    uppers: list[Any] = [*lowers[1:], None]
+    found = [
+        Section(lower, upper, bounds[lower]) for lower, upper in zip(lowers, uppers, strict=True)
+    ]
+    for group in changes:
+        for index in _indexes(group, lowers, places):
+            found[index].changes.append(group)
+    touched = {each.base.name for each in found if each.base and each.changes}
+    return [
+        each
+        for each in found
+        if each.changes or (each.base is not None and each.base.name in touched)
+    ]
 
-    def sections(
-        self,
-        changes: Sequence[ChangeGroup],
-        sizes: Mapping[str, int],
-        places: Callable[[ChangeGroup], Sequence[str]],
-    ) -> list[Section]:
-        """Return the sections that must be written again, each by one task.
 
-        A change belongs to the range that begins at or before its place, and one behind the last
-        place of a large range to a new range. Many changes divide a range.
-
-        Args:
-            sizes: bytes of the ranges' files, by name.
-            places: reads the places of a group; only called where a group spans several sections.
-        """
-        bounds: dict[str, KeyRange | None] = {"": None}
-        for number, each in enumerate(self.ranges):
-            bounds[each.first if number else ""] = each
-            if sizes.get(each.name, 0) >= SPLIT_BYTES // 2:
-                bounds[each.last + _END] = None
-        self._divide(bounds, changes)
-        lowers = sorted(bounds)
-        uppers: list[Any] = [*lowers[1:], None]
-        found = [
-            Section(lower, upper, bounds[lower])
-            for lower, upper in zip(lowers, uppers, strict=True)
-        ]
-        for group in changes:
-            for index in _indexes(group, lowers, places):
-                found[index].changes.append(group)
-        touched = {each.base.name for each in found if each.base and each.changes}
-        return [
-            each
-            for each in found
-            if each.changes or (each.base is not None and each.base.name in touched)
-        ]
-
-    @staticmethod
-    def _divide(bounds: dict[str, KeyRange | None], changes: Iterable[ChangeGroup]) -> None:
-        """Add bounds where the changes of a section are too many for one task."""
-        sizes: dict[str, int] = {}
-        lowers = sorted(bounds)
-        for group in sorted(changes, key=lambda each: each.first):
-            lower = lowers[bisect_right(lowers, group.first) - 1]
-            size = sizes.get(lower, 0)
-            if size and size + group.size > _TASK_BYTES and group.first not in bounds:
-                bounds[group.first] = bounds[lower]
-                size = 0
-            sizes[lower] = size + group.size
+def _divide(bounds: dict[str, KeyRange | None], changes: Iterable[ChangeGroup]) -> None:
+    """Add bounds where the changes of a section are too many for one task."""
+    sizes: dict[str, int] = {}
+    lowers = sorted(bounds)
+    for group in sorted(changes, key=lambda each: each.first):
+        lower = lowers[bisect_right(lowers, group.first) - 1]
+        size = sizes.get(lower, 0)
+        if size and size + group.size > _TASK_BYTES and group.first not in bounds:
+            bounds[group.first] = bounds[lower]
+            size = 0
+        sizes[lower] = size + group.size
 
 
 def _indexes(

@@ -10,7 +10,7 @@ import json
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any
@@ -23,11 +23,10 @@ from pyarrow import fs
 from spark_sink.folders import open_folder
 from spark_sink.rows.row_schema import UNIQUE_COLUMNS
 
-PARTS = "path string, size long, partition string, modified long, stats string"
-"""A row for each file: the path relative to the table, bytes, the values of the partition columns
-as a JSON object, milliseconds since 1970, and Delta's statistics as JSON."""
 PartFile = dict[str, Any]
-"""A row of PARTS."""
+"""A file that was written: its path relative to the table, its size in bytes, the values of the
+partition columns (partition) and Delta's statistics (stats) as JSON, and when it was written, in
+milliseconds since 1970 (modified)."""
 
 BATCH = "batch"
 """The column with the number of a row's batch, in tables to which batches are appended."""
@@ -58,7 +57,7 @@ Partition = tuple[str | None, ...]
 
 @dataclass(frozen=True)
 class PartWriter:
-    """Writes rows of one table in a task: a function for `DataFrame.mapInArrow`, with PARTS.
+    """How a task writes rows of one table.
 
     Args:
         root: the table's address, a path or a URI that pyarrow knows.
@@ -78,13 +77,6 @@ class PartWriter:
     compared: Sequence[str] = COMPARED
     indexed: Sequence[str] = ()
     unique: Sequence[str] = WITHOUT_DICTIONARY
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write the rows, and return a row for each file. Raises OSError."""
-        parts = Parts(self)
-        for batch in batches:
-            parts.add(pa.Table.from_batches([batch]))
-        yield parts_batch(parts.close())
 
 
 class Parts:
@@ -232,14 +224,6 @@ def statistics(metadata: pq.FileMetaData, compared: Sequence[str] = COMPARED) ->
         "maxValues": greatest,
         "nullCount": nulls,
     }
-
-
-def parts_batch(parts: Sequence[PartFile]) -> pa.RecordBatch:
-    """Return files for Spark, as PARTS."""
-    kinds = {"size": pa.int64(), "modified": pa.int64()}
-    names = [each.split()[0] for each in PARTS.split(", ")]
-    schema = pa.schema([pa.field(name, kinds.get(name, pa.string())) for name in names])
-    return pa.RecordBatch.from_pylist(parts, schema)
 
 
 def _folder_name(value: str | None) -> str:

@@ -7,7 +7,6 @@ which requires pyarrow only.
 
 from __future__ import annotations
 
-import json
 import uuid
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,12 +16,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import StructType
 
 from spark_sink.folders import open_folder
 from spark_sink.rows.arrow_types import arrow_schema
+from spark_sink.rows.row_schema import columns
 from spark_sink.tables.fold import DELETED, DELETED_ROW, FOLDED, PREPARED, ROW, TABLE, Fold
-from spark_sink.tables.key_ranges import KEY_COLUMNS, SPLIT_BYTES, ChangeGroup, places_of
+from spark_sink.tables.key_ranges import KEY_COLUMNS, SPLIT_BYTES, KeyRange, Section, places_of
 from spark_sink.tables.parquet_parts import (
     BATCH,
     WITHOUT_DICTIONARY,
@@ -37,9 +37,7 @@ from spark_sink.tables.whole_documents import whole_documents
 QUARANTINE = StructType(
     [
         *(TABLE[name] for name in ("namespace", *KEY_COLUMNS, "token", "clusterTime")),
-        StructField("problem", StringType()),
-        StructField("event", TABLE["document"].dataType),
-        StructField(BATCH, LongType()),
+        *columns(f"problem string, event binary, {BATCH} long"),
     ]
 )
 """The columns of a table of events that cannot be applied."""
@@ -61,11 +59,10 @@ class MergeTask:
         address: the table's.
         quarantine: the address of the table for events that cannot be applied, if there can be any.
         batch: the number that these get.
-        lower, upper: the section's places.
-        base: the paths of the files that have the rows, relative to the table.
+        section: its places, and groups with changes to it, and to others.
+        paths: of the files that have the rows, relative to the table.
         size: the bytes of these files.
         divided: whether they have rows of other sections, too.
-        changes: groups with changes to the section, and to others.
         fold: applies changes.
         form: of the table.
         again: whether the columns of documents are made again.
@@ -74,18 +71,16 @@ class MergeTask:
     address: str
     quarantine: str | None
     batch: int | None
-    lower: str
-    upper: str | None
-    base: tuple[str, ...]
+    section: Section
+    paths: Sequence[str]
     size: int
     divided: bool
-    changes: tuple[ChangeGroup, ...]
     fold: Fold
     form: TableForm
     again: bool = False
 
-    def __call__(self) -> str:
-        """Return a MergeReport. Raises OSError, and StreamError if the fold is not tolerant."""
+    def __call__(self) -> MergeReport:
+        """Write the section. Raises OSError, and StreamError if the fold is not tolerant."""
         formed = FormedRows(self.form)
         try:
             return _Merge(self, formed, self._groups(formed)).report()
@@ -99,7 +94,7 @@ class MergeTask:
     def _unordered(self, formed: FormedRows) -> Iterator[pa.Table]:
         """Return the rows of the section, a row group at a time."""
         files, folder = open_folder(self.address)
-        for path in self.base:
+        for path in self.paths:
             with files.open_input_file(f"{folder}/{path}") as stream:
                 file = pq.ParquetFile(stream)
                 names = formed.names(file.schema_arrow.names)
@@ -126,9 +121,9 @@ class MergeTask:
         if not self.divided:
             return rows
         places = places_of(rows)
-        chosen = pc.greater_equal(places, self.lower)
-        if self.upper is not None:
-            chosen = pc.and_(chosen, pc.less(places, self.upper))
+        chosen = pc.greater_equal(places, self.section.lower)
+        if self.section.upper is not None:
+            chosen = pc.and_(chosen, pc.less(places, self.section.upper))
         return rows if pc.all(chosen).as_py() else rows.filter(chosen)
 
 
@@ -140,14 +135,9 @@ class MergeReport:
     """
 
     parts: list[PartFile]
-    ranges: list[list[str]]
+    ranges: list[KeyRange]
     problems: list[PartFile]
     wanted: dict[str, Any] | None
-
-    @classmethod
-    def from_json(cls, text: str) -> MergeReport:
-        """Return the report that a task has returned."""
-        return cls(**json.loads(text))
 
 
 class _Merge:
@@ -163,8 +153,8 @@ class _Merge:
         quarantine = task.quarantine or task.address
         self._problems = Parts(PartWriter(quarantine, arrow_schema(QUARANTINE)))
 
-    def report(self) -> str:
-        """Write all rows; return a MergeReport as JSON."""
+    def report(self) -> MergeReport:
+        """Write all rows."""
         changes = self._changes()
         places: list[str] = changes["place"].to_pylist()
         start = 0
@@ -180,19 +170,15 @@ class _Merge:
             self._apply(empty, places_of(empty), changes.slice(start))
         parts, ranges = self._table.close()
         wanted = self._formed.wanted
-        report = {
-            "parts": parts,
-            "ranges": ranges,
-            "problems": self._problems.close(),
-            "wanted": None if wanted is None else wanted.jsonValue(),
-        }
-        return json.dumps(report)
+        schema = None if wanted is None else wanted.jsonValue()
+        return MergeReport(parts, ranges, self._problems.close(), schema)
 
     def _changes(self) -> pa.Table:
-        rows = read_groups(self._task.address, self._task.changes)
-        chosen = pc.greater_equal(rows["place"], self._task.lower)
-        if self._task.upper is not None:
-            chosen = pc.and_(chosen, pc.less(rows["place"], self._task.upper))
+        section = self._task.section
+        rows = read_groups(self._task.address, section.changes)
+        chosen = pc.greater_equal(rows["place"], section.lower)
+        if section.upper is not None:
+            chosen = pc.and_(chosen, pc.less(rows["place"], section.upper))
         return _sorted(rows.filter(chosen))
 
     def _apply(self, group: pa.Table, places: pa.Array, changes: pa.Table) -> None:
@@ -211,18 +197,13 @@ class _Merge:
         new = self._formed.from_fold(whole)
         if others.num_rows:
             batches = others.select(_PREPARED.names).to_batches()
-            folded = pa.Table.from_batches(self.fold(batches), _FOLDED)
+            folded = pa.Table.from_batches(self._task.fold(batches), _FOLDED)
             fits = pc.is_null(folded["problem"])
             self._quarantine(folded.filter(pc.invert(fits)))
             new = pa.concat_tables([new, self._formed.from_fold(folded.filter(fits))])
             new = new.take(pc.sort_indices(places_of(new)))
         kept = pc.indices_nonzero(pc.invert(changed)).to_pylist()
         self._table.add(_merged(group, places.to_pylist(), kept, new) if kept else new)
-
-    @property
-    def fold(self) -> Fold:
-        """The task's fold."""
-        return self._task.fold
 
     def _quarantine(self, rows: pa.Table) -> None:
         if rows.num_rows:
@@ -261,9 +242,10 @@ class _RangeFiles:
             tuple(map(form.column, WITHOUT_DICTIONARY)),
         )
         self._file: Parts | None = None
-        self._range: list[str] = []
+        self._range = ""
+        self._first = self._last = ""
         self._parts: list[PartFile] = []
-        self._ranges: list[list[str]] = []
+        self._ranges: list[KeyRange] = []
 
     def add(self, rows: pa.Table) -> None:
         """Write the next rows."""
@@ -272,14 +254,14 @@ class _RangeFiles:
         first, last = places_of(rows.take([0, rows.num_rows - 1])).to_pylist()
         if self._file is None:
             self._file = Parts(self._writer)
-            self._range = [uuid.uuid4().hex[:12], first, last]
-        self._range[2] = last
-        name = pa.repeat(pa.scalar(self._range[0]), rows.num_rows)
+            self._range, self._first = uuid.uuid4().hex[:12], first
+        self._last = last
+        name = pa.repeat(pa.scalar(self._range), rows.num_rows)
         self._file.add(self._form.to_files(rows).append_column(KEY_RANGE, name))
         if self._file.size >= self._limit:
             self._end()
 
-    def close(self) -> tuple[list[PartFile], list[list[str]]]:
+    def close(self) -> tuple[list[PartFile], list[KeyRange]]:
         """Complete the files; return them, and their ranges."""
         self._end()
         return self._parts, self._ranges
@@ -287,14 +269,14 @@ class _RangeFiles:
     def _end(self) -> None:
         if self._file is not None:
             self._parts += self._file.close()
-            self._ranges.append(self._range)
+            self._ranges.append(KeyRange(self._range, self._first, self._last))
             self._file = None
 
 
 def _limit(task: MergeTask) -> int:
     """Return at how many bytes a file ends, so that no file is much smaller than the others."""
     # A document is in a row twice, as JSON and as BSON.
-    expected = task.size + 2 * sum(each.size for each in task.changes)
+    expected = task.size + 2 * sum(each.size for each in task.section.changes)
     files = -(-expected // SPLIT_BYTES)
     return max(SPLIT_BYTES // 2, expected // files) if files > 1 else SPLIT_BYTES
 

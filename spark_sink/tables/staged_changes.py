@@ -6,10 +6,9 @@ that readers of Delta tables ignore. Executors import this module, which require
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import bson
@@ -51,18 +50,6 @@ class ChangeReport:
     through: str = ""
     ddl: list[bytes] = field(default_factory=list)
     streamed: str = ""
-
-    @classmethod
-    def from_json(cls, text: str) -> ChangeReport:
-        """Return the report that `to_json` wrote."""
-        found = json.loads(text)
-        groups = [ChangeGroup(**each) for each in found["groups"]]
-        ddl = list(map(bytes.fromhex, found["ddl"]))
-        return cls(groups, found["through"], ddl, found["streamed"])
-
-    def to_json(self) -> str:
-        """Return the report as JSON."""
-        return json.dumps({**asdict(self), "ddl": [each.hex() for each in self.ddl]})
 
     def add(self, other: ChangeReport) -> None:
         """Add what another task has read."""
@@ -166,7 +153,7 @@ class StageRows:
         stage = ChangeStage(self.address, self.keys, tolerant=self.tolerant)
         for batch in batches:
             stage.add(batch)
-        yield report_batch([stage.close().to_json()])
+        yield report_batch([stage.close()])
 
 
 @dataclass(frozen=True)
@@ -183,8 +170,8 @@ class Rename:
     groups: tuple[ChangeGroup, ...] = ()
     columns: tuple[str, ...] = ()
 
-    def __call__(self) -> str:
-        """Return a ChangeReport. Raises OSError."""
+    def __call__(self) -> ChangeReport:
+        """Stage the rows. Raises OSError."""
         stage = ChangeStage(self.address, tolerant=True)
         rows: Iterable[pa.RecordBatch]
         if self.groups:
@@ -195,7 +182,7 @@ class Rename:
             prepare = Prepare((), self.ddl_events)
             for batch in prepare.table_rows(self._stored()):
                 stage.add_prepared(batch)
-        return stage.close().to_json()
+        return stage.close()
 
     def _stored(self) -> Iterator[pa.RecordBatch]:
         files, folder = open_folder(self.address)

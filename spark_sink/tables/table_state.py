@@ -1,18 +1,103 @@
-"""What a version of a current table knows beside its rows: where it is in the stream."""
+"""What a version of a current table knows beside its rows: where it is in the stream.
+
+A table must read collections again whose documents came without events. A rename brings documents
+that the stream may never have shown: the source was outside of the scope, or it was a copy that
+`convertToCapped` makes without events. A drop may be that of `movePrimary`, which copies a
+collection to another shard without events and then drops the first copy. So a collection is read
+again after its name was dropped, or was given to another collection. The rule needs nothing but the
+events of a batch and the state before it, so that a batch that is repeated decides the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
+import bson
+import pyarrow as pa
+import pyarrow.parquet as pq
 from bson.timestamp import Timestamp
 
+from spark_sink.events.documents import stored, to_document
 from spark_sink.events.positions import high_water_mark, time_in
-from spark_sink.tables.ddl_events import collections_of
-from spark_sink.tables.key_ranges import KeyRanges
-from spark_sink.tables.unread import Unread, unread_document, unread_in
+from spark_sink.folders import open_folder
+from spark_sink.tables.ddl_events import SNAPSHOT_END, DdlEvent, collections_of
+from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.key_ranges import KeyRange
+from spark_sink.tables.staged_changes import ChangeReport
+from spark_sink.tables.table_form import TableForm
+
+Covers = Callable[[str, str], bool]
+"""Whether the documents of a collection, by database and name, are to be in the table."""
+
+Place = tuple[str, str]
+Unread = Mapping[Place, str]
+"""The token from which on the table lacks documents of a collection, by database and name."""
+
+
+def unread_after(unread: Unread, events: Iterable[DdlEvent], covers: Covers) -> dict[Place, str]:
+    """Return what is unread after events, sorted by token, of the collections that `covers` knows.
+
+    The end of a snapshot removes the collections that it has read since their token.
+    """
+    found = dict(unread)
+    for event in events:
+        here = (event.database or "", event.collection or "")
+        if event.kind == SNAPSHOT_END:
+            ended = [
+                each
+                for each, token in found.items()
+                if token < event.token and (not event.collections or each in event.collections)
+            ]
+        elif event.kind == "dropDatabase":
+            ended = [each for each in found if each[0] == event.database]
+        else:
+            ended = [here]
+        for each in ended:
+            found.pop(each, None)
+        if event.kind == "rename":
+            here = (event.to_database or "", event.to_collection or "")
+        if event.kind in ("drop", "rename"):
+            found[here] = event.token
+    return {place: token for place, token in found.items() if covers(*place)}
+
+
+def targets_of(events: Iterable[DdlEvent]) -> list[Place]:
+    """Return the names that renames give to collections."""
+    return [
+        (event.to_database or "", event.to_collection or "")
+        for event in events
+        if event.kind == "rename"
+    ]
+
+
+def unread_document(unread: Unread) -> list[list[str]]:
+    """Return what is unread as part of a commit's position."""
+    return [[*place, token] for place, token in sorted(unread.items())]
+
+
+def unread_from(document: Sequence[Sequence[str]]) -> Unread:
+    """Return what `unread_document` wrote."""
+    return {(database, name): token for database, name, token in document}
+
+
+def places_in(target: str) -> set[tuple[str, str]]:
+    """Return the collections of which a table has documents, by database and name."""
+    found: set[tuple[str, str]] = set()
+    files, folder = open_folder(target)
+    log = DeltaLog(target)
+    if not log.exists:
+        return found
+    form = TableForm.of(log.schema)
+    names = [form.column(name) for name in ("database", "collection")]
+    for action in log.actions():
+        with files.open_input_file(f"{folder}/{action['path']}") as stream:
+            for batch in pq.ParquetFile(stream).iter_batches(columns=names):
+                rows = pa.Table.from_batches([batch]).group_by(names).aggregate([])
+                found |= {(row[names[0]], row[names[1]]) for row in rows.to_pylist()}
+    return found
 
 
 @dataclass(frozen=True)
@@ -29,48 +114,43 @@ class TableState:
     """
 
     keys: tuple[str, ...]
-    ranges: KeyRanges = field(default_factory=KeyRanges)
+    ranges: tuple[KeyRange, ...] = ()
     through: str = ""
     complete_from: str = ""
     complete_in: Mapping[str, str] = field(default_factory=dict)
-    unread: Unread = field(default_factory=dict)
+    unread: Unread = field(
+        default_factory=dict, metadata=stored(write=unread_document, read=unread_from)
+    )
 
-    @classmethod
-    def from_document(cls, document: Mapping[str, Any]) -> TableState:
-        """Return the state that `to_document` wrote."""
-        return cls(
-            tuple(document["keys"]),
-            KeyRanges.from_document(document["ranges"]),
-            document["through"],
-            document["completeFrom"],
-            document["completeIn"],
-            unread_in(document),
-        )
-
-    def to_document(self) -> dict[str, Any]:
-        """Return the state for a commit, with the cluster time of `through` for readers."""
-        found: dict[str, Any] = {
-            "keys": list(self.keys),
-            "ranges": self.ranges.to_document(),
-            "through": self.through,
-            "completeFrom": self.complete_from,
-            "completeIn": dict(self.complete_in),
-        }
-        if self.unread:
-            found["unread"] = unread_document(self.unread)
+    @property
+    def position(self) -> dict[str, Any]:
+        """The state for a commit, with the cluster time of `through` for readers."""
+        found: dict[str, Any] = to_document(self)
         if self.through:
             seconds = time_in(self.through).time
             found["clusterTime"] = datetime.fromtimestamp(seconds, UTC).isoformat()
         return found
 
-    def after_event(self, event: Mapping[str, Any]) -> TableState:
-        """Return the state after a DDL event, which may be the end of a snapshot."""
-        if event["operationType"] != "snapshotEnd":
-            return self
-        until: Timestamp = event["readUntil"]
-        token = high_water_mark(Timestamp(until.time, until.inc + 1))
-        collections = collections_of(event)
-        if not collections:
-            return replace(self, complete_from=max(self.complete_from, token))
-        later = {f"{database}.{name}": token for database, name in collections}
-        return replace(self, complete_in={**self.complete_in, **later})
+    def after(self, read: ChangeReport, ddl_events: Sequence[DdlEvent]) -> TableState:
+        """Return the state after what tasks have read, with these DDL events."""
+        # A snapshot of some collections ends at a time that the stream may not have reached yet.
+        reached = (each.token for each in ddl_events if not each.collections)
+        state = replace(self, through=max([self.through, read.through, *reached]) or read.streamed)
+        for event in map(bson.decode, read.ddl):
+            if event["operationType"] != SNAPSHOT_END:
+                continue
+            until: Timestamp = event["readUntil"]
+            token = high_water_mark(Timestamp(until.time, until.inc + 1))
+            collections = collections_of(event)
+            later = {f"{database}.{name}": token for database, name in collections}
+            if not later:
+                state = replace(state, complete_from=max(state.complete_from, token))
+            state = replace(state, complete_in={**state.complete_in, **later})
+        return state
+
+    def unknown(self, ddl_events: Sequence[DdlEvent]) -> tuple[DdlEvent, ...]:
+        """Return the events that the table does not have yet.
+
+        A rename that is applied again would remove the rows that it has renamed.
+        """
+        return tuple(e for e in ddl_events if e.kind == SNAPSHOT_END or e.token > self.through)

@@ -4,43 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-REPORT = "report string"
-"""The column of reports, which are JSON documents."""
+from spark_sink.events.documents import from_json, to_json
 
-Task = Callable[[], str]
-"""Does its work and returns its report; it can be pickled."""
+REPORT = "report string"
+"""The column of reports, which are dataclasses as JSON."""
+_Report = TypeVar("_Report")
 
 
 @dataclass(frozen=True)
 class _Runner:
     """Runs the tasks whose numbers are its rows: a function for `DataFrame.mapInArrow`."""
 
-    tasks: Sequence[Task]
+    tasks: Sequence[Callable[[], Any]]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             yield report_batch([self.tasks[number]() for number in batch["id"].to_pylist()])
 
 
-def run_tasks(spark: SparkSession | None, tasks: Sequence[Task]) -> list[str]:
+def run_tasks(
+    spark: SparkSession | None, kind: type[_Report], tasks: Sequence[Callable[[], _Report]]
+) -> list[_Report]:
     """Return the reports of tasks, which run on executors, or without Spark in this process."""
     if spark is None:
         return [task() for task in tasks]
     if not tasks:
         return []
     numbers = spark.range(0, len(tasks), 1, len(tasks))
-    return reports_in(numbers.mapInArrow(_Runner(tasks), REPORT))
+    return reports_in(kind, numbers.mapInArrow(_Runner(tasks), REPORT))
 
 
-def reports_in(rows: DataFrame) -> list[str]:
+def reports_in(kind: type[_Report], rows: DataFrame) -> list[_Report]:
     """Run the tasks of rows with REPORT, and return the reports."""
-    return [row.report for row in rows.collect()]
+    return [from_json(kind, row.report) for row in rows.collect()]
 
 
-def report_batch(reports: Sequence[str]) -> pa.RecordBatch:
+def report_batch(reports: Sequence[Any]) -> pa.RecordBatch:
     """Return reports as rows."""
-    return pa.RecordBatch.from_arrays([pa.array(reports, pa.string())], names=["report"])
+    texts = pa.array(map(to_json, reports), pa.string())
+    return pa.RecordBatch.from_arrays([texts], names=["report"])

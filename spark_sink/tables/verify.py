@@ -1,4 +1,4 @@
-"""Compares a current table with its collections.
+"""Compares tables with the cluster: a current table with its collections, bronze with the stream.
 
 The collections keep changing, so both sides are advanced to one later position of the stream: the
 documents are read as a snapshot, and then the events up to that position are applied to the table's
@@ -9,24 +9,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 import bson
 import pyarrow as pa
 from bson import json_util
+from bson.timestamp import Timestamp
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from spark_sink.events.positions import after
+from spark_sink.events.positions import AtTime, Token, after, key_of, time_in
 from spark_sink.events.slices import CODEC
 from spark_sink.options.scope import Scope
-from spark_sink.options.stream_options import parse_options
+from spark_sink.options.snapshot_options import MODE_OPTIONS
+from spark_sink.options.stream_options import named_options, parse_options
+from spark_sink.source.offsets import Offset
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.advance import Advance
 from spark_sink.tables.current_table import CurrentTable
-from spark_sink.tables.unread import unread_after
+from spark_sink.tables.table_state import unread_after
 
 DIFFERENCES = "namespace string, key string, difference string, fields array<string>"
 
@@ -49,9 +53,10 @@ def verify(spark: SparkSession, target: str, **options: str) -> DataFrame:
     reader = spark.read.format("mergerouter").options(**options)
     documents = reader.options(mode="snapshot").load().persist(StorageLevel.MEMORY_AND_DISK)
     documents.count()  # all of them are read before the end is chosen
-    end = _present(options)
+    with closing(RouterClient(parse_options(options))) as client:
+        end = after(client.present()).time
     changes = reader.options(
-        mode="changes", startAfter=through, endAtOperationTime=f"{end[0]},{end[1]}"
+        mode="changes", startAfter=through, endAtOperationTime=f"{end.time},{end.inc}"
     ).load()
     changes = changes.persist(StorageLevel.MEMORY_AND_DISK)
     advance = Advance(newest.state.keys, changes)
@@ -63,15 +68,6 @@ def verify(spark: SparkSession, target: str, **options: str) -> DataFrame:
     unequal = pairs.where(~F.col("table").eqNullSafe(F.col("collection")))
     unread = unread_after(newest.state.unread, advance.ddl_events, scope.accepts)
     return unequal.mapInArrow(_Differences(scope, frozenset(unread)), DIFFERENCES)
-
-
-def _present(options: Mapping[str, str]) -> tuple[int, int]:
-    client = RouterClient(parse_options(options))
-    try:
-        time = after(client.present()).time
-    finally:
-        client.close()
-    return time.time, time.inc
 
 
 @dataclass(frozen=True)
@@ -122,3 +118,78 @@ def _comparable(document: bytes) -> dict[str, str]:
         json_options=json_util.CANONICAL_JSON_OPTIONS,
     )
     return {name: json.dumps(value, sort_keys=True) for name, value in json.loads(text).items()}
+
+
+# Rows that are not events of the stream.
+_MARKS = ("snapshotEnd", "heartbeat")
+
+_BRONZE_DIFFERENCES = "namespace string, token string, operationType string, difference string"
+_OTHER_STARTS = (*MODE_OPTIONS, "startAtOperationTime", "resumeAfter", "startAfter")
+
+
+def verify_bronze(
+    rows: DataFrame,
+    options: Mapping[str, str],
+    through: Mapping[str, Any],
+    since: Timestamp | None = None,
+) -> DataFrame:
+    """Return the differences between rows of the source and the stream.
+
+    Columns: namespace, token, operationType, and difference: "missing" or "doubled" in the rows, or
+    "extra", which the stream does not have.
+
+    Args:
+        rows: those of a version of the table.
+        options: of the source.
+        through: the offset at which its last batch ends.
+        since: where the comparison begins; None for the first event that the rows should contain.
+            It begins after the last change of the scope at least.
+
+    Raises StreamError, and HistoryLostError if the oplogs do not reach back so far.
+    """
+    named = named_options(options)
+    given = {name: text for name, text in named.items() if name not in _OTHER_STARTS}
+    at = Offset.read(through)
+    first = _first_token(rows) if since is None else key_of(AtTime(since))
+    if first is not None and at.since is not None:
+        first = max(first, key_of(AtTime(at.since)))
+    if first is None:
+        return rows.sparkSession.createDataFrame([], _BRONZE_DIFFERENCES)
+    start = time_in(first)
+    given |= {"mode": "changes", "startAtOperationTime": f"{start.time},{start.inc}"}
+    match at.position:
+        case Token():
+            given["endAt"] = at.position.data
+        case AtTime(time):
+            given["endAtOperationTime"] = f"{time.time},{time.inc}"
+    stream = rows.sparkSession.read.format("mergerouter").options(**given).load()
+    columns = ("token", "namespace", "operationType")
+    kept = rows.where(~F.col("operationType").isin(*_MARKS) & ~F.col("snapshot"))
+    kept = kept.where(F.col("token") >= first).groupBy(*columns).agg(F.count("*").alias("times"))
+    sent = stream.where(F.col("token") >= first).select(*columns, F.lit(1).alias("sent"))
+    difference = (
+        F.when(F.col("times").isNull(), "missing")
+        .when(F.col("sent").isNull(), "extra")
+        .when(F.col("times") > 1, "doubled")
+    )
+    pairs = kept.alias("kept").join(sent.alias("sent"), "token", "full_outer")
+    found = pairs.withColumn("difference", difference).where(F.col("difference").isNotNull())
+    both = [
+        F.coalesce(F.col(f"kept.{name}"), F.col(f"sent.{name}")).alias(name)
+        for name in ("namespace", "operationType")
+    ]
+    return found.select(both[0], "token", both[1], "difference").orderBy("token")
+
+
+def _first_token(rows: DataFrame) -> str | None:
+    """Return where the rows' events begin: after the first snapshot, or with the first event."""
+    ends = rows.where(F.col("operationType") == "snapshotEnd").orderBy("token").select("event")
+    found = [bson.decode(bytes(row.event)) for row in ends.collect()]
+    snapshots = [event for event in found if not event.get("requested")]
+    events = rows.where(~F.col("snapshot") & ~F.col("operationType").isin(*_MARKS))
+    first: str | None = events.agg(F.min("token")).collect()[0][0]
+    if not snapshots:
+        return first
+    mark: Timestamp = snapshots[0]["clusterTime"]
+    behind = key_of(after(mark))
+    return behind if first is None else min(first, behind)

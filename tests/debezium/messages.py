@@ -10,10 +10,9 @@ import pymongo
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
-from spark_sink.debezium.message_batches import Messages
+from spark_sink.debezium.message_batches import Messages, WithTransactions
 from spark_sink.debezium.options import MessageOptions
-from spark_sink.debezium.transactions import WithTransactions
-from spark_sink.events.fragments import join_fragments
+from spark_sink.events.header import join_fragments
 from spark_sink.options.oversize import oversize_stages
 from spark_sink.rows.event_rows import EventRows
 from spark_sink.snapshot.document_events import DocumentEvents

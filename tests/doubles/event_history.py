@@ -13,7 +13,7 @@ from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
 from spark_sink.batches.event_rate import ReadStats
 from spark_sink.batches.read_reports import ReportInbox
 from spark_sink.events.positions import AtTime, FromNow, Position, Token
-from spark_sink.stream.cursor import StreamCursor
+from spark_sink.stream.event_stream import StreamCursor
 
 SHARDS = 3
 UUID_HEX = "00112233445566778899AABBCCDDEEFF"
@@ -129,7 +129,7 @@ class FakeStream(StreamCursor):
     def alive(self) -> bool:
         return self._alive
 
-    def _next(self) -> RawBSONDocument | None:
+    def try_next(self) -> RawBSONDocument | None:
         history = self.history
         if history.failures:
             raise history.failures.pop(0)
@@ -155,11 +155,11 @@ class FakeStream(StreamCursor):
         return event
 
     def try_reply(self, events: list[RawBSONDocument]) -> None:
-        event = self._next()
+        event = self.try_next()
         while event is not None:
             events.append(event)
             more = self.left_in_batch and self.alive and self.index not in self.pauses
-            event = self._next() if more else None
+            event = self.try_next() if more else None
 
     def _skip_other_shards(self) -> None:
         shards = self.history.shards

@@ -10,6 +10,7 @@ import pytest
 from deltalake import DeltaTable
 
 from spark_sink.errors import StreamError
+from spark_sink.events.documents import from_json, to_json
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import Batch
@@ -39,7 +40,7 @@ def test_a_batch_that_meets_an_outage_is_written_once(store: ObjectStore) -> Non
                 stage.add(rows)
                 if step == "stage":
                     store.stop()
-                report = ChangeReport.from_json(stage.close().to_json())
+                report = from_json(ChangeReport, to_json(stage.close()))
                 table = CurrentTable(address)
                 if step == "apply":
                     store.stop()

@@ -3,7 +3,7 @@
 import pytest
 
 from spark_sink.errors import OptionError, SourceError
-from spark_sink.jobs.own_router import OwnRouter, require_router, router_beside
+from spark_sink.jobs.own_router import own_router, require_router, router_beside
 from tests.harness.clusters import TestCluster
 from tests.harness.ports import free_port
 
@@ -22,13 +22,16 @@ def test_a_router_runs_for_the_block(cluster: TestCluster) -> None:
 def test_the_cause_is_told_where_it_does_not_start() -> None:
     with (
         pytest.raises(SourceError, match=r"does not start: sharding\.configDB: must be setName"),
-        OwnRouter("localhost:1", None, "mongodb://127.0.0.1:27999"),
+        own_router("localhost:1", None, "mongodb://127.0.0.1:27999"),
     ):
         pass
 
 
 def test_it_is_for_this_machine() -> None:
-    with pytest.raises(OptionError, match=r"--uri must name one port of 127\.0\.0\.1"):
-        OwnRouter("cfg/h:1", None, "mongodb://router.example:27020")
+    with (
+        pytest.raises(OptionError, match=r"--uri must name one port of 127\.0\.0\.1"),
+        own_router("cfg/h:1", None, "mongodb://router.example:27020"),
+    ):
+        pass
     with pytest.raises(OptionError, match="pass both"), router_beside("", None, "mongodb://m"):
         pass

@@ -31,8 +31,9 @@ def follow(
     where = JobFolder(str(folder))
     namespaces = tuple(f"{shop.database}.{name}" if name else shop.database for name in names)
     chosen = {**namespace_options(namespaces), "snapshotMode": "initial", **options}
-    where.begin(JobRecord(namespaces, chosen, DEFAULT_TABLES))
-    TablesJob(where, {**chosen, "uri": shop.uri}).start(spark, None).awaitTermination()
+    record = JobRecord(namespaces, chosen, DEFAULT_TABLES)
+    where.begin(record)
+    TablesJob(where, record, shop.uri).start(spark, None).awaitTermination()
     return differences(spark, shop, folder)
 
 

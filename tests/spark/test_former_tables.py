@@ -70,7 +70,7 @@ def test_a_current_table_is_rewritten_once(
     assert folder.startswith("keyRange=")
     assert sorted(int(row["key"]) for row in rows_of(tmp_path)) == list(range(30))
     table = CurrentTable.existing(str(tmp_path))
-    assert table.state.to_document() == {
+    assert table.state.position == {
         "keys": ["_id"],
         "ranges": [[folder.removeprefix("keyRange="), "shop\x00a b\x000", "shop\x00a b\x009"]],
         "through": TOKEN,

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_sink.batches.read_task import TaskReader
-from spark_sink.events.fragments import fragment_of, join_fragments
+from spark_sink.events.header import fragment_of, join_fragments
 from spark_sink.events.positions import AtTime, Position, key_of
 from spark_sink.options.stream_options import parse_options
 from spark_sink.source.tasks import planner_for, read_task

@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
 import pytest
+from bson.timestamp import Timestamp
 from deltalake import DeltaTable, write_deltalake
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
@@ -21,6 +23,7 @@ from typer.testing import CliRunner
 
 from spark_sink.cli import job
 from spark_sink.errors import OptionError
+from spark_sink.events.documents import to_document
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.status import lines_of, status_of
 from spark_sink.jobs.tables_job import (
@@ -30,6 +33,8 @@ from spark_sink.jobs.tables_job import (
     namespace_options,
 )
 from spark_sink.jobs.verification import verify_job
+from spark_sink.signals.state import Request, SignalState
+from spark_sink.snapshot.plan import Progress, SnapshotPlan
 from spark_sink.tables.current_table import CurrentTable
 from tests.harness.ports import free_port
 from tests.spark.conftest import Shop
@@ -63,8 +68,9 @@ def run_once(
     names = (shop.database,)
     chosen = {**namespace_options(names), "snapshotMode": "initial", **options}
     where = JobFolder(str(folder))
-    where.begin(JobRecord(names, chosen, tables))
-    started = TablesJob(where, {**chosen, "uri": shop.uri}, tables).start(spark, None)
+    record = JobRecord(names, chosen, tables)
+    where.begin(record)
+    started = TablesJob(where, record, shop.uri).start(spark, None)
     started.awaitTermination()
 
 
@@ -310,16 +316,10 @@ def fake_job(folder: Path, **snapshot: Any) -> JobFolder:
 
 
 def test_the_status_has_a_line_for_each_requested_snapshot(tmp_path: Path) -> None:
-    requests = [{"id": f"r{n}", "blocking": n == 0} for n in range(20)]
-    requests[1]["plan"] = {
-        "progress": {
-            "collections": 3,
-            "collectionsPlanned": 1,
-            "chunksPlanned": 7,
-            "rowsPlanned": 8400,
-        }
-    }
-    fake_job(tmp_path, signals={"paused": False, "requests": requests})
+    requests = [Request(f"r{n}", n == 0, ()) for n in range(20)]
+    plan = SnapshotPlan(Timestamp(5, 1), progress=Progress(3, 1, 7, 8400))
+    requests[1] = replace(requests[1], plan=plan)
+    fake_job(tmp_path, signals=to_document(SignalState(requests=tuple(requests))))
     commits = tmp_path / "checkpoint" / "commits"
     commits.mkdir()
     (commits / "0").touch()
@@ -347,9 +347,10 @@ def test_a_job_continues_only_with_its_own_options(tmp_path: Path) -> None:
 
 def test_a_snapshot_alone_is_read_once(tmp_path: Path) -> None:
     record = JobRecord(("shop.orders",))
-    fake_job(tmp_path / "a", snapshot={"chunks": []}).begin(record, once=True)
+    plan = {"mark": {"t": 5, "i": 1}}
+    fake_job(tmp_path / "a", snapshot=plan).begin(record, once=True)
     with pytest.raises(OptionError, match="has finished its snapshot"):
-        fake_job(tmp_path / "b", snapshot={"ended": True}).begin(record, once=True)
+        fake_job(tmp_path / "b", snapshot={**plan, "ended": True}).begin(record, once=True)
 
 
 def test_namespaces_become_options() -> None:

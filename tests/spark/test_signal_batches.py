@@ -144,7 +144,7 @@ def test_a_table_equals_its_collections_after_kills_of_the_query(
         while ("items", 999) not in query.table:
             query.batch()
         assert query.table == expected(shop)
-        assert query.offset["signals"]["requests"] == []
+        assert "requests" not in query.offset.get("signals", {})
     finally:
         query.reader.stop()
 
@@ -200,7 +200,7 @@ def test_signals_wait_for_the_end_of_an_initial_snapshot(shop: Shop, tmp_path: P
         ops.insert_one({"_id": "again", "type": "execute-snapshot", "data": wanted})
         send(str(tmp_path), {"id": "file", "type": "log", "data": {"message": "hello"}})
         while "snapshotEnd" not in query.operations:
-            assert query.batch(killed=True)["signals"]["handled"] == []
+            assert "handled" not in query.batch(killed=True).get("signals", {})
         assert query.operations.count("read") == 120
         assert {aggregate for _, aggregate, _ in query.notified} == {INITIAL}
         before = len(query.notified)

@@ -131,7 +131,7 @@ def test_a_snapshot_on_demand_survives_kills(
         before = len(query.rows())
         query.wait_for(lambda: len(query.rows()) > before)
         change_at_random(shop, 4, 150)  # while the rest of the snapshot is read
-        query.wait_for(lambda: query.last_offset()["signals"]["requests"] == [])
+        query.wait_for(lambda: not query.last_offset().get("signals", {}).get("requests"))
         shop.orders.insert_one({"_id": 100_000, "customer": 1})
         query.wait_for(lambda: 100_000 in [number for _, number in query.rows()])
         query.wait_for(lambda: not list(signals.glob("*.json")))
@@ -158,10 +158,11 @@ def test_a_job_processes_signals_and_writes_notifications(
     now = shop.now()
     begin = {"snapshotMode": "no_data", "startAtOperationTime": f"{now.time},{now.inc + 1}"}
     chosen = {**namespace_options(names), **begin}
-    where.begin(JobRecord(names, chosen))
+    record = JobRecord(names, chosen)
+    where.begin(record)
 
     def run() -> None:
-        started = TablesJob(where, {**chosen, "uri": shop.uri}).start(spark, None)
+        started = TablesJob(where, record, shop.uri).start(spark, None)
         started.awaitTermination()
 
     def send(*arguments: str) -> str:

@@ -10,12 +10,13 @@ import pytest
 from bson.timestamp import Timestamp
 
 from spark_sink.errors import OptionError
+from spark_sink.events.documents import from_json, to_json
 from spark_sink.events.positions import AtTime, FromNow
 from spark_sink.options.snapshot_modes import POLICIES, QueryStart, SnapshotPolicy
 from spark_sink.options.snapshot_options import SnapshotOptions
 from spark_sink.options.stream_options import parse_options
 from spark_sink.snapshot.decision import SnapshotDecision
-from spark_sink.snapshot.plan import Chunk, Collection, SnapshotPlan, plan_from
+from spark_sink.snapshot.plan import Chunk, Collection, SnapshotPlan
 from spark_sink.source.tasks import SnapshotEnd, snapshot_tasks
 from spark_sink.tables.ddl_events import ddl_event_of
 from tests.spark import snapshot_choices
@@ -235,7 +236,7 @@ def test_a_snapshot_without_collections_has_no_end_row() -> None:
     options = parse_options({"uri": URI})
     plan = SnapshotPlan(Timestamp(100, 1), ended=True)
     for only, ends in ((None, [()]), ((("db", "c"),), [(("db", "c"),)]), ((), [])):
-        written = plan_from(json.loads(json.dumps(replace(plan, only=only).to_document())))
+        written = from_json(SnapshotPlan, to_json(replace(plan, only=only)))
         tasks = snapshot_tasks(written, options)
         assert [task.collections for task in tasks if isinstance(task, SnapshotEnd)] == ends
 

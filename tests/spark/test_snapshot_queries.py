@@ -16,7 +16,7 @@ from spark_sink.errors import HistoryLostError
 from spark_sink.events.positions import AtTime
 from spark_sink.options.stream_options import parse_options
 from spark_sink.snapshot.reader import SnapshotTask
-from spark_sink.source.offsets import Offsets
+from spark_sink.source.offsets import Offset
 from spark_sink.source.stream_reader import MergerouterStreamReader
 from spark_sink.source.tasks import SnapshotEnd
 from tests.spark.conftest import Shop
@@ -126,7 +126,7 @@ def test_a_lost_history_is_replaced_by_a_snapshot_if_an_option_says_so(
     monkeypatch.setattr(BatchPlanner, "next_batch", Mock(side_effect=lost))
     chosen = parse_options(options(shop, **given))
     reader = MergerouterStreamReader(chosen, 0.0)
-    start = Offsets(chosen.scope).write(AtTime(shop.created))
+    start = Offset(AtTime(shop.created), chosen.scope).write()
     try:
         if not recovers:
             with pytest.raises(HistoryLostError):

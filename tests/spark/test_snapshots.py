@@ -20,7 +20,7 @@ from spark_sink.options.stream_options import parse_options
 from spark_sink.snapshot.plan import Chunk, Collection, SnapshotPlan
 from spark_sink.snapshot.planner import SnapshotPlanner
 from spark_sink.snapshot.reader import ChunkReader, SnapshotTask
-from spark_sink.source.offsets import Offsets
+from spark_sink.source.offsets import Offset
 from spark_sink.stream.event_stream import EventStream, read_runs
 from spark_sink.stream.router_client import RouterClient
 from tests.doubles.server_replies import ServerReplies
@@ -95,14 +95,14 @@ def test_a_plan_is_restored_from_an_offset_and_ends_after_all_collections(shop: 
     database.small.insert_one({"_id": 1})
     database.create_collection("empty")
     router = client(shop)
-    planning, offsets = planner(router, shop, 20), Offsets(Scope(shop.database))
+    planning = planner(router, shop, 20)
     plan: SnapshotPlan | None = planning.begin(router.snapshot_time())
     batches = []
     while plan is not None and not plan.exhausted:
-        written = json.loads(json.dumps(offsets.write_snapshot(planning.next_batch(plan, 40))))
-        plan = offsets.read_snapshot(written)
+        plan = planning.next_batch(plan, 40)
+        written = Offset(plan.handover, snapshot=plan).write()
+        plan = Offset.read(json.loads(json.dumps(written))).snapshot
         assert plan is not None
-        assert offsets.read(written) == plan.handover
         batches.append(plan.chunks)
     router.close()
     assert all(len(batch) <= 4 for batch in batches)

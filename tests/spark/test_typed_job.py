@@ -33,9 +33,9 @@ def run_once(spark: SparkSession, shop: Shop, folder: Path, **form: str) -> Coun
     names = (f"{shop.database}.orders",)
     chosen = {**namespace_options(names), "snapshotMode": "initial"}
     where = JobFolder(str(folder))
-    where.begin(JobRecord(names, chosen, TABLES, **form))
-    options = {**chosen, "uri": shop.uri}
-    started = TablesJob(where, options, TABLES, **form, counted=counts.extend).start(spark, None)
+    record = JobRecord(names, chosen, TABLES, **form)
+    where.begin(record)
+    started = TablesJob(where, record, shop.uri, counted=counts.extend).start(spark, None)
     started.awaitTermination()
     found: Counter[str] = Counter()
     for namespace, operation, number in counts:
@@ -101,7 +101,7 @@ def test_columns_follow_the_documents_of_a_job(
 
 @pytest.mark.usefixtures("spark")
 def test_a_schema_is_checked() -> None:
-    form = table_form("total DECIMAL(10,2) NOT NULL, tags ARRAY<STRING>", "hard")
+    form = table_form(JobRecord(schema="total DECIMAL(10,2) NOT NULL, tags ARRAY<STRING>"))
     assert form.schema is not None
     assert form.schema.simpleString() == "struct<total:decimal(10,2),tags:array<string>>"
     for schema, message in (
@@ -112,5 +112,5 @@ def test_a_schema_is_checked() -> None:
         ("a STRNG", "STRNG"),
     ):
         with pytest.raises(OptionError, match=message) as raised:
-            table_form(schema, "hard")
+            table_form(JobRecord(schema=schema))
         assert "--schema" in str(raised.value)

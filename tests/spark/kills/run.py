@@ -24,7 +24,7 @@ from spark_sink.jobs.seeking import seek
 from spark_sink.jobs.verification import verify_job
 from spark_sink.options.scope import Scope
 from spark_sink.signals.channels import send
-from spark_sink.source.offsets import Offsets
+from spark_sink.source.offsets import Offset
 from spark_sink.tables.current_table import CurrentTable
 from tests.harness.clusters import Client, TestCluster, start_cluster
 from tests.harness.ports import free_port
@@ -326,10 +326,11 @@ def _problems(spark: SparkSession, shop: Shop, folder: JobFolder, truth: str) ->
         if result.count or result.remark:
             found.append(f"verify of {name}: {result}")
     offset = _offset_of(folder)
-    offsets = Offsets(Scope()).of(offset)
+    end = Offset.read(offset)
+    scope = end.scope or Scope()
     rows = CurrentTable.existing(folder.table("current")).read(spark)
     table, collections = (
-        {place: each for place, each in found.items() if offsets.scope.accepts(_DATABASE, place[0])}
+        {place: each for place, each in found.items() if scope.accepts(_DATABASE, place[0])}
         for found in (documents_in(rows), collections_of(shop))
     )
     if table != collections:
@@ -337,7 +338,7 @@ def _problems(spark: SparkSession, shop: Shop, folder: JobFolder, truth: str) ->
         found.append(f"the current table differs in {len(keys)} documents: {sorted(keys)[:10]}")
     tokens = Counter(_tokens(folder))
     found += [f"{token} is in bronze {n} times" for token, n in tokens.items() if n > 1]
-    begin = min(tokens) if offsets.since is None else key_of(AtTime(offsets.since))
+    begin = min(tokens) if end.since is None else key_of(AtTime(end.since))
     tokens = Counter(token for token in tokens.elements() if token >= begin)
     client: Client
     with (
@@ -347,7 +348,7 @@ def _problems(spark: SparkSession, shop: Shop, folder: JobFolder, truth: str) ->
         told = set()
         for event in events:
             places = [event[each].get("coll", "") for each in ("ns", "to") if each in event]
-            if any(offsets.scope.accepts(_DATABASE, each) for each in places):
+            if any(scope.accepts(_DATABASE, each) for each in places):
                 told.add(event["_id"]["_data"])
             if event.get("documentKey", {}).get("_id") == _LAST["_id"]:
                 break

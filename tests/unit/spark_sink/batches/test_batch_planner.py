@@ -27,8 +27,7 @@ from spark_sink.events.positions import (
     is_after,
 )
 from spark_sink.options.retry_options import RetryPolicy
-from spark_sink.options.scope import Scope
-from spark_sink.source.offsets import Offsets
+from spark_sink.source.offsets import Offset
 from spark_sink.stream.event_stream import EventStream, read_runs
 from spark_sink.stream.router_client import Shard
 from tests.doubles.event_history import (
@@ -78,7 +77,6 @@ def drain(
 ) -> list[list[str]]:
     """Return all batches up to the present, each planned, checkpointed as JSON and read."""
     plan = planner(history, **options)
-    offsets = Offsets(Scope())
     batches = []
     while True:
         batch = plan.next_batch(start, max_events)
@@ -88,14 +86,13 @@ def drain(
         batches.append(keys(history, plan.tasks(batch)))
         assert batch.events is None or batch.events >= len(batches[-1]) >= batch.events * 0.9
         # A batch that is repeated after a restart is defined by its ends alone.
-        written = json.loads(json.dumps(offsets.write(batch.end, batch.idle_until)))
-        end = offsets.read(written)
-        assert end == batch.end
-        again = PlannedBatch(start, end, idle_until=offsets.read_idle_until(written))
+        offset = Offset(batch.end, idle_until=batch.idle_until)
+        assert Offset.read(json.loads(json.dumps(offset.write()))) == offset
+        again = PlannedBatch(start, batch.end, idle_until=batch.idle_until)
         for sharded in (False, True):
             tasks = planner(history, sharded=sharded).tasks(again)
             assert sorted(keys(history, tasks)) == sorted(batches[-1])
-        start = end
+        start = batch.end
 
 
 @given(

@@ -14,9 +14,8 @@ from bson import Binary, Int64, ObjectId
 from bson.binary import UuidRepresentation
 from bson.timestamp import Timestamp
 
-from spark_sink.debezium.message_batches import Messages
+from spark_sink.debezium.message_batches import Messages, WithTransactions
 from spark_sink.debezium.options import MessageOptions, quoted, sanitized
-from spark_sink.debezium.transactions import WithTransactions
 from spark_sink.events.heartbeats import Heartbeat
 from tests.doubles.event_history import event_token
 

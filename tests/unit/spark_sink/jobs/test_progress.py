@@ -90,7 +90,8 @@ def test_the_board_asks_for_metrics_that_exist() -> None:
 
 
 def test_a_snapshot_s_progress_is_told_until_it_has_ended() -> None:
-    plan = {"progress": {"collections": 3, "collectionsPlanned": 1, "chunksPlanned": 12}}
+    plan = {"mark": {"t": 5, "i": 1}, "chunks": []}
+    plan["progress"] = {"collections": 3, "collectionsPlanned": 1, "chunksPlanned": 12}
     running = batch_progress(progress(0, snapshot=plan), THROUGH)
     ended = batch_progress(progress(1, snapshot={**plan, "ended": True}), THROUGH)
     assert str(running).endswith("snapshot: 1 of 3 collections, 12 chunks")

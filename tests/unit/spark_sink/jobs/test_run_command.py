@@ -74,7 +74,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         happened.append(f"reports {error or batch}{' ended' * ended}")
 
     monkeypatch.setattr(RouterReport, "_send", send)
-    monkeypatch.setattr(own_router, "OwnRouter", Router)
+    monkeypatch.setattr(own_router, "own_router", Router)
     monkeypatch.setattr(own_router, "require_router", require)
     monkeypatch.setattr(command, "session", session)
     monkeypatch.setattr(TablesJob, "start", start)

@@ -22,7 +22,7 @@ from spark_sink.options.scope import Scope
 from spark_sink.options.snapshot_modes import POLICIES
 from spark_sink.options.stream_options import parse_options
 from spark_sink.source.data_source import MergerouterDataSource
-from spark_sink.source.offsets import Offsets
+from spark_sink.source.offsets import Offset
 from spark_sink.source.schema import schema_for
 from tests.doubles.event_history import event_token, high_water_mark
 
@@ -95,10 +95,11 @@ def test_debeziums_lists_choose_namespaces(given, accepted):
     if scope.database is not None:
         names = [name for name in names if name.startswith(f"{scope.database}.")]
     assert {name for name in names if scope.accepts(*name.split("."))} == accepted
-    offset = json.loads(json.dumps(Offsets(scope).write(FromNow())))
-    assert Offsets(scope).read(offset) == FromNow()
+    offset = Offset.read(json.loads(json.dumps(Offset(FromNow(), scope).write())))
+    assert offset == Offset(FromNow(), scope)
+    offset.require_scope(scope)
     with pytest.raises(StreamError, match="the checkpoint is of another scope"):
-        Offsets(Scope(scope.database)).read(offset)
+        offset.require_scope(Scope(scope.database))
 
 
 @pytest.mark.parametrize(
@@ -297,20 +298,23 @@ def test_offsets_keep_positions(position):
 
 @pytest.mark.parametrize("scope", [Scope(), Scope("shop"), Scope("shop", ("a", "b"))])
 def test_an_offset_of_another_scope_is_refused(scope):
-    offset = json.loads(json.dumps(Offsets(scope).write(AtTime(Timestamp(1_700_000_000, 3)))))
-    assert Offsets(scope).read(offset) == AtTime(Timestamp(1_700_000_000, 3))
+    position = AtTime(Timestamp(1_700_000_000, 3))
+    offset = Offset.read(json.loads(json.dumps(Offset(position, scope).write())))
+    assert offset.position == position
     with pytest.raises(StreamError, match=r"^the checkpoint is of another scope") as caught:
-        Offsets(Scope("shop", ("a",))).read(offset)
+        offset.require_scope(Scope("shop", ("a",)))
     assert "startAtOperationTime=1700000000,3" in str(caught.value)
 
 
 def test_an_offset_without_a_scope_is_accepted():
-    assert Offsets(Scope("shop")).read({"_data": TOKEN}) == Token({"_data": TOKEN})
+    offset = Offset.read({"_data": TOKEN})
+    offset.require_scope(Scope("shop"))
+    assert offset.position == Token({"_data": TOKEN})
 
 
 def test_an_offset_of_another_source_is_refused():
     with pytest.raises(StreamError, match="checkpointLocation"):
-        Offsets(Scope()).read({"files": 3})
+        Offset.read({"files": 3})
 
 
 def test_long_messages_are_cut_after_the_cause():

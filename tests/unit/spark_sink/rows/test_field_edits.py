@@ -18,7 +18,8 @@ ROUTER = "mongodb://127.0.0.1:27020"
 def edits(**options: str) -> FieldEdits:
     names = {"exclude": "field.exclude.list", "renames": "field.renames"}
     given = {names[name]: text for name, text in options.items()}
-    return FieldEdits(parse_options({"uri": ROUTER, **given}).field_edits)
+    parsed = parse_options({"uri": ROUTER, **given})
+    return FieldEdits([*parsed.excluded_fields, *parsed.renamed_fields])
 
 
 def edited(event: dict[str, Any], **options: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from bson.timestamp import Timestamp
 from deltalake import DeltaTable, write_deltalake
 
 from spark_sink.errors import OptionError, StreamError
+from spark_sink.events.documents import from_json, to_json
 from spark_sink.events.positions import high_water_mark
 from spark_sink.tables import current_table, key_ranges, range_merge, staged_changes
 from spark_sink.tables.append_table import AppendTable
@@ -25,7 +26,7 @@ from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import Batch, DeltaLog
 from spark_sink.tables.key_ranges import places_of
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS, ChangeReport, ChangeStage
-from spark_sink.tables.unread import Covers
+from spark_sink.tables.table_state import Covers
 
 DATABASE = "shop"
 Documents = dict[tuple[str, int], dict[str, Any]]
@@ -155,7 +156,7 @@ def staged(folder: Path, events: Sequence[dict[str, Any]], tasks: int = 3) -> li
     for part in filter(None, parts):
         stage = ChangeStage(str(folder), tolerant=True)
         stage.add(rows_of(part))
-        reports.append(ChangeReport.from_json(stage.close().to_json()))
+        reports.append(from_json(ChangeReport, to_json(stage.close())))
     return reports
 
 
@@ -349,7 +350,7 @@ class KilledError(Exception):
 STEPS = {
     "changes staged": (staged_changes.ChangeStage, "_write"),
     "all changes read": (CurrentTable, "_apply"),
-    "sections found": (key_ranges.KeyRanges, "sections"),
+    "sections found": (current_table, "sections_of"),
     "files written": (range_merge._RangeFiles, "close"),
     "before quarantine": (AppendTable, "commit"),
     "before commit": (DeltaLog, "replace"),

@@ -20,7 +20,7 @@ from deltalake import DeltaTable, write_deltalake
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.delta_log import Batch, DeltaLog
-from spark_sink.tables.parquet_parts import PartWriter
+from spark_sink.tables.parquet_parts import Parts, PartWriter
 
 SCHEMA = pa.schema(
     [
@@ -60,8 +60,10 @@ def written(
 ) -> list[dict[str, Any]]:
     """Write rows as a task does; the writer reaches it pickled, the rows in batches."""
     writer = pickle.loads(pickle.dumps(PartWriter(str(address), schema, partitions)))
-    batches = pa.Table.from_pylist(rows, schema).to_batches(max_chunksize=7)
-    return [row for batch in writer(batches) for row in batch.to_pylist()]
+    parts = Parts(writer)
+    for batch in pa.Table.from_pylist(rows, schema).to_batches(max_chunksize=7):
+        parts.add(pa.Table.from_batches([batch]))
+    return parts.close()
 
 
 def tokens_of(address: Path) -> list[str]:

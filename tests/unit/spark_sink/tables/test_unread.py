@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spark_sink.tables.ddl_events import DdlEvent
-from spark_sink.tables.unread import Place, unread_after, unread_document, unread_in
+from spark_sink.tables.table_state import Place, unread_after, unread_document, unread_from
 
 A, B, OTHER = ("shop", "a"), ("shop", "b"), ("shop", "other")
 
@@ -46,4 +46,4 @@ def test_what_is_unread_after_events(
 ) -> None:
     found = unread_after(before, events, covers)
     assert found == after
-    assert unread_in({"unread": unread_document(found)}) == found
+    assert unread_from(unread_document(found)) == found

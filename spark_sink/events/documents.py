@@ -1,0 +1,131 @@
+"""Dataclasses as JSON documents: in offsets, in the commits of tables, and in reports of tasks.
+
+A field has its own name in camel case, and is left out while it has its default value. Its metadata
+may say otherwise (`stored`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import lru_cache, partial
+from types import NoneType, UnionType
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+
+from bson.timestamp import Timestamp
+
+from spark_sink.events.positions import (
+    AtTime,
+    FromNow,
+    Position,
+    Token,
+    from_offset,
+    time_document,
+    time_from,
+    to_offset,
+)
+
+_Kind = TypeVar("_Kind")
+
+
+def stored(
+    name: str = "",
+    write: Callable[[Any], Any] | None = None,
+    read: Callable[[Any], Any] | None = None,
+) -> dict[str, Any]:
+    """Return the metadata of a field: its name in documents, and how its value is written."""
+    return {"name": name, "write": write, "read": read}
+
+
+def to_document(value: Any) -> Any:
+    """Return a value for json.dumps; a class with `AS_LIST` becomes the list of its fields."""
+    match value:
+        case Timestamp():
+            return time_document(value)
+        case Token() | AtTime() | FromNow():
+            return to_offset(value)
+        case bytes():
+            return value.hex()
+        case Mapping():
+            return {name: to_document(each) for name, each in value.items()}
+        case list() | tuple():
+            return list(map(to_document, value))
+    if not is_dataclass(value):
+        return value
+    found = {}
+    as_list = hasattr(value, "AS_LIST")
+    for each in fields(value):
+        content = getattr(value, each.name)
+        if as_list or content != _default(each):
+            write = each.metadata.get("write") or to_document
+            found[_name(each)] = None if content is None else write(content)
+    return list(found.values()) if as_list else found
+
+
+def from_document(kind: type[_Kind], document: Any) -> _Kind:
+    """Return the value of a dataclass that `to_document` wrote.
+
+    Raises KeyError, TypeError or ValueError for anything else.
+    """
+    known = _fields(cast("Any", kind))
+    if isinstance(document, list):
+        document = dict(zip(known, document, strict=True))
+    found = {}
+    for name, (field, read) in known.items():
+        if name in document:
+            content = document[name]
+            found[field.name] = None if content is None else read(content)
+    return kind(**found)
+
+
+def to_json(value: Any) -> str:
+    """Return a dataclass as JSON."""
+    return json.dumps(to_document(value))
+
+
+def from_json(kind: type[_Kind], text: str) -> _Kind:
+    """Return what `to_json` wrote."""
+    return from_document(kind, json.loads(text))
+
+
+def _default(field: Field[Any]) -> Any:
+    if field.default_factory is not MISSING:
+        return field.default_factory()
+    return field.default
+
+
+@lru_cache
+def _fields(kind: Any) -> dict[str, tuple[Field[Any], Callable[[Any], Any]]]:
+    """Return the fields of a dataclass by their names in documents, and what reads each."""
+    hints = get_type_hints(kind)
+    found: Any = fields(kind)
+    return {_name(f): (f, f.metadata.get("read") or _reader(hints[f.name])) for f in found}
+
+
+def _name(field: Field[Any]) -> str:
+    own = re.sub(r"_(\w)", lambda found: found[1].upper(), field.name)
+    return field.metadata.get("name") or own
+
+
+def _reader(hint: Any) -> Callable[[Any], Any]:
+    """Return what reads values of a type."""
+    if hint is Timestamp:
+        return time_from
+    if hint is bytes:
+        return bytes.fromhex
+    if hint == Position:
+        return from_offset
+    if isinstance(hint, type) and is_dataclass(hint):
+        return partial(from_document, hint)
+    kinds = [each for each in get_args(hint) if each is not NoneType]
+    if isinstance(hint, UnionType):
+        return _reader(kinds[0]) if len(kinds) == 1 else from_offset
+    if get_origin(hint) in (list, tuple):
+        make = get_origin(hint)
+        if make is tuple and Ellipsis not in kinds:
+            return tuple
+        element = _reader(kinds[0])
+        return lambda documents: make(map(element, documents))
+    return lambda document: document
