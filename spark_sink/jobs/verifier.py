@@ -49,8 +49,8 @@ from spark_sink.signals.channels import send
 from spark_sink.snapshot.plan import Chunk
 from spark_sink.source.tasks import snapshot_planner
 from spark_sink.stream.router_client import RouterClient
-from spark_sink.tables.fold import EVENT, PREPARED
 from spark_sink.tables.key_ranges import KEY_COLUMNS
+from spark_sink.tables.prepare import EVENT, PREPARED
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage
 
 # How far the table of an idle job may be behind: servers keep history for five minutes.

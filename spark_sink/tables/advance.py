@@ -10,8 +10,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from spark_sink.tables.ddl_events import DDL_TYPES, ddl_event_of
-from spark_sink.tables.fold import PREPARED, TABLE, Fold, Prepare
+from spark_sink.tables.fold import TABLE, Fold
 from spark_sink.tables.key_ranges import KEY_COLUMNS
+from spark_sink.tables.prepare import PREPARED, Prepare
 from spark_sink.tables.table_form import FormedRows, TableForm
 
 

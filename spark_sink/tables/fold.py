@@ -1,20 +1,19 @@
 """Folds the rows of a table and the events after them into the table's next rows.
 
-`prepare` gives each row and each event its key; Spark sorts them by key and token; `fold` applies
-the versions of each key in order. The token of a row guards it: an event that is not above it was
-applied already, or is contained in the document that a snapshot has read. So applying events again
-changes nothing.
+`Prepare` gives each row and each event its key. Sorted by key and token, they are versions of each
+document, which `Fold` applies in order. The token of a row guards it: an event that is not above it
+was applied already, or is contained in the document that a snapshot has read. So applying events
+again changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import bson
 import pyarrow as pa
-import pyarrow.compute as pc
 from bson.errors import BSONError
 from pyspark.sql.types import StructField, StructType
 
@@ -22,11 +21,16 @@ from spark_sink.errors import StreamError
 from spark_sink.events.positions import time_in
 from spark_sink.events.slices import CODEC, DOCUMENT, Slice, fields_of
 from spark_sink.rows.arrow_types import arrow_schema
-from spark_sink.rows.extended_json import canonical_json, object_id_of
-from spark_sink.rows.field_values import field_values
 from spark_sink.rows.row_schema import columns
-from spark_sink.tables.ddl_events import SNAPSHOT_END, DdlEvent, namespace_after
-from spark_sink.tables.update_description import apply_update
+from spark_sink.tables.prepare import (
+    DELETED_ROW,
+    EVENT,
+    INAPPLICABLE,
+    batch_of,
+    problem_of,
+    rows_in,
+)
+from spark_sink.tables.update_description import apply_update, value_at
 
 DELETED = "_deleted"
 """The column of a table that keeps the rows of deleted documents."""
@@ -50,130 +54,11 @@ FOLDED = StructType(
 """A row of TABLE, or an event that cannot be applied: `problem` says why, `document` is the event's
 BSON."""
 
-PREPARED = StructType(
-    columns(
-        "database string!, collection string!, key string!, token string!, documentKey string, "
-        "kind long!, payload binary!"
-    )
-)
-DELETED_ROW, ROW, EVENT, _INAPPLICABLE = -1, 0, 1, 2
-"""What `kind` says: a row of the table, which may be that of a deleted document, or an event."""
 UNREAD = "~"
 """In `complete_in`: above all tokens, for a collection that is being read again."""
 
 _ROWS_PER_BATCH = 5_000
 _BYTES_PER_BATCH = 8 * 1024 * 1024
-
-
-@dataclass
-class Prepare:
-    """Makes rows of PREPARED from rows of a table, or from a source's rows.
-
-    Args:
-        keys: the fields of the document key that identify a document.
-        ddl_events: sorted.
-        tolerant: an event without a key becomes a row, which Fold reports, instead of an error.
-    """
-
-    keys: Sequence[str]
-    ddl_events: Sequence[DdlEvent]
-    tolerant: bool = False
-
-    def table_rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Convert database, collection, key, token, documentKey, document.
-
-        DELETED follows in a table that has it: there, the end of a snapshot marks rows as deleted.
-        """
-        for batch in batches:
-            found = (self._table_row(*each) for each in _rows(batch))
-            yield _batch(row for row in found if row is not None)
-
-    def _table_row(
-        self,
-        database: str,
-        collection: str,
-        key: str,
-        token: str,
-        document_key: str | None,
-        document: bytes,
-        deleted: bool | None = None,
-    ) -> tuple[Any, ...] | None:
-        place: tuple[str, str] | None = (database, collection)
-        for each in self.ddl_events:
-            if place is None or each.token <= token:
-                continue
-            after = each.result(*place)
-            if after is None and each.kind == SNAPSHOT_END and deleted is not None:
-                token, deleted = (token if deleted else each.token), True
-            else:
-                place = after
-        kind = DELETED_ROW if deleted else ROW
-        return None if place is None else (*place, key, token, document_key, kind, document)
-
-    def events(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Convert database, collection, token, event. Raises StreamError if it is not tolerant."""
-        for batch in batches:
-            yield self._after_ddl(self._prepared(batch))
-
-    def _prepared(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        keys: list[str] = []
-        document_keys: list[str | None] = []
-        kinds: list[int] = []
-        found = zip(*field_values(rows["event"], (b"documentKey", b"splitEvent")), strict=True)
-        for document_key, fragment in found:
-            if document_key is not None and fragment is None:
-                keys.append(self._key(document_key))
-                document_keys.append(canonical_json(document_key))
-                kinds.append(EVENT)
-                continue
-            if not self.tolerant:
-                raise StreamError(_problem_of(document_key))
-            keys.append("")
-            document_keys.append(None)
-            kinds.append(_INAPPLICABLE)
-        columns = [
-            *(pc.fill_null(rows[name], "") for name in ("database", "collection")),
-            pa.array(keys, pa.string()),
-            rows["token"],
-            pa.array(document_keys, pa.string()),
-            pa.array(kinds, pa.int64()),
-            rows["event"],
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=_PREPARED_ARROW)
-
-    def _after_ddl(self, prepared: pa.RecordBatch) -> pa.RecordBatch:
-        """Return rows of PREPARED with the namespaces that the DDL events give them."""
-        if not self.ddl_events:
-            return prepared
-        return _batch(
-            (*place, key, token, *rest)
-            for database, collection, key, token, *rest in _rows(prepared)
-            if (place := namespace_after(token, database, collection, self.ddl_events))
-        )
-
-    def _key(self, document_key: Slice) -> str:
-        identifier = object_id_of(document_key) if tuple(self.keys) == ("_id",) else None
-        if identifier is not None:
-            return identifier
-        values = fields_of(document_key.value)
-        parts = []
-        for name in self.keys:
-            value = values.get(name.encode())
-            parts.append("null" if value is None else canonical_json(value) or "null")
-        return parts[0] if len(parts) == 1 else f"[{','.join(parts)}]"
-
-
-def _problem_of(document_key: Slice | None) -> str:
-    """Return why an event cannot be applied to any document: it has no key, or is a fragment."""
-    if document_key is None:
-        return (
-            "an event has no documentKey: a current table requires complete events. Remove stages "
-            "that drop fields from option 'pipeline'"
-        )
-    return (
-        "a current table requires complete events, and a query that begins or ends within one "
-        "has its fragments: begin the query at another token"
-    )
 
 
 @dataclass
@@ -208,10 +93,7 @@ class _State:
         fields = fields_of(event)
         operation = fields[b"operationType"].text()
         if operation == "delete":
-            # A new shard key value moves a document: in one transaction it is deleted on one
-            # shard and inserted on another, and the insert may have the smaller token.
-            moved = token[:18] == self.token[:18] and document_key != self.document_key
-            if moved:
+            if document_key != self.document_key and self._has_moved(fields[b"documentKey"]):
                 return
             self.lacks_base, self.apply_error, self.deleted = False, None, self.keeps_deleted
             if not self.keeps_deleted:
@@ -222,6 +104,22 @@ class _State:
             self.document = self._changed(fields)
             self.document_key = document_key
         self.token, self.event = token, event
+
+    def _has_moved(self, deleted: Slice) -> bool:
+        """Return whether another value of the shard key was deleted than the document has.
+
+        A new value moves a document: it is deleted on one shard and inserted on another, where the
+        insert may have the smaller cluster time. A field that the document lacks says nothing: the
+        source may leave fields out.
+        """
+        if self.document is None:
+            return False
+        document, key = (bson.decode(each, CODEC) for each in (self.document, deleted.value))
+        found = ((value_at(document, name.split(".")), value) for name, value in key.items())
+        return any(
+            now is not None and bson.encode({"": now}) != bson.encode({"": value})
+            for now, value in found
+        )
 
     def _changed(self, fields: dict[bytes, Slice]) -> bytes | None:
         full = fields.get(b"fullDocument")
@@ -288,7 +186,7 @@ class _InapplicableEvent(_State):
     """An event that belongs to no document."""
 
     def row(self, complete_from: str) -> tuple[Any, ...] | None:
-        raise StreamError(_problem_of(fields_of(self.event).get(b"documentKey")))
+        raise StreamError(problem_of(fields_of(self.event).get(b"documentKey")))
 
 
 @dataclass
@@ -319,9 +217,9 @@ class Fold:
             rows.append(row)
             size += len(row[5])
             if len(rows) >= _ROWS_PER_BATCH or size >= _BYTES_PER_BATCH:
-                yield _batch_of(rows, _FOLDED_ARROW)
+                yield batch_of(rows, _FOLDED_ARROW)
                 rows, size = [], 0
-        yield _batch_of(rows, _FOLDED_ARROW)
+        yield batch_of(rows, _FOLDED_ARROW)
 
     def _row(self, state: _State) -> tuple[Any, ...] | None:
         try:
@@ -336,9 +234,9 @@ class Fold:
 def _states(batches: Iterable[pa.RecordBatch], keeps_deleted: bool) -> Iterator[_State]:
     state: _State | None = None
     for batch in batches:
-        for database, collection, key, token, document_key, kind, payload in _rows(batch):
+        for database, collection, key, token, document_key, kind, payload in rows_in(batch):
             place = (database, collection, key)
-            if kind == _INAPPLICABLE:
+            if kind == INAPPLICABLE:
                 yield _InapplicableEvent(*place, token=token, event=payload)
                 continue
             if state is None or (state.database, state.collection, state.key) != place:
@@ -353,21 +251,4 @@ def _states(batches: Iterable[pa.RecordBatch], keeps_deleted: bool) -> Iterator[
         yield state
 
 
-_PREPARED_ARROW = arrow_schema(PREPARED)
 _FOLDED_ARROW = arrow_schema(FOLDED)
-
-
-def _rows(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
-    return zip(*(column.to_pylist() for column in batch.columns), strict=True)
-
-
-def _batch(rows: Iterable[tuple[Any, ...]]) -> pa.RecordBatch:
-    return _batch_of(list(rows), _PREPARED_ARROW)
-
-
-def _batch_of(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
-    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
-    arrays = [
-        pa.array(column, type=field.type) for column, field in zip(columns, schema, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)

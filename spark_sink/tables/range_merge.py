@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 from spark_sink.folders import open_folder
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.row_schema import columns
-from spark_sink.tables.fold import DELETED, DELETED_ROW, FOLDED, PREPARED, ROW, TABLE, Fold
+from spark_sink.tables.fold import DELETED, FOLDED, TABLE, Fold
 from spark_sink.tables.key_ranges import KEY_COLUMNS, SPLIT_BYTES, KeyRange, Section, places_of
 from spark_sink.tables.parquet_parts import (
     BATCH,
@@ -30,6 +30,7 @@ from spark_sink.tables.parquet_parts import (
     Parts,
     PartWriter,
 )
+from spark_sink.tables.prepare import DELETED_ROW, PREPARED, ROW
 from spark_sink.tables.staged_changes import read_groups
 from spark_sink.tables.table_form import KEY_RANGE, FormedRows, TableForm
 from spark_sink.tables.whole_documents import whole_documents

@@ -20,8 +20,8 @@ from pyarrow import fs
 from spark_sink.folders import open_folder
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.tables.ddl_events import DDL_TYPES, DdlEvent, namespace_after
-from spark_sink.tables.fold import PREPARED, Prepare
 from spark_sink.tables.key_ranges import ChangeGroup, places_of
+from spark_sink.tables.prepare import PREPARED, Prepare
 from spark_sink.tables.tasks import report_batch
 
 CHANGE_COLUMNS = ("database", "collection", "operationType", "token", "event")

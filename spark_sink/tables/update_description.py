@@ -2,13 +2,16 @@
 
 It lists the fields that were set, the fields that were removed, and the arrays that were truncated,
 each by a dotted path (MongoDB's manual, "update" event). A number in a path is an index of an array
-if the document has an array there, and a field's name otherwise. A name that contains a dot makes a
-path ambiguous; `disambiguatedPaths` (with showExpandedEvents) has the parts.
+if the document has an array there, and a field's name otherwise.
+
+Names may contain dots, too. `disambiguatedPaths` (MongoDB 6.1 with showExpandedEvents) has the
+parts of such paths. Without it the document decides: a path leads through documents and arrays that
+it has, since a server describes new ones as a whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -16,70 +19,62 @@ def apply_update(document: dict[str, Any], description: Mapping[str, Any]) -> di
     """Change `document` in place, and return it.
 
     Truncations are applied before the fields that are set, which may lie behind the new end. Raises
-    ValueError if a path leads through a value without fields.
+    ValueError if a path does not fit the document, or if two fields fit the path.
     """
-    parts: Mapping[str, list[Any]] = description.get("disambiguatedPaths") or {}
-
-    def path_of(dotted: str) -> list[Any]:
-        return list(parts[dotted]) if dotted in parts else dotted.split(".")
-
+    parts: Mapping[str, Sequence[Any]] = description.get("disambiguatedPaths") or {}
     for truncated in description.get("truncatedArrays") or ():
-        _truncate(document, path_of(truncated["field"]), truncated["newSize"])
+        parent, name = _place(document, truncated["field"], parts)
+        array = value_at(parent, [name])
+        if isinstance(array, list):
+            del array[truncated["newSize"] :]
     for dotted in description.get("removedFields") or ():
-        _remove(document, path_of(dotted))
+        parent, name = _place(document, dotted, parts)
+        if isinstance(parent, dict):
+            parent.pop(name, None)
     for dotted, value in (description.get("updatedFields") or {}).items():
-        _set(document, path_of(dotted), value)
+        parent, name = _place(document, dotted, parts)
+        if isinstance(parent, list):
+            parent.extend([None] * (int(name) + 1 - len(parent)))
+            parent[int(name)] = value
+        else:
+            parent[name] = value
     return document
 
 
-def _truncate(document: Any, path: list[Any], size: int) -> None:
-    array = _at(document, path)
-    if isinstance(array, list):
-        del array[size:]
-
-
-def _remove(document: Any, path: list[Any]) -> None:
-    parent = _at(document, path[:-1])
-    if isinstance(parent, dict):
-        parent.pop(path[-1], None)
-
-
-def _set(document: Any, path: list[Any], value: Any) -> None:
-    parent = document
-    for part in path[:-1]:
-        parent = _entered(parent, part)
-    if isinstance(parent, list):
-        _set_item(parent, int(path[-1]), value)
-    elif isinstance(parent, dict):
-        parent[str(path[-1])] = value
-    else:
-        raise ValueError(f"no fields at {'.'.join(map(str, path[:-1]))}")
-
-
-def _entered(parent: Any, part: Any) -> Any:
-    """Return the value in a field or at an index; a missing field becomes an empty document."""
-    if isinstance(parent, list):
-        index = int(part)
-        if index >= len(parent):
-            _set_item(parent, index, {})
-        return parent[index]
-    if isinstance(parent, dict):
-        return parent.setdefault(str(part), {})
-    raise ValueError(f"no fields at {part}")
-
-
-def _set_item(array: list[Any], index: int, value: Any) -> None:
-    array.extend([None] * (index + 1 - len(array)))
-    array[index] = value
-
-
-def _at(document: Any, path: Iterable[Any]) -> Any:
+def value_at(document: Any, path: Sequence[str]) -> Any:
     """Return the value at a path; None if there is none."""
     for part in path:
         if isinstance(document, dict):
-            document = document.get(str(part))
-        elif isinstance(document, list) and str(part).isdecimal() and int(part) < len(document):
+            document = document.get(part)
+        elif isinstance(document, list) and part.isdecimal() and int(part) < len(document):
             document = document[int(part)]
         else:
             return None
     return document
+
+
+def _place(
+    document: dict[str, Any], dotted: str, parts: Mapping[str, Sequence[Any]]
+) -> tuple[Any, str]:
+    """Return the document or array that has the field at a path, and its name or index there."""
+    known = dotted in parts
+    path = [str(part) for part in parts[dotted]] if known else dotted.split(".")
+    parent: Any = document
+    while len(path) > 1:
+        length = 1 if known or isinstance(parent, list) else _length(parent, path, dotted)
+        if length == len(path):
+            break
+        parent, path = value_at(parent, [".".join(path[:length])]), path[length:]
+        if not isinstance(parent, (dict, list)):
+            raise ValueError(f"the document has no fields at the parent of {dotted}")
+    return parent, ".".join(path)
+
+
+def _length(parent: dict[str, Any], path: Sequence[str], dotted: str) -> int:
+    """Return how many parts of a path are the name of the next field."""
+    names = [".".join(path[:length]) for length in range(1, len(path) + 1)]
+    *leading, whole = names
+    fitting = [name for name in leading if isinstance(parent.get(name), (dict, list))]
+    if len(fitting) + (whole in parent) > 1:
+        raise ValueError(f"the path {dotted} fits two fields, since names have dots")
+    return names.index((fitting or [whole])[0]) + 1

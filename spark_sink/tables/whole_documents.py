@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 from spark_sink.events.slices import DOCUMENT
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.field_values import field_values
-from spark_sink.tables.fold import DELETED, EVENT, FOLDED
+from spark_sink.tables.fold import DELETED, FOLDED
+from spark_sink.tables.prepare import EVENT
 
 _FOLDED = arrow_schema(FOLDED)
 _DELETE = b"\x07\0\0\0delete\0"

@@ -17,7 +17,8 @@ from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.channels import send
 from spark_sink.source.stream_reader import MergerouterStreamReader
 from spark_sink.tables.ddl_events import DDL_TYPES, collections_of, ddl_event_of
-from spark_sink.tables.fold import Fold, Prepare
+from spark_sink.tables.fold import Fold
+from spark_sink.tables.prepare import Prepare
 from tests.spark.conftest import Shop
 from tests.spark.test_current_tables import change_at_random
 

@@ -14,6 +14,8 @@ import polars
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from bson import json_util
+from bson.int64 import Int64
 from bson.timestamp import Timestamp
 from deltalake import DeltaTable, write_deltalake
 
@@ -312,6 +314,73 @@ def test_a_batch_writes_only_the_files_that_have_its_keys(tmp_path: Path) -> Non
             break
     assert documents_in(folder) == stream.collections
     check_ranges(folder)
+
+
+# Changes of one document's key: the token's seconds, what happens, the document's key before it,
+# and the document after it. A number of an `_id` may become one of another type. A new value of
+# the shard key moves a document, and the insert may have the smaller cluster time.
+KEY_CHANGES: dict[str, list[tuple[int, str, dict[str, Any], dict[str, Any] | None]]] = {
+    "a number of another type": [
+        (1, "insert", {"_id": 1}, {"_id": 1, "n": 1}),
+        (2, "replace", {"_id": 1}, {"_id": 1.0, "n": 2}),
+        (3, "update", {"_id": 1.0}, {"_id": 1.0, "n": 3}),
+    ],
+    "and back": [
+        (1, "insert", {"_id": {"a": 1}}, {"_id": {"a": 1}, "n": 1}),
+        (2, "replace", {"_id": {"a": 1}}, {"_id": {"a": Int64(1)}, "n": 2}),
+        (3, "replace", {"_id": {"a": Int64(1)}}, {"_id": {"a": 1}, "n": 3}),
+        (4, "update", {"_id": {"a": 1}}, {"_id": {"a": 1}, "n": 4}),
+    ],
+    "moved, deleted last": [
+        (1, "insert", {"s": 1, "_id": 1}, {"_id": 1, "s": 1, "n": 1}),
+        (2, "insert", {"s": 2, "_id": 1}, {"_id": 1, "s": 2, "n": 1}),
+        (3, "delete", {"s": 1, "_id": 1}, {"_id": 1, "s": 2, "n": 1}),
+        (4, "update", {"s": 2, "_id": 1}, {"_id": 1, "s": 2, "n": 4}),
+    ],
+    "moved, deleted first": [
+        (1, "insert", {"a.s": 1, "_id": 1}, {"_id": 1, "a": {"s": 1}, "n": 1}),
+        (3, "delete", {"a.s": 1, "_id": 1}, None),
+        (4, "insert", {"a.s": 2, "_id": 1}, {"_id": 1, "a": {"s": 2}, "n": 1}),
+    ],
+    "changed on its shard, and deleted": [
+        (1, "insert", {"s": 1, "_id": 1}, {"_id": 1, "s": 1, "n": 1}),
+        (2, "replace", {"s": 1, "_id": 1}, {"_id": 1, "s": 2, "n": 1}),
+        (3, "delete", {"s": 2, "_id": 1}, None),
+    ],
+    "without the shard key's field, and deleted": [
+        (1, "insert", {"_id": 1}, {"_id": 1, "n": 1}),
+        (2, "delete", {"s": 1, "_id": 1}, None),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", KEY_CHANGES)
+@pytest.mark.parametrize("per_batch", [1, 2, 5])
+def test_a_document_whose_key_changes_is_one_row(name: str, per_batch: int, tmp_path: Path) -> None:
+    folder, changes = tmp_path / "current", KEY_CHANGES[name]
+    for first in range(0, len(changes), per_batch):
+        events = []
+        batch = changes[first : first + per_batch]
+        for second, kind, key, document in batch:
+            event = {"_id": {"_data": high_water_mark(Timestamp(second, 1))}, "documentKey": key}
+            event |= {"operationType": kind, "ns": {"db": DATABASE, "coll": "a"}}
+            if kind == "update" and document is not None:
+                fields = {"updatedFields": {"n": document["n"]}, "removedFields": []}
+                event["updateDescription"] = fields
+            elif document is not None and kind != "delete":
+                event["fullDocument"] = document
+            events.append(event)
+        stage = ChangeStage(str(folder), tolerant=False)
+        stage.add(rows_of(events))
+        CurrentTable(str(folder)).apply_staged(None, [stage.close()], Batch("q", first))
+        rows = DeltaTable(folder).to_pyarrow_table().to_pylist()
+        last = batch[-1][3]
+        found = [bson.decode(row["document"]) for row in rows]
+        assert repr(found) == repr([] if last is None else [last])
+        for row, document in zip(rows, found, strict=True):
+            assert row["key"] == json_util.dumps(
+                document["_id"], json_options=json_util.CANONICAL_JSON_OPTIONS
+            )
 
 
 @pytest.mark.usefixtures("small")

@@ -39,15 +39,35 @@ from spark_sink.tables.update_description import apply_update
             {"updatedFields": {"a.1": 2}, "disambiguatedPaths": {"a.1": ["a", 1]}},
             {"a": [0, 2]},
         ),
+        # Names with dots, as MongoDB 6.0 describes them.
+        ({"a.b": 1}, {"updatedFields": {"a.b": 2}}, {"a.b": 2}),
+        ({"a": 1}, {"updatedFields": {"a.b": 2}}, {"a": 1, "a.b": 2}),
+        ({"a.b": 1, "a": 3}, {"removedFields": ["a.b"]}, {"a": 3}),
+        ({"a.b": {"c.d": 1}}, {"updatedFields": {"a.b.c.d": 2}}, {"a.b": {"c.d": 2}}),
+        ({"a": {"b.c": {}}}, {"updatedFields": {"a.b.c.d": 2}}, {"a": {"b.c": {"d": 2}}}),
+        (
+            {"a": [{"b.c": [1, 2]}]},
+            {"truncatedArrays": [{"field": "a.0.b.c", "newSize": 1}]},
+            {"a": [{"b.c": [1]}]},
+        ),
     ],
 )
 def test_an_update_matches_its_description(before, description, after):
     assert apply_update(before, description) == after
 
 
-def test_a_path_through_a_number_is_refused():
-    with pytest.raises(ValueError, match="no fields at a"):
-        apply_update({"a": 5}, {"updatedFields": {"a.b": 1}})
+@pytest.mark.parametrize(
+    ("before", "path", "message"),
+    [
+        ({"a": [5]}, "a.0.b", "no fields at the parent of a.0.b"),
+        ({"a": []}, "a.0.b", "no fields at the parent of a.0.b"),
+        ({"a": {"c": 1}, "a.b": 1}, "a.b", "the path a.b fits two fields"),
+        ({"a": {}, "a.b": {}}, "a.b.c", "the path a.b.c fits two fields"),
+    ],
+)
+def test_a_path_that_does_not_fit_the_document_is_refused(before, path, message):
+    with pytest.raises(ValueError, match=message):
+        apply_update(before, {"updatedFields": {path: 1}})
 
 
 RENAME = DdlEvent("20", "rename", "db", "a", "db", "b")

@@ -1,0 +1,204 @@
+"""Gives each row of a table, and each event, the key of its document: the input of `Fold`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import StructType
+
+from spark_sink.errors import StreamError
+from spark_sink.events.slices import DOCUMENT, STRING, Slice, document_of, fields_of
+from spark_sink.rows.arrow_types import arrow_schema
+from spark_sink.rows.extended_json import canonical_json, object_id_of
+from spark_sink.rows.field_values import field_values
+from spark_sink.rows.row_schema import columns
+from spark_sink.tables.ddl_events import SNAPSHOT_END, DdlEvent, namespace_after
+
+PREPARED = StructType(
+    columns(
+        "database string!, collection string!, key string!, token string!, documentKey string, "
+        "kind long!, payload binary!"
+    )
+)
+DELETED_ROW, ROW, EVENT, INAPPLICABLE = -1, 0, 1, 2
+"""What `kind` says: a row of the table, which may be that of a deleted document, or an event, which
+may belong to no document."""
+
+_REPLACE = Slice(STRING, b"\x08\0\0\0replace\0")
+_DELETE = Slice(STRING, b"\x07\0\0\0delete\0")
+
+
+@dataclass
+class Prepare:
+    """Makes rows of PREPARED from rows of a table, or from a source's rows.
+
+    Args:
+        keys: the fields of the document key that identify a document.
+        ddl_events: sorted.
+        tolerant: an event without a key becomes a row, which Fold reports, instead of an error.
+    """
+
+    keys: Sequence[str]
+    ddl_events: Sequence[DdlEvent]
+    tolerant: bool = False
+
+    def table_rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Convert database, collection, key, token, documentKey, document.
+
+        DELETED follows in a table that has it: there, the end of a snapshot marks rows as deleted.
+        """
+        for batch in batches:
+            found = (self._table_row(*each) for each in rows_in(batch))
+            yield _prepared_batch(row for row in found if row is not None)
+
+    def _table_row(
+        self,
+        database: str,
+        collection: str,
+        key: str,
+        token: str,
+        document_key: str | None,
+        document: bytes,
+        deleted: bool | None = None,
+    ) -> tuple[Any, ...] | None:
+        place: tuple[str, str] | None = (database, collection)
+        for each in self.ddl_events:
+            if place is None or each.token <= token:
+                continue
+            after = each.result(*place)
+            if after is None and each.kind == SNAPSHOT_END and deleted is not None:
+                token, deleted = (token if deleted else each.token), True
+            else:
+                place = after
+        kind = DELETED_ROW if deleted else ROW
+        return None if place is None else (*place, key, token, document_key, kind, document)
+
+    def events(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Convert database, collection, token, event. Raises StreamError if it is not tolerant."""
+        for batch in batches:
+            yield self._after_ddl(self._prepared(batch))
+
+    def _prepared(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        keys: list[str] = []
+        document_keys: list[str | None] = []
+        kinds: list[int] = []
+        renamed: list[tuple[int, Slice]] = []
+        names = (b"documentKey", b"splitEvent", b"operationType")
+        values = field_values(rows["event"], names)
+        for row, (document_key, fragment, operation) in enumerate(zip(*values, strict=True)):
+            if document_key is not None and fragment is None:
+                if operation == _REPLACE:
+                    former, document_key = document_key, _key_after(document_key, rows, row)
+                    if document_key != former:
+                        renamed.append((row, former))
+                keys.append(self._key(document_key))
+                document_keys.append(canonical_json(document_key))
+                kinds.append(EVENT)
+                continue
+            if not self.tolerant:
+                raise StreamError(problem_of(document_key))
+            keys.append("")
+            document_keys.append(None)
+            kinds.append(INAPPLICABLE)
+        columns = [
+            *(pc.fill_null(rows[name], "") for name in ("database", "collection")),
+            pa.array(keys, pa.string()),
+            rows["token"],
+            pa.array(document_keys, pa.string()),
+            pa.array(kinds, pa.int64()),
+            rows["event"],
+        ]
+        prepared = pa.RecordBatch.from_arrays(columns, schema=_PREPARED_ARROW)
+        if not renamed:
+            return prepared
+        return pa.concat_batches([prepared, self._removals(prepared, renamed)])
+
+    def _removals(
+        self, prepared: pa.RecordBatch, renamed: Sequence[tuple[int, Slice]]
+    ) -> pa.RecordBatch:
+        """Return deletes of the keys that documents had before an event in these rows."""
+        return _prepared_batch(
+            (
+                *(prepared[name][row].as_py() for name in ("database", "collection")),
+                self._key(former),
+                prepared["token"][row].as_py(),
+                canonical_json(former),
+                EVENT,
+                document_of([(b"operationType", _DELETE), (b"documentKey", former)]),
+            )
+            for row, former in renamed
+        )
+
+    def _after_ddl(self, prepared: pa.RecordBatch) -> pa.RecordBatch:
+        """Return rows of PREPARED with the namespaces that the DDL events give them."""
+        if not self.ddl_events:
+            return prepared
+        return _prepared_batch(
+            (*place, key, token, *rest)
+            for database, collection, key, token, *rest in rows_in(prepared)
+            if (place := namespace_after(token, database, collection, self.ddl_events))
+        )
+
+    def _key(self, document_key: Slice) -> str:
+        identifier = object_id_of(document_key) if tuple(self.keys) == ("_id",) else None
+        if identifier is not None:
+            return identifier
+        values = fields_of(document_key.value)
+        parts = []
+        for name in self.keys:
+            value = values.get(name.encode())
+            parts.append("null" if value is None else canonical_json(value) or "null")
+        return parts[0] if len(parts) == 1 else f"[{','.join(parts)}]"
+
+
+def _key_after(document_key: Slice, rows: pa.RecordBatch, row: int) -> Slice:
+    """Return the key that a document has after a replace event.
+
+    An `_id` may become an equal number of another type, or a document with such numbers.
+    """
+    full = fields_of(rows["event"][row].as_py(), (b"fullDocument",)).get(b"fullDocument")
+    if full is None or full.kind != DOCUMENT:
+        return document_key
+    identifier = fields_of(full.value, (b"_id",)).get(b"_id")
+    before = fields_of(document_key.value)
+    if identifier is None or before.get(b"_id") in (None, identifier):
+        return document_key
+    return Slice(DOCUMENT, document_of({**before, b"_id": identifier}.items()))
+
+
+def problem_of(document_key: Slice | None) -> str:
+    """Return why an event cannot be applied to any document: it has no key, or is a fragment."""
+    if document_key is None:
+        return (
+            "an event has no documentKey: a current table requires complete events. Remove stages "
+            "that drop fields from option 'pipeline'"
+        )
+    return (
+        "a current table requires complete events, and a query that begins or ends within one "
+        "has its fragments: begin the query at another token"
+    )
+
+
+def rows_in(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
+    """Return the rows of a batch as Python values."""
+    return zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
+def batch_of(rows: Iterable[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
+    """Return rows of Python values as a batch."""
+    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
+    arrays = [
+        pa.array(column, type=field.type) for column, field in zip(columns, schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+_PREPARED_ARROW = arrow_schema(PREPARED)
+
+
+def _prepared_batch(rows: Iterable[tuple[Any, ...]]) -> pa.RecordBatch:
+    return batch_of(rows, _PREPARED_ARROW)
