@@ -13,6 +13,7 @@ import bson
 import pandas
 import pyarrow as pa
 import pytest
+from bson import json_util
 from deltalake import DeltaTable, write_deltalake
 from pymongo.errors import WriteError
 from pyspark.sql import DataFrame, SparkSession
@@ -46,14 +47,14 @@ def documents_in(table: DataFrame) -> dict[tuple[str, str], dict[str, Any]]:
     found = {(row.collection, row.key): bson.decode(bytes(row.document)) for row in rows}
     assert len(found) == len(rows)
     for row in rows:
-        assert str(json.loads(row.fullDocument)["_id"]) == json.loads(row.key)["$numberInt"]
+        assert json_util.loads(row.fullDocument)["_id"] == json_util.loads(row.key)
     return found
 
 
 def collections_of(shop: Shop) -> dict[tuple[str, str], dict[str, Any]]:
     database = shop.client[shop.database]
     return {
-        (name, json.dumps({"$numberInt": str(each["_id"])})): each
+        (name, json_util.dumps(each["_id"], json_options=json_util.CANONICAL_JSON_OPTIONS)): each
         for name in database.list_collection_names()
         for each in database[name].find()
     }

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from spark_sink.jobs.job_folder import JobFolder
@@ -102,6 +104,12 @@ class JobProcess:
             return False
         return True
 
+    def limit_files(self, size: int) -> None:
+        """Let no process of the job write a file beyond a number of bytes, as on a full disk."""
+        for pid in [] if self._process is None else _below(self._process.pid):
+            with suppress(ProcessLookupError):
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
     def end(self) -> int:
         """Ask for an orderly end with SIGTERM; return the exit status."""
         assert self._process is not None
@@ -117,21 +125,23 @@ class JobProcess:
 
 
 def _workers_below(pid: int) -> list[int]:
-    """The Python workers among the descendants of a process, in the order of their ids."""
+    """Return the Python workers among the descendants of a process, in the order of their ids."""
+    found = []
+    for child in _below(pid):
+        with suppress(OSError):
+            if _WORKERS in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(child)
+    return sorted(found)
+
+
+def _below(pid: int) -> list[int]:
+    """Return a process and its descendants."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
-        try:
+        with suppress(OSError, IndexError):  # it has ended meanwhile
             parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, IndexError):
-            continue  # it has ended meanwhile
-        children.setdefault(parent, []).append(int(entry.name))
-    found, left = [], [pid]
-    while left:
-        for child in children.get(left.pop(), []):
-            left.append(child)
-            try:
-                if _WORKERS in Path(f"/proc/{child}/cmdline").read_bytes():
-                    found.append(child)
-            except OSError:
-                continue
-    return sorted(found)
+            children.setdefault(parent, []).append(int(entry.name))
+    found = [pid]
+    for each in found:
+        found += children.get(each, [])
+    return found

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
+import resource
 import shutil
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from typing import Any
 
 import pymongo
 from deltalake import DeltaTable
-from pymongo.errors import OperationFailure, PyMongoError
+from pymongo.errors import OperationFailure
 from pyspark.sql import SparkSession
 
 from spark_sink.errors import OptionError
@@ -32,11 +32,11 @@ from tests.harness.routers import RouterProcess, start_router
 from tests.harness.until import wait_for
 from tests.spark.conftest import Shop
 from tests.spark.kills.job_process import JobProcess
-from tests.spark.test_current_tables import change, collections_of, documents_in
+from tests.spark.kills.writer import Writer
+from tests.spark.test_current_tables import collections_of, documents_in
 
 _COMMIT_SECONDS = 240.0
 _DOCUMENTS = 1500
-_WRITES = 100  # from one batch to the next
 _OPTIONS = {"snapshotMode": "initial", "maxEventsPerTrigger": "300", "snapshotChunkRows": "100"}
 _DATABASE = "shop"
 _LAST = {"_id": -1}
@@ -50,11 +50,14 @@ _SCOPES = (
 )
 """What the job follows: the first without the collection that is built aside, the second also
 without `others`."""
-KINDS = ("router", "driver", "executor", "move", "shard", "signal", "swap", "scope", "seek")
+KINDS = (
+    *("router", "driver", "executor", "disk"),
+    *("move", "shard", "signal", "swap", "scope", "seek"),
+)
 """The faults, each of which every seed has once at least.
 
-`signal` requests a snapshot, `swap` renames a collection into the scope, `scope` starts the job
-with other collections, and `seek` sets it to the present.
+`disk` is full for some seconds, `signal` requests a snapshot, `swap` renames a collection into the
+scope, `scope` starts the job with other collections, and `seek` sets it to the present.
 """
 
 
@@ -84,52 +87,6 @@ class Outcome:
         )
 
 
-class Writer(threading.Thread):
-    """Writes at random, through a mongos, until `stop` is called.
-
-    It pauses after some writes until the job has committed a batch, however slow the machine is:
-    otherwise the job would be behind by hours in the end.
-    """
-
-    def __init__(self, shop: Shop, job: JobProcess, seed: int, outcome: Outcome) -> None:
-        super().__init__(daemon=True)
-        self._shop = shop
-        self._job = job
-        self._chance = random.Random(f"{seed} writes")
-        self._outcome = outcome
-        self._ending = threading.Event()
-
-    def run(self) -> None:
-        """Write documents of both collections."""
-        shop, chance = self._shop, self._chance
-        batch, left = self._job.committed, _WRITES
-        while not self._ending.wait(chance.uniform(0, 0.02)):
-            if not left:
-                if self._job.committed == batch:
-                    continue
-                batch, left = self._job.committed, _WRITES
-            left -= 1
-            try:
-                if chance.random() < 0.2:
-                    shop.insert(chance.randrange(1, 8))
-                elif chance.random() < 0.2:
-                    one = {"_id": chance.randrange(50)}
-                    name = chance.choice(("items", "others"))
-                    shop.client[_DATABASE][name].update_one(one, {"$inc": {"n": 1}}, upsert=True)
-                else:
-                    number = chance.randrange(shop.written)
-                    change(shop, {"_id": number, "customer": number % 10}, chance)
-                self._outcome.writes += 1
-            except PyMongoError as error:
-                self._outcome.refused[type(error).__name__] += 1
-
-    def stop(self) -> None:
-        """End after the current write."""
-        self._ending.set()
-        self.join(60)
-        assert not self.is_alive(), "the writer hangs"
-
-
 class Faults:
     """Makes the faults of one seed; each waits until a batch has been committed since."""
 
@@ -146,6 +103,7 @@ class Faults:
             "router": self._kill_router,
             "driver": job.kill,
             "executor": self._kill_worker,
+            "disk": self._fill_disk,
             "move": self._move,
             "shard": self._add_shard,
             "signal": self._signal,
@@ -187,6 +145,11 @@ class Faults:
             return self._job.kill_worker(self._chance)
 
         wait_for(killed, "a Python worker of Spark", _COMMIT_SECONDS)
+
+    def _fill_disk(self) -> None:
+        self._job.limit_files(self._chance.choice((0, 1_000, 10_000)))
+        time.sleep(self._chance.uniform(0, 4))
+        self._job.limit_files(resource.RLIM_INFINITY)
 
     def _move(self) -> None:
         self._move_to(self._chance.choice(sorted(self._cluster.shards)))
@@ -264,7 +227,7 @@ def run_seed(
         shop.client[_DATABASE].items.insert_one({"_id": 0})
         shop.client[_DATABASE].others.insert_one({"_id": 0})
         job = JobProcess(router.uri, folder / "job", _SCOPES[0], _OPTIONS)
-        writer = Writer(shop, job, seed, outcome)
+        writer = Writer(shop, job, seed)
         faults = Faults(cluster, shop, job, chance)
         try:
             writer.start()
@@ -286,7 +249,7 @@ def run_seed(
         outcome.starts, outcome.ends = job.starts, job.ends
         outcome.batches = job.committed + 1
         outcome.events = len(_tokens(job.folder))
-        outcome.refused += faults.refused
+        outcome.writes, outcome.refused = writer.writes, writer.refused + faults.refused
     if not outcome.problems:
         shutil.rmtree(folder)
     return outcome
