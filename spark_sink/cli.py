@@ -365,12 +365,11 @@ def _run(
             tables_job = TablesJob(folder, record, uri, verifier, metrics.count)
             if metrics_port is not None:
                 metrics.serve(metrics_port)
-            report = ProgressReport((metrics.add, router.add))
+            reports = (ProgressReport((metrics.add, router.add)), router.turn)
             query = tables_job.start(spark, trigger)
-            schedule = () if maintain is None else (Schedule(folder, maintain),)
+            tend = None if maintain is None else Schedule(folder, maintain)
             with verifier or nullcontext():
-                tend = (router.turn, *schedule)
-                code = run_until_stopped(query, end, report, tend, router.failed)
+                code = run_until_stopped(query, end, reports, tend, router.failed)
     raise typer.Exit(code)
 
 

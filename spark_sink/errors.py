@@ -68,6 +68,11 @@ def stream_refused(error: PyMongoError) -> StreamError:
         )
     elif code == _NOT_LOGGED_IN:
         cause = "the login is refused: check the user, the password and authSource in option 'uri'"
+    elif code == _NOT_ALLOWED and "requires authentication" in str(error):
+        cause = (
+            "the router requires a login: write the user and the password into the connection "
+            "string (MERGEROUTER_URI, --uri or option 'uri'), as mongodb://user:password@host:port/"
+        )
     elif code == _NOT_ALLOWED:
         cause = (
             "not allowed: the user in option 'uri' needs the privileges find and changeStream on "

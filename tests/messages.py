@@ -132,6 +132,7 @@ _MEMORY = """An error occurred while calling o75.start.
 Caused by: java.lang.OutOfMemoryError: Java heap space
 \tat java.base/java.util.Arrays.copyOf(Arrays.java:3537)
 """
+_NO_FOLDER = "Cannot create directory '/srv/none/job'. Detail: [errno 2] No such file or directory"
 _DENIED = "[Errno 13] Permission denied: '/srv/tables/orders'"
 
 
@@ -172,17 +173,20 @@ def refusals() -> Iterator[Message]:
     place = Path("place")
     for code, message in (
         (13, "not authorized on shop to execute command { aggregate: 1 }"),
+        (13, "command aggregate requires authentication"),
         (18, "Authentication failed."),
         (286, "Resume of change stream was not possible, as the resume point may no longer be in "
          "the oplog."),
         (40324, "Unrecognized pipeline stage name: '$mach'"),
     ):  # fmt: skip
         error = OperationFailure(message, code, {"errmsg": message, "code": code, "ok": 0.0})
-        yield Message(f"tail: error {code}", f"mergerouter tail: {explain(error, place)}")
-        yield Message(f"job: error {code}", f"error: {stream_refused(error)}")
+        cause = f"error {code} {message.partition(' {')[0]}"
+        yield Message(f"tail: {cause}", f"mergerouter tail: {explain(error, place)}")
+        yield Message(f"job: {cause}", f"error: {stream_refused(error)}")
     for name, text in (
         ("disk full", _JAVA), ("disk full, Python", _PYTHON), ("master", _MASTER),
         ("memory", _MEMORY), ("permission", _DENIED),
+        ("folder", _NO_FOLDER),
     ):  # fmt: skip
         yield Message(f"job: {name}", f"error: {cause_of(RuntimeError(text))}")
 

@@ -93,7 +93,8 @@ class ClientRow:
 class JobRow:
     """What a job says of itself; ``lag`` and ``age``, that of its last report, are in seconds.
 
-    ``rate`` is its events a second in the last minute. ``trouble`` is whether somebody should look
+    ``rate`` is its events a second in the last minute. ``idle`` is whether it waits for further
+    events, so that ``lag`` is the age of the last one. ``trouble`` is whether somebody should look
     at it: it has failed, or reports no more.
     """
 
@@ -103,6 +104,7 @@ class JobRow:
     batch: int | None
     lag: float | None
     rate: float | None
+    idle: bool
     error: str | None
     age: float
     trouble: bool
@@ -341,6 +343,7 @@ def _job_row(report: Mapping[str, Any], now: datetime) -> JobRow:
         batch=report["batch"],
         lag=None if report["through"] is None else _age(report["through"], now),
         rate=report["rate"],
+        idle=report["idle"],
         error=report["error"],
         age=age,
         trouble=report["error"] is not None or age > _SILENT_JOB,

@@ -32,7 +32,7 @@ LONGEST_ERROR: Final = 500
 """Most characters that are kept of a job's name and of its error."""
 
 _LARGEST: Final = 2**53
-_FIELDS = frozenset({"job", "batch", "through", "eventsPerSecond", "error", "ended"})
+_FIELDS = frozenset({"job", "batch", "through", "eventsPerSecond", "idle", "error", "ended"})
 
 _Key = tuple[str, str, str]
 
@@ -44,7 +44,8 @@ class JobReport:
     ``owner`` is the client's user and address, ``namespace`` what the job follows, ``batch`` its
     last batch, ``through`` the cluster time up to which its tables have all events, ``rate`` its
     events a second in the last minute, and ``error`` why it failed; None where it did not say.
-    ``ended`` is true of a job that was stopped, which is no longer shown.
+    ``idle`` is whether it found no further events when it last looked. ``ended`` is true of a job
+    that was stopped, which is no longer shown.
     """
 
     job: str
@@ -55,6 +56,7 @@ class JobReport:
     through: Timestamp | None = None
     rate: float | None = None
     error: str | None = None
+    idle: bool = False
     ended: bool = False
 
     @property
@@ -73,6 +75,7 @@ class JobReport:
             "through": self.through,
             "rate": self.rate,
             "error": self.error,
+            "idle": self.idle,
             "ended": self.ended,
         }
 
@@ -133,6 +136,7 @@ async def report_job(call: Call) -> Answer:
             through=_through(command, call.name),
             rate=_rate(command, call.name),
             error=_error(command, call.name),
+            idle=bool(command.get("idle")),
             ended=bool(command.get("ended")),
         )
     )

@@ -190,6 +190,12 @@ def explain(error: PyMongoError, resume_file: Path | None = None) -> str:
     """
     if isinstance(error, OperationFailure):
         message = (error.details or {}).get("errmsg") or plain_text(error)
+        if error.code == ErrorCode.Unauthorized and "requires authentication" in str(message):
+            return (
+                "the router requires a login: write the user and the password into the connection "
+                "string, as mongodb://user:password@host:port/, in the file of --uri-file "
+                f"({message})"
+            )
         if error.code == ErrorCode.Unauthorized:
             remedy = "The user in --uri needs the privileges find and changeStream there"
         elif error.code == ErrorCode.AuthenticationFailed:

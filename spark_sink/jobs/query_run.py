@@ -32,6 +32,10 @@ _REMEDIES = (
         "k8s://https://host:port",
     ),
     (
+        "Cannot create directory",
+        "the job's folder cannot be made: correct --out, or let the job's user write there",
+    ),
+    (
         "Permission denied",
         "a file or folder belongs to another user: let the job's user write to --out, --checkpoint "
         "and spark.local.dir, by default /tmp",
@@ -85,8 +89,8 @@ def quiet_stop(end: StopRequest) -> Iterator[None]:
 def run_until_stopped(
     query: StreamingQuery,
     end: StopRequest,
-    report: Callable[[StreamingQuery], None] = lambda _query: None,
-    tend: Sequence[Callable[[], None]] = (),
+    reports: Sequence[Callable[[StreamingQuery], None]] = (),
+    tend: Callable[[], None] | None = None,
     failed: Callable[[str], None] = lambda _cause: None,
     *,
     timeout: int = STOP_TIMEOUT,
@@ -95,19 +99,21 @@ def run_until_stopped(
 
     After a signal the batch in progress may commit within `timeout` seconds, and the status is 0.
     After a failure the cause is printed on one line and the status is 1; the next start continues
-    from the checkpoint; a failure after a signal is raised. `report` is called every second, and at
-    the end; each of `tend` every second; `failed` with the cause of a failure.
+    from the checkpoint; a failure after a signal is raised. Each of `reports` is called every
+    second, and at the end; `tend` every second; `failed` with the cause of a failure.
     """
     try:
         while not end.requested:
-            if query.awaitTermination(_POLL_SECONDS):
+            ended = query.awaitTermination(_POLL_SECONDS)
+            for report in reports:
                 report(query)
+            if ended:
                 return 0
-            report(query)
-            for each in tend:
-                each()
+            if tend is not None:
+                tend()
         _await_commit(query, timeout)
-        report(query)
+        for report in reports:
+            report(query)
         query.stop()
     except StreamingQueryException as error:
         if end.requested:
@@ -144,7 +150,7 @@ def _innermost(text: str) -> str:
     thrown = [line for line in lines if re.match(r"(: )?[\w.$]+(Error|Exception): ", line)]
     found = (caused or thrown or lines[:1] or [text])[-1]
     plain = re.sub(r"^(Caused by: |: )?([\w.$]*(Error|Exception): )*", "", found)
-    return re.sub(r"\[Errno \d+\] ", "", plain)
+    return re.sub(r"(Detail: )?\[[Ee]rrno \d+\] ", "", plain)
 
 
 def _await_commit(query: StreamingQuery, timeout: int) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Self
 import pymongo
 from bson.timestamp import Timestamp
 from pymongo.errors import OperationFailure, PyMongoError
+from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_sink.jobs.progress import BatchProgress
 from spark_sink.jobs.query_run import cause_of
@@ -60,6 +61,7 @@ class RouterReport:
         self._rates: deque[tuple[float, int]] = deque()
         self._last: BatchProgress | None = None
         self._error: str | None = None
+        self._idle = False
 
     def __enter__(self) -> Self:
         return self
@@ -83,9 +85,11 @@ class RouterReport:
         self._last = batch
         self._rates.append((self._clock(), batch.events))
 
-    def turn(self) -> None:
+    def turn(self, query: StreamingQuery) -> None:
         """Report what is due; call it about every second."""
         if self._clock() >= self._next:
+            # Spark has looked for events, and has found none after the last batch.
+            self._idle = not query.status["isDataAvailable"]
             self._send()
 
     def failed(self, cause: str) -> None:
@@ -108,7 +112,7 @@ class RouterReport:
     def _report(self) -> dict[str, Any]:
         report: dict[str, Any] = {"job": self._job, "eventsPerSecond": self._rate()}
         if self._last is not None:
-            report["batch"] = self._last.number
+            report |= {"batch": self._last.number, "idle": self._idle}
             if self._last.through is not None:
                 report["through"] = Timestamp(self._last.through, 0)
         if self._error is not None:

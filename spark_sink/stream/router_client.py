@@ -250,9 +250,12 @@ class RouterClient:
             ) from None
 
     def require_stream(self) -> None:
-        """Connect, and let the router check the stages of option 'pipeline'. Raises StreamError."""
+        """Connect, and let the router check the user's rights and the pipeline. Raises StreamError.
+
+        A stream of the whole cluster is opened only for its pipeline: `job verify` follows none.
+        """
         self.require_reachable()
-        if self._options.pipeline:
+        if self._options.pipeline or self._options.scope.database is not None:
             self.with_retries(self._watermark)
 
     def _connect(self) -> None:

@@ -117,6 +117,8 @@ def test_the_quickstart(secured: TestCluster, key_file: Path, tmp_path: Path) ->
                 return "committed   20" in output_of(status_of_job)
 
             wait_for(committed, "the job's first batch", 120)
+            folder = str(tmp_path / "orders")
+            wait_for(lambda: folder in output_of(status), "the job on the router's page", 60)
         finally:
             for process in reversed(started):
                 process.terminate()

@@ -77,15 +77,15 @@ async def test_jobs_in_trouble_come_first() -> None:
     async with watched_facade(now=_now) as made, admin_port(made) as port:
         rows = (await document(port))["job_rows"]
     names = [(row["job"].rpartition("/")[2], row["trouble"]) for row in rows]
-    assert names == [("payments", True), ("silent", True), ("orders", False)]
-    assert [row["age"] for row in rows] == [0, 200, 0]
+    assert names == [("payments", True), ("silent", True), ("items", False), ("orders", False)]
+    assert [row["age"] for row in rows] == [0, 200, 0, 0]
     orders = rows[-1]
     assert (orders["batch"], orders["lag"], orders["rate"]) == (1204, 4, 1310)
 
 
 async def test_the_newest_report_of_all_workers_counts() -> None:
     now = _now()
-    before = jobs(now)[1]
+    before = jobs(now)[2]
     async with watched_facade(now=_now) as made:
         status = await OwnStatus(made.node).collect(details=True)
     worker = {**status.processes[0], "jobs": [before.to_document()]}
@@ -191,17 +191,18 @@ async def test_jobs_are_followed_in_a_browser() -> None:
         await page.open(f"http://127.0.0.1:{port}/")
         texts = await page.evaluate(f"{rows}.map(e => e.innerText)")
         assert [text.split()[0].rpartition("/")[2] for text in texts] == [
-            "payments", "silent", "orders",
+            "payments", "silent", "items", "orders",
         ]  # fmt: skip
         assert "No space left on device" in texts[0]
         assert "no report for 3 min" in texts[1]
-        assert "1,204" in texts[2]
+        assert "waits for events" in texts[2]
+        assert "1,204" in texts[3]
         in_colour = f"{rows}.map(e => e.querySelector('.bad') !== null)"
-        assert await page.evaluate(in_colour) == [True, True, False]
+        assert await page.evaluate(in_colour) == [True, True, False, False]
         # The silent job reports again, and the failed one works again: the colour goes.
         for report in jobs(_now()):
             made.node.jobs.add(replace(report, arrived=_now(), error=None))
-        await page.until(f"{rows}.length == 3 && !{in_colour}.some(Boolean)")
+        await page.until(f"{rows}.length == 4 && !{in_colour}.some(Boolean)")
         await page.resize(390, 800)
         assert await page.evaluate("document.documentElement.scrollWidth") <= 390
         assert page.complaints() == []

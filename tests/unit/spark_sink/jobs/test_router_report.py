@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
+from typing import Any, ClassVar
 
 import pytest
 from bson import Timestamp
@@ -18,6 +19,15 @@ from tests.harness.ports import free_port
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 COMMAND = "mergerouterReportJob"
+
+
+class IdleQuery:
+    """A query that has found no further events."""
+
+    status: ClassVar = {"isDataAvailable": False}
+
+
+QUERY: Any = IdleQuery()
 
 
 class Clock:
@@ -51,19 +61,19 @@ async def test_batches_are_reported_with_their_rate() -> None:
     clock = Clock()
     async with router() as made:
         report = reporting(made.port, clock)
-        report.turn()
+        report.turn(QUERY)
         assert kept(made) == []  # before the first batch only after a minute
         clock.seconds += 20
         report.add(batch(6, 500))
         report.add(batch(7, 700))
-        await asyncio.to_thread(report.turn)
+        await asyncio.to_thread(report.turn, QUERY)
         (found,) = kept(made)
         assert found == JobReport(
             "s3://place/tables", "127.0.0.1", "shop.orders", NOW, 7,
-            Timestamp(1_795_163_230, 0), 60.0,
+            Timestamp(1_795_163_230, 0), 60.0, idle=True,
         )  # fmt: skip
         clock.seconds += 61
-        await asyncio.to_thread(report.turn)
+        await asyncio.to_thread(report.turn, QUERY)
         assert [each.rate for each in kept(made)] == [0]
         await asyncio.to_thread(report.__exit__, None, None, None)
         assert [each.ended for each in kept(made)] == [True]
@@ -129,7 +139,7 @@ def test_only_a_refusal_ends_the_reports(
     with reporting(1, clock) as report:
         report.add(batch(1, 1))
         for _ in range(3):
-            report.turn()
+            report.turn(QUERY)
             clock.seconds += 10
     assert sent == [COMMAND] * reports
 
@@ -144,5 +154,5 @@ async def test_a_router_that_does_not_answer_delays_a_job_little() -> None:
             report = reporting(port, Clock())
             report.add(batch(1, 1))
             began = loop.time()
-            await asyncio.to_thread(report.turn)
+            await asyncio.to_thread(report.turn, QUERY)
             assert loop.time() - began < 5
