@@ -8,11 +8,8 @@ servers get all patterns of a list as one. Classes such as `\\w` are ASCII, as i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from functools import lru_cache
 
-# Escapes that mean the same, beside those of characters that are neither letters nor digits.
-_COMMON = frozenset("dDwWsSbBtnrfa")
 _CLASSES = {
     "Lower": "a-z", "Upper": "A-Z", "ASCII": "\\x00-\\x7f", "Alpha": "a-zA-Z", "Digit": "0-9",
     "Alnum": "a-zA-Z0-9", "Punct": "!-/:-@\\[-`{-~", "Graph": "!-~", "Print": " -~",
@@ -20,11 +17,20 @@ _CLASSES = {
     "Space": " \\t\\n\\x0b\\f\\r",
 }  # fmt: skip
 """Java's POSIX classes."""
-_FLAGS = re.compile(r"\(\?([A-Za-z-]+)[:)]")
-_NAMED = re.compile(r"\(\?<([A-Za-z][A-Za-z0-9]*)>")
-_UNICODE = re.compile(r"u([0-9A-Fa-f]{4})")
-_BYTE = re.compile(r"x([0-9A-Fa-f]{2})")
-_PROPERTY = re.compile(r"([pP])\{(\w+)\}")
+_PIECE = re.compile(
+    r"""
+    \\Q (?P<literal> .*?) (?: \\E | \Z)           # only outside of a class
+    | \\u (?P<unicode> [0-9A-Fa-f]{4})
+    | \\ (?P<same> x[0-9A-Fa-f]{2} | [dDwWsSbBtnrfa] | [^A-Za-z0-9])
+    | \\ (?P<property> (?P<kind> [pP]) \{ (?P<name> \w+) \})
+    | (?P<escape> \\ .?)
+    | (?P<named> \(\?< [A-Za-z][A-Za-z0-9]* >)
+    | \(\? (?P<flags> [A-Za-z-]+) (?= [:)])
+    | (?P<open> \[) | (?P<close> \]) | (?P<both> &&) | .
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+"""What a pattern consists of; `same` are the escapes that mean the same everywhere."""
 _CACHED = 1000
 
 
@@ -43,83 +49,33 @@ def translation(pattern: str) -> str:
 
     Raises ValueError with the name of what has no counterpart.
     """
-    return "".join(_Translator(pattern).parts())
+    within = False  # a class
 
-
-class _Translator:
-    """Reads a pattern from its beginning to its end."""
-
-    def __init__(self, pattern: str) -> None:
-        self._pattern = pattern
-        self._at = 0
-        self._in_class = False
-
-    def parts(self) -> Iterator[str]:
-        while self._at < len(self._pattern):
-            character = self._pattern[self._at]
-            if character == "\\":
-                yield self._escape()
-            elif character == "(" and not self._in_class:
-                yield self._group()
-            else:
-                yield self._plain(character)
-
-    def _plain(self, character: str) -> str:
-        self._at += 1
-        if character == "[":
-            if self._in_class:
-                raise self._refused("a class within a class")
-            self._in_class = True
-        elif character == "]":
-            self._in_class = False
-        elif self._in_class and self._pattern.startswith("&&", self._at - 1):
-            raise self._refused("an intersection of classes (&&)")
-        return character
-
-    def _group(self) -> str:
-        named = _NAMED.match(self._pattern, self._at)
-        if named:
-            self._at = named.end()
+    def translated(piece: re.Match[str]) -> str:
+        nonlocal within
+        kind, text = piece.lastgroup, piece[0]
+        if kind == "literal" and not within:
+            return re.escape(piece["literal"])
+        if kind == "unicode":
+            return re.escape(chr(int(piece["unicode"], 16)))
+        if piece["property"]:
+            content, negated = _CLASSES.get(piece["name"]), piece["kind"] == "P"
+            if content is not None and not (negated and within):
+                return content if within else f"[{'^' * negated}{content}]"
+        if kind == "named" and not within:
             return "(?:"
-        flags = _FLAGS.match(self._pattern, self._at)
-        if flags and set(flags[1]) & set("dUu"):
-            raise self._refused(f"the flags {flags[1]}")
-        self._at += 1
-        return "("
+        refused = {
+            "literal": r"\Q",
+            "property": text,
+            "escape": text if len(text) > 1 else "a backslash at the end",
+            "open": "a class within a class" if within else None,
+            "both": "an intersection of classes (&&)" if within else None,
+        }
+        if kind == "flags" and not within and {*piece["flags"]} & {*"dUu"}:
+            refused["flags"] = f"the flags {piece['flags']}"
+        if what := refused.get(kind or ""):
+            raise ValueError(f"{pattern!r} has {what} of Java's patterns, which is not supported")
+        within = kind == "open" or (within and kind != "close")
+        return text
 
-    def _escape(self) -> str:
-        start = self._at + 1
-        if start == len(self._pattern):
-            raise self._refused("a backslash at the end")
-        character = self._pattern[start]
-        if character == "Q" and not self._in_class:
-            literal, _, _ = self._pattern[start + 1 :].partition("\\E")
-            self._at = min(start + 1 + len(literal) + 2, len(self._pattern))
-            return re.escape(literal)
-        if unicode := _UNICODE.match(self._pattern, start):
-            self._at = unicode.end()
-            return re.escape(chr(int(unicode[1], 16)))
-        if byte := _BYTE.match(self._pattern, start):
-            self._at = byte.end()
-            return f"\\x{byte[1]}"
-        if found := _PROPERTY.match(self._pattern, start):
-            return self._property(found)
-        if character in _COMMON or not (character.isascii() and character.isalnum()):
-            self._at += 2
-            return f"\\{character}"
-        raise self._refused(f"\\{character}")
-
-    def _property(self, found: re.Match[str]) -> str:
-        content = _CLASSES.get(found[2])
-        negated = found[1] == "P"
-        if content is None or (negated and self._in_class):
-            raise self._refused(f"\\{found[0]}")
-        self._at = found.end()
-        if self._in_class:
-            return content
-        return f"[^{content}]" if negated else f"[{content}]"
-
-    def _refused(self, what: str) -> ValueError:
-        return ValueError(
-            f"{self._pattern!r} has {what} of Java's patterns, which is not supported"
-        )
+    return _PIECE.sub(translated, pattern)
