@@ -349,8 +349,10 @@ def _run(
     from spark_sink.jobs.rebuilding import restore_checkpoint
     from spark_sink.jobs.router_report import RouterReport
     from spark_sink.jobs.tables_job import TablesJob
-    from spark_sink.jobs.verifier import verifier_of
+    from spark_sink.jobs.verifier import Verifier
 
+    if rounds is not None and "current" not in record.tables:
+        raise OptionError("--verify-every compares the current table: add --table current")
     end = StopRequest()
     end.listen()
     code = 0
@@ -361,7 +363,9 @@ def _run(
         folder.begin(record, once=trigger is None)
         with session("run", pairs_of(settings, "--conf")) as spark:
             metrics = JobMetrics()
-            verifier = verifier_of(rounds, folder, given, record.tables, metrics.add_round)
+            verifier = None
+            if rounds is not None:
+                verifier = Verifier(folder, given, rounds, metrics.add_round)
             tables_job = TablesJob(folder, record, uri, verifier, metrics.count)
             if metrics_port is not None:
                 metrics.serve(metrics_port)

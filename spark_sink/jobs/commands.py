@@ -263,7 +263,7 @@ def seek(
 
     The next start of the job continues there, and reads the collections again. Stop the job first.
     """
-    from spark_sink.jobs.seeking import seek as seek_to
+    from spark_sink.jobs.rebuilding import seek as seek_to
 
     with failures():
         typer.echo(f"the job continues at {seek_to(job_in(out), to)}")

@@ -1,15 +1,28 @@
-"""Verifies the tables of a job against the stream and the collections."""
+"""Verifies the tables of a job against the stream and the collections.
+
+A running job compares rows of a version with the documents of its cluster time. It reads the rows
+by their places through pyarrow, without Spark.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from bson import json_util
+from bson.timestamp import Timestamp
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_sink.errors import OptionError
+from spark_sink.events.documents import from_document
+from spark_sink.events.positions import Token, after, high_water_mark
+from spark_sink.events.slices import DOCUMENT, fields_of
+from spark_sink.folders import open_folder
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.point_in_time import time_from_text
 from spark_sink.jobs.tables_job import (
@@ -19,10 +32,204 @@ from spark_sink.jobs.tables_job import (
     appended_table,
     namespace_options,
 )
-from spark_sink.options.stream_options import named_options, parse_options
+from spark_sink.options.stream_options import StreamOptions, named_options, parse_options
+from spark_sink.snapshot.plan import Chunk, Collection
+from spark_sink.snapshot.reader import SnapshotTask
 from spark_sink.source.offsets import Offset
+from spark_sink.source.tasks import chunk_task, read_task
 from spark_sink.tables.current_table import CurrentTable
-from spark_sink.tables.verify import verify, verify_bronze
+from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.fold import DELETED
+from spark_sink.tables.prepare import Prepare
+from spark_sink.tables.key_ranges import KEY_COLUMNS, places_of
+from spark_sink.tables.table_form import KEY_RANGE, TableForm
+from spark_sink.tables.table_state import TableState
+from spark_sink.tables.verify import difference_of, verify, verify_bronze
+
+PLACE = "place"
+"""The column that says where a row lies in the order of the table."""
+_COLUMNS = (*KEY_COLUMNS, "token", "document")
+
+
+class VersionRows:
+    """The newest version of the table at an address. Methods raise OSError for deleted files.
+
+    Raises StreamError if the table cannot be read.
+    """
+
+    def __init__(self, address: str) -> None:
+        log = DeltaLog(address)
+        self.number = log.version
+        """The number of the version; None if there is no table."""
+        self.position: Mapping[str, Any] = log.position() if log.exists else {}
+        """What its commit says."""
+        ranges = from_document(TableState, self.position).ranges if self.position else ()
+        bounds = {each.name: (each.first, each.last) for each in ranges}
+        files = [(each[f"partition.{KEY_RANGE}"], each["path"]) for each in log.actions()]
+        found = [(*bounds.get(name, ("", "~")), path) for name, path in files]
+        self._paths = sorted(found)
+        self._form = TableForm.of(log.schema) if log.exists else TableForm()
+        self._files, self._folder = open_folder(address)
+
+    def groups(self, after: str) -> Iterator[pa.Table]:
+        """Return the rows behind a place, in order, a row group at a time.
+
+        Columns: KEY_COLUMNS, token, document, PLACE.
+        """
+        for _, last, path in self._paths:
+            if last <= after:
+                continue
+            with self._files.open_input_file(f"{self._folder}/{path}") as stream:
+                file = pq.ParquetFile(stream)
+                for number in range(file.num_row_groups):
+                    rows = self._read(file, number, _COLUMNS)
+                    rows = rows.filter(pc.greater(rows[PLACE], after)).sort_by(PLACE)
+                    if rows.num_rows:
+                        yield rows
+
+    def find(self, places: Iterable[str], *, keys_only: bool = False) -> pa.Table:
+        """Return the rows at some places; with `keys_only` their places alone."""
+        chosen_places = sorted(places)
+        wanted = pa.array(chosen_places, pa.string())
+        columns = KEY_COLUMNS if keys_only else _COLUMNS
+        found = []
+        for first, last, path in self._paths if chosen_places else ():
+            if not any(first <= each <= last for each in chosen_places):
+                continue
+            with self._files.open_input_file(f"{self._folder}/{path}") as stream:
+                file = pq.ParquetFile(stream)
+                for number in range(file.num_row_groups):
+                    keys = self._read(file, number, KEY_COLUMNS)
+                    chosen = pc.is_in(keys[PLACE], value_set=wanted)
+                    if not pc.any(chosen).as_py():
+                        continue
+                    rows = keys
+                    if not keys_only:
+                        rows = self._read(file, number, columns)
+                    found.append(rows.filter(chosen))
+        if found:
+            return pa.concat_tables(found)
+        return pa.table({name: pa.array([], pa.string()) for name in (*columns, PLACE)})
+
+    def _read(self, file: pq.ParquetFile, number: int, names: Sequence[str]) -> pa.Table:
+        """Return columns of a row group, and PLACE, without the rows of deleted documents."""
+        marks = [DELETED] if self._form.keeps_deleted else []
+        rows = file.read_row_group(number, columns=[*map(self._form.column, names), *marks])
+        if marks:
+            rows = rows.filter(pc.invert(rows[DELETED]))
+        rows = pa.table({name: rows[self._form.column(name)] for name in names})
+        return rows.append_column(PLACE, places_of(rows))
+
+
+Key = Mapping[str, Any]
+"""A document's key: KEY_COLUMNS."""
+Difference = dict[str, Any]
+"""KEY_COLUMNS, a row of `tables.verify.DIFFERENCES`, and the `token` of the table's row."""
+
+
+@dataclass(frozen=True)
+class TableVersion:
+    """A version of the table, and the cluster time that it stands for."""
+
+    rows: VersionRows
+    time: Timestamp
+
+
+def newest_version(address: str) -> TableVersion | None:
+    """Return the newest version; None while a snapshot must complete it. Raises StreamError."""
+    rows = VersionRows(address)
+    offset = rows.position.get("offset")
+    at = Offset.read(offset) if offset else None
+    if at is None or at.time is None or at.running is not None or rows.position.get("unread"):
+        return None
+    position, time = at.position, at.time
+    if isinstance(position, Token) and not position.is_high_water_mark:
+        return TableVersion(rows, time)
+    tick = Timestamp(time.time, time.inc - 1) if time.inc else Timestamp(time.time - 1, 2**32 - 1)
+    return TableVersion(rows, tick)
+
+
+class Comparison:
+    """Compares slices of a table with the documents that the options select.
+
+    `pace` is called with the number of documents that were read. Methods raise StreamError and
+    OSError.
+    """
+
+    def __init__(self, options: StreamOptions, pace: Callable[[int], None]) -> None:
+        self._options = options
+        self._pace = pace
+
+    def differences(
+        self, version: TableVersion, keys: pa.Table, rows: pa.Table
+    ) -> dict[str, Difference]:
+        """Return how rows of a version differ from the documents with some keys, by place."""
+        newest = high_water_mark(after(version.time).time)
+        stored = {place_of(row): row for row in rows.to_pylist()}
+        accepts = self._options.scope.accepts
+        named = keys.select(list(KEY_COLUMNS)).to_pylist()
+        wanted = [each for each in named if accepts(each["database"], each["collection"])]
+        documents = self._documents_of(version.time, wanted)
+        found = {}
+        for each in wanted:
+            place = place_of(each)
+            row = stored.get(place)
+            if row is not None and row["token"] > newest:
+                continue  # a snapshot has read it at a later time
+            table, collection = None if row is None else row["document"], documents.get(place)
+            if table == collection:
+                continue
+            name = f"{each['database']}.{each['collection']}"
+            pair = {"namespace": name, "key": each["key"], "table": table, "collection": collection}
+            difference = difference_of(pair)
+            if difference is not None:
+                token = None if row is None else row["token"]
+                found[place] = {**each, **difference, "token": token}
+        return found
+
+    def missing(self, version: TableVersion, chunk: Chunk) -> tuple[dict[str, Key], int]:
+        """Return the keys of a chunk that a version lacks, by place, and how many keys it has."""
+        task = chunk_task(chunk, version.time, self._options)
+        keys = {place_of(row): row for row in self._read(replace(task, keys_only=True))}
+        present = set(version.rows.find(keys.keys(), keys_only=True)[PLACE].to_pylist())
+        return {place: row for place, row in keys.items() if place not in present}, len(keys)
+
+    def _documents_of(self, time: Timestamp, keys: Iterable[Key]) -> dict[str, bytes]:
+        by_collection: dict[tuple[str, str], list[str]] = {}
+        for each in keys:
+            by_collection.setdefault((each["database"], each["collection"]), []).append(each["key"])
+        found = {}
+        for names, texts in by_collection.items():
+            task = chunk_task(Chunk(Collection(*names)), time, self._options)
+            chosen = filter_of(texts)
+            condition = {"$and": [chosen, task.condition]} if task.condition else chosen
+            for row in self._read(replace(task, condition=condition)):
+                full = fields_of(row["payload"]).get(b"fullDocument")
+                if full is not None and full.kind == DOCUMENT:
+                    found[place_of(row)] = full.value
+        return found
+
+    def _read(self, task: SnapshotTask) -> Iterable[dict[str, Any]]:
+        """Return documents as rows of PREPARED, read at the task's time exactly."""
+        prepare = Prepare(("_id",), ())
+        for batch in read_task(replace(task, exact=True), self._options):
+            rows = batch.select(["database", "collection", "token", "event"])
+            for prepared in prepare.events([rows]):
+                yield from prepared.to_pylist()
+            self._pace(batch.num_rows)
+
+
+def place_of(row: Key) -> str:
+    """Return the place of a key."""
+    return "\0".join(row[name] for name in KEY_COLUMNS)
+
+
+def filter_of(keys: Iterable[str]) -> dict[str, Any]:
+    """Return the filter for documents whose `_id`s are given as canonical extended JSON."""
+    text = f'{{"_id": {{"$in": [{",".join(keys)}]}}}}'
+    found: dict[str, Any] = json_util.loads(text, json_options=json_util.CANONICAL_JSON_OPTIONS)
+    return found
+
 
 _DOCUMENT_OPTIONS = (
     "database",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -28,21 +28,21 @@ from pymongo.errors import PyMongoError
 from spark_sink.errors import OptionError, SourceError
 from spark_sink.events.positions import after, high_water_mark
 from spark_sink.jobs.commands import Rounds
-from spark_sink.jobs.comparison import (
+from spark_sink.jobs.job_folder import JobFolder
+from spark_sink.jobs.status import verified_line
+from spark_sink.jobs.tables_job import CURRENT
+from spark_sink.jobs.verification import (
     PLACE,
     Comparison,
     Difference,
     Key,
     TableVersion,
     VersionRows,
+    document_options,
     filter_of,
     newest_version,
     place_of,
 )
-from spark_sink.jobs.job_folder import JobFolder
-from spark_sink.jobs.status import verified_line
-from spark_sink.jobs.tables_job import CURRENT
-from spark_sink.jobs.verification import document_options
 from spark_sink.options.stream_options import parse_options
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.signals.channels import send
@@ -70,43 +70,30 @@ _ATTEMPTS, _RETRY_SECONDS = 10, 30.0
 _Result = TypeVar("_Result")
 
 
-@dataclass(frozen=True)
-class Verified:
-    """What the last complete round has found.
-
-    Args:
-        through: the cluster time as of which, or later, all keys were compared.
-        rows: the rows and keys compared.
-        differences: the keys that differ.
-        first: some of them.
-    """
-
-    through: Timestamp
-    rows: int
-    differences: int
-    first: tuple[Difference, ...] = ()
-
-    def to_document(self) -> dict[str, Any]:
-        """Return it for the commits of the table, and for the status."""
-        return {
-            "through": datetime.fromtimestamp(self.through.time, UTC).isoformat(),
-            "rows": self.rows,
-            "differences": self.differences,
-            "first": list(self.first),
-        }
-
-    def __str__(self) -> str:
-        return verified_line(self.to_document())
-
-
 @dataclass
 class _Round:
-    """A round in progress."""
+    """A round: the cluster time as of which, or later, it has compared, and what it has found.
+
+    Args:
+        rows: the rows and keys compared.
+        count: the keys that differ.
+        differences: some of them.
+    """
 
     through: Timestamp | None = None
     rows: int = 0
     count: int = 0
     differences: list[Difference] = field(default_factory=list)
+
+    def to_document(self) -> dict[str, Any]:
+        """Return a complete round for the commits of the table, and for the status."""
+        assert self.through is not None
+        return {
+            "through": datetime.fromtimestamp(self.through.time, UTC).isoformat(),
+            "rows": self.rows,
+            "differences": self.count,
+            "first": self.differences[:_SHOWN],
+        }
 
 
 class Verifier:
@@ -114,9 +101,8 @@ class Verifier:
 
     Args:
         options: of the source, with `uri`.
-        every: seconds from the beginning of one round to the next.
-        rate: documents a second that it reads.
-        repair: request a snapshot of the keys that differ, and remove documents that are gone.
+        rounds: how it verifies. To repair is to request a snapshot of the keys that differ, and to
+            remove documents that are gone.
         done: gets of each round the time through which it has verified, in seconds since 1970, the
             rows compared, and the keys that differ.
 
@@ -127,10 +113,7 @@ class Verifier:
         self,
         folder: JobFolder,
         options: Mapping[str, str],
-        every: float,
-        rate: int,
-        *,
-        repair: bool = False,
+        rounds: Rounds,
         done: Callable[[int, int, int], None] = lambda *_: None,
     ) -> None:
         if parse_options(options).lacks_snapshot_filters:
@@ -138,12 +121,13 @@ class Verifier:
                 "--verify-every reads documents, and the stages of option 'pipeline' work on "
                 "events: set option snapshotFilters, which selects documents ({} is all)"
             )
-        rows = str(rate * _SLICE_SECONDS)
+        rows = str(rounds.rate * _SLICE_SECONDS)
         own = {"uri": options["uri"], "documents": "raw", "snapshotChunkRows": rows}
         self._options = parse_options({**document_options(options), **own})
         self._folder = folder
         self._address = folder.table(CURRENT)
-        self._every, self._rate, self._repair, self._done = every, rate, repair, done
+        self._every, self._rate, self._repair = rounds
+        self._done = done
         self._comparison = Comparison(self._options, self._pace)
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="verifier", daemon=True)
@@ -200,10 +184,8 @@ class Verifier:
             _tell(f"difference: {each['namespace']} {each['key']} {fields} (token {token})")
         if self._repair:
             self._request(found.differences)
-        first = tuple(found.differences[:_SHOWN])
-        result = Verified(found.through, found.rows, found.count, first)
-        self.found = result.to_document()
-        _tell(f"verified {result}")
+        self.found = found.to_document()
+        _tell(f"verified {verified_line(self.found)}")
         self._done(found.through.time, found.rows, found.count)
 
     def _retried(self, work: Callable[[], _Result]) -> _Result:
@@ -306,21 +288,6 @@ class Verifier:
                 condition = {"data-collection": name, "filter": text}
                 data = {"data-collections": [name], "additional-conditions": [condition]}
                 send(self._folder.signals, {"type": "execute-snapshot", "data": data})
-
-
-def verifier_of(
-    rounds: Rounds | None,
-    folder: JobFolder,
-    options: Mapping[str, str],
-    tables: Sequence[str],
-    done: Callable[[int, int, int], None],
-) -> Verifier | None:
-    """Return the verifier that a user has asked for. Raises OptionError."""
-    if rounds is None:
-        return None
-    if CURRENT not in tables:
-        raise OptionError("--verify-every compares the current table: add --table current")
-    return Verifier(folder, options, rounds.every, rounds.rate, repair=rounds.repair, done=done)
 
 
 class _EndedError(Exception):

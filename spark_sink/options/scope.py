@@ -1,6 +1,10 @@
 """The namespaces that a stream watches.
 
-A scope is the whole cluster, a database, one collection, or several collections of a database.
+A scope is the whole cluster, a database, one collection, or several collections of a database,
+which Debezium's include and exclude lists filter further. An entry of a list is the name of a
+database, or of a collection as `database.collection`: a regular expression of Java that matches the
+whole name without regard to case, or the name itself with filters.match.mode=literal. The servers
+filter the events; `accepts` applies the same rule to the collections of a snapshot.
 """
 
 from __future__ import annotations
@@ -8,7 +12,85 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from spark_sink.options.namespace_lists import NamespaceLists
+from spark_sink.options.java_patterns import compiled, translation
+
+# Events that belong to no collection.
+_OTHERS = {"operationType": {"$in": ["dropDatabase", "invalidate"]}}
+
+
+@dataclass(frozen=True)
+class NamespaceLists:
+    """The lists; empty ones do not filter. With `literal` the entries are names."""
+
+    databases: tuple[str, ...] = ()
+    not_databases: tuple[str, ...] = ()
+    collections: tuple[str, ...] = ()
+    not_collections: tuple[str, ...] = ()
+    literal: bool = False
+
+    def __bool__(self) -> bool:
+        return any((self.databases, self.not_databases, self.collections, self.not_collections))
+
+    @property
+    def stages(self) -> list[dict[str, Any]]:
+        """The lists as stages of a change stream's pipeline."""
+        stages: list[dict[str, Any]] = []
+        if self.databases:
+            stages.append({"$match": {"ns.db": self._is_database(self.databases)}})
+        if self.not_databases:
+            stages.append({"$match": {"ns.db": {"$not": self._is_database(self.not_databases)}}})
+        if self.collections:
+            chosen = [self._matches(self.collections, name) for name in ("ns", "to")]
+            stages.append({"$match": {"$or": [*chosen, _OTHERS]}})
+        if self.not_collections:
+            kept = {"$nor": [self._matches(self.not_collections, "ns")]}
+            # A rename of a collection that is excluded may bring one that is not.
+            other = {"$nor": [self._matches(self.not_collections, "to")]}
+            into = {"$and": [{"operationType": "rename"}, other]}
+            stages.append({"$match": {"$or": [kept, into]}})
+        return stages
+
+    def accepts(self, database: str, collection: str) -> bool:
+        """Return whether a collection passes the lists."""
+        name = f"{database}.{collection}"
+        return (
+            (not self.databases or self._found(self.databases, database))
+            and not self._found(self.not_databases, database)
+            and (not self.collections or self._found(self.collections, name))
+            and not self._found(self.not_collections, name)
+        )
+
+    def __str__(self) -> str:
+        named = {
+            "databases": self.databases,
+            "databases except": self.not_databases,
+            "collections": self.collections,
+            "collections except": self.not_collections,
+        }
+        return "; ".join(f"{name} {', '.join(each)}" for name, each in named.items() if each)
+
+    def _is_database(self, entries: tuple[str, ...]) -> dict[str, Any]:
+        if self.literal:
+            return {"$in": list(entries)}
+        return {"$regex": f"(?i){_whole(entries)}"}
+
+    def _found(self, entries: tuple[str, ...], name: str) -> bool:
+        if self.literal:
+            return name in entries
+        return any(compiled(each).fullmatch(name) for each in entries)
+
+    def _matches(self, entries: tuple[str, ...], field: str) -> dict[str, Any]:
+        if self.literal:
+            pairs = (each.partition(".") for each in entries)
+            return {field: {"$in": [{"db": name, "coll": rest} for name, _, rest in pairs]}}
+        name = {"$ifNull": [{"$concat": [f"${field}.db", ".", f"${field}.coll"]}, ""]}
+        found = {"input": name, "regex": _whole(entries), "options": "i"}
+        return {"$expr": {"$regexMatch": found}}
+
+
+def _whole(patterns: tuple[str, ...]) -> str:
+    """Return the pattern of names that one of the patterns matches as a whole."""
+    return f"^(?:{'|'.join(f'(?:{translation(each)})' for each in patterns)})$"
 
 
 @dataclass(frozen=True)

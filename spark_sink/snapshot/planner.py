@@ -1,4 +1,4 @@
-"""Plans, on Spark's driver, which collections a snapshot reads, and in which chunks.
+"""Plans, on Spark's driver, when a snapshot begins, which collections it reads, in which chunks.
 
 A collection is divided by a random sample of its `_id`s, which the server sorts, so planning reads
 a few `_id`s for each chunk and never the whole index.
@@ -6,6 +6,7 @@ a few `_id`s for each chunk and never the whole index.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -18,7 +19,9 @@ from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 
 from spark_sink.errors import MESSAGE_LIMIT
+from spark_sink.events.positions import FromNow, Position, time_of
 from spark_sink.options.scope import Scope
+from spark_sink.options.snapshot_options import QueryStart, SnapshotOptions, SnapshotPolicy
 from spark_sink.snapshot.plan import Chunk, Collection, Progress, SnapshotPlan, text_of
 from spark_sink.stream.retries import is_transient
 
@@ -199,3 +202,48 @@ def _kind(value: Any) -> str:
     if isinstance(value, int | float):
         return "number"
     return "bytes" if isinstance(value, bytes) else type(value).__name__
+
+
+# Seconds that one call waits for the end of the delay: Spark stops a query between two calls.
+_POLL_SECONDS = 0.5
+
+
+class SnapshotDecision:
+    """Decides for one start of a query, which continues from a position and a snapshot's plan.
+
+    Raises OptionError if a custom mode fails.
+    """
+
+    def __init__(
+        self,
+        options: SnapshotOptions,
+        position: Position,
+        plan: SnapshotPlan | None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        in_progress = plan is not None and not plan.ended
+        self.policy: SnapshotPolicy = options.policy_for(QueryStart(time_of(position), in_progress))
+        """When this start reads documents, and whether events follow."""
+        self._is_due = self.policy.at_every_start and not in_progress
+        self._earliest = clock() + options.delay
+        self._clock = clock
+        self._sleep = sleep
+
+    def is_due(self, position: Position) -> bool:
+        """Return whether a snapshot begins at this position."""
+        return self.policy.at_first if isinstance(position, FromNow) else self._is_due
+
+    def wait_for_delay(self, *, block: bool) -> bool:
+        """Return whether the delay is over; the caller then begins the snapshot.
+
+        Without `block` the call takes half a second at most.
+        """
+        remaining = self._earliest - self._clock()
+        if remaining > 0:
+            self._sleep(remaining if block else min(remaining, _POLL_SECONDS))
+        if remaining > _POLL_SECONDS and not block:
+            return False
+        self._is_due = False
+        return True

@@ -31,9 +31,8 @@ from spark_sink.options.stream_options import StreamOptions
 from spark_sink.signals import notifications
 from spark_sink.signals.ad_hoc import SignalProcessor
 from spark_sink.signals.state import SignalState
-from spark_sink.snapshot.decision import SnapshotDecision
 from spark_sink.snapshot.plan import SnapshotPlan
-from spark_sink.snapshot.planner import SnapshotPlanner
+from spark_sink.snapshot.planner import SnapshotDecision, SnapshotPlanner
 from spark_sink.source.offsets import Offset
 from spark_sink.source.tasks import (
     Task,

@@ -169,13 +169,9 @@ class DeltaLog:
             )
         return found
 
-    def files(self, **partition: Collection[Any]) -> list[str]:
-        """Return the addresses of the files, in the partitions with these values of a column."""
-        return [
-            f"{self.address}/{row['path']}"
-            for row in self.actions()
-            if all(row[f"partition.{name}"] in values for name, values in partition.items())
-        ]
+    def files(self) -> list[str]:
+        """Return the addresses of the files."""
+        return [f"{self.address}/{row['path']}" for row in self.actions()]
 
     def actions(self) -> list[dict[str, Any]]:
         """Return what the log says about each file: a flat document, with its relative `path`."""

@@ -13,10 +13,10 @@ from bson.timestamp import Timestamp
 from spark_sink.debezium.message_batches import Messages, WithTransactions
 from spark_sink.debezium.options import MessageOptions
 from spark_sink.events.header import join_fragments
-from spark_sink.options.oversize import oversize_stages
+from spark_sink.options.stream_options import oversize_stages
 from spark_sink.rows.event_rows import EventRows
-from spark_sink.snapshot.document_events import DocumentEvents
 from spark_sink.snapshot.plan import Collection
+from spark_sink.snapshot.reader import DocumentEvents
 from tests.debezium.engine import Message
 
 _CHANGES = ("insert", "update", "replace", "delete")

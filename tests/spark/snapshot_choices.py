@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark_sink.options.snapshot_modes import QueryStart
+from spark_sink.options.snapshot_options import QueryStart
 
 asked: list[QueryStart] = []
 

@@ -12,11 +12,15 @@ from bson.timestamp import Timestamp
 from spark_sink.errors import OptionError
 from spark_sink.events.documents import from_json, to_json
 from spark_sink.events.positions import AtTime, FromNow
-from spark_sink.options.snapshot_modes import POLICIES, QueryStart, SnapshotPolicy
-from spark_sink.options.snapshot_options import SnapshotOptions
+from spark_sink.options.snapshot_options import (
+    POLICIES,
+    QueryStart,
+    SnapshotOptions,
+    SnapshotPolicy,
+)
 from spark_sink.options.stream_options import parse_options
-from spark_sink.snapshot.decision import SnapshotDecision
 from spark_sink.snapshot.plan import Chunk, Collection, SnapshotPlan
+from spark_sink.snapshot.planner import SnapshotDecision
 from spark_sink.source.tasks import SnapshotEnd, snapshot_tasks
 from spark_sink.tables.ddl_events import ddl_event_of
 from tests.spark import snapshot_choices

@@ -13,6 +13,7 @@ from deltalake import DeltaTable
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from spark_sink.errors import OptionError
+from spark_sink.jobs.commands import Rounds
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.progress import JobMetrics
 from spark_sink.jobs.status import lines_of, status_of
@@ -37,7 +38,7 @@ class QuickJob:
         options = {"uri": shop.uri, "database": shop.database, "snapshotMode": "initial"}
         options |= {"idleAdvanceSeconds": "1", "signalFolder": folder.signals}
         folder.begin(JobRecord((shop.database,)))
-        self.verifier = Verifier(folder, options, 1.0, 100_000, repair=True, done=metrics.add_round)
+        self.verifier = Verifier(folder, options, Rounds(1.0, 100_000, True), metrics.add_round)
         self._reader = MergerouterStreamReader(parse_options(options), 0.0)
         self._target = folder.table("current")
         last = DeltaLog(self._target).position()
@@ -125,4 +126,4 @@ def test_differences_are_found_and_repaired(tmp_path: Path, shop: Shop) -> None:
 def test_a_pipeline_needs_a_filter_of_documents(tmp_path: Path) -> None:
     options = {"uri": "mongodb://127.0.0.1:1", "pipeline": '[{"$match": {"ns.coll": "a"}}]'}
     with pytest.raises(OptionError, match="--verify-every reads documents"):
-        Verifier(JobFolder(str(tmp_path)), options, 1.0, 1)
+        Verifier(JobFolder(str(tmp_path)), options, Rounds(1.0, 1, repair=False))

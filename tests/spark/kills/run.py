@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from spark_sink.errors import OptionError
 from spark_sink.events.positions import AtTime, from_offset, key_of
 from spark_sink.jobs.job_folder import JobFolder
-from spark_sink.jobs.seeking import seek
+from spark_sink.jobs.rebuilding import seek
 from spark_sink.jobs.verification import verify_job
 from spark_sink.options.scope import Scope
 from spark_sink.signals.channels import send

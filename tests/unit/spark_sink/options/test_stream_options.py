@@ -19,7 +19,7 @@ from spark_sink.events.positions import (
     to_offset,
 )
 from spark_sink.options.scope import Scope
-from spark_sink.options.snapshot_modes import POLICIES
+from spark_sink.options.snapshot_options import POLICIES
 from spark_sink.options.stream_options import parse_options
 from spark_sink.source.data_source import MergerouterDataSource
 from spark_sink.source.offsets import Offset
