@@ -6,11 +6,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 
-from spark_sink.debezium.messages import NO_TRANSACTION, Maker, Message
+from spark_sink.debezium.messages import MESSAGE, NO_TRANSACTION, Maker, Message, columns_of
 from spark_sink.debezium.options import MessageOptions, quoted
 from spark_sink.debezium.schemas import with_schemas
 
@@ -39,40 +38,18 @@ class Messages:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return the messages of each batch as batches."""
-        make = self._columns() if _HAS_NUMPY else self._one_by_one()
+        maker = Maker(self.options, self.clock)
+        of_events = MessageColumns(maker).of_events if _HAS_NUMPY else maker.of_events
         for batch in batches:
             for part in _parts(batch):
-                made = make(part)
-                complete = self.options.schemas and not self.ordered
-                yield with_schemas(made, self.options) if complete else made
-
-    def _columns(self) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
-        maker = MessageColumns(self.options, self.clock)
-
-        def make(batch: pa.RecordBatch) -> pa.RecordBatch:
-            rows, places, columns = maker.of_events(batch.column("event").to_pylist())
-            if not self.ordered:
-                return pa.RecordBatch.from_arrays(columns[:3], names=_MESSAGE)
-            tokens = batch.column("token").take(pa.array(rows)).cast(pa.string())
-            index = pa.array(places).cast(pa.int32())
-            return pa.RecordBatch.from_arrays([tokens, index, *columns], schema=_ORDERED)
-
-        return make
-
-    def _one_by_one(self) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
-        maker = Maker(self.options, self.clock)
-
-        def make(batch: pa.RecordBatch) -> pa.RecordBatch:
-            made = map(maker.of_event, batch.column("event").to_pylist())
-            if not self.ordered:
-                return batch_of(message for each in made for message in each)
-            return _ordered_batch(
-                (token, index, message)
-                for token, each in zip(batch.column("token").to_pylist(), made, strict=True)
-                for index, message in enumerate(each)
-            )
-
-        return make
+                rows, places, columns = of_events(part.column("event").to_pylist())
+                if self.ordered:
+                    tokens = part.column("token").take(pa.array(rows, pa.int64())).cast(pa.string())
+                    index = pa.array(places, pa.int64()).cast(pa.int32())
+                    yield pa.RecordBatch.from_arrays([tokens, index, *columns], schema=_ORDERED)
+                    continue
+                made = pa.RecordBatch.from_arrays(columns[:3], names=_MESSAGE)
+                yield with_schemas(made, self.options) if self.options.schemas else made
 
 
 def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -83,21 +60,8 @@ def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         yield batch.slice(start, rows)
 
 
-_MESSAGE = ["topic", "key", "value"]
-
-
-def batch_of(messages: Iterable[Message]) -> pa.RecordBatch:
-    """Return messages as a batch with the columns topic, key and value."""
-    columns: list[Any] = list(zip(*messages, strict=True))[:3] or [(), (), ()]
-    arrays = [pa.array(column, type=pa.string()) for column in columns]
-    return pa.RecordBatch.from_arrays(arrays, names=_MESSAGE)
-
-
-_ORDERED = pa.schema(
-    [("token", pa.string()), ("index", pa.int32())]
-    + [(name, pa.string()) for name in ("topic", "key", "value", "transaction", "namespace")]
-    + [("time", pa.int64())]
-)
+_MESSAGE = list(MESSAGE.names[:3])
+_ORDERED = pa.schema([("token", pa.string()), ("index", pa.int32()), *MESSAGE])
 ORDERED = (
     "token string, index int, topic string, key string, value string, transaction string, "
     "namespace string, time long"
@@ -105,11 +69,9 @@ ORDERED = (
 """The columns of messages that are put into order: by token, and by index for one event's."""
 
 
-def _ordered_batch(rows: Iterable[tuple[str, int, Message]]) -> pa.RecordBatch:
-    flat = [(token, index, *message) for token, index, message in rows]
-    columns: list[Any] = list(zip(*flat, strict=True)) or [()] * len(_ORDERED)
-    arrays = [pa.array(each, field.type) for each, field in zip(columns, _ORDERED, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=_ORDERED)
+def _batch_of(messages: Iterable[Message]) -> pa.RecordBatch:
+    """Return messages as a batch with the columns topic, key and value."""
+    return pa.RecordBatch.from_arrays(columns_of(messages)[:3], names=_MESSAGE)
 
 
 @dataclass(frozen=True)
@@ -137,9 +99,9 @@ class WithTransactions:
         for batch in table.to_batches(max_chunksize=10_000):
             columns = [column.to_pylist() for column in batch.columns]
             messages = (Message(*row) for row in zip(*columns, strict=True))
-            made = batch_of(each for message in messages for each in monitor.after(message))
+            made = _batch_of(each for message in messages for each in monitor.after(message))
             yield self._complete(made)
-        yield self._complete(batch_of(monitor.end()))
+        yield self._complete(_batch_of(monitor.end()))
 
     def _complete(self, messages: pa.RecordBatch) -> pa.RecordBatch:
         return with_schemas(messages, self.options) if self.options.schemas else messages

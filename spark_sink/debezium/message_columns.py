@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,11 +13,13 @@ from spark_sink.debezium.messages import (
     DOCUMENTS,
     NO_ORDER,
     NO_TRANSACTION,
+    Made,
     Maker,
-    Message,
+    Namespace,
+    Times,
     is_incremental,
+    times_at,
 )
-from spark_sink.debezium.options import MessageOptions
 from spark_sink.debezium.text_columns import (
     Pieces,
     TextColumns,
@@ -37,33 +39,19 @@ from spark_sink.events.slices import (
     TIMESTAMP,
     Slice,
 )
-from spark_sink.rows.layouts import Field, JoinedEvents, Layout, Places, layouts_of
+from spark_sink.rows.layouts import Field, JoinedEvents, Layout, layouts_of
 
-MESSAGE = pa.schema(
-    [(name, pa.string()) for name in ("topic", "key", "value", "transaction", "namespace")]
-    + [("time", pa.int64())]
-)
-"""The columns of messages: the fields of `Message`."""
 _EMPTY_ARRAY = 5  # bytes
 _DESCRIPTION = {b"updatedFields": DOCUMENT, b"removedFields": ARRAY, b"truncatedArrays": ARRAY}
 _Numbers = NDArray[np.int64]
 
 
-class Made(NamedTuple):
-    """Messages: of which event each is, its place among that event's, and the columns MESSAGE."""
-
-    rows: Places
-    places: Places
-    columns: list[pa.Array]
-
-
 class MessageColumns:
-    """Makes columns of messages of events; `clock` returns ns since 1970."""
+    """Makes columns of messages of events, as `maker` makes each."""
 
-    def __init__(self, options: MessageOptions, clock: Callable[[], int]) -> None:
-        self._options = options
-        self._clock = clock
-        self._maker = Maker(options, clock)
+    def __init__(self, maker: Maker) -> None:
+        self._options, self._clock = maker.options, maker.clock
+        self._maker = maker
         self._strict = TextColumns(self._maker.strict)
         self._identifier = TextColumns(self._maker.identifier)
         self._updated = TextColumns(self._maker.updated)
@@ -75,12 +63,16 @@ class MessageColumns:
         parts: list[Made] = []
         others = [left]
         for layout in layouts:
-            made = self._of_layout(joined, layout)
-            if made is None:
+            of_layout = self._of_layout(joined, layout)
+            if of_layout is None:
                 others.append(layout.rows)
             else:
-                parts += made
-        parts.append(self._one_by_one(events, np.concatenate(others).tolist()))
+                parts += of_layout
+        alone = np.concatenate(others)
+        rows_alone, places, columns = self._maker.of_events([events[i] for i in alone.tolist()])
+        parts.append(
+            Made(alone[np.array(rows_alone, np.int64)], np.array(places, np.int64), columns)
+        )
         rows, places = (np.concatenate([part[at] for part in parts]) for at in (0, 1))
         columns = [
             pa.concat_arrays(each) for each in zip(*(part.columns for part in parts), strict=True)
@@ -88,19 +80,6 @@ class MessageColumns:
         order = np.lexsort((places, rows))
         taken = pa.array(order)
         return Made(rows[order], places[order], [column.take(taken) for column in columns])
-
-    def _one_by_one(self, events: Sequence[bytes], indexes: Sequence[int]) -> Made:
-        rows: list[int] = []
-        places: list[int] = []
-        messages: list[Message] = []
-        for index in indexes:
-            for place, message in enumerate(self._maker.of_event(events[index])):
-                rows.append(index)
-                places.append(place)
-                messages.append(message)
-        columns: list[Any] = list(zip(*messages, strict=True)) or [()] * len(MESSAGE)
-        arrays = [pa.array(each, field.type) for each, field in zip(columns, MESSAGE, strict=True)]
-        return Made(np.array(rows, np.int64), np.array(places, np.int64), arrays)
 
     def _of_layout(self, joined: JoinedEvents, layout: Layout) -> list[Made] | None:
         """Return the messages of a layout's events; None if each must be looked at by itself."""
@@ -199,7 +178,7 @@ class MessageColumns:
         name = joined_text(['"', texts, ":", number_texts, '"'], size)
         return ['"', texts, '"'], [number_texts], name
 
-    def _times(self, layout: Layout, *, is_read: bool) -> _Times | None:
+    def _times(self, layout: Layout, *, is_read: bool) -> Times | None:
         """Return the times of the events; None where they have unusual types."""
         fields, size = layout.fields, len(layout.rows)
         time, wall, number = map(fields.get, (b"clusterTime", b"wallTime", b"txnNumber"))
@@ -214,47 +193,23 @@ class MessageColumns:
             if len(found) > 1:
                 return None
             if found == {True}:
-                return _at(seconds * 1000, "null", order, "incremental")
+                return times_at(seconds * 1000, "null", order, "incremental")
         if is_read:
             now = 0 if self._options.is_old else self._clock()
             ms, us, ns, nothing = (
                 np.full(size, each) for each in (now // 1_000_000, now // 1000, now, NO_ORDER)
             )
-            return _Times(ms, us, ns, "null", nothing, "true")
+            return Times(ms, us, ns, "null", nothing, "true")
         walls = None
         if wall is not None and wall.kind == DATE:
             walls = layout.integers(b"wallTime", "<i8")
         times = seconds * 1000 if walls is None or self._options.is_old else walls
-        return _at(times, "null" if walls is None else _text(walls), order, "false")
+        return times_at(times, "null" if walls is None else _text(walls), order, "false")
 
-    def _namespaces(self, layout: Layout) -> _Namespaces:
+    def _namespaces(self, layout: Layout) -> Namespace:
         slices, codes = layout.distinct(b"ns")
         found = [self._maker.namespace(each.value) for each in slices]
-        return _Namespaces(*(_taken(names, codes) for names in zip(*found, strict=True)))
-
-
-class _Times(NamedTuple):
-    """The times of source blocks: since 1970, in three units; `wallTime` as JSON; what follows."""
-
-    ms: _Numbers
-    us: _Numbers
-    ns: _Numbers
-    wall: str | pa.Array
-    order: _Numbers
-    snapshot: str
-
-
-class _Namespaces(NamedTuple):
-    """The fields of `Namespace`, each a text for all events or a column."""
-
-    name: str | pa.Array
-    topic: str | pa.Array
-    database: str | pa.Array
-    collection: str | pa.Array
-
-
-def _at(ms: _Numbers, wall: str | pa.Array, order: _Numbers, snapshot: str) -> _Times:
-    return _Times(ms, ms * 1000, ms * 1_000_000, wall, order, snapshot)
+        return Namespace(*(_taken(names, codes) for names in zip(*found, strict=True)))
 
 
 def _text(numbers: _Numbers) -> pa.Array:

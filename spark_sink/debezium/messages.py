@@ -6,10 +6,12 @@ message is the same for all events of a collection.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from json.encoder import encode_basestring
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import pyarrow as pa
 
 from spark_sink.debezium.java_json import JavaJson
 from spark_sink.debezium.options import VERSIONS, MessageOptions, quoted
@@ -40,12 +42,34 @@ class Message(NamedTuple):
     time: int = 0
 
 
+MESSAGE = pa.schema(
+    [(name, pa.string()) for name in Message._fields[:-1]] + [(Message._fields[-1], pa.int64())]
+)
+"""The columns of messages."""
+
+
+def columns_of(messages: Iterable[Message]) -> list[pa.Array]:
+    """Return messages as the columns MESSAGE."""
+    columns = list(zip(*messages, strict=True)) or [()] * len(MESSAGE)
+    return [pa.array(each, field.type) for each, field in zip(columns, MESSAGE, strict=True)]
+
+
+class Made(NamedTuple):
+    """Messages: of which event each is, its place among that event's, and the columns MESSAGE.
+
+    The former two are lists of integers, or arrays.
+    """
+
+    rows: Any
+    places: Any
+    columns: list[pa.Array]
+
+
 class Maker:
     """Makes the messages of events, from their fields; `clock` returns ns since 1970."""
 
     def __init__(self, options: MessageOptions, clock: Callable[[], int]) -> None:
-        self._options = options
-        self._clock = clock
+        self.options, self.clock = options, clock
         plus = not options.is_old
         self.strict = JavaJson(relaxed=False, separator=",", plus=plus)
         self.identifier = JavaJson(relaxed=True, separator=",", plus=plus)
@@ -55,6 +79,13 @@ class Maker:
         self.source = f'"source":{{"version":{version},"connector":"mongodb","name":{name},"ts_ms":'
         self.namespace = lru_cache(_CACHED_NAMES)(self._new_namespace)
 
+    def of_events(self, events: Sequence[bytes]) -> Made:
+        """Return the messages of events, in their order. Raises InvalidBSON."""
+        made = [list(self.of_event(event)) for event in events]
+        rows = [row for row, messages in enumerate(made) for _ in messages]
+        places = [place for messages in made for place in range(len(messages))]
+        return Made(rows, places, columns_of(each for messages in made for each in messages))
+
     def of_event(self, event: bytes) -> Iterator[Message]:
         """Return an event's messages: a change and perhaps a tombstone, or a heartbeat.
 
@@ -63,8 +94,8 @@ class Maker:
         fields = fields_of(event)
         kind = fields[b"operationType"].text()
         if kind == HEARTBEAT:
-            value = f'{{"ts_ms":{self._clock() // 1_000_000}}}'
-            yield Message(self._options.heartbeats, self._heartbeat_key, value)
+            value = f'{{"ts_ms":{self.clock() // 1_000_000}}}'
+            yield Message(self.options.heartbeats, self._heartbeat_key, value)
             return
         namespace = self.namespace(fields[b"ns"].value)
         key = self.key(fields[b"documentKey"].value)
@@ -74,7 +105,7 @@ class Maker:
             text = self.strict.document(fields[b"lsid"].value)
             number = str(fields[b"txnNumber"].whole_number())
             lsid, transaction = encode_basestring(text), encode_basestring(f"{text}:{number}")
-        now = self._clock()
+        now = self.clock()
         times = self._times(fields, kind, now)
         letter = OPERATIONS[kind]
         value = (
@@ -87,7 +118,7 @@ class Maker:
             f'"ts_ms":{now // 1_000_000},{NO_TRANSACTION}'
         )
         yield Message(namespace.topic, key, value, transaction, namespace.name, times.ms)
-        if letter == "d" and self._options.tombstones:
+        if letter == "d" and self.options.tombstones:
             yield Message(namespace.topic, key, None)
 
     def _document(self, field: Slice | None) -> str:
@@ -98,7 +129,7 @@ class Maker:
     def _new_namespace(self, ns: bytes) -> Namespace:
         name, database, collection = namespace_of(Slice(DOCUMENT, ns))
         database, collection = database or "", collection or ""
-        topic = self._options.topic(database, collection)
+        topic = self.options.topic(database, collection)
         return Namespace(name or "", topic, quoted(database), quoted(collection))
 
     def key(self, key: bytes) -> str:
@@ -108,18 +139,17 @@ class Maker:
         kind, value = fields_of(key, (b"_id",))[b"_id"]
         return f'{{"id":{encode_basestring(self.identifier.value(kind, value))}}}'
 
-    def _times(self, fields: Mapping[bytes, Slice], kind: str | None, now: int) -> _Times:
+    def _times(self, fields: Mapping[bytes, Slice], kind: str | None, now: int) -> Times:
         seconds, order = fields[b"clusterTime"].second_and_tick() or (0, 0)
         if kind == READ:
             if is_incremental(fields):
-                return _at(seconds * 1000, None, order, "incremental")
-            if self._options.is_old:
-                return _at(0, None, NO_ORDER, "true")
-            return _Times(now // 1_000_000, now // 1000, now, "null", NO_ORDER, "true")
+                return times_at(seconds * 1000, "null", order, "incremental")
+            if self.options.is_old:
+                return times_at(0, "null", NO_ORDER, "true")
+            return Times(now // 1_000_000, now // 1000, now, "null", NO_ORDER, "true")
         wall = fields[b"wallTime"].milliseconds() if b"wallTime" in fields else None
-        if wall is None or self._options.is_old:
-            return _at(seconds * 1000, wall, order, "false")
-        return _at(wall, wall, order, "false")
+        ms = seconds * 1000 if wall is None or self.options.is_old else wall
+        return times_at(ms, "null" if wall is None else wall, order, "false")
 
     def description(self, field: Slice | None) -> str:
         """Return an update's description as JSON. Raises InvalidBSON."""
@@ -143,29 +173,34 @@ class Maker:
 
 
 class Namespace(NamedTuple):
-    """A collection: its full name, its topic, and the names of both parts as JSON."""
+    """A collection: its full name, its topic, and the names of both parts as JSON.
 
-    name: str
-    topic: str
-    database: str
-    collection: str
+    They are texts, or columns of texts.
+    """
+
+    name: Any
+    topic: Any
+    database: Any
+    collection: Any
 
 
-class _Times(NamedTuple):
-    """The times of a source block: since 1970, in three units; `wallTime` as JSON; what follows."""
+class Times(NamedTuple):
+    """The times of a source block: since 1970, in three units; `wallTime` as JSON; what follows.
 
-    ms: int
-    us: int
-    ns: int
-    wall: str
-    order: int
+    They are numbers, or arrays of numbers.
+    """
+
+    ms: Any
+    us: Any
+    ns: Any
+    wall: Any
+    order: Any
     snapshot: str
 
 
-def _at(milliseconds: int, wall: int | None, order: int, snapshot: str) -> _Times:
-    text = "null" if wall is None else str(wall)
-    times = milliseconds, milliseconds * 1000, milliseconds * 1_000_000
-    return _Times(*times, text, order, snapshot)
+def times_at(ms: Any, wall: Any, order: Any, snapshot: str) -> Times:
+    """Return the times for milliseconds since 1970."""
+    return Times(ms, ms * 1000, ms * 1_000_000, wall, order, snapshot)
 
 
 def is_incremental(fields: Mapping[bytes, Slice]) -> bool:

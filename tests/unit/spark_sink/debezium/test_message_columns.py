@@ -52,11 +52,11 @@ def test_a_damaged_document_is_refused() -> None:
     size = event.index(b"\x02a\0") + 3
     damaged = event[:size] + struct.pack("<i", 100) + event[size + 4 :]
     with pytest.raises(bson.errors.InvalidBSON):
-        MessageColumns(MessageOptions("p"), lambda: NOW).of_events([event] * 50 + [damaged])
+        MessageColumns(Maker(MessageOptions("p"), lambda: NOW)).of_events([event] * 50 + [damaged])
 
 
 def _compare(options: MessageOptions, events: list[bytes]) -> None:
-    made = MessageColumns(options, lambda: NOW).of_events(events)
+    made = MessageColumns(Maker(options, lambda: NOW)).of_events(events)
     columns = [column.to_pylist() for column in made.columns]
     found = [Message(*row) for row in zip(*columns, strict=True)]
     one_by_one = Maker(options, lambda: NOW)
