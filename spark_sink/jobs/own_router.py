@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 
 from pymongo.uri_parser import parse_uri
@@ -47,12 +47,12 @@ def router_beside(
         return
     try:
         require_router({"uri": uri})
+        beside: AbstractContextManager[None] = nullcontext()
     except OptionError:
         raise
     except SourceError:
-        with own_router(configdb, upstream, uri, config):
-            yield
-    else:
+        beside = own_router(configdb, upstream, uri, config)
+    with beside:
         yield
 
 

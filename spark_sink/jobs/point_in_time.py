@@ -21,7 +21,6 @@ from spark_sink.events.documents import from_document
 from spark_sink.events.positions import (
     AtTime,
     Position,
-    Token,
     after,
     high_water_mark,
     key_of,
@@ -234,10 +233,7 @@ class _History:
 
     def cut(self, batch: int) -> Timestamp:
         """Return the first cluster time of which a batch has not all events."""
-        position = self.position(batch)
-        if isinstance(position, Token) and not position.is_high_water_mark:
-            return after(position.cluster_time).time
-        return time_of(position) or Timestamp(0, 0)
+        return self._ends[batch].cut or Timestamp(0, 0)
 
     def complete_before(self, cut: Timestamp) -> list[int]:
         """Return the batches that end before a cut, the newest first, if no snapshot is running.

@@ -103,7 +103,7 @@ class RouterReport:
         self._next = self._clock() + _INTERVAL
         try:
             with pymongo.timeout(_TIMEOUT):
-                database = self._client.plain()[self._database]
+                database = self._client.mongo[self._database]
                 database.command(_COMMAND, self._target, **self._report(), ended=ended)
         except PyMongoError as error:
             if isinstance(error, OperationFailure) and not (is_transient(error) or error.timeout):

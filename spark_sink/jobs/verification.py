@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_sink.errors import OptionError
 from spark_sink.events.documents import from_document
-from spark_sink.events.positions import Token, after, high_water_mark
+from spark_sink.events.positions import after, high_water_mark
 from spark_sink.events.slices import DOCUMENT, fields_of
 from spark_sink.folders import open_folder
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
@@ -140,13 +140,11 @@ def newest_version(address: str) -> TableVersion | None:
     rows = VersionRows(address)
     offset = rows.position.get("offset")
     at = Offset.read(offset) if offset else None
-    if at is None or at.time is None or at.running is not None or rows.position.get("unread"):
+    if at is None or at.cut is None or at.running is not None or rows.position.get("unread"):
         return None
-    position, time = at.position, at.time
-    if isinstance(position, Token) and not position.is_high_water_mark:
-        return TableVersion(rows, time)
-    tick = Timestamp(time.time, time.inc - 1) if time.inc else Timestamp(time.time - 1, 2**32 - 1)
-    return TableVersion(rows, tick)
+    cut = at.cut
+    last = Timestamp(cut.time, cut.inc - 1) if cut.inc else Timestamp(cut.time - 1, 2**32 - 1)
+    return TableVersion(rows, last)
 
 
 class Comparison:

@@ -42,17 +42,15 @@ def namespace(text: str) -> tuple[str, str]:
 
 def collection_names(text: str) -> tuple[str, ...]:
     """Return names of collections with commas between them, no patterns."""
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-    for name in names:
-        if not name:
-            raise ValueError("must not be empty, nor contain an empty name between commas")
+    found = names(text)
+    for name in found:
         if _PATTERN.search(name):
             raise ValueError(
                 f"{name!r} looks like a pattern, and names are literal: list the names "
                 "with commas between them, or watch the database with a pipeline such as "
                 '[{"$match": {"ns.coll": {"$regex": "^ord"}}}]'
             )
-    return names
+    return found
 
 
 def router_uri(text: str) -> str:
@@ -193,9 +191,9 @@ def filters(text: str) -> Mapping[str, Mapping[str, Any]]:
     return found
 
 
-def names(text: str) -> tuple[str, ...]:
+def names(text: str, separator: str = ",") -> tuple[str, ...]:
     """Return names with commas between them."""
-    found = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    found = tuple(dict.fromkeys(name.strip() for name in text.split(separator)))
     if not all(found):
         raise ValueError("must not be empty, nor contain an empty entry between commas")
     return found
@@ -208,10 +206,7 @@ _ESCAPE_OR_COMMA = re.compile(r"\\.|,", re.DOTALL)
 def patterns(text: str) -> tuple[str, ...]:
     """Regular expressions of Java with commas between them; `\\,` is a comma in a pattern."""
     separated = _ESCAPE_OR_COMMA.sub(lambda found: "\0" if found[0] == "," else found[0], text)
-    entries = (each.strip().replace("\\,", ",") for each in separated.split("\0"))
-    found = tuple(dict.fromkeys(entries))
-    if not all(found):
-        raise ValueError("must not be empty, nor contain an empty entry between commas")
+    found = tuple(dict.fromkeys(each.replace("\\,", ",") for each in names(separated, "\0")))
     for each in found:
         compiled(each)
     return found

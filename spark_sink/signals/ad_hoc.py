@@ -247,7 +247,7 @@ class SignalProcessor:
 
     def __init__(self, client: RouterClient, options: StreamOptions) -> None:
         self._client = client
-        planner = SnapshotPlanner(client.plain(), options.scope, options.rows_per_chunk)
+        planner = SnapshotPlanner(client.mongo, options.scope, options.rows_per_chunk)
         self._rows = options.max_events_per_trigger
         self.snapshots = AdHocSnapshots(planner, _OPEN if options.lacks_snapshot_filters else None)
         """The snapshots that signals request."""

@@ -44,7 +44,7 @@ class SnapshotPlanner:
 
     def __init__(
         self,
-        client: MongoClient[dict[str, Any]],
+        client: MongoClient[Any],
         scope: Scope,
         chunk_rows: int,
         accepts: Callable[[str, str], bool] | None = None,

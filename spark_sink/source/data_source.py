@@ -27,7 +27,7 @@ from spark_sink.source.schema import declared_schema, schema_for
 from spark_sink.stream.router_client import RouterClient
 
 if TYPE_CHECKING:
-    from spark_sink.sink.writers import MergerouterBatchWriter, MergerouterStreamWriter
+    from spark_sink.sink.writers import MergerouterBatchWriter, MergerouterStreamWriter, RowWriter
     from spark_sink.source.batch_reader import MergerouterBatchReader
     from spark_sink.source.stream_reader import MergerouterStreamReader
 
@@ -91,27 +91,36 @@ class MergerouterDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> MergerouterBatchWriter:
         """Return the writer for one batch. Raises OptionError."""
         with without_traceback():
-            _require_writers()
-            from spark_sink.sink.writers import MergerouterBatchWriter, RowWriter
+            from spark_sink.sink.writers import MergerouterBatchWriter
 
             if overwrite:
                 raise OptionError(
                     "the sink changes documents by their keys and overwrites no collection: use "
                     "mode('append')"
                 )
-            return MergerouterBatchWriter(RowWriter(schema, parse_write_options(self.options)))
+            return MergerouterBatchWriter(self._row_writer(schema))
 
     def streamWriter(  # noqa: N802
         self, schema: StructType, overwrite: bool
     ) -> MergerouterStreamWriter:
         """Return the writer for one query. Raises OptionError."""
         with without_traceback():
-            _require_writers()
-            from spark_sink.sink.writers import MergerouterStreamWriter, RowWriter
+            from spark_sink.sink.writers import MergerouterStreamWriter
 
             if overwrite:
                 raise OptionError("the sink has no output mode complete: use append or update")
-            return MergerouterStreamWriter(RowWriter(schema, parse_write_options(self.options)))
+            return MergerouterStreamWriter(self._row_writer(schema))
+
+    def _row_writer(self, schema: StructType) -> RowWriter:
+        """Return what writes rows. Raises OptionError, also if Spark does not pass batches."""
+        if _spark_version() < _OLDEST_FOR_WRITES:
+            raise OptionError(
+                "writing requires Spark 4.1 or newer, which passes Arrow batches; this is Spark "
+                f"{pyspark.__version__}"
+            )
+        from spark_sink.sink.writers import RowWriter
+
+        return RowWriter(schema, parse_write_options(self.options))
 
     def _options(self, schema: StructType) -> StreamOptions:
         options = parse_options(self.options)
@@ -146,15 +155,6 @@ class RefusingStreamReader(DataSourceStreamReader):
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
         """Never called: there is no offset."""
         raise NotImplementedError
-
-
-def _require_writers() -> None:
-    """Raise OptionError if this Spark does not pass Arrow batches to writers."""
-    if _spark_version() < _OLDEST_FOR_WRITES:
-        raise OptionError(
-            "writing requires Spark 4.1 or newer, which passes Arrow batches; this is Spark "
-            f"{pyspark.__version__}"
-        )
 
 
 def _spark_version() -> tuple[int, ...]:

@@ -18,6 +18,8 @@ from spark_sink.events.documents import from_document, stored, to_document
 from spark_sink.events.positions import (
     AtTime,
     Position,
+    Token,
+    after,
     from_offset,
     high_water_mark,
     time_of,
@@ -78,6 +80,13 @@ class Offset:
     def time(self) -> Timestamp | None:
         """The cluster time of the position; None for now."""
         return time_of(self.position)
+
+    @property
+    def cut(self) -> Timestamp | None:
+        """The first cluster time of which events may lie behind the position; None for now."""
+        if isinstance(self.position, Token) and not self.position.is_high_water_mark:
+            return after(self.position.cluster_time).time
+        return self.time
 
     @property
     def running(self) -> SnapshotPlan | None:

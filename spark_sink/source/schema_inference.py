@@ -48,7 +48,7 @@ def infer_schema(*, sample: int = _SAMPLE, **options: str) -> StructType:
         raise OptionError("a schema is that of one collection: give 'database' and 'collection'")
     with closing(RouterClient(parsed)) as client:
         client.require_reachable()
-        collection = client.plain()[database][collections[0]]
+        collection = client.mongo[database][collections[0]]
         schema = schema_of(collection.aggregate([{"$sample": {"size": sample}}]))
     if not schema.fields:
         raise OptionError(f"{database}.{collections[0]} has no documents to infer a schema from")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -22,7 +23,7 @@ from spark_sink.batches.read_task import ReadTask, TaskReader
 from spark_sink.events.header import join_fragments
 from spark_sink.events.heartbeats import Heartbeat
 from spark_sink.events.positions import AtTime, Position, Token, after, high_water_mark, time_of
-from spark_sink.events.runs import run_of
+from spark_sink.events.runs import Run, run_of
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.rows.event_rows import EventRows
@@ -112,7 +113,7 @@ def planner_for(
 def snapshot_planner(client: RouterClient, options: StreamOptions) -> SnapshotPlanner:
     """Return a planner of snapshots of the collections that the options include."""
     accepts = options.snapshot.accepts if options.snapshot.collections else None
-    return SnapshotPlanner(client.plain(), options.scope, options.rows_per_chunk, accepts)
+    return SnapshotPlanner(client.mongo, options.scope, options.rows_per_chunk, accepts)
 
 
 def snapshot_tasks(plan: SnapshotPlan, options: StreamOptions) -> list[Task]:
@@ -162,54 +163,32 @@ def read_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
     if isinstance(task, Heartbeat):
         yield from rows.arrow_batches([task.event()])
         return
-    client = RouterClient(options)
-    try:
+    with closing(RouterClient(options)) as client:
         if isinstance(task, SnapshotEnd):
-            end = _end_of_snapshot(task, client.with_retries(client.present))
-            yield from rows.arrow_batches([end])
+            now = client.with_retries(client.clocks).cluster_time
+            yield from rows.arrow_batches([_end_of_snapshot(task, now)])
             return
         if isinstance(task, SnapshotTask):
-            chunk = ChunkReader(
-                client.mongo,
-                task,
-                partial(newest_time, client, task.snapshot_time),
-                retry_policy=options.retry_policy,
-            )
+            newest, policy = lambda: client.clocks().cluster_time, options.retry_policy
+            chunk = ChunkReader(client.mongo, task, newest, retry_policy=policy)
             yield from rows.batches_of_runs(edits.runs(chunk.runs()))
             return
         watch = partial(client.watch_events, batch_size=0, max_await=_READING_AWAIT)
         reader = TaskReader(task, watch, options.retry_policy)
+        runs: Iterable[Run] = reader.runs()
         if options.splits_large_events:
-            whole = (run_of([event]) for event in join_fragments(reader.events()))
-            yield from rows.batches_of_runs(edits.runs(whole), shard=task.shard)
-        else:
-            yield from rows.batches_of_runs(edits.runs(reader.runs()), shard=task.shard)
-    finally:
-        client.close()
+            runs = (run_of([event]) for event in join_fragments(reader.events()))
+        yield from rows.batches_of_runs(edits.runs(runs), shard=task.shard)
     if task.report_to is not None:
         report(reader.stats, task.batch, task.report_to)
-
-
-def newest_time(client: RouterClient, at_least: Timestamp) -> Timestamp:
-    """Return the newest cluster time that the router knows.
-
-    A router, or a worker, whose clients have no streams hears nothing of the shards. If it has not
-    reached `at_least`, it learns the present from them. Raises PyMongoError, StreamError.
-    """
-    newest = client.clocks().cluster_time
-    return newest if newest >= at_least else client.present()
 
 
 def _end_of_snapshot(end: SnapshotEnd, now: Timestamp) -> RawBSONDocument:
     """Return the event of a snapshot's end; `now` is a time after all reads."""
     snapshot_time = end.snapshot_time
     token = {"_data": high_water_mark(after(snapshot_time).time)}
-    event: dict[str, Any] = {
-        "_id": token,
-        "operationType": SNAPSHOT_END,
-        "clusterTime": snapshot_time,
-    }
-    event["readUntil"] = max(snapshot_time, now)
+    event: dict[str, Any] = {"_id": token, "operationType": SNAPSHOT_END}
+    event |= {"clusterTime": snapshot_time, "readUntil": max(snapshot_time, now)}
     if end.collections:
         event["collections"] = [{"db": name, "coll": coll} for name, coll in end.collections]
     if end.requested:

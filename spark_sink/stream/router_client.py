@@ -91,7 +91,6 @@ class RouterClient:
             unicode_decode_error_handler="replace",
             serverSelectionTimeoutMS=self._selection_ms(),
         )
-        self._plain: MongoClient[dict[str, Any]] | None = None
         self._direct: dict[str, RouterClient] = {}
         self._session: ClientSession | None = None
         self._guard: SessionGuard | None = None
@@ -180,20 +179,8 @@ class RouterClient:
 
     @property
     def mongo(self) -> MongoClient[RawBSONDocument]:
-        """The client itself, which does not decode documents."""
+        """The client itself, whose documents are RawBSONDocument."""
         return self._client
-
-    def plain(self) -> MongoClient[dict[str, Any]]:
-        """Return a client that decodes documents; it is closed with this one."""
-        if self._plain is None:
-            self._plain = MongoClient(
-                self._options.uri,
-                appname="mergerouter-spark",
-                datetime_conversion="DATETIME_MS",
-                unicode_decode_error_handler="replace",
-                serverSelectionTimeoutMS=self._selection_ms(),
-            )
-        return self._plain
 
     @property
     def address(self) -> tuple[str, int]:
@@ -289,8 +276,6 @@ class RouterClient:
             direct.close()
         if self._guard is not None:
             self._guard.close()
-        if self._plain is not None:
-            self._plain.close()
         self._client.close()
 
     def _watch(

@@ -204,22 +204,10 @@ class DeltaLog:
             schema: of all columns; new ones are added to the table. OptionError if others have
                 changed their type.
         """
-        actions = [_action(part) for part in parts]
-        properties = _properties(batch.position, [Transaction(batch.query, batch.number)])
-        if self._table is None:
-            self._create(actions, schema, properties)
-            return
-        self._add_columns(schema)
-        with self._failures():
-            self._table.create_write_transaction(
-                [*actions],
-                "append",
-                self._table.schema(),
-                self._partitions,
-                commit_properties=properties,
-                post_commithook_properties=_NO_CLEANUP,
-            )
-        self._committed()
+        if self._table is not None:
+            self._add_columns(schema)
+        transactions = [Transaction(batch.query, batch.number)]
+        self._write(parts, schema, _properties(batch.position, transactions))
 
     def replace(
         self,
@@ -233,29 +221,40 @@ class DeltaLog:
 
         The same commit gives the table this schema.
         """
-        actions = [_action(part) for part in parts]
         transactions = [Transaction(_POSITION, (self._transaction(_POSITION) or 0) + 1)]
         if batch is not None:
             transactions.append(Transaction(batch.query, batch.number))
-        properties = _properties(position, transactions)
+        filters = [(name, "in", [str(each) for each in v]) for name, v in partition.items() if v]
+        if not filters and self._table is not None and _schema(schema) != self._table.schema():
+            filters = [(name, "in", ["-"]) for name in self._partitions]  # which no file has
+        self._write(parts, schema, _properties(position, transactions), filters)
+
+    def _write(
+        self,
+        parts: Sequence[Mapping[str, Any]],
+        schema: pa.Schema,
+        properties: CommitProperties,
+        filters: Any = None,
+    ) -> None:
+        """Commit files, instead of those of the partitions that filters select."""
+        actions = [_action(part) for part in parts]
         if self._table is None:
             self._create(actions, schema, properties)
             return
-        wanted = _schema(schema)
-        filters = [(name, "in", [str(each) for each in v]) for name, v in partition.items() if v]
-        if not filters and wanted != self._table.schema():
-            filters = [(name, "in", ["-"]) for name in self._partitions]  # which no file has
         with self._failures():
             self._table.create_write_transaction(
                 [*actions],
                 "overwrite" if filters else "append",  # only the former changes the schema
-                wanted,
+                _schema(schema) if filters else self._table.schema(),
                 self._partitions,
                 partition_filters=filters or None,
                 commit_properties=properties,
                 post_commithook_properties=_NO_CLEANUP,
             )
-        self._committed()
+        self.reload()
+        if self._table.version() % _COMMITS_PER_CLEANUP == 0:
+            with self._failures():
+                self._table.cleanup_metadata()
 
     def compact(self) -> tuple[int, int]:
         """Replace small files by large ones; return their numbers, before and after."""
@@ -323,13 +322,6 @@ class DeltaLog:
     def _opened(self) -> DeltaTable | None:
         with self._failures():
             return DeltaTable(self.address) if DeltaTable.is_deltatable(self.address) else None
-
-    def _committed(self) -> None:
-        self.reload()
-        assert self._table is not None
-        if self._table.version() % _COMMITS_PER_CLEANUP == 0:
-            with self._failures():
-                self._table.cleanup_metadata()
 
     def _transaction(self, name: str) -> int | None:
         if self._table is None:

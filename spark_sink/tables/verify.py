@@ -78,16 +78,11 @@ class _Differences:
     unread: frozenset[tuple[str, str]]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        names = ("namespace", "key", "difference", "fields")
-        types = (pa.string(), pa.string(), pa.string(), pa.list_(pa.string()))
+        texts = [(name, pa.string()) for name in ("namespace", "key", "difference")]
+        schema = pa.schema([*texts, ("fields", pa.list_(pa.string()))])
         for batch in batches:
-            rows = filter(self._is_compared, batch.to_pylist())
-            found = [each for row in rows if (each := difference_of(row)) is not None]
-            columns = [
-                pa.array([row[name] for row in found], type=kind)
-                for name, kind in zip(names, types, strict=True)
-            ]
-            yield pa.RecordBatch.from_arrays(columns, names=list(names))
+            found = map(difference_of, filter(self._is_compared, batch.to_pylist()))
+            yield pa.RecordBatch.from_pylist([each for each in found if each], schema)
 
     def _is_compared(self, row: Mapping[str, Any]) -> bool:
         database, _, collection = row["namespace"].partition(".")

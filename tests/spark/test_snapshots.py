@@ -40,7 +40,7 @@ def client(shop: Shop, **options: str) -> RouterClient:
 
 
 def planner(router: RouterClient, shop: Shop, rows: int, *collections: str) -> SnapshotPlanner:
-    return SnapshotPlanner(router.plain(), Scope(shop.database, collections), rows)
+    return SnapshotPlanner(router.mongo, Scope(shop.database, collections), rows)
 
 
 def read(
