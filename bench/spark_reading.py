@@ -13,11 +13,11 @@ from pyspark.sql.types import StructType
 
 from bench.events import FIRST_SECOND
 from spark_sink.batches.batch_planner import BatchPlanner
-from spark_sink.batches.planned_batch import BatchLimits, ClusterAccess
+from spark_sink.batches.planned_batch import ClusterAccess
 from spark_sink.batches.read_reports import ReportInbox, report
 from spark_sink.batches.read_task import TaskReader
 from spark_sink.events.positions import AtTime, Position
-from spark_sink.options.stream_options import parse_options
+from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.rows.event_rows import EventRows
 from spark_sink.rows.typed_documents import from_json
 from spark_sink.source.tasks import rows_for
@@ -79,7 +79,7 @@ def measure(
         beginning=lambda: AtTime(Timestamp(FIRST_SECOND, 1)),
         shards=client.shards,
     )
-    limits = BatchLimits(in_total_order=args.ordering == "total")
+    limits = StreamOptions("mongodb://127.0.0.1", in_total_order=args.ordering == "total")
     planner = BatchPlanner(cluster, limits, inbox)
     watch = partial(client.watch_events, batch_size=0, max_await=0.5)
     start: Position = AtTime(Timestamp(FIRST_SECOND, 1))

@@ -17,9 +17,16 @@ from pymongo.errors import OperationFailure, PyMongoError
 MESSAGE_LIMIT = 500
 
 _HISTORY_LOST = 286
-_FATAL = 280
 _NOT_ALLOWED = 13  # Unauthorized
-_NOT_LOGGED_IN = 18  # AuthenticationFailed
+_CAUSES = {
+    280: "the stream cannot be resumed here: its pipeline removes the event at the checkpoint. "
+    "Restore the pipeline that the checkpoint was written with, or start with a new "
+    "checkpointLocation",
+    18: "the login is refused: check the user, the password and authSource in option 'uri'",
+    _NOT_ALLOWED: "not allowed: the user in option 'uri' needs the privileges find and changeStream on the "
+    "watched namespaces",
+}
+"""Causes and remedies by codes: ChangeStreamFatalError, AuthenticationFailed, Unauthorized."""
 
 # Read by pyspark when it reports an exception of a worker (pyspark.util.handle_worker_exception).
 _HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"
@@ -60,27 +67,15 @@ def stream_refused(error: PyMongoError) -> StreamError:
             "checkpointLocation, and make the oplogs larger",
             error,
         )
-    if code == _FATAL:
-        cause = (
-            "the stream cannot be resumed here: its pipeline removes the event at the checkpoint. "
-            "Restore the pipeline that the checkpoint was written with, or start with "
-            "a new checkpointLocation"
-        )
-    elif code == _NOT_LOGGED_IN:
-        cause = "the login is refused: check the user, the password and authSource in option 'uri'"
-    elif code == _NOT_ALLOWED and "requires authentication" in str(error):
-        cause = (
+    if code == _NOT_ALLOWED and "requires authentication" in str(error):
+        return StreamError(
             "the router requires a login: write the user and the password into the connection "
-            "string (MERGEROUTER_URI, --uri or option 'uri'), as mongodb://user:password@host:port/"
+            "string (MERGEROUTER_URI, --uri or option 'uri'), as mongodb://user:password@host:port/",
+            error,
         )
-    elif code == _NOT_ALLOWED:
-        cause = (
-            "not allowed: the user in option 'uri' needs the privileges find and changeStream on "
-            "the watched namespaces"
-        )
-    else:
-        return StreamError(f"the router refuses the stream: {_one_line(error)}")
-    return StreamError(cause, error)
+    if cause := _CAUSES.get(code or 0):
+        return StreamError(cause, error)
+    return StreamError(f"the router refuses the stream: {_one_line(error)}")
 
 
 @contextmanager

@@ -32,3 +32,49 @@ def open_folder(address: str) -> tuple[fs.FileSystem, str]:
             error,
         ) from None
     return files, str(root)
+
+
+class Folder:
+    """A folder, given as a path or a URI; the paths of methods are relative to it.
+
+    Raises OptionError if pyarrow does not know the URI.
+    """
+
+    def __init__(self, address: str) -> None:
+        files, root = open_folder(address)
+        self._files = fs.SubTreeFileSystem(root, files)
+
+    def has(self, path: str, kind: fs.FileType = fs.FileType.File) -> bool:
+        """Return whether there is a file, or what `kind` says."""
+        return bool(self._files.get_file_info(path).type == kind)
+
+    def text(self, path: str) -> str | None:
+        """Return the text of a file; None if there is none."""
+        if not self.has(path):
+            return None
+        with self._files.open_input_stream(path) as stream:
+            return bytes(stream.read()).decode()
+
+    def write(self, path: str, text: str) -> None:
+        """Write a file, and create its folder."""
+        parent = path.rpartition("/")[0]
+        self._files.base_fs.create_dir(f"{self._files.base_path}{parent}".rstrip("/"))
+        with self._files.open_output_stream(path) as stream:
+            stream.write(text.encode())
+
+    def listed(self, path: str, *, deep: bool = False) -> list[fs.FileInfo]:
+        """Return what is in a folder, which need not exist; with `deep` also in its folders."""
+        selector = fs.FileSelector(path, allow_not_found=True, recursive=deep)
+        return list(self._files.get_file_info(selector))
+
+    def move(self, path: str, to: str) -> None:
+        """Move a file or a folder."""
+        self._files.move(path, to)
+
+    def remove(self, *paths: str) -> None:
+        """Remove files and folders that exist."""
+        for path in paths:
+            if self.has(path):
+                self._files.delete_file(path)
+            elif self.has(path, fs.FileType.Directory):
+                self._files.delete_dir(path)

@@ -26,7 +26,7 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
 from spark_sink.batches.event_rate import EventRate
-from spark_sink.batches.planned_batch import BatchLimits, ClusterAccess, PlannedBatch
+from spark_sink.batches.planned_batch import ClusterAccess, PlannedBatch
 from spark_sink.batches.read_reports import ReportInbox
 from spark_sink.batches.read_task import ReadTask, merged_tasks, shard_tasks
 from spark_sink.batches.transaction_ends import between_transactions, transaction_of
@@ -42,7 +42,7 @@ from spark_sink.events.positions import (
     key_of,
     time_of,
 )
-from spark_sink.options.retry_options import DEFAULT_RETRY_POLICY, RetryPolicy
+from spark_sink.options.stream_options import StreamOptions
 from spark_sink.stream.event_stream import STALLED_AFTER, EventStream
 
 # Seconds that a call waits for a first event, and that it samples a stream that is not idle. Every
@@ -75,16 +75,14 @@ class BatchPlanner:
     def __init__(
         self,
         cluster: ClusterAccess,
-        limits: BatchLimits | None = None,
+        options: StreamOptions,
         inbox: ReportInbox | None = None,
         *,
-        retry_policy: RetryPolicy = DEFAULT_RETRY_POLICY,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
-        self._limits = limits or BatchLimits()
+        self._options = options
         self._inbox = inbox
-        self._retry_policy = retry_policy
         self._clock = clock
         self._event_rate = EventRate()
         self._cursor: EventStream | None = None
@@ -144,7 +142,7 @@ class BatchPlanner:
             start = AtTime(batch.idle_until)
         shards = None
         fits_one_task = batch.events is not None and batch.events <= _SINGLE_TASK_EVENTS
-        if not self._limits.in_total_order and not fits_one_task:
+        if not self._options.in_total_order and not fits_one_task:
             shards = self._cluster.shards()
         bounds = self._bounds(start, end, batch.events, 1 if shards is None else len(shards))
         if shards is None:
@@ -166,7 +164,7 @@ class BatchPlanner:
     def _whole(self, plan: PlannedBatch) -> PlannedBatch:
         """Return a batch that ends between transactions, if the limits say so."""
         last_is_outside = self._is_idle and not self._in_transaction
-        if not self._limits.keeps_transactions or plan.events == 0 or last_is_outside:
+        if not self._options.keeps_transactions or plan.events == 0 or last_is_outside:
             return plan
         stream = self._stream(plan.end)
         end, passed = between_transactions(stream, plan.end, self._clock)
@@ -185,7 +183,7 @@ class BatchPlanner:
         if stop is not None and not is_after(stop, start):
             return PlannedBatch(start, start, 0)
         idle_until = self._idle_until(start)
-        most = self._event_rate.event_limit(max_events, self._limits.max_bytes)
+        most = self._event_rate.event_limit(max_events, self._options.max_bytes_per_trigger)
         if self._ended_beyond_sample(start) and (most is None or most > SAMPLE_SIZE):
             far = self._estimated_end(most, stop)
             if far is not None:
@@ -360,7 +358,7 @@ class BatchPlanner:
         self, start: Position, end: Position, events: int | None, shards: int
     ) -> list[Timestamp]:
         """Return where the batch is divided, so that each task reads `events_per_task`."""
-        per_task = self._limits.events_per_task
+        per_task = self._options.events_per_partition
         begin, until = time_of(start), time_of(end)
         if not per_task or events is None or begin is None or until is None:
             return []
@@ -381,7 +379,7 @@ class BatchPlanner:
         if reached is None or since is None or not is_after(reached, start):
             return start
         behind = reached.cluster_time.time - since.time
-        return AtTime(reached.cluster_time) if behind >= self._limits.idle_advance else start
+        return AtTime(reached.cluster_time) if behind >= self._options.idle_advance else start
 
     def _cursor_after(self, start: Position) -> EventStream:
         if self._cursor is None or self._plan is None or self._plan.end != start:
@@ -391,4 +389,4 @@ class BatchPlanner:
 
     def _stream(self, start: Position) -> EventStream:
         watch = self._cluster.watch
-        return EventStream(watch, start, retry_policy=self._retry_policy, clock=self._clock)
+        return EventStream(watch, start, retry_policy=self._options.retry_policy, clock=self._clock)

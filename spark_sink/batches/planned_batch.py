@@ -1,4 +1,4 @@
-"""What the planner needs and returns: the limits of batches, requests to the cluster, a batch."""
+"""What the planner needs and returns: requests to the cluster, and a batch."""
 
 from __future__ import annotations
 
@@ -10,25 +10,6 @@ from bson.timestamp import Timestamp
 from spark_sink.events.positions import AtTime, Position
 from spark_sink.stream.event_stream import StreamCursor
 from spark_sink.stream.router_client import Shard
-
-
-@dataclass(frozen=True)
-class BatchLimits:
-    """How a batch is limited and divided; None and 0 are no limit.
-
-    Args:
-        max_bytes: of a batch.
-        events_per_task: how many a task should read.
-        in_total_order: tasks read ranges of the merged stream, never single shards.
-        keeps_transactions: a batch ends between transactions; the planner opens a further cursor.
-        idle_advance: seconds of cluster time that the offset of an idle stream may stay behind.
-    """
-
-    max_bytes: int | None = None
-    events_per_task: int = 0
-    in_total_order: bool = False
-    keeps_transactions: bool = False
-    idle_advance: float = 21_600.0
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from pyarrow import fs
-
 from spark_sink.errors import OptionError
 from spark_sink.events.documents import from_json
-from spark_sink.folders import absolute, open_folder
+from spark_sink.folders import Folder, absolute
 from spark_sink.source.offsets import Offset
 
 
@@ -67,7 +65,7 @@ class JobFolder:
     def __init__(self, address: str, checkpoint: str = "") -> None:
         self.address = absolute(address)
         """The folder as a path or URI for Spark."""
-        self._files, self._root = open_folder(address)
+        self._folder = Folder(address)
         self._checkpoint = absolute(checkpoint) if checkpoint else ""
 
     def table(self, name: str) -> str:
@@ -89,7 +87,7 @@ class JobFolder:
     @property
     def exists(self) -> bool:
         """Whether a job was started in the folder."""
-        return self._text("job.json") is not None
+        return self._folder.text("job.json") is not None
 
     def begin(self, record: JobRecord, *, once: bool = False) -> None:
         """Write what the job is started with.
@@ -106,13 +104,11 @@ class JobFolder:
                 )
         inside = self.checkpoint == f"{self.address}/checkpoint"
         kept = replace(record, checkpoint="" if inside else self.checkpoint)
-        self._files.create_dir(self._root)
-        with self._files.open_output_stream(f"{self._root}/job.json") as stream:
-            stream.write(json.dumps(asdict(kept), indent=2).encode())
+        self._folder.write("job.json", json.dumps(asdict(kept), indent=2))
 
     def record(self) -> JobRecord:
         """Return what the job was started with. Raises OptionError if there is no job."""
-        text = self._text("job.json")
+        text = self._folder.text("job.json")
         if text is None:
             raise OptionError(f"there is no job in {self.address}: correct --out")
         return from_json(JobRecord, text)
@@ -136,16 +132,15 @@ class JobFolder:
 
     def batches(self) -> list[LoggedBatch]:
         """Return the batches that the checkpoint still contains, in order."""
-        commits = {int(each.base_name): each.mtime for each in self._numbered("commits")}
-        found = []
-        for each in self._numbered("offsets"):
-            number = int(each.base_name)
-            found.append(LoggedBatch(number, self.offset(number), commits.get(number)))
-        return found
+        commits = self._numbered("commits")
+        return [
+            LoggedBatch(number, self.offset(number), commits.get(number))
+            for number in self._numbered("offsets")
+        ]
 
     def offset(self, batch: int) -> dict[str, Any]:
         """Return the offset at which a batch ends; empty where the checkpoint has none."""
-        lines = (self._kept(f"offsets/{batch}") or "").splitlines()
+        lines = (Folder(self.checkpoint).text(f"offsets/{batch}") or "").splitlines()
         return json.loads(lines[-1]) if len(lines) > 2 and lines[-1] != "-" else {}
 
     def last_committed(self) -> LoggedBatch | None:
@@ -155,57 +150,36 @@ class JobFolder:
 
     def query(self) -> str | None:
         """Return the id of the query, which begins with its checkpoint; None before the first."""
-        text = self._kept("metadata")
+        text = Folder(self.checkpoint).text("metadata")
         return None if text is None else str(json.loads(text)["id"])
 
     def write_checkpoint(
         self, query: str, offsets: Mapping[int, Mapping[str, Any]], committed: int
     ) -> None:
         """Write a checkpoint with the offsets of batches; those up to `committed` are committed."""
-        files = {"metadata": json.dumps({"id": query})}
+        folder = Folder(self.checkpoint)
+        folder.write("metadata", json.dumps({"id": query}))
         for number, offset in offsets.items():
-            files[f"offsets/{number}"] = _offset_text(offset)
+            folder.write(f"offsets/{number}", _offset_text(offset))
             if number <= committed:
-                files[f"commits/{number}"] = 'v1\n{"nextBatchWatermarkMs":0}'
-        place, root = open_folder(self.checkpoint)
-        for folder in ("offsets", "commits"):
-            place.create_dir(f"{root}/{folder}")
-        for name, text in files.items():
-            self._write_checkpoint_file(name, text)
+                folder.write(f"commits/{number}", 'v1\n{"nextBatchWatermarkMs":0}')
 
     def plan_batch(self, number: int, offset: Mapping[str, Any]) -> None:
         """Write the offset at which a batch ends that the next start of the job makes.
 
         It replaces one that was planned and is not committed.
         """
-        files, root = open_folder(self.checkpoint)
+        folder = Folder(self.checkpoint)
         for planned in self._numbered("offsets"):
-            if int(planned.base_name) >= number:
-                files.delete_file(planned.path)
-                checksum = f"{root}/offsets/.{planned.base_name}.crc"
-                if files.get_file_info(checksum).type == fs.FileType.File:
-                    files.delete_file(checksum)
-        self._write_checkpoint_file(f"offsets/{number}", _offset_text(offset))
+            if planned >= number:
+                folder.remove(f"offsets/{planned}", f"offsets/.{planned}.crc")
+        folder.write(f"offsets/{number}", _offset_text(offset))
 
-    def _write_checkpoint_file(self, name: str, text: str) -> None:
-        files, root = open_folder(self.checkpoint)
-        with files.open_output_stream(f"{root}/{name}") as stream:
-            stream.write(text.encode())
-
-    def _numbered(self, log: str) -> Sequence[Any]:
-        files, root = open_folder(self.checkpoint)
-        entries = files.get_file_info(fs.FileSelector(f"{root}/{log}", allow_not_found=True))
-        return sorted(
-            (each for each in entries if each.base_name.isdecimal()),
-            key=lambda each: int(each.base_name),
-        )
-
-    def _kept(self, name: str) -> str | None:
-        """Return a file of the checkpoint."""
-        return _text_in(*open_folder(self.checkpoint), name)
-
-    def _text(self, name: str) -> str | None:
-        return _text_in(self._files, self._root, name)
+    def _numbered(self, log: str) -> dict[int, datetime]:
+        """Return the numbers of a log's files, in order, and when they were written."""
+        found = Folder(self.checkpoint).listed(log)
+        times = {int(each.base_name): each.mtime for each in found if each.base_name.isdecimal()}
+        return dict(sorted(times.items()))
 
 
 def _offset_text(offset: Mapping[str, Any]) -> str:
@@ -216,11 +190,3 @@ def _offset_text(offset: Mapping[str, Any]) -> str:
 
 def _kind(schema: str) -> str:
     return schema if schema in ("none", "infer") else "a file"
-
-
-def _text_in(files: fs.FileSystem, root: str, name: str) -> str | None:
-    path = f"{root}/{name}"
-    if files.get_file_info(path).type != fs.FileType.File:
-        return None
-    with files.open_input_stream(path) as stream:
-        return bytes(stream.read()).decode()

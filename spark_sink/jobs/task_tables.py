@@ -16,7 +16,7 @@ from pyspark.sql.types import DateType, LongType, StructField, StructType
 from spark_sink.events.documents import to_json
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.typed_documents import RESCUED
-from spark_sink.tables.parquet_parts import BATCH, PartFile, Parts, PartWriter
+from spark_sink.tables.parquet_parts import BATCH, PartFile, Parts
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage
 from spark_sink.tables.transactions import Transactions
 
@@ -64,8 +64,7 @@ class TaskWriter:
         self._batch = batch
         self._bronze = self._changes = None
         if tables.bronze is not None:
-            writer = PartWriter(tables.bronze, bronze_schema(schema), BRONZE_PARTITIONS)
-            self._bronze = Parts(writer)
+            self._bronze = Parts(tables.bronze, bronze_schema(schema), BRONZE_PARTITIONS)
         if tables.current is not None:
             self._changes = ChangeStage(tables.current, tolerant=True)
         self._counts = tables.transactions

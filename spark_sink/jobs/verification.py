@@ -40,8 +40,8 @@ from spark_sink.source.tasks import chunk_task, read_task
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.fold import DELETED
-from spark_sink.tables.prepare import Prepare
 from spark_sink.tables.key_ranges import KEY_COLUMNS, places_of
+from spark_sink.tables.prepare import Prepare
 from spark_sink.tables.table_form import KEY_RANGE, TableForm
 from spark_sink.tables.table_state import TableState
 from spark_sink.tables.verify import difference_of, verify, verify_bronze

@@ -7,6 +7,7 @@ option would prevent that a repeated batch has the same content.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -151,6 +152,11 @@ class StreamOptions:
     renamed_fields: tuple[FieldEdit, ...] = option("field.renames", renamed_fields, ())
     batch_mode: str | None = option("mode", values.one_of("snapshot", "changes"), None)
     end: Position | None = None
+
+    @property
+    def idle_advance(self) -> float:
+        """The seconds of cluster time that the offset of an idle stream may stay behind."""
+        return min(self.idle_advance_seconds, self.heartbeat_interval or math.inf)
 
     @property
     def rows_per_chunk(self) -> int:

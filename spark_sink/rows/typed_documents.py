@@ -35,7 +35,6 @@ from pyspark.sql.types import (
     MapType,
     ShortType,
     StringType,
-    StructField,
     StructType,
     TimestampNTZType,
     TimestampType,
@@ -370,23 +369,12 @@ def from_json(text: str) -> StructType:
     return nullable(found)
 
 
+_NULLABLE = re.compile(r'("(?:nullable|containsNull|valueContainsNull)"): ?false')
+
+
 def nullable(kind: StructType) -> StructType:
     """Return the schema with all its fields nullable."""
-    found = _nullable(kind)
-    assert isinstance(found, StructType)
-    return found
-
-
-def _nullable(kind: DataType) -> DataType:
-    match kind:
-        case StructType():
-            fields = [StructField(each.name, _nullable(each.dataType)) for each in kind.fields]
-            return StructType(fields)
-        case ArrayType():
-            return ArrayType(_nullable(kind.elementType))
-        case MapType():
-            return MapType(_nullable(kind.keyType), _nullable(kind.valueType))
-    return kind
+    return StructType.fromJson(json.loads(_NULLABLE.sub(r"\1:true", kind.json())))
 
 
 def ddl_of(kind: DataType) -> str:

@@ -16,7 +16,7 @@ from bson.timestamp import Timestamp
 from pyspark.sql.datasource import InputPartition
 
 from spark_sink.batches.batch_planner import BatchPlanner
-from spark_sink.batches.planned_batch import BatchLimits, ClusterAccess
+from spark_sink.batches.planned_batch import ClusterAccess
 from spark_sink.batches.query_start import cluster_time_at, query_started
 from spark_sink.batches.read_reports import ReportInbox, report
 from spark_sink.batches.read_task import ReadTask, TaskReader
@@ -97,17 +97,7 @@ def planner_for(
         beginning=lambda: with_retries(beginning),
         shards=lambda: with_retries(client.shards),
     )
-    idle_advance: float = options.idle_advance_seconds
-    if options.heartbeat_interval:
-        idle_advance = min(idle_advance, options.heartbeat_interval)
-    limits = BatchLimits(
-        max_bytes=options.max_bytes_per_trigger,
-        events_per_task=options.events_per_partition,
-        in_total_order=options.in_total_order,
-        keeps_transactions=options.keeps_transactions,
-        idle_advance=idle_advance,
-    )
-    return BatchPlanner(cluster, limits, inbox, retry_policy=options.retry_policy)
+    return BatchPlanner(cluster, options, inbox)
 
 
 def snapshot_planner(client: RouterClient, options: StreamOptions) -> SnapshotPlanner:

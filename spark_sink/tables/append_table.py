@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from spark_sink.tables.delta_log import Batch, DeltaLog
-from spark_sink.tables.parquet_parts import BATCH, Parts, PartWriter
+from spark_sink.tables.parquet_parts import BATCH, Parts
 
 
 class AppendTable:
@@ -31,7 +31,7 @@ class AppendTable:
             return
         numbers = pa.repeat(pa.scalar(batch.number, pa.int64()), rows.num_rows)
         numbered = rows.append_column(BATCH, numbers)
-        parts = Parts(PartWriter(self.log.address, numbered.schema, self._partitions))
+        parts = Parts(self.log.address, numbered.schema, self._partitions)
         parts.add(numbered)
         self.commit(parts.close(), numbered.schema, batch)
 

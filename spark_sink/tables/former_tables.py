@@ -18,11 +18,11 @@ from pyarrow import fs
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from spark_sink.folders import absolute, open_folder
+from spark_sink.folders import Folder, absolute
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.delta_log import Batch
-from spark_sink.tables.parquet_parts import BATCH, PartFile, Parts, PartWriter
+from spark_sink.tables.parquet_parts import BATCH, PartFile, Parts
 from spark_sink.tables.tasks import REPORT, report_batch, reports_in
 
 _INFERENCE = "spark.sql.sources.partitionColumnTypeInference.enabled"
@@ -35,12 +35,8 @@ def announce(address: str) -> None:
     print(f"the table at {address} is rewritten as a Delta table", file=sys.stderr)  # noqa: T201
 
 
-class FormerFolder:
-    """The folder of such a table, given as a path or a URI."""
-
-    def __init__(self, address: str) -> None:
-        files, root = open_folder(address)
-        self._files = fs.SubTreeFileSystem(root, files)
+class FormerFolder(Folder):
+    """The folder of such a table."""
 
     def version(self) -> Mapping[str, Any] | None:
         """Return the newest version of a current table; None if there is none."""
@@ -50,7 +46,7 @@ class FormerFolder:
     def batches(self) -> dict[str, int]:
         """Return the folders of batches with their numbers."""
         found = {}
-        for each in self._listed("", deep=True):
+        for each in self.listed("", deep=True):
             match = _NUMBERED.fullmatch(each.base_name)
             if match and each.type == fs.FileType.Directory:
                 found[each.path] = int(match[1])
@@ -59,31 +55,16 @@ class FormerFolder:
     def finish_compactions(self) -> None:
         """Exchange the files of batches that a compaction has not exchanged completely."""
         for path, note in self._notes("_compact").items():
-            if self._is_folder(note["data"]):
+            if self.has(note["data"], fs.FileType.Directory):
                 self.remove(*note["from"])
-                self._files.move(note["data"], note["to"])
-            self._files.delete_file(path)
-
-    def remove(self, *folders: str) -> None:
-        """Remove folders that exist."""
-        for folder in filter(self._is_folder, folders):
-            self._files.delete_dir(folder)
-
-    def _is_folder(self, path: str) -> bool:
-        return bool(self._files.get_file_info(path).type == fs.FileType.Directory)
-
-    def _listed(self, folder: str, *, deep: bool = False) -> list[fs.FileInfo]:
-        selector = fs.FileSelector(folder, allow_not_found=True, recursive=deep)
-        return list(self._files.get_file_info(selector))
+                self.move(note["data"], note["to"])
+            self.remove(path)
 
     def _notes(self, folder: str) -> dict[str, dict[str, Any]]:
         """Return the JSON documents in a folder by their paths."""
-        found = {}
-        for each in self._listed(folder):
-            if each.extension == "json" and not each.base_name.startswith((".", "_")):
-                with self._files.open_input_stream(each.path) as stream:
-                    found[each.path] = json.loads(bytes(stream.read()))
-        return found
+        names = [each.path for each in self.listed(folder) if each.extension == "json"]
+        shown = [each for each in names if not each.rpartition("/")[2].startswith((".", "_"))]
+        return {path: json.loads(self.text(path) or "{}") for path in shown}
 
 
 @dataclass(frozen=True)
@@ -97,10 +78,12 @@ class _Written:
 class _Write:
     """Writes rows to files of a table, which its report names: a function for `mapInArrow`."""
 
-    writer: PartWriter
+    address: str
+    schema: pa.Schema
+    partitions: tuple[str, ...]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        parts = Parts(self.writer)
+        parts = Parts(self.address, self.schema, self.partitions)
         for batch in batches:
             parts.add(pa.Table.from_batches([batch]))
         yield report_batch([_Written(parts.close())])
@@ -132,7 +115,7 @@ def rewrite_former_batches(
         for name in set(rows.columns) & _TYPES.keys():
             rows = rows.withColumn(name, F.col(name).cast(_TYPES[name]))
         schema = arrow_schema(rows.schema)
-        written = rows.mapInArrow(_Write(PartWriter(base, schema, tuple(partitions))), REPORT)
+        written = rows.mapInArrow(_Write(base, schema, tuple(partitions)), REPORT)
         parts = [part for report in reports_in(_Written, written) for part in report.parts]
         if parts:
             table.commit(parts, schema, batch)

@@ -11,7 +11,6 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any
 
@@ -55,9 +54,8 @@ _NULL = "__HIVE_DEFAULT_PARTITION__"
 Partition = tuple[str | None, ...]
 
 
-@dataclass(frozen=True)
-class PartWriter:
-    """How a task writes rows of one table.
+class Parts:
+    """The files that a task writes for one table.
 
     Args:
         root: the table's address, a path or a URI that pyarrow knows.
@@ -70,25 +68,28 @@ class PartWriter:
         unique: the columns whose values rarely repeat.
     """
 
-    root: str
-    schema: pa.Schema
-    partitions: Sequence[str] = ()
-    group_bytes: int = _GROUP_BYTES
-    compared: Sequence[str] = COMPARED
-    indexed: Sequence[str] = ()
-    unique: Sequence[str] = WITHOUT_DICTIONARY
-
-
-class Parts:
-    """The files that a task writes for one table."""
-
-    def __init__(self, writer: PartWriter) -> None:
-        self._writer = writer
-        self._schema = writer.schema
-        self._partitions = tuple(writer.partitions)
-        names = [name for name in writer.schema.names if name not in self._partitions]
-        self._stored = pa.schema([writer.schema.field(name) for name in names])
-        self._files, self._folder = open_folder(writer.root)
+    def __init__(
+        self,
+        root: str,
+        schema: pa.Schema,
+        partitions: Sequence[str] = (),
+        *,
+        group_bytes: int = _GROUP_BYTES,
+        compared: Sequence[str] = COMPARED,
+        indexed: Sequence[str] = (),
+        unique: Sequence[str] = WITHOUT_DICTIONARY,
+    ) -> None:
+        self._schema = schema
+        self._partitions = tuple(partitions)
+        self._group_bytes = group_bytes
+        self._compared = compared
+        names = [name for name in schema.names if name not in self._partitions]
+        self._stored = pa.schema([schema.field(name) for name in names])
+        self._form = {
+            "use_dictionary": [name for name in names if name not in unique],
+            "write_statistics": [name for name in names if name in (*compared, *indexed)],
+        }
+        self._files, self._folder = open_folder(root)
         self._pending: dict[Partition, list[pa.Table]] = defaultdict(list)
         self._pending_bytes = 0
         self._open: dict[Partition, _Part] = {}
@@ -107,7 +108,7 @@ class Parts:
         for partition, chosen in self._divided(rows):
             self._pending[partition].append(chosen.select(self._stored.names))
             self._pending_bytes += chosen.nbytes
-        if self._pending_bytes >= self._writer.group_bytes:
+        if self._pending_bytes >= self._group_bytes:
             self._write_pending()
 
     def close(self) -> list[PartFile]:
@@ -147,11 +148,12 @@ class Parts:
         path = "/".join([*folders, f"part-{uuid.uuid4().hex}.parquet"])
         if isinstance(self._files, fs.LocalFileSystem):
             self._files.create_dir("/".join([self._folder, *folders]))
-        return _Part(self._files, self._folder, path, values, self._stored, self._writer)
+        stream = self._files.open_output_stream(f"{self._folder}/{path}")
+        return _Part(path, values, stream, self._stored, self._form)
 
     def _end(self, partitions: Sequence[Partition]) -> None:
         for partition in partitions:
-            self._done.append(self._open.pop(partition).close())
+            self._done.append(self._open.pop(partition).close(self._compared))
 
 
 class _Part:
@@ -159,25 +161,17 @@ class _Part:
 
     def __init__(
         self,
-        files: fs.FileSystem,
-        folder: str,
         path: str,
         values: dict[str, str | None],
+        stream: pa.NativeFile,
         schema: pa.Schema,
-        writer: PartWriter,
+        form: dict[str, Any],
     ) -> None:
         self._path = path
         self._values = values
         self._written: list[pq.FileMetaData] = []
-        self._compared = writer.compared
-        self._stream = files.open_output_stream(f"{folder}/{path}")
-        self._writer = pq.ParquetWriter(
-            self._stream,
-            schema,
-            use_dictionary=[name for name in schema.names if name not in writer.unique],
-            write_statistics=[n for n in schema.names if n in (*writer.compared, *writer.indexed)],
-            metadata_collector=self._written,
-        )
+        self._stream = stream
+        self._writer = pq.ParquetWriter(stream, schema, metadata_collector=self._written, **form)
 
     @property
     def size(self) -> int:
@@ -188,8 +182,8 @@ class _Part:
         """Write rows as a row group."""
         self._writer.write_table(rows)
 
-    def close(self) -> PartFile:
-        """Complete the file, and return it."""
+    def close(self, compared: Sequence[str]) -> PartFile:
+        """Complete the file, and return it, with statistics of these columns."""
         self._writer.close()
         size = self.size
         self._stream.close()
@@ -198,7 +192,7 @@ class _Part:
             "size": size,
             "partition": json.dumps(self._values),
             "modified": int(time.time() * 1000),
-            "stats": json.dumps(statistics(self._written[0], self._compared)),
+            "stats": json.dumps(statistics(self._written[0], compared)),
         }
 
 

@@ -11,6 +11,7 @@ import uuid
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -28,7 +29,6 @@ from spark_sink.tables.parquet_parts import (
     WITHOUT_DICTIONARY,
     PartFile,
     Parts,
-    PartWriter,
 )
 from spark_sink.tables.prepare import DELETED_ROW, PREPARED, ROW
 from spark_sink.tables.staged_changes import read_groups
@@ -152,7 +152,7 @@ class _Merge:
         self._groups = groups
         self._table = _RangeFiles(task.address, task.form, _limit(task))
         quarantine = task.quarantine or task.address
-        self._problems = Parts(PartWriter(quarantine, arrow_schema(QUARANTINE)))
+        self._problems = Parts(quarantine, arrow_schema(QUARANTINE))
 
     def report(self) -> MergeReport:
         """Write all rows."""
@@ -233,14 +233,15 @@ class _RangeFiles:
         self._address = address
         self._limit = limit
         self._form = form
-        self._writer = PartWriter(
+        self._new_file = partial(
+            Parts,
             address,
             form.stored,
             (KEY_RANGE,),
-            _GROUP_BYTES,
-            form.compared,
-            () if form.schema is None else form.schema.fieldNames(),
-            tuple(map(form.column, WITHOUT_DICTIONARY)),
+            group_bytes=_GROUP_BYTES,
+            compared=form.compared,
+            indexed=() if form.schema is None else form.schema.fieldNames(),
+            unique=tuple(map(form.column, WITHOUT_DICTIONARY)),
         )
         self._file: Parts | None = None
         self._range = ""
@@ -254,7 +255,7 @@ class _RangeFiles:
             return
         first, last = places_of(rows.take([0, rows.num_rows - 1])).to_pylist()
         if self._file is None:
-            self._file = Parts(self._writer)
+            self._file = self._new_file()
             self._range, self._first = uuid.uuid4().hex[:12], first
         self._last = last
         name = pa.repeat(pa.scalar(self._range), rows.num_rows)

@@ -14,11 +14,11 @@ from bson.timestamp import Timestamp
 
 from spark_sink.batches.batch_planner import BatchPlanner
 from spark_sink.batches.event_rate import ReadStats
-from spark_sink.batches.planned_batch import BatchLimits, ClusterAccess, PlannedBatch
+from spark_sink.batches.planned_batch import ClusterAccess, PlannedBatch
 from spark_sink.batches.read_reports import ReportInbox, report
 from spark_sink.batches.read_task import ReadTask, TaskReader
 from spark_sink.events.positions import AtTime, Position
-from spark_sink.options.stream_options import parse_options
+from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.stream.event_stream import EventStream
 from spark_sink.stream.router_client import RouterClient
 from tests.harness.clusters import TestCluster
@@ -43,7 +43,7 @@ def planner(client: RouterClient, inbox: ReportInbox | None = None, **limits: An
         beginning=lambda: AtTime(client.clocks().cluster_time),
         shards=client.shards,
     )
-    return BatchPlanner(cluster, BatchLimits(**limits), inbox)
+    return BatchPlanner(cluster, StreamOptions("mongodb://127.0.0.1", **limits), inbox)
 
 
 def read(client: RouterClient, tasks: list[ReadTask]) -> list[str]:
@@ -62,7 +62,7 @@ def tokens_in_batches(
 ) -> list[list[str]]:
     """Plan and read the history so far in batches of this many events; return their tokens."""
     inbox = ReportInbox(client.address)
-    planned = planner(client, inbox, events_per_task=events_per_task)
+    planned = planner(client, inbox, events_per_partition=events_per_task)
     planned.stop_at_present()
     batches = []
     while (batch := planned.next_batch(start, max_events)).end != start:

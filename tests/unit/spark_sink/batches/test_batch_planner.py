@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_sink.batches.batch_planner import SAMPLE_SIZE, BatchPlanner
-from spark_sink.batches.planned_batch import BatchLimits, ClusterAccess, PlannedBatch
+from spark_sink.batches.planned_batch import ClusterAccess, PlannedBatch
 from spark_sink.batches.read_reports import ReportInbox
 from spark_sink.batches.read_task import ReadTask, TaskReader, shard_tasks
 from spark_sink.errors import StreamError
@@ -27,6 +27,7 @@ from spark_sink.events.positions import (
     is_after,
 )
 from spark_sink.options.retry_options import RetryPolicy
+from spark_sink.options.stream_options import StreamOptions
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.event_stream import EventStream, read_runs
 from spark_sink.stream.router_client import Shard
@@ -58,7 +59,7 @@ def planner(
         shards=lambda: shards,
     )
     clock = clock or SteppingClock(0.00001)
-    return BatchPlanner(cluster, BatchLimits(**limits), inbox, clock=clock)
+    return BatchPlanner(cluster, StreamOptions("mongodb://127.0.0.1", **limits), inbox, clock=clock)
 
 
 def keys(history: History, tasks: list[ReadTask]) -> list[str]:
@@ -109,7 +110,7 @@ def test_every_event_is_in_one_batch(sizes, max_events, events_per_task, sharded
             history.insert(number)
         history.drop(shards=3)
     batches = drain(
-        history, AtTime(begin), max_events, events_per_task=events_per_task, sharded=sharded
+        history, AtTime(begin), max_events, events_per_partition=events_per_task, sharded=sharded
     )
     assert [key for batch in batches for key in batch] == sorted(set(history.keys))
     if max_events is not None:
@@ -127,7 +128,7 @@ def test_a_backlog_is_planned_in_batches_without_reading_it(in_total_order):
         history.insert(number)
     inbox = Inbox()
     plan = planner(
-        history, sharded=True, in_total_order=in_total_order, events_per_task=1000, inbox=inbox
+        history, sharded=True, in_total_order=in_total_order, events_per_partition=1000, inbox=inbox
     )
     sizes: list[int] = []
     found: list[str] = []
@@ -219,7 +220,7 @@ def test_bytes_limit_a_batch_after_the_size_of_events_is_known():
     for number in range(12_000):
         history.insert(number)
     inbox = Inbox()
-    plan = planner(history, inbox=inbox, max_bytes=600_000)
+    plan = planner(history, inbox=inbox, max_bytes_per_trigger=600_000)
     sizes = []
     for _ in range(4):
         batch = plan.next_batch(start, 50_000)
@@ -283,7 +284,7 @@ def test_a_query_from_now_begins_with_an_empty_batch_that_fixes_the_start():
 def test_an_idle_stream_keeps_its_offset_until_it_is_old():
     history = History()
     history.insert(1)
-    plan = planner(history, idle_advance=60)
+    plan = planner(history, idle_advance_seconds=60)
     start = plan.next_batch(AtTime(Timestamp(1, 1)), 10).end
     history.tick(seconds=59)
     assert plan.next_batch(start, 10).end == start

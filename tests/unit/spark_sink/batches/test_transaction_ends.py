@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_sink.batches.batch_planner import BatchPlanner
-from spark_sink.batches.planned_batch import BatchLimits, ClusterAccess
+from spark_sink.batches.planned_batch import ClusterAccess
 from spark_sink.batches.read_task import TaskReader
 from spark_sink.events.positions import AtTime, Position
+from spark_sink.options.stream_options import StreamOptions
 from tests.doubles.event_history import History, SteppingClock
 
 
@@ -24,7 +25,11 @@ def planner(history: History, *, keeps: bool) -> BatchPlanner:
         beginning=lambda: AtTime(history.tick()),
         shards=lambda: None,
     )
-    return BatchPlanner(cluster, BatchLimits(keeps_transactions=keeps), clock=SteppingClock(0.001))
+    return BatchPlanner(
+        cluster,
+        StreamOptions("mongodb://127.0.0.1", keeps_transactions=keeps),
+        clock=SteppingClock(0.001),
+    )
 
 
 def batches(history: History, max_events: int | None, *, keeps: bool = True) -> list[list[Any]]:

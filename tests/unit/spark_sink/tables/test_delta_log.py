@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -20,7 +19,7 @@ from deltalake import DeltaTable, write_deltalake
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.delta_log import Batch, DeltaLog
-from spark_sink.tables.parquet_parts import Parts, PartWriter
+from spark_sink.tables.parquet_parts import Parts
 
 SCHEMA = pa.schema(
     [
@@ -59,8 +58,7 @@ def written(
     schema: pa.Schema = SCHEMA,
 ) -> list[dict[str, Any]]:
     """Write rows as a task does; the writer reaches it pickled, the rows in batches."""
-    writer = pickle.loads(pickle.dumps(PartWriter(str(address), schema, partitions)))
-    parts = Parts(writer)
+    parts = Parts(str(address), schema, partitions)
     for batch in pa.Table.from_pylist(rows, schema).to_batches(max_chunksize=7):
         parts.add(pa.Table.from_batches([batch]))
     return parts.close()
