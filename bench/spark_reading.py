@@ -13,8 +13,8 @@ from pyspark.sql.types import StructType
 
 from bench.events import FIRST_SECOND
 from spark_sink.batches.batch_planner import BatchPlanner
+from spark_sink.batches.event_rate import ReportInbox, report
 from spark_sink.batches.planned_batch import ClusterAccess
-from spark_sink.batches.read_reports import ReportInbox, report
 from spark_sink.batches.read_task import TaskReader
 from spark_sink.events.positions import AtTime, Position
 from spark_sink.options.stream_options import StreamOptions, parse_options

@@ -25,9 +25,8 @@ from dataclasses import replace
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
-from spark_sink.batches.event_rate import EventRate
+from spark_sink.batches.event_rate import EventRate, ReportInbox
 from spark_sink.batches.planned_batch import ClusterAccess, PlannedBatch
-from spark_sink.batches.read_reports import ReportInbox
 from spark_sink.batches.read_task import ReadTask, merged_tasks, shard_tasks
 from spark_sink.batches.transaction_ends import between_transactions, transaction_of
 from spark_sink.errors import StreamError

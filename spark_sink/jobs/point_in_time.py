@@ -32,13 +32,13 @@ from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.tables_job import BRONZE, CURRENT, QUARANTINE, TRANSACTIONS, appended_table
 from spark_sink.options.values import cluster_time
 from spark_sink.source.offsets import Offset
-from spark_sink.tables.advance import Advance
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import Batch, DeltaLog
 from spark_sink.tables.fold import TABLE, VERSION
 from spark_sink.tables.parquet_parts import BATCH
 from spark_sink.tables.table_state import TableState
 from spark_sink.tables.transactions import COUNT_COLUMNS, Transactions
+from spark_sink.tables.verify import Advance
 
 # Seconds of cluster time in which the commits of one transaction on several shards lie.
 _COMMIT_SECONDS = 60

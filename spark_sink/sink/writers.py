@@ -29,11 +29,11 @@ from spark_sink.errors import OptionError, StreamError, without_traceback
 from spark_sink.sink.changes import (
     Change,
     WriteBatch,
+    WriteOptions,
     change_of_event,
     change_of_row,
     write_batches,
 )
-from spark_sink.sink.write_options import WriteOptions
 from spark_sink.stream.router_client import require_router
 
 _SELECTION_TIMEOUT = 30.0

@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 from spark_sink.errors import OptionError, without_traceback
 from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.rows.typed_documents import TYPED_COLUMNS
-from spark_sink.sink.write_options import parse_write_options
+from spark_sink.sink.changes import parse_write_options
 from spark_sink.source.schema import declared_schema, schema_for
 from spark_sink.stream.router_client import RouterClient
 

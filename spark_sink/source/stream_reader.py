@@ -22,8 +22,8 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from spark_sink.batches.batch_planner import BatchPlanner
+from spark_sink.batches.event_rate import ReportInbox
 from spark_sink.batches.planned_batch import PlannedBatch
-from spark_sink.batches.read_reports import ReportInbox
 from spark_sink.errors import HistoryLostError, without_traceback
 from spark_sink.events.heartbeats import heartbeats, latest_heartbeat
 from spark_sink.events.positions import AtTime, FromNow, Token, after

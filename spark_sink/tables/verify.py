@@ -8,13 +8,14 @@ rows and to the snapshot's. What differs then differed before.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 import bson
 import pyarrow as pa
+import pyarrow.compute as pc
 from bson import json_util
 from bson.timestamp import Timestamp
 from pyspark import StorageLevel
@@ -28,9 +29,57 @@ from spark_sink.options.snapshot_options import MODE_OPTIONS
 from spark_sink.options.stream_options import named_options, parse_options
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.router_client import RouterClient
-from spark_sink.tables.advance import Advance
 from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.ddl_events import DDL_TYPES, ddl_event_of
+from spark_sink.tables.fold import TABLE, Fold
+from spark_sink.tables.key_ranges import KEY_COLUMNS
+from spark_sink.tables.prepare import PREPARED, Prepare
+from spark_sink.tables.table_form import FormedRows, TableForm
 from spark_sink.tables.table_state import unread_after
+
+
+class Advance:
+    """Applies rows of the source, `changes`, to rows of a current table or of a snapshot.
+
+    An event that cannot be applied removes its document, as in a job's table.
+
+    Args:
+        keys: the fields of the document key that identify a document.
+        changes: with CHANGE_COLUMNS and `op`.
+    """
+
+    def __init__(self, keys: Sequence[str], changes: DataFrame) -> None:
+        found = changes.where(F.col("operationType").isin(*DDL_TYPES)).select("event").collect()
+        self.ddl_events = sorted(ddl_event_of(bytes(row.event)) for row in found)
+        """The DDL events among the changes."""
+        self._prepare = Prepare(keys, self.ddl_events)
+        self._changes = self._prepared(changes.where(F.col("op").isNotNull()))
+
+    def of_table(self, rows: DataFrame) -> DataFrame:
+        """Return the rows that `CurrentTable.versions` become, with the columns TABLE."""
+        return self._folded(rows.mapInArrow(self._prepare.table_rows, PREPARED))
+
+    def of_documents(self, rows: DataFrame) -> DataFrame:
+        """Return the rows that a snapshot's rows of the source become, as `of_table`."""
+        return self._folded(self._prepared(rows))
+
+    def _prepared(self, rows: DataFrame) -> DataFrame:
+        columns = rows.select("database", "collection", "token", "event")
+        return columns.mapInArrow(self._prepare.events, PREPARED)
+
+    def _folded(self, rows: DataFrame) -> DataFrame:
+        by_key = rows.union(self._changes).repartition(*KEY_COLUMNS)
+        by_key = by_key.sortWithinPartitions(*KEY_COLUMNS, "token", "kind")
+        # Updates of documents that are deleted afterwards need no base.
+        return by_key.mapInArrow(_documents, TABLE)
+
+
+def _documents(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    formed = FormedRows(TableForm())
+    for batch in Fold(complete_from="~", tolerant=True)(batches):
+        rows = pa.Table.from_batches([batch])
+        yield from formed.from_fold(rows.filter(pc.is_null(rows["problem"]))).to_batches()
+
 
 DIFFERENCES = "namespace string, key string, difference string, fields array<string>"
 

@@ -10,8 +10,7 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
 
-from spark_sink.batches.event_rate import ReadStats
-from spark_sink.batches.read_reports import ReportInbox
+from spark_sink.batches.event_rate import ReadStats, ReportInbox
 from spark_sink.events.positions import AtTime, FromNow, Position, Token
 from spark_sink.stream.event_stream import StreamCursor
 

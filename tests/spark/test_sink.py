@@ -17,8 +17,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.jobs.query_run import cause_of
-from spark_sink.sink.changes import Change, WriteBatch, change_of_event
-from spark_sink.sink.write_options import WriteOptions, parse_write_options
+from spark_sink.sink.changes import (
+    Change,
+    WriteBatch,
+    WriteOptions,
+    change_of_event,
+    parse_write_options,
+)
 from tests.doubles.event_history import event_token
 from tests.spark.conftest import Shop
 from tests.spark.test_current_tables import change_at_random

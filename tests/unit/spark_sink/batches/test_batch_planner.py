@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_sink.batches.batch_planner import SAMPLE_SIZE, BatchPlanner
+from spark_sink.batches.event_rate import ReportInbox
 from spark_sink.batches.planned_batch import ClusterAccess, PlannedBatch
-from spark_sink.batches.read_reports import ReportInbox
 from spark_sink.batches.read_task import ReadTask, TaskReader, shard_tasks
 from spark_sink.errors import StreamError
 from spark_sink.events.positions import (
