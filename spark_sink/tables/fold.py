@@ -93,7 +93,8 @@ class _State:
         fields = fields_of(event)
         operation = fields[b"operationType"].text()
         if operation == "delete":
-            if document_key != self.document_key and self._has_moved(fields[b"documentKey"]):
+            is_other = document_key not in (None, self.document_key)  # a repair names no key
+            if is_other and self._has_moved(fields[b"documentKey"]):
                 return
             self.lacks_base, self.apply_error, self.deleted = False, None, self.keeps_deleted
             if not self.keeps_deleted:
