@@ -23,8 +23,8 @@ _CAUSES = {
     "Restore the pipeline that the checkpoint was written with, or start with a new "
     "checkpointLocation",
     18: "the login is refused: check the user, the password and authSource in option 'uri'",
-    _NOT_ALLOWED: "not allowed: the user in option 'uri' needs the privileges find and changeStream on the "
-    "watched namespaces",
+    _NOT_ALLOWED: "not allowed: the user in option 'uri' needs the privileges find and "
+    "changeStream on the watched namespaces",
 }
 """Causes and remedies by codes: ChangeStreamFatalError, AuthenticationFailed, Unauthorized."""
 
