@@ -13,7 +13,8 @@ from bson.timestamp import Timestamp
 from spark_sink.debezium.message_batches import Messages, WithTransactions
 from spark_sink.debezium.options import MessageOptions
 from spark_sink.events.header import join_fragments
-from spark_sink.options.stream_options import oversize_stages
+from spark_sink.options.names import fields_in
+from spark_sink.options.stream_options import OversizeOptions
 from spark_sink.rows.event_rows import EventRows
 from spark_sink.snapshot.plan import Collection
 from spark_sink.snapshot.reader import DocumentEvents
@@ -44,7 +45,7 @@ def of_stream(
     """
     wanted = {"$match": {"ns.db": {"$in": list(databases)}, "operationType": {"$in": _CHANGES}}}
     events: list[RawBSONDocument] = []
-    skipping, pipeline = oversize_stages(_options_of(oversize), ())
+    skipping, pipeline = OversizeOptions(**fields_in(OversizeOptions, oversize)).stages(())
     stages = [wanted, *skipping, *pipeline]
     with (
         pymongo.MongoClient(uri, document_class=RawBSONDocument) as client,
@@ -55,15 +56,6 @@ def of_stream(
             if event.get("ns", {}).get("coll") == last:
                 break
     return of_events(list(join_fragments(events)), options)
-
-
-def _options_of(given: Mapping[str, str]) -> Any:
-    """Return what the parsers of options call."""
-
-    def get(name: str, parse: Any, default: Any) -> Any:
-        return parse(given[name]) if name in given else default
-
-    return get
 
 
 def of_documents(uri: str, databases: Sequence[str], options: MessageOptions) -> list[Message]:

@@ -5,7 +5,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import pymongo
@@ -16,7 +15,6 @@ from pymongo.topology_description import TOPOLOGY_TYPE
 from spark_sink.options.stream_options import parse_options
 from spark_sink.snapshot.plan import Chunk, Collection
 from spark_sink.snapshot.reader import ChunkReader, SnapshotTask
-from spark_sink.source.tasks import newest_time
 from spark_sink.stream.router_client import RouterClient
 from tests.harness.clusters import Client, TestCluster
 from tests.harness.ports import free_port
@@ -215,7 +213,7 @@ def test_a_snapshot_planned_on_one_router_is_read_on_the_other(pair: Pair) -> No
         time = one.snapshot_time()
         assert other.clocks().cluster_time < time
         task = SnapshotTask(Chunk(Collection("snapshots", "c")), time)
-        reader = ChunkReader(other.mongo, task, partial(newest_time, other, time))
+        reader = ChunkReader(other.mongo, task, lambda: other.clocks().cluster_time)
         assert sum(len(run.events) for run in reader.runs()) == 1
     finally:
         one.close()
