@@ -164,6 +164,10 @@ class JobFolder:
             if number <= committed:
                 folder.write(f"commits/{number}", 'v1\n{"nextBatchWatermarkMs":0}')
 
+    def remove_checkpoint(self) -> None:
+        """Remove what Spark keeps in the checkpoint."""
+        Folder(self.checkpoint).remove("offsets", "commits", "sources", "metadata", ".metadata.crc")
+
     def plan_batch(self, number: int, offset: Mapping[str, Any]) -> None:
         """Write the offset at which a batch ends that the next start of the job makes.
 

@@ -30,6 +30,7 @@ from spark_sink.options.values import cluster_time_position, resume_token
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import Batch, DeltaLog
+from spark_sink.tables.former_tables import FormerFolder
 
 # The most commits of a table that are read.
 _COMMITS = 1_000
@@ -75,17 +76,40 @@ def rebuild_checkpoint(folder: JobFolder) -> int:
 
 
 def restore_checkpoint(folder: JobFolder) -> int | None:
-    """Make the checkpoint again if it is lost, and tell it; return its last batch, or None.
+    """Make the checkpoint again if it is lost, or older than the tables, and tell it.
 
-    Raises OptionError if the tables cannot tell where the job was.
+    Batches with the numbers of later ones would be left out. Return the checkpoint's last batch, or
+    None if it is as it was. Raises OptionError if the tables cannot tell where the job was, or if
+    one of them lacks a batch that the checkpoint has.
     """
-    if not folder.exists or folder.query() is not None:
+    if not folder.exists:
         return None
-    kept = [DeltaLog(folder.table(name)).position() for name in folder.record().tables]
-    if not any(each.get("query") for each in kept):
-        return None
+    logs = {name: DeltaLog(folder.table(name)) for name in folder.record().tables}
+    kept = {name: log.position() for name, log in logs.items()}
+    query, why = folder.query(), "lost"
+    if query is None:
+        if not any(each.get("query") for each in kept.values()):
+            return None
+    else:
+        batches = folder.batches()
+        done = max((each.number for each in batches if each.committed is not None), default=-1)
+        planned = batches[-1].number if batches else -1
+        numbers = {n: each["batch"] for n, each in kept.items() if each.get("query") == query}
+        for name in logs.keys() & {*DEFAULT_TABLES}:
+            former = FormerFolder(folder.table(name)).version()
+            is_lost = name == CURRENT and not logs[name].exists and former is None
+            if done > (-1 if is_lost else numbers.get(name, done)):
+                raise OptionError(
+                    f"the table at {folder.table(name)} lacks batches that the job has written to "
+                    "it: remove what is left of it and let job rebuild make it again, or start a "
+                    "job in another folder"
+                )
+        if planned >= max(numbers.values(), default=-1):
+            return None
+        folder.remove_checkpoint()
+        why = "older than the tables"
     last = rebuild_checkpoint(folder)
-    print(f"the checkpoint was lost, and is again that of batch {last}", file=sys.stderr)  # noqa: T201
+    print(f"the checkpoint was {why}, and is again that of batch {last}", file=sys.stderr)  # noqa: T201
     return last
 
 

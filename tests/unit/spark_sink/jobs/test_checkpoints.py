@@ -15,9 +15,9 @@ from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.delta_log import Batch
 
 
-def write(folder: JobFolder, number: int) -> None:
+def write(folder: JobFolder, number: int, table: str = "bronze") -> None:
     batch = Batch("q", number, {"_data": f"82{number}"})
-    AppendTable(folder.table("bronze")).write_rows(pa.table({"token": ["a"]}), batch)
+    AppendTable(folder.table(table)).write_rows(pa.table({"token": ["a"]}), batch)
 
 
 def test_a_lost_checkpoint_is_made_again(tmp_path: Path) -> None:
@@ -48,6 +48,39 @@ def test_a_lost_checkpoint_is_made_again(tmp_path: Path) -> None:
     assert restore_checkpoint(JobFolder(out)) == 2
     later.begin(JobRecord(tables=("bronze",)))
     assert JobFolder(out).checkpoint == str(kept)
+
+
+def test_an_older_copy_of_a_checkpoint_is_made_again(tmp_path: Path) -> None:
+    """With it, the job would leave out the batches whose numbers the tables have already."""
+    folder = JobFolder(str(tmp_path / "job"))
+    folder.begin(JobRecord(tables=("bronze",)))
+    for number in range(3):
+        write(folder, number)
+    restore_checkpoint(folder)
+    for number in range(3, 6):
+        write(folder, number)
+    (tmp_path / "job" / "checkpoint" / ".metadata.crc").write_text("of the older file")
+    assert restore_checkpoint(folder) == 5
+    assert [each.number for each in folder.batches()] == [4, 5]
+    assert [path.name for path in (tmp_path / "job" / "checkpoint").glob(".*")] == []
+    last = folder.last_committed()
+    assert last is not None
+    assert last.offset == {"_data": "824"}
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_table_that_lacks_batches_is_not_continued(tmp_path: Path, is_lost: bool) -> None:
+    folder = JobFolder(str(tmp_path / "job"))
+    folder.begin(JobRecord(tables=("bronze", "current")))
+    for number in range(3):
+        write(folder, number)
+        write(folder, number, "current")
+    restore_checkpoint(folder)
+    shutil.rmtree(folder.table("current"))
+    if not is_lost:
+        write(folder, 0, "current")
+    with pytest.raises(OptionError, match="current lacks batches that the job has written"):
+        restore_checkpoint(folder)
 
 
 def test_a_checkpoint_in_the_folder_moves_with_it(tmp_path: Path) -> None:
