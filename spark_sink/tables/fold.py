@@ -30,7 +30,7 @@ from spark_sink.tables.prepare import (
     problem_of,
     rows_in,
 )
-from spark_sink.tables.update_description import apply_update, value_at
+from spark_sink.tables.update_description import updated, value_at
 
 DELETED = "_deleted"
 """The column of a table that keeps the rows of deleted documents."""
@@ -132,8 +132,7 @@ class _State:
             self.lacks_base = True
             return None
         try:
-            document, update = (bson.decode(e, CODEC) for e in (self.document, description.value))
-            return bson.encode(apply_update(document, update))
+            return updated(self.document, description.value)
         except (ValueError, TypeError, BSONError) as error:
             self.apply_error = str(error)
             return None

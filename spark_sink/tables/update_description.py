@@ -14,6 +14,46 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import bson
+
+from spark_sink.events.slices import ARRAY, CODEC, DOCUMENT, NULL, Slice, document_of, fields_of
+
+
+def updated(document: bytes, description: bytes) -> bytes:
+    """Return the document after the update, both as BSON; what it leaves alone stays as it is.
+
+    Raises ValueError as `apply_update`, and InvalidBSON.
+    """
+    before, update = bson.decode(document, CODEC), bson.decode(description, CODEC)
+    # pymongo lacks some types of BSON, and makes references of documents with $ref.
+    plain = ((document, before), (description, update))
+    if all(b"$ref\0" not in data and bson.encode(value) == data for data, value in plain):
+        return bson.encode(apply_update(before, update))
+    found = fields_of(description).get(b"updatedFields")
+    exact = {} if found is None else {"updatedFields": _parts_of(found)}
+    parts = apply_update(_parts_of(Slice(DOCUMENT, document)), {**update, **exact})
+    return _slice_of(parts).value
+
+
+def _parts_of(value: Slice) -> Any:
+    """Return documents and arrays as dict and list, and other values as they are in BSON."""
+    if value.kind not in (DOCUMENT, ARRAY):
+        return value
+    names = fields_of(value.value).items()
+    parts = {name.decode(errors="surrogateescape"): _parts_of(each) for name, each in names}
+    return parts if value.kind == DOCUMENT else [*parts.values()]
+
+
+def _slice_of(parts: Any) -> Slice:
+    """Return what `_parts_of` has divided, as BSON."""
+    if isinstance(parts, list):
+        named = {str(index): each for index, each in enumerate(parts)}
+        return Slice(ARRAY, _slice_of(named).value)
+    if not isinstance(parts, dict):
+        return Slice(NULL, b"") if parts is None else parts
+    names = ((name.encode(errors="surrogateescape"), each) for name, each in parts.items())
+    return Slice(DOCUMENT, document_of((name, _slice_of(each)) for name, each in names))
+
 
 def apply_update(document: dict[str, Any], description: Mapping[str, Any]) -> dict[str, Any]:
     """Change `document` in place, and return it.

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import struct
+
+import bson
 import pytest
+from bson import DBRef
 
 from spark_sink.tables.ddl_events import DdlEvent, namespace_after
-from spark_sink.tables.update_description import apply_update
+from spark_sink.tables.update_description import apply_update, updated
 
 
 @pytest.mark.parametrize(
@@ -68,6 +72,29 @@ def test_an_update_matches_its_description(before, description, after):
 def test_a_path_that_does_not_fit_the_document_is_refused(before, path, message):
     with pytest.raises(ValueError, match=message):
         apply_update(before, {"updatedFields": {path: 1}})
+
+
+# Undefined, a symbol, a DBPointer, and text that is no UTF-8.
+RARE = (
+    b"\x06u\0", b"\x0eu\0\x02\0\0\0a\0", b"\x0cu\0\x02\0\0\0a\x00123456789012",
+    b"\x02u\0\x03\0\0\0\xff\xfe\0",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("field", RARE)
+def test_values_beside_an_update_stay_as_they_are(field):
+    inner = struct.pack("<i", len(field) + 5) + field + b"\0"
+    body = b"\x03v\0" + inner + b"\x10n\0\x01\0\0\0"
+    document = struct.pack("<i", len(body) + 5) + body + b"\0"
+    changed = updated(document, bson.encode({"updatedFields": {"n": 2}}))
+    assert changed == document.replace(b"n\0\x01", b"n\0\x02")
+
+
+def test_an_update_changes_fields_of_a_reference():
+    before = {"of": {"a": 1, "$ref": "users", "$id": 1}, "to": DBRef("users", 1)}
+    description = {"updatedFields": {"of.$id": 2, "to.$id": 3, "to.extra": 4}}
+    after = {"of": {"a": 1, "$ref": "users", "$id": 2}, "to": DBRef("users", 3, extra=4)}
+    assert updated(bson.encode(before), bson.encode(description)) == bson.encode(after)
 
 
 RENAME = DdlEvent("20", "rename", "db", "a", "db", "b")
