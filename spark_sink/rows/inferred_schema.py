@@ -38,6 +38,8 @@ from pyspark.sql.types import (
 
 MOST_FIELDS = 1_000
 """The most fields of a schema that grows, those of structs included."""
+MOST_DEPTH = 32
+"""The most types within each other in such a schema: delta-rs cannot read 43 structs."""
 SIMPLE_TYPES: dict[type, DataType] = {
     int: IntegerType(),
     Int64: LongType(),
@@ -132,7 +134,7 @@ def grown(schema: StructType, wanted: StructType, reserved: Collection[str] = ()
     """Return the schema of a table, merged with the schema that documents want.
 
     A new field is left out whose name is `reserved` or equals another one but for its case, and
-    one after MOST_FIELDS.
+    one after MOST_FIELDS or below MOST_DEPTH.
     """
     room = [MOST_FIELDS - _count(schema)]
     found = _allowed(schema, merged(schema, wanted), {each.lower() for each in reserved}, room)
@@ -173,12 +175,21 @@ def _wider(left: DataType | None, right: DataType | None) -> DataType | None:
 
 
 def _allowed(
-    before: DataType | None, kind: DataType, reserved: Collection[str], room: list[int]
+    before: DataType | None,
+    kind: DataType,
+    reserved: Collection[str],
+    room: list[int],
+    depth: int = MOST_DEPTH,
 ) -> DataType | None:
-    """Return a type without new fields that are not allowed; `room` is for how many there is."""
+    """Return a type without new fields that are not allowed.
+
+    `room` is for how many there is, `depth` how deep they may be.
+    """
+    if not depth:
+        return before
     if isinstance(kind, ArrayType):
         element = before.elementType if isinstance(before, ArrayType) else None
-        found = _allowed(element, kind.elementType, (), room)
+        found = _allowed(element, kind.elementType, (), room, depth - 1)
         return None if found is None else ArrayType(found)
     if not isinstance(kind, StructType):
         return kind
@@ -191,7 +202,7 @@ def _allowed(
                 continue
             room[0] -= 1
             taken.add(each.name.lower())
-        found = _allowed(known.get(each.name), each.dataType, (), room)
+        found = _allowed(known.get(each.name), each.dataType, (), room, depth - 1)
         if found is not None:
             fields.append(StructField(each.name, found))
     return StructType(fields) if fields or before is not None else None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import bson
@@ -14,6 +16,7 @@ from bson.decimal128 import Decimal128
 from bson.int64 import Int64
 from bson.objectid import ObjectId
 from bson.regex import Regex
+from deltalake import DeltaTable
 from pyspark.sql.types import StringType, StructField, StructType
 
 from spark_sink.events.slices import CODEC, DOCUMENT, Slice
@@ -21,6 +24,8 @@ from spark_sink.rows import inferred_schema
 from spark_sink.rows.arrow_types import arrow_type
 from spark_sink.rows.inferred_schema import extends, grown, merged, schema_of
 from spark_sink.rows.typed_documents import InferredDocuments
+from spark_sink.tables.append_table import AppendTable
+from spark_sink.tables.delta_log import Batch
 
 SCALARS = (
     5, Int64(7), 0.5, Decimal128("1.25"), "x", ObjectId("0" * 24), True, b"x", None, Regex("x"),
@@ -126,3 +131,24 @@ def test_a_table_does_not_get_every_column(monkeypatch: pytest.MonkeyPatch) -> N
     )
     monkeypatch.setattr(inferred_schema, "MOST_FIELDS", 5)
     assert "q" in grown(begun, more, ["token"]).fieldNames()
+
+
+@pytest.mark.parametrize("nest", [lambda value: {"d": value}, lambda value: [value]])
+def test_a_table_does_not_get_columns_that_its_readers_cannot_read(
+    tmp_path: Path, nest: Callable[[Any], Any]
+) -> None:
+    deep: Any = 1
+    for _ in range(90):
+        deep = nest(deep)
+    shallow = {"_id": 1, "in": {"x": {"y": 1}}}
+    found = grown(StructType([]), schema([shallow, {"_id": 2, "in": {"deep": deep}}]))
+    assert found == schema([shallow])
+    assert InferredDocuments(found).misfits(bson.encode({"in": {"deep": deep}})) is not None
+
+    # The deepest columns can be read.
+    while deep != 1 and grown(StructType([]), schema([{"v": deep}])) == StructType([]):
+        deep = next(iter(deep.values() if isinstance(deep, dict) else deep))
+    assert deep != 1
+    rows = pa.Table.from_pylist([{"v": deep}])
+    AppendTable(str(tmp_path)).write_rows(rows, Batch("q", 0))
+    assert DeltaTable(tmp_path).to_pyarrow_table()["v"].to_pylist() == [deep]
