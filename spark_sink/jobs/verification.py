@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from bson import json_util
+from bson.codec_options import DatetimeConversion
 from bson.timestamp import Timestamp
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
@@ -49,6 +50,9 @@ from spark_sink.tables.verify import difference_of, verify, verify_bronze
 PLACE = "place"
 """The column that says where a row lies in the order of the table."""
 _COLUMNS = (*KEY_COLUMNS, "token", "document")
+_ANY_DATE = json_util.CANONICAL_JSON_OPTIONS.with_options(
+    datetime_conversion=DatetimeConversion.DATETIME_AUTO
+)
 
 
 class VersionRows:
@@ -225,7 +229,7 @@ def place_of(row: Key) -> str:
 def filter_of(keys: Iterable[str]) -> dict[str, Any]:
     """Return the filter for documents whose `_id`s are given as canonical extended JSON."""
     text = f'{{"_id": {{"$in": [{",".join(keys)}]}}}}'
-    found: dict[str, Any] = json_util.loads(text, json_options=json_util.CANONICAL_JSON_OPTIONS)
+    found: dict[str, Any] = json_util.loads(text, json_options=_ANY_DATE)
     return found
 
 
