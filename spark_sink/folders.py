@@ -16,6 +16,11 @@ def absolute(address: str) -> str:
     return address if "://" in address else str(Path(address).resolve())
 
 
+def is_local(address: str) -> bool:
+    """Return whether a folder, given as a path or a URI, is one of this machine."""
+    return "://" not in address or address.startswith("file://")
+
+
 def open_folder(address: str) -> tuple[fs.FileSystem, str]:
     """Return the file system of a folder, given as a path or a URI, and its path there.
 

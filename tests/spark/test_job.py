@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 from spark_sink.cli import job
 from spark_sink.errors import OptionError
 from spark_sink.events.documents import to_document
+from spark_sink.folders import is_local
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.status import lines_of, status_of
 from spark_sink.jobs.tables_job import (
@@ -363,3 +364,11 @@ def test_namespaces_become_options() -> None:
     }
     with pytest.raises(OptionError):
         namespace_options(["shop", "crm.b"])
+
+
+@pytest.mark.parametrize(
+    ("address", "local"),
+    [("/data/job", True), ("job", True), ("file:///data/job", True), ("s3://bucket/job", False)],
+)
+def test_where_the_checkpoint_is_local(address: str, local: bool) -> None:
+    assert is_local(address) == local
