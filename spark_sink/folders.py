@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from uuid import uuid4
 
 from pyarrow import fs
 
@@ -61,11 +62,20 @@ class Folder:
             return bytes(stream.read()).decode()
 
     def write(self, path: str, text: str) -> None:
-        """Write a file, and create its folder."""
-        parent = path.rpartition("/")[0]
-        self._files.base_fs.create_dir(f"{self._files.base_path}{parent}".rstrip("/"))
-        with self._files.open_output_stream(path) as stream:
+        """Write a file, and create its folder.
+
+        Readers see the old file or the new one, never a part: object stores promise that, and a
+        local file is written under another, hidden name first.
+        """
+        parent, slash, name = path.rpartition("/")
+        files = self._files.base_fs
+        files.create_dir(f"{self._files.base_path}{parent}".rstrip("/"))
+        local = isinstance(files, fs.LocalFileSystem)
+        draft = f"{parent}{slash}.{name}-{uuid4().hex}" if local else path
+        with self._files.open_output_stream(draft) as stream:
             stream.write(text.encode())
+        if local:
+            self.move(draft, path)
 
     def listed(self, path: str, *, deep: bool = False) -> list[fs.FileInfo]:
         """Return what is in a folder, which need not exist; with `deep` also in its folders."""

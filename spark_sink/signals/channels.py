@@ -19,7 +19,7 @@ from pyarrow import fs
 from spark_sink.errors import StreamError
 from spark_sink.events.positions import Position, after, key_of
 from spark_sink.events.slices import CODEC
-from spark_sink.folders import open_folder
+from spark_sink.folders import Folder, open_folder
 from spark_sink.options.retry_options import DEFAULT_RETRY_POLICY, RetryPolicy
 from spark_sink.stream.event_stream import EventStream, StreamCursor
 
@@ -158,14 +158,10 @@ class SignalFolder:
 
 def send(folder: str, document: dict[str, Any]) -> str:
     """Write a signal into a folder atomically; return its id. Raises OptionError, OSError."""
-    files, root = open_folder(folder)
     identifier = str(document.get("id") or uuid.uuid4())
     moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
-    files.create_dir(root)
-    draft = f"{root}/.{uuid.uuid4().hex}"
-    with files.open_output_stream(draft) as stream:
-        stream.write(json_util.dumps({"id": identifier, **document}).encode())
-    files.move(draft, f"{root}/{moment}-{uuid.uuid4().hex[:8]}.json")
+    text = json_util.dumps({"id": identifier, **document})
+    Folder(folder).write(f"{moment}-{uuid.uuid4().hex[:8]}.json", text)
     return identifier
 
 
