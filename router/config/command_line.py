@@ -1,5 +1,6 @@
 """Settings of a command line, with errors as the command line reports them."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,9 @@ def file_problem(error: OSError, name: str = "") -> str:
     text = str(error)
     if error.filename is not None:
         text = f"cannot use {error.filename}: {error.strerror}"
+    elif error.errno is not None:  # pymongo names an option of the URI instead of the path
+        reason = os.strerror(error.errno)
+        text = reason if error.strerror == reason else f"{error.strerror}: {reason}"
     return f"{name}: {text}" if name else text
 
 

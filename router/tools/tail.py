@@ -128,14 +128,12 @@ def tail(
     """
     as_json = as_json or not sys.stdout.isatty()
     position = Position(resume_file)
-    name = "--resume-file"
     try:
         stages = _stages(pipeline)
         token = position.read()
-        name = "--uri-file"
         client = _client(uri, uri_file)
     except OSError as error:
-        raise Refusal(file_problem(error, name)) from error
+        raise Refusal(file_problem(error, "--resume-file")) from error
     except ValueError as error:
         raise Refusal(str(error)) from error
     options: dict[str, Any] = {"max_await_time_ms": _AWAIT_MS, "full_document": full_document}
@@ -166,7 +164,7 @@ def tail(
 
 
 def _client(uri: str, uri_file: Path | None) -> pymongo.MongoClient[dict[str, Any]]:
-    """Return a client of ``uri``, or of the string in ``uri_file``. Raises Refusal, OSError."""
+    """Return a client of ``uri``, or of the string in ``uri_file``. Raises Refusal."""
     name = "--uri"
     try:
         if uri_file is not None:
@@ -175,6 +173,8 @@ def _client(uri: str, uri_file: Path | None) -> pymongo.MongoClient[dict[str, An
         if not uri.startswith(_SCHEMES):
             raise Refusal(f"must begin with {' or '.join(_SCHEMES)}", param_hint=name)
         return pymongo.MongoClient(uri, appname="mergerouter tail", serverSelectionTimeoutMS=10_000)
+    except OSError as error:  # the string's file, or one that the string names
+        raise Refusal(file_problem(error, name)) from error
     except (InvalidURI, ConfigurationError) as error:
         raise Refusal(plain_text(error), param_hint=name) from error
     except ValueError as error:
