@@ -8,6 +8,7 @@ again changes nothing.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,6 +62,21 @@ _ROWS_PER_BATCH = 5_000
 _BYTES_PER_BATCH = 8 * 1024 * 1024
 
 
+# Seconds of cluster time in which the commits of one transaction on several shards lie.
+_COMMIT_SECONDS = 60
+
+
+def _at(document: Mapping[str, Any], path: str) -> Any:
+    return value_at(document, path.split("."))
+
+
+def _has(document: Mapping[str, Any], path: str) -> bool:
+    """Return whether a document has a field, which may be null, at a dotted path."""
+    *parents, name = path.split(".")
+    parent = value_at(document, parents)
+    return isinstance(parent, Mapping) and name in parent
+
+
 @dataclass
 class _State:
     """The versions of one key seen so far."""
@@ -94,7 +110,7 @@ class _State:
         operation = fields[b"operationType"].text()
         if operation == "delete":
             is_other = document_key not in (None, self.document_key)  # a repair names no key
-            if is_other and self._has_moved(fields[b"documentKey"]):
+            if is_other and self._has_moved(token, fields):
                 return
             self.lacks_base, self.apply_error, self.deleted = False, None, self.keeps_deleted
             if not self.keeps_deleted:
@@ -106,21 +122,29 @@ class _State:
             self.document_key = document_key
         self.token, self.event = token, event
 
-    def _has_moved(self, deleted: Slice) -> bool:
-        """Return whether another value of the shard key was deleted than the document has.
+    def _has_moved(self, token: str, fields: dict[bytes, Slice]) -> bool:
+        """Return whether a document with another shard key was deleted than the table has.
 
-        A new value moves a document: it is deleted on one shard and inserted on another, where the
-        insert may have the smaller cluster time. A field that the document lacks says nothing: the
-        source may leave fields out.
+        A new value moves a document: a transaction deletes it on one shard and inserts it on
+        another, where the insert may have the smaller cluster time. The document tells by its
+        fields. A field that it lacks, or that the deleted key lacks, counts only after an insert of
+        about that time: the source may leave fields out, and a shard key may have got another one.
         """
         if self.document is None:
             return False
-        document, key = (bson.decode(each, CODEC) for each in (self.document, deleted.value))
-        found = ((value_at(document, name.split(".")), value) for name, value in key.items())
-        return any(
-            now is not None and bson.encode({"": now}) != bson.encode({"": value})
-            for now, value in found
+        document, key = (
+            bson.decode(each, CODEC) for each in (self.document, fields[b"documentKey"].value)
         )
+        if any(
+            _has(document, name) and bson.encode({"": _at(document, name)}) != bson.encode({"": v})
+            for name, v in key.items()
+        ):
+            return True
+        age = time_in(token).time - time_in(self.token).time
+        if self.document_key is None or b"txnNumber" not in fields or age > _COMMIT_SECONDS:
+            return False
+        others = key.keys() ^ json.loads(self.document_key).keys()
+        return any((name in key) != _has(document, name) for name in others)
 
     def _changed(self, fields: dict[bytes, Slice]) -> bytes | None:
         full = fields.get(b"fullDocument")

@@ -347,6 +347,38 @@ KEY_CHANGES: dict[str, list[tuple[int, str, dict[str, Any], dict[str, Any] | Non
         (2, "replace", {"s": 1, "_id": 1}, {"_id": 1, "s": 2, "n": 1}),
         (3, "delete", {"s": 2, "_id": 1}, None),
     ],
+    "moved to null, deleted last": [
+        (1, "insert", {"s": 1, "_id": 1}, {"_id": 1, "s": 1}),
+        (2, "insert", {"s": None, "_id": 1}, {"_id": 1, "s": None}),
+        (3, "delete", {"s": 1, "_id": 1}, {"_id": 1, "s": None}),
+        (4, "delete", {"s": None, "_id": 1}, None),
+    ],
+    "moved without the field, deleted last": [
+        (1, "insert", {"a.s": 1, "_id": 1}, {"_id": 1, "a": {"s": 1}}),
+        (2, "insert", {"_id": 1}, {"_id": 1, "a": {}}),
+        (3, "delete in a transaction", {"a.s": 1, "_id": 1}, {"_id": 1, "a": {}}),
+        (4, "delete in a transaction", {"_id": 1}, None),
+    ],
+    "moved with the field, deleted last": [
+        (1, "insert", {"_id": 1}, {"_id": 1}),
+        (2, "insert", {"s": 1, "_id": 1}, {"_id": 1, "s": 1}),
+        (3, "delete in a transaction", {"_id": 1}, {"_id": 1, "s": 1}),
+        (4, "delete in a transaction", {"s": 1, "_id": 1}, None),
+    ],
+    "with the field on its shard, and deleted": [
+        (1, "insert", {"_id": 1}, {"_id": 1}),
+        (2, "replace", {"_id": 1}, {"_id": 1, "s": 1}),
+        (3, "delete in a transaction", {"s": 1, "_id": 1}, None),
+    ],
+    "without the field on its shard, and deleted": [
+        (1, "insert", {"s": 1, "_id": 1}, {"_id": 1, "s": 1}),
+        (2, "replace", {"s": 1, "_id": 1}, {"_id": 1}),
+        (3, "delete in a transaction", {"_id": 1}, None),
+    ],
+    "of a collection that is sharded no more, and deleted": [
+        (1, "insert", {"s": 1, "_id": 1}, {"_id": 1, "s": 1}),
+        (99, "delete in a transaction", {"_id": 1}, None),
+    ],
     "without the shard key's field, and deleted": [
         (1, "insert", {"_id": 1}, {"_id": 1, "n": 1}),
         (2, "delete", {"s": 1, "_id": 1}, None),
@@ -367,6 +399,8 @@ def test_a_document_whose_key_changes_is_one_row(name: str, per_batch: int, tmp_
             if kind == "update" and document is not None:
                 fields = {"updatedFields": {"n": document["n"]}, "removedFields": []}
                 event["updateDescription"] = fields
+            elif kind == "delete in a transaction":
+                event |= {"operationType": "delete", "txnNumber": Int64(1)}
             elif document is not None and kind != "delete":
                 event["fullDocument"] = document
             events.append(event)
