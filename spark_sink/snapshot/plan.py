@@ -14,10 +14,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from bson import json_util
+from bson.codec_options import DatetimeConversion
 from bson.timestamp import Timestamp
 
 from spark_sink.events.documents import stored
 from spark_sink.events.positions import AtTime, after
+
+_ANY_DATE = json_util.CANONICAL_JSON_OPTIONS.with_options(
+    datetime_conversion=DatetimeConversion.DATETIME_AUTO
+)
 
 
 @dataclass(frozen=True)
@@ -131,4 +136,4 @@ def text_of(value: Any) -> str:
 
 def value_of(text: str) -> Any:
     """Return the bound that `text_of` wrote."""
-    return json_util.loads(text, json_options=json_util.CANONICAL_JSON_OPTIONS)["v"]
+    return json_util.loads(text, json_options=_ANY_DATE)["v"]

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from bson import json_util
+from bson.datetime_ms import DatetimeMS
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 from deltalake import DeltaTable, write_deltalake
@@ -415,6 +416,23 @@ def test_a_document_whose_key_changes_is_one_row(name: str, per_batch: int, tmp_
             assert row["key"] == json_util.dumps(
                 document["_id"], json_options=json_util.CANONICAL_JSON_OPTIONS
             )
+
+
+def test_a_snapshot_may_begin_with_any_document(tmp_path: Path) -> None:
+    name = {"db": DATABASE, "coll": "a"}
+    streamed, token = (high_water_mark(Timestamp(second, 1)) for second in (1, 2))
+    read: dict[str, Any] = {"_id": {"_data": token}, "operationType": "read", "ns": name}
+    read |= {"documentKey": {"_id": 1}, "signal": {"streamed": streamed}}
+    read["fullDocument"] = {"_id": 1, "beyond": DatetimeMS(10**15), "text": "cut"}
+    rows = rows_of([read])
+    no_text = pa.array([rows["event"][0].as_py().replace(b"cut\0", b"c\xc3t\0")])
+    stage = ChangeStage(str(tmp_path), tolerant=True)
+    stage.add(rows.set_column(4, "event", no_text))
+    report = stage.close()
+    assert report.streamed == streamed
+    CurrentTable(str(tmp_path)).apply_staged(None, [report])
+    [row] = DeltaTable(tmp_path).to_pyarrow_table().to_pylist()
+    assert b"c\xc3t" in row["document"]
 
 
 @pytest.mark.usefixtures("small")
