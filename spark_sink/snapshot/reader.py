@@ -39,7 +39,7 @@ _FIRST_FIELD = 4  # behind the document's size
 
 
 class KeyFinder:
-    """Finds the `_id` and the document key of a collection's documents.
+    """Finds the document key of a collection's documents.
 
     Most documents of a collection begin alike: their first fields have the same names, types and
     sizes, so that their keys lie at the same offsets as in the document before. These are tried
@@ -53,31 +53,26 @@ class KeyFinder:
         self._wanted = frozenset(path.partition(b".")[0] for path in (*paths, b"_id"))
         self._has_places = not any(b"." in path for path in paths)
         self._heads: list[tuple[int, int, bytes]] = []
-        self._identifier = slice(0)
         self._elements: list[slice] = []
         self._size = b""
 
-    def __call__(self, raw: bytes) -> tuple[bytes, bytes]:
-        """Return the bytes of the `_id`, as a field with type and name, and the document key.
-
-        Raises InvalidBSON.
-        """
+    def __call__(self, raw: bytes) -> bytes:
+        """Return the document key. Raises InvalidBSON."""
         for start, stop, head in self._heads:
             if raw[start:stop] != head:
                 break
         else:
             if self._heads:
                 values = b"".join([raw[element] for element in self._elements])
-                return raw[self._identifier], self._size + values + b"\0"
+                return self._size + values + b"\0"
         return self._search(raw)
 
-    def _search(self, raw: bytes) -> tuple[bytes, bytes]:
+    def _search(self, raw: bytes) -> bytes:
         fields = fields_of(raw, self._wanted)
         values = [(path, _value_at(fields, path)) for path in self._paths]
         if self._has_places and self._wanted <= fields.keys():
             self._remember(raw, fields)
-        key = document_of((path, value) for path, value in values if value is not None)
-        return fields[b"_id"].named(b"_id"), key
+        return document_of((path, value) for path, value in values if value is not None)
 
     def _remember(self, raw: bytes, fields: dict[bytes, Slice]) -> None:
         """Store the offsets of the fields, and the bytes that the next document must have there."""
@@ -98,7 +93,6 @@ class KeyFinder:
         if any(raw[start:stop] != head for start, stop, head in heads):
             return  # a name occurs twice
         self._heads = heads
-        self._identifier = elements[b"_id"]
         self._elements = [elements[path] for path in self._paths]
         self._size = _INT.pack(sum(each.stop - each.start for each in self._elements) + 5)
 
@@ -126,13 +120,16 @@ class DocumentEvents:
         self._keys = KeyFinder(collection.key)
 
     def run(self, documents: Sequence[bytes], seen: set[bytes]) -> Run:
-        """Return the events of the documents whose `_id` is not in `seen`, and add it there."""
+        """Return the events of the documents whose keys are not in `seen`, and add them there.
+
+        Two shards may have documents with the same `_id`, which differ in the shard key.
+        """
         events = []
         head, names, around, pack = self._head, self._names, self._around, _INT.pack
         for raw in documents:
-            identifier, key = self._keys(raw)
-            if identifier not in seen:
-                seen.add(identifier)
+            key = self._keys(raw)
+            if key not in seen:
+                seen.add(key)
                 size = pack(around + len(raw) + len(key))
                 events.append(b"".join((size, head, raw, names, key, b"\0")))
         return Run([self._token] * len(events), events)
@@ -193,7 +190,7 @@ class SnapshotTask:
 
 
 class ChunkReader:
-    """Reads a task's documents, each `_id` once, through a client that returns RawBSONDocument."""
+    """Reads a task's documents, each key once, through a client that returns RawBSONDocument."""
 
     def __init__(
         self,
