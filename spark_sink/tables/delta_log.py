@@ -289,14 +289,19 @@ class DeltaLog:
         names = [n for n in self._compared if n in schema.names and n not in self._partitions]
         configuration = {**_CONFIGURATION, _STATISTICS: ",".join(names)}
         with self._failures():
-            create_table_with_add_actions(
-                self.address,
-                _schema(schema),
-                actions,
-                partition_by=self._partitions,
-                configuration=configuration if names else _CONFIGURATION,
-                commit_properties=properties,
-            )
+            try:
+                create_table_with_add_actions(
+                    self.address,
+                    _schema(schema),
+                    actions,
+                    partition_by=self._partitions,
+                    configuration=configuration if names else _CONFIGURATION,
+                    commit_properties=properties,
+                )
+            except DeltaError as error:
+                if not DeltaTable.is_deltatable(self.address):
+                    raise
+                raise CommitFailedError(str(error)) from None  # another writer has created it
         self.reload()
 
     def _add_columns(self, schema: pa.Schema) -> None:

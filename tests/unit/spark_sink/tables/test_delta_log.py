@@ -180,6 +180,15 @@ def test_of_two_writers_one_fails(kind: str, tmp_path: Path) -> None:
     assert tokens_of(tmp_path) == ["82000000"]
 
 
+def test_of_two_writers_that_create_a_table_one_fails(tmp_path: Path) -> None:
+    first, second = DeltaLog(str(tmp_path), ("bucket",)), DeltaLog(str(tmp_path), ("bucket",))
+    first.append(written(tmp_path, rows_of(range(3))), SCHEMA, Batch("q", 0))
+    parts = written(tmp_path, rows_of(range(3)))
+    with pytest.raises(StreamError, match="has been written by another query"):
+        second.append(parts, SCHEMA, Batch("q", 0))
+    assert len(DeltaTable(tmp_path).to_pyarrow_table()) == 3
+
+
 def test_new_columns_are_added_and_changed_types_are_refused(tmp_path: Path) -> None:
     log = DeltaLog(str(tmp_path), ("bucket",))
     log.append(written(tmp_path, rows_of([1])), SCHEMA, batch(1))
