@@ -176,15 +176,18 @@ def _supersedes(change: Change, last: Change) -> bool:
     """Whether a change comes after another one of the same document.
 
     A new shard key value moves a document: one transaction deletes it on one shard and inserts it
-    on another, and the insert may have the smaller token.
+    on another, and the insert may have the smaller token, of an earlier cluster time even.
     """
     if not change.token > last.token:
         return False
     deleted = change.document is None and not change.is_update
     if deleted and last.document is not None and isinstance(change.token, str):
+        found = [(_at(last.document, name), value) for name, value in change.key.items()]
+        if any(now is not None and now != value for now, value in found):
+            return False
+        # A field that the document lacks says less: the source may leave fields out.
         same_time = change.token[:18] == str(last.token)[:18]
-        moved = any(_at(last.document, name) != value for name, value in change.key.items())
-        return not (same_time and moved)
+        return not (same_time and any(now != value for now, value in found))
     return True
 
 

@@ -220,6 +220,8 @@ def test_a_document_that_moves_to_another_shard_is_not_deleted() -> None:
     moved = Change(NAMESPACE, {"_id": 1}, token(5), document={"_id": 1, "customer": 2})
     left = Change(NAMESPACE, {"_id": 1, "customer": 1}, moved.token + "04")
     assert rounds(moved, left) == [[moved]]
+    later = Change(NAMESPACE, {"_id": 1, "customer": 1}, token(5, 2))
+    assert rounds(moved, later) == [[moved]]
     gone = Change(NAMESPACE, {"_id": 1, "customer": 2}, moved.token + "04")
     assert rounds(moved, gone) == [[gone]]
 
