@@ -33,9 +33,11 @@ _WATCHERS: tuple[tuple[str, str | None, list[dict[str, Any]], float], ...] = (
     ("nightly-report", "payments", [], 0.5),
     ("audit", None, [], 0.0),
 )
-"""Application name, collection of ``shop`` or None for the cluster, pipeline, pause after events."""
+"""Application name, collection of ``shop`` or None for the cluster, pipeline, pause by event."""
 
-_JOB = "document.querySelector('[aria-labelledby=jobs] tbody td[data-name=Batch]')?.textContent > '0'"
+_JOB = (
+    "document.querySelector('[aria-labelledby=jobs] tbody td[data-name=Batch]')?.textContent > '0'"
+)
 _HELD = "[...document.querySelectorAll('.why')].some(e => /reconnecting/.test(e.textContent))"
 _HEALED = "!document.querySelector('.lane.trouble, [role=status] .bad')"
 _LOOK = ((360, "phone"), (800, "tablet"), (1400, "desk"))
@@ -127,7 +129,8 @@ async def _take(page: Page, scene: str, folder: Path | None) -> None:
         for scheme in ("light", "dark"):
             await page.prefer(scheme)
             await _whole(page, width)
-            (folder / f"{scene}-{device}-{scheme}.webp").write_bytes(await page.screenshot())
+            picture = await page.screenshot("png")
+            (folder / f"{scene}-{device}-{scheme}.png").write_bytes(picture)
 
 
 async def _scenes(router: RouterProcess, cluster: Any, idle: str, folder: Path | None) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from router.admin.words import in_bytes, in_rate, in_words
+from router.admin.words import in_bytes, in_rate, in_reason, in_words
 from router.config.command_line import Refusal, file_problem
 from shard_client.errors import plain_text
 
@@ -161,7 +161,7 @@ def _lines(view: Mapping[str, Any]) -> Iterator[str]:
                 row["namespace"],
                 row["readers"],
                 f"{row['events']:,}",
-                f"{row['slowest_remote']}: {row['slowest_reason']}"
+                f"{row['slowest_remote']}: {in_reason(row['slowest_reason'])}"
                 if row["slowest_remote"]
                 else "",
                 in_bytes(row["held_bytes"]),
