@@ -37,6 +37,12 @@ def in_reason(reason: str | None) -> str:
     return "" if reason is None else _REASONS.get(reason, reason)
 
 
+def in_wait(reason: str, streams: int) -> str:
+    """Return how many streams wait for a shard and why: "2 streams wait for it: reconnecting"."""
+    wait = "stream waits" if streams == 1 else "streams wait"
+    return f"{streams} {wait} for it: {in_reason(reason)}"
+
+
 def in_rate(rate: float) -> str:
     """Return events a second for people: "0", "0.4", "12", "1,300"."""
     return f"{rate:.1f}" if 0 < rate < 9.95 else f"{rate:,.0f}"
