@@ -12,9 +12,6 @@ ROOT = Path(__file__).parents[1]
 _LINK = re.compile(r"\]\(\.\./([^)#]+)\)")
 _FOLDER = "files"
 _ITEM = re.compile(r"(?:- |\d+\. )")
-_CODE = re.compile(
-    r"(?m)(?<=\n\n)(?P<indent>(?: {4})+)(?=\S)(?:.*\n)(?:(?P=indent).*\n|\n(?=(?P=indent)))*"
-)
 _LANGUAGES = {
     "bash": r"\(?(echo|export|make|mergerouter|nc|openssl|pip|python|source|sudo)\b|[./\w]*bin/",
     "javascript": r"(db|sh|rs)\.|\{resource:",
@@ -41,36 +38,39 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Let links to files outside docs lead to their copies; translate GitHub's lists and code."""
     linked = _LINK.sub(lambda found: f"]({_stored_as(found[1])})", markdown)
-    return _CODE.sub(_fenced, "".join(_indented(linked)))
+    return "".join(_translated(linked.splitlines(keepends=True)))
 
 
-def _indented(markdown: str) -> Iterator[str]:
-    """Yield the lines, those that continue an item of a list indented by four spaces.
+def _translated(lines: list[str]) -> Iterator[str]:
+    """Yield the lines in Python's Markdown: text of lists indented by four, code with a language.
 
-    GitHub takes the width of the item's mark, Python's Markdown four spaces.
+    GitHub indents the text of an item by the width of its mark, and code by four spaces more.
     """
-    width, empty = 0, True
-    for line in markdown.splitlines(keepends=True):
-        if item := _ITEM.match(line):
-            width = item.end()
-        elif empty and line.strip() and not line.startswith(" " * (width or 1)):
-            width = 0
-        elif width and line.startswith(" " * width):
-            line = " " * (4 - width) + line
-        empty = not line.strip()
-        yield line
+    width, code, empty = 0, list[str](), True
+    for line in [*lines, "<!-- end -->\n"]:
+        blank = not line.strip()
+        if ((code or empty) and line.startswith(" " * (width + 4))) or (code and blank):
+            code.append(line)
+        else:
+            if code:
+                yield from _fenced(code, " " * 4 if width else "")
+                code = []
+            if item := _ITEM.match(line):
+                width = item.end()
+            elif empty and not blank and not line.startswith(" " * (width or 1)):
+                width = 0
+            elif width and line.startswith(" " * width):
+                line = " " * (4 - width) + line
+            yield line
+        empty = blank
 
 
-def _fenced(block: re.Match[str]) -> str:
-    """Return a block of code with the name of its language, unless it is the text of a list."""
-    indent = block["indent"]
-    before = block.string[: block.start()].rstrip("\n").rpartition("\n")[2]
-    if len(before) - len(before.lstrip()) == len(indent) or _ITEM.match(before[len(indent) - 4 :]):
-        return block[0]
-    code = dedent(block[0])
+def _fenced(block: list[str], indent: str) -> Iterator[str]:
+    """Yield a block of code with the name of its language, by its first line."""
+    code = dedent("".join(block)).rstrip("\n")
     matches = (name for name, beginning in _LANGUAGES.items() if re.match(beginning, code))
-    fenced = f"```{next(matches, 'text')}\n{code}```\n"
-    return "".join(f"{indent[4:]}{line}" for line in fenced.splitlines(keepends=True))
+    for line in f"```{next(matches, 'text')}\n{code}\n```\n\n".splitlines():
+        yield f"{indent}{line}".rstrip() + "\n"
 
 
 def _stored_as(path: str) -> str:
