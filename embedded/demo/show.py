@@ -234,7 +234,7 @@ class Show:
             return "ended; see spark.log"
         if not self._committed.mark:
             seconds = anyio.current_time() - self._spark_started
-            return f"{self._spark_step()}: {seconds:.0f} s, usually 30-90"
+            return f"{self._spark_step()}: {seconds:.0f} s of some 60"
         return f"after a snapshot of {self._committed.documents:,} documents"
 
     def _spark_step(self) -> str:
