@@ -43,7 +43,7 @@ _REMEDIES = (
     (
         "Python worker failed to connect back",
         "a Python process of Spark's did not start in time, because the machine is too busy: stop "
-        "other programs or give Spark fewer tasks (--conf spark.master=local[2]), and start the job "
+        "other programs or give Spark fewer tasks (--conf spark.master=local[2]), and start it "
         "again; it continues from its checkpoint",
     ),
     (
