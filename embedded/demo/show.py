@@ -224,7 +224,9 @@ class Show:
         streams = status.get("mergerouter", {}).get("streams", [])
         # The watcher's stream, from start to end: Spark's come and go.
         watched = [each for each in streams if each["namespace"] == self._watched] or streams
-        picture.stream = max(watched, key=lambda stream: stream["events"], default=picture.stream)
+        best = max(watched, key=lambda stream: stream["events"], default=picture.stream)
+        if best.get("events", 0) >= picture.stream.get("events", 0):  # else the watcher has ended
+            picture.stream = best
         self._watched = picture.stream.get("namespace", self._watched)
 
     def _spark_state(self) -> str:
