@@ -93,7 +93,7 @@ def embedded(
 
     _log_as_json()
     if (tls_mode is TlsMode.disabled) != (tls_certificate is None):
-        _refuse("--tlsMode requireTLS and --tlsCertificateKeyFile need each other")
+        _refuse("--tlsMode requireTLS and --tlsCertificateKeyFile work only together: pass both")
     if cluster_auth_mode is ClusterAuthMode.x509 and tls_ca is None:
         _refuse("--clusterAuthMode x509 needs --tlsCAFile")
     try:

@@ -1,89 +1,175 @@
 """Pictures of the status page for the documentation: ``python -m tests.admin_pictures``.
 
-They show a cluster of three shards with two streams, of which one shard has just stopped answering.
+They show a cluster of three shards with clients, a shared filter and a job: first while everything
+works, then while the idle shard does not answer. ``--folder`` takes the same scenes, and one after
+the shard has returned, at several widths for a look at the page's design.
 """
 
+import argparse
 import asyncio
+import subprocess
+import sys
+import tempfile
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pymongo
 from pymongo.errors import PyMongoError
 
-from tests.harness.browser import browser
+from tests.harness.browser import Page, browser
 from tests.harness.clusters import start_cluster
 from tests.harness.routers import RouterProcess, start_router
 
-_FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
+_DOCS = Path(__file__).parents[1] / "docs" / "pictures"
+_FILTER = [{"$match": {"operationType": "insert"}}]
+_WATCHERS: tuple[tuple[str, str | None, list[dict[str, Any]], float], ...] = (
+    ("billing", "orders", _FILTER, 0.0),
+    ("invoices", "orders", _FILTER, 0.0),
+    ("search-index", "orders", [], 0.0),
+    ("fraud-check", "payments", [], 0.0),
+    ("nightly-report", "payments", [], 0.5),
+    ("audit", None, [], 0.0),
+)
+"""Application name, collection of ``shop`` or None for the cluster, pipeline, pause by event."""
+
+_JOB = (
+    "document.querySelector('[aria-labelledby=jobs] tbody td[data-name=Batch]')?.textContent > '0'"
+)
 _HELD = "[...document.querySelectorAll('.why')].some(e => /reconnecting/.test(e.textContent))"
+_HEALED = "!document.querySelector('.lane.trouble, [role=status] .bad')"
+_LOOK = ((360, "phone"), (800, "tablet"), (1400, "desk"))
+_DOCS_PICTURES = {
+    "works": (("status-light", "light", 1200, 1640), ("status-dark", "dark", 1200, 1640)),
+    "held": (("status-trouble", "light", 1200, 760), ("status-phone", "light", 390, 1100)),
+}
 
 
-def _watch(uri: str, collection: str, stop: threading.Event) -> None:
+def _watch(uri: str, name: str, what: tuple[Any, ...], stop: threading.Event) -> None:
+    collection, pipeline, pause = what
     with (
-        pymongo.MongoClient[dict[str, Any]](uri) as client,
+        pymongo.MongoClient[dict[str, Any]](uri, appname=name) as client,
         suppress(PyMongoError),
-        client.shop[collection].watch(max_await_time_ms=500) as stream,
+        (client.shop[collection] if collection else client).watch(
+            pipeline, max_await_time_ms=500, batch_size=20 if pause else None
+        ) as stream,
     ):
         while not stop.is_set():
-            stream.try_next()
+            if stream.try_next() is not None and pause:
+                stop.wait(pause)
 
 
 def _write(uri: str, stop: threading.Event) -> None:
     with pymongo.MongoClient[dict[str, Any]](uri) as client, suppress(PyMongoError):
         number = 0
-        while not stop.wait(0.01):
-            for collection in ("orders", "payments"):
-                client.shop[collection].insert_one({"n": number})
+        while not stop.wait(0.02):
+            client.shop.orders.insert_one({"n": number, "total": number % 90})
+            client.shop.payments.insert_one({"n": number, "text": "x" * 400})
             number += 1
 
 
-async def _take(router: RouterProcess) -> None:
+@contextmanager
+def _threads(router: RouterProcess, mongos: str) -> Iterator[None]:
+    stop = threading.Event()
+    threads = [
+        threading.Thread(target=_watch, args=(router.uri, name, what, stop))
+        for name, *what in _WATCHERS
+    ]
+    threads.append(threading.Thread(target=_write, args=(mongos, stop)))
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+@contextmanager
+def _job(uri: str) -> Iterator[None]:
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "router.cli", "job", "run", "shop.orders"]
+        process = subprocess.Popen(
+            [*command, "--uri", uri, "--out", "orders"], cwd=folder, stdout=subprocess.DEVNULL
+        )
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.wait()
+
+
+async def _wait(page: Page, script: str) -> None:
+    """Wait for a scene: Spark and a restarted server take their time."""
+    for attempt in range(10):
+        with suppress(TimeoutError):
+            await page.until(script)
+            return
+        print(f"still waiting ({attempt})", flush=True)
+    raise TimeoutError(script)
+
+
+async def _whole(page: Page, width: int) -> None:
+    await page.resize(width, 800)
+    height = await page.evaluate("document.documentElement.scrollHeight")
+    await page.resize(width, height)
+
+
+async def _take(page: Page, scene: str, folder: Path | None) -> None:
+    if folder is None:
+        for name, scheme, width, height in _DOCS_PICTURES.get(scene, ()):
+            await page.prefer(scheme)
+            await page.resize(width, height)
+            (_DOCS / f"{name}.webp").write_bytes(await page.screenshot())
+        return
+    for width, device in _LOOK:
+        for scheme in ("light", "dark"):
+            await page.prefer(scheme)
+            await _whole(page, width)
+            picture = await page.screenshot("png")
+            (folder / f"{scene}-{device}-{scheme}.png").write_bytes(picture)
+
+
+async def _scenes(router: RouterProcess, cluster: Any, idle: str, folder: Path | None) -> None:
     async with browser() as page:
         await page.resize(1200, 1150)
         await page.open(f"http://127.0.0.1:{router.admin_port}/")
-        await page.until(_HELD)
-        await asyncio.sleep(3)  # let the failure last for some seconds
-        for name, scheme, size in (
-            ("status-light", "light", (1200, 1150)),
-            ("status-dark", "dark", (1200, 1150)),
-            ("status-phone", "light", (390, 1100)),
-        ):
-            await page.prefer(scheme)
-            await page.resize(*size)
-            (_FOLDER / f"{name}.webp").write_bytes(await page.screenshot())
+        await _wait(page, _JOB)
+        await asyncio.sleep(60)  # let the sparklines begin
+        await _take(page, "works", folder)
+        cluster.stop_member(idle)
+        try:
+            await _wait(page, _HELD)
+            await asyncio.sleep(15)  # let the failure last
+            await _take(page, "held", folder)
+        finally:
+            cluster.start_member(idle)
+        if folder is not None:
+            await _wait(page, _HEALED)
+            await asyncio.sleep(15)
+            await _take(page, "healed", folder)
 
 
 def main() -> None:
     """Take the pictures."""
-    _FOLDER.mkdir(exist_ok=True)
-    stop = threading.Event()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, help="all widths, in this folder")
+    folder = parser.parse_args().folder
+    (folder or _DOCS).mkdir(parents=True, exist_ok=True)
     with (
         start_cluster(shards=3) as cluster,
         start_router(cluster.configdb, cluster.mongos_uri, admin_port=0) as router,
+        pymongo.MongoClient[dict[str, Any]](cluster.mongos_uri) as client,
     ):
-        threads = [
-            threading.Thread(target=_watch, args=(router.uri, name, stop))
-            for name in ("orders", "orders", "payments")
-        ]
-        threads.append(threading.Thread(target=_write, args=(router.uri, stop)))
-        for thread in threads:
-            thread.start()
-        with pymongo.MongoClient[dict[str, Any]](router.uri) as client:
-            while client.shop.payments.estimated_document_count() < 200:
-                stop.wait(0.1)
-            home = client.config.databases.find_one({"_id": "shop"})
+        client.shop.orders.insert_one({"n": -1})
+        home = client.config.databases.find_one({"_id": "shop"})
         assert home is not None
-        quiet = next(shard for shard in ("shard1", "shard2") if shard != home["primary"])
-        cluster.stop_member(quiet)
-        try:
-            asyncio.run(_take(router))
-        finally:
-            stop.set()
-            cluster.start_member(quiet)
-            for thread in threads:
-                thread.join()
+        idle = next(shard for shard in ("shard1", "shard2") if shard != home["primary"])
+        with _threads(router, cluster.mongos_uri), _job(router.uri):
+            asyncio.run(_scenes(router, cluster, idle, folder))
 
 
 if __name__ == "__main__":

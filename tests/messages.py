@@ -132,6 +132,10 @@ _MEMORY = """An error occurred while calling o75.start.
 Caused by: java.lang.OutOfMemoryError: Java heap space
 \tat java.base/java.util.Arrays.copyOf(Arrays.java:3537)
 """
+_WORKER = (
+    "[STREAM_FAILED] Query [id = 07a16ae6, runId = f7a13f0b] terminated with exception: "
+    "Python worker failed to connect back. SQLSTATE: XXKST"
+)
 _NO_FOLDER = "Cannot create directory '/srv/none/job'. Detail: [errno 2] No such file or directory"
 _DENIED = "[Errno 13] Permission denied: '/srv/tables/orders'"
 
@@ -158,7 +162,7 @@ def commands() -> Iterator[Message]:
                 env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"},
                 capture_output=True,
                 text=True,
-                timeout=60,
+                timeout=300,  # a busy machine starts Java slowly
                 check=False,
             )
             text = (done.stdout + done.stderr).replace("python -m router.cli", "mergerouter")
@@ -185,7 +189,7 @@ def refusals() -> Iterator[Message]:
         yield Message(f"job: {cause}", f"error: {stream_refused(error)}")
     for name, text in (
         ("disk full", _JAVA), ("disk full, Python", _PYTHON), ("master", _MASTER),
-        ("memory", _MEMORY), ("permission", _DENIED),
+        ("memory", _MEMORY), ("worker", _WORKER), ("permission", _DENIED),
         ("folder", _NO_FOLDER),
     ):  # fmt: skip
         yield Message(f"job: {name}", f"error: {cause_of(RuntimeError(text))}")

@@ -14,6 +14,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic.fields import FieldInfo
 
+from router.admin.words import in_bytes
 from router.cli import OWN_COMMANDS
 from router.commands.table import COMMANDS
 from router.config.flags import FLAGS, SETTINGS
@@ -93,7 +94,6 @@ _UNITS = {
     r"PerSecond$": "1/s",
 }
 _TYPES = {str: "text", Path: "file", int: "whole number", float: "number", bool: "true, false"}
-_MIB = 1024 * 1024
 
 
 async def metrics_reference() -> str:
@@ -199,7 +199,7 @@ def _row(parameter: Parameter) -> str:
         values = ", ".join(_accepted(parameter))
     default = _shown(parameter.default)
     if unit == "bytes" and parameter.default:
-        default += f" ({parameter.default // _MIB} MiB)"
+        default += f" ({in_bytes(float(parameter.default)).replace('.0 ', ' ')})"
     return f"| `{parameter.name}` | {default} | {unit} | {values} | {parameter.purpose} |"
 
 
@@ -224,8 +224,8 @@ def _values(kind: str, least: float | None, most: float | None) -> str:
     if least is None:
         return kind
     if most is None:
-        return f"{kind}, {least:g} or more"
-    return f"{kind}, {least:g} to {most:.15g}"
+        return f"{kind}, {least:.15g} or more"
+    return f"{kind}, {least:.15g} to {most:.15g}"
 
 
 if __name__ == "__main__":

@@ -82,11 +82,14 @@ class Verdict:
     out_of_order: int
 
     @property
+    def wrong(self) -> bool:
+        """Whether the reader differs from what was written."""
+        return bool(self.lost or self.duplicated or self.unexpected or self.out_of_order)
+
+    @property
     def good(self) -> bool:
-        """Whether every written change was delivered exactly once and in order."""
-        return self.written > 0 and not (
-            self.lost or self.duplicated or self.unexpected or self.out_of_order
-        )
+        """Whether changes were written, and each was delivered exactly once and in order."""
+        return self.written > 0 and not self.wrong
 
 
 def judge(reader: str, written: Written, seen: Seen) -> Verdict:

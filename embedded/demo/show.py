@@ -25,6 +25,7 @@ from embedded.demo.view import Picture, closing, verdict_table
 from embedded.demo.watcher import watch
 
 START_SECONDS = 60.0
+SNAPSHOT_SECONDS = 300.0
 CATCH_UP_SECONDS = 60.0
 REFRESH_SECONDS = 0.25
 OUTAGE_SECONDS = 8.0
@@ -166,7 +167,7 @@ class Show:
         await anyio.sleep(self._options.seconds / 4)
         if self._options.spark:
             picture.note = "Spark reads a snapshot, and then the events after it"
-            with anyio.move_on_after(START_SECONDS):
+            with anyio.move_on_after(SNAPSHOT_SECONDS):
                 await self._until(lambda: self._committed.mark != "")
         if self._options.outage:
             await self._outage(client, picture)
@@ -223,7 +224,9 @@ class Show:
         streams = status.get("mergerouter", {}).get("streams", [])
         # The watcher's stream, from start to end: Spark's come and go.
         watched = [each for each in streams if each["namespace"] == self._watched] or streams
-        picture.stream = max(watched, key=lambda stream: stream["events"], default=picture.stream)
+        best = max(watched, key=lambda stream: stream["events"], default=picture.stream)
+        if best.get("events", 0) >= picture.stream.get("events", 0):  # else the watcher has ended
+            picture.stream = best
         self._watched = picture.stream.get("namespace", self._watched)
 
     def _spark_state(self) -> str:
@@ -233,7 +236,7 @@ class Show:
             return "ended; see spark.log"
         if not self._committed.mark:
             seconds = anyio.current_time() - self._spark_started
-            return f"{self._spark_step()}: {seconds:.0f} of 30-90 s"
+            return f"{self._spark_step()}: {seconds:.0f} s of some 60"
         return f"after a snapshot of {self._committed.documents:,} documents"
 
     def _spark_step(self) -> str:

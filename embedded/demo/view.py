@@ -108,8 +108,10 @@ def closing(verdicts: list[Verdict], program: str, *, secure: bool, outage: bool
     """
     shown = "Every change arrived once and in order, while a shard was added and got\ndocuments"
     shown += ", and while another shard was killed and came back." if outage else "."
-    if not all(verdict.good for verdict in verdicts):
+    if any(verdict.wrong for verdict in verdicts):
         shown = "A reader differs from what was written: this is a defect. The logs are kept."
+    elif not all(verdict.good for verdict in verdicts):
+        shown = "The machine is too busy: a reader had nothing to read before the writes ended."
     secured = " --secure" if secure else ""
     commands = [
         (f"demo --outage{secured}", "second act: a shard is killed and comes back"),
@@ -124,11 +126,11 @@ def closing(verdicts: list[Verdict], program: str, *, secure: bool, outage: bool
 
 def verdict_table(verdicts: list[Verdict]) -> Table:
     """Return the demo's verdicts as a table."""
-    table = Table(title="verdict", box=SIMPLE, padding=(0, 1, 0, 0))
+    table = Table(title="verdict", box=SIMPLE, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("reader", no_wrap=True)
     for heading in ("expected", "delivered", "lost", "doubled", "unknown", "misplaced"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for verdict in verdicts:
         counts = (
             verdict.written,
@@ -139,6 +141,11 @@ def verdict_table(verdicts: list[Verdict]) -> Table:
             verdict.out_of_order,
         )
         figures = [f"{count:,}" for count in counts]
-        mark = Text("good", "bold green") if verdict.good else Text("WRONG", "bold red")
-        table.add_row(verdict.reader, *figures, mark)
+        table.add_row(verdict.reader, *figures, _mark(verdict))
     return table
+
+
+def _mark(verdict: Verdict) -> Text:
+    if verdict.wrong:
+        return Text("WRONG", "bold red")
+    return Text("good", "bold green") if verdict.good else Text("empty", "bold yellow")

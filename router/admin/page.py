@@ -7,7 +7,7 @@ from functools import cache
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from router.admin.view import StatusView
-from router.admin.words import in_bytes, in_rate, in_scope, in_words
+from router.admin.words import in_bytes, in_rate, in_reason, in_scope, in_wait, in_words
 
 
 def render_page(view: StatusView) -> tuple[str, str]:
@@ -48,6 +48,8 @@ def _template() -> Template:
     environment.filters["words"] = in_words
     environment.filters["scope"] = in_scope
     environment.filters["rate"] = in_rate
+    environment.filters["reason"] = in_reason
+    environment.filters["wait"] = in_wait
     environment.filters["spark"] = sparkline
     environment.filters["bytes"] = in_bytes
     return environment.get_template("status.html")

@@ -206,7 +206,7 @@ class StatusView:
             problems=(
                 *router_problems(status),
                 # Their lanes have the causes.
-                *(f"shard {target} does not answer" for target in _silent(status)),
+                *(f"{target} does not answer" for target in _silent(status)),
             ),
             connections=sum(each["status"]["connections"]["current"] for each in processes),
             cursors=sum(each["cursors"] for each in processes),

@@ -1,8 +1,13 @@
-"""Times and sizes in words."""
+"""Times, sizes and reasons in words."""
 
 from typing import Final
 
 _MEGABYTE: Final = 1024 * 1024
+_REASONS: Final = {
+    "idle": "nothing new to report",
+    "behind": "it has more to read",
+    "paused": "a client reads slowly",
+}
 
 
 def in_words(seconds: float | None) -> str:
@@ -25,6 +30,17 @@ def in_scope(namespace: str) -> str:
     if collection != "$cmd.aggregate":
         return namespace
     return "whole cluster" if database == "admin" else f"all of {database}"
+
+
+def in_reason(reason: str | None) -> str:
+    """Return why a stream waits for a shard (``ScheduledRemote.slowest_reason``), for people."""
+    return "" if reason is None else _REASONS.get(reason, reason)
+
+
+def in_wait(reason: str, streams: int) -> str:
+    """Return how many streams wait for a shard and why: "2 streams wait for it: reconnecting"."""
+    wait = "stream waits" if streams == 1 else "streams wait"
+    return f"{streams} {wait} for it: {in_reason(reason)}"
 
 
 def in_rate(rate: float) -> str:

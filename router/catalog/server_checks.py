@@ -31,10 +31,12 @@ _PATIENCE = 1.0
 _MOST_SKEW = 60.0
 
 _REACH_MEMBERS = (
-    "Check that its members run and that rs.status() shows a primary, that this machine reaches "
-    "them under the names in rs.conf(), and the name of the set"
+    "Check that its members run, that rs.status() shows a primary, and that this machine reaches "
+    "the names in rs.conf(). Check the name of the set and net.tls.mode"
 )
-_REACH_MONGOS = "Check that a mongos runs there, that this machine reaches it, and net.tls.mode"
+_REACH_MONGOS = (
+    "Check that a mongos runs there and that this machine reaches it. Check net.tls.mode"
+)
 _NO_SHARDS = (
     "lists no shards, so there is nothing to stream. Add the first shard (sh.addShard), or name "
     "the config server of another cluster in sharding.configDB (--configdb)"

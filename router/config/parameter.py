@@ -79,9 +79,9 @@ class Parameter:
         except ValueError as error:
             raise ValueError(f"parameter {self.name} {error}") from error
         if not isinstance(value, str) and not self.least <= value <= self.most:
-            bounds = f"from {self.least:g} to {self.most:g}"
+            bounds = f"from {self.least:.15g} to {self.most:.15g}"
             if self.most >= _UNBOUNDED:
-                bounds = f"{self.least:g} or more"
+                bounds = f"{self.least:.15g} or more"
             raise ValueError(f"parameter {self.name} must be {bounds}, not {value}")
         return value
 

@@ -176,7 +176,7 @@ _ALL = (
         "watermarkTimeoutMs",
         "watermark_timeout",
         "How long a member may lag behind a no-op write that a majority has, before the stream "
-        "reads another member; 0 for without limit.",
+        "reads another member; 0 for no limit.",
         unit=MILLISECONDS,
     ),
     _of_limits(

@@ -24,6 +24,7 @@ _WANTED = {
     "int_type": "a whole number",
     "less_than_equal": "{le} or less",
     "list_type": "a list",
+    "literal_error": "{expected}",
     "path_type": "a path",
     "string_type": "a text",
     "string_unicode": "a text in UTF-8",

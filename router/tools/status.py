@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from router.admin.words import in_bytes, in_rate, in_words
+from router.admin.words import in_bytes, in_rate, in_reason, in_wait, in_words
 from router.config.command_line import Refusal, file_problem
 from shard_client.errors import plain_text
 
@@ -144,7 +144,7 @@ def _lines(view: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f"up {in_words(view['uptime'])}, {view['workers']} of {view['workers_expected']} "
         f"processes, {view['connections']} connections, {view['cursors']} cursors on "
-        f"{view['streams']} streams ({view['waiting']} waiting)"
+        f"{view['streams']} streams ({view['waiting']} wait for a shard)"
     )
     yield (
         f"{view['received_events']:,} events received, {view['delivered_events']:,} delivered; "
@@ -161,7 +161,7 @@ def _lines(view: Mapping[str, Any]) -> Iterator[str]:
                 row["namespace"],
                 row["readers"],
                 f"{row['events']:,}",
-                f"{row['slowest_remote']}: {row['slowest_reason']}"
+                f"{row['slowest_remote']}: {in_reason(row['slowest_reason'])}"
                 if row["slowest_remote"]
                 else "",
                 in_bytes(row["held_bytes"]),
@@ -210,7 +210,7 @@ def _lanes(lanes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         bar = "#" * filled + "." * (_BAR - filled)
         behind = "not read" if lane["lag"] is None else f"{in_words(lane['lag'])} behind"
         notes = [f"does not answer: {lane['error']}"] if lane["error"] else []
-        notes += [f"holds {count}: {reason}" for reason, count in lane["holds"].items()]
+        notes += [in_wait(reason, count) for reason, count in lane["holds"].items()]
         if lane["history"] is not None:
             notes.append(f"{in_words(lane['history'])} of oplog left")
         yield f"{lane['target']:<{width}}  {bar}  {behind:<14} {'; '.join(notes)}".rstrip()

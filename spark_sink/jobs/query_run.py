@@ -41,6 +41,12 @@ _REMEDIES = (
         "and spark.local.dir, by default /tmp",
     ),
     (
+        "Python worker failed to connect back",
+        "a Python process of Spark's did not start in time, because the machine is too busy: stop "
+        "other programs or give Spark fewer tasks (--conf spark.master=local[2]), and start it "
+        "again; it continues from its checkpoint",
+    ),
+    (
         "Java heap space",
         "Spark has too little memory: start the job with --conf spark.driver.memory=4g, or with "
         "smaller batches (--option maxEventsPerTrigger=50000)",
@@ -149,7 +155,8 @@ def _innermost(text: str) -> str:
     caused = [line for line in lines if line.startswith("Caused by: ")]
     thrown = [line for line in lines if re.match(r"(: )?[\w.$]+(Error|Exception): ", line)]
     found = (caused or thrown or lines[:1] or [text])[-1]
-    plain = re.sub(r"^(Caused by: |: )?([\w.$]*(Error|Exception): )*", "", found)
+    query = r"\[\w+\] Query \[.*?\] terminated with exception: "
+    plain = re.sub(rf"^(Caused by: |: )?({query})?([\w.$]*(Error|Exception): )*", "", found)
     return re.sub(r"(Detail: )?\[[Ee]rrno \d+\] ", "", plain)
 
 

@@ -38,7 +38,7 @@ async def test_the_text_shows_lanes_streams_and_readiness() -> None:
     assert lines[0].endswith(": ready")
     (north,) = [line for line in lines if line.startswith("north")]
     assert "40 s behind" in north
-    assert "holds 1: reconnecting" in north
+    assert "1 stream waits for it: reconnecting" in north
     (row,) = [line for line in lines if line.startswith("  shop.orders")]
     assert row.split()[1:5] == ["1", "20", "north:", "reconnecting"]
 

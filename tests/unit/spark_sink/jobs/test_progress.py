@@ -109,4 +109,11 @@ def test_the_innermost_cause_comes_first() -> None:
     java = "x.\n: a.B: m\n\tat c\nCaused by: java.io.IOException: No space left on device\n\tat d"
     assert cause_of(RuntimeError(java)).endswith(" (No space left on device)")
     assert cause_of(RuntimeError("plain words")) == "plain words"
+
+
+def test_a_python_worker_that_starts_too_late_is_explained() -> None:
+    text = "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: Python worker "
+    cause = cause_of(RuntimeError(f"{text}failed to connect back. SQLSTATE: XXKST"))
+    assert "the machine is too busy" in cause
+    assert "[STREAM_FAILED]" not in cause
     assert cause_of(RuntimeError("x\nCaused by: java.io.EOFException")) == "java.io.EOFException"
