@@ -7,16 +7,15 @@ that readers of Delta tables ignore. Executors import this module, which require
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-import bson
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from spark_sink.events.slices import fields_of
 from spark_sink.folders import open_folder
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.tables.ddl_events import DDL_TYPES, DdlEvent, namespace_after
@@ -111,8 +110,9 @@ class ChangeStage:
         if not rows.num_rows or rows["token"][0].as_py() >= self._first_read:
             return
         self._first_read = rows["token"][0].as_py()
-        signal: Mapping[str, Any] = bson.decode(rows["event"][0].as_py()).get("signal") or {}
-        self._report.streamed = str(signal.get("streamed") or self._first_read)
+        signal = fields_of(rows["event"][0].as_py()).get(b"signal")
+        streamed = None if signal is None else fields_of(signal.value)[b"streamed"].text()
+        self._report.streamed = streamed or self._first_read
 
     def _write(self) -> None:
         if not self._pending:
