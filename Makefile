@@ -13,7 +13,7 @@ TESTS := tests/simulation/test_some_seeds.py tests/spark/test_source.py tests/in
 JOBS ?= 2
 REAL_JOBS ?= 3
 # The longest first: what is left at the end are many short ones.
-REAL_TESTS := tests/faults tests/differential tests/debezium tests/filters tests/drivers tests/spark/test_exactly_once.py tests/spark/test_secured.py tests/integration tests/recordings tests/conformance
+REAL_TESTS := tests/faults tests/differential tests/debezium tests/filters tests/drivers tests/spark/test_exactly_once.py tests/spark/test_secured.py tests/spark/test_unreadable.py tests/integration tests/recordings tests/conformance
 
 SEEDS ?= 1000
 MINUTES ?= 30

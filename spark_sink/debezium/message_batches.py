@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from spark_sink.debezium.messages import MESSAGE, NO_TRANSACTION, Maker, Message, columns_of
 from spark_sink.debezium.options import MessageOptions, quoted
 from spark_sink.debezium.schemas import with_schemas
+from spark_sink.debezium.unwrapping import Unwrap
 from spark_sink.events.heartbeats import HEARTBEAT
 
 try:
@@ -43,7 +44,8 @@ class Messages:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return the messages of each batch as batches."""
         maker = Maker(self.options, self.clock)
-        of_events = MessageColumns(maker).of_events if _HAS_NUMPY else maker.of_events
+        by_column = _HAS_NUMPY and self.options.unwrap is None
+        of_events = MessageColumns(maker).of_events if by_column else maker.of_events
         for batch in batches:
             for part in _parts(batch):
                 rows, places, columns = of_events(part.column("event").to_pylist())
@@ -168,7 +170,9 @@ MESSAGES = "topic string, key string, value string"
 """The columns, as Spark's Kafka sink expects them."""
 
 
-def to_debezium(rows: DataFrame, prefix: str, **options: Any) -> DataFrame:
+def to_debezium(
+    rows: DataFrame, prefix: str, *, unwrap: Mapping[str, str] | None = None, **options: Any
+) -> DataFrame:
     """Return Debezium's messages for changes, for a snapshot's documents, and for heartbeats.
 
     The columns are topic, key and value. The messages of a document are in the order of the rows;
@@ -177,11 +181,14 @@ def to_debezium(rows: DataFrame, prefix: str, **options: Any) -> DataFrame:
     Args:
         rows: of this package's source: a batch or a stream.
         prefix: Debezium's topic.prefix, which also names the source.
+        unwrap: the properties of ExtractNewDocumentState, by their names, if messages are to have
+            documents as values: fields of `Unwrap`.
         options: the other fields of `MessageOptions`.
 
-    Raises OptionError for a version or a naming strategy that is unknown, and for schemas of 2.6.
+    Raises OptionError for options that are unknown or not made together.
     """
-    given = MessageOptions(prefix, **options)
+    transform = None if unwrap is None else Unwrap.parse(unwrap)
+    given = MessageOptions(prefix, unwrap=transform, **options)
     wanted = rows.where(F.col("op").isNotNull() | (F.col("operationType") == HEARTBEAT))
     if not given.transactions:
         return wanted.select("event").mapInArrow(Messages(given), MESSAGES)

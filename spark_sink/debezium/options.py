@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from json.encoder import encode_basestring
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from spark_sink.errors import OptionError
+
+if TYPE_CHECKING:
+    from spark_sink.debezium.unwrapping import Unwrap
 
 VERSIONS = {"3.6": "3.6.3.Final", "2.6": "2.6.2.Final"}
 """The versions of Debezium whose messages can be made, and what `source.version` says of each."""
@@ -31,8 +34,10 @@ class MessageOptions:
         heartbeat_prefix: topic.heartbeat.prefix.
         heartbeat_topic: topic.heartbeat.name.
         schemas: schemas.enable of Kafka Connect's JSON converter: keys and values have schemas.
+        unwrap: the transform ExtractNewDocumentState.
 
-    Raises OptionError for a version or a naming strategy that is unknown, and for schemas of 2.6.
+    Raises OptionError for a version or a naming strategy that is unknown, and for what is not made
+    together.
     """
 
     prefix: str
@@ -45,6 +50,7 @@ class MessageOptions:
     heartbeat_prefix: str = "__debezium-heartbeat"
     heartbeat_topic: str | None = None
     schemas: bool = False
+    unwrap: Unwrap | None = None
 
     def __post_init__(self) -> None:
         if self.version not in VERSIONS:
@@ -54,6 +60,11 @@ class MessageOptions:
         if self.schemas and self.is_old:
             raise OptionError(
                 f"schemas are those of version 3.6, not of {self.version}: leave one out"
+            )
+        if self.unwrap is not None and (self.schemas or self.transactions or self.is_old):
+            raise OptionError(
+                "unwrap makes messages of version 3.6 without schemas and transactions: leave out "
+                "the options version, schemas and transactions"
             )
 
     @property

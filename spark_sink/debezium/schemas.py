@@ -69,6 +69,8 @@ _SOURCE = _struct(
     name="io.debezium.connector.mongo.Source",
     version=1,
 )  # fmt: skip
+SOURCE_FIELDS = frozenset(each["field"] for each in _SOURCE["fields"])
+"""The names of the fields of a message's source."""
 _PLACE = _struct(
     {"id": _TEXT, "total_order": _LONG, "data_collection_order": _LONG},
     optional=True,

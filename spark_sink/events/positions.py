@@ -28,6 +28,7 @@ _TOKEN = re.compile(
 # The last three of these in most tokens: of an event outside of transactions that is not an
 # invalidate. They begin at AFTER_VERSION.
 AFTER_VERSION = 22
+_VERSION_1 = "2B02"
 PLAIN_EVENT = "2C0100296E"
 _HIGH_WATER_MARK = "29"
 _FROM_INVALIDATE = "6F"
@@ -68,6 +69,11 @@ class Token:
         """Whether it is the token of a cluster time and not of an event."""
         match = _TOKEN.match(self.data)
         return match is not None and match[3] == _HIGH_WATER_MARK
+
+    @property
+    def is_of_event_1(self) -> bool:
+        """Whether it is the token of an event, in version 1 (docs/protocol.md#resume-tokens)."""
+        return self.data.startswith(_VERSION_1, AFTER_VERSION - 4) and not self.is_high_water_mark
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import bson
 from bson.codec_options import CodecOptions, DatetimeConversion
-from bson.errors import InvalidBSON
+from bson.errors import BSONError, InvalidBSON
 
 _INT = struct.Struct("<i")
 _SIZE = _INT.unpack_from
@@ -39,7 +39,12 @@ LED_BY_SIZE = (*COUNTED, *SIZED, BINARY)
 CODEC: CodecOptions[dict[str, Any]] = CodecOptions(
     datetime_conversion=DatetimeConversion.DATETIME_MS, unicode_decode_error_handler="replace"
 )
-"""Decodes any document: dates, also beyond Python's range, as DatetimeMS."""
+"""Decodes documents: dates, also beyond Python's range, as DatetimeMS."""
+UNREADABLE = (
+    BSONError, ValueError, TypeError, ArithmeticError, LookupError, RuntimeError, struct.error,
+)  # fmt: skip
+"""What is raised where a document cannot be decoded, or its values cannot be columns. Servers store
+what drivers cannot decode, such as binary data of subtype 2 with another inner size."""
 
 
 class Slice(NamedTuple):

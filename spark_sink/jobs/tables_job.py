@@ -27,6 +27,7 @@ from spark_sink.jobs.job_source import BATCH_PROPERTY, FORMAT, TABLES, JobSource
 from spark_sink.jobs.task_tables import BRONZE_PARTITIONS, TaskReport, TaskTables, bronze_schema
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import named_options, parse_options
+from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.typed_documents import from_json as schema_from_json
 from spark_sink.rows.typed_documents import is_json, nullable
 from spark_sink.source.offsets import Offset
@@ -35,6 +36,7 @@ from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.current_table import CurrentTable, rewrite_former_current
 from spark_sink.tables.delta_log import Batch
 from spark_sink.tables.former_tables import rewrite_former_batches
+from spark_sink.tables.range_merge import QUARANTINE as UNAPPLIED
 from spark_sink.tables.staged_changes import ChangeReport, remove_changes
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.transactions import Transactions
@@ -134,6 +136,7 @@ class TablesJob:
         tables = TaskTables(
             self._folder.table(BRONZE) if BRONZE in self._tables else None,
             self._folder.table(CURRENT) if CURRENT in self._tables else None,
+            self._folder.table(QUARANTINE),
             TRANSACTIONS in self._tables,
         )
         options[TABLES] = to_json(tables)
@@ -182,6 +185,8 @@ class TablesJob:
             covers = (at.scope or Scope()).accepts if self._reads_again else None
             quarantine = self._table(QUARANTINE)
             self._current.apply_staged(spark, changes, of, quarantine, covers, at.gained_since)
+        elif parts := [each for report in reports for each in report.unreadable]:
+            self._table(QUARANTINE).commit(parts, arrow_schema(UNAPPLIED), of)
         if TRANSACTIONS in self._tables:
             counted = Transactions()
             for report in reports:

@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.types import DateType, LongType, StructField, StructType
 
 from spark_sink.events.documents import to_json
+from spark_sink.events.header import OPERATIONS
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.typed_documents import RESCUED
 from spark_sink.tables.parquet_parts import BATCH, PartFile, Parts
+from spark_sink.tables.range_merge import QUARANTINE
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage
 from spark_sink.tables.transactions import Transactions
 
@@ -26,16 +29,21 @@ BRONZE_PARTITIONS = ("namespace", DATE)
 REPORTS = "report string, events long, rescued long"
 """A row for each task: a TaskReport as JSON, and what the progress of the query counts."""
 
+_CHANGES = pa.array([each for each in OPERATIONS if each])
+_PROBLEM = "a document of the event cannot be read"
+
 
 @dataclass(frozen=True)
 class TaskTables:
     """The tables that tasks write: the addresses of bronze and current, None if a job lacks them.
 
+    Tasks write events that cannot be read to `quarantine`, unless the current table does that.
     `transactions` says whether the transactions are counted.
     """
 
     bronze: str | None
     current: str | None
+    quarantine: str
     transactions: bool
 
 
@@ -48,6 +56,7 @@ class TaskReport:
 
     bronze: list[PartFile]
     changes: ChangeReport | None
+    unreadable: list[PartFile]
     transactions: dict[str, dict[str, Any]]
     counts: list[tuple[str, str, int]]
 
@@ -62,11 +71,13 @@ class TaskWriter:
 
     def __init__(self, tables: TaskTables, schema: StructType, batch: int) -> None:
         self._batch = batch
-        self._bronze = self._changes = None
+        self._bronze = self._changes = self._unreadable = None
         if tables.bronze is not None:
             self._bronze = Parts(tables.bronze, bronze_schema(schema), BRONZE_PARTITIONS)
         if tables.current is not None:
             self._changes = ChangeStage(tables.current, tolerant=True)
+        else:
+            self._unreadable = Parts(tables.quarantine, arrow_schema(QUARANTINE))
         self._counts = tables.transactions
         self._transactions = Transactions()
         self._events = self._rescued = 0
@@ -83,6 +94,8 @@ class TaskWriter:
             self._rescued += rows.num_rows - rows[RESCUED].null_count
         if self._changes is not None:
             self._changes.add(rows)
+        if self._unreadable is not None:
+            self._unreadable.add(self._quarantined(rows))
         if self._counts:
             self._transactions.count(rows)
         if self._bronze is not None:
@@ -91,12 +104,22 @@ class TaskWriter:
             numbers = pa.repeat(pa.scalar(self._batch, pa.int64()), rows.num_rows)
             self._bronze.add(table.append_column(DATE, dates).append_column(BATCH, numbers))
 
+    def _quarantined(self, rows: pa.RecordBatch) -> pa.Table:
+        """Return rows with the columns QUARANTINE of changes that have no `op`."""
+        is_change = pc.is_in(rows["operationType"], value_set=_CHANGES)
+        found = pa.Table.from_batches([rows]).filter(pc.and_(pc.is_null(rows["op"]), is_change))
+        size = found.num_rows
+        found = found.append_column("key", pc.fill_null(found["documentKey"].cast("string"), ""))
+        found = found.append_column("problem", pa.repeat(_PROBLEM, size))
+        return found.append_column(BATCH, pa.repeat(pa.scalar(self._batch, pa.int64()), size))
+
     def close(self) -> pa.RecordBatch:
         """Complete the files; return the task's row of REPORTS. Raises OSError."""
         bronze = [] if self._bronze is None else self._bronze.close()
         changes = None if self._changes is None else self._changes.close()
+        unreadable = [] if self._unreadable is None else self._unreadable.close()
         counts = [(*kind, number) for kind, number in self._by_kind.items()]
-        report = TaskReport(bronze, changes, self._transactions.by_id, counts)
+        report = TaskReport(bronze, changes, unreadable, self._transactions.by_id, counts)
         columns = [[to_json(report)], [self._events], [self._rescued]]
         names = [each.split()[0] for each in REPORTS.split(", ")]
         return pa.RecordBatch.from_pydict(dict(zip(names, columns, strict=True)))

@@ -120,6 +120,7 @@ class StreamOptions:
         excluded_fields, renamed_fields: fields of documents that are left out, and then renamed.
         batch_mode: what `spark.read` reads: "snapshot", "changes", or None.
         end: where a batch read of changes ends; None: at the present.
+        tolerant: whether an event that cannot be read becomes a row instead of a failure.
     """
 
     uri: str = field(repr=False)
@@ -152,6 +153,7 @@ class StreamOptions:
     renamed_fields: tuple[FieldEdit, ...] = option("field.renames", renamed_fields, ())
     batch_mode: str | None = option("mode", values.one_of("snapshot", "changes"), None)
     end: Position | None = None
+    tolerant: bool = False
 
     @property
     def idle_advance(self) -> float:
@@ -206,6 +208,7 @@ def parse_options(options: Mapping[str, str]) -> StreamOptions:
         snapshot=snapshot_options(given),
         retry_policy=retry_options(given),
         signals=SignalOptions(**fields_in(SignalOptions, given)),
+        tolerant=oversize.tolerant,
         **found,
     )
     _require_document_schema(given)

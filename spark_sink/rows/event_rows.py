@@ -8,16 +8,18 @@ docs/protocol.md#events.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from bson.raw_bson import RawBSONDocument
 
+from spark_sink.errors import StreamError
 from spark_sink.events.header import OPERATIONS, READ, fragment_position, namespace_of
 from spark_sink.events.runs import Run, run_of
-from spark_sink.events.slices import DOCUMENT, NULL, fields_of
+from spark_sink.events.slices import DOCUMENT, NULL, UNREADABLE, Slice, fields_of
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.extended_json import ToJson, canonical_json, relaxed_documents, relaxed_json
 from spark_sink.rows.row_schema import DOCUMENT_COLUMNS, row_schema
@@ -43,7 +45,8 @@ class EventRows:
     """Makes rows of events.
 
     The columns of documents hold BSON with `raw_documents`, otherwise extended JSON. With `typed`
-    the columns TYPED_COLUMNS are structs, and rows have the column RESCUED.
+    the columns TYPED_COLUMNS are structs, and rows have the column RESCUED. If it is `tolerant`, an
+    event whose documents cannot be read becomes a row without `op` and without these documents.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class EventRows:
         raw_documents: bool = False,
         canonical: bool = False,
         typed: TypedDocuments | None = None,
+        tolerant: bool = False,
         rows_per_batch: int = ROWS_PER_BATCH,
         bytes_per_batch: int = BYTES_PER_BATCH,
     ) -> None:
@@ -60,6 +64,7 @@ class EventRows:
         self._to_json: ToJson = canonical_json if canonical else relaxed_json
         self._raw = raw_documents
         self._typed = typed
+        self._tolerant = tolerant
         self.schema = row_schema(
             raw_documents=raw_documents, document_type=None if typed is None else typed.schema
         )
@@ -74,7 +79,8 @@ class EventRows:
     ) -> Iterator[pa.RecordBatch]:
         """Return the events as Arrow batches of bounded size, in the same order.
 
-        They were read from `shard`, None for the merged stream.
+        They were read from `shard`, None for the merged stream. Raises StreamError for an event
+        that cannot be read, unless it is tolerant.
         """
         yield from self.batches_of_runs((run_of([event]) for event in events), shard)
 
@@ -99,6 +105,37 @@ class EventRows:
             yield self._batch(keys, events, shard)
 
     def _batch(self, keys: list[str], events: list[bytes], shard: str | None) -> pa.RecordBatch:
+        try:
+            return self._read(keys, events, shard)
+        except UNREADABLE as error:
+            if len(keys) == 1:
+                return self._unreadable(keys[0], events[0], shard, error)
+        half = len(keys) // 2
+        parts = (slice(half), slice(half, None))
+        return pa.concat_batches([self._batch(keys[part], events[part], shard) for part in parts])
+
+    def _unreadable(
+        self, key: str, event: bytes, shard: str | None, error: Exception
+    ) -> pa.RecordBatch:
+        """Return the row of an event that cannot be read. Raises StreamError if not tolerant."""
+        fields = fields_of(event)
+        readable = {name: each for name, each in fields.items() if name not in _DOCUMENTS}
+        name, document_key = namespace_of(fields.get(b"ns"))[0], fields.get(b"documentKey")
+        with suppress(*UNREADABLE):
+            self._to_json(document_key)
+            readable |= {} if document_key is None else {b"documentKey": document_key}
+        if not self._tolerant:
+            shown = repr(None if document_key is None else document_key.value[4:50])
+            if b"documentKey" in readable:
+                shown = (canonical_json(document_key) or "")[:120]
+            raise StreamError(
+                f"an event of {name} cannot be read: set errors.tolerance=all, with which a job "
+                f"writes it to the table quarantine, or documents=raw (key {shown}, token {key})",
+                error,
+            ) from error
+        return self._made([self._row(key, event, shard, readable)])
+
+    def _read(self, keys: list[str], events: list[bytes], shard: str | None) -> pa.RecordBatch:
         if self._columns is None or len(keys) < MIN_EVENTS:
             return self._row_by_row(keys, events, shard)
         batches, indexes, left = self._columns.batches(keys, events, shard)
@@ -111,15 +148,22 @@ class EventRows:
     def _row_by_row(
         self, keys: list[str], events: list[bytes], shard: str | None
     ) -> pa.RecordBatch:
-        rows = [self._row(key, event, shard) for key, event in zip(keys, events, strict=True)]
+        return self._made(
+            [self._row(key, event, shard) for key, event in zip(keys, events, strict=True)]
+        )
+
+    def _made(self, rows: Iterable[tuple[Any, ...]]) -> pa.RecordBatch:
         columns = [
             pa.array(column, type=field.type)
             for column, field in zip(zip(*rows, strict=True), self._arrow_schema, strict=True)
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self._arrow_schema)
 
-    def _row(self, key: str, raw: bytes, shard: str | None) -> tuple[Any, ...]:
-        get = fields_of(raw).get
+    def _row(
+        self, key: str, raw: bytes, shard: str | None, readable: Mapping[bytes, Slice] | None = None
+    ) -> tuple[Any, ...]:
+        """Return an event's row; `readable` are the fields of one that cannot be read whole."""
+        get = (fields_of(raw) if readable is None else readable).get
         documents: list[Any]
         operation, time, wall, ns, lsid, number, to, fragment = map(get, _HEADER)
         kind = None if operation is None else operation.text()
@@ -143,7 +187,7 @@ class EventRows:
             *namespace_of(ns),
             *documents,
             raw,
-            OPERATIONS.get(kind),
+            OPERATIONS.get(kind) if readable is None else None,
             kind == READ,
             shard,
             None if lsid is None else lsid.value if self._raw else self._to_json(lsid),

@@ -23,7 +23,7 @@ from spark_sink.batches.read_task import ReadTask, TaskReader
 from spark_sink.events.header import join_fragments
 from spark_sink.events.heartbeats import Heartbeat
 from spark_sink.events.positions import AtTime, Position, Token, after, high_water_mark, time_of
-from spark_sink.events.runs import Run, run_of
+from spark_sink.events.runs import Run, run_of, sort_key
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.rows.event_rows import EventRows
@@ -72,6 +72,7 @@ def rows_for(options: StreamOptions) -> EventRows:
         raw_documents=options.raw_documents,
         canonical=options.canonical_json,
         typed=typed_documents(options),
+        tolerant=options.tolerant,
     )
 
 
@@ -164,6 +165,9 @@ def read_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
             yield from rows.batches_of_runs(edits.runs(chunk.runs()))
             return
         watch = partial(client.watch_events, batch_size=0, max_await=_READING_AWAIT)
+        if options.splits_large_events:
+            start, end = (_in_fragments(each, task, options) for each in (task.start, task.end))
+            task = replace(task, start=start, end=end)
         reader = TaskReader(task, watch, options.retry_policy)
         runs: Iterable[Run] = reader.runs()
         if options.splits_large_events:
@@ -171,6 +175,28 @@ def read_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
         yield from rows.batches_of_runs(edits.runs(runs), shard=task.shard)
     if task.report_to is not None:
         report(reader.stats, task.batch, task.report_to)
+
+
+def _in_fragments(position: Position, task: ReadTask, options: StreamOptions) -> Position:
+    """Return a position in a stream that splits large events. Raises StreamError.
+
+    Servers of 6.0 give events tokens of another version there, which sort above those of the same
+    events in other streams (docs/protocol.md#resume-tokens). The position may be of a batch that
+    was planned before the option was set: it is found by the number of events before it.
+    """
+    if not isinstance(position, Token) or not position.is_of_event_1:
+        return position
+    time = position.cluster_time
+    section = ReadTask(AtTime(time), after(time), task.shard)
+    tokens = replace(options, pipeline=(*options.pipeline[:-1], {"$project": {"_id": 1}}))
+    found: list[list[RawBSONDocument]] = []
+    for each in (tokens, options):
+        with closing(RouterClient(each)) as client:
+            watch = partial(client.watch_events, batch_size=0, max_await=_READING_AWAIT)
+            events = TaskReader(section, watch, options.retry_policy).events()
+            found.append(list(join_fragments(events)))
+    number = sum(sort_key(each) <= position.data for each in found[0])
+    return Token(found[1][number - 1]["_id"]) if number else AtTime(time)
 
 
 def _end_of_snapshot(end: SnapshotEnd, now: Timestamp) -> RawBSONDocument:

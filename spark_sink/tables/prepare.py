@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from spark_sink.errors import StreamError
-from spark_sink.events.slices import DOCUMENT, STRING, Slice, document_of, fields_of
+from spark_sink.events.slices import DOCUMENT, STRING, UNREADABLE, Slice, document_of, fields_of
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.extended_json import canonical_json, object_id_of
 from spark_sink.rows.field_values import field_values
@@ -95,10 +96,12 @@ class Prepare:
                     former, document_key = document_key, _key_after(document_key, rows, row)
                     if document_key != former:
                         renamed.append((row, former))
-                keys.append(self._key(document_key))
-                document_keys.append(canonical_json(document_key))
-                kinds.append(EVENT)
-                continue
+                with suppress(*UNREADABLE):
+                    found = self._key(document_key), canonical_json(document_key)
+                    keys.append(found[0])
+                    document_keys.append(found[1])
+                    kinds.append(EVENT)
+                    continue
             if not self.tolerant:
                 raise StreamError(problem_of(document_key))
             keys.append("")
@@ -171,12 +174,17 @@ def _key_after(document_key: Slice, rows: pa.RecordBatch, row: int) -> Slice:
 
 
 def problem_of(document_key: Slice | None) -> str:
-    """Return why an event cannot be applied to any document: it has no key, or is a fragment."""
+    """Return why an event cannot be applied to any document: it has no key
+    that can be read, or is a fragment."""
     if document_key is None:
         return (
             "an event has no documentKey: a current table requires complete events. Remove stages "
             "that drop fields from option 'pipeline'"
         )
+    try:
+        canonical_json(document_key)
+    except UNREADABLE as error:
+        return f"the key of an event cannot be read: {error}"
     return (
         "a current table requires complete events, and a query that begins or ends within one "
         "has its fragments: begin the query at another token"

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql.types import StructType
 
+from spark_sink.errors import StreamError
 from spark_sink.folders import open_folder
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.row_schema import columns
@@ -195,16 +196,33 @@ class _Merge:
         before = pa.table({name: columns[name] for name in changes.schema.names}, changes.schema)
         prepared = _sorted(pa.concat_tables([before, changes])) if base.num_rows else changes
         whole, others = whole_documents(prepared)
-        new = self._formed.from_fold(whole)
+        new = self._formed_rows(whole, changes)
         if others.num_rows:
             batches = others.select(_PREPARED.names).to_batches()
             folded = pa.Table.from_batches(self._task.fold(batches), _FOLDED)
             fits = pc.is_null(folded["problem"])
             self._quarantine(folded.filter(pc.invert(fits)))
-            new = pa.concat_tables([new, self._formed.from_fold(folded.filter(fits))])
+            new = pa.concat_tables([new, self._formed_rows(folded.filter(fits), changes)])
             new = new.take(pc.sort_indices(places_of(new)))
         kept = pc.indices_nonzero(pc.invert(changed)).to_pylist()
         self._table.add(_merged(group, places.to_pylist(), kept, new) if kept else new)
+
+    def _formed_rows(self, folded: pa.Table, changes: pa.Table) -> pa.Table:
+        """Return the rows of documents, of which those that cannot be read leave the table."""
+        new, problems = self._formed.from_fold(folded)
+        for index, problem in problems.items():
+            [row] = folded.slice(index, 1).to_pylist()
+            problem = (
+                f"a document of {row['namespace']} cannot be read (key {row['key']}): {problem}"
+            )
+            if not self._task.fold.tolerant:
+                raise StreamError(f"{problem}. A job writes it to its table quarantine")
+            is_last = pc.equal(changes["token"], row["token"])
+            is_last = pc.and_(is_last, pc.equal(changes["key"], row["key"]))
+            event = changes.filter(is_last)["payload"][0].as_py()
+            of_event = {**row, "document": event, "problem": problem}
+            self._quarantine(pa.Table.from_pylist([of_event], folded.schema))
+        return new
 
     def _quarantine(self, rows: pa.Table) -> None:
         if rows.num_rows:

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.types import BooleanType, StringType, StructField, StructType
 
-from spark_sink.events.slices import CODEC, decoded_documents, flattened
+from spark_sink.events.slices import CODEC, UNREADABLE, decoded_documents, flattened
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.extended_json import relaxed_documents
 from spark_sink.rows.inferred_schema import SeenTypes, extends, grown, is_no_column
@@ -174,8 +174,23 @@ class FormedRows:
         columns = [made[each] if each in made else rows[self._form.column(each)] for each in names]
         return pa.table(columns, names).cast(self._rows)
 
-    def from_fold(self, rows: pa.Table) -> pa.Table:
-        """Return rows of FOLDED without problems."""
+    def from_fold(self, rows: pa.Table) -> tuple[pa.Table, dict[int, str]]:
+        """Return rows of FOLDED without problems that can be read, and why others cannot.
+
+        Those are given by their indexes.
+        """
+        try:
+            return self._from_fold(rows), {}
+        except UNREADABLE as error:
+            if rows.num_rows == 1:
+                return self._rows.empty_table(), {0: str(error)}
+        half = rows.num_rows // 2
+        first, problems = self.from_fold(rows.slice(0, half))
+        second, more = self.from_fold(rows.slice(half))
+        problems |= {half + index: problem for index, problem in more.items()}
+        return pa.concat_tables([first, second]), problems
+
+    def _from_fold(self, rows: pa.Table) -> pa.Table:
         if self._documents is None:
             texts = relaxed_documents(rows["document"].to_pylist())
             made = {_DOCUMENTS: pa.array(texts, pa.string())}

@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from spark_sink.events.positions import AtTime, Token, after, key_of, time_in
-from spark_sink.events.slices import CODEC
+from spark_sink.events.slices import CODEC, UNREADABLE, fields_of
 from spark_sink.options.scope import Scope
 from spark_sink.options.snapshot_options import MODE_OPTIONS
 from spark_sink.options.stream_options import named_options, parse_options
@@ -78,7 +78,7 @@ def _documents(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     formed = FormedRows(TableForm())
     for batch in Fold(complete_from="~", tolerant=True)(batches):
         rows = pa.Table.from_batches([batch])
-        yield from formed.from_fold(rows.filter(pc.is_null(rows["problem"]))).to_batches()
+        yield from formed.from_fold(rows.filter(pc.is_null(rows["problem"])))[0].to_batches()
 
 
 DIFFERENCES = "namespace string, key string, difference string, fields array<string>"
@@ -99,7 +99,7 @@ def verify(spark: SparkSession, target: str, **options: str) -> DataFrame:
     scope = parse_options(options).scope
     newest = CurrentTable.existing(target)
     through = newest.state.through
-    reader = spark.read.format("mergerouter").options(**options)
+    reader = spark.read.format("mergerouter").options(**_raw(options))
     documents = reader.options(mode="snapshot").load().persist(StorageLevel.MEMORY_AND_DISK)
     documents.count()  # all of them are read before the end is chosen
     with closing(RouterClient(parse_options(options))) as client:
@@ -117,6 +117,12 @@ def verify(spark: SparkSession, target: str, **options: str) -> DataFrame:
     unequal = pairs.where(~F.col("table").eqNullSafe(F.col("collection")))
     unread = unread_after(newest.state.unread, advance.ddl_events, scope.accepts)
     return unequal.mapInArrow(_Differences(scope, frozenset(unread)), DIFFERENCES)
+
+
+def _raw(options: Mapping[str, str]) -> dict[str, str]:
+    """Return options with which every document can be read."""
+    forms = ("documentSchema", "unknownFields")
+    return {**{n: text for n, text in options.items() if n not in forms}, "documents": "raw"}
 
 
 @dataclass(frozen=True)
@@ -157,10 +163,11 @@ def difference_of(row: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _comparable(document: bytes) -> dict[str, str]:
     """Return each field as text that shows its types, but not the order of its fields."""
-    text = json_util.dumps(
-        bson.decode(document, CODEC),
-        json_options=json_util.CANONICAL_JSON_OPTIONS,
-    )
+    try:
+        decoded = bson.decode(document, CODEC)
+    except UNREADABLE:
+        return {name.decode(errors="replace"): str(v) for name, v in fields_of(document).items()}
+    text = json_util.dumps(decoded, json_options=json_util.CANONICAL_JSON_OPTIONS)
     return {name: json.dumps(value, sort_keys=True) for name, value in json.loads(text).items()}
 
 
@@ -206,7 +213,7 @@ def verify_bronze(
             given["endAt"] = at.position.data
         case AtTime(time):
             given["endAtOperationTime"] = f"{time.time},{time.inc}"
-    stream = rows.sparkSession.read.format("mergerouter").options(**given).load()
+    stream = rows.sparkSession.read.format("mergerouter").options(**_raw(given)).load()
     columns = ("token", "namespace", "operationType")
     kept = rows.where(~F.col("operationType").isin(*_MARKS) & ~F.col("snapshot"))
     kept = kept.where(F.col("token") >= first).groupBy(*columns).agg(F.count("*").alias("times"))

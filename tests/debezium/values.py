@@ -158,7 +158,7 @@ def identifier(chance: Random, number: int) -> Any:
 
 
 ODD_IDENTIFIERS = (True, False, None, MinKey(), MaxKey(), "", {}, float("nan"), float("inf"),
-                   Decimal128("NaN"), Code("f"), Int64(-(2**63)))  # fmt: skip
+                   Decimal128("-Infinity"), Code("f"), Int64(-(2**63)))  # fmt: skip
 """Values that are the `_id` of one document each."""
 
 

@@ -28,6 +28,7 @@ from bson.timestamp import Timestamp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spark_sink.errors import StreamError
 from spark_sink.events.slices import DOCUMENT, Slice, fields_of
 from spark_sink.rows.event_rows import EventRows
 from spark_sink.rows.extended_json import canonical_json, relaxed_json
@@ -209,6 +210,39 @@ def test_a_pipeline_may_change_the_fields_types():
     event = raw({"_id": {"_data": event_token(1, 1)}, "fullDocument": [1, "a"]})
     [batch] = EventRows().arrow_batches([event])
     assert batch.to_pylist()[0]["fullDocument"] == '[1,"a"]'
+
+
+def unreadable(number: int) -> RawBSONDocument:
+    """An event whose document no driver decodes: subtype 2 with a wrong size within."""
+    event = {
+        "_id": {"_data": event_token(1, number)},
+        "operationType": "insert",
+        "ns": {"db": "shop", "coll": "orders"},
+        "documentKey": {"_id": number},
+        "fullDocument": {"_id": number, "b": Binary(b"\x63\0\0\0ab", 0)},
+    }
+    found = bson.encode(event).replace(b"\x06\0\0\0\0\x63", b"\x06\0\0\0\x02\x63")
+    return RawBSONDocument(found)
+
+
+@pytest.mark.parametrize("size", [3, 100])
+def test_an_event_that_cannot_be_read_fails_or_has_no_op(size: int) -> None:
+    fields = {"operationType": "insert", "fullDocument": {"n": 1}}
+    events = [raw({"_id": {"_data": event_token(1, n)}, **fields}) for n in range(size)]
+    bad = {1, size // 2}
+    for number in bad:
+        events[number] = unreadable(number)
+    with pytest.raises(StreamError, match=r"event of shop\.orders .*=all.*key .*, token 82"):
+        list(EventRows().arrow_batches(events))
+    [batch] = EventRows(tolerant=True).arrow_batches(events)
+    assert batch["event"].to_pylist() == [bytes(each.raw) for each in events]
+    lacking = {n for n, op in enumerate(batch["op"].to_pylist()) if op is None}
+    assert lacking == bad
+    row = batch.slice(1, 1).to_pylist()[0]
+    assert (row["operationType"], row["namespace"]) == ("insert", "shop.orders")
+    assert (row["documentKey"], row["fullDocument"]) == ('{"_id":1}', None)
+    [batch] = EventRows(raw_documents=True).arrow_batches(events)
+    assert batch["op"].to_pylist() == ["c"] * size
 
 
 def test_batches_are_bounded_in_rows_and_bytes():

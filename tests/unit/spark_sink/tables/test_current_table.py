@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ import pytest
 from bson import json_util
 from bson.datetime_ms import DatetimeMS
 from bson.int64 import Int64
+from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from deltalake import DeltaTable, write_deltalake
+from pyspark.sql.types import StructType
 
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.documents import from_json, to_json
@@ -29,6 +32,7 @@ from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import Batch, DeltaLog
 from spark_sink.tables.key_ranges import places_of
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS, ChangeReport, ChangeStage
+from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_state import Covers
 
 DATABASE = "shop"
@@ -536,6 +540,46 @@ def test_an_event_that_cannot_be_applied_fails_without_a_quarantine(tmp_path: Pa
     with pytest.raises(StreamError, match="changes a document that the table does not have"):
         apply(folder, [lost])
     assert set(documents_in(folder)) == {("a", 1)}
+
+
+def with_field(number: int, field: bytes) -> RawBSONDocument:
+    """Return a document with a field more, which is its type, its name and its value."""
+    body = bson.encode({"_id": number})[4:-1] + field
+    return RawBSONDocument(struct.pack("<i", len(body) + 5) + body + b"\0")
+
+
+@pytest.mark.parametrize(
+    "form", [TableForm(), TableForm(StructType([]), True)], ids=["json", "typed"]
+)
+def test_a_document_that_cannot_be_read_leaves_the_table(tmp_path: Path, form: TableForm) -> None:
+    stream, folder = Stream(5), tmp_path / "current"
+    table = CurrentTable(str(folder), form=form)
+    first = [stream.change(number, n=1) for number in range(5)]
+    first.append(stream.change(5, raw=1) | {"documentKey": {"_id": 5}})
+    apply(folder, first, 0, table=table)
+    unreadable = with_field(3, b"\x05b\0\x02\0\0\0\x02ab")  # subtype 2 without its size
+    bad = stream.change(3) | {"fullDocument": unreadable}
+    apply(folder, [bad, stream.change(4, n=2)], 1, table=table)
+    del stream.collections["a", 3]
+    keys = set(DeltaTable(folder).to_pyarrow_table()[form.column("key")].to_pylist())
+    assert keys == {f'{{"$numberInt": "{number}"}}' for _, number in stream.collections}
+    [row] = DeltaTable(tmp_path / "quarantine").to_pyarrow_table().to_pylist()
+    assert "cannot be read" in row["problem"]
+    assert (row["token"], row["event"]) == (bad["_id"]["_data"], bson.encode(bad))
+    with pytest.raises(StreamError, match=r"a document of shop\.a cannot be read"):
+        apply(folder, [stream.change(3) | {"fullDocument": unreadable}])
+
+
+@pytest.mark.parametrize("field", [b"\x02s\0\2\0\0\0\xff\0", b"\x09d\0" + b"\xff" * 7 + b"\x7f"])
+def test_a_snapshot_may_begin_with_a_document_that_is_decoded_with_care(
+    tmp_path: Path, field: bytes
+) -> None:
+    stream = Stream(6)
+    stream.change(1)
+    [event] = stream.snapshot("a")[:1]
+    apply(tmp_path / "current", [event | {"fullDocument": with_field(1, field)}], 0)
+    assert DeltaTable(tmp_path / "current").to_pyarrow_table().num_rows == 1
+    assert not (tmp_path / "quarantine").exists()
 
 
 def test_another_table_is_refused(tmp_path: Path) -> None:

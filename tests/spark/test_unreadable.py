@@ -1,0 +1,182 @@
+"""Jobs whose collections have documents that drivers cannot decode, though servers store them."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import bson
+import pymongo
+import pytest
+from bson.raw_bson import RawBSONDocument
+from deltalake import DeltaTable
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+
+from spark_sink.batches.read_task import ReadTask
+from spark_sink.debezium import to_debezium
+from spark_sink.events.positions import Token
+from spark_sink.options.stream_options import parse_options
+from spark_sink.source.tasks import read_task
+from spark_sink.tables.current_table import CurrentTable
+from tests.harness.clusters import TestCluster
+from tests.spark.conftest import Shop
+from tests.spark.test_job import differences, rows_of, run_once
+
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+
+TOLERANT = {"errors.tolerance": "all"}
+
+
+@pytest.fixture(autouse=True)
+def _real_servers(cluster: TestCluster) -> None:
+    if not cluster.real:
+        pytest.skip("the embedded cluster decodes what it stores: needs MongoDB's servers")
+
+
+def with_field(number: int, field: bytes) -> RawBSONDocument:
+    """A document of the shop with a field more, which is its type, its name and its value."""
+    body = bson.encode({"_id": number, "customer": number % 10})[4:-1] + field
+    return RawBSONDocument(struct.pack("<i", len(body) + 5) + body + b"\0")
+
+
+def nested(depth: int) -> bytes:
+    """The field d with documents in documents."""
+    inner = b"\x05\0\0\0\0"
+    for _ in range(depth):
+        inner = struct.pack("<i", len(inner) + 8) + b"\x03d\0" + inner + b"\0"
+    return b"\x03d\0" + inner
+
+
+UNREADABLE = b"\x05b\0" + struct.pack("<i", 2) + b"\x02ab"  # subtype 2 without its inner size
+ODD = (
+    b"\x02s\0\x03\0\0\0\xff\xfe\0",  # no UTF-8
+    b"\x10n\xff\0\x01\0\0\0",
+    b"\x10a\0\x01\0\0\0\x02a\0\x02\0\0\0x\0",  # a field twice
+    b"\x09d\0" + struct.pack("<q", 2**63 - 1),
+    b"\x04a\0\x13\0\0\0\x105\0\x01\0\0\0\x10x\0\x02\0\0\0\0",  # other names than 0 and 1
+    nested(170),
+)
+"""Fields that readers seldom expect, and can read."""
+
+
+def current(spark: SparkSession, folder: Path) -> set[int]:
+    """The numbers of the documents in the current table."""
+    rows = CurrentTable.existing(str(folder / "current")).versions(spark).select("key").collect()
+    return {int(json.loads(row.key)["$numberInt"]) for row in rows}
+
+
+def insert_odd(shop: Shop) -> None:
+    for field in ODD:
+        shop.orders.insert_one(with_field(shop.written, field))  # type: ignore[arg-type]
+        shop.written += 1
+
+
+def insert_unreadable(shop: Shop) -> int:
+    shop.orders.insert_one(with_field(shop.written, UNREADABLE))  # type: ignore[arg-type]
+    shop.written += 1
+    return shop.written - 1
+
+
+def test_an_event_that_cannot_be_read_goes_to_the_quarantine(
+    tmp_path: Path, shop: Shop, spark: SparkSession
+) -> None:
+    insert_odd(shop)  # a snapshot reads them
+    run_once(spark, shop, tmp_path)
+    insert_odd(shop)
+    number = insert_unreadable(shop)
+    shop.insert(3)
+    with pytest.raises(StreamingQueryException) as failed:
+        run_once(spark, shop, tmp_path)
+    told = str(failed.value)
+    assert f"an event of {shop.database}.orders cannot be read: set errors.tolerance=all" in told
+    assert f'"_id": {{"$numberInt": "{number}"}}' in told
+    assert ", token 82" in told
+
+    run_once(spark, shop, tmp_path, **TOLERANT)  # the batch that has failed
+    run_once(spark, shop, tmp_path, **TOLERANT)
+    [quarantined] = DeltaTable(tmp_path / "quarantine").to_pyarrow_table().to_pylist()
+    assert "cannot be read" in quarantined["problem"]
+    [row] = [each for each in rows_of(tmp_path) if each["token"] == quarantined["token"]]
+    assert row["operationType"] == "insert"
+    rows = DeltaTable(tmp_path / "bronze").to_pyarrow_table().to_pylist()
+    [bronze] = [each for each in rows if each["token"] == quarantined["token"]]
+    assert (bronze["op"], bronze["fullDocument"]) == (None, None)
+    assert bronze["event"] == quarantined["event"]
+    assert RawBSONDocument(bronze["event"])["_id"]["_data"] == quarantined["token"]
+    assert current(spark, tmp_path) == set(range(shop.written)) - {number}
+    assert differences(spark, shop, tmp_path) == {"bronze": set(), "current": set()}
+
+    # A later event with the whole document brings it back, an update of it does not.
+    shop.orders.update_one({"_id": number}, {"$set": {"n": 1}})
+    run_once(spark, shop, tmp_path, **TOLERANT)
+    assert number not in current(spark, tmp_path)
+    shop.orders.replace_one({"_id": number}, {"_id": number, "customer": number % 10})
+    run_once(spark, shop, tmp_path, **TOLERANT)
+    assert number in current(spark, tmp_path)
+    assert differences(spark, shop, tmp_path) == {"bronze": set(), "current": set()}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"documents": "raw"},
+        {"documents": "typed", "documentSchema": "_id INT, s STRING", **TOLERANT},
+        {"jsonFormat": "canonical", **TOLERANT},
+    ],
+    ids=str,
+)
+def test_documents_that_cannot_be_read_in_every_form(
+    tmp_path: Path, shop: Shop, spark: SparkSession, options: dict[str, str]
+) -> None:
+    insert_odd(shop)
+    numbers = {insert_unreadable(shop)}
+    run_once(spark, shop, tmp_path, **options)
+    numbers.add(insert_unreadable(shop))
+    insert_odd(shop)
+    run_once(spark, shop, tmp_path, **options)
+    assert current(spark, tmp_path) == set(range(shop.written)) - numbers
+    assert len(rows_of(tmp_path, "quarantine")) == 2
+    assert differences(spark, shop, tmp_path) == {"bronze": set(), "current": set()}
+
+
+def test_a_batch_planned_before_large_events_are_split_has_the_same_events(shop: Shop) -> None:
+    with pymongo.MongoClient[RawBSONDocument](shop.uri, document_class=RawBSONDocument) as client:
+        with client[shop.database].watch() as stream:
+            shop.insert(20)
+            tokens = [stream.next()["_id"] for _ in range(20)]
+        begin, middle, end = (Token({"_data": tokens[at]["_data"]}) for at in (4, 9, 19))
+    read = {}
+    for tolerance in ("none", "all"):
+        given = {"uri": shop.uri, "database": shop.database, "errors.tolerance": tolerance}
+        options = parse_options(given)
+        for shard in (None, *(f"shard{number}" for number in range(2))):
+            parts = [
+                [row for batch in read_task(ReadTask(start, stop, shard), options)
+                 for row in batch["documentKey"].to_pylist()]
+                for start, stop in ((begin, middle), (middle, end))
+            ]  # fmt: skip
+            read[tolerance, shard] = parts
+    assert [len(each) for each in read["none", None]] == [5, 10]
+    for shard in (None, "shard0", "shard1"):
+        assert read["none", shard] == read["all", shard]
+
+
+def test_a_job_without_a_current_table_has_a_quarantine(
+    tmp_path: Path, shop: Shop, spark: SparkSession
+) -> None:
+    insert_odd(shop)
+    number = insert_unreadable(shop)
+    run_once(spark, shop, tmp_path, tables=("bronze",), **TOLERANT)
+    [row] = DeltaTable(tmp_path / "quarantine").to_pyarrow_table().to_pylist()
+    assert json.loads(row["key"])["_id"] == number
+    assert row["problem"]
+
+
+def test_messages_leave_out_what_cannot_be_read(shop: Shop, spark: SparkSession) -> None:
+    insert_odd(shop)
+    insert_unreadable(shop)
+    options = {"uri": shop.uri, "database": shop.database, "mode": "snapshot", **TOLERANT}
+    rows = spark.read.format("mergerouter").options(**options).load()
+    assert to_debezium(rows, "p").count() == len(ODD)
