@@ -191,12 +191,7 @@ class DeltaLog:
         """Return the number of rows, by the statistics of files."""
         return sum(row["num_records"] or 0 for row in self.actions())
 
-    def append(
-        self,
-        parts: Sequence[Mapping[str, Any]],
-        schema: pa.Schema,
-        batch: Batch,
-    ) -> None:
+    def append(self, parts: Sequence[Mapping[str, Any]], schema: pa.Schema, batch: Batch) -> None:
         """Commit files with the rows of a batch.
 
         Args:

@@ -42,6 +42,9 @@ COMPARED = (
 """The columns whose least and greatest values are in the commit, by default."""
 WITHOUT_DICTIONARY = (*UNIQUE_COLUMNS, "key", "document")
 """The columns whose values rarely repeat, by default."""
+# At this level zstd costs no more than snappy does, for files of the same size. LZ4 costs less, but
+# not all readers know its form of today (docs/performance.md#current-tables).
+_COMPRESSION = {"compression": "zstd", "compression_level": -5}
 # Bytes of rows that a task collects before it writes them, and bytes after which a file ends.
 _GROUP_BYTES = 64 * 1024 * 1024
 _FILE_BYTES = 128 * 1024 * 1024
@@ -86,6 +89,7 @@ class Parts:
         names = [name for name in schema.names if name not in self._partitions]
         self._stored = pa.schema([schema.field(name) for name in names])
         self._form = {
+            **_COMPRESSION,
             "use_dictionary": [name for name in names if name not in unique],
             "write_statistics": [name for name in names if name in (*compared, *indexed)],
         }
@@ -137,7 +141,9 @@ class Parts:
                 if len(self._open) >= _MOST_OPEN:
                     self._end(list(self._open))
                 self._open[partition] = self._part(partition)
-            self._open[partition].write(pa.concat_tables(tables))
+            rows = pa.concat_tables(tables)
+            groups = max(1, round(rows.nbytes / self._group_bytes))
+            self._open[partition].write(rows, -(-rows.num_rows // groups))
         self._pending.clear()
         self._pending_bytes = 0
         self._end([key for key, part in self._open.items() if part.size >= _FILE_BYTES])
@@ -178,9 +184,9 @@ class _Part:
         """The bytes written so far."""
         return int(self._stream.tell())
 
-    def write(self, rows: pa.Table) -> None:
-        """Write rows as a row group."""
-        self._writer.write_table(rows)
+    def write(self, rows: pa.Table, group_rows: int) -> None:
+        """Write rows, as many in a row group."""
+        self._writer.write_table(rows, group_rows)
 
     def close(self, compared: Sequence[str]) -> PartFile:
         """Complete the file, and return it, with statistics of these columns."""

@@ -25,12 +25,7 @@ from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.row_schema import columns
 from spark_sink.tables.fold import DELETED, FOLDED, TABLE, Fold
 from spark_sink.tables.key_ranges import KEY_COLUMNS, SPLIT_BYTES, KeyRange, Section, places_of
-from spark_sink.tables.parquet_parts import (
-    BATCH,
-    WITHOUT_DICTIONARY,
-    PartFile,
-    Parts,
-)
+from spark_sink.tables.parquet_parts import BATCH, WITHOUT_DICTIONARY, PartFile, Parts
 from spark_sink.tables.prepare import DELETED_ROW, PREPARED, ROW
 from spark_sink.tables.staged_changes import read_groups
 from spark_sink.tables.table_form import KEY_RANGE, FormedRows, TableForm
@@ -45,8 +40,8 @@ QUARANTINE = StructType(
 """The columns of a table of events that cannot be applied."""
 _FOLDED = arrow_schema(FOLDED)
 _PREPARED = arrow_schema(PREPARED)
-# Bytes of rows in a row group.
-_GROUP_BYTES = 32 * 1024 * 1024
+# Bytes of rows in a row group: larger ones cost the kernel more, for fresh memory.
+_GROUP_BYTES = 16 * 1024 * 1024
 
 
 class _UnsortedError(Exception):
@@ -185,7 +180,8 @@ class _Merge:
 
     def _apply(self, group: pa.Table, places: pa.Array, changes: pa.Table) -> None:
         """Write a group with changes to it."""
-        changed = pc.is_in(places, value_set=pc.unique(changes["place"]))
+        touched = pc.unique(changes["place"])
+        changed = pc.is_in(places, value_set=touched)
         base = group.filter(changed)
         columns = {
             **{name: base[name] for name in (*KEY_COLUMNS, "token", "documentKey")},
@@ -204,8 +200,7 @@ class _Merge:
             self._quarantine(folded.filter(pc.invert(fits)))
             new = pa.concat_tables([new, self._formed_rows(folded.filter(fits), changes)])
             new = new.take(pc.sort_indices(places_of(new)))
-        kept = pc.indices_nonzero(pc.invert(changed)).to_pylist()
-        self._table.add(_merged(group, places.to_pylist(), kept, new) if kept else new)
+        self._table.add(_merged(group, places.to_pylist(), touched.to_pylist(), new))
 
     def _formed_rows(self, folded: pa.Table, changes: pa.Table) -> pa.Table:
         """Return the rows of documents, of which those that cannot be read leave the table."""
@@ -231,17 +226,20 @@ class _Merge:
             self._problems.add(events.append_column(BATCH, numbers))
 
 
-def _merged(group: pa.Table, places: list[str], kept: Sequence[int], new: pa.Table) -> pa.Table:
-    """Return rows of a group, and new ones, in the order of places."""
-    order: list[int] = []
-    start = 0
-    for number, place in enumerate(places_of(new).to_pylist()):
-        end = bisect_left(kept, place, start, key=places.__getitem__)
-        order += kept[start:end]
-        order.append(group.num_rows + number)
-        start = end
-    order += kept[start:]
-    return pa.concat_tables([group, new]).combine_chunks().take(pa.array(order, pa.int64()))
+def _merged(group: pa.Table, places: list[str], touched: list[str], new: pa.Table) -> pa.Table:
+    """Return new rows, and those of a group that are not at the places `touched`, in order."""
+    slices: list[pa.Table] = []
+    row = start = end = 0  # of the group, and of the new rows that come before it
+    found: list[str] = places_of(new).to_pylist()
+    for place in touched:
+        at = bisect_left(places, place, row)
+        if at > row:
+            slices += [new.slice(start, end - start), group.slice(row, at - row)]
+            row, start = at, end
+        row += places[row : row + 1] == [place]
+        end += found[end : end + 1] == [place]
+    slices += [new.slice(start), group.slice(row)]
+    return pa.concat_tables(slices).combine_chunks()
 
 
 class _RangeFiles:

@@ -130,6 +130,7 @@ class ChangeStage:
                 rows,
                 stream,
                 row_group_size=_ROWS_PER_GROUP,
+                compression="lz4",
                 use_dictionary=["database", "collection"],
                 write_statistics=False,
             )

@@ -220,7 +220,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_ranges, "SPLIT_BYTES", 16_000)
     monkeypatch.setattr(range_merge, "SPLIT_BYTES", 16_000)
     monkeypatch.setattr(key_ranges, "_TASK_BYTES", 12_000)
-    monkeypatch.setattr(range_merge, "_GROUP_BYTES", 4_000)
+    monkeypatch.setattr(range_merge, "_GROUP_BYTES", 8_000)
     monkeypatch.setattr(staged_changes, "_ROWS_PER_GROUP", 13)
     monkeypatch.setattr(staged_changes, "_FILE_BYTES", 20_000)
 
