@@ -198,7 +198,7 @@ def rebuild(
 
     With --to, make a current table as of an earlier time, in another folder, from bronze alone.
     """
-    from spark_sink.jobs.point_in_time import time_from_text
+    from spark_sink.jobs.point_in_time import UNREAD_THEN, time_from_text, unread_names
     from spark_sink.jobs.rebuilding import (
         lacks_current,
         rebuild_at,
@@ -216,6 +216,8 @@ def rebuild(
             with session("rebuild", spark_settings) as spark:
                 table = rebuild_at(spark, folder, time, into)
             typer.echo(f"{table.address} has {table.count()} documents")
+            if names := unread_names(table.state.unread):
+                typer.echo(f"it lacks documents of {names}: {UNREAD_THEN}", err=True)
             return
         lost = lacks_current(folder)
         if lost:

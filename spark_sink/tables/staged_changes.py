@@ -7,7 +7,7 @@ that readers of Delta tables ignore. Executors import this module, which require
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -154,6 +154,22 @@ class StageRows:
         for batch in batches:
             stage.add(batch)
         yield report_batch([stage.close()])
+
+
+@dataclass(frozen=True)
+class StageScan:
+    """A task that stages the rows of the source in files of another table, which a scan reads."""
+
+    scan: Callable[[], Iterable[pa.RecordBatch]]
+    address: str
+    keys: tuple[str, ...]
+
+    def __call__(self) -> ChangeReport:
+        """Stage the rows. Raises OSError."""
+        stage = ChangeStage(self.address, self.keys, tolerant=True)
+        for rows in self.scan():
+            stage.add(rows)
+        return stage.close()
 
 
 @dataclass(frozen=True)
