@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -72,16 +72,9 @@ class TableVersions:
     versions: Mapping[str, int]
 
 
-class UnreadThen(NamedTuple):
-    """Which collections a table of an earlier time lacks.
-
-    Args:
-        covers: which ones it would have, so that DDL events tell more of them; None for none.
-        requested: those that the job had been about to read.
-    """
-
-    covers: Covers | None
-    requested: Unread
+Lacking = tuple[Covers | None, Unread]
+"""Which collections a table of an earlier time lacks: those that the job was about to read, and of
+which ones DDL events tell more; None for none."""
 
 
 def time_from_text(text: str, name: str) -> Timestamp:
@@ -150,9 +143,8 @@ def read_at(spark: SparkSession, out: str, time: str) -> dict[str, DataFrame]:
         changes = bronze.read(spark, (*CHANGE_COLUMNS, "op"), later)
         advance = Advance(table.state.keys, changes, table.form)
         found[CURRENT] = advance.of_table(rows)
-        unread = history.unread(cut)
-        covers = unread.covers or (lambda *_: False)
-        names = unread_names(unread_after(unread.requested, advance.ddl_events, covers))
+        covers, requested = history.lacking(cut)
+        names = covers and unread_names(unread_after(requested, advance.ddl_events, covers))
         if names:
             warnings.warn(f"current lacks documents of {names}: {UNREAD_THEN}", stacklevel=2)
     if CURRENT not in found:
@@ -169,14 +161,13 @@ def unread_names(unread: Unread) -> str:
     return ", ".join(sorted(map(".".join, unread))[:20])
 
 
-def unread_at(record: JobRecord, at: Offset) -> UnreadThen:
+def lacking_at(record: JobRecord, at: Offset) -> Lacking:
     """Return what a table lacks whose job has reached an offset."""
-    if not snapshot_options(named_options(record.options)).reads_documents:
-        return UnreadThen(None, {})
-    return UnreadThen((at.scope or Scope()).accepts, at.requested)
+    reads_documents = snapshot_options(named_options(record.options)).reads_documents
+    return ((at.scope or Scope()).accepts, at.requested) if reads_documents else (None, {})
 
 
-def bronze_at(folder: JobFolder, time: Timestamp) -> tuple[list[TableScan], Batch, UnreadThen]:
+def bronze_at(folder: JobFolder, time: Timestamp) -> tuple[list[TableScan], Batch, Lacking]:
     """Return the rows of bronze from which a current table of a cluster time is made.
 
     With them comes the newest batch of bronze, with the offset of that time. Raises StreamError if
@@ -189,7 +180,7 @@ def bronze_at(folder: JobFolder, time: Timestamp) -> tuple[list[TableScan], Batc
     batch = Batch(position["query"], position[BATCH], to_offset(AtTime(cut)))
     _require_begun(log, cut)
     scans = scans_of(log, CHANGE_COLUMNS, _counts_before(log, cut))
-    return scans, batch, history.unread(cut)
+    return scans, batch, history.lacking(cut)
 
 
 def _counts_before(log: DeltaLog, cut: Timestamp) -> pc.Expression:
@@ -307,10 +298,10 @@ class _History:
                 return [batch]
         return []
 
-    def unread(self, cut: Timestamp) -> UnreadThen:
+    def lacking(self, cut: Timestamp) -> Lacking:
         """Return what the newest batch before a cut lacks, if its commit is kept."""
         before = (at for batch, at in self._ends.items() if self.cut(batch) <= cut)
-        return unread_at(self._folder.record(), next(before, Offset(AtTime(cut))))
+        return lacking_at(self._folder.record(), next(before, Offset(AtTime(cut))))
 
     def _has_events(self, key: str, cut: Timestamp) -> bool:
         """Return whether events follow a key before a cut: others of the same cluster time."""

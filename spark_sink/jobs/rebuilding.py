@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from spark_sink.errors import OptionError
 from spark_sink.events.positions import AtTime, FromNow, Position, Token, after, is_after, key_of
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
-from spark_sink.jobs.point_in_time import UnreadThen, bronze_at, unread_at
+from spark_sink.jobs.point_in_time import Lacking, bronze_at, lacking_at
 from spark_sink.jobs.tables_job import (
     BRONZE,
     CURRENT,
@@ -130,9 +130,9 @@ def rebuild_current(spark: SparkSession, folder: JobFolder) -> CurrentTable:
     log = DeltaLog(folder.table(BRONZE))
     position = log.position()
     batch = Batch(position["query"], position["batch"], position["offset"])
-    unread = unread_at(folder.record(), Offset.read(batch.offset))
+    lacking = lacking_at(folder.record(), Offset.read(batch.offset))
     scans = scans_of(log, CHANGE_COLUMNS)
-    return _replayed(spark, scans, folder.address, batch, unread, folder.record())
+    return _replayed(spark, scans, folder.address, batch, lacking, folder.record())
 
 
 def rebuild_at(spark: SparkSession, folder: JobFolder, time: Timestamp, into: str) -> CurrentTable:
@@ -145,8 +145,8 @@ def rebuild_at(spark: SparkSession, folder: JobFolder, time: Timestamp, into: st
         raise OptionError(f"there is a table in {into} already: give another folder with --into")
     if not DeltaLog(folder.table(BRONZE)).exists:
         raise OptionError(f"the job in {folder.address} has no bronze table, which has the history")
-    scans, batch, unread = bronze_at(folder, time)
-    return _replayed(spark, scans, into, batch, unread, folder.record())
+    scans, batch, lacking = bronze_at(folder, time)
+    return _replayed(spark, scans, into, batch, lacking, folder.record())
 
 
 def _replayed(
@@ -154,7 +154,7 @@ def _replayed(
     scans: Sequence[TableScan],
     into: str,
     batch: Batch,
-    unread: UnreadThen,
+    lacking: Lacking,
     record: JobRecord,
 ) -> CurrentTable:
     """Make a current table of rows of bronze, as the batch with that number."""
@@ -163,7 +163,7 @@ def _replayed(
     tasks = [StageScan(each, table.address, table.state.keys) for each in scans]
     staged = run_tasks(spark, ChangeReport, tasks)
     quarantine = AppendTable(folder.table(QUARANTINE))
-    table.apply_staged(spark, staged, batch, quarantine, *unread)
+    table.apply_staged(spark, staged, batch, quarantine, *lacking)
     return table
 
 

@@ -37,7 +37,8 @@ from spark_sink.source.schema import schema_for
 from spark_sink.source.tasks import snapshot_planner
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.append_table import AppendTable
-from spark_sink.tables.current_table import CurrentTable, rewrite_former_current
+from spark_sink.tables.current_query import rewrite_former_current
+from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import Batch, DeltaLog
 from spark_sink.tables.former_tables import rewrite_former_batches
 from spark_sink.tables.staged_changes import ChangeReport, remove_changes

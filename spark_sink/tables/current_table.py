@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from functools import partial, reduce
+from functools import reduce
 from typing import Any
 
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
 from spark_sink.errors import OptionError
@@ -26,7 +25,7 @@ from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.ddl_events import DdlEvent, ddl_event_of
 from spark_sink.tables.delta_log import Batch, DeltaLog
 from spark_sink.tables.fold import DELETED, UNREAD, VERSION, Fold
-from spark_sink.tables.former_tables import FormerFolder, announce
+from spark_sink.tables.former_tables import FormerFolder
 from spark_sink.tables.key_ranges import ChangeGroup, Section, ranges_after, sections_of
 from spark_sink.tables.range_merge import QUARANTINE, MergeReport, MergeTask
 from spark_sink.tables.staged_changes import (
@@ -34,7 +33,7 @@ from spark_sink.tables.staged_changes import (
     ChangeReport,
     Rename,
     StageRows,
-    read_places,
+    read_groups,
     remove_changes,
     remove_files,
 )
@@ -58,36 +57,8 @@ _COMMITS_PER_VACUUM = 20
 _LAST = "\U0010ffff"
 
 
-def apply_changes(
-    events: DataFrame, target: str, keys: Sequence[str] = ("_id",)
-) -> DataStreamWriter | None:
-    """Keep the table at `target` equal to the collections that `events` come from.
-
-    For a stream this returns a writer, to be started with a checkpointLocation; the events of a
-    batch are applied immediately. Applying events again changes nothing.
-
-    Args:
-        events: rows of this package's source, with its columns.
-        keys: the fields of the document key that identify a document.
-
-    Raises OptionError if the table has other keys. The query, or the call, fails with StreamError
-    if an update without a post-image changes a document that the table does not have.
-    """
-    rewrite_former_current(events.sparkSession, target)
-    remove_changes(target)
-    if not events.isStreaming:
-        CurrentTable(target, keys).apply(events)
-        return None
-
-    def apply(rows: DataFrame, batch_id: int) -> None:
-        query = rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
-        CurrentTable(target, keys).apply(rows, Batch(query, batch_id) if query else None)
-
-    return events.writeStream.foreachBatch(apply)
-
-
 class CurrentTable:
-    """The table at the address `target`; see apply_changes. Only one query may write to a table.
+    """The table at the address `target`, to which only one query may write.
 
     Args:
         keys: the fields of the document key that identify a document.
@@ -241,7 +212,11 @@ class CurrentTable:
             paths = [each["path"] for name in affected for each in files.pop(name, ())]
             read = self.staged(spark, paths, read.groups, ddl_events)
         sizes = {name: sum(each["size_bytes"] for each in found) for name, found in files.items()}
-        places = partial(read_places, self.address)
+
+        def places(group: ChangeGroup) -> list[str]:
+            found: list[str] = read_groups(self.address, [group], ["place"])["place"].to_pylist()
+            return found
+
         sections = sections_of(state.ranges, read.groups, sizes, places)
         lacking = {".".join(place): UNREAD for place in (*state.unread, *outside)}
         complete_in = {**state.complete_in, **lacking}
@@ -404,23 +379,3 @@ class CurrentTable:
                 "once, which rewrites it as a Delta table"
             )
         return None
-
-
-def rewrite_former_current(spark: SparkSession | None, target: str) -> None:
-    """Rewrite a table of the form without Delta, if there is one at `target`. Raises StreamError.
-
-    An interrupted rewriting begins again; one that is committed only removes the former files.
-    """
-    former = FormerFolder(target)
-    version = former.version()
-    if version is None:
-        return
-    if not DeltaLog(target).exists:
-        announce(target)
-        keys = tuple(version["keys"])
-        starts = version["complete_from"], version["complete_in"]
-        state = TableState(keys, (), version["through"], *starts)
-        table = CurrentTable(target, keys, first=state)
-        files = [name for names in version["files"].values() for name in names]
-        table.apply_staged(spark, [table.staged(spark, files)])
-    former.remove("data", "versions")
