@@ -135,11 +135,14 @@ def rebuild_current(spark: SparkSession, folder: JobFolder) -> CurrentTable:
     return _replayed(spark, scans, folder.address, batch, lacking, folder.record())
 
 
-def rebuild_at(spark: SparkSession, folder: JobFolder, time: Timestamp, into: str) -> CurrentTable:
+def rebuild_at(
+    spark: SparkSession | None, folder: JobFolder, time: Timestamp, into: str
+) -> CurrentTable:
     """Make a current table as of a cluster time, in the folder `into`, from bronze alone.
 
     `into` gets the tables `current` and `quarantine`. Raises OptionError if it has such a table,
-    and StreamError if bronze has not reached the time, or begins later.
+    and StreamError if bronze has not reached the time, or begins later. Without `spark` the work is
+    done in this process.
     """
     if DeltaLog(JobFolder(into).table(CURRENT)).exists:
         raise OptionError(f"there is a table in {into} already: give another folder with --into")
@@ -150,7 +153,7 @@ def rebuild_at(spark: SparkSession, folder: JobFolder, time: Timestamp, into: st
 
 
 def _replayed(
-    spark: SparkSession,
+    spark: SparkSession | None,
     scans: Sequence[TableScan],
     into: str,
     batch: Batch,

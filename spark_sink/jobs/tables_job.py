@@ -149,7 +149,7 @@ class TablesJob:
         options[TABLES] = to_json(tables)
         reports = spark.readStream.format(FORMAT).options(**options).load()
         # Counts in the query's progress, whose own are of reports.
-        counts = [F.sum(name).alias(name) for name in ("events", "rescued")]
+        counts = [F.sum(name).alias(name) for name in ("events", "rescued", "files")]
         writer = reports.observe(BRONZE, *counts).writeStream.foreachBatch(self._commit)
         writer = writer.option("checkpointLocation", self._folder.checkpoint)
         if trigger is None:

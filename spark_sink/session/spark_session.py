@@ -75,11 +75,20 @@ def job_session(app_name: str, settings: Mapping[str, str] | None = None) -> Spa
     return _prepared(builder.getOrCreate(), settings)
 
 
+# Without an appender Spark would take its own configuration.
+_NO_LOG = """\
+appender.none.type = Null
+appender.none.name = none
+rootLogger.level = off
+rootLogger.appenderRef.none.ref = none
+"""
+
+
 def _without_log() -> str:
     """Return the option of Java with which Spark prints no log, not even while it starts."""
     number, path = tempfile.mkstemp(suffix=".properties", prefix="mergerouter-log-")
     with open(number, "w") as file:
-        file.write("status = off\nrootLogger.level = off\n")
+        file.write(_NO_LOG)
     atexit.register(Path(path).unlink, missing_ok=True)
     return f"-Dlog4j2.configurationFile=file:{path}"
 
