@@ -157,9 +157,9 @@ def run(
 
     Prints a line for each batch. SIGTERM and SIGINT stop the job after the batch in progress.
     """
-    from spark_sink.jobs.own_router import router_beside
+    with failures():
+        from spark_sink.jobs.own_router import router_beside
 
-    with failures(), router_beside(uri, configdb, upstream, router_config):
         rounds = None
         if repair and verify_every is None:
             raise OptionError("--repair belongs to --verify-every: give both")
@@ -167,7 +167,8 @@ def run(
             rounds = Rounds(seconds_of(verify_every, "--verify-every"), verify_rate, repair)
         interval = None if maintain is None else seconds_of(maintain, "--maintain")
         record = _record(namespaces, option, table, schema, deletes, flatten=flatten)
-        _run(out, record, uri, trigger, conf, metrics_port, rounds, interval, checkpoint)
+        with router_beside(uri, configdb, upstream, router_config):
+            _run(out, record, uri, trigger, conf, metrics_port, rounds, interval, checkpoint)
 
 
 @job.command(cls=Command)

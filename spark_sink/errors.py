@@ -18,6 +18,9 @@ MESSAGE_LIMIT = 500
 
 _HISTORY_LOST = 286
 _NOT_ALLOWED = 13  # Unauthorized
+_REFUSED_OPTION = (
+    "the servers refuse an option of the stream, such as 'pipeline' or 'fullDocument': correct it"
+)
 _CAUSES = {
     280: "the stream cannot be resumed here: its pipeline removes the event at the checkpoint. "
     "Restore the pipeline that the checkpoint was written with, or start with a new "
@@ -25,8 +28,10 @@ _CAUSES = {
     18: "the login is refused: check the user, the password and authSource in option 'uri'",
     _NOT_ALLOWED: "not allowed: the user in option 'uri' needs the privileges find and "
     "changeStream on the watched namespaces",
+    **dict.fromkeys((2, 9, 14, 168, 40324), _REFUSED_OPTION),
 }
-"""Causes and remedies by codes: ChangeStreamFatalError, AuthenticationFailed, Unauthorized."""
+"""Causes and remedies by codes: ChangeStreamFatalError, AuthenticationFailed, Unauthorized; and
+BadValue, FailedToParse, TypeMismatch, InvalidPipelineOperator, an unknown stage."""
 
 # Read by pyspark when it reports an exception of a worker (pyspark.util.handle_worker_exception).
 _HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"

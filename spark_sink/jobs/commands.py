@@ -95,12 +95,20 @@ def schema_in(given: str) -> str:
     """Return "none", "infer", or the schema in the file of --schema. Raises OptionError."""
     if given in ("none", "infer"):
         return given
+    from spark_sink.rows.typed_documents import is_json, require_types
+
     try:
-        return Path(given).read_text()
+        text = Path(given).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError(
             f"--schema must be infer, none, or a file that can be read, not {given!r}", error
         ) from None
+    try:
+        if not is_json(text):
+            require_types(text)
+    except ValueError as error:
+        raise OptionError(f"--schema {given}: {error}") from None
+    return text
 
 
 def seconds_of(text: str, name: str) -> float:
@@ -157,17 +165,23 @@ def session(name: str, settings: dict[str, str]) -> Iterator[SparkSession]:
 @contextmanager
 def failures() -> Iterator[None]:
     """Print the cause of a failure on one line, and exit with its status."""
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
-    from spark_sink.jobs.query_run import cause_of
-    from spark_sink.session.java_runtime import JavaNotFoundError
-
     try:
-        yield
-    except (SourceError, PySparkException, Py4JError, JavaNotFoundError, OSError) as error:
-        typer.echo(f"error: {cause_of(error)}", err=True)
-        raise typer.Exit(_USAGE if isinstance(error, OptionError) else 1) from None
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+
+        from spark_sink.jobs.query_run import cause_of
+        from spark_sink.session.java_runtime import JavaNotFoundError
+
+        expected = (SourceError, PySparkException, Py4JError, JavaNotFoundError, OSError)
+        try:
+            yield
+        except expected as error:
+            typer.echo(f"error: {cause_of(error)}", err=True)
+            raise typer.Exit(_USAGE if isinstance(error, OptionError) else 1) from None
+    except ModuleNotFoundError as error:
+        text = f"the package {error.name} is missing: install the extra spark (docs/install.md)"
+        typer.echo(f"error: {text}", err=True)
+        raise typer.Exit(1) from None
 
 
 def compact(out: Out) -> None:
@@ -198,7 +212,7 @@ def rebuild(
 
     With --to, make a current table as of an earlier time, in another folder, from bronze alone.
     """
-    from spark_sink.jobs.point_in_time import time_from_text
+    from spark_sink.jobs.point_in_time import UNREAD_THEN, time_from_text, unread_names
     from spark_sink.jobs.rebuilding import (
         lacks_current,
         rebuild_at,
@@ -216,6 +230,8 @@ def rebuild(
             with session("rebuild", spark_settings) as spark:
                 table = rebuild_at(spark, folder, time, into)
             typer.echo(f"{table.address} has {table.count()} documents")
+            if names := unread_names(table.state.unread):
+                typer.echo(f"it lacks documents of {names}: {UNREAD_THEN}", err=True)
             return
         lost = lacks_current(folder)
         if lost:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -21,8 +21,10 @@ from spark_sink.source.offsets import Offset
 from spark_sink.source.schema import schema_for
 from spark_sink.source.stream_reader import MergerouterStreamReader
 from spark_sink.source.tasks import TaskPartition
-from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.table_state import TableState, Unread, places_in
+
+if TYPE_CHECKING:
+    from spark_sink.tables.delta_log import DeltaLog
 
 FORMAT = "mergerouter-job"
 TABLES = "jobTables"
@@ -81,18 +83,25 @@ class JobStreamReader(MergerouterStreamReader):
         if self._tables.current is None:
             return gained
         if self._seen is None or self._seen[0] != start:
-            if self._current is None:
-                self._current = DeltaLog(self._tables.current)
-            else:
-                self._current.reload()
-            position = self._current.position()
+            position = self._log(self._tables.current).position()
             state = from_document(TableState, position) if position else None
             self._seen = start, {**gained, **(state.unread if state else {})}
         return self._seen[1]
 
     def places(self) -> set[tuple[str, str]]:
         """Return the collections of which the current table has documents."""
-        return set() if self._tables.current is None else places_in(self._tables.current)
+        current = self._tables.current
+        return set() if current is None else places_in(self._log(current))
+
+    def _log(self, address: str) -> DeltaLog:
+        """Return the current table's log, with its newest version."""
+        if self._current is None:
+            from spark_sink.tables.delta_log import DeltaLog  # executors may lack deltalake
+
+            self._current = DeltaLog(address)
+        else:
+            self._current.reload()
+        return self._current
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the row of REPORTS of one task. Raises StreamError and OSError."""

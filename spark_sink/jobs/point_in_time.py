@@ -6,15 +6,15 @@ commit times a tick apart (docs/protocol.md#events), so a cut that divides one m
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import bson
+import pyarrow as pa
 import pyarrow.compute as pc
 from bson.timestamp import Timestamp
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
 
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.documents import from_document
@@ -28,17 +28,29 @@ from spark_sink.events.positions import (
     time_of,
     to_offset,
 )
-from spark_sink.jobs.job_folder import JobFolder
-from spark_sink.jobs.tables_job import BRONZE, CURRENT, QUARANTINE, TRANSACTIONS, appended_table
+from spark_sink.jobs.job_folder import JobFolder, JobRecord
+from spark_sink.jobs.tables_job import (
+    BRONZE,
+    CURRENT,
+    QUARANTINE,
+    TRANSACTIONS,
+    appended_table,
+    table_form,
+)
+from spark_sink.options.scope import Scope
+from spark_sink.options.snapshot_options import snapshot_options
+from spark_sink.options.stream_options import named_options
 from spark_sink.options.values import cluster_time
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import Batch, DeltaLog
 from spark_sink.tables.fold import TABLE, VERSION
 from spark_sink.tables.parquet_parts import BATCH
-from spark_sink.tables.table_state import TableState
+from spark_sink.tables.staged_changes import CHANGE_COLUMNS
+from spark_sink.tables.table_scan import TableScan, scans_of
+from spark_sink.tables.table_state import Covers, TableState, Unread, unread_after
 from spark_sink.tables.transactions import COUNT_COLUMNS, Transactions
-from spark_sink.tables.verify import Advance
+from spark_sink.tables.verify import Advance, snapshot_ends
 
 # Seconds of cluster time in which the commits of one transaction on several shards lie.
 _COMMIT_SECONDS = 60
@@ -58,6 +70,11 @@ class TableVersions:
     batch: int
     cut: Timestamp
     versions: Mapping[str, int]
+
+
+Lacking = tuple[Covers | None, Unread]
+"""Which collections a table of an earlier time lacks: those that the job was about to read, and of
+which ones DDL events tell more; None for none."""
 
 
 def time_from_text(text: str, name: str) -> Timestamp:
@@ -101,34 +118,56 @@ def read_at(spark: SparkSession, out: str, time: str) -> dict[str, DataFrame]:
     cut = history.whole_cut(after(moment).time)
     found: dict[str, DataFrame] = {}
     for name in history.logs.keys() & _TOKENS.keys():
-        rows = appended_table(folder, name).read(spark)
-        found[name] = rows.where(F.col(_TOKENS[name]) <= high_water_mark(cut))
+        chosen = pc.field(_TOKENS[name]) <= high_water_mark(cut)
+        found[name] = appended_table(folder, name).read(spark, chosen=chosen)
     if CURRENT not in history.logs:
         return found
-    bronze = found.get(BRONZE)
-    table = CurrentTable.existing(folder.table(CURRENT))
+    table = CurrentTable.existing(folder.table(CURRENT), table_form(folder.record()))
+    rows, since = spark.createDataFrame([], TABLE).select(*VERSION), -1
     for batch in history.complete_before(cut)[:1]:
         version = history.versions(batch)[CURRENT]
         try:
             older = table.at(version, history.commits[CURRENT][version])
-            found[CURRENT] = older.read(spark) if bronze is None else older.versions(spark)
         except StreamError:  # its files have been deleted
-            if bronze is None:
+            if BRONZE not in found:
                 raise
         else:
-            bronze = None if bronze is None else bronze.where(F.col(BATCH) > batch)
-    if bronze is not None:
-        if CURRENT not in found:
-            found[CURRENT] = spark.createDataFrame([], TABLE).select(*VERSION)
-            _require_begun(history.logs[BRONZE], cut)
-        changes = _rows_before(bronze, history.logs[BRONZE], cut)
-        found[CURRENT] = Advance(table.state.keys, changes).of_table(found[CURRENT])
+            rows, since = older.versions(spark, deleted=True), batch
+            if BRONZE not in found:
+                found[CURRENT] = older.read(spark)
+    if BRONZE in found:
+        bronze = appended_table(folder, BRONZE)
+        if since < 0:
+            _require_begun(bronze.log, cut)
+        later = _counts_before(bronze.log, cut) & (pc.field(BATCH) > since)
+        changes = bronze.read(spark, (*CHANGE_COLUMNS, "op"), later)
+        advance = Advance(table.state.keys, changes, table.form)
+        found[CURRENT] = advance.of_table(rows)
+        covers, requested = history.lacking(cut)
+        names = covers and unread_names(unread_after(requested, advance.ddl_events, covers))
+        if names:
+            warnings.warn(f"current lacks documents of {names}: {UNREAD_THEN}", stacklevel=2)
     if CURRENT not in found:
         raise history.nothing_at(moment)
     return found
 
 
-def bronze_at(spark: SparkSession, folder: JobFolder, time: Timestamp) -> tuple[DataFrame, Batch]:
+UNREAD_THEN = "at this time the job had not read them again yet. Give a later time"
+"""Why collections are not complete in a table of an earlier time, and the remedy."""
+
+
+def unread_names(unread: Unread) -> str:
+    """Return the first of the collections that lack documents, for messages; empty for none."""
+    return ", ".join(sorted(map(".".join, unread))[:20])
+
+
+def lacking_at(record: JobRecord, at: Offset) -> Lacking:
+    """Return what a table lacks whose job has reached an offset."""
+    reads_documents = snapshot_options(named_options(record.options)).reads_documents
+    return ((at.scope or Scope()).accepts, at.requested) if reads_documents else (None, {})
+
+
+def bronze_at(folder: JobFolder, time: Timestamp) -> tuple[list[TableScan], Batch, Lacking]:
     """Return the rows of bronze from which a current table of a cluster time is made.
 
     With them comes the newest batch of bronze, with the offset of that time. Raises StreamError if
@@ -136,28 +175,28 @@ def bronze_at(spark: SparkSession, folder: JobFolder, time: Timestamp) -> tuple[
     """
     history = _History(folder, time, (BRONZE,))
     cut = history.whole_cut(after(time).time)
-    position = history.logs[BRONZE].position()
-    batch = Batch(position["query"], position[BATCH], to_offset(AtTime(cut)))
-    rows = appended_table(folder, BRONZE).read(spark)
-    rows = rows.where(F.col("token") <= high_water_mark(cut))
     log = history.logs[BRONZE]
+    position = log.position()
+    batch = Batch(position["query"], position[BATCH], to_offset(AtTime(cut)))
     _require_begun(log, cut)
-    return _rows_before(rows, log, cut), batch
+    scans = scans_of(log, CHANGE_COLUMNS, _counts_before(log, cut))
+    return scans, batch, history.lacking(cut)
 
 
-def _rows_before(rows: DataFrame, log: DeltaLog, cut: Timestamp) -> DataFrame:
-    """Return those rows of bronze, all of them with tokens before a cut, that count there.
+def _counts_before(log: DeltaLog, cut: Timestamp) -> pc.Expression:
+    """Return which rows of bronze count before a cut.
 
     The end of a snapshot counts if all of it was read before.
     """
-    late = [end["_id"]["_data"] for end in _snapshot_ends(log) if end["readUntil"] >= cut]
-    kept = (F.col("operationType") != "snapshotEnd") | ~F.col("token").isin(late)
-    return rows.where(kept)
+    late = [end["_id"]["_data"] for end in snapshot_ends(log) if end["readUntil"] >= cut]
+    is_late = pc.field("token").isin(pa.array(late, pa.string()))
+    kept = (pc.field("operationType") != "snapshotEnd") | ~is_late
+    return kept & (pc.field("token") <= high_water_mark(cut))
 
 
 def _require_begun(log: DeltaLog, cut: Timestamp) -> None:
     """Raise StreamError if bronze has its first snapshot not completely before a cut."""
-    ends = [end["readUntil"] for end in _snapshot_ends(log) if not end.get("requested")]
+    ends = [end["readUntil"] for end in snapshot_ends(log) if not end.get("requested")]
     reads = log.scan(["token"], pc.field("operationType") == "read")
     if min(ends, default=cut) >= cut and any(rows.num_rows for rows in reads):
         until = f"until {min(ends).as_datetime().isoformat()}" if ends else "later"
@@ -165,11 +204,6 @@ def _require_begun(log: DeltaLog, cut: Timestamp) -> None:
             f"the table at {log.address} begins with a snapshot that was read {until}: give a "
             "later time"
         )
-
-
-def _snapshot_ends(log: DeltaLog) -> list[Mapping[str, Any]]:
-    found = log.scan(["event"], pc.field("operationType") == "snapshotEnd")
-    return [bson.decode(event) for rows in found for event in rows["event"].to_pylist()]
 
 
 class _History:
@@ -263,6 +297,11 @@ class _History:
             if self._divided_by(key) is None and not self._has_events(key, self.cut(batch)):
                 return [batch]
         return []
+
+    def lacking(self, cut: Timestamp) -> Lacking:
+        """Return what the newest batch before a cut lacks, if its commit is kept."""
+        before = (at for batch, at in self._ends.items() if self.cut(batch) <= cut)
+        return lacking_at(self._folder.record(), next(before, Offset(AtTime(cut))))
 
     def _has_events(self, key: str, cut: Timestamp) -> bool:
         """Return whether events follow a key before a cut: others of the same cluster time."""

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from shutil import get_terminal_size
 from typing import Any, TextIO
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
@@ -20,6 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_sink.errors import StreamError
 from spark_sink.jobs.tables_job import BRONZE
+from spark_sink.snapshot.plan import SnapshotPlan
 from spark_sink.source.offsets import Offset
 
 _EXECUTED = "addBatch"
@@ -27,6 +29,8 @@ _EXECUTED = "addBatch"
 _OPERATIONS = {"c": "create", "u": "update", "d": "delete", "r": "snapshot"}
 # Collections with metrics of their own.
 _MOST_NAMESPACES = 200
+_BAR = 20
+"""The characters of a snapshot's bar."""
 _BATCH_SECONDS = (0.5, 1, 2, 5, 10, 20, 60, 120, 300, 900)
 
 
@@ -34,9 +38,10 @@ _BATCH_SECONDS = (0.5, 1, 2, 5, 10, 20, 60, 120, 300, 900)
 class BatchProgress:
     """A batch that has run: its number, events, seconds, and the cluster time at its end.
 
-    `events` includes the documents of a snapshot.
+    `events` includes the documents of a snapshot, `files` are those of bronze that it has written.
     `lag` is how old that time was when the batch ended, in seconds; both are None while the batch's
-    position has no time. `snapshot` is the progress of a snapshot that has not ended.
+    position has no time. `snapshot` is the progress of a snapshot that has not ended, and `share`
+    how much of it is done, from 0 to 1, by the chunks that are known.
     """
 
     number: int
@@ -45,12 +50,16 @@ class BatchProgress:
     through: int | None
     lag: float | None
     snapshot: str = ""
+    share: float = 1.0
+    files: int = 0
 
     def __str__(self) -> str:
         rate = self.events / self.seconds if self.seconds else 0.0
         text = (
             f"batch {self.number}: {self.events:,} events in {self.seconds:.1f} s ({rate:,.0f}/s)"
         )
+        if self.files:
+            text += f", {self.files} files"
         if self.through is not None and self.lag is not None:
             moment = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self.through))
             text += f", through {moment} UTC, {self.lag:.0f} s behind"
@@ -69,27 +78,37 @@ def batch_progress(progress: Mapping[str, Any], now: float) -> BatchProgress | N
         return None
     at = _offset(progress)
     through = None if at is None or at.time is None else int(at.time.time)
-    snapshot = ""
+    snapshot, share = "", 1.0
     if at is not None and at.running is not None:
         found = at.running.progress
+        share = _share(at.running)
         snapshot = (
             f"snapshot: {found.collections_planned} of {found.collections} collections, "
             f"{found.chunks_planned} chunks"
         )
     return BatchProgress(
         int(progress["batchId"]),
-        _events(progress),
+        _count(progress, "events", progress.get("numInputRows", 0)),
         durations.get("triggerExecution", 0) / 1000,
         through,
         None if through is None else max(0.0, now - through),
         snapshot,
+        share,
+        _count(progress, "files", 0),
     )
 
 
-def _events(progress: Mapping[str, Any]) -> int:
-    """Return the number of events and documents: in a job, Spark's own count is that of tasks."""
+def _share(plan: SnapshotPlan) -> float:
+    """Return how much of a snapshot is done; a collection that waits counts as one chunk."""
+    left = len(plan.waiting) + (0 if plan.current is None else len(plan.bounds) + 1)
+    done = plan.progress.chunks_planned
+    return done / max(1, done + left)
+
+
+def _count(progress: Mapping[str, Any], name: str, otherwise: int) -> int:
+    """Return a sum over the tasks of a job's batch, in which Spark itself counts tasks as rows."""
     counts = progress.get("observedMetrics", {}).get(BRONZE)  # a Row
-    return int(progress.get("numInputRows", 0) if counts is None else counts["events"] or 0)
+    return int(otherwise if counts is None else counts[name] or 0)
 
 
 def _offset(progress: Mapping[str, Any]) -> Offset | None:
@@ -129,7 +148,11 @@ class JobMetrics:
             registry=made,
         )
         self._named: set[str] = set()
-
+        self._snapshot = Gauge(
+            "mergerouter_job_snapshot_ratio",
+            "Part of the snapshot that is done, 1 where none is in progress.",
+            registry=made,
+        )
         self._verified = Gauge(
             "mergerouter_job_verified_through_timestamp_seconds",
             "Cluster time through which the current table is verified.",
@@ -151,6 +174,7 @@ class JobMetrics:
         self._batches.inc()
         self._events.inc(batch.events)
         self._seconds.observe(batch.seconds)
+        self._snapshot.set(batch.share)
         if batch.through is not None:
             self._through.set(batch.through)
 
@@ -174,7 +198,7 @@ class ProgressReport:
 
     Args:
         listeners: called with each batch.
-        stream: where the lines are printed.
+        stream: where the lines are printed; on a terminal one line with a bar shows a snapshot.
         clock: the present, in seconds since 1970.
     """
 
@@ -188,6 +212,7 @@ class ProgressReport:
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
         self._told = -1
+        self._has_bar = False
 
     def __call__(self, query: StreamingQuery) -> None:
         """Tell the batches that have ended since the last call."""
@@ -196,9 +221,19 @@ class ProgressReport:
             if batch is None or batch.number <= self._told:
                 continue
             self._told = batch.number
-            print(batch, file=self._stream, flush=True)
+            self._tell(batch)
             for listener in self._listeners:
                 listener(batch)
+
+    def _tell(self, batch: BatchProgress) -> None:
+        before, self._has_bar = self._has_bar, bool(batch.snapshot) and self._stream.isatty()
+        if self._has_bar:
+            full = round(batch.share * _BAR)
+            text = f"[{'#' * full}{'-' * (_BAR - full)}] {batch}"
+            print(f"\r\x1b[K{text[: get_terminal_size().columns - 1]}", end="", file=self._stream)
+        else:
+            print(f"\n{batch}" if before else batch, file=self._stream)
+        self._stream.flush()
 
 
 class ProgressListener(StreamingQueryListener):

@@ -12,25 +12,28 @@ from datetime import UTC, datetime
 from typing import Any
 
 from bson.timestamp import Timestamp
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from spark_sink.errors import OptionError
 from spark_sink.events.positions import AtTime, FromNow, Position, Token, after, is_after, key_of
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
-from spark_sink.jobs.point_in_time import bronze_at
+from spark_sink.jobs.point_in_time import Lacking, bronze_at, lacking_at
 from spark_sink.jobs.tables_job import (
     BRONZE,
     CURRENT,
     DEFAULT_TABLES,
     QUARANTINE,
-    appended_table,
     table_form,
 )
 from spark_sink.options.values import cluster_time_position, resume_token
+from spark_sink.source.offsets import Offset
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import Batch, DeltaLog
 from spark_sink.tables.former_tables import FormerFolder
+from spark_sink.tables.staged_changes import CHANGE_COLUMNS, ChangeReport, StageScan
+from spark_sink.tables.table_scan import TableScan, scans_of
+from spark_sink.tables.tasks import run_tasks
 
 # The most commits of a table that are read.
 _COMMITS = 1_000
@@ -124,31 +127,46 @@ def rebuild_current(spark: SparkSession, folder: JobFolder) -> CurrentTable:
 
     Raises StreamError.
     """
-    bronze = appended_table(folder, BRONZE)
-    position = bronze.log.position()
+    log = DeltaLog(folder.table(BRONZE))
+    position = log.position()
     batch = Batch(position["query"], position["batch"], position["offset"])
-    return _replayed(bronze.read(spark), folder.address, batch, folder.record())
+    lacking = lacking_at(folder.record(), Offset.read(batch.offset))
+    scans = scans_of(log, CHANGE_COLUMNS)
+    return _replayed(spark, scans, folder.address, batch, lacking, folder.record())
 
 
-def rebuild_at(spark: SparkSession, folder: JobFolder, time: Timestamp, into: str) -> CurrentTable:
+def rebuild_at(
+    spark: SparkSession | None, folder: JobFolder, time: Timestamp, into: str
+) -> CurrentTable:
     """Make a current table as of a cluster time, in the folder `into`, from bronze alone.
 
     `into` gets the tables `current` and `quarantine`. Raises OptionError if it has such a table,
-    and StreamError if bronze has not reached the time, or begins later.
+    and StreamError if bronze has not reached the time, or begins later. Without `spark` the work is
+    done in this process.
     """
     if DeltaLog(JobFolder(into).table(CURRENT)).exists:
         raise OptionError(f"there is a table in {into} already: give another folder with --into")
     if not DeltaLog(folder.table(BRONZE)).exists:
         raise OptionError(f"the job in {folder.address} has no bronze table, which has the history")
-    rows, batch = bronze_at(spark, folder, time)
-    return _replayed(rows, into, batch, folder.record())
+    scans, batch, lacking = bronze_at(folder, time)
+    return _replayed(spark, scans, into, batch, lacking, folder.record())
 
 
-def _replayed(rows: DataFrame, into: str, batch: Batch, record: JobRecord) -> CurrentTable:
-    """Make a current table of rows of the source, as the batch with that number."""
+def _replayed(
+    spark: SparkSession | None,
+    scans: Sequence[TableScan],
+    into: str,
+    batch: Batch,
+    lacking: Lacking,
+    record: JobRecord,
+) -> CurrentTable:
+    """Make a current table of rows of bronze, as the batch with that number."""
     folder = JobFolder(into)
     table = CurrentTable(folder.table(CURRENT), form=table_form(record))
-    table.apply(rows, batch, AppendTable(folder.table(QUARANTINE)))
+    tasks = [StageScan(each, table.address, table.state.keys) for each in scans]
+    staged = run_tasks(spark, ChangeReport, tasks)
+    quarantine = AppendTable(folder.table(QUARANTINE))
+    table.apply_staged(spark, staged, batch, quarantine, *lacking)
     return table
 
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any, Protocol
 
 import pyarrow as pa
+from bson.timestamp import Timestamp
+from pymongo.errors import OperationFailure
 from pyspark.errors import ParseException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
@@ -26,15 +29,18 @@ from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_source import BATCH_PROPERTY, FORMAT, TABLES, JobSource
 from spark_sink.jobs.task_tables import BRONZE_PARTITIONS, TaskReport, TaskTables, bronze_schema
 from spark_sink.options.scope import Scope
-from spark_sink.options.stream_options import named_options, parse_options
+from spark_sink.options.stream_options import StreamOptions, named_options, parse_options
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.typed_documents import from_json as schema_from_json
 from spark_sink.rows.typed_documents import is_json, nullable
 from spark_sink.source.offsets import Offset
 from spark_sink.source.schema import schema_for
+from spark_sink.source.tasks import snapshot_planner
+from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.append_table import AppendTable
-from spark_sink.tables.current_table import CurrentTable, rewrite_former_current
-from spark_sink.tables.delta_log import Batch
+from spark_sink.tables.current_query import rewrite_former_current
+from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.delta_log import Batch, DeltaLog
 from spark_sink.tables.former_tables import rewrite_former_batches
 from spark_sink.tables.range_merge import QUARANTINE as UNAPPLIED
 from spark_sink.tables.staged_changes import ChangeReport, remove_changes
@@ -125,6 +131,10 @@ class TablesJob:
         """
         self._form = table_form(self._record)
         self._rewrite_former(spark)
+        if self._form.is_typed and not DeltaLog(self._folder.table(CURRENT)).exists:
+            fields = _shard_keys(parse_options(self._options))
+            names = [each.replace(".", "_") if self._form.flattens else each for each in fields]
+            self._form = replace(self._form, keys=tuple(dict.fromkeys(("_id", *names))))
         options = {"maxEventsPerTrigger": str(_MAX_EVENTS), **named_options(self._options)}
         if parse_options(options).snapshot.may_stream:  # a snapshot alone has no signals
             options = {"signalFolder": self._folder.signals, **options}
@@ -142,7 +152,7 @@ class TablesJob:
         options[TABLES] = to_json(tables)
         reports = spark.readStream.format(FORMAT).options(**options).load()
         # Counts in the query's progress, whose own are of reports.
-        counts = [F.sum(name).alias(name) for name in ("events", "rescued")]
+        counts = [F.sum(name).alias(name) for name in ("events", "rescued", "files")]
         writer = reports.observe(BRONZE, *counts).writeStream.foreachBatch(self._commit)
         writer = writer.option("checkpointLocation", self._folder.checkpoint)
         if trigger is None:
@@ -212,6 +222,17 @@ class TablesJob:
         if name not in self._opened:
             self._opened[name] = appended_table(self._folder, name)
         return self._opened[name]
+
+
+def _shard_keys(options: StreamOptions) -> list[str]:
+    """Return the fields of the shard keys of the collections. Raises StreamError."""
+    with closing(RouterClient(options)) as client:
+        planner = snapshot_planner(client, options)
+        try:
+            plan = client.with_retries(lambda: planner.begin(Timestamp(1, 1)))
+        except OperationFailure:  # not allowed: the snapshot, if there is one, tells it
+            return []
+    return [field for each in plan.waiting for field in each.key]
 
 
 def table_form(record: JobRecord) -> TableForm:

@@ -26,7 +26,7 @@ from spark_sink.tables.transactions import Transactions
 DATE = "date"
 BRONZE_PARTITIONS = ("namespace", DATE)
 """The partition columns of a job's table of all rows; the date is that of the event, in UTC."""
-REPORTS = "report string, events long, rescued long"
+REPORTS = "report string, events long, rescued long, files long"
 """A row for each task: a TaskReport as JSON, and what the progress of the query counts."""
 
 _CHANGES = pa.array([each for each in OPERATIONS if each])
@@ -120,7 +120,7 @@ class TaskWriter:
         unreadable = [] if self._unreadable is None else self._unreadable.close()
         counts = [(*kind, number) for kind, number in self._by_kind.items()]
         report = TaskReport(bronze, changes, unreadable, self._transactions.by_id, counts)
-        columns = [[to_json(report)], [self._events], [self._rescued]]
+        columns = [[to_json(report)], [self._events], [self._rescued], [len(bronze)]]
         names = [each.split()[0] for each in REPORTS.split(", ")]
         return pa.RecordBatch.from_pydict(dict(zip(names, columns, strict=True)))
 

@@ -25,12 +25,11 @@ from spark_sink.events.positions import after, high_water_mark
 from spark_sink.events.slices import DOCUMENT, fields_of
 from spark_sink.folders import open_folder
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
-from spark_sink.jobs.point_in_time import time_from_text
+from spark_sink.jobs.point_in_time import time_from_text, unread_names
 from spark_sink.jobs.tables_job import (
     BRONZE,
     CURRENT,
     DEFAULT_TABLES,
-    appended_table,
     namespace_options,
 )
 from spark_sink.options.stream_options import StreamOptions, named_options, parse_options
@@ -310,10 +309,8 @@ def verify_job(
 
 
 def _unread(address: str) -> str:
-    names = sorted(map(".".join, CurrentTable.existing(address).state.unread))
-    if not names:
-        return ""
-    return f"not compared: {', '.join(names[:20])}, which the job must read again"
+    names = unread_names(CurrentTable.existing(address).state.unread)
+    return f"not compared: {names}, which the job must read again" if names else ""
 
 
 def _bronze(
@@ -325,15 +322,14 @@ def _bronze(
     shown: int,
 ) -> Outcome:
     """Compare a version of the table with the stream up to the offset that its commit states."""
-    table = appended_table(folder, BRONZE)
-    if not table.log.exists:
+    log = DeltaLog(folder.table(BRONZE))
+    if not log.exists:
         return Outcome(0, remark="not compared: there is no Delta table yet")
-    offset = table.log.position()["offset"]
-    if Offset.read(offset).running is not None:
+    if Offset.read(log.position()["offset"]).running is not None:
         return Outcome(0, remark="not compared: the snapshot has not ended yet")
     moment = None if since is None else time_from_text(since, "--since")
     options = {**record.options, "uri": uri}
-    return _outcome(verify_bronze(table.read(spark), options, offset, moment), shown)
+    return _outcome(verify_bronze(spark, log, options, moment), shown)
 
 
 def document_options(options: Mapping[str, str]) -> dict[str, str]:

@@ -10,9 +10,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StringType, StructField, StructType
 
 from spark_sink.errors import OptionError
-from spark_sink.events.slices import fields_of
-from spark_sink.rows.arrow_types import arrow_type
-from spark_sink.rows.extended_json import relaxed_json
+from spark_sink.events.runs import Run
+from spark_sink.rows.event_rows import EventRows
 from spark_sink.rows.typed_documents import RESCUED, TYPED_COLUMNS, TypedDocuments, nullable
 
 
@@ -39,9 +38,8 @@ def parse_documents(
         raise OptionError(f"the rows have no column {missing[0]}: use complete rows of the source")
     if unknown_fields not in ("rescue", "ignore"):
         raise OptionError(f"unknown_fields must be rescue or ignore, not {unknown_fields!r}")
-    parse = _Parse(kind, unknown_fields == "rescue")
     try:
-        parse.documents()
+        documents = TypedDocuments(kind, rescues_unknown=unknown_fields == "rescue")
     except ValueError as error:
         raise OptionError(str(error)) from None
     fields = [
@@ -49,28 +47,22 @@ def parse_documents(
         for each in rows.drop(RESCUED).schema.fields
     ]
     typed = StructType([*fields, StructField(RESCUED, StringType())])
-    return rows.drop(RESCUED).mapInArrow(parse, typed)
+    return rows.drop(RESCUED).mapInArrow(_Parse(documents.schema, unknown_fields), typed)
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Parse:
-    schema: StructType
-    rescues_unknown: bool
+    """Makes the typed columns of rows anew: a function for `mapInArrow`."""
 
-    def documents(self) -> TypedDocuments:
-        return TypedDocuments(self.schema, rescues_unknown=self.rescues_unknown)
+    schema: StructType
+    unknown_fields: str
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        documents = self.documents()
-        struct = arrow_type(self.schema)
+        rescues = self.unknown_fields == "rescue"
+        rows = EventRows(typed=TypedDocuments(self.schema, rescues_unknown=rescues))
         for batch in batches:
-            structs, rescued = [], []
-            for event in batch.column("event").to_pylist():
-                values, misfits = documents.columns(fields_of(event).get, relaxed_json)
-                structs.append(values)
-                rescued.append(misfits)
+            events = batch.column("event").to_pylist()
             columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-            for index, name in enumerate(TYPED_COLUMNS):
-                columns[name] = pa.array([each[index] for each in structs], type=struct)
-            columns[RESCUED] = pa.array(rescued, type=pa.string())
-            yield pa.RecordBatch.from_pydict(columns)
+            for made in rows.batches_of_runs([Run([""] * len(events), events)]):
+                columns |= {name: made[name] for name in (*TYPED_COLUMNS, RESCUED)}
+                yield pa.RecordBatch.from_pydict(columns)

@@ -321,7 +321,7 @@ def document_schema(text: str) -> str:
     elif _NOT_NULL.search(text):
         raise ValueError("every field may be missing in a document: remove NOT NULL")
     else:
-        _require_types(text)
+        require_types(text)
     return text
 
 
@@ -336,7 +336,7 @@ _TYPES = re.compile(
 )
 
 
-def _require_types(ddl: str) -> None:
+def require_types(ddl: str) -> None:
     """Raise ValueError for a field without a type of Spark.
 
     Spark's own error quotes the schema of whole rows, which the user has not written.
@@ -344,6 +344,8 @@ def _require_types(ddl: str) -> None:
     plain = _QUOTED.sub("quoted", ddl)
     while (inner := re.sub(r"<[^<>]*>|\([^()]*\)", "", plain)) != plain:
         plain = inner
+    if alone := re.search(r"[<>()]", plain):
+        raise ValueError(f"a {alone[0]!r} has no counterpart in {ddl.strip()!r}")
     for part in plain.split(","):
         field = _FIELD.match(part)
         if field is None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -34,6 +36,7 @@ def local_session(
     ensure_java()
     # Spark starts Python workers with "python3" by default.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # without it Spark looks for another
     configuration = {
         "spark.ui.enabled": "false",
         "spark.driver.host": "127.0.0.1",
@@ -60,13 +63,34 @@ def job_session(app_name: str, settings: Mapping[str, str] | None = None) -> Spa
     credentials of object stores. Raises JavaNotFoundError.
     """
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # which spark-submit sets
-        quiet = {"spark.log.level": "OFF", **(settings or {})}
-        return local_session(app_name, cores=os.cpu_count() or 2, settings=quiet)
+        given = dict(settings or {})
+        if "spark.log.level" not in given:
+            quiet = {"spark.log.level": "OFF", "spark.driver.extraJavaOptions": _without_log()}
+            given = {**quiet, **given}
+        return local_session(app_name, cores=os.cpu_count() or 2, settings=given)
     builder = SparkSession.builder.appName(app_name)
     kept = {f"spark.executorEnv.{n}": v for n, v in os.environ.items() if n.startswith("AWS_")}
     for name, value in {**kept, **(settings or {})}.items():
         builder = builder.config(name, value)
     return _prepared(builder.getOrCreate(), settings)
+
+
+# Without an appender Spark would take its own configuration.
+_NO_LOG = """\
+appender.none.type = Null
+appender.none.name = none
+rootLogger.level = off
+rootLogger.appenderRef.none.ref = none
+"""
+
+
+def _without_log() -> str:
+    """Return the option of Java with which Spark prints no log, not even while it starts."""
+    number, path = tempfile.mkstemp(suffix=".properties", prefix="mergerouter-log-")
+    with open(number, "w") as file:
+        file.write(_NO_LOG)
+    atexit.register(Path(path).unlink, missing_ok=True)
+    return f"-Dlog4j2.configurationFile=file:{path}"
 
 
 def _prepared(spark: SparkSession, settings: Mapping[str, str] | None) -> SparkSession:

@@ -101,6 +101,20 @@ class Offset:
         assert isinstance(self.position, AtTime)
         return dict.fromkeys(self.gained, high_water_mark(self.position.time))
 
+    @property
+    def requested(self) -> dict[tuple[str, str], str]:
+        """The collections that the job is about to read, because it gained or must reread them.
+
+        With each comes a token since which its table lacks documents of it.
+        """
+        waiting = [
+            (each.database, each.name)
+            for request in self.signals.requests
+            if request.required
+            for each in request.unfiltered
+        ]
+        return {**dict.fromkeys(waiting, self.signals.required), **self.gained_since}
+
     def require_scope(self, scope: Scope) -> None:
         """Raise StreamError if the offset is of another scope."""
         if self.scope not in (None, scope):

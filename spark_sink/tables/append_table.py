@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
 
 from spark_sink.tables.delta_log import Batch, DeltaLog
 from spark_sink.tables.parquet_parts import BATCH, Parts
+from spark_sink.tables.table_scan import read_rows
 
 
 class AppendTable:
@@ -21,9 +22,17 @@ class AppendTable:
         self.log = DeltaLog(address, partitions)
         """The commits of the table."""
 
-    def read(self, spark: SparkSession) -> DataFrame:
-        """Return the rows of a table that exists."""
-        return read_files(spark, self.log, StructType.fromJson(self.log.schema), self.log.files())
+    def read(
+        self,
+        spark: SparkSession,
+        columns: Sequence[str] | None = None,
+        chosen: pc.Expression | None = None,
+    ) -> DataFrame:
+        """Return columns, without some all, of the rows of a table that exists.
+
+        `chosen` is a condition on rows.
+        """
+        return read_rows(spark, self.log, columns, chosen)
 
     def write_rows(self, rows: pa.Table, batch: Batch) -> None:
         """Append rows that the driver has, with the batch's number, as `commit`."""
@@ -42,12 +51,3 @@ class AppendTable:
         """
         if not self.log.has(batch):
             self.log.append(parts, schema, batch)
-
-
-def read_files(
-    spark: SparkSession, log: DeltaLog, schema: StructType, files: Sequence[str]
-) -> DataFrame:
-    """Return the rows of some files of a table, without Spark's Delta extension."""
-    if not files:
-        return spark.createDataFrame([], schema)
-    return spark.read.schema(schema).option("basePath", log.address).parquet(*files)

@@ -10,22 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from functools import partial, reduce
+from functools import reduce
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, SparkSession
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
 from spark_sink.errors import OptionError
 from spark_sink.events.documents import from_document
 from spark_sink.rows.arrow_types import arrow_schema
-from spark_sink.tables.append_table import AppendTable, read_files
+from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.ddl_events import DdlEvent, ddl_event_of
 from spark_sink.tables.delta_log import Batch, DeltaLog
 from spark_sink.tables.fold import DELETED, UNREAD, VERSION, Fold
-from spark_sink.tables.former_tables import FormerFolder, announce
+from spark_sink.tables.former_tables import FormerFolder
 from spark_sink.tables.key_ranges import ChangeGroup, Section, ranges_after, sections_of
 from spark_sink.tables.range_merge import QUARANTINE, MergeReport, MergeTask
 from spark_sink.tables.staged_changes import (
@@ -33,11 +33,12 @@ from spark_sink.tables.staged_changes import (
     ChangeReport,
     Rename,
     StageRows,
-    read_places,
+    read_groups,
     remove_changes,
     remove_files,
 )
 from spark_sink.tables.table_form import KEY_RANGE, TableForm
+from spark_sink.tables.table_scan import read_rows
 from spark_sink.tables.table_state import (
     Covers,
     Place,
@@ -56,36 +57,8 @@ _COMMITS_PER_VACUUM = 20
 _LAST = "\U0010ffff"
 
 
-def apply_changes(
-    events: DataFrame, target: str, keys: Sequence[str] = ("_id",)
-) -> DataStreamWriter | None:
-    """Keep the table at `target` equal to the collections that `events` come from.
-
-    For a stream this returns a writer, to be started with a checkpointLocation; the events of a
-    batch are applied immediately. Applying events again changes nothing.
-
-    Args:
-        events: rows of this package's source, with its columns.
-        keys: the fields of the document key that identify a document.
-
-    Raises OptionError if the table has other keys. The query, or the call, fails with StreamError
-    if an update without a post-image changes a document that the table does not have.
-    """
-    rewrite_former_current(events.sparkSession, target)
-    remove_changes(target)
-    if not events.isStreaming:
-        CurrentTable(target, keys).apply(events)
-        return None
-
-    def apply(rows: DataFrame, batch_id: int) -> None:
-        query = rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
-        CurrentTable(target, keys).apply(rows, Batch(query, batch_id) if query else None)
-
-    return events.writeStream.foreachBatch(apply)
-
-
 class CurrentTable:
-    """The table at the address `target`; see apply_changes. Only one query may write to a table.
+    """The table at the address `target`, to which only one query may write.
 
     Args:
         keys: the fields of the document key that identify a document.
@@ -102,7 +75,7 @@ class CurrentTable:
         form: TableForm | None = None,
     ) -> None:
         self._log = DeltaLog(target, (KEY_RANGE,), (form or TableForm()).compared)
-        self._stored = TableForm.of(self._log.schema) if self._log.exists else None
+        self._stored = self._stored_form()
         self._form = self._form_of(form or self._stored or TableForm())
         self._state = first or self._read_state() or TableState(tuple(keys))
         if self._state.keys != tuple(keys):
@@ -114,17 +87,17 @@ class CurrentTable:
     def reload(self) -> None:
         """Continue from the newest version, which others may have committed, by a compaction."""
         if self._log.reload():
-            self._stored = TableForm.of(self._log.schema)
+            self._stored = self._stored_form()
             self._form = self._form_of(self._form)
             self._state = self._read_state() or self._state
 
     @classmethod
-    def existing(cls, target: str) -> CurrentTable:
+    def existing(cls, target: str, form: TableForm | None = None) -> CurrentTable:
         """Return the table in a folder, with its keys. Raises OptionError if there is none."""
         log = DeltaLog(target)
         if not log.exists and FormerFolder(target).version() is None:
             raise OptionError(f"there is no current table at {target}: correct the path")
-        return cls(target, log.position().get("keys", ("_id",)))
+        return cls(target, log.position().get("keys", ("_id",)), form=form)
 
     def at(self, version: int, position: Mapping[str, Any]) -> CurrentTable:
         """Return an older version to read, with what its commit says. Raises StreamError."""
@@ -144,18 +117,32 @@ class CurrentTable:
         """The form and the position of the version that `read` reads."""
         return self._state
 
+    @property
+    def form(self) -> TableForm:
+        """The columns that are written next."""
+        return self._form
+
     def read(self, spark: SparkSession) -> DataFrame:
         """Return the rows of the current version, without KEY_RANGE."""
-        columns = StructType(self._form.columns.fields[:-1])
-        return read_files(spark, self._log, columns, self._log.files())
+        names = [each["name"] for each in self._log.schema["fields"]]
+        return read_rows(spark, self._log, [name for name in names if name != KEY_RANGE])
 
-    def versions(self, spark: SparkSession) -> DataFrame:
-        """Return the columns VERSION of each document that is not deleted."""
-        rows = self.read(spark)
-        if self._form.keeps_deleted:
-            rows = rows.where(~F.col(DELETED))
-        columns: list[Column] = [F.col(self._form.column(name)).alias(name) for name in VERSION]
-        return rows.select(*columns)
+    def versions(self, spark: SparkSession, *, deleted: bool = False) -> DataFrame:
+        """Return the columns VERSION of each document that is not deleted.
+
+        With `deleted` these come, too, with DELETED if the table keeps them.
+        """
+        names = self._version_columns()
+        living = ~pc.field(DELETED) if self._form.keeps_deleted and not deleted else None
+        rows = read_rows(spark, self._log, names, living)
+        named = zip(names, (*VERSION, DELETED), strict=False)
+        rows = rows.select(*(F.col(name).alias(known) for name, known in named))
+        return rows if deleted else rows.drop(DELETED)
+
+    def _version_columns(self) -> tuple[str, ...]:
+        """Return what the columns VERSION are called here, and DELETED if the table has it."""
+        names = (*VERSION, DELETED) if self._form.keeps_deleted else VERSION
+        return tuple(map(self._form.column, names))
 
     def count(self) -> int:
         """Return the number of documents."""
@@ -225,7 +212,11 @@ class CurrentTable:
             paths = [each["path"] for name in affected for each in files.pop(name, ())]
             read = self.staged(spark, paths, read.groups, ddl_events)
         sizes = {name: sum(each["size_bytes"] for each in found) for name, found in files.items()}
-        places = partial(read_places, self.address)
+
+        def places(group: ChangeGroup) -> list[str]:
+            found: list[str] = read_groups(self.address, [group], ["place"])["place"].to_pylist()
+            return found
+
         sections = sections_of(state.ranges, read.groups, sizes, places)
         lacking = {".".join(place): UNREAD for place in (*state.unread, *outside)}
         complete_in = {**state.complete_in, **lacking}
@@ -261,7 +252,11 @@ class CurrentTable:
             parts = [each for report in reports for each in report.parts]
             position = state.position | ({} if batch is None else batch.position)
             replacement = {KEY_RANGE: sorted(replaced)}
+            compared = [name for name in form.compared if name in form.stored.names]
+            before = self._log.compared if self._log.exists else compared
+            self._log.compare([name for name in before if name in compared])
             self._log.replace(parts, form.stored, position, batch, **replacement)
+            self._log.compare(compared)
             self._state, self._stored, self._form = state, form, form
             if self._log.version and self._log.version % _COMMITS_PER_VACUUM == 0:
                 self._log.vacuum()
@@ -315,7 +310,14 @@ class CurrentTable:
                 f"the table at {self._log.address} has other columns: start its job with the "
                 "--schema and --deletes of before, or write to another folder"
             )
+        known = () if before.schema is None else before.schema.fieldNames()
+        new = (name for name in form.keys if name not in (*before.keys, *known))
+        form = replace(form, keys=(*before.keys, *new))  # no file has a column of the new ones
         return replace(form, schema=before.schema) if form.infers else form
+
+    def _stored_form(self) -> TableForm | None:
+        log = self._log
+        return TableForm.of(log.schema, log.compared) if log.exists else None
 
     def _affected(
         self, ddl_events: Sequence[DdlEvent], files: Mapping[str, Sequence[Mapping[str, Any]]]
@@ -348,10 +350,13 @@ class CurrentTable:
         staged = [
             Rename(self.address, path, ddl_events, tuple(found)) for path, found in by_file.items()
         ]
-        names = (*VERSION, DELETED) if self._form.keeps_deleted else VERSION
-        columns = tuple(map(self._form.column, names))
         stored = [
-            Rename(self.address, path, self._state.unknown(ddl_events), columns=columns)
+            Rename(
+                self.address,
+                path,
+                self._state.unknown(ddl_events),
+                columns=self._version_columns(),
+            )
             for path in files
         ]
         report = ChangeReport()
@@ -374,23 +379,3 @@ class CurrentTable:
                 "once, which rewrites it as a Delta table"
             )
         return None
-
-
-def rewrite_former_current(spark: SparkSession | None, target: str) -> None:
-    """Rewrite a table of the form without Delta, if there is one at `target`. Raises StreamError.
-
-    An interrupted rewriting begins again; one that is committed only removes the former files.
-    """
-    former = FormerFolder(target)
-    version = former.version()
-    if version is None:
-        return
-    if not DeltaLog(target).exists:
-        announce(target)
-        keys = tuple(version["keys"])
-        starts = version["complete_from"], version["complete_in"]
-        state = TableState(keys, (), version["through"], *starts)
-        table = CurrentTable(target, keys, first=state)
-        files = [name for names in version["files"].values() for name in names]
-        table.apply_staged(spark, [table.staged(spark, files)])
-    former.remove("data", "versions")

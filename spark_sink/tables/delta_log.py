@@ -110,6 +110,29 @@ class DeltaLog:
         found: dict[str, Any] = json.loads(self._table.schema().to_json())
         return found
 
+    @property
+    def compared(self) -> Sequence[str]:
+        """The columns of which the commits have statistics."""
+        if self._table is None:
+            return self._compared
+        names = self._table.metadata().configuration.get(_STATISTICS)
+        return names.split(",") if names else []
+
+    def compare(self, names: Sequence[str]) -> None:
+        """Let the commits have statistics of these columns, which all files have.
+
+        pyarrow's readers take a column without them for one that is null everywhere, unless the
+        table says that it has none.
+        """
+        if self._table is None:
+            self._compared = names
+        elif set(names) != set(self.compared):
+            with self._failures():
+                self._table.alter.set_table_properties(
+                    {_STATISTICS: ",".join(names)}, commit_properties=_properties(self.position())
+                )
+            self.reload()
+
     def reload(self) -> bool:
         """Read the commits since the version, and return whether there were any."""
         before = self.version
@@ -169,18 +192,24 @@ class DeltaLog:
             )
         return found
 
-    def files(self) -> list[str]:
-        """Return the addresses of the files."""
-        return [f"{self.address}/{row['path']}" for row in self.actions()]
+    def actions(self, chosen: pc.Expression | None = None) -> list[dict[str, Any]]:
+        """Return what the log says about each file: a flat document, with its relative `path`.
 
-    def actions(self) -> list[dict[str, Any]]:
-        """Return what the log says about each file: a flat document, with its relative `path`."""
+        Files that have no row of a condition, by their statistics, may be left out.
+        """
         if self._table is None:
             return []
-        found: list[dict[str, Any]] = pa.table(self._table.get_add_actions(True)).to_pylist()
-        return [{**row, "path": unquote(row["path"])} for row in found]
+        rows: list[dict[str, Any]] = pa.table(self._table.get_add_actions(True)).to_pylist()
+        found = [{**row, "path": unquote(row["path"])} for row in rows]
+        if chosen is None:
+            return found
+        fragments = self._table.to_pyarrow_dataset().get_fragments(filter=chosen)
+        kept = {each.path for each in fragments}
+        return [each for each in found if each["path"] in kept]
 
-    def scan(self, columns: Sequence[str], chosen: pc.Expression) -> Iterator[pa.RecordBatch]:
+    def scan(
+        self, columns: Sequence[str], chosen: pc.Expression | None = None
+    ) -> Iterator[pa.RecordBatch]:
         """Return columns of the rows that a condition selects, by the statistics of files first."""
         assert self._table is not None
         with self._failures():
@@ -279,8 +308,6 @@ class DeltaLog:
     def _create(
         self, actions: list[AddAction], schema: pa.Schema, properties: CommitProperties
     ) -> None:
-        # pyarrow's readers take a column without statistics for one that is null everywhere,
-        # unless the table says that it has none.
         names = [n for n in self._compared if n in schema.names and n not in self._partitions]
         configuration = {**_CONFIGURATION, _STATISTICS: ",".join(names)}
         with self._failures():

@@ -52,6 +52,7 @@ _FILE_BYTES = 128 * 1024 * 1024
 _MOST_OPEN = 100
 # What Spark and Hive escape in the names of partitions' folders.
 _ESCAPED = frozenset("\"#%'*/:=?\\{[]^\x7f")
+_LAST_TEXT = "\U0010ffff"
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 
 Partition = tuple[str | None, ...]
@@ -218,6 +219,8 @@ def statistics(metadata: pq.FileMetaData, compared: Sequence[str] = COMPARED) ->
         if filled and all(each.has_min_max for each in filled):
             least[name] = _json_value(min(each.min for each in filled))
             greatest[name] = _json_value(max(each.max for each in filled))
+        elif filled and filled[0].physical_type == "BYTE_ARRAY":  # texts of more than 4 KiB
+            least[name], greatest[name] = "", _LAST_TEXT
     return {
         "numRecords": metadata.num_rows,
         "minValues": least,

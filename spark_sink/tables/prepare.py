@@ -81,7 +81,7 @@ class Prepare:
     def events(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Convert database, collection, token, event. Raises StreamError if it is not tolerant."""
         for batch in batches:
-            yield self._after_ddl(self._prepared(batch))
+            yield self.after_ddl(self._prepared(batch))
 
     def _prepared(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         keys: list[str] = []
@@ -136,7 +136,7 @@ class Prepare:
             for row, former in renamed
         )
 
-    def _after_ddl(self, prepared: pa.RecordBatch) -> pa.RecordBatch:
+    def after_ddl(self, prepared: pa.RecordBatch) -> pa.RecordBatch:
         """Return rows of PREPARED with the namespaces that the DDL events give them."""
         if not self.ddl_events:
             return prepared

@@ -7,7 +7,7 @@ that readers of Delta tables ignore. Executors import this module, which require
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -18,7 +18,7 @@ from pyarrow import fs
 from spark_sink.events.slices import fields_of
 from spark_sink.folders import open_folder
 from spark_sink.rows.arrow_types import arrow_schema
-from spark_sink.tables.ddl_events import DDL_TYPES, DdlEvent, namespace_after
+from spark_sink.tables.ddl_events import DDL_TYPES, DdlEvent
 from spark_sink.tables.key_ranges import ChangeGroup, places_of
 from spark_sink.tables.prepare import PREPARED, Prepare
 from spark_sink.tables.tasks import report_batch
@@ -159,6 +159,22 @@ class StageRows:
 
 
 @dataclass(frozen=True)
+class StageScan:
+    """A task that stages the rows of the source in files of another table, which a scan reads."""
+
+    scan: Callable[[], Iterable[pa.RecordBatch]]
+    address: str
+    keys: tuple[str, ...]
+
+    def __call__(self) -> ChangeReport:
+        """Stage the rows. Raises OSError."""
+        stage = ChangeStage(self.address, self.keys, tolerant=True)
+        for rows in self.scan():
+            stage.add(rows)
+        return stage.close()
+
+
+@dataclass(frozen=True)
 class Rename:
     """A task that stages the rows of a file with the namespaces that DDL events give them.
 
@@ -174,16 +190,15 @@ class Rename:
 
     def __call__(self) -> ChangeReport:
         """Stage the rows. Raises OSError."""
-        stage = ChangeStage(self.address, tolerant=True)
-        rows: Iterable[pa.RecordBatch]
+        stage, prepare = ChangeStage(self.address, tolerant=True), Prepare((), self.ddl_events)
+        moved: Iterable[pa.RecordBatch]
         if self.groups:
-            rows = read_groups(self.address, self.groups).drop_columns(["place"]).to_batches()
-            for batch in rows:
-                stage.add_prepared(self._moved(batch))
+            rows = read_groups(self.address, self.groups).drop_columns(["place"])
+            moved = map(prepare.after_ddl, rows.to_batches())
         else:
-            prepare = Prepare((), self.ddl_events)
-            for batch in prepare.table_rows(self._stored()):
-                stage.add_prepared(batch)
+            moved = prepare.table_rows(self._stored())
+        for batch in moved:
+            stage.add_prepared(batch)
         return stage.close()
 
     def _stored(self) -> Iterator[pa.RecordBatch]:
@@ -193,18 +208,10 @@ class Rename:
             for batch in pq.ParquetFile(stream).iter_batches(_ROWS_PER_GROUP, columns=columns):
                 yield batch.select(columns)
 
-    def _moved(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        rows = []
-        for row in batch.to_pylist():
-            place = namespace_after(
-                row["token"], row["database"], row["collection"], self.ddl_events
-            )
-            if place is not None:
-                rows.append({**row, "database": place[0], "collection": place[1]})
-        return pa.RecordBatch.from_pylist(rows, _PREPARED)
 
-
-def read_groups(address: str, groups: Sequence[ChangeGroup]) -> pa.Table:
+def read_groups(
+    address: str, groups: Sequence[ChangeGroup], columns: list[str] | None = None
+) -> pa.Table:
     """Return staged changes with the column `place`, sorted within each file. Raises OSError."""
     files, folder = open_folder(address)
     numbers: dict[str, list[int]] = {}
@@ -213,17 +220,9 @@ def read_groups(address: str, groups: Sequence[ChangeGroup]) -> pa.Table:
     tables = []
     for path, chosen in numbers.items():
         with files.open_input_file(f"{folder}/{path}") as stream:
-            tables.append(pq.ParquetFile(stream).read_row_groups(chosen, use_threads=False))
+            file = pq.ParquetFile(stream)
+            tables.append(file.read_row_groups(chosen, columns, use_threads=False))
     return pa.concat_tables(tables) if tables else _STAGED.empty_table()
-
-
-def read_places(address: str, group: ChangeGroup) -> list[str]:
-    """Return the places of a group. Raises OSError."""
-    files, folder = open_folder(address)
-    with files.open_input_file(f"{folder}/{group.path}") as stream:
-        rows = pq.ParquetFile(stream).read_row_group(group.number, columns=["place"])
-    found: list[str] = rows["place"].to_pylist()
-    return found
 
 
 def remove_changes(address: str, groups: Sequence[ChangeGroup] | None = None) -> None:

@@ -13,7 +13,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.types import BooleanType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    BooleanType,
+    ByteType,
+    DateType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from spark_sink.events.slices import CODEC, UNREADABLE, decoded_documents, flattened
 from spark_sink.rows.arrow_types import arrow_schema
@@ -28,6 +39,8 @@ KEY_RANGE = "keyRange"
 _DOCUMENTS = "fullDocument"
 _DERIVED = ("namespace", _DOCUMENTS)  # columns that a typed table does not have
 _OWN = tuple(each for each in TABLE.fields if each.name not in _DERIVED)
+_COMPARABLE = (StringType, ByteType, ShortType, IntegerType, LongType, DateType, TimestampType)
+"""The types of keys of which Delta's log can have the least and the greatest value."""
 _RESERVED = (*(f"_{each.name}" for each in _OWN), RESCUED, DELETED, KEY_RANGE)
 
 
@@ -40,22 +53,28 @@ class TableForm:
         infers: whether columns are added, and widened, as documents need it.
         keeps_deleted: whether the row of a deleted document stays, with DELETED.
         flattens: whether the fields of documents in documents are columns of their own.
+        keys: the fields of the documents that come first and have statistics.
     """
 
     schema: StructType | None = None
     infers: bool = False
     keeps_deleted: bool = False
     flattens: bool = False
+    keys: tuple[str, ...] = ("_id",)
 
     @classmethod
-    def of(cls, columns: Mapping[str, Any]) -> TableForm:
-        """Return the form of a table whose schema is this JSON document."""
+    def of(cls, columns: Mapping[str, Any], compared: Sequence[str] = ()) -> TableForm:
+        """Return the form of a table whose schema is this JSON document.
+
+        `compared` are its columns with statistics.
+        """
         found = StructType.fromJson(dict(columns))
         fields = [each for each in found.fields if each.name not in _RESERVED]
         is_typed = RESCUED in found.fieldNames()
         return cls(
             StructType(fields) if is_typed else None,
             keeps_deleted=DELETED in found.fieldNames(),
+            keys=tuple(name for name in compared if name not in _RESERVED),
         )
 
     def checked(self) -> TableForm:
@@ -104,7 +123,9 @@ class TableForm:
         """The columns whose least and greatest values are in the commits."""
         if self.schema is None:
             return COMPARED
-        return [f"_{each.name}" for each in _OWN if each.name in COMPARED]
+        kinds = {each.name: type(each.dataType) for each in self.schema.fields}
+        keys = [name for name in self.keys if kinds.get(name) in _COMPARABLE]
+        return [*keys, *(f"_{each.name}" for each in _OWN if each.name in COMPARED)]
 
     def column(self, name: str) -> str:
         """Return the name that a column of TABLE has in the table."""
@@ -113,6 +134,10 @@ class TableForm:
     def grown(self, wanted: StructType) -> TableForm:
         """Return the form of a table with documents of another schema as well."""
         assert self.schema is not None
+        if not self.schema.fields:
+            known = {each.name: each for each in wanted.fields}
+            names = dict.fromkeys([*(name for name in self.keys if name in known), *known])
+            wanted = StructType([known[name] for name in names])
         return replace(self, schema=grown(self.schema, wanted, _RESERVED))
 
     def rewrites(self, before: TableForm) -> bool:

@@ -13,21 +13,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import bson
 import pyarrow as pa
-import pyarrow.parquet as pq
 from bson.timestamp import Timestamp
 
 from spark_sink.events.documents import stored, to_document
 from spark_sink.events.positions import high_water_mark, time_in
-from spark_sink.folders import open_folder
 from spark_sink.tables.ddl_events import SNAPSHOT_END, DdlEvent, collections_of
-from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.key_ranges import KeyRange
 from spark_sink.tables.staged_changes import ChangeReport
 from spark_sink.tables.table_form import TableForm
+
+if TYPE_CHECKING:
+    from spark_sink.tables.delta_log import DeltaLog
 
 Covers = Callable[[str, str], bool]
 """Whether the documents of a collection, by database and name, are to be in the table."""
@@ -83,20 +83,14 @@ def unread_from(document: Sequence[Sequence[str]]) -> Unread:
     return {(database, name): token for database, name, token in document}
 
 
-def places_in(target: str) -> set[tuple[str, str]]:
+def places_in(log: DeltaLog) -> set[Place]:
     """Return the collections of which a table has documents, by database and name."""
-    found: set[tuple[str, str]] = set()
-    files, folder = open_folder(target)
-    log = DeltaLog(target)
-    if not log.exists:
-        return found
-    form = TableForm.of(log.schema)
+    form = TableForm.of(log.schema) if log.exists else TableForm()
     names = [form.column(name) for name in ("database", "collection")]
-    for action in log.actions():
-        with files.open_input_file(f"{folder}/{action['path']}") as stream:
-            for batch in pq.ParquetFile(stream).iter_batches(columns=names):
-                rows = pa.Table.from_batches([batch]).group_by(names).aggregate([])
-                found |= {(row[names[0]], row[names[1]]) for row in rows.to_pylist()}
+    found: set[Place] = set()
+    for batch in log.scan(names) if log.exists else ():
+        rows = pa.Table.from_batches([batch]).group_by(names).aggregate([])
+        found |= set(zip(*rows.to_pydict().values(), strict=True))
     return found
 
 

@@ -21,6 +21,7 @@ from bson.timestamp import Timestamp
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import StructType
 
 from spark_sink.events.positions import AtTime, Token, after, key_of, time_in
 from spark_sink.events.slices import CODEC, UNREADABLE, fields_of
@@ -30,11 +31,13 @@ from spark_sink.options.stream_options import named_options, parse_options
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.current_table import CurrentTable
-from spark_sink.tables.ddl_events import DDL_TYPES, ddl_event_of
-from spark_sink.tables.fold import TABLE, Fold
+from spark_sink.tables.ddl_events import DDL_TYPES, SNAPSHOT_END, ddl_event_of
+from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.fold import Fold
 from spark_sink.tables.key_ranges import KEY_COLUMNS
 from spark_sink.tables.prepare import PREPARED, Prepare
 from spark_sink.tables.table_form import FormedRows, TableForm
+from spark_sink.tables.table_scan import read_rows
 from spark_sink.tables.table_state import unread_after
 
 
@@ -46,17 +49,21 @@ class Advance:
     Args:
         keys: the fields of the document key that identify a document.
         changes: with CHANGE_COLUMNS and `op`.
+        form: of the rows that are returned, without KEY_RANGE.
     """
 
-    def __init__(self, keys: Sequence[str], changes: DataFrame) -> None:
+    def __init__(
+        self, keys: Sequence[str], changes: DataFrame, form: TableForm | None = None
+    ) -> None:
         found = changes.where(F.col("operationType").isin(*DDL_TYPES)).select("event").collect()
         self.ddl_events = sorted(ddl_event_of(bytes(row.event)) for row in found)
         """The DDL events among the changes."""
         self._prepare = Prepare(keys, self.ddl_events)
         self._changes = self._prepared(changes.where(F.col("op").isNotNull()))
+        self._form = form or TableForm()
 
     def of_table(self, rows: DataFrame) -> DataFrame:
-        """Return the rows that `CurrentTable.versions` become, with the columns TABLE."""
+        """Return the rows that `CurrentTable.versions` become."""
         return self._folded(rows.mapInArrow(self._prepare.table_rows, PREPARED))
 
     def of_documents(self, rows: DataFrame) -> DataFrame:
@@ -71,14 +78,23 @@ class Advance:
         by_key = rows.union(self._changes).repartition(*KEY_COLUMNS)
         by_key = by_key.sortWithinPartitions(*KEY_COLUMNS, "token", "kind")
         # Updates of documents that are deleted afterwards need no base.
-        return by_key.mapInArrow(_documents, TABLE)
+        columns = StructType(self._form.columns.fields[:-1])
+        return by_key.mapInArrow(_Documents(self._form), columns)
 
 
-def _documents(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    formed = FormedRows(TableForm())
-    for batch in Fold(complete_from="~", tolerant=True)(batches):
-        rows = pa.Table.from_batches([batch])
-        yield from formed.from_fold(rows.filter(pc.is_null(rows["problem"])))[0].to_batches()
+@dataclass(frozen=True)
+class _Documents:
+    """Folds sorted rows of PREPARED into rows of a form: a function for `mapInArrow`."""
+
+    form: TableForm
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        formed = FormedRows(self.form)
+        fold = Fold(complete_from="~", tolerant=True, keeps_deleted=self.form.keeps_deleted)
+        for batch in fold(batches):
+            rows = pa.Table.from_batches([batch])
+            made = formed.from_fold(rows.filter(pc.is_null(rows["problem"])))[0]
+            yield from self.form.to_files(made).select(self.form.stored.names[:-1]).to_batches()
 
 
 DIFFERENCES = "namespace string, key string, difference string, fields array<string>"
@@ -175,24 +191,23 @@ def _comparable(document: bytes) -> dict[str, str]:
 _MARKS = ("snapshotEnd", "heartbeat")
 
 _BRONZE_DIFFERENCES = "namespace string, token string, operationType string, difference string"
+_BRONZE_COLUMNS = ("token", "namespace", "operationType", "snapshot")
 _OTHER_STARTS = (*MODE_OPTIONS, "startAtOperationTime", "resumeAfter", "startAfter")
 
 
 def verify_bronze(
-    rows: DataFrame,
+    spark: SparkSession,
+    log: DeltaLog,
     options: Mapping[str, str],
-    through: Mapping[str, Any],
     since: Timestamp | None = None,
 ) -> DataFrame:
-    """Return the differences between rows of the source and the stream.
+    """Return the differences between the rows of a version, up to its offset, and the stream.
 
     Columns: namespace, token, operationType, and difference: "missing" or "doubled" in the rows, or
     "extra", which the stream does not have.
 
     Args:
-        rows: those of a version of the table.
         options: of the source.
-        through: the offset at which its last batch ends.
         since: where the comparison begins; None for the first event that the rows should contain.
             It begins after the last change of the scope at least.
 
@@ -200,12 +215,13 @@ def verify_bronze(
     """
     named = named_options(options)
     given = {name: text for name, text in named.items() if name not in _OTHER_STARTS}
-    at = Offset.read(through)
-    first = _first_token(rows) if since is None else key_of(AtTime(since))
+    at = Offset.read(log.position()["offset"])
+    rows = read_rows(spark, log, _BRONZE_COLUMNS)
+    first = _first_token(log, rows) if since is None else key_of(AtTime(since))
     if first is not None and at.since is not None:
         first = max(first, key_of(AtTime(at.since)))
     if first is None:
-        return rows.sparkSession.createDataFrame([], _BRONZE_DIFFERENCES)
+        return spark.createDataFrame([], _BRONZE_DIFFERENCES)
     start = time_in(first)
     given |= {"mode": "changes", "startAtOperationTime": f"{start.time},{start.inc}"}
     match at.position:
@@ -213,7 +229,7 @@ def verify_bronze(
             given["endAt"] = at.position.data
         case AtTime(time):
             given["endAtOperationTime"] = f"{time.time},{time.inc}"
-    stream = rows.sparkSession.read.format("mergerouter").options(**_raw(given)).load()
+    stream = spark.read.format("mergerouter").options(**_raw(given)).load()
     columns = ("token", "namespace", "operationType")
     kept = rows.where(~F.col("operationType").isin(*_MARKS) & ~F.col("snapshot"))
     kept = kept.where(F.col("token") >= first).groupBy(*columns).agg(F.count("*").alias("times"))
@@ -232,11 +248,16 @@ def verify_bronze(
     return found.select(both[0], "token", both[1], "difference").orderBy("token")
 
 
-def _first_token(rows: DataFrame) -> str | None:
+def snapshot_ends(log: DeltaLog) -> list[Mapping[str, Any]]:
+    """Return the events of the ends of snapshots in a table of all rows."""
+    found = log.scan(["event"], pc.field("operationType") == SNAPSHOT_END)
+    return [bson.decode(event) for rows in found for event in rows["event"].to_pylist()]
+
+
+def _first_token(log: DeltaLog, rows: DataFrame) -> str | None:
     """Return where the rows' events begin: after the first snapshot, or with the first event."""
-    ends = rows.where(F.col("operationType") == "snapshotEnd").orderBy("token").select("event")
-    found = [bson.decode(bytes(row.event)) for row in ends.collect()]
-    snapshots = [event for event in found if not event.get("requested")]
+    ends = sorted(snapshot_ends(log), key=lambda event: str(event["_id"]["_data"]))
+    snapshots = [event for event in ends if not event.get("requested")]
     events = rows.where(~F.col("snapshot") & ~F.col("operationType").isin(*_MARKS))
     first: str | None = events.agg(F.min("token")).collect()[0][0]
     if not snapshots:

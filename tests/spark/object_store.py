@@ -1,7 +1,8 @@
 """``make object-store``: a job whose tables are on an object store that fails again and again.
 
 A local stand-in of S3, an embedded cluster and a router; writes go on all the time. In the end each
-event is in the tables once, and they equal the collections.
+event is in the tables once, they equal the collections, and the job's commands read them, all
+without Hadoop's client.
 """
 
 from __future__ import annotations
@@ -13,19 +14,25 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import bson
+from bson.timestamp import Timestamp
 from deltalake import DeltaTable
 
+from spark_sink import local_session, read_at
 from spark_sink.events.positions import AtTime, key_of
-from spark_sink.jobs.status import offset_position
+from spark_sink.jobs.job_folder import JobFolder
+from spark_sink.jobs.rebuilding import rebuild_at
+from spark_sink.jobs.verification import verify_job
+from spark_sink.source.offsets import Offset
 from tests.harness.clusters import start_cluster
 from tests.harness.object_store import BUCKET, object_store
 from tests.harness.routers import start_router
 from tests.harness.until import wait_for
 from tests.spark.conftest import Shop
 from tests.spark.kills.job_process import JobProcess
-from tests.spark.test_current_tables import change_at_random, collections_of
+from tests.spark.test_current_tables import change_at_random, collections_of, documents_in
 
 _SECONDS = 300.0
 _COLUMNS = ["token", "op", "snapshot"]
@@ -55,20 +62,13 @@ def run(seed: int, outages: int, folder: Path) -> list[str]:
                         f"outage {number + 1}: batch {job.committed}, start {job.starts}",
                         flush=True,
                     )
-                with shop.client.start_session() as session:
-                    shop.client.shop.items.insert_one({"_id": 1}, session=session)
-                    assert session.operation_time is not None
-                    reached = key_of(AtTime(session.operation_time))
-
-                def done() -> bool:
-                    job.keep_running()
-                    position = offset_position(job.folder.offset(job.committed))
-                    return position is not None and key_of(position) > reached
-
-                wait_for(done, "the last write", _SECONDS)
+                for number in range(2):  # the stream passes the reads of a late snapshot
+                    last, then = shop.now(), collections_of(shop)
+                    shop.client.shop.items.insert_one({"_id": number})
+                    _wait_until(job, last)
                 if (status := job.end()) != 0:
                     return [f"SIGTERM ended the job with {status}"]
-                return _problems(shop)
+                return [*_problems(shop), *_problems_of_readers(shop.uri, last, then)]
             finally:
                 job.kill()
                 shop.client.close()
@@ -90,6 +90,17 @@ def _wait_for_batch(job: JobProcess) -> None:
         raise AssertionError(f"{error}; the job: {job.last_output()}") from None
 
 
+def _wait_until(job: JobProcess, time: Timestamp) -> None:
+    """Wait until the job has passed a cluster time."""
+
+    def done() -> bool:
+        job.keep_running()
+        offset = job.folder.offset(job.committed)
+        return bool(offset) and key_of(Offset.read(offset).position) > key_of(AtTime(time))
+
+    wait_for(done, "the last write", _SECONDS)
+
+
 def _problems(shop: Shop) -> list[str]:
     rows = DeltaTable(f"{_OUT}/current").to_pyarrow_table().to_pylist()
     table = {(row["collection"], row["key"]): bson.decode(row["document"]) for row in rows}
@@ -100,6 +111,32 @@ def _problems(shop: Shop) -> list[str]:
     tokens = Counter(row["token"] for row in rows if row["op"] and not row["snapshot"])
     problems += [f"{token} is in bronze {n} times" for token, n in tokens.items() if n > 1]
     print(f"{len(table)} documents, {len(tokens)} events")
+    return problems
+
+
+def _problems_of_readers(
+    uri: str, time: Timestamp, then: dict[tuple[str, str], dict[str, Any]]
+) -> list[str]:
+    """Return what `job verify`, `job rebuild` and `read_at` do not find on the store.
+
+    `then` are the documents at that time.
+    """
+    problems = []
+    spark, folder = local_session(), JobFolder(_OUT)
+    try:
+        for name, each in verify_job(spark, folder, uri).items():
+            if each.count or each.remark:
+                problems.append(f"verify of {name}: {each}")
+        made = rebuild_at(spark, folder, time, f"s3://{BUCKET}/restored")
+        tables = {
+            "rebuilt": made.read(spark),
+            "read": read_at(spark, _OUT, f"{time.time},{time.inc}")["current"],
+        }
+        for name, rows in tables.items():
+            if documents_in(rows) != then:
+                problems.append(f"the {name} table was not what the collections were")
+    finally:
+        spark.stop()
     return problems
 
 

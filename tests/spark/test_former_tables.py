@@ -14,7 +14,8 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from spark_sink.errors import OptionError
 from spark_sink.tables.append_table import AppendTable
-from spark_sink.tables.current_table import CurrentTable, rewrite_former_current
+from spark_sink.tables.current_query import rewrite_former_current
+from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import Batch
 from spark_sink.tables.fold import TABLE
 from spark_sink.tables.former_tables import rewrite_former_batches

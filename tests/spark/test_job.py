@@ -272,7 +272,9 @@ def test_a_bad_pipeline_is_told_before_spark_starts(
     arguments += ["--option", "snapshotMode=no_data", "--option", 'pipeline=[{"$mtch": {}}]']
     result = CliRunner().invoke(job, arguments)
     assert result.exit_code == 1
-    assert result.output.startswith("error: the router refuses the stream: ")
+    assert result.output.startswith(
+        "error: the servers refuse an option of the stream, such as 'pipeline'"
+    )
     assert "$mtch" in result.output
     assert len(result.output.splitlines()) == 1
     assert "RawBSON" not in result.output

@@ -1,4 +1,4 @@
-"""Executors need only the package as a zip, without the router, orjson and numpy."""
+"""Executors need only the package as a zip, without the router, orjson, numpy and deltalake."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ REPOSITORY = Path(__file__).parents[2]
 SCRIPT = """
 import sys
 sys.path.insert(0, sys.argv[1])
-for name in ("router", "shard_client", "embedded", "orjson", "numpy", "motor"):
+for name in "router shard_client embedded orjson numpy motor deltalake typer".split():
     sys.modules[name] = None
 import spark_sink.source.data_source
+import spark_sink.jobs.job_source, spark_sink.tables.range_merge, spark_sink.tables.table_scan
 print(spark_sink.source.data_source.__file__)
 """
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import nullcontext
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import bson
 import pyarrow as pa
@@ -12,11 +15,18 @@ import pytest
 from bson.binary import Binary
 from bson.timestamp import Timestamp
 from deltalake import DeltaTable
+from typer.testing import CliRunner
 
+from spark_sink.cli import job
 from spark_sink.errors import StreamError
 from spark_sink.events.positions import AtTime, Token, high_water_mark, to_offset
+from spark_sink.jobs import rebuilding
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.point_in_time import versions_at
+from spark_sink.options.scope import Scope
+from spark_sink.signals.state import Request, SignalState
+from spark_sink.snapshot.plan import Collection
+from spark_sink.source.offsets import Offset
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.delta_log import Batch
 
@@ -102,3 +112,59 @@ def test_a_high_water_mark_has_no_event_of_its_time(tmp_path: Path) -> None:
     assert versions_at(folder, time(2)).cut == time(3)
     with pytest.raises(StreamError, match="have reached"):
         versions_at(folder, time(3))
+
+
+def test_a_table_that_is_made_again_names_what_was_not_read_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = JobFolder(str(tmp_path / "job"))
+    folder.begin(JobRecord(options={"snapshotMode": "initial", "database": "shop"}))
+    scope = Scope("shop")
+    rename = change(2, "rename", "other", "x", to={"db": "shop", "coll": "items"})
+    rows = [change(1, "insert", "shop", "orders", fullDocument={"_id": 1}), rename]
+    request = Request("again", False, ("shop.late",), required=True)
+    request = replace(request, unfiltered=(Collection("shop", "late"),))
+    signals = SignalState(requests=(request,), required=token(3))
+    append(folder, 0, Offset(AtTime(time(4)), scope, signals=signals), rows)
+    read = change(5, "snapshotEnd", None, None, clusterTime=time(4), readUntil=time(4))
+    named = bson.decode(read["event"])
+    named["collections"] = [{"db": "shop", "coll": "items"}]
+    append(folder, 1, Offset(AtTime(time(9)), scope), [{**read, "event": bson.encode(named)}])
+
+    made = rebuilding.rebuild_at(None, folder, time(3), str(tmp_path / "then"))
+    assert made.state.unread == {("shop", "items"): token(2), ("shop", "late"): token(3)}
+    monkeypatch.setattr("spark_sink.jobs.commands.session", lambda *_: nullcontext())
+    for inc, lacking in ((3, "it lacks documents of shop.items, shop.late: "), (8, "")):
+        into = ["--into", str(tmp_path / f"printed{inc}"), "--out", folder.address]
+        printed = CliRunner().invoke(job, ["rebuild", "--to", f"{SECOND},{inc}", *into])
+        assert printed.exit_code == 0
+        assert "has 1 documents" in printed.output
+        assert (lacking in printed.output) if lacking else ("lacks" not in printed.output)
+
+
+def change(
+    inc: int, kind: str, database: str | None, collection: str | None, **fields: Any
+) -> dict[str, Any]:
+    """Return a row of bronze."""
+    names = {"db": database, "coll": collection}
+    event = {"_id": {"_data": token(inc)}, "operationType": kind, "ns": names, **fields}
+    if "fullDocument" in fields:
+        event["documentKey"] = {"_id": fields["fullDocument"]["_id"]}
+    return {
+        "token": token(inc),
+        "event": bson.encode(event),
+        "database": database,
+        "collection": collection,
+        "operationType": kind,
+    }
+
+
+def append(folder: JobFolder, number: int, end: Offset, rows: list[dict[str, Any]]) -> None:
+    """Append a batch to bronze, and to the current table's log."""
+    kinds = {"event": pa.binary(), "txnNumber": pa.int64()}
+    names = ("token", "event", "database", "collection", "operationType", "txnNumber")
+    names = (*names, "namespace", "op")
+    schema = pa.schema([(name, kinds.get(name, pa.string())) for name in names])
+    schema = schema.append(pa.field("clusterTime", pa.timestamp("us", "UTC")))
+    table = AppendTable(folder.table("bronze"))
+    table.write_rows(pa.Table.from_pylist(rows, schema), Batch("q", number, end.write()))

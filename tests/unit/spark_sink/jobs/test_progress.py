@@ -28,7 +28,7 @@ def progress(number: int, *, events: int = 500, **offset: Any) -> dict[str, Any]
     return {
         "batchId": number,
         "numInputRows": 2,
-        "observedMetrics": {"bronze": Row(events=events, rescued=None)},
+        "observedMetrics": {"bronze": Row(events=events, rescued=None, files=3)},
         "durationMs": {"addBatch": 1500, "triggerExecution": 2000},
         "sources": [{"endOffset": json.dumps(end)}],
     }
@@ -50,7 +50,7 @@ def test_a_batch_is_told_once_with_rate_and_lag() -> None:
         report(query)  # type: ignore[arg-type]
     lines = told.getvalue().splitlines()
     assert [line.partition(":")[0] for line in lines] == ["batch 0", "batch 1"]
-    assert lines[0].startswith("batch 0: 500 events in 2.0 s (250/s), through 2026-")
+    assert lines[0].startswith("batch 0: 500 events in 2.0 s (250/s), 3 files, through 2026-")
     assert lines[0].endswith("UTC, 4 s behind")
     text = generate_latest(metrics.registry).decode()
     assert "mergerouter_job_batches_total 2.0" in text
@@ -96,6 +96,33 @@ def test_a_snapshot_s_progress_is_told_until_it_has_ended() -> None:
     ended = batch_progress(progress(1, snapshot={**plan, "ended": True}), THROUGH)
     assert str(running).endswith("snapshot: 1 of 3 collections, 12 chunks")
     assert "snapshot" not in str(ended)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_a_snapshot_as_a_bar() -> None:
+    told, query, metrics = Terminal(), Query(), JobMetrics()
+    report = ProgressReport((metrics.add,), told, clock=lambda: THROUGH)
+    plan: dict[str, Any] = {"mark": {"t": 5, "i": 1}, "waiting": [["shop", "items", "", []]]}
+    ratio = "mergerouter_job_snapshot_ratio"
+    for number, chunks in enumerate((1, 3)):
+        running = {**plan, "progress": {"collections": 2, "chunksPlanned": chunks}}
+        query.recentProgress.append(progress(number, snapshot=running))
+        report(query)  # type: ignore[arg-type]
+    assert metrics.registry.get_sample_value(ratio) == 0.75
+    query.recentProgress += [progress(2), progress(3)]
+    report(query)  # type: ignore[arg-type]
+    assert metrics.registry.get_sample_value(ratio) == 1
+    [first, last, *lines] = told.getvalue().split("\r\x1b[K")[1:]
+    assert first.startswith(f"[{'#' * 10}{'-' * 10}] batch 0: ")
+    assert "\n" not in first
+    assert not lines
+    told_last = last.splitlines()
+    assert told_last[0].startswith(f"[{'#' * 15}{'-' * 5}] batch 1: ")
+    assert [line[:8] for line in told_last[1:]] == ["batch 2:", "batch 3:"]
 
 
 @pytest.mark.parametrize("sources", [[], [{"endOffset": None}], [{"endOffset": "{"}]])

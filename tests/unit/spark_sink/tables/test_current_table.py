@@ -158,7 +158,8 @@ def staged(folder: Path, events: Sequence[dict[str, Any]], tasks: int = 3) -> li
     """What several tasks report, each of which reads the changes of some documents."""
     parts: list[list[dict[str, Any]]] = [[] for _ in range(tasks)]
     for each in events:
-        parts[each.get("documentKey", {}).get("_id", 0) % tasks].append(each)
+        number = each.get("documentKey", {}).get("_id", 0)
+        parts[number % tasks if isinstance(number, int) else 0].append(each)
     reports = []
     for part in filter(None, parts):
         stage = ChangeStage(str(folder), tolerant=True)

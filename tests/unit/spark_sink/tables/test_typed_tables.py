@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
+from decimal import Decimal
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,7 @@ from spark_sink.tables.table_form import TableForm
 from tests.unit.spark_sink.tables.test_current_table import Stream, killed, small, staged
 
 __all__ = ["small"]
+TOKENS = count(1)
 INFER = TableForm(StructType([]), infers=True)
 VALUES: tuple[Any, ...] = (
     1, Int64(2), 2.5, Decimal128("3.25"), "text", None, [], [1, {"x": 1}], {"x": 1},
@@ -106,6 +110,66 @@ def test_columns_follow_the_documents(seed: int, tmp_path: Path) -> None:
     replaced = len(files) - len(DeltaTable(folder).file_uris())
     removed = {each["path"] for each in actions_of(folder, "remove")}
     assert replaced == len(removed)  # no file is left of what was written again
+
+
+@pytest.mark.usefixtures("small")
+def test_readers_skip_files_by_the_key_columns(tmp_path: Path) -> None:
+    folder, filler = tmp_path / "current", "x" * 150
+    form = replace(INFER, keys=("_id", "region"))
+
+    def insert(*identifiers: Any, region: Any) -> None:
+        documents = [{"t": filler, "region": region, "_id": each} for each in identifiers]
+        number = DeltaTable(folder).transaction_version("q") or 0 if folder.exists() else 0
+        apply(folder, list(map(inserted, documents)), number + 1, form)
+
+    def found(column: str, value: Any) -> tuple[int, int]:
+        """The rows that pyarrow finds, and how many files it reads for them."""
+        dataset, chosen = DeltaTable(folder).to_pyarrow_dataset(), pc.field(column) == value
+        read = polars.scan_delta(str(folder)).filter(polars.col(column) == value).collect()
+        rows = dataset.to_table(filter=chosen)
+        assert read.height == rows.num_rows
+        return rows.num_rows, len(list(dataset.get_fragments(filter=chosen)))
+
+    apply(folder, [], 0, form)  # a table without a document has no columns of keys yet
+    insert(*(f"a{number:04}" for number in range(300)), region="eu")
+    insert(*(f"b{number:04}" for number in range(300)), region="us")
+    table = DeltaTable(folder)
+    assert [each.name for each in table.schema().fields][:2] == ["_id", "region"]
+    assert len(table.file_uris()) > 4
+    assert found("_id", "b0299") == (1, 1)
+    rows, read = found("region", "us")
+    assert rows == 300
+    assert read < len(table.file_uris())
+    insert("x" * 5000, region="long" * 2000)  # Parquet has no statistics of these
+    assert found("region", "long" * 2000)[0] == 1
+    insert("c1", region=Decimal128("1.5"))  # all become texts
+    assert found("region", "1.5") == (1, 1)
+    insert("c2", region={"x": 1})
+    assert found("region", "us")[0] == 300
+
+
+def test_keys_of_a_type_without_statistics_are_found(tmp_path: Path) -> None:
+    folder = tmp_path / "current"
+    apply(folder, [inserted({"_id": 1})], 0)
+    assert "_id" in DeltaTable(folder).metadata().configuration["delta.dataSkippingStatsColumns"]
+    apply(folder, [inserted({"_id": Decimal128("2.5")})], 1)
+    apply(folder, [inserted({"_id": Decimal128("3.5")})], 2)
+    for value in (1, 3.5):
+        chosen = pc.field("_id") == pa.scalar(Decimal(str(value)), pa.decimal128(38, 18))
+        assert DeltaTable(folder).to_pyarrow_dataset().to_table(filter=chosen).num_rows == 1
+        read = polars.scan_delta(str(folder)).filter(polars.col("_id") == value)
+        assert read.collect().height == 1
+
+
+def inserted(document: dict[str, Any]) -> dict[str, Any]:
+    token = f"82{1_700_000_000:08X}{next(TOKENS):08X}2B042C0100296E04"
+    return {
+        "_id": {"_data": token},
+        "operationType": "insert",
+        "ns": {"db": "shop", "coll": "orders"},
+        "documentKey": {"_id": document["_id"]},
+        "fullDocument": document,
+    }
 
 
 def actions_of(folder: Path, kind: str) -> list[dict[str, Any]]:
