@@ -10,23 +10,12 @@ _INVALIDATE: Final = "invalidateUserCache"
 
 CHANGES_USERS: Final = frozenset(
     {
-        _INVALIDATE,
-        "createRole",
-        "createUser",
-        "dropAllRolesFromDatabase",
-        "dropAllUsersFromDatabase",
-        "dropRole",
-        "dropUser",
-        "grantPrivilegesToRole",
-        "grantRolesToRole",
-        "grantRolesToUser",
-        "revokePrivilegesFromRole",
-        "revokeRolesFromRole",
-        "revokeRolesFromUser",
-        "updateRole",
-        "updateUser",
+        _INVALIDATE, "createRole", "createUser", "dropAllRolesFromDatabase",
+        "dropAllUsersFromDatabase", "dropRole", "dropUser", "grantPrivilegesToRole",
+        "grantRolesToRole", "grantRolesToUser", "revokePrivilegesFromRole", "revokeRolesFromRole",
+        "revokeRolesFromUser", "updateRole", "updateUser",
     }
-)
+)  # fmt: skip
 """The commands after which mongos forgets what it knows of users."""
 
 

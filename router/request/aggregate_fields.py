@@ -23,29 +23,12 @@ _NUMBER_NAMES: Final = ("long", "int", "decimal", "double")
 # command with such a field goes to the upstream, if there is one.
 _KNOWN: Final = frozenset(
     {
-        "aggregate",
-        "pipeline",
-        "cursor",
-        "explain",
-        "maxTimeMS",
-        "bypassDocumentValidation",
-        "hint",
-        "collectionUUID",
-        *_DOCUMENTS,
-        *_FLAGS,
-        "comment",
-        "lsid",
-        "txnNumber",
-        "autocommit",
-        "startTransaction",
-        "apiVersion",
-        "apiStrict",
-        "apiDeprecationErrors",
-        "$db",
-        "$clusterTime",
-        "$readPreference",
+        "aggregate", "pipeline", "cursor", "explain", "maxTimeMS", "bypassDocumentValidation",
+        "hint", "collectionUUID", *_DOCUMENTS, *_FLAGS, "comment", "lsid", "txnNumber",
+        "autocommit", "startTransaction", "apiVersion", "apiStrict", "apiDeprecationErrors", "$db",
+        "$clusterTime", "$readPreference",
     }
-)
+)  # fmt: skip
 
 
 def check_aggregate(database: str, command: Mapping[str, Any]) -> str | None:

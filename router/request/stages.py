@@ -21,63 +21,25 @@ _IDENTITY: Final = (_INHIBIT, _SHRED)
 
 OPAQUE: Final = frozenset(
     {
-        "$match",
-        "$project",
-        "$addFields",
-        "$set",
-        "$unset",
-        "$replaceRoot",
-        "$replaceWith",
+        "$match", "$project", "$addFields", "$set", "$unset", "$replaceRoot", "$replaceWith",
         "$redact",
     }
-)
+)  # fmt: skip
 """Stages whose contents the shards check: they may stay raw (``RawBSONDocument``)."""
 
 _ALLOWED: Final = frozenset({*OPAQUE, SPLIT, *_IDENTITY})
 
 _OTHERS: Final = frozenset(
     {
-        "$bucket",
-        "$bucketAuto",
-        "$collStats",
-        "$count",
-        "$currentOp",
-        "$densify",
-        "$documents",
-        "$facet",
-        "$fill",
-        "$geoNear",
-        "$graphLookup",
-        "$group",
-        "$indexStats",
-        "$limit",
-        "$listCatalog",
-        "$listLocalSessions",
-        "$listSampledQueries",
-        "$listSearchIndexes",
-        "$listSessions",
-        "$lookup",
-        "$merge",
-        "$operationMetrics",
-        "$out",
-        "$planCacheStats",
-        "$queryStats",
-        "$querySettings",
-        "$rankFusion",
-        "$sample",
-        "$score",
-        "$search",
-        "$searchMeta",
-        "$setWindowFields",
-        "$shardedDataDistribution",
-        "$skip",
-        "$sort",
-        "$sortByCount",
-        "$unionWith",
-        "$unwind",
-        "$vectorSearch",
+        "$bucket", "$bucketAuto", "$collStats", "$count", "$currentOp", "$densify", "$documents",
+        "$facet", "$fill", "$geoNear", "$graphLookup", "$group", "$indexStats", "$limit",
+        "$listCatalog", "$listLocalSessions", "$listSampledQueries", "$listSearchIndexes",
+        "$listSessions", "$lookup", "$merge", "$operationMetrics", "$out", "$planCacheStats",
+        "$queryStats", "$querySettings", "$rankFusion", "$sample", "$score", "$search",
+        "$searchMeta", "$setWindowFields", "$shardedDataDistribution", "$skip", "$sort",
+        "$sortByCount", "$unionWith", "$unwind", "$vectorSearch",
     }
-)
+)  # fmt: skip
 
 _INTERNAL_PREFIX: Final = "$_internal"
 
