@@ -178,18 +178,14 @@ class Users:
         """
         if not self._tells_generation:
             return None
-        connection = await self._cluster.connect(CONFIG)
+        asking = {"_getUserCacheGeneration": 1}
         try:
-            reply = await connection.command(
-                "admin", {"_getUserCacheGeneration": 1}, timeout=_ANSWER_TIMEOUT
-            )
+            reply = await self._cluster.command(CONFIG, "admin", asking, _ANSWER_TIMEOUT)
         except CommandError as error:
             if error.code not in _TELLS_NO_GENERATION:
                 raise
             self._tells_generation = False
             return None
-        finally:
-            self._cluster.release(connection)
         # Later versions return a time instead of an id.
         return reply.get("cacheGeneration", reply.get("authInfoOpTime"))
 
@@ -224,13 +220,8 @@ class Users:
     async def _read(self, names: Iterable[UserName]) -> dict[UserName, Mapping[str, Any]]:
         """Return the config server's description of each of the users that exist."""
         asked = [{"user": name.user, "db": name.database} for name in names]
-        connection = await self._cluster.connect(CONFIG)
-        try:
-            reply = await connection.command(
-                "admin", {"usersInfo": asked, "showPrivileges": True}, timeout=_ANSWER_TIMEOUT
-            )
-        finally:
-            self._cluster.release(connection)
+        command = {"usersInfo": asked, "showPrivileges": True}
+        reply = await self._cluster.command(CONFIG, "admin", command, _ANSWER_TIMEOUT)
         found: dict[UserName, Mapping[str, Any]] = {}
         listed = reply.get("users")
         for entry in listed if isinstance(listed, list) else ():

@@ -17,7 +17,8 @@ from router.access.authorization import require
 from router.access.privileges import STREAM_ACTIONS, WHOLE, stream_resource
 from router.commands.answer import Answer
 from router.commands.call import Call, Command
-from router.commands.fields import at_least_zero, check_known, text, wrong_type
+from router.commands.fields import at_least_zero, check_known, text
+from router.request.field_errors import wrong_type
 
 COMMAND: Final = "mergerouterReportJob"
 
@@ -163,7 +164,7 @@ def _error(command: Mapping[str, Any], name: str) -> str | None:
 def _through(command: Mapping[str, Any], name: str) -> Timestamp | None:
     value = command.get("through")
     if value is not None and not isinstance(value, Timestamp):
-        raise wrong_type(f"{name}.through", value, "type 'timestamp'")
+        raise wrong_type(f"{name}.through", value, "timestamp")
     return value
 
 
@@ -172,7 +173,7 @@ def _rate(command: Mapping[str, Any], name: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-        raise wrong_type(f"{name}.eventsPerSecond", value, "type 'double'")
+        raise wrong_type(f"{name}.eventsPerSecond", value, "double")
     return min(max(0.0, float(value)), _LARGEST)
 
 

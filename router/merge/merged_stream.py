@@ -173,13 +173,7 @@ class MergedStream:
         if state.has_replied:
             where = address or state.opening.host.rpartition("/")[2].partition(",")[0]
             message = f"Error on remote shard {where} :: caused by :: {error.message}"
-            error = CommandError(
-                error.code,
-                message,
-                code_name=error.code_name,
-                labels=error.labels,
-                extra=error.extra,
-            )
+            error = error.with_labels(message=message)
         self.refused = not state.has_replied
         self.error = error
 

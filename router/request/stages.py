@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from router.bson_text import render
-from router.request.options import wrong_type
+from router.request.field_errors import wrong_type
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
@@ -95,17 +95,15 @@ def _check_api_strict(stage: Mapping[str, Any]) -> None:
     name = stage_name(stage)
     if name in (SPLIT, *_IDENTITY):
         raise CommandError(
-            323,
+            ErrorCode.APIStrictError,
             f"{name} is not allowed with 'apiStrict: true' in API Version 1",
-            code_name="APIStrictError",
         )
     if name == CHANGE_STREAM:
         for option in ("showExpandedEvents", "showRawUpdateDescription", "showSystemEvents"):
             if stage[name].get(option) is not None:
                 raise CommandError(
-                    323,
+                    ErrorCode.APIStrictError,
                     f"The '{option}' parameter to $changeStream is not supported in API Version 1",
-                    code_name="APIStrictError",
                 )
 
 

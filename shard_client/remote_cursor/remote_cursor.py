@@ -11,7 +11,7 @@ from shard_client import spans
 from shard_client.backoff import Backoff
 from shard_client.cluster_clock import ClusterClock
 from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError, NetworkError, ProtocolError
+from shard_client.errors import RESUMABLE_LABEL, CommandError, NetworkError, ProtocolError
 from shard_client.remote_cursor.batch_size import BatchSize
 from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark
 from shard_client.remote_cursor.cursor_spans import CursorSpans
@@ -19,7 +19,7 @@ from shard_client.remote_cursor.member_link import MemberLink
 from shard_client.remote_cursor.open_cursor import OpenCursor, encode_opening
 from shard_client.remote_cursor.progress_cursor import Probing, ProgressCursor
 from shard_client.remote_cursor.remote_settings import Dialer, RemoteSettings, SentCommands
-from shard_client.remote_cursor.retry_policy import from_network, is_resumable, retriable
+from shard_client.remote_cursor.retry_policy import from_network, is_resumable
 
 log = structlog.get_logger()
 _T = TypeVar("_T")
@@ -217,7 +217,8 @@ class RemoteCursor:
                 self._on_failure(error, self._link.last_address)
                 return
             if not self._may_reopen(error):
-                self._on_failure(retriable(error), self._link.last_address)
+                # The member may be back when a client resumes.
+                self._on_failure(error.with_labels(RESUMABLE_LABEL), self._link.last_address)
                 return
             await self._park(asyncio.sleep(self._backoff.next_pause()))
 

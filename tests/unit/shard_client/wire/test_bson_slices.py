@@ -24,8 +24,6 @@ def validate(raw: bytes) -> None:
         elements = list(iter_elements(raw, *pending.pop()))
         nested = (each for each in elements if each.type in NESTING)
         pending += [(nested_start(raw, each), each.end) for each in nested]
-            (nested_start(raw, each), each.end) for each in elements if each.type in NESTING
-        ]
 
 
 @given(documents)
