@@ -14,7 +14,6 @@ from router.bson_text import type_name
 from router.commands.answer import Answer, AnyAnswer, PassThrough
 from router.commands.api_version import api_parameters
 from router.commands.call import Call, Command
-from router.commands.errors import as_mongos_says
 from router.cursors.owner import Owner
 from router.request.aggregate_fields import check_aggregate
 from router.request.stream_commands import explains_change_stream, is_change_stream
@@ -69,7 +68,7 @@ async def aggregate(call: Call) -> AnyAnswer:
             # Without shards there is nothing to watch: mongos returns an exhausted cursor.
             empty = {"id": Int64(0), "ns": request.namespace, "firstBatch": list[Any]()}
             return Answer({"cursor": empty})
-        raise as_mongos_says(node, error) from error
+        raise node.as_mongos_says(error) from error
     cluster_time, operation_time = node.reply_times
     return build_cursor_reply(
         "firstBatch",

@@ -11,7 +11,6 @@ from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.api_version import check_same_api
 from router.commands.call import Call, Command
 from router.commands.elsewhere import ANYBODY, get_more_elsewhere, kill_elsewhere
-from router.commands.errors import as_mongos_says
 from router.commands.fields import at_least_zero, check_known, required, text
 from router.cursors.owner import Owner
 from router.request.field_errors import wrong_type
@@ -58,7 +57,7 @@ async def get_more(call: Call) -> AnyAnswer:
             batch = await cursor.next_batch(batch_size or None, max_time_ms * _SECONDS_PER_MS)
         except CommandError as error:
             node.cursors.kill((cursor_id,), owner)  # the failure is permanent
-            raise as_mongos_says(call.node, error) from error
+            raise node.as_mongos_says(error) from error
     cluster_time, operation_time = node.reply_times
     return build_cursor_reply(
         "nextBatch",

@@ -5,10 +5,9 @@ from typing import Any
 
 from router.commands.answer import Answer
 from router.commands.authentication import fields_of_hello
-from router.commands.call import Call, Client, Command
+from router.commands.call import Call, Client, Command, Node
 from router.commands.client_metadata import check_client_metadata
 from router.commands.fields import whole_number
-from router.commands.node import Node
 from router.request.field_errors import wrong_type
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError

@@ -3,8 +3,7 @@
 from typing import Final
 
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
-from router.commands.call import Call, Command
-from router.commands.node import Node
+from router.commands.call import Call, Command, Node
 
 _INVALIDATE: Final = "invalidateUserCache"
 

@@ -18,10 +18,9 @@ from router.commands.answer import (
     error_document,
     reply_document,
 )
-from router.commands.call import Call, Client
+from router.commands.call import Call, Client, Counters, Node
 from router.commands.elsewhere import take_user
 from router.commands.local_only import LOCAL_ONLY, refused
-from router.commands.node import Counters, Node
 from router.commands.retry_labels import with_retry_labels
 from router.commands.shutdown import interrupted, shutting_down
 from router.commands.table import COMMANDS

@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from router.commands.node import Node
+from router.commands.call import Node
 from router.commands.server_identity import ServerIdentity
 from router.commands.topology_version import TopologyVersion
 from router.feed.feed import Feed
