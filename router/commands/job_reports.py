@@ -5,7 +5,7 @@ nothing else depends on it: no check, no metric, no stream.
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
@@ -49,18 +49,7 @@ class JobReport:
 
     def to_document(self) -> dict[str, Any]:
         """Return the report for the status."""
-        return {
-            "job": self.job,
-            "owner": self.owner,
-            "namespace": self.namespace,
-            "arrived": self.arrived,
-            "batch": self.batch,
-            "through": self.through,
-            "rate": self.rate,
-            "error": self.error,
-            "idle": self.idle,
-            "ended": self.ended,
-        }
+        return asdict(self)
 
 
 @dataclass(slots=True)

@@ -42,6 +42,11 @@ class Element(NamedTuple):
     end: int
 
 
+def document_of(fields: bytes) -> bytes:
+    """Return the document that has these fields, raw and one after the other."""
+    return b"%b%b\0" % ((len(fields) + 5).to_bytes(4, "little"), fields)
+
+
 def document_end(buffer: bytes, start: int, limit: int) -> int:
     """Return the offset just past the document at ``start``, which must end by ``limit``.
 
@@ -107,7 +112,7 @@ def shortened(buffer: bytes, most: int, start: int = 0, limit: int | None = None
             # Halves, so that the depth of a document does not count.
             fields += head + shortened(buffer, left // 2, element.start, element.end)
         break
-    return (len(fields) + 5).to_bytes(4, "little") + bytes(fields) + b"\0"
+    return document_of(bytes(fields))
 
 
 def string_value(buffer: bytes, element: Element) -> bytes:
