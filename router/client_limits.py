@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Final
 
-from router.parameter import MILLISECONDS, parameter
+from router.parameter import milliseconds, parameter
 from shard_client.wire.frames import MAX_MESSAGE_SIZE
 
 Network = IPv4Network | IPv6Network
@@ -32,11 +32,10 @@ class ClientLimits:
     )
     exempt: tuple[Network, ...] = ()
     """Addresses that neither of the two applies to (net.maxIncomingConnectionsOverride)."""
-    message_time: float = parameter(
+    message_time: float = milliseconds(
         "messageTimeoutMs",
         30.0,
         "Time for a message that has begun; time in which a client must read some of a reply.",
-        unit=MILLISECONDS,
         least=100,
     )
     messages_bytes: int = parameter(
@@ -45,18 +44,16 @@ class ClientLimits:
         "Messages above 64 KiB of all clients until they are answered; further ones wait.",
         least=2 * MAX_MESSAGE_SIZE,
     )
-    login_time: float = parameter(
+    login_time: float = milliseconds(
         "loginTimeoutMs",
         10.0,
         "Time for a client's first message, and for a login that has begun.",
-        unit=MILLISECONDS,
         least=100,
     )
-    idle_before_login: float = parameter(
+    idle_before_login: float = milliseconds(
         "preAuthIdleTimeoutMs",
         600.0,
         "Time between two messages of a client that has not logged in.",
-        unit=MILLISECONDS,
         least=100,
     )
     message_size_before_login: int = parameter(
@@ -66,12 +63,8 @@ class ClientLimits:
         least=1024,
     )
     logins_in_progress: int = parameter("maxLoginsInProgress", 100, "Logins in progress.", least=1)
-    failed_login_delay: float = parameter(
-        "authFailedDelayMs",
-        0.5,
-        "Wait before a refused login is answered.",
-        unit=MILLISECONDS,
-        most=5000,
+    failed_login_delay: float = milliseconds(
+        "authFailedDelayMs", 0.5, "Wait before a refused login is answered.", most=5000
     )
 
     @property

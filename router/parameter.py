@@ -120,6 +120,11 @@ def parameter(name: str, default: Any, purpose: str, **bounds: Any) -> Any:
     return field(default=default, metadata={_METADATA: declared(name, default, purpose, **bounds)})
 
 
+def milliseconds(name: str, default: float, purpose: str, **bounds: Any) -> Any:
+    """Return a field of seconds that a start parameter sets in milliseconds; as ``parameter``."""
+    return parameter(name, default, purpose, unit=MILLISECONDS, **bounds)
+
+
 def parameters_of(settings: type) -> dict[str, Parameter]:
     """Return the parameters that set fields of a dataclass, by the name of the field."""
     return {

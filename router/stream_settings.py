@@ -7,7 +7,7 @@ Times are in seconds, sizes in bytes. A part of the router is given the group th
 from dataclasses import dataclass, replace
 
 from router.block_sizes import DEFAULT_BLOCK_SIZES, BlockSizes
-from router.parameter import MILLISECONDS, MINUTES, one_of, parameter
+from router.parameter import MINUTES, milliseconds, one_of, parameter
 from shard_client.remote_cursor.remote_settings import RemoteSettings
 from shard_client.replica_set.read_preference import LOCAL_THRESHOLD
 from shard_client.wire.connection_pool import PoolLimits
@@ -21,12 +21,8 @@ _MODES = one_of("auto", "always", "never")
 class ConnectionSettings(RemoteSettings):
     """Limits of the connections to members (docs/connections.md)."""
 
-    open_timeout: float = parameter(
-        "openTimeoutMs",
-        30.0,
-        "Time limit for opening a stream on all shards.",
-        unit=MILLISECONDS,
-        least=100,
+    open_timeout: float = milliseconds(
+        "openTimeoutMs", 30.0, "Time limit for opening a stream on all shards.", least=100
     )
     """For all remotes of a new stream to answer, unreachable shards included."""
     member_connections: int = parameter(
@@ -35,11 +31,10 @@ class ConnectionSettings(RemoteSettings):
         "Connections to one member of a replica set.",
         least=4,
     )
-    idle_connection: float = parameter(
+    idle_connection: float = milliseconds(
         "ShardingTaskExecutorPoolHostTimeoutMS",
         300.0,
         "Lifetime of an idle connection to a member.",
-        unit=MILLISECONDS,
     )
     local_threshold: float = LOCAL_THRESHOLD
     """Latency window: how much the round trip of a selected member may exceed the nearest one's."""
@@ -75,12 +70,8 @@ class PacingSettings(RemoteSettings):
     take adds twice its size, so a client that leaves soon causes little reading ahead."""
     linger: float = 5.0
     """How long prefetch continues after a client's last getMore."""
-    await_quiet: float = parameter(
-        "awaitQuietMs",
-        1.0,
-        "How long a getMore on a shard waits for events.",
-        unit=MILLISECONDS,
-        least=50,
+    await_quiet: float = milliseconds(
+        "awaitQuietMs", 1.0, "How long a getMore on a shard waits for events.", least=50
     )
     """It determines the cost of an idle stream. mongos uses the same wait."""
     await_watermark: float = 0.001
@@ -108,11 +99,10 @@ class PacingSettings(RemoteSettings):
         True,
         "Whether members without writes get no-op writes, so that streams need not wait for them.",
     )
-    noop_delay: float = parameter(
+    noop_delay: float = milliseconds(
         "noopWriteDelayMs",
         0.0,
         "How long events wait for an idle member before it gets a no-op write.",
-        unit=MILLISECONDS,
     )
     noops_per_second: float = parameter(
         "noopWritesPerSecond",
@@ -129,12 +119,11 @@ class PacingSettings(RemoteSettings):
     )
     noop_share: float = 1.0
     """This process's fraction of the no-op writes that the router may send to a member."""
-    watermark_timeout: float = parameter(
+    watermark_timeout: float = milliseconds(
         "watermarkTimeoutMs",
         5.0,
         "How long a member may lag behind a no-op write that a majority has, before the stream "
         "reads another member; 0 for without limit.",
-        unit=MILLISECONDS,
     )
 
     @property
@@ -196,11 +185,8 @@ class SharingSettings:
         64 * _MIB,
         "Events that clients of filtered streams have not read, for each shared stream.",
     )
-    share_linger: float = parameter(
-        "shareLingerMs",
-        1.0,
-        "How long a stream stays open after its last client has left.",
-        unit=MILLISECONDS,
+    share_linger: float = milliseconds(
+        "shareLingerMs", 1.0, "How long a stream stays open after its last client has left."
     )
 
 
@@ -234,12 +220,8 @@ class AdmissionSettings(ConnectionSettings):
         "Different streams opened by one user, where clients log in.",
         least=1,
     )
-    cursor_timeout: float = parameter(
-        "cursorTimeoutMillis",
-        600.0,
-        "Lifetime of an idle cursor outside sessions.",
-        unit=MILLISECONDS,
-        least=1,
+    cursor_timeout: float = milliseconds(
+        "cursorTimeoutMillis", 600.0, "Lifetime of an idle cursor outside sessions.", least=1
     )
     session_timeout: float = parameter(
         "localLogicalSessionTimeoutMinutes",
