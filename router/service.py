@@ -267,7 +267,7 @@ async def check_servers(settings: Settings) -> Sequence[Check]:
     upstream = _upstream(settings, Share(), Access(settings.security.logins().upstream, tls))
     checks = ServerChecks(cluster, upstream)
     try:
-        return await checks.results(patience=None)
+        return await checks.results(timeout=None)
     finally:
         await checks.close()
         await cluster.close()

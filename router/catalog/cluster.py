@@ -42,7 +42,7 @@ class ShardList(NamedTuple):
     """Host strings by shard id, and the config server's times ``before`` and after the read.
 
     A change stream that starts at ``before`` misses no change of the list. All changes that the
-    list reflects, including departures of shards, happened at ``by`` or earlier.
+    list reflects, including removals of shards, happened at ``by`` or earlier.
     """
 
     hosts: Mapping[str, str]

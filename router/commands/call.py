@@ -167,7 +167,7 @@ class Node:
             return self.clock.raw, self.clock.time
         return self.access.times.newest or (None, None)
 
-    def learn_time(self, reply: bytes) -> None:
+    def advance_clock(self, reply: bytes) -> None:
         """Advance the clock to the cluster time in another server's reply, a whole frame."""
         element = find(reply, b"$clusterTime", BODY_OFFSET)
         if element is None:

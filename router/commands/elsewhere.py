@@ -73,7 +73,7 @@ async def get_more_elsewhere(call: Call, cursor_id: int) -> RawAnswer | None:
         number = int.from_bytes(reply[code.start : code.end], "little")
         if number == ErrorCode.CursorNotFound:
             return None
-    call.node.learn_time(reply)
+    call.node.advance_clock(reply)
     return RawAnswer([reply[BODY_OFFSET:]])
 
 

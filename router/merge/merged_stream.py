@@ -253,10 +253,10 @@ class MergedStream:
         """The slowest shard, if it holds back buffered events and nothing is ready, or None."""
         if not self._merger.holds:
             return None
-        holder = self._merger.slowest_remote
-        if holder is None or not self._may_move(holder):
+        slowest = self._merger.slowest_remote
+        if slowest is None or not self._may_move(slowest):
             return None
-        return next(iter(self._waits([holder])), None)
+        return next(iter(self._waits([slowest])), None)
 
     @property
     def is_held_back(self) -> bool:

@@ -289,7 +289,7 @@ class ClientConnection:
         first = True
         async with aclosing(link.relay(request.frame)) as replies:
             async for reply in replies:
-                self._node.learn_time(reply)
+                self._node.advance_clock(reply)
                 if request.name in CHANGES_USERS:
                     await users_changed(self._node)
                 if answer.refusal is not None and _code_of(reply) == ErrorCode.CommandNotFound:

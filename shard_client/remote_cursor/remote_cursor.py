@@ -325,7 +325,7 @@ class RemoteCursor:
                 self._start_probe(self._close(self._progress))
         self._watermark = batch.watermark or self._watermark
         if not batch.events:
-            self._link.rest()
+            self._link.free_buffer()
         if not self._stopping:
             self._on_batch(batch)
 

@@ -225,7 +225,7 @@ class MotorReplicaSet:
         try:
             await self._client["mergerouter"].command({"find": "nothing", "limit": 1})
         except PyMongoError as error:
-            self._say_no_primary(error)
+            self._log_no_primary(error)
             self._refused = self._refusal(error)
             await asyncio.sleep(0.2)
         else:
@@ -249,11 +249,11 @@ class MotorReplicaSet:
         reason = (error.details or {}).get("errmsg", str(error))
         return CommandError(error.code, f"cannot log in to {self._name} as {who}: {reason}")
 
-    def _say_no_primary(self, error: PyMongoError) -> None:
+    def _log_no_primary(self, error: PyMongoError) -> None:
         """Log what the driver knows of each member, once for each time without a primary."""
-        say = log.debug if self._lost else log.warning
+        report = log.debug if self._lost else log.warning
         members = self._known_of_members()
-        say(NO_PRIMARY, set=self._name, members=members, error=plain_text(error))
+        report(NO_PRIMARY, set=self._name, members=members, error=plain_text(error))
         self._lost = True
 
     def _known_of_members(self) -> dict[str, str]:
