@@ -144,7 +144,9 @@ class CommandError(Exception):
         """Return the error as mongos labels it on a change stream (docs/protocol.md#opening)."""
         if self.code in NON_RESUMABLE_CODES:
             return self.with_labels(NON_RESUMABLE_LABEL)
-        return self.with_labels(*({RESUMABLE_LABEL} if self.code in RESUMABLE_CODES else ()))
+        if self.code in RESUMABLE_CODES:
+            return self.with_labels(RESUMABLE_LABEL)
+        return self.with_labels()
 
     def without_state_change(self) -> Self:
         """Return the error as mongos passes it on (docs/protocol.md#opening).

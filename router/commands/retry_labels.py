@@ -32,4 +32,6 @@ def with_retry_labels(error: CommandError, name: str, body: bytes) -> CommandErr
             in_transaction = not body[element.start]
     if name in _ENDS_TRANSACTION or (has_number and not in_transaction):
         return error.with_labels("RetryableWriteError")
-    return error.with_labels(*({"TransientTransactionError"} if in_transaction else ()))
+    if in_transaction:
+        return error.with_labels("TransientTransactionError")
+    return error.with_labels()
