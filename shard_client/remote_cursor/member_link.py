@@ -115,6 +115,11 @@ class MemberLink:
         """Cut the connection and report the member, which makes no progress."""
         if self._connection is not None:
             self._dialer.suspect(self._connection.address)
+            self.cut()
+
+    def cut(self) -> None:
+        """Cut the connection, if there is one; a request in flight raises NetworkError."""
+        if self._connection is not None:
             self._connection.abort()
 
     def release(self) -> None:
