@@ -1,6 +1,6 @@
 """BSON values as text in mongos's messages: type names and documents."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
@@ -57,13 +57,14 @@ def shortened(text: str, most: int = LONGEST) -> str:
     return text if len(text) <= most else text[:most] + "..."
 
 
-def render(value: Any) -> str:
+def render(value: Any, scalar: Callable[[Any], str] | None = None, *, space: str = "") -> str:
     """Return a value as text in the form of aggregation messages: ``{_data: "82", n: 5}``.
 
-    What goes beyond LONGEST characters is neither rendered nor returned.
+    What goes beyond LONGEST characters is neither rendered nor returned. Other messages print some
+    values by ``scalar``, and ``space`` inside of brackets.
     """
     parts, size = list[str](), 0
-    for part in _rendered(value):
+    for part in _rendered(value, scalar or plain, space):
         parts.append(part)
         size += len(part)
         if size > LONGEST:
@@ -71,24 +72,26 @@ def render(value: Any) -> str:
     return shortened("".join(parts))
 
 
-def _rendered(value: Any) -> Iterator[str]:
+def _rendered(value: Any, scalar: Callable[[Any], str], space: str) -> Iterator[str]:
     if isinstance(value, Mapping):
-        yield "{"
-        for number, (name, item) in enumerate(value.items()):
-            yield f"{', ' if number else ''}{name[:LONGEST]}: "
-            yield from _rendered(item)
-        yield "}"
+        opening, closing = "{", "}"
+        items = ((f"{name[:LONGEST]}: ", item) for name, item in value.items())
     elif isinstance(value, (list, tuple)):
-        yield "["
-        for number, item in enumerate(value):
-            yield ", " if number else ""
-            yield from _rendered(item)
-        yield "]"
+        opening, closing = "[", "]"
+        items = (("", item) for item in value)
     else:
-        yield _scalar(value)
+        yield scalar(value)
+        return
+    before = opening + space
+    for name, item in items:
+        yield before + name
+        yield from _rendered(item, scalar, space)
+        before = ", "
+    yield space + closing if value else opening + closing
 
 
-def _scalar(value: Any) -> str:
+def plain(value: Any) -> str:
+    """Return a value that is no document and no array, as aggregation messages print it."""
     if isinstance(value, str):
         return f'"{shortened(value)}"'
     if isinstance(value, bool):

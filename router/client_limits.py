@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Final
 
+from router.parameter import milliseconds, parameter
+from shard_client.wire.frames import MAX_MESSAGE_SIZE
+
 Network = IPv4Network | IPv6Network
 
 FOR_DRIVERS: Final = 0.8
@@ -24,24 +27,45 @@ class ClientLimits:
 
     connections: int = 65536
     """Maximum number of connections (net.maxIncomingConnections)."""
-    connections_per_client: int = 0
-    """The same for one client's address; 0: four fifths of all (maxConnectionsPerClient)."""
+    connections_per_client: int = parameter(
+        "maxConnectionsPerClient", 0, "Connections of one client's address; 0: four fifths of all."
+    )
     exempt: tuple[Network, ...] = ()
     """Addresses that neither of the two applies to (net.maxIncomingConnectionsOverride)."""
-    message_time: float = 30.0
-    """Time for a message that has begun, and for reading of a reply (messageTimeoutMs)."""
-    messages_bytes: int = 256 * 1024 * 1024
-    """Maximum size of the large messages that are received at a time (messagesBytes)."""
-    login_time: float = 10.0
-    """Time for a client's first message, and for a login that has begun (loginTimeoutMs)."""
-    idle_before_login: float = 600.0
-    """Time between two messages of a client that has not logged in (preAuthIdleTimeoutMs)."""
-    message_size_before_login: int = 16 * 1024
-    """Maximum size of a message before the login (preAuthMaximumMessageSizeBytes)."""
-    logins_in_progress: int = 100
-    """Maximum number of logins in progress (maxLoginsInProgress)."""
-    failed_login_delay: float = 0.5
-    """Time before a refused login is answered (authFailedDelayMs)."""
+    message_time: float = milliseconds(
+        "messageTimeoutMs",
+        30.0,
+        "Time for a message that has begun; time in which a client must read some of a reply.",
+        least=100,
+    )
+    messages_bytes: int = parameter(
+        "messagesBytes",
+        256 * 1024 * 1024,
+        "Messages above 64 KiB of all clients until they are answered; further ones wait.",
+        least=2 * MAX_MESSAGE_SIZE,
+    )
+    login_time: float = milliseconds(
+        "loginTimeoutMs",
+        10.0,
+        "Time for a client's first message, and for a login that has begun.",
+        least=100,
+    )
+    idle_before_login: float = milliseconds(
+        "preAuthIdleTimeoutMs",
+        600.0,
+        "Time between two messages of a client that has not logged in.",
+        least=100,
+    )
+    message_size_before_login: int = parameter(
+        "preAuthMaximumMessageSizeBytes",
+        16 * 1024,
+        "Size of a message before the login.",
+        least=1024,
+    )
+    logins_in_progress: int = parameter("maxLoginsInProgress", 100, "Logins in progress.", least=1)
+    failed_login_delay: float = milliseconds(
+        "authFailedDelayMs", 0.5, "Wait before a refused login is answered.", most=5000
+    )
 
     @property
     def shortest_time(self) -> float:

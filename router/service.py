@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -17,7 +17,7 @@ from router.catalog.cluster import Cluster, ReplicaSetFactory
 from router.catalog.server_checks import Check, ServerChecks
 from router.client_limits import FOR_FEEDS, supported_connections
 from router.cluster_version import ClusterVersion
-from router.commands.node import Node
+from router.commands.call import FailPointHooks, Node
 from router.commands.server_identity import ServerIdentity
 from router.commands.topology_version import TopologyVersion
 from router.config.parameters import stream_limits
@@ -38,9 +38,6 @@ from router.tracing import SpanExport
 from router.upstream_mongos import UpstreamMongos, parse_upstream
 from shard_client.wire.access import Access
 from shard_client.wire.tls import TlsContexts
-
-if TYPE_CHECKING:
-    from router.commands.fail_points import FailPoints
 
 log = structlog.get_logger()
 
@@ -270,7 +267,7 @@ async def check_servers(settings: Settings) -> Sequence[Check]:
     upstream = _upstream(settings, Share(), Access(settings.security.logins().upstream, tls))
     checks = ServerChecks(cluster, upstream)
     try:
-        return await checks.results(patience=None)
+        return await checks.results(timeout=None)
     finally:
         await checks.close()
         await cluster.close()
@@ -301,7 +298,7 @@ def _cluster(
     )
 
 
-def _fail_points() -> "FailPoints":
+def _fail_points() -> FailPointHooks:
     from router.commands.fail_points import FailPoints  # no other router loads them
 
     return FailPoints()

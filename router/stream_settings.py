@@ -7,24 +7,35 @@ Times are in seconds, sizes in bytes. A part of the router is given the group th
 from dataclasses import dataclass, replace
 
 from router.block_sizes import DEFAULT_BLOCK_SIZES, BlockSizes
+from router.parameter import MINUTES, milliseconds, one_of, parameter
 from shard_client.remote_cursor.remote_settings import RemoteSettings
 from shard_client.replica_set.read_preference import LOCAL_THRESHOLD
 from shard_client.wire.connection_pool import PoolLimits
 
 _MIB = 1024 * 1024
 _SHARE_OF_ONE = 0.8
+_MODES = one_of("auto", "always", "never")
 
 
 @dataclass(frozen=True)
 class ConnectionSettings(RemoteSettings):
     """Limits of the connections to members (docs/connections.md)."""
 
-    open_timeout: float = 30.0
-    """Time limit for all remotes of a new stream to answer, unreachable shards included."""
-    member_connections: int = 1000
-    """Maximum number of connections to one member (ShardingTaskExecutorPoolMaxSize)."""
-    idle_connection: float = 300.0
-    """How long an idle connection is kept (ShardingTaskExecutorPoolHostTimeoutMS)."""
+    open_timeout: float = milliseconds(
+        "openTimeoutMs", 30.0, "Time limit for opening a stream on all shards.", least=100
+    )
+    """For all remotes of a new stream to answer, unreachable shards included."""
+    member_connections: int = parameter(
+        "ShardingTaskExecutorPoolMaxSize",
+        1000,
+        "Connections to one member of a replica set.",
+        least=4,
+    )
+    idle_connection: float = milliseconds(
+        "ShardingTaskExecutorPoolHostTimeoutMS",
+        300.0,
+        "Lifetime of an idle connection to a member.",
+    )
     local_threshold: float = LOCAL_THRESHOLD
     """Latency window: how much the round trip of a selected member may exceed the nearest one's."""
 
@@ -41,19 +52,28 @@ class PacingSettings(RemoteSettings):
     """How far ahead one stream is read, how long its getMores wait, and which no-ops are written
     (docs/design.md#a-remote-cursor, docs/design.md#idle-shards)."""
 
-    remote_buffer_bytes: int = 16 * _MIB
-    """Bytes of events buffered for one remote before its prefetch pauses."""
-    stream_buffer_bytes: int = 64 * _MIB
-    """Bytes of events buffered for one merged stream before prefetch pauses for all remotes but the
-    slowest shard; half of it is divided evenly among the remotes."""
+    remote_buffer_bytes: int = parameter(
+        "remoteBufferBytes",
+        16 * _MIB,
+        "Events held for one shard of a stream; beyond it, the shard is not read.",
+        least=1,
+    )
+    stream_buffer_bytes: int = parameter(
+        "streamBufferBytes",
+        64 * _MIB,
+        "Events held for one stream; beyond it, only the slowest shard is read.",
+        least=1,
+    )
+    """Half of it is divided evenly among the remotes."""
     first_ahead_bytes: int = 256 * 1024
     """Bytes of events buffered for one merged stream before its clients have taken any. What they
     take adds twice its size, so a client that leaves soon causes little reading ahead."""
     linger: float = 5.0
     """How long prefetch continues after a client's last getMore."""
-    await_quiet: float = 1.0
-    """How long a shard's getMore may wait for events (awaitQuietMs). It determines the cost of an
-    idle stream. mongos uses the same wait."""
+    await_quiet: float = milliseconds(
+        "awaitQuietMs", 1.0, "How long a getMore on a shard waits for events.", least=50
+    )
+    """It determines the cost of an idle stream. mongos uses the same wait."""
     await_watermark: float = 0.001
     """First wait of a getMore to a remote whose watermark events need; doubles until the watermark
     arrives."""
@@ -74,20 +94,37 @@ class PacingSettings(RemoteSettings):
     writes per second are allowed, one round for each (docs/design.md#dense-streams)."""
     round_burst: float = 20.0
     """Small batches that a stream may receive in a burst before it is read in rounds."""
-    noop: bool = True
-    """Whether idle members get no-op writes at all (docs/design.md#idle-shards)."""
-    noop_delay: float = 0.0
-    """How long events wait for an idle member before it gets a no-op write (noopWriteDelayMs)."""
-    noops_per_second: float = 20.0
-    """Sustained no-op writes per second to one member, over all streams; 0 means no no-op writes
-    (noopWritesPerSecond)."""
-    noop_burst: float = 100.0
-    """No-op writes that a member may get in a burst after a period with few (noopWriteBurst)."""
+    noop: bool = parameter(
+        "noopWrites",
+        True,
+        "Whether members without writes get no-op writes, so that streams need not wait for them.",
+    )
+    noop_delay: float = milliseconds(
+        "noopWriteDelayMs",
+        0.0,
+        "How long events wait for an idle member before it gets a no-op write.",
+    )
+    noops_per_second: float = parameter(
+        "noopWritesPerSecond",
+        20.0,
+        "Sustained no-op writes per second to one member, over all streams; 0 for none.",
+        most=1000,
+    )
+    noop_burst: float = parameter(
+        "noopWriteBurst",
+        100.0,
+        "No-op writes that one member may get in a burst after a period with few.",
+        least=1,
+        most=100_000,
+    )
     noop_share: float = 1.0
     """This process's fraction of the no-op writes that the router may send to a member."""
-    watermark_timeout: float = 5.0
-    """How long a member's watermark may stay behind a no-op write that a majority has, before the
-    stream is read from another member (watermarkTimeoutMs); 0 means without limit."""
+    watermark_timeout: float = milliseconds(
+        "watermarkTimeoutMs",
+        5.0,
+        "How long a member may lag behind a no-op write that a majority has, before the stream "
+        "reads another member; 0 for no limit.",
+    )
 
     @property
     def noops(self) -> bool:
@@ -99,62 +136,112 @@ class PacingSettings(RemoteSettings):
 class SharingSettings:
     """Which clients share streams, and what is kept for them (docs/sharing.md)."""
 
-    share: bool = True
-    """Whether clients of identical streams share remotes and the events that these send
-    (docs/design.md#many-clients)."""
-    share_log_bytes: int = 16 * _MIB
-    """Bytes of events that the clients of one stream may be apart: they are kept for slower clients
-    and for those that resume."""
-    share_alone_bytes: int = _MIB
-    """The same while there is only one client, so that it can resume."""
+    share: bool = parameter(
+        "shareStreams", True, "Whether clients with identical requests share one stream."
+    )
+    """See docs/design.md#many-clients."""
+    share_log_bytes: int = parameter(
+        "shareLogBytes", 16 * _MIB, "How far the clients of one shared stream may be apart."
+    )
+    """Events are kept for slower clients and for those that resume."""
+    share_alone_bytes: int = parameter(
+        "shareAloneBytes",
+        _MIB,
+        "Events kept for the only client of a stream, so that it can resume.",
+    )
     share_behind: float = 15.0
     """How far a stream may be behind the start of a client that would share it."""
-    share_filters: str = "auto"
-    """Whether the router evaluates filters on a shared stream: auto, always or never."""
-    share_filters_from: int = 4
-    """The number of different filters on one scope from which on auto shares."""
+    share_filters: str = parameter(
+        "shareFilters",
+        "auto",
+        "Whether the router evaluates filters on a shared stream.",
+        read=_MODES,
+    )
+    share_filters_from: int = parameter(
+        "shareFiltersFrom",
+        4,
+        "Number of different filters on one scope from which on they share a stream.",
+        least=2,
+    )
     share_filters_hold: float = 10.0
     """How long there must be less than half as many filters or scopes before auto shares no
     longer."""
-    share_scopes: str = "auto"
-    """Whether streams of collections and databases are read as parts of a wider stream: auto,
-    always or never."""
-    share_scopes_from: int = 5
-    """The number of different collections of a database, or of different databases, from which on
-    auto shares. It shares no longer after ``share_filters_hold`` with less than half as many."""
-    share_filter_bytes: int = 64 * _MIB
-    """Bytes of memory that the unread events of all filtered readers of a stream may take."""
-    share_linger: float = 1.0
-    """How long the remotes of a stream stay open after its last client has left."""
+    share_scopes: str = parameter(
+        "shareScopes",
+        "auto",
+        "Whether streams of collections and databases are read as parts of a wider stream.",
+        read=_MODES,
+    )
+    share_scopes_from: int = parameter(
+        "shareScopesFrom",
+        5,
+        "Number of different collections of one database, or of different databases, from which "
+        "on their streams share a wider one.",
+        least=2,
+    )
+    """They share it no longer after ``share_filters_hold`` with less than half as many."""
+    share_filter_bytes: int = parameter(
+        "shareFilterBytes",
+        64 * _MIB,
+        "Events that clients of filtered streams have not read, for each shared stream.",
+    )
+    share_linger: float = milliseconds(
+        "shareLingerMs", 1.0, "How long a stream stays open after its last client has left."
+    )
 
 
 @dataclass(frozen=True)
 class AdmissionSettings(ConnectionSettings):
     """How many cursors and streams may be open, how long, and how much all of them hold."""
 
-    max_cursors: int = 10_000
-    """Maximum number of open merged cursors."""
-    max_cursors_per_client: int = 5_000
-    """The same for one client's address."""
-    max_cursors_per_user: int = 8_000
-    """The same for one user, where clients log in."""
-    max_streams: int = 500
-    """Maximum number of different open streams: each has a cursor on every member, and a connection
-    to every shard while it is read (docs/connections.md)."""
-    max_streams_per_client: int = 250
-    """The same for one client's address."""
-    max_streams_per_user: int = 400
-    """The same for one user, where clients log in."""
-    cursor_timeout: float = 600.0
-    """Lifetime of an idle cursor outside a session (cursorTimeoutMillis)."""
-    session_timeout: float = 1800.0
-    """Lifetime of an idle cursor of a session (localLogicalSessionTimeoutMinutes)."""
-    total_buffer_bytes: int = 1024 * _MIB
-    """Bytes of events held for all streams together beyond which only remotes with empty buffers
-    may fetch."""
-    user_buffer_bytes: int = 0
-    """The same for the streams that one user has opened; 0: four fifths of all (userBufferBytes).
-    Where clients do not log in, it does not apply."""
+    max_cursors: int = parameter(
+        "maxCursors", 10_000, "Change stream cursors open at a time.", least=1
+    )
+    max_cursors_per_client: int = parameter(
+        "maxCursorsPerClient", 5_000, "Change stream cursors of one client's address.", least=1
+    )
+    max_cursors_per_user: int = parameter(
+        "maxCursorsPerUser", 8_000, "Cursors of one user, where clients log in.", least=1
+    )
+    max_streams: int = parameter(
+        "maxStreams",
+        500,
+        "Different streams open at a time; clients with identical requests share one.",
+        least=1,
+    )
+    """Each has a cursor on every member, and a connection to every shard while it is read
+    (docs/connections.md)."""
+    max_streams_per_client: int = parameter(
+        "maxStreamsPerClient", 250, "Different streams of one client's address.", least=1
+    )
+    max_streams_per_user: int = parameter(
+        "maxStreamsPerUser",
+        400,
+        "Different streams opened by one user, where clients log in.",
+        least=1,
+    )
+    cursor_timeout: float = milliseconds(
+        "cursorTimeoutMillis", 600.0, "Lifetime of an idle cursor outside sessions.", least=1
+    )
+    session_timeout: float = parameter(
+        "localLogicalSessionTimeoutMinutes",
+        1800.0,
+        "Lifetime of the cursors of an idle session.",
+        unit=MINUTES,
+        least=1,
+    )
+    total_buffer_bytes: int = parameter(
+        "totalBufferBytes",
+        1024 * _MIB,
+        "Events held for all streams; beyond it, only empty buffers are filled.",
+        least=1,
+    )
+    user_buffer_bytes: int = parameter(
+        "userBufferBytes",
+        0,
+        "Events held for the streams of one user, where clients log in; beyond it, only their "
+        "empty buffers are filled; 0: four fifths of totalBufferBytes.",
+    )
 
     @property
     def user_buffer(self) -> int:
@@ -173,12 +260,15 @@ class ReplySettings:
 
     reply_bytes: int = 16 * _MIB
     """Maximum bytes of events in one reply to a client."""
-    reply_target_bytes: int = 4 * _MIB
-    """Size at which a reply is sent to a client that sets no batchSize; as many bytes are merged
-    ahead. It is large enough to make the cost of a reply small, and keeps the client busy while the
-    next reply is prepared."""
-    replies_bytes: int = 128 * _MIB
-    """Maximum bytes of events in all clients' replies together, divided evenly among readers."""
+    reply_target_bytes: int = parameter(
+        "replyTargetBytes", 4 * _MIB, "Size of a reply to a client that sets no batchSize.", least=1
+    )
+    """As many bytes are merged ahead. It makes the cost of a reply small, and keeps the client busy
+    while the next reply is prepared."""
+    replies_bytes: int = parameter(
+        "repliesBytes", 128 * _MIB, "Events in the replies to all clients together.", least=1
+    )
+    """It is divided evenly among readers."""
     blocks: BlockSizes = DEFAULT_BLOCK_SIZES
     """The sizes into which merged events are divided."""
 

@@ -56,7 +56,7 @@ class SpanExport:
         )
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         # It stays until the process ends: the thread may log after ``close``.
-        logging.getLogger("opentelemetry").addHandler(_Complaints(asyncio.get_running_loop()))
+        logging.getLogger("opentelemetry").addHandler(_SdkLog(asyncio.get_running_loop()))
         trace.set_tracer_provider(self._provider)
 
     async def close(self) -> None:
@@ -77,7 +77,7 @@ class SpanExport:
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
 
-class _Complaints(logging.Handler):
+class _SdkLog(logging.Handler):
     """Writes what OpenTelemetry's SDK logs to the router's log, at most a line a minute."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -130,16 +130,23 @@ class CommandError(Exception):
             reply["errorLabels"] = sorted(self.labels)
         return reply
 
+    def with_labels(self, *labels: str, message: str | None = None) -> Self:
+        """Return a copy of the error with further labels, and with another message if given."""
+        return type(self)(
+            self.code,
+            self.message if message is None else message,
+            code_name=self.code_name,
+            labels=self.labels.union(labels),
+            extra=self.extra,
+        )
+
     def with_change_stream_label(self) -> Self:
         """Return the error as mongos labels it on a change stream (docs/protocol.md#opening)."""
-        labels = set(self.labels)
+        if self.code in NON_RESUMABLE_CODES:
+            return self.with_labels(NON_RESUMABLE_LABEL)
         if self.code in RESUMABLE_CODES:
-            labels.add(RESUMABLE_LABEL)
-        elif self.code in NON_RESUMABLE_CODES:
-            labels.add(NON_RESUMABLE_LABEL)
-        return type(self)(
-            self.code, self.message, code_name=self.code_name, labels=labels, extra=self.extra
-        )
+            return self.with_labels(RESUMABLE_LABEL)
+        return self.with_labels()
 
     def without_state_change(self) -> Self:
         """Return the error as mongos passes it on (docs/protocol.md#opening).

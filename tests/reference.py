@@ -18,8 +18,8 @@ from router.admin.words import in_bytes
 from router.cli import OWN_COMMANDS
 from router.commands.table import COMMANDS
 from router.config.flags import FLAGS, SETTINGS
-from router.config.parameter import Parameter
 from router.config.parameters import PARAMETERS
+from router.parameter import Parameter
 from tests.harness.admin import admin_port, get, watched_facade
 
 DOCS = Path(__file__).parents[1] / "docs"

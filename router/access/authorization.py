@@ -4,24 +4,23 @@ The checks that mongos makes are in its commands; those of the commands that the
 in ``Command`` (``action``, ``before_login``). Commands for the upstream are checked there.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 import structlog
 from bson.binary import UUID_SUBTYPE, Binary
-from bson.int64 import Int64
-from bson.timestamp import Timestamp
 
 from router.access.privileges import Resource
 from router.access.users import User
+from router.bson_text import LONGEST, plain, render
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
 log = structlog.get_logger()
 
-LONGEST_SHOWN = 16 * 1024
+LONGEST_SHOWN = LONGEST
 """Most characters of a command in an error."""
 
 _LONGEST_LOGGED = 1024
@@ -83,41 +82,10 @@ def not_authorized(database: str, command: Mapping[str, Any], user: str | None) 
 
 def shown(value: Any) -> str:
     """Return a command as mongos prints it in its errors, at most 16 KiB of it."""
-    text, size = list[str](), 0
-    for part in _shown(value):
-        text.append(part)
-        size += len(part)
-        if size > LONGEST_SHOWN:
-            return "".join(text)[:LONGEST_SHOWN] + "..."
-    return "".join(text)
+    return render(value, _scalar, space=" ")
 
 
-def _shown(value: Any) -> Iterator[str]:
-    if isinstance(value, Mapping | list) and not value:
-        yield "{}" if isinstance(value, Mapping) else "[]"
-    elif isinstance(value, Mapping):
-        for number, (name, item) in enumerate(value.items()):
-            yield f"{', ' if number else '{ '}{name}: "
-            yield from _shown(item)
-        yield " }"
-    elif isinstance(value, list):
-        for number, item in enumerate(value):
-            yield ", " if number else "[ "
-            yield from _shown(item)
-        yield " ]"
-    else:
-        yield _shown_scalar(value)
-
-
-def _shown_scalar(value: Any) -> str:
-    if isinstance(value, str):
-        return f'"{value[:LONGEST_SHOWN]}"'
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if value is None:
-        return "null"
-    if isinstance(value, Timestamp):
-        return f"Timestamp({value.time}, {value.inc})"
+def _scalar(value: Any) -> str:
     if isinstance(value, bytes):
         subtype = value.subtype if isinstance(value, Binary) else 0
         if subtype == UUID_SUBTYPE and len(value) == 16:
@@ -125,8 +93,6 @@ def _shown_scalar(value: Any) -> str:
         return f"BinData({subtype}, {value[:LONGEST_SHOWN].hex().upper()})"
     if isinstance(value, datetime):
         return f"new Date({int(value.timestamp() * 1000)})"
-    if isinstance(value, Int64 | int):
-        return str(int(value))
     if isinstance(value, float):
         return f"{value:.1f}" if value.is_integer() else repr(value)
-    return str(value)
+    return plain(value)

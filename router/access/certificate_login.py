@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 from router.access.users import UserName
+from router.request.field_errors import missing_field
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 from shard_client.wire.authentication import EXTERNAL, X509
@@ -34,9 +35,7 @@ def user_of_certificate(
         CommandError: mongos's error for a login that is malformed or refused.
     """
     if "mechanism" not in command:
-        raise CommandError(
-            40414, "BSON field 'authenticate.mechanism' is missing but a required field"
-        )
+        raise missing_field("authenticate.mechanism")
     if command["mechanism"] != X509:
         raise CommandError(ErrorCode.BadValue, f"Unsupported mechanism: {command['mechanism']}")
     if database != EXTERNAL:

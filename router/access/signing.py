@@ -166,11 +166,7 @@ class SignedTimes:
     async def _read(self) -> None:
         self._read_at = asyncio.get_running_loop().time()
         command = {"find": "system.keys", "filter": {"purpose": "HMAC"}, "singleBatch": True}
-        connection = await self._cluster.connect(CONFIG)
-        try:
-            reply = await connection.command("admin", command, timeout=_ANSWER_TIMEOUT)
-        finally:
-            self._cluster.release(connection)
+        reply = await self._cluster.command(CONFIG, "admin", command, _ANSWER_TIMEOUT)
         try:
             keys = [_signing_key(each) for each in reply["cursor"]["firstBatch"]]
         except (KeyError, TypeError, ValueError, AttributeError):

@@ -30,8 +30,8 @@ REFRESH_SECONDS = 30.0
 _MOST_ASKED = 500
 _ANSWER_TIMEOUT = 10.0
 _WATCH = 2.0
-_PATIENCE = 2.0
-_TELLS_NO_GENERATION = frozenset({ErrorCode.Unauthorized, ErrorCode.CommandNotFound})
+_REFRESH_TIMEOUT = 2.0
+_NO_GENERATION = frozenset({ErrorCode.Unauthorized, ErrorCode.CommandNotFound})
 
 
 class UserName(NamedTuple):
@@ -87,7 +87,7 @@ class Users:
         self._users: WeakValueDictionary[UserName, User] = WeakValueDictionary()
         self._invalidations = 0
         self._read_version: tuple[Any, int] = (None, 0)
-        self._tells_generation = True
+        self._may_read_generation = True
         self._reading = SharedAnswer(self._read_changes, "read the users")
         self._task = asyncio.get_running_loop().create_task(self._keep_fresh(), name="users")
 
@@ -150,7 +150,7 @@ class Users:
     async def _refresh_soon(self) -> None:
         """Refresh, for two seconds at most; a failure is logged."""
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_REFRESH_TIMEOUT):
                 await self.refresh()
         except (CommandError, NetworkError, TimeoutError) as error:
             _log_failure(error)
@@ -176,26 +176,22 @@ class Users:
         mongos asks for it in the same way. It is None if the router may not ask: that takes the
         rights of a member.
         """
-        if not self._tells_generation:
+        if not self._may_read_generation:
             return None
-        connection = await self._cluster.connect(CONFIG)
+        asking = {"_getUserCacheGeneration": 1}
         try:
-            reply = await connection.command(
-                "admin", {"_getUserCacheGeneration": 1}, timeout=_ANSWER_TIMEOUT
-            )
+            reply = await self._cluster.command(CONFIG, "admin", asking, _ANSWER_TIMEOUT)
         except CommandError as error:
-            if error.code not in _TELLS_NO_GENERATION:
+            if error.code not in _NO_GENERATION:
                 raise
-            self._tells_generation = False
+            self._may_read_generation = False
             return None
-        finally:
-            self._cluster.release(connection)
         # Later versions return a time instead of an id.
         return reply.get("cacheGeneration", reply.get("authInfoOpTime"))
 
     async def _keep_fresh(self) -> None:
         while True:
-            watched = self._tells_generation
+            watched = self._may_read_generation
             await asyncio.sleep(min(self._refresh, _WATCH) if watched else self._refresh)
             if not self._users:
                 continue
@@ -224,13 +220,8 @@ class Users:
     async def _read(self, names: Iterable[UserName]) -> dict[UserName, Mapping[str, Any]]:
         """Return the config server's description of each of the users that exist."""
         asked = [{"user": name.user, "db": name.database} for name in names]
-        connection = await self._cluster.connect(CONFIG)
-        try:
-            reply = await connection.command(
-                "admin", {"usersInfo": asked, "showPrivileges": True}, timeout=_ANSWER_TIMEOUT
-            )
-        finally:
-            self._cluster.release(connection)
+        command = {"usersInfo": asked, "showPrivileges": True}
+        reply = await self._cluster.command(CONFIG, "admin", command, _ANSWER_TIMEOUT)
         found: dict[UserName, Mapping[str, Any]] = {}
         listed = reply.get("users")
         for entry in listed if isinstance(listed, list) else ():

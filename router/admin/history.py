@@ -21,7 +21,7 @@ class Sample:
     lags: Mapping[str, float]
     received: int
     delivered: int
-    holder: str | None
+    slowest: str | None
 
 
 class History:
@@ -54,7 +54,7 @@ class History:
         """Return for how many seconds the target has been the one farthest behind."""
         since = now
         for each in reversed(self._samples):
-            if each.holder != target:
+            if each.slowest != target:
                 break
             since = each.at
         return (now - since).total_seconds()
@@ -84,5 +84,5 @@ def sample_of(status: RouterStatus) -> Sample | None:
         members = process["status"]["mergerouter"]["members"]
         received += sum(load["events"] for name, load in members.items() if name != "config")
     delivered = sum(each["delivered"]["events"] for each in status.processes)
-    holder = max(lags, key=lambda target: lags[target]) if lags else None
-    return Sample(now, lags, received, delivered, holder)
+    slowest = max(lags, key=lambda target: lags[target]) if lags else None
+    return Sample(now, lags, received, delivered, slowest)

@@ -107,28 +107,22 @@ class StatusCollector(Collector):
                 "Time since 1970 at which the certificate that clients see expires.",
                 min(ends),
             )
-        cpu = CounterMetricFamily(
-            PREFIX + "cpu_seconds", "CPU time used by each process.", labels=["worker"]
-        )
-        memory = GaugeMetricFamily(
-            PREFIX + "resident_memory_bytes", "RAM used by each process.", labels=["worker"]
-        )
         lag = HistogramMetricFamily(
             PREFIX + "event_loop_lag_seconds",
             "How late timers of each process ran, measured four times a second.",
             labels=["worker"],
         )
         for each in self._processes:
-            worker = [str(each["worker"])]
-            cpu.add_metric(worker, each["cpuSeconds"])
-            memory.add_metric(worker, each["residentBytes"])
-            if each["loopLag"] is not None:
-                lag.add_metric(
-                    worker,
-                    buckets(LAG_BOUNDS, each["loopLag"]["counts"]),
-                    each["loopLag"]["total"],
-                )
-        yield from (cpu, memory, lag)
+            if (measured := each["loopLag"]) is not None:
+                counts = buckets(LAG_BOUNDS, measured["counts"])
+                lag.add_metric([str(each["worker"])], counts, measured["total"])
+        cpu = {str(each["worker"]): each["cpuSeconds"] for each in self._processes}
+        text = "CPU time used by each process."
+        yield labelled(CounterMetricFamily, "cpu_seconds", text, "worker", cpu)
+        memory = {str(each["worker"]): each["residentBytes"] for each in self._processes}
+        text = "RAM used by each process."
+        yield labelled(GaugeMetricFamily, "resident_memory_bytes", text, "worker", memory)
+        yield lag
         yield counter(
             "unwritten_log_lines",
             "Writes of log lines that failed; getLog still returns the latest of these lines.",
@@ -159,13 +153,9 @@ class StatusCollector(Collector):
             "Bytes sent to drivers.",
             total(lambda each: each["network"]["bytesOut"]),
         )
-        yield labelled(
-            CounterMetricFamily,
-            "client_requests",
-            "Requests of drivers by kind.",
-            "kind",
-            self._sum(lambda each: each["status"]["opcounters"]),
-        )
+        kinds = self._sum(lambda each: each["status"]["opcounters"])
+        text = "Requests of drivers by kind."
+        yield labelled(CounterMetricFamily, "client_requests", text, "kind", kinds)
         yield counter(
             "passed_through_requests",
             "Requests passed to the upstream mongos.",
@@ -177,15 +167,11 @@ class StatusCollector(Collector):
         yield labelled(
             CounterMetricFamily, "errors", "Errors sent to drivers by code.", "code", named
         )
-        yield labelled(
-            CounterMetricFamily,
-            "refused",
-            "Cursors and streams refused, by the parameter that limits them.",
-            "parameter",
-            # A series that begins with its first refusal would hide it from increase().
-            dict.fromkeys(get_args(Limiting), 0)
-            | self._sum(lambda each: each["status"]["mergerouter"]["refused"]),
-        )
+        # A series that begins with its first refusal would hide it from increase().
+        refused = dict.fromkeys(get_args(Limiting), 0)
+        refused |= self._sum(lambda each: each["status"]["mergerouter"]["refused"])
+        text = "Cursors and streams refused, by the parameter that limits them."
+        yield labelled(CounterMetricFamily, "refused", text, "parameter", refused)
 
     def _stream_metrics(self) -> Iterator[Metric]:
         processes = self._processes
@@ -267,13 +253,8 @@ class StatusCollector(Collector):
             for member, counts in section["memberConnections"].items():
                 connections.setdefault(member, Counter()).update(counts)
         for name, field, text in _TARGET_COUNTERS:
-            yield labelled(
-                CounterMetricFamily,
-                name,
-                text,
-                "shard",
-                {target: load[field] for target, load in loads.items()},
-            )
+            values = {target: load[field] for target, load in loads.items()}
+            yield labelled(CounterMetricFamily, name, text, "shard", values)
         pooled = GaugeMetricFamily(
             PREFIX + "member_connections",
             "Connections to each member, without the monitor's.",
@@ -283,13 +264,9 @@ class StatusCollector(Collector):
             pooled.add_metric([member, "in_use"], counts["inUse"])
             pooled.add_metric([member, "idle"], counts["available"])
         yield pooled
-        yield labelled(
-            CounterMetricFamily,
-            "member_connections_created",
-            "Connections made to each member.",
-            "member",
-            {member: counts["created"] for member, counts in connections.items()},
-        )
+        created = {member: counts["created"] for member, counts in connections.items()}
+        text = "Connections made to each member."
+        yield labelled(CounterMetricFamily, "member_connections_created", text, "member", created)
         yield from self._watermark_metrics()
 
     def _watermark_metrics(self) -> Iterator[Metric]:
@@ -336,25 +313,17 @@ class StatusCollector(Collector):
             yield labelled(GaugeMetricFamily, name, text, "shard", values)
 
     def _history_metrics(self) -> Iterator[Metric]:
-        yield labelled(
-            GaugeMetricFamily,
-            "replica_set_up",
-            "Whether the primary of the replica set answers: 1 or 0.",
-            "shard",
-            {target: int(check["answers"]) for target, check in self._checks.items()},
-        )
+        answers = {target: int(check["answers"]) for target, check in self._checks.items()}
+        text = "Whether the primary of the replica set answers: 1 or 0."
+        yield labelled(GaugeMetricFamily, "replica_set_up", text, "shard", answers)
         shards = {
             target: check
             for target, check in self._checks.items()
             if check["oldest"] is not None and target != _CONFIG
         }
-        yield labelled(
-            GaugeMetricFamily,
-            "oplog_oldest_timestamp_seconds",
-            "Cluster time of the oldest entry in the primary's oplog.",
-            "shard",
-            {target: check["oldest"].time for target, check in shards.items()},
-        )
+        oldest = {target: check["oldest"].time for target, check in shards.items()}
+        text = "Cluster time of the oldest entry in the primary's oplog."
+        yield labelled(GaugeMetricFamily, "oplog_oldest_timestamp_seconds", text, "shard", oldest)
         left = GaugeMetricFamily(
             PREFIX + "history_left_seconds",
             "Seconds of oplog between its oldest entry and the farthest behind client: those with "

@@ -3,8 +3,7 @@
 import asyncio
 import base64
 import hmac
-from collections.abc import Awaitable, Callable, Sequence
-from types import TracebackType
+from collections.abc import Awaitable, Callable
 from typing import Final, Self
 
 import structlog
@@ -57,7 +56,7 @@ def admin_handshakes(net: Net, certificates: Certificates | None) -> Handshakes 
     return Handshakes(lambda: certificates.contexts.unasked, required=mode == "requireTLS")
 
 
-class AdminServer:
+class AdminServer(AcceptingPort):
     """Serves metrics, health and status; use it as an async context manager.
 
     Args:
@@ -74,11 +73,9 @@ class AdminServer:
         *,
         handshakes: Handshakes | None = None,
     ) -> None:
+        super().__init__(handshakes, self._http, ConnectionCounts(_MOST_CONNECTIONS))
         self._source = source
         self._token = token
-        self._tasks = asyncio.TaskGroup()
-        counts = ConnectionCounts(_MOST_CONNECTIONS)
-        self._accepting = AcceptingPort(handshakes, self._http, counts, self._tasks)
         self._turns = asyncio.Semaphore(_MOST_AT_ONCE)
         self._history = History()
         app = web.Application(middlewares=[self._guard], client_max_size=_LARGEST_REQUEST)
@@ -92,32 +89,14 @@ class AdminServer:
         )
 
     async def __aenter__(self) -> Self:
-        await self._tasks.__aenter__()
+        await super().__aenter__()
         await self._runner.setup()
-        self._ending_slow = self._tasks.create_task(self._end_slow())
-        self._sampling = self._tasks.create_task(self._sample())
+        self._run(self._end_slow())
+        self._run(self._sample())
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._ending_slow.cancel()
-        self._sampling.cancel()
-        self._accepting.close()
+    async def _end(self) -> None:
         await self._runner.cleanup()
-        # The tasks end in any case; an exception of the block propagates unchanged.
-        await self._tasks.__aexit__(None, None, None)
-
-    async def listen(self, hosts: Sequence[str], port: int) -> int:
-        """Listen on ``port`` of all ``hosts`` and return the port; 0 picks one for all hosts.
-
-        Raises:
-            OSError: the port is in use or a host is not an address of this machine.
-        """
-        return await self._accepting.listen(hosts, port)
 
     def _http(self, _arrived: Callable[[], None]) -> asyncio.BaseProtocol:
         server = self._runner.server

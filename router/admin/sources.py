@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from router.commands.node import Node
+from router.commands.call import Node
 from router.commands.process_status import process_status
 
 

@@ -42,7 +42,7 @@ class ShardList(NamedTuple):
     """Host strings by shard id, and the config server's times ``before`` and after the read.
 
     A change stream that starts at ``before`` misses no change of the list. All changes that the
-    list reflects, including departures of shards, happened at ``by`` or earlier.
+    list reflects, including removals of shards, happened at ``by`` or earlier.
     """
 
     hosts: Mapping[str, str]
@@ -148,6 +148,24 @@ class Cluster:
             return await self.dialer(target, host).connect(self._limits.open_timeout)
         except CommandError as error:
             raise _retriable(error) from error
+
+    async def command(
+        self,
+        target: str,
+        database: str,
+        command: Mapping[str, Any],
+        timeout: float,
+        host: str | None = None,
+    ) -> dict[str, Any]:
+        """Run a command on the primary of ``target``; raises CommandError, NetworkError.
+
+        The connection is that of ``connect``; ``timeout`` is the seconds to wait for the reply.
+        """
+        connection = await self.connect(target, host)
+        try:
+            return await connection.command(database, command, timeout=timeout)
+        finally:
+            self.release(connection)
 
     def release(self, connection: Connection) -> None:
         """Return a connection to the pool, or cut it if it is closed or busy."""
@@ -309,6 +327,4 @@ def _retriable(failure: CommandError | NetworkError) -> CommandError:
     """Return the failure as a CommandError for the client, labelled resumable if it is."""
     if isinstance(failure, NetworkError):
         failure = from_network(failure, "the config server")
-    if not is_resumable(failure):
-        return failure
-    return CommandError(failure.code, failure.message, labels=failure.labels | {RESUMABLE_LABEL})
+    return failure.with_labels(RESUMABLE_LABEL) if is_resumable(failure) else failure

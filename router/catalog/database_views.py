@@ -39,10 +39,6 @@ async def _first(
     cluster: Cluster, target: str, database: str, command: Mapping[str, Any], timeout: float
 ) -> Mapping[str, Any] | None:
     """Return the first document of a command's reply from a primary, or None."""
-    connection = await cluster.connect(target)
-    try:
-        reply = await connection.command(database, command, timeout=timeout)
-        found = reply["cursor"]["firstBatch"]
-        return found[0] if found else None
-    finally:
-        cluster.release(connection)
+    reply = await cluster.command(target, database, command, timeout)
+    found = reply["cursor"]["firstBatch"]
+    return found[0] if found else None

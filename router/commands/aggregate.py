@@ -10,11 +10,10 @@ from bson.int64 import Int64
 from router.access.authorization import LONGEST_SHOWN, not_authorized, require
 from router.access.privileges import STREAM_ACTIONS, WHOLE, stream_resource
 from router.access.users import User
+from router.bson_text import type_name
 from router.commands.answer import Answer, AnyAnswer, PassThrough
 from router.commands.api_version import api_parameters
 from router.commands.call import Call, Command
-from router.commands.errors import as_mongos_says
-from router.commands.fields import bson_type
 from router.cursors.owner import Owner
 from router.request.aggregate_fields import check_aggregate
 from router.request.stream_commands import explains_change_stream, is_change_stream
@@ -69,7 +68,7 @@ async def aggregate(call: Call) -> AnyAnswer:
             # Without shards there is nothing to watch: mongos returns an exhausted cursor.
             empty = {"id": Int64(0), "ns": request.namespace, "firstBatch": list[Any]()}
             return Answer({"cursor": empty})
-        raise as_mongos_says(node, error) from error
+        raise node.as_mongos_says(error) from error
     cluster_time, operation_time = node.reply_times
     return build_cursor_reply(
         "firstBatch",
@@ -145,7 +144,7 @@ def _check_same_database(database: str, inner: Mapping[str, Any]) -> None:
     """Raise CommandError if the explained command names another database."""
     named = inner.get("$db", database)
     if not isinstance(named, str):
-        raise CommandError(13111, f"wrong type for field ($db) {bson_type(named)} != string")
+        raise CommandError(13111, f"wrong type for field ($db) {type_name(named)} != string")
     if named != database:
         raise CommandError(
             ErrorCode.InvalidNamespace,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from router.commands.fields import wrong_type
+from router.request.field_errors import wrong_type
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
@@ -18,11 +18,11 @@ def check_api(name: str, command: Mapping[str, Any], versions: tuple[str, ...]) 
     """
     version = command.get("apiVersion")
     if version is not None and not isinstance(version, str):
-        raise wrong_type("APIParametersFromClient.apiVersion", version, "type 'string'")
+        raise wrong_type("APIParametersFromClient.apiVersion", version, "string")
     flags = {name: command[name] for name in API_FIELDS[1:] if command.get(name) is not None}
     for field, value in flags.items():
         if not isinstance(value, bool):
-            raise wrong_type(f"APIParametersFromClient.{field}", value, "type 'bool'")
+            raise wrong_type(f"APIParametersFromClient.{field}", value, "bool")
     if version is None:
         if flags:
             raise CommandError(

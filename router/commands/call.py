@@ -1,27 +1,185 @@
-"""One command call: its client, its document and the state used to answer it."""
+"""What a command works with: the process, its client, and the call with its document."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Protocol
+
+from bson.timestamp import Timestamp
 
 from router.access.authorization import login_required, require
 from router.access.privileges import CLUSTER
+from router.client_limits import ClientLimits
 from router.commands.answer import AnyAnswer
 from router.commands.api_version import check_api
+from router.commands.client_time import ClientTime, check_client_time
+from router.commands.job_reports import JobReports
+from router.commands.server_identity import ServerIdentity
+from router.commands.topology_version import TopologyVersion
 from router.upstream_mongos import ServerLink
+from shard_client.cluster_clock import is_signed
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
-from shard_client.wire.documents import encode
+from shard_client.wire.bson_slices import find
+from shard_client.wire.compression import AVAILABLE
+from shard_client.wire.documents import decode, encode
+from shard_client.wire.frames import BODY_OFFSET
 
 if TYPE_CHECKING:
+    from router.access.control import AccessControl
     from router.access.login import Login
     from router.access.users import User
-    from router.commands.node import Node
+    from router.catalog.cluster import Cluster
+    from router.catalog.server_checks import ServerChecks
+    from router.cursors.registry import CursorRegistry
+    from router.loop_lag import LoopLag
+    from router.peers.peers import Peers
+    from router.tls.certificates import Certificates
     from router.upstream_mongos import Reachable, UpstreamMongos
+    from shard_client.cluster_clock import ClusterClock
     from shard_client.wire.tls import Certificate
 
-
 _MOST_CHECKED = 1024 * 1024
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(slots=True)
+class Counters:
+    """The counters of serverStatus since the process began."""
+
+    connections: int = 0
+    connections_created: int = 0
+    requests: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    passed_through: int = 0
+    passed_on: int = 0
+    awaiting_hellos: int = 0
+    user_asserts: int = 0
+    errors: dict[int, int] = field(default_factory=dict)
+    by_kind: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(
+            ("insert", "query", "update", "delete", "getmore", "command"), 0
+        )
+    )
+
+
+class FailPointHooks(Protocol):
+    """What fail points do to calls, where ``enableTestCommands`` loads them."""
+
+    async def before_command(self, call: "Call", names: Sequence[str]) -> None:
+        """Act before a command with these names; raises CommandError, NetworkError."""
+
+    async def after_checkout(self, call: "Call", namespace: str) -> None:
+        """Act on a getMore that holds its cursor, of this namespace; raises CommandError."""
+
+    async def added_to_reply(self, call: "Call") -> Mapping[str, Any]:
+        """Return the fields that are added to the upstream's reply."""
+
+    async def configure(self, call: "Call") -> AnyAnswer:
+        """Set a fail point; raises CommandError."""
+
+
+@dataclass(slots=True)
+class Node:
+    """The router as its commands see it.
+
+    Args:
+        clock: the cluster's time as reported by servers; replies carry it.
+        cursors: the clients' open merged cursors.
+        cluster: the shards and the config server.
+        upstream: the upstream for all other commands; without one they are unknown.
+        arguments: the command line, for getCmdLineOpts.
+        options: the parsed options, nested and named as in mongos's file.
+        parameters: the start parameters by name.
+        host: this machine's name.
+        now: the wall clock.
+        jobs: what running jobs have reported.
+        fail_points: switches for drivers' tests; None without ``enableTestCommands``.
+        client_limits: the limits of client connections.
+        peers: the other workers of this router, if there are any.
+        checks: checks of the servers that the settings name; None without an admin port.
+        lag: the event loop's lag; None without an admin port.
+        access: the users and their rights; None if clients do not log in.
+        certificates: the router's certificates; None without TLS.
+    """
+
+    clock: "ClusterClock"
+    cursors: "CursorRegistry"
+    cluster: "Cluster"
+    upstream: "UpstreamMongos | None" = None
+    arguments: list[str] = field(default_factory=list)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    host: str = "localhost"
+    port: int = 0
+    now: Callable[[], datetime] = _now
+    started: datetime = field(default_factory=_now)
+    identity: ServerIdentity = field(default_factory=ServerIdentity)
+    topology: TopologyVersion = field(default_factory=TopologyVersion)
+    counters: Counters = field(default_factory=Counters)
+    jobs: JobReports = field(default_factory=JobReports)
+    fail_points: FailPointHooks | None = None
+    client_limits: ClientLimits = field(default_factory=ClientLimits)
+    compressors: tuple[str, ...] = AVAILABLE
+    peers: "Peers | None" = None
+    checks: "ServerChecks | None" = None
+    lag: "LoopLag | None" = None
+    access: "AccessControl | None" = None
+    certificates: "Certificates | None" = None
+
+    def become(self, identity: ServerIdentity) -> None:
+        """Report ``identity`` from now on; wake waiting hellos if it changed."""
+        if identity != self.identity:
+            self.identity = identity
+            self.topology.advance()
+
+    def as_mongos_says(self, error: CommandError) -> CommandError:
+        """Return a change stream's error with mongos's labels and code (docs/protocol.md#opening).
+
+        State change errors keep their code only while the router itself shuts down.
+        """
+        labelled = error.with_change_stream_label()
+        return labelled if self.topology.quiescing else labelled.without_state_change()
+
+    @property
+    def own_certificate(self) -> "Certificate | None":
+        """The certificate that the router shows to servers; None without TLS."""
+        return None if self.certificates is None else self.certificates.contexts.own
+
+    def times(self) -> dict[str, Any]:
+        """Return $clusterTime and operationTime for a reply; empty until a time is known."""
+        raw, time = self.reply_times
+        if raw is None:
+            return {}
+        return {"$clusterTime": decode(raw), "operationTime": time}
+
+    @property
+    def reply_times(self) -> tuple[bytes | None, Timestamp | None]:
+        """The $clusterTime, as raw BSON, and the operationTime that clients are given.
+
+        With authorization they are times with a valid signature, if there is one.
+        """
+        if self.access is None:
+            return self.clock.raw, self.clock.time
+        return self.access.times.newest or (None, None)
+
+    def advance_clock(self, reply: bytes) -> None:
+        """Advance the clock to the cluster time in another server's reply, a whole frame."""
+        element = find(reply, b"$clusterTime", BODY_OFFSET)
+        if element is None:
+            return
+        time = reply[element.start : element.end]
+        # With authorization, members may refuse a time without a valid signature.
+        if self.access is None or is_signed(time):
+            self.clock.advance(time)
+
+    def check_client_time(self, cluster_time: object) -> ClientTime:
+        """Check a client's ``$clusterTime`` without advancing the clock; raises CommandError."""
+        return check_client_time(cluster_time, self.now().timestamp())
 
 
 @dataclass(slots=True)
@@ -82,7 +240,7 @@ class Call:
     database: str
     command: Mapping[str, Any]
     client: Client
-    node: "Node"
+    node: Node
     exhaust: bool = False
     raw: bytes | None = None
     on_behalf_of: str | None = None

@@ -13,7 +13,9 @@ from bson.binary import Binary
 from bson.decimal128 import Decimal128
 from bson.timestamp import Timestamp
 
-from router.commands.fields import bson_type
+from router.bson_text import type_name
+from router.commands.fields import exact_integer
+from router.request.field_errors import wrong_type_inside
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
@@ -21,7 +23,6 @@ MOST_DRIFT = 365 * 24 * 60 * 60
 """Most seconds that a time can be ahead: the default of maxAcceptableLogicalClockDriftSecs."""
 
 _HASH_SIZE = 20
-_INT64_END = 2**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +76,7 @@ def check_client_time(value: object, now: float) -> ClientTime:
 def _field(document: Mapping[str, Any], name: str, kind: type, expected: str) -> Any:
     value = _present(document, name)
     if not isinstance(value, kind):
-        raise CommandError(
-            ErrorCode.TypeMismatch,
-            f'"{name}" had the wrong type. Expected {expected}, found {bson_type(value)}',
-        )
+        raise wrong_type_inside(name, value, expected)
     return value
 
 
@@ -87,17 +85,9 @@ def _number(document: Mapping[str, Any], name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal128):
         raise CommandError(
             ErrorCode.TypeMismatch,
-            f'Expected field "{name}" to have numeric type, but found {bson_type(value)}',
+            f'Expected field "{name}" to have numeric type, but found {type_name(value)}',
         )
-    number: Any = value.to_decimal() if isinstance(value, Decimal128) else value
-    if number != number or abs(number) >= _INT64_END or int(number) != number:
-        shown = f"{value}.0" if isinstance(value, float) and "." not in str(value) else value
-        raise CommandError(
-            ErrorCode.BadValue,
-            f'Expected field "{name}" to have a value exactly representable as a 64-bit integer, '
-            f"but found {name}: {shown}",
-        )
-    return int(number)
+    return exact_integer(value, name)
 
 
 def _present(document: Mapping[str, Any], name: str) -> Any:

@@ -11,9 +11,9 @@ from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.api_version import check_same_api
 from router.commands.call import Call, Command
 from router.commands.elsewhere import ANYBODY, get_more_elsewhere, kill_elsewhere
-from router.commands.errors import as_mongos_says
-from router.commands.fields import at_least_zero, check_known, required, text, wrong_type
+from router.commands.fields import at_least_zero, check_known, required, text
 from router.cursors.owner import Owner
+from router.request.field_errors import wrong_type
 from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import build_cursor_reply
 
@@ -35,7 +35,7 @@ async def get_more(call: Call) -> AnyAnswer:
     cursor_id = command["getMore"]
     if not isinstance(cursor_id, Int64):
         text(command, "getMore", "collection")  # mongos looks at the first field last
-        raise wrong_type("getMore.getMore", cursor_id, "type 'long'")
+        raise wrong_type("getMore.getMore", cursor_id, "long")
     if cursor_id not in node.cursors:
         elsewhere = await get_more_elsewhere(call, cursor_id)
         if elsewhere is not None:
@@ -57,7 +57,7 @@ async def get_more(call: Call) -> AnyAnswer:
             batch = await cursor.next_batch(batch_size or None, max_time_ms * _SECONDS_PER_MS)
         except CommandError as error:
             node.cursors.kill((cursor_id,), owner)  # the failure is permanent
-            raise as_mongos_says(call.node, error) from error
+            raise node.as_mongos_says(error) from error
     cluster_time, operation_time = node.reply_times
     return build_cursor_reply(
         "nextBatch",
@@ -82,10 +82,10 @@ async def kill_cursors(call: Call) -> AnyAnswer:
     cursor_ids = required(command, "killCursors", "cursors")
     text(command, "killCursors", "killCursors")
     if not isinstance(cursor_ids, list):
-        raise wrong_type("killCursors.cursors", cursor_ids, "type 'array'")
+        raise wrong_type("killCursors.cursors", cursor_ids, "array")
     for index, cursor_id in enumerate(cursor_ids):
         if not isinstance(cursor_id, Int64):
-            raise wrong_type(f"killCursors.cursors.{index}", cursor_id, "type 'long'")
+            raise wrong_type(f"killCursors.cursors.{index}", cursor_id, "long")
     owner = Owner(call.lsid, call.user_name)
     anybody = call.user_name == ANYBODY
     if call.user is not None:

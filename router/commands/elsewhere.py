@@ -5,21 +5,19 @@ With a single process, or if another worker asks, there are no others (docs/work
 
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import structlog
 
 from router.commands.answer import RawAnswer
+from router.commands.call import Call
 from router.config.log_lines import LEVEL
+from router.peers.peers import Peer, Peers
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import NetworkError
 from shard_client.wire.bson_slices import find
 from shard_client.wire.documents import encode
 from shard_client.wire.frames import BODY_OFFSET, build_msg
-
-if TYPE_CHECKING:
-    from router.commands.call import Call
-    from router.peers.peers import Peer, Peers
 
 log = structlog.get_logger()
 
@@ -31,7 +29,7 @@ _CODE: Final = b"code"
 
 
 async def everywhere_else(
-    call: "Call", command: Mapping[str, Any] | None = None
+    call: Call, command: Mapping[str, Any] | None = None
 ) -> Sequence[dict[str, Any]]:
     """Run the call's command on all other workers; return the replies received.
 
@@ -47,7 +45,7 @@ async def everywhere_else(
     return await peers.ask_all(call.database, _for_user(call, call.command))
 
 
-async def change_everywhere_else(call: "Call") -> None:
+async def change_everywhere_else(call: Call) -> None:
     """Run a command that changes the process on all other workers; the parent does the same."""
     await everywhere_else(call)
     peers = _peers(call)
@@ -55,7 +53,7 @@ async def change_everywhere_else(call: "Call") -> None:
         peers.tell_parent(changed=call.name, verbosity=LEVEL.verbosity)
 
 
-async def get_more_elsewhere(call: "Call", cursor_id: int) -> RawAnswer | None:
+async def get_more_elsewhere(call: Call, cursor_id: int) -> RawAnswer | None:
     """Return the answer of the worker that owns a cursor; None if no other worker has it."""
     owner = _owner(call, cursor_id)
     if owner is None:
@@ -75,12 +73,12 @@ async def get_more_elsewhere(call: "Call", cursor_id: int) -> RawAnswer | None:
         number = int.from_bytes(reply[code.start : code.end], "little")
         if number == ErrorCode.CursorNotFound:
             return None
-    call.node.learn_time(reply)
+    call.node.advance_clock(reply)
     return RawAnswer([reply[BODY_OFFSET:]])
 
 
 async def kill_elsewhere(
-    call: "Call", cursor_ids: Sequence[int], *, anybody: bool
+    call: Call, cursor_ids: Sequence[int], *, anybody: bool
 ) -> list[dict[str, Any]]:
     """Kill the cursors that belong to other workers; return these workers' replies.
 
@@ -112,21 +110,21 @@ def take_user(document: Mapping[str, Any]) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _peers(call: "Call") -> "Peers | None":
+def _peers(call: Call) -> Peers | None:
     return None if call.client.is_worker else call.node.peers
 
 
-def _owner(call: "Call", cursor_id: int) -> "Peer | None":
+def _owner(call: Call, cursor_id: int) -> Peer | None:
     peers = _peers(call)
     return None if peers is None else peers.owner(cursor_id)
 
 
-def _for_user(call: "Call", command: Mapping[str, Any]) -> Mapping[str, Any]:
+def _for_user(call: Call, command: Mapping[str, Any]) -> Mapping[str, Any]:
     name = call.user_name
     return command if name is None else {**command, _ON_BEHALF_OF: name}
 
 
-def _log_lost(owner: "Peer", error: NetworkError) -> None:
+def _log_lost(owner: Peer, error: NetworkError) -> None:
     """Log that a worker is gone, and its cursors with it."""
     log.info(
         "The cursor's worker is gone", component="NETWORK", asked=owner.number, error=str(error)

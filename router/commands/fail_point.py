@@ -7,7 +7,8 @@ from typing import Any
 
 from bson.decimal128 import Decimal128
 
-from router.commands.fields import bson_type
+from router.commands.fields import exact_integer
+from router.request.field_errors import wrong_type_inside
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
@@ -157,15 +158,5 @@ def integer_field(document: Mapping[str, Any], name: str) -> int:
     """
     value = document[name]
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal128):
-        raise CommandError(
-            ErrorCode.TypeMismatch,
-            f'"{name}" had the wrong type. Expected number, found {bson_type(value)}',
-        )
-    number = value.to_decimal() if isinstance(value, Decimal128) else value
-    if number != number or number in (float("inf"), float("-inf")) or int(number) != number:
-        raise CommandError(
-            ErrorCode.BadValue,
-            f'Expected field "{name}" to have a value exactly representable as a 64-bit '
-            f"integer, but found {name}: {value}",
-        )
-    return int(number)
+        raise wrong_type_inside(name, value, "number")
+    return exact_integer(value, name)

@@ -1,21 +1,11 @@
 """Check a command's fields, with the error messages of mongos's parser."""
 
 from collections.abc import Mapping
-from datetime import datetime
-from re import Pattern
 from typing import Any
 
-from bson.binary import Binary
-from bson.code import Code
-from bson.datetime_ms import DatetimeMS
 from bson.decimal128 import Decimal128
-from bson.int64 import Int64
-from bson.max_key import MaxKey
-from bson.min_key import MinKey
-from bson.objectid import ObjectId
-from bson.regex import Regex
-from bson.timestamp import Timestamp
 
+from router.request.field_errors import missing_field, unknown_field, wrong_type
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
@@ -33,62 +23,21 @@ GENERIC_FIELDS = frozenset(
 )  # fmt: skip
 
 _INT32_MAX = 2**31 - 1
-
-_BSON_NAMES: tuple[tuple[type | tuple[type, ...], str], ...] = (
-    (bool, "bool"),
-    (Int64, "long"),
-    (int, "int"),
-    (float, "double"),
-    (Code, "javascript"),
-    (str, "string"),
-    (Mapping, "object"),
-    ((list, tuple), "array"),
-    ((Binary, bytes), "binData"),
-    (ObjectId, "objectId"),
-    ((datetime, DatetimeMS), "date"),
-    (Timestamp, "timestamp"),
-    ((Regex, Pattern), "regex"),
-    (Decimal128, "decimal"),
-    (MinKey, "minKey"),
-    (MaxKey, "maxKey"),
-)
-
-
-def bson_type(value: Any) -> str:
-    """Return MongoDB's name for the BSON type of a decoded value."""
-    if value is None:
-        return "null"
-    for kinds, name in _BSON_NAMES:
-        if isinstance(value, kinds):
-            return name
-    return "undefined"
-
-
-def wrong_type(path: str, value: Any, expected: str) -> CommandError:
-    """Return the error for a field of the wrong type; ``expected`` is in mongos's wording."""
-    return CommandError(
-        ErrorCode.TypeMismatch,
-        f"BSON field '{path}' is the wrong type '{bson_type(value)}', expected {expected}",
-    )
+_INT64_END = 2**63
 
 
 def check_known(command: Mapping[str, Any], name: str, known: frozenset[str]) -> None:
     """Refuse unknown fields; raises CommandError 40415."""
     for field in command:
         if field != name and field not in known and field not in GENERIC_FIELDS:
-            raise CommandError(
-                ErrorCode.IDLUnknownField, f"BSON field '{name}.{field}' is an unknown field."
-            )
+            raise unknown_field(f"{name}.{field}")
 
 
 def required(command: Mapping[str, Any], name: str, field: str) -> Any:
     """Return a required field, which must not be null; raises CommandError 40414."""
     value = command.get(field)
     if value is None:
-        raise CommandError(
-            ErrorCode.IDLFailedToParse,
-            f"BSON field '{name}.{field}' is missing but a required field",
-        )
+        raise missing_field(f"{name}.{field}")
     return value
 
 
@@ -96,20 +45,33 @@ def text(command: Mapping[str, Any], name: str, field: str) -> str:
     """Return a required string field; raises CommandError."""
     value = required(command, name, field)
     if not isinstance(value, str):
-        raise wrong_type(f"{name}.{field}", value, "type 'string'")
+        raise wrong_type(f"{name}.{field}", value, "string")
     return value
 
 
 def whole_number(value: Any, path: str) -> int:
     """Return a number of any numeric type as an integer; raises CommandError."""
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal128):
-        raise wrong_type(path, value, "types '[long, int, decimal, double']")
+        raise wrong_type(path, value, "long", "int", "decimal", "double")
     try:
         return int(value.to_decimal() if isinstance(value, Decimal128) else value)
     except (ValueError, OverflowError) as error:
         raise CommandError(
             ErrorCode.BadValue, f"BSON field '{path}' has no finite value: {value}"
         ) from error
+
+
+def exact_integer(value: float | Decimal128, name: str) -> int:
+    """Return a number that must be that of a 64-bit integer; raises CommandError 2."""
+    number: Any = value.to_decimal() if isinstance(value, Decimal128) else value
+    if number != number or abs(number) >= _INT64_END or int(number) != number:
+        shown = f"{value}.0" if isinstance(value, float) and "." not in str(value) else value
+        raise CommandError(
+            ErrorCode.BadValue,
+            f'Expected field "{name}" to have a value exactly representable as a 64-bit integer, '
+            f"but found {name}: {shown}",
+        )
+    return int(number)
 
 
 def at_least_zero(command: Mapping[str, Any], name: str, field: str) -> int | None:

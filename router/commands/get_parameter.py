@@ -6,10 +6,10 @@ from typing import Any
 from router.catalog.cluster import CONFIG
 from router.commands.answer import Answer, AnyAnswer
 from router.commands.call import Call, Command
-from router.commands.fields import GENERIC_FIELDS, wrong_type
+from router.commands.fields import GENERIC_FIELDS
 from router.commands.log_level import LOG_PARAMETERS, log_parameters
 from router.config.parameters import FORMER_NAMES
-from shard_client.error_codes import ErrorCode
+from router.request.field_errors import unknown_field, wrong_type
 from shard_client.errors import CommandError
 
 _ASK_TIMEOUT = 5.0
@@ -51,12 +51,10 @@ def _flags(asked: object) -> tuple[bool, bool]:
         return False, asked == "*"
     for name, value in asked.items():
         if name not in _FLAGS:
-            raise CommandError(
-                ErrorCode.IDLUnknownField, f"BSON field 'getParameter.{name}' is an unknown field."
-            )
+            raise unknown_field(f"getParameter.{name}")
         if value is not None and not isinstance(value, bool | int | float):
             raise wrong_type(
-                f"getParameter.{name}", value, "types '[bool, long, int, decimal, double']"
+                f"getParameter.{name}", value, "bool", "long", "int", "decimal", "double"
             )
     details, everything = (bool(asked.get(name)) for name in _FLAGS)
     return details, everything
@@ -100,11 +98,8 @@ async def _ask_others(call: Call, names: list[str]) -> dict[str, Any]:
 async def _ask_cluster(call: Call, command: Mapping[str, Any]) -> dict[str, Any]:
     shards = (await call.node.cluster.shards()).hosts
     target = next(iter(shards), CONFIG)
-    connection = await call.node.cluster.connect(target, shards.get(target))
-    try:
-        return await connection.command("admin", command, timeout=_ASK_TIMEOUT)
-    finally:
-        call.node.cluster.release(connection)
+    host = shards.get(target)
+    return await call.node.cluster.command(target, "admin", command, _ASK_TIMEOUT, host)
 
 
 COMMANDS = (

@@ -5,10 +5,10 @@ from typing import Any
 
 from router.commands.answer import Answer
 from router.commands.authentication import fields_of_hello
-from router.commands.call import Call, Client, Command
+from router.commands.call import Call, Client, Command, Node
 from router.commands.client_metadata import check_client_metadata
-from router.commands.fields import whole_number, wrong_type
-from router.commands.node import Node
+from router.commands.fields import whole_number
+from router.request.field_errors import wrong_type
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 from shard_client.wire.compression import negotiate
@@ -78,10 +78,10 @@ def _known_version(command: Mapping[str, Any]) -> dict[str, Any] | None:
     if known is None:
         return None
     if not isinstance(known, Mapping):
-        raise wrong_type("hello.topologyVersion", known, "type 'object'")
+        raise wrong_type("hello.topologyVersion", known, "object")
     counter = known.get("counter")
     if not isinstance(counter, int):
-        raise wrong_type("TopologyVersion.counter", counter, "type 'long'")
+        raise wrong_type("TopologyVersion.counter", counter, "long")
     if counter < 0:
         raise CommandError(51758, "topologyVersion must have a non-negative counter")
     return dict(known)

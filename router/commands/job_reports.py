@@ -1,38 +1,21 @@
-"""Reports of running jobs, for the status page, and the command by which a job reports.
+"""Reports of running jobs, for the status page.
 
 A report is what a client says of itself. It is shown with the client's user and address, and
 nothing else depends on it: no check, no metric, no stream.
 """
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from math import isfinite
 from typing import Any, Final
 
 from bson.timestamp import Timestamp
-
-from router.access.authorization import require
-from router.access.privileges import STREAM_ACTIONS, WHOLE, stream_resource
-from router.commands.answer import Answer
-from router.commands.call import Call, Command
-from router.commands.fields import at_least_zero, check_known, text, wrong_type
-
-COMMAND: Final = "mergerouterReportJob"
 
 MOST_REPORTS: Final = 100
 """Reports that a process keeps."""
 
 KEPT_SECONDS: Final = 600.0
 """For how long a report is kept after it arrived."""
-
-LONGEST_NAME: Final = 200
-LONGEST_ERROR: Final = 500
-"""Most characters that are kept of a job's name and of its error."""
-
-_LARGEST: Final = 2**53
-_FIELDS = frozenset({"job", "batch", "through", "eventsPerSecond", "idle", "error", "ended"})
 
 _Key = tuple[str, str, str]
 
@@ -66,18 +49,7 @@ class JobReport:
 
     def to_document(self) -> dict[str, Any]:
         """Return the report for the status."""
-        return {
-            "job": self.job,
-            "owner": self.owner,
-            "namespace": self.namespace,
-            "arrived": self.arrived,
-            "batch": self.batch,
-            "through": self.through,
-            "rate": self.rate,
-            "error": self.error,
-            "idle": self.idle,
-            "ended": self.ended,
-        }
+        return asdict(self)
 
 
 @dataclass(slots=True)
@@ -110,70 +82,3 @@ class JobReports:
             if (now - report.arrived).total_seconds() <= KEPT_SECONDS:
                 break
             del self._reports[key]
-
-
-async def report_job(call: Call) -> Answer:
-    """Keep what a job says of itself, from a user who may open the job's stream.
-
-    Raises:
-        CommandError: 13, the user may not; 14, 40414, 40415 and others, a field is wrong.
-    """
-    command = call.command
-    check_known(command, call.name, _FIELDS)
-    target = command[call.name]
-    collection = target if isinstance(target, str) else None
-    if call.user is not None:
-        resource = stream_resource(call.database, collection)
-        require(call.user, resource, *STREAM_ACTIONS, database=call.database, command=command)
-    owner = call.client.host
-    call.node.jobs.add(
-        JobReport(
-            job=_plain(text(command, call.name, "job"), LONGEST_NAME),
-            owner=owner if call.user_name is None else f"{call.user_name}, {owner}",
-            namespace=_plain(f"{call.database}.{collection or WHOLE}", LONGEST_NAME),
-            arrived=call.node.now(),
-            batch=_batch(command, call.name),
-            through=_through(command, call.name),
-            rate=_rate(command, call.name),
-            error=_error(command, call.name),
-            idle=bool(command.get("idle")),
-            ended=bool(command.get("ended")),
-        )
-    )
-    return Answer({})
-
-
-def _plain(value: str, longest: int) -> str:
-    """Return a text of a client without control characters, and not too long."""
-    shown = value if len(value) <= longest else f"{value[: longest - 1]}…"
-    return "".join(each if each.isprintable() else " " for each in shown)
-
-
-def _batch(command: Mapping[str, Any], name: str) -> int | None:
-    number = at_least_zero(command, name, "batch")
-    return None if number is None else min(number, _LARGEST)
-
-
-def _error(command: Mapping[str, Any], name: str) -> str | None:
-    if command.get("error") is None:
-        return None
-    return _plain(text(command, name, "error"), LONGEST_ERROR)
-
-
-def _through(command: Mapping[str, Any], name: str) -> Timestamp | None:
-    value = command.get("through")
-    if value is not None and not isinstance(value, Timestamp):
-        raise wrong_type(f"{name}.through", value, "type 'timestamp'")
-    return value
-
-
-def _rate(command: Mapping[str, Any], name: str) -> float | None:
-    value = command.get("eventsPerSecond")
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-        raise wrong_type(f"{name}.eventsPerSecond", value, "type 'double'")
-    return min(max(0.0, float(value)), _LARGEST)
-
-
-COMMANDS = (Command((COMMAND,), report_job, "show a job on the router's status page"),)

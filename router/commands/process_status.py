@@ -8,8 +8,7 @@ from typing import Any, Final
 from bson.timestamp import Timestamp
 
 from router.commands.answer import Answer
-from router.commands.call import Call, Command
-from router.commands.node import Node
+from router.commands.call import Call, Command, Node
 from router.commands.server_status import own_status
 from router.config.log_lines import RECENT
 from router.memory import resident_bytes

@@ -30,11 +30,8 @@ def with_retry_labels(error: CommandError, name: str, body: bytes) -> CommandErr
             has_number = True
         elif element.name == b"autocommit" and element.type == BOOLEAN:
             in_transaction = not body[element.start]
-    labels = set(error.labels)
     if name in _ENDS_TRANSACTION or (has_number and not in_transaction):
-        labels.add("RetryableWriteError")
-    elif in_transaction:
-        labels.add("TransientTransactionError")
-    return CommandError(
-        error.code, error.message, code_name=error.code_name, labels=labels, extra=error.extra
-    )
+        return error.with_labels("RetryableWriteError")
+    if in_transaction:
+        return error.with_labels("TransientTransactionError")
+    return error.with_labels()

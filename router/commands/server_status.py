@@ -10,9 +10,8 @@ from typing import Any
 from bson.int64 import Int64
 
 from router.commands.answer import Answer
-from router.commands.call import Call, Command
+from router.commands.call import Call, Command, Node
 from router.commands.elsewhere import everywhere_else
-from router.commands.node import Node
 from router.peers.statuses import sum_statuses
 from shard_client.wire.connection import format_address
 

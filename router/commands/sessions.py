@@ -9,8 +9,8 @@ from bson.binary import UUID_SUBTYPE, Binary
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.call import Call, Command
 from router.commands.elsewhere import everywhere_else
-from router.commands.fields import wrong_type
 from router.commands.hello import SESSION_TIMEOUT_MINUTES
+from router.request.field_errors import wrong_type
 
 _NAMED_IN_ERRORS = {"killSessions": "KillSessionsCmd"}
 
@@ -52,14 +52,14 @@ def _session_ids(call: Call) -> list[bytes]:
     sessions: Any = call.command[call.name]
     if not isinstance(sessions, list):
         within = _NAMED_IN_ERRORS.get(call.name, call.name)
-        raise wrong_type(f"{within}.{call.name}", sessions, "type 'array'")
+        raise wrong_type(f"{within}.{call.name}", sessions, "array")
     ids = []
     for index, session in enumerate(sessions):
         path = f"{call.name}.{call.name}.{index}"
         if not isinstance(session, Mapping):
-            raise wrong_type(path, session, "type 'object'")
+            raise wrong_type(path, session, "object")
         if not isinstance(session.get("id"), bytes):
-            raise wrong_type(f"{path}.id", session.get("id"), "type 'binData'")
+            raise wrong_type(f"{path}.id", session.get("id"), "binData")
         ids.append(bytes(session["id"]))
     return ids
 

@@ -3,30 +3,18 @@
 from typing import Final
 
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
-from router.commands.call import Call, Command
-from router.commands.node import Node
+from router.commands.call import Call, Command, Node
 
 _INVALIDATE: Final = "invalidateUserCache"
 
 CHANGES_USERS: Final = frozenset(
     {
-        _INVALIDATE,
-        "createRole",
-        "createUser",
-        "dropAllRolesFromDatabase",
-        "dropAllUsersFromDatabase",
-        "dropRole",
-        "dropUser",
-        "grantPrivilegesToRole",
-        "grantRolesToRole",
-        "grantRolesToUser",
-        "revokePrivilegesFromRole",
-        "revokeRolesFromRole",
-        "revokeRolesFromUser",
-        "updateRole",
-        "updateUser",
+        _INVALIDATE, "createRole", "createUser", "dropAllRolesFromDatabase",
+        "dropAllUsersFromDatabase", "dropRole", "dropUser", "grantPrivilegesToRole",
+        "grantRolesToRole", "grantRolesToUser", "revokePrivilegesFromRole", "revokeRolesFromRole",
+        "revokeRolesFromUser", "updateRole", "updateUser",
     }
-)
+)  # fmt: skip
 """The commands after which mongos forgets what it knows of users."""
 
 

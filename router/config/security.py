@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, model_validator
 
+from router.config.section import Section
 from shard_client.wire.authentication import (
     BY_CERTIFICATE,
     Credentials,
@@ -30,20 +31,12 @@ class Logins(NamedTuple):
     upstream: Credentials | None = None
 
 
-class Security(BaseModel):
+class Security(Section):
     """``security``: a key file, as mongos has it, and a user.
 
     With ``keyFile`` the router logs in to shards and config server as a member of the cluster.
     ``user`` is its login on the upstream and, without ``keyFile``, on shards and config server.
     """
-
-    model_config = ConfigDict(
-        extra="forbid",
-        populate_by_name=True,
-        frozen=True,
-        hide_input_in_errors=True,
-        use_attribute_docstrings=True,
-    )
 
     cluster_auth_mode: ClusterAuthMode = Field(default="keyFile", alias="clusterAuthMode")
     """How the router logs in to shards and config server as a member: with keyFile (keyFile,

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from router.client_limits import ClientLimits, Network, supported_connections
 from router.config.environment import read_environment
 from router.config.parameters import FORMER_NAMES, PARAMETERS, client_limits, parse_parameters
 from router.config.problems import fields
+from router.config.section import Section
 from router.config.security import HIDDEN, Security
 from router.config.tls import Mode, Tls
 from router.config.tracing import Tracing
@@ -26,13 +27,7 @@ _EXAMPLE = "net: {port: 27020}"
 _SECRETS = frozenset({"password", "certificateKeyFilePassword", "clusterPassword"})
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", populate_by_name=True, frozen=True, use_attribute_docstrings=True
-    )
-
-
-class Sharding(_Section):
+class Sharding(Section):
     """``sharding``: the cluster, identified by its config server."""
 
     config_db: str | None = Field(default=None, alias="configDB")
@@ -46,14 +41,14 @@ class Sharding(_Section):
         return value
 
 
-class Compression(_Section):
+class Compression(Section):
     """``net.compression``: compression of client connections."""
 
     compressors: str = ",".join(AVAILABLE)
     """The compressors that clients may use, best first; disabled for none."""
 
 
-class Admin(_Section):
+class Admin(Section):
     """``net.admin``: the HTTP port for operators: metrics, health and status (docs/admin.md)."""
 
     port: int | None = Field(default=None, ge=0, le=65535)
@@ -105,7 +100,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-class Net(_Section):
+class Net(Section):
     """``net``: the addresses and limits of client connections."""
 
     port: int = Field(default=DEFAULT_PORT, ge=0, le=65535)
@@ -170,7 +165,7 @@ class Net(_Section):
         return tuple(name for name in names if name in AVAILABLE)
 
 
-class Replication(_Section):
+class Replication(Section):
     """``replication``: the latency window in which members of a replica set are read from."""
 
     local_ping_threshold_ms: int = Field(default=15, alias="localPingThresholdMs", ge=0)
@@ -182,7 +177,7 @@ class Replication(_Section):
         return self.local_ping_threshold_ms * 0.001
 
 
-class SystemLog(_Section):
+class SystemLog(Section):
     """``systemLog``: the amount of logging on stdout."""
 
     verbosity: int = Field(default=0, ge=0, le=5)
@@ -191,7 +186,7 @@ class SystemLog(_Section):
     """Whether to log warnings and errors only."""
 
 
-class Feed(_Section):
+class Feed(Section):
     """``feed``: the output socket, which mongos does not have."""
 
     port: int | None = Field(default=None, ge=0, le=65535)
@@ -204,7 +199,7 @@ class Feed(_Section):
     """The default stream: what clients receive that send no request."""
 
 
-class Settings(_Section):
+class Settings(Section):
     """All settings of the operator (docs/settings.md).
 
     Flags override environment variables (``MERGEROUTER_NET__PORT``), which override the file.

@@ -3,28 +3,21 @@
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
+from router.config.section import Section
 from shard_client.wire.authentication import read_secret_file
 from shard_client.wire.tls import PROTOCOLS, TlsFiles
 
 Mode = Literal["disabled", "allowTLS", "preferTLS", "requireTLS"]
 
 
-class Tls(BaseModel):
+class Tls(Section):
     """``net.tls``.
 
     With ``allowTLS``, clients connect with or without TLS; with ``preferTLS`` also, and the router
     itself connects with TLS; with ``requireTLS`` all connections use TLS.
     """
-
-    model_config = ConfigDict(
-        extra="forbid",
-        populate_by_name=True,
-        frozen=True,
-        hide_input_in_errors=True,
-        use_attribute_docstrings=True,
-    )
 
     mode: Mode = "disabled"
     """Which connections use TLS: none; those of clients that wish it (allowTLS); these and the

@@ -6,19 +6,16 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
+from router.config.section import Section
 from shard_client.wire.authentication import read_secret_file
 
 _PACKAGES = ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http")
 
 
-class Tracing(BaseModel):
+class Tracing(Section):
     """``tracing``: where spans go, and how many are recorded (docs/tracing.md)."""
-
-    model_config = ConfigDict(
-        extra="forbid", populate_by_name=True, frozen=True, use_attribute_docstrings=True
-    )
 
     endpoint: str | None = None
     """The URL to which spans are sent, by OTLP over HTTP: http://collector:4318/v1/traces. Needs

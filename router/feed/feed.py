@@ -2,10 +2,9 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import structlog
 from bson import json_util
@@ -37,7 +36,7 @@ _AWAIT = 1.0
 _CLOSE_TIMEOUT = 2.0
 
 
-class Feed:
+class Feed(AcceptingPort):
     """Sends each client the events of its stream in order, one per line.
 
     A slow reader delays only its own stream. The end of the stream, an error (as a last line
@@ -68,56 +67,33 @@ class Feed:
         handshakes: Handshakes | None = None,
         certificates: Certificates | None = None,
     ) -> None:
+        super().__init__(handshakes, self._arriving, ConnectionCounts(most))
         self._cursors = cursors
         self._request_wait = request_wait
         self._default = dict(default or {})
-        self._counts = ConnectionCounts(most)
         self._access = access
         self._limits = limits or ClientLimits()
         # A client can make the router hold twice as many bytes while none of its lines is read.
         self._held = self._limits.message_size_before_login
-        self._handshakes = handshakes
         self._certificates = certificates
         self._stopped = False
         self._clients: set[asyncio.Task[None]] = set()
-        self._tasks = asyncio.TaskGroup()
-        self._accepting = AcceptingPort(handshakes, self._arriving, self._counts, self._tasks)
 
-    async def __aenter__(self) -> Self:
-        await self._tasks.__aenter__()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def _end(self) -> None:
         self._stopped = True
-        self._accepting.close()
         for task in self._clients:
             task.cancel()
-        # The tasks end in any case; an exception of the block propagates unchanged.
-        await self._tasks.__aexit__(None, None, None)
-
-    async def listen(self, hosts: Sequence[str], port: int) -> int:
-        """Listen on ``port`` of all ``hosts`` and return the port; 0 picks one for all hosts.
-
-        Raises:
-            OSError: the port is in use or a host is not an address of this machine.
-        """
-        return await self._accepting.listen(hosts, port)
 
     async def adopt(self, connection: socket.socket) -> None:
         """Serve a client whose connection another process has accepted; raises OSError."""
         if self._handshakes is not None:
-            await self._handshakes.connect(connection, partial(self._protocol, self._accept))
+            await self._handshakes.connect(connection, partial(self._lines, self._accept))
             return
         await asyncio.get_running_loop().connect_accepted_socket(
-            partial(self._protocol, self._accept), connection
+            partial(self._lines, self._accept), connection
         )
 
-    def _protocol(
+    def _lines(
         self, accept: Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
     ) -> asyncio.StreamReaderProtocol:
         return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=self._held), accept)
@@ -129,7 +105,7 @@ class Feed:
             arrived()
             self._accept(reader, writer)
 
-        return self._protocol(accept)
+        return self._lines(accept)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._stopped:  # accepted in the same iteration of the loop as the stop

@@ -68,14 +68,28 @@ class Condition(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class OneOf:
+class _OnPath:
+    """A condition on the elements at ``path``."""
+
+    path: Path
+
+    def paths(self) -> Iterator[Path]:
+        """Yield the paths that ``meets`` reads."""
+        yield self.path
+
+    def required(self) -> Required | None:
+        """Return None: many values may meet the condition."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf(_OnPath):
     """``$eq`` and ``$in``: an element at ``path`` has one of the ``keys``.
 
     ``longest`` is the most bytes that a value may take to be one of them; ``nested`` is whether
     documents or arrays are among them. ``price`` is the work for one of the other values.
     """
 
-    path: Path
     keys: frozenset[Hashable]
     longest: int
     nested: bool
@@ -97,23 +111,18 @@ class OneOf:
                 return True
         return False
 
-    def paths(self) -> Iterator[Path]:
-        """Yield the paths that ``meets`` reads."""
-        yield self.path
-
     def required(self) -> Required | None:
         """Return pairs of which an event must have one to meet the condition."""
         return frozenset((self.path, each) for each in self.keys)
 
 
 @dataclass(frozen=True, slots=True)
-class Some:
+class Some(_OnPath):
     """A test that some element at ``path`` passes: ``$gt``, ``$exists``, ``$type`` and others.
 
     ``price`` is the work for one element.
     """
 
-    path: Path
     test: Callable[[bytes, int, int, int], bool]
     price: int
 
@@ -125,24 +134,15 @@ class Some:
                 return True
         return False
 
-    def paths(self) -> Iterator[Path]:
-        """Yield the paths that ``meets`` reads."""
-        yield self.path
-
-    def required(self) -> Required | None:
-        """Return None: any value may pass the test."""
-        return None
-
 
 @dataclass(frozen=True, slots=True)
-class StartsWith:
+class StartsWith(_OnPath):
     """A string at ``path`` starts with ``prefix``, or is the regular expression ``pattern``.
 
     ``pattern`` is the BSON value of the expression itself. A string that is not valid UTF-8 matches
     no expression. ``price`` is the work for one element, but for this check.
     """
 
-    path: Path
     prefix: bytes
     pattern: bytes
     price: int
@@ -160,14 +160,6 @@ class StartsWith:
                 return True
         return False
 
-    def paths(self) -> Iterator[Path]:
-        """Yield the paths that ``meets`` reads."""
-        yield self.path
-
-    def required(self) -> Required | None:
-        """Return None: many strings may match."""
-        return None
-
 
 def price_of(longest: int) -> int:
     """Return the work of comparing a value with one of ``longest`` bytes, in units."""
@@ -175,19 +167,24 @@ def price_of(longest: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class All:
-    """``$and``: all ``parts`` hold; without parts, every event meets it."""
+class _OfParts:
+    """A condition of several ``parts``."""
 
     parts: Sequence[Condition]
-
-    def meets(self, event: Fields) -> bool:
-        """Return whether the event meets the condition."""
-        return all(part.meets(event) for part in self.parts)
 
     def paths(self) -> Iterator[Path]:
         """Yield the paths that ``meets`` reads."""
         for part in self.parts:
             yield from part.paths()
+
+
+@dataclass(frozen=True, slots=True)
+class All(_OfParts):
+    """``$and``: all ``parts`` hold; without parts, every event meets it."""
+
+    def meets(self, event: Fields) -> bool:
+        """Return whether the event meets the condition."""
+        return all(part.meets(event) for part in self.parts)
 
     def required(self) -> Required | None:
         """Return the pairs of the part that is likely to let the fewest events through."""
@@ -196,19 +193,12 @@ class All:
 
 
 @dataclass(frozen=True, slots=True)
-class AnyOf:
+class AnyOf(_OfParts):
     """``$or``: at least one of the ``parts`` holds."""
-
-    parts: Sequence[Condition]
 
     def meets(self, event: Fields) -> bool:
         """Return whether the event meets the condition."""
         return any(part.meets(event) for part in self.parts)
-
-    def paths(self) -> Iterator[Path]:
-        """Yield the paths that ``meets`` reads."""
-        for part in self.parts:
-            yield from part.paths()
 
     def required(self) -> Required | None:
         """Return the pairs of all parts, if each part has some."""

@@ -40,7 +40,7 @@ _LONGEST_VALUE: Final = 1024
 _QUICK_LESSONS: Final = 32
 """The number of documents that are learned as soon as they occur."""
 
-_PATIENCE: Final = 1000
+_UNLEARNED: Final = 1000
 """After these lessons, one in this number of documents without a layout is learned."""
 
 _TWO_STRINGS: Final = rb"[^\0]*\0[^\0]*\0"
@@ -306,7 +306,7 @@ class Layouts:
     def learn(self, data: bytes) -> None:
         """Learn the layout of a document for which ``read`` has returned None."""
         self._unlearned += 1
-        if self._lessons >= _QUICK_LESSONS and self._unlearned < _PATIENCE:
+        if self._lessons >= _QUICK_LESSONS and self._unlearned < _UNLEARNED:
             return
         self._unlearned = 0
         self._lessons += 1

@@ -5,7 +5,6 @@ arrays, element by element. Source: the documentation of ``$project``; tests/fil
 results against a real mongod.
 """
 
-from struct import Struct
 from typing import Final
 
 from router.filters.bounds import UNIT_BYTES, Allowance
@@ -20,9 +19,8 @@ from router.filters.values import (
     number,
     value_end,
 )
-from shard_client.wire.bson_slices import Element, iter_elements
+from shard_client.wire.bson_slices import Element, document_of, iter_elements
 
-_length: Final = Struct("<I").pack
 _MOST_DEPTH: Final = 20
 _MOST_FIELDS: Final = 1000
 
@@ -117,7 +115,7 @@ def _framed(parts: list[bytes], allowance: Allowance) -> bytes:
     body = b"".join(parts)
     if len(body) > UNIT_BYTES:
         allowance.take(len(body) // UNIT_BYTES)
-    return _length(len(body) + 5) + body + b"\0"
+    return document_of(body)
 
 
 def compile_project(raw: bytes) -> Projection:

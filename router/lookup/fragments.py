@@ -6,7 +6,6 @@ the lookup.
 """
 
 from collections.abc import Iterable, Sequence
-from struct import Struct
 from typing import Final
 
 import bson
@@ -16,14 +15,13 @@ from router.tokens.resume_token import ResumeToken, token_of
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import token_data
-from shard_client.wire.bson_slices import DOCUMENT, find, iter_elements, string_value
+from shard_client.wire.bson_slices import DOCUMENT, document_of, find, iter_elements, string_value
 from shard_client.wire.documents import decode
 
 MAX_WHOLE_BYTES: Final = MAX_EVENT_BYTES - 8 * 1024
 """The maximum size of an event that is not split, and of a fragment."""
 
 _END: Final = "04"
-_int32 = Struct("<i")
 
 
 class Splitter:
@@ -125,7 +123,7 @@ def _joined(fragments: Sequence[bytes]) -> bytes:
         fields += [
             field for name, field in _fields(fragment) if name not in (b"_id", b"splitEvent")
         ]
-    return _document(fields)
+    return document_of(b"".join(fields))
 
 
 def _fragments(event: bytes) -> list[bytes]:
@@ -138,7 +136,7 @@ def _fragments(event: bytes) -> list[bytes]:
     for length, _, field in fields:
         if not parts or size + length > limit:
             parts.append([])
-            size = len(_document([*_head(token, len(parts) - 1, 1)]))
+            size = len(document_of(b"".join(_head(token, len(parts) - 1, 1))))
         parts[-1].append(field)
         size += length
         if size > limit:
@@ -148,7 +146,8 @@ def _fragments(event: bytes) -> list[bytes]:
                 f"allowed fragment size {limit}",
             )
     return [
-        _document([*_head(token, number, len(parts)), *part]) for number, part in enumerate(parts)
+        document_of(b"".join((*_head(token, number, len(parts)), *part)))
+        for number, part in enumerate(parts)
     ]
 
 
@@ -175,11 +174,6 @@ def _fields(document: bytes) -> list[tuple[bytes, bytes]]:
         (name, document[start - len(name) - 2 : end])
         for _, name, start, end in iter_elements(document)
     ]
-
-
-def _document(fields: Sequence[bytes]) -> bytes:
-    body = b"".join(fields)
-    return b"%b%b\0" % (_int32.pack(len(body) + 5), body)
 
 
 def _fatal(message: str) -> CommandError:

@@ -6,7 +6,6 @@ module compares by bytes. Keys that bytes do not decide are looked up again, in 
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from struct import Struct
 from typing import Final, NamedTuple, Self
 
 from shard_client.wire.bson_slices import (
@@ -14,6 +13,7 @@ from shard_client.wire.bson_slices import (
     DOCUMENT,
     NESTING,
     Element,
+    document_of,
     iter_elements,
     nested_start,
 )
@@ -30,7 +30,6 @@ _leading_id: Final = re.compile(
 ).match
 """Matches an ``_id`` of a fixed size at the front of a document, from offset 4."""
 
-_int32 = Struct("<i")
 
 _Elements = tuple[tuple[bytes, bytes], ...]
 """The fields of a document key: name, and type and value in bytes."""
@@ -129,7 +128,7 @@ def filter_for_all(keys: Sequence[DocumentKey]) -> bytes:
             value for key in keys for field, value in key.elements if field == name
         )
         fields.append(b"\x03%b\0%b" % (name, _one_of(values)))
-    return _document(fields)
+    return document_of(b"".join(fields))
 
 
 def match_up(keys: Sequence[DocumentKey], documents: Iterable[bytes]) -> Answer:
@@ -230,9 +229,4 @@ def _has_irregular_array(data: bytes, start: int, end: int, *, array: bool = Fal
 def _one_of(values: Iterable[bytes]) -> bytes:
     """Return a raw ``{$in: [...]}`` of values, each given as its type and its bytes."""
     items = [b"%b%d\0%b" % (value[:1], index, value[1:]) for index, value in enumerate(values)]
-    return _document([b"\x04$in\0" + _document(items)])
-
-
-def _document(fields: Sequence[bytes]) -> bytes:
-    body = b"".join(fields)
-    return b"%b%b\0" % (_int32.pack(len(body) + 5), body)
+    return document_of(b"\x04$in\0" + document_of(b"".join(items)))

@@ -6,7 +6,6 @@ are too large together, by the router itself.
 """
 
 from collections.abc import Mapping, Sequence
-from struct import Struct
 from typing import Any, Final
 
 from router.filters.bounds import TooLargeError
@@ -15,10 +14,9 @@ from router.filters.match_compiler import Declined
 from router.filters.stream_filter import compile_filter
 from router.request.event_conditions import conjuncts, reads_of
 from router.request.stages import stage_name
-from shard_client.wire.bson_slices import iter_elements
+from shard_client.wire.bson_slices import document_of, iter_elements
 
 _KEPT: Final = frozenset({b"_id"})
-_int32 = Struct("<i")
 
 
 def conditions_of(stages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]] | None:
@@ -42,8 +40,7 @@ def part_for(condition: Mapping[str, Any], event: bytes) -> bytes:
         for _, name, start, end in iter_elements(event)
         if name in wanted
     ]
-    body = b"".join(fields)
-    return b"%b%b\0" % (_int32.pack(len(body) + 5), body)
+    return document_of(b"".join(fields))
 
 
 def meets(condition: Mapping[str, Any], event: bytes) -> bool | None:

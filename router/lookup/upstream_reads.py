@@ -14,9 +14,9 @@ from shard_client.backoff import Backoff
 from shard_client.cluster_clock import ClusterClock
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, ProtocolError
-from shard_client.wire.bson_slices import ARRAY, DOCUMENT, INT64, find, iter_elements
+from shard_client.remote_cursor.cursor_reply import CursorBatch
 from shard_client.wire.connection import Connection
-from shard_client.wire.documents import decode_reply, encode
+from shard_client.wire.documents import encode
 
 _MS = 1000
 _GRACE = 5.0
@@ -139,49 +139,22 @@ class UpstreamReads:
             left = max(0.0, deadline - self._loop.time())
             body = await connection.command_raw(raw, timeout=left + _GRACE)
             try:
-                self._take_note(body)
-                cursor_id, namespace, batch = _batch(body)
+                reply = CursorBatch.of(body)
+                batch = reply.documents()
             except ProtocolError as error:
                 connection.abort()
                 raise NetworkError(f"the upstream broke the protocol: {error}") from error
+            self._clock.advance(reply.cluster_time)
             documents += batch
             batch_size = sum(map(len, batch))
             size += batch_size
             held.size += batch_size
-            if not cursor_id:
+            if not reply.cursor_id:
                 return Result(documents, whole=True)
-            collection = namespace.partition(".")[2]
+            collection = reply.namespace.partition(".")[2]
             if most_bytes is not None and size >= most_bytes:
-                killing = {"killCursors": collection, "cursors": [Int64(cursor_id)]}
+                killing = {"killCursors": collection, "cursors": [Int64(reply.cursor_id)]}
                 await connection.command(database, killing, timeout=_GRACE)
                 return Result(documents, whole=False)
-            more = {"getMore": Int64(cursor_id), "collection": collection, "$db": database}
+            more = {"getMore": Int64(reply.cursor_id), "collection": collection, "$db": database}
             raw = encode(more)
-
-    def _take_note(self, body: bytes) -> None:
-        time = find(body, b"$clusterTime")
-        if time is not None and time.type == DOCUMENT:
-            self._clock.advance(body[time.start : time.end])
-
-
-def _batch(body: bytes) -> tuple[int, str, list[bytes]]:
-    """Return a reply's cursor id, namespace and documents; raises CommandError, ProtocolError."""
-    cursor = find(body, b"cursor")
-    if cursor is None or cursor.type != DOCUMENT:
-        reply = decode_reply(body)
-        if reply.get("ok"):
-            raise ProtocolError("a cursor's reply has no cursor")
-        raise CommandError.from_reply(reply)
-    cursor_id, namespace, documents = 0, "", list[bytes]()
-    for kind, name, start, end in iter_elements(body, cursor.start, cursor.end):
-        if name in (b"firstBatch", b"nextBatch") and kind == ARRAY:
-            documents = [
-                body[each.start : each.end]
-                for each in iter_elements(body, start, end)
-                if each.type == DOCUMENT
-            ]
-        elif name == b"id" and kind == INT64:
-            cursor_id = int.from_bytes(body[start:end], "little", signed=True)
-        elif name == b"ns":
-            namespace = body[start + 4 : end - 1].decode(errors="replace")
-    return cursor_id, namespace, documents

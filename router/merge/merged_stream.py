@@ -173,13 +173,7 @@ class MergedStream:
         if state.has_replied:
             where = address or state.opening.host.rpartition("/")[2].partition(",")[0]
             message = f"Error on remote shard {where} :: caused by :: {error.message}"
-            error = CommandError(
-                error.code,
-                message,
-                code_name=error.code_name,
-                labels=error.labels,
-                extra=error.extra,
-            )
+            error = error.with_labels(message=message)
         self.refused = not state.has_replied
         self.error = error
 
@@ -259,10 +253,10 @@ class MergedStream:
         """The slowest shard, if it holds back buffered events and nothing is ready, or None."""
         if not self._merger.holds:
             return None
-        holder = self._merger.slowest_remote
-        if holder is None or not self._may_move(holder):
+        slowest = self._merger.slowest_remote
+        if slowest is None or not self._may_move(slowest):
             return None
-        return next(iter(self._waits([holder])), None)
+        return next(iter(self._waits([slowest])), None)
 
     @property
     def is_held_back(self) -> bool:

@@ -145,8 +145,8 @@ class Merger:
             return min(self._silent)
         if not self._watermarks:
             return None
-        holder: int = self._watermarks[0][1]
-        return holder
+        slowest: int = self._watermarks[0][1]
+        return slowest
 
     @property
     def high_water_mark(self) -> Watermark | None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from router.bson_text import type_name
-from router.request.options import not_boolean, unknown_field, wrong_type
+from router.request.field_errors import missing_field, not_boolean, unknown_field, wrong_type
 from router.request.read_preference import check_read_preference
 from router.request.stages import check_document, check_shape
 from shard_client.error_codes import ErrorCode
@@ -23,29 +23,12 @@ _NUMBER_NAMES: Final = ("long", "int", "decimal", "double")
 # command with such a field goes to the upstream, if there is one.
 _KNOWN: Final = frozenset(
     {
-        "aggregate",
-        "pipeline",
-        "cursor",
-        "explain",
-        "maxTimeMS",
-        "bypassDocumentValidation",
-        "hint",
-        "collectionUUID",
-        *_DOCUMENTS,
-        *_FLAGS,
-        "comment",
-        "lsid",
-        "txnNumber",
-        "autocommit",
-        "startTransaction",
-        "apiVersion",
-        "apiStrict",
-        "apiDeprecationErrors",
-        "$db",
-        "$clusterTime",
-        "$readPreference",
+        "aggregate", "pipeline", "cursor", "explain", "maxTimeMS", "bypassDocumentValidation",
+        "hint", "collectionUUID", *_DOCUMENTS, *_FLAGS, "comment", "lsid", "txnNumber",
+        "autocommit", "startTransaction", "apiVersion", "apiStrict", "apiDeprecationErrors", "$db",
+        "$clusterTime", "$readPreference",
     }
-)
+)  # fmt: skip
 
 
 def check_aggregate(database: str, command: Mapping[str, Any]) -> str | None:
@@ -73,11 +56,7 @@ def check_aggregate(database: str, command: Mapping[str, Any]) -> str | None:
         elif value is not None or name in _FLAGS:
             _check_field(name, value)
     if "pipeline" not in command:
-        raise CommandError(
-            ErrorCode.IDLFailedToParse,
-            "BSON field 'aggregate.pipeline' is missing but a required field",
-            code_name="Location40414",
-        )
+        raise missing_field("aggregate.pipeline")
     if "cursor" not in command and not command.get("explain"):
         raise CommandError(
             ErrorCode.FailedToParse,
@@ -193,8 +172,4 @@ def _check_passthrough(value: Mapping[str, Any]) -> None:
         if name != "shard":
             raise unknown_field(f"aggregate.$_passthroughToShard.{name}")
     if not isinstance(value.get("shard"), str):
-        raise CommandError(
-            ErrorCode.IDLFailedToParse,
-            "BSON field '$_passthroughToShard.shard' is missing but a required field",
-            code_name="Location40414",
-        )
+        raise missing_field("$_passthroughToShard.shard")

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from bson.timestamp import Timestamp
 
-from router.bson_text import type_name
+from router.request.field_errors import not_boolean, unknown_field, wrong_type
 from router.tokens.resume_token import ResumeToken, checked_fields
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
@@ -34,33 +34,6 @@ STARTS: Final = ("resumeAfter", "startAfter", "startAtOperationTime")
 
 _IMAGES: Final = ("off", "whenAvailable", "required")
 _LOOKUPS: Final = ("default", "updateLookup", "whenAvailable", "required")
-
-
-def unknown_field(path: str) -> CommandError:
-    """Return the error for an unknown field at ``path``."""
-    return CommandError(
-        ErrorCode.IDLUnknownField,
-        f"BSON field '{path}' is an unknown field.",
-        code_name="Location40415",
-    )
-
-
-def wrong_type(path: str, value: Any, *expected: str) -> CommandError:
-    """Return the error for a field of the wrong type; ``expected`` are MongoDB's type names."""
-    # The server closes the quote before the bracket.
-    types = f"types '[{', '.join(expected)}']" if len(expected) > 1 else f"type '{expected[0]}'"
-    return CommandError(
-        ErrorCode.TypeMismatch,
-        f"BSON field '{path}' is the wrong type '{type_name(value)}', expected {types}",
-    )
-
-
-def not_boolean(name: str, value: Any) -> CommandError:
-    """Return the error for a flag that is not a boolean."""
-    return CommandError(
-        ErrorCode.TypeMismatch,
-        f"Field '{name}' should be a boolean value, but found: {type_name(value)}",
-    )
 
 
 def _one_of(allowed: tuple[str, ...]) -> Callable[[str, Any], None]:

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from router.bson_text import type_name
+from router.request.field_errors import wrong_type_inside
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
 _MODES: Final = ("primary", "primaryPreferred", "secondary", "secondaryPreferred", "nearest")
 _LEAST_STALENESS: Final = 90
-_BSON_TYPES: Final = {"maxStalenessSeconds": "long", "tags": "array", "tags.0": "object"}
 
 
 def check_read_preference(value: Any) -> None:
@@ -28,7 +28,7 @@ def check_read_preference(value: Any) -> None:
     if "mode" not in value:
         raise CommandError(ErrorCode.NoSuchKey, 'Missing expected field "mode"')
     if not isinstance(mode, str):
-        raise _wrong_type("mode", mode)
+        raise wrong_type_inside("mode", mode, "string")
     if mode not in _MODES:
         modes = "', '".join(_MODES[:-1])
         raise CommandError(
@@ -44,13 +44,13 @@ def check_read_preference(value: Any) -> None:
 def _check_tags(mode: str, value: Mapping[str, Any]) -> None:
     tags = value.get("tags", [])
     if not isinstance(tags, list):
-        raise _wrong_type("tags", tags)
+        raise wrong_type_inside("tags", tags, "array")
     for each in tags:
         if not isinstance(each, Mapping):
-            raise _wrong_type("tags.0", each)
+            raise wrong_type_inside("tags.0", each, "object")
         for name, tag in each.items():
             if not isinstance(tag, str):
-                raise _wrong_type(name, tag)
+                raise wrong_type_inside(name, tag, "string")
     if mode == "primary" and tags not in ([], [{}]):
         raise CommandError(
             ErrorCode.BadValue, "Only empty tags are allowed with primary read preference"
@@ -60,7 +60,7 @@ def _check_tags(mode: str, value: Mapping[str, Any]) -> None:
 def _check_staleness(mode: str, value: Mapping[str, Any]) -> None:
     staleness = value.get("maxStalenessSeconds", 0)
     if isinstance(staleness, bool) or not isinstance(staleness, int | float):
-        raise _wrong_type("maxStalenessSeconds", staleness)
+        raise wrong_type_inside("maxStalenessSeconds", staleness, "long")
     if staleness < 0:
         raise CommandError(ErrorCode.BadValue, "maxStalenessSeconds must be a non-negative integer")
     if 0 < staleness < _LEAST_STALENESS:
@@ -72,11 +72,3 @@ def _check_staleness(mode: str, value: Mapping[str, Any]) -> None:
         raise CommandError(
             ErrorCode.BadValue, "maxStalenessSeconds can not be set for the primary mode"
         )
-
-
-def _wrong_type(name: str, value: Any) -> CommandError:
-    expected = _BSON_TYPES.get(name, "string")
-    return CommandError(
-        ErrorCode.TypeMismatch,
-        f'"{name}" had the wrong type. Expected {expected}, found {type_name(value)}',
-    )

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from router.bson_text import render
-from router.request.options import wrong_type
+from router.request.field_errors import wrong_type
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
@@ -21,63 +21,25 @@ _IDENTITY: Final = (_INHIBIT, _SHRED)
 
 OPAQUE: Final = frozenset(
     {
-        "$match",
-        "$project",
-        "$addFields",
-        "$set",
-        "$unset",
-        "$replaceRoot",
-        "$replaceWith",
+        "$match", "$project", "$addFields", "$set", "$unset", "$replaceRoot", "$replaceWith",
         "$redact",
     }
-)
+)  # fmt: skip
 """Stages whose contents the shards check: they may stay raw (``RawBSONDocument``)."""
 
 _ALLOWED: Final = frozenset({*OPAQUE, SPLIT, *_IDENTITY})
 
 _OTHERS: Final = frozenset(
     {
-        "$bucket",
-        "$bucketAuto",
-        "$collStats",
-        "$count",
-        "$currentOp",
-        "$densify",
-        "$documents",
-        "$facet",
-        "$fill",
-        "$geoNear",
-        "$graphLookup",
-        "$group",
-        "$indexStats",
-        "$limit",
-        "$listCatalog",
-        "$listLocalSessions",
-        "$listSampledQueries",
-        "$listSearchIndexes",
-        "$listSessions",
-        "$lookup",
-        "$merge",
-        "$operationMetrics",
-        "$out",
-        "$planCacheStats",
-        "$queryStats",
-        "$querySettings",
-        "$rankFusion",
-        "$sample",
-        "$score",
-        "$search",
-        "$searchMeta",
-        "$setWindowFields",
-        "$shardedDataDistribution",
-        "$skip",
-        "$sort",
-        "$sortByCount",
-        "$unionWith",
-        "$unwind",
-        "$vectorSearch",
+        "$bucket", "$bucketAuto", "$collStats", "$count", "$currentOp", "$densify", "$documents",
+        "$facet", "$fill", "$geoNear", "$graphLookup", "$group", "$indexStats", "$limit",
+        "$listCatalog", "$listLocalSessions", "$listSampledQueries", "$listSearchIndexes",
+        "$listSessions", "$lookup", "$merge", "$operationMetrics", "$out", "$planCacheStats",
+        "$queryStats", "$querySettings", "$rankFusion", "$sample", "$score", "$search",
+        "$searchMeta", "$setWindowFields", "$shardedDataDistribution", "$skip", "$sort",
+        "$sortByCount", "$unionWith", "$unwind", "$vectorSearch",
     }
-)
+)  # fmt: skip
 
 _INTERNAL_PREFIX: Final = "$_internal"
 
@@ -133,17 +95,15 @@ def _check_api_strict(stage: Mapping[str, Any]) -> None:
     name = stage_name(stage)
     if name in (SPLIT, *_IDENTITY):
         raise CommandError(
-            323,
+            ErrorCode.APIStrictError,
             f"{name} is not allowed with 'apiStrict: true' in API Version 1",
-            code_name="APIStrictError",
         )
     if name == CHANGE_STREAM:
         for option in ("showExpandedEvents", "showRawUpdateDescription", "showSystemEvents"):
             if stage[name].get(option) is not None:
                 raise CommandError(
-                    323,
+                    ErrorCode.APIStrictError,
                     f"The '{option}' parameter to $changeStream is not supported in API Version 1",
-                    code_name="APIStrictError",
                 )
 
 

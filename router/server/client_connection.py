@@ -18,10 +18,9 @@ from router.commands.answer import (
     error_document,
     reply_document,
 )
-from router.commands.call import Call, Client
+from router.commands.call import Call, Client, Counters, Node
 from router.commands.elsewhere import take_user
 from router.commands.local_only import LOCAL_ONLY, refused
-from router.commands.node import Counters, Node
 from router.commands.retry_labels import with_retry_labels
 from router.commands.shutdown import interrupted, shutting_down
 from router.commands.table import COMMANDS
@@ -290,7 +289,7 @@ class ClientConnection:
         first = True
         async with aclosing(link.relay(request.frame)) as replies:
             async for reply in replies:
-                self._node.learn_time(reply)
+                self._node.advance_clock(reply)
                 if request.name in CHANGES_USERS:
                     await users_changed(self._node)
                 if answer.refusal is not None and _code_of(reply) == ErrorCode.CommandNotFound:

@@ -8,14 +8,20 @@ command for them copies their bytes. Even to free what was decoded of 16 MB woul
 """
 
 from collections.abc import Awaitable, Callable, Iterator
-from struct import Struct
 from typing import Any
 
 from bson.raw_bson import RawBSONDocument
 
 from router.request.stages import OPAQUE
 from shard_client.errors import ProtocolError
-from shard_client.wire.bson_slices import ARRAY, DOCUMENT, MAX_DEPTH, Element, iter_elements
+from shard_client.wire.bson_slices import (
+    ARRAY,
+    DOCUMENT,
+    MAX_DEPTH,
+    Element,
+    document_of,
+    iter_elements,
+)
 from shard_client.wire.documents import CODEC, decode
 
 PIECE_SIZE = 16 * 1024
@@ -30,7 +36,6 @@ _LARGE_STAGE = 1024
 _RUN, _CODE_WITH_SCOPE = 0x00, 0x0F
 _NAMES = frozenset(name.encode() for name in OPAQUE)
 _RAW = CODEC.with_options(document_class=RawBSONDocument)
-_int32 = Struct("<i")
 
 
 async def decode_gradually(document: bytes, turn: Turn) -> dict[str, Any]:
@@ -55,7 +60,7 @@ async def _decode_document(
     for kind, first, end in _pieces(buffer, start, limit):
         if kind == _RUN:
             fields = buffer[first:end]
-            document |= decode(_int32.pack(len(fields) + 5) + fields + b"\0")
+            document |= decode(document_of(fields))
             await turn()
         else:
             name_end = buffer.index(0, first + 1)
@@ -73,8 +78,7 @@ async def _decode_array(buffer: bytes, start: int, limit: int, depth: int, turn:
         if kind == _RUN:
             # The decoder keeps the order of elements and ignores their names.
             items = buffer[first:end]
-            array = b"\x04\0" + _int32.pack(len(items) + 5) + items + b"\0"
-            values += decode(_int32.pack(len(array) + 5) + array + b"\0")[""]
+            values += decode(document_of(b"\x04\0" + document_of(items)))[""]
             await turn()
         else:
             value = buffer.index(0, first + 1) + 1
@@ -97,7 +101,7 @@ async def _decode_pipeline(
         else:
             element = b"\0" + buffer[stage.start : stage.end]
             raw = bytes((stage.type,)) + element
-            stages.append(decode(_int32.pack(len(raw) + 5) + raw + b"\0")[""])
+            stages.append(decode(document_of(raw))[""])
         if size > _LARGE_STAGE:
             await turn()
     return stages

@@ -3,8 +3,7 @@
 import asyncio
 
 from router.client_limits import ClientLimits
-from router.commands.call import Client
-from router.commands.node import Counters
+from router.commands.call import Client, Counters
 from router.server.intake import LARGE, Intake
 from router.server.request import Request, read_request, uncompressed_size
 from router.server.turns import MOST, MOST_BEFORE_LOGIN, Turns

@@ -4,14 +4,11 @@ import asyncio
 import socket
 from collections.abc import Callable, Sequence
 from itertools import count
-from types import TracebackType
-from typing import Self
 
 import structlog
 
 from router.client_limits import ConnectionCounts
-from router.commands.call import Client
-from router.commands.node import Counters, Node
+from router.commands.call import Client, Counters, Node
 from router.server.client_connection import ClientConnection
 from router.server.first_message import check_first_header
 from router.server.incoming import Shared
@@ -39,7 +36,7 @@ class _ClientStream(FrameStream):
             self.task.cancel()
 
 
-class Listener:
+class Listener(AcceptingPort):
     """Listens for drivers and owns their connections; use it as an async context manager.
 
     Args:
@@ -52,50 +49,30 @@ class Listener:
     def __init__(
         self, node: Node, *, for_workers: bool = False, handshakes: Handshakes | None = None
     ) -> None:
+        limits = node.client_limits
+        counts = ConnectionCounts(limits.connections, limits.connections_per_client, limits.exempt)
+        super().__init__(handshakes, self._stream, counts)
         self._node = node
-        self._handshakes = handshakes
         self._for_workers = for_workers
         self._counters = Counters() if for_workers else node.counters
         self._private: asyncio.Server | None = None
         self._connections: dict[ClientConnection, asyncio.Task[None]] = {}
         self._ids = count(1)
         self._stopped = False
-        limits = node.client_limits
-        self._counts = ConnectionCounts(
-            limits.connections, limits.connections_per_client, limits.exempt
-        )
         self._shared = Shared(limits)
         self._check: asyncio.TimerHandle | None = None
         shortest = limits.shortest_time / _CHECKS_A_DEADLINE
         self._check_interval = max(_SHORTEST_CHECK, min(_LONGEST_CHECK, shortest))
-        self._tasks = asyncio.TaskGroup()
-        self._accepting = AcceptingPort(handshakes, self._stream, self._counts, self._tasks)
 
-    async def __aenter__(self) -> Self:
-        await self._tasks.__aenter__()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop_listening()
+    async def _end(self) -> None:
         if self._check is not None:
             self._check.cancel()
         for task in self._connections.values():
             task.cancel()
-        # The tasks end in any case; an exception of the block propagates unchanged.
-        await self._tasks.__aexit__(None, None, None)
 
     async def listen(self, hosts: Sequence[str], port: int) -> int:
-        """Listen on ``port`` of all ``hosts`` and return the port; 0 picks one for all hosts.
-
-        Raises:
-            OSError: the port is in use or a host is not an address of this machine.
-        """
-        self._node.port = await self._accepting.listen(hosts, port)
+        """Listen as any port does, and report the port to the commands; raises OSError."""
+        self._node.port = await super().listen(hosts, port)
         return self._node.port
 
     async def listen_privately(self, path: str) -> None:
@@ -137,12 +114,12 @@ class Listener:
             lambda: _ClientStream(accept, begins=check_first_header), connection
         )
 
-    def stop_listening(self) -> None:
+    def close(self) -> None:
         """Accept no more clients; existing connections stay open."""
         self._stopped = True
         if self._private is not None:
             self._private.close()
-        self._accepting.close()
+        super().close()
 
     async def drain(self, timeout: float) -> None:
         """Refuse new commands, wait for those in flight, then interrupt the remaining ones.
@@ -153,7 +130,7 @@ class Listener:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         self._node.topology.quiesce(deadline)
-        self.stop_listening()
+        self.close()
         await self._until_idle(timeout)
         for connection in self._connections:
             connection.interrupt()

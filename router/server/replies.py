@@ -5,7 +5,7 @@ from itertools import count
 from types import MappingProxyType
 from typing import Any
 
-from router.commands.node import Counters
+from router.commands.call import Counters
 from router.server.off_loop import off_loop
 from router.server.request import Request
 from shard_client.wire.compression import NEVER_COMPRESSED

@@ -10,7 +10,7 @@ from router.server.gradual_decoding import decode_gradually
 from router.server.off_loop import off_loop
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, ProtocolError
-from shard_client.wire.bson_slices import DOCUMENT, find, iter_elements
+from shard_client.wire.bson_slices import DOCUMENT, document_of, find, iter_elements
 from shard_client.wire.documents import decode
 from shard_client.wire.frames import (
     BODY_OFFSET,
@@ -207,5 +207,4 @@ def _first_element(body: bytes) -> str:
     if element.end - element.start > _LONGEST_SHOWN:
         return name
     field = bytes((element.type,)) + body[4 + 1 : element.end]
-    document = _uncompressed_size.pack(len(field) + 5) + field + b"\0"
-    return f"{name}: {render(decode(document)[name])}"
+    return f"{name}: {render(decode(document_of(field))[name])}"

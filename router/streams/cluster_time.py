@@ -81,10 +81,10 @@ class ClusterTimeFetcher:
             time = next_tick(self._cluster.clock.time or Timestamp(0, 0))
             await self._send_time(connections.values(), deadline)
             if preference.mode != PRIMARY.mode:
-                await self._tell_primaries(asked)
+                await self._send_time_to_primaries(asked)
             return Now(time, listed)
 
-    async def _tell_primaries(self, shards: Mapping[str, str]) -> None:
+    async def _send_time_to_primaries(self, shards: Mapping[str, str]) -> None:
         """Send the newest cluster time to the shards' primaries, where other members are read.
 
         A secondary passes it on to its primary only with its next heartbeat or fetch of the oplog;

@@ -1,7 +1,6 @@
 """The read scheduler: which remotes read on, how long their getMores wait, and which get no-ops."""
 
 import asyncio
-from collections.abc import Mapping
 from math import inf
 
 import structlog
@@ -13,7 +12,7 @@ from router.merge.merged_stream import MergedStream
 from router.pacing.flow_control import COLLECTING, FlowControl
 from router.stream_settings import PacingSettings
 from router.streams.noop_writer import NoOpResult, NoOpWriter
-from router.streams.remote_cursors import ScheduledRemote
+from router.streams.remote_cursors import RemoteCursors, ScheduledRemote
 from router.streams.view_readers import ViewReaders
 from router.tokens.resume_token import cluster_time_of
 from shard_client.cluster_clock import next_tick
@@ -38,7 +37,7 @@ class ReadScheduler:
     def __init__(
         self,
         stream: MergedStream,
-        remotes: Mapping[int, ScheduledRemote],
+        remotes: RemoteCursors,
         views: ViewReaders,
         noop_writer: NoOpWriter,
         limits: PacingSettings,
@@ -296,4 +295,4 @@ class ReadScheduler:
             soon = (takes or 0.0) + self._limits.probe_worth
             may_probe = remote.may_probe(self._loop.time())
             if cursor.can_probe(soon if may_probe else max(soon, _LONG)):
-                cursor.probe_progress(remote.next_wait() if takes is None else takes)
+                self._remotes.probe(remote, remote.next_wait() if takes is None else takes)

@@ -1,9 +1,10 @@
 """The remotes of one running stream, and their cursors, opened and closed as its merge asks."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import Context
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import structlog
@@ -20,6 +21,7 @@ from router.stream_settings import PacingSettings
 from router.streams.member_load import MemberLoads
 from router.streams.opening import opening_of
 from router.tokens.resume_token import cluster_time_of
+from shard_client import spans
 from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch
 from shard_client.remote_cursor.progress_cursor import Probing
@@ -39,12 +41,14 @@ class ScheduledRemote(ReadState):
 
     def __init__(self, action: OpenRemote, limits: PacingSettings) -> None:
         super().__init__(limits, topology=action.topology)
+        self.number = action.remote
         self.target = action.target
         self.host = action.host
         self.noops = 0
         """Number of no-op writes that the stream has requested from its member."""
         self.delay: asyncio.TimerHandle | None = None
         """Timer until which no getMore is sent although the budgets allow it."""
+        self.probing: asyncio.Task[None] | None = None
 
     def may_probe(self, now: float) -> bool:
         """Return whether the progress cursor has kept the member busy for little enough."""
@@ -135,6 +139,7 @@ class RemoteCursors(dict[int, ScheduledRemote]):
         self._outlasts = outlasts
         self._preference = ReadPreference.of(request.read_preference)
         self._closing: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def execute(self, actions: Iterable[Action], batch_bytes: Callable[[], int]) -> None:
         """Open, reopen and close cursors; ``batch_bytes`` returns the size of a first batch."""
@@ -199,20 +204,65 @@ class RemoteCursors(dict[int, ScheduledRemote]):
             remote.target,
             dialer=self._cluster.dialer(remote.target, remote.host or None, preference=preference),
             opening=opening,
-            on_batch=partial(self._on_batch, number),
-            on_failure=partial(self._on_failure, number),
             clock=self._cluster.clock,
             settings=settings,
             sent=self._loads.of(remote.target),
             probing=probing,
-            outlasts=partial(self._outlasts, number),
         )
-        remote.cursor.start()
+        reading = self._follow(number, remote.cursor)
+        self._start(reading, f"remote cursor {remote.target}", spans.apart())
+
+    async def _follow(self, number: int, cursor: RemoteCursor) -> None:
+        """Read a cursor until it is closed, ends or fails."""
+        with self._failure_reported(number, cursor):
+            while True:
+                try:
+                    batch = await cursor.read()
+                except CommandError:
+                    if cursor.in_outage and self._outlasts(number):
+                        continue
+                    raise
+                if batch is None:
+                    return
+                self._on_batch(number, batch)
+                del batch  # the merge owns the events, and frees them while the next is awaited
+
+    def probe(self, remote: ScheduledRemote, seconds: float) -> None:
+        """Query a member's progress within ``seconds``; what it reports arrives as a batch."""
+        if remote.probing is None or remote.probing.done():
+            querying = self._query(remote.number, remote.cursor, seconds)
+            remote.probing = self._start(querying, f"progress cursor of {remote.target}")
+
+    async def _query(self, number: int, cursor: RemoteCursor, seconds: float) -> None:
+        with self._failure_reported(number, cursor):
+            batch = await cursor.probe_progress(seconds)
+            if batch is not None:
+                self._on_batch(number, batch)
+
+    @contextmanager
+    def _failure_reported(self, number: int, cursor: RemoteCursor) -> Iterator[None]:
+        """Report a failure of the block, unless the cursor is the remote's no longer."""
+        try:
+            yield
+            return
+        except CommandError as error:
+            failure = error
+        except Exception as error:
+            log.error("remote cursor broke", remote=cursor.name, exc_info=error)
+            failure = CommandError.unexpected(error)
+        if number in self and self[number].cursor is cursor:
+            self._on_failure(number, failure, cursor.address)
+
+    def _start(
+        self, work: Coroutine[Any, Any, None], name: str, context: Context | None = None
+    ) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work, name=name, context=context)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     def _close(self, remote: ScheduledRemote) -> None:
         remote.end_delay()
-        task = asyncio.get_running_loop().create_task(
-            remote.cursor.close(), name=f"close {remote.target}"
-        )
+        task = self._start(remote.cursor.close(), f"close {remote.target}")
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)

@@ -4,7 +4,8 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import ExitStack
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import structlog
 
@@ -80,8 +81,8 @@ def peer_address(connection: socket.socket) -> str | None:
 class AcceptingPort:
     """A port that clients connect to: of drivers, of feeds, or of the admin page.
 
-    Where clients may use TLS, it accepts one in each iteration of the loop, and their handshakes
-    count as connections.
+    Use it as an async context manager. Where clients may use TLS, it accepts one in each iteration
+    of the loop, and their handshakes count as connections.
 
     Args:
         handshakes: connects the sockets of clients that may use TLS; None without TLS.
@@ -89,7 +90,6 @@ class AcceptingPort:
             can call just before it counts the connection itself.
         counts: counts the connections until then, or until the end of their handshakes, and holds
             their limits.
-        tasks: runs the tasks of the port.
     """
 
     def __init__(
@@ -97,14 +97,31 @@ class AcceptingPort:
         handshakes: Handshakes | None,
         protocol: Callable[[Callable[[], None]], asyncio.BaseProtocol],
         counts: ConnectionCounts,
-        tasks: asyncio.TaskGroup,
     ) -> None:
         self._handshakes = handshakes
         self._protocol = protocol
         self._counts = counts
-        self._group = tasks
+        self._tasks = asyncio.TaskGroup()
         self._servers: list[asyncio.Server] = []
         self._running: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+        await self._end()
+        # The tasks end in any case; an exception of the block propagates unchanged.
+        await self._tasks.__aexit__(None, None, None)
+
+    async def _end(self) -> None:
+        """End the tasks that serve clients, for which the block's end waits."""
 
     async def listen(self, hosts: Sequence[str], port: int) -> int:
         """Listen on ``port`` of all ``hosts`` and return the port; 0 picks one for all hosts.
@@ -153,6 +170,6 @@ class AcceptingPort:
             await handshakes.connect(connection, lambda: self._protocol(counted.close))
 
     def _run(self, step: Coroutine[Any, Any, None]) -> None:
-        task = self._group.create_task(step)
+        task = self._tasks.create_task(step)
         self._running.add(task)
         task.add_done_callback(self._running.discard)

@@ -20,7 +20,7 @@ _LOAD_TIMEOUT = 0.01
 _WAITING = 256
 _LATELY = 1.0
 """Seconds within which a new connection opens a stream or becomes a monitor."""
-_MOST_DEALT = 256
+_MOST_DISPATCHED = 256
 
 
 class ConnectionDispatcher:
@@ -38,7 +38,7 @@ class ConnectionDispatcher:
         self._some = asyncio.Event()
         self._ids = count(1)
         self._last = 0
-        self._dealt: deque[tuple[float, int, int]] = deque(maxlen=_MOST_DEALT)
+        self._dispatched: deque[tuple[float, int, int]] = deque(maxlen=_MOST_DISPATCHED)
 
     async def open(self, kind: bytes, hosts: Sequence[str], port: int) -> int:
         """Bind ``port`` on all ``hosts`` and return it; 0 selects one free port for all hosts.
@@ -76,7 +76,7 @@ class ConnectionDispatcher:
         if not self._children:
             self._some.clear()
 
-    async def deal(self) -> None:
+    async def dispatch(self) -> None:
         """Distribute connections until cancelled; they wait while there is no worker."""
         waiting: asyncio.Queue[HandedConnection] = asyncio.Queue(_WAITING)
         async with asyncio.TaskGroup() as tasks:
@@ -87,7 +87,7 @@ class ConnectionDispatcher:
                     batch = [await waiting.get()]
                     while not waiting.empty():
                         batch.append(waiting.get_nowait())
-                    await self._deal_batch(batch)
+                    await self._dispatch_batch(batch)
             finally:
                 while not waiting.empty():
                     waiting.get_nowait().connection.close()
@@ -104,7 +104,7 @@ class ConnectionDispatcher:
         async for connection in accept(listening):
             await waiting.put(HandedConnection(kind, next(self._ids), connection))
 
-    async def _deal_batch(self, batch: Sequence[HandedConnection]) -> None:
+    async def _dispatch_batch(self, batch: Sequence[HandedConnection]) -> None:
         """Query the workers' loads, then place the connections of the batch."""
         await self._some.wait()
         await asyncio.gather(*(child.ask_load(_LOAD_TIMEOUT) for child in self._children.values()))
@@ -148,17 +148,17 @@ class ConnectionDispatcher:
                     self._given[number][handed.connection_id] = address
                 self._last = number
                 now, decided = asyncio.get_running_loop().time(), _decided(loads[number])
-                self._dealt.append((now, number, decided))
+                self._dispatched.append((now, number, decided))
                 return
 
     def _undecided(self) -> dict[int, int]:
         """Return each worker's number of new connections without a stream or monitor yet."""
         moment = asyncio.get_running_loop().time() - _LATELY
-        while self._dealt and self._dealt[0][0] < moment:
-            self._dealt.popleft()
+        while self._dispatched and self._dispatched[0][0] < moment:
+            self._dispatched.popleft()
         undecided = {}
         for number, child in self._children.items():
-            before = [decided for _time, dealt_to, decided in self._dealt if dealt_to == number]
+            before = [decided for _time, chosen, decided in self._dispatched if chosen == number]
             since = _decided(child.load) - before[0] if before else 0
             under_way = child.given - child.load.taken
             undecided[number] = max(len(before) - since, under_way, 0)

@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from router.commands.node import Node
+from router.commands.call import Node
 from router.commands.server_identity import ServerIdentity
 from router.commands.topology_version import TopologyVersion
 from router.feed.feed import Feed
@@ -104,14 +104,14 @@ class WorkerRuntime:
             arrivals = Arrivals(self._handoff_socket, take)
             try:
                 self._channel.send(ready=True)
-                await self._obey(node, listener, arrivals)
+                await self._handle_messages(node, listener, arrivals)
             finally:
                 arrivals.close()
                 self._peers.close()
                 for task in self._tasks:
                     task.cancel()
 
-    async def _obey(self, node: Node, listener: Listener, arrivals: Arrivals) -> None:
+    async def _handle_messages(self, node: Node, listener: Listener, arrivals: Arrivals) -> None:
         while True:
             message = await self._channel.receive()
             match message:

@@ -75,7 +75,7 @@ class Supervisor:
         self._ready: dict[int, Child] = {}
         limits = settings.client_limits
         most = min(limits.connections * settings.workers, settings.net.max_incoming_connections)
-        self._dealer = ConnectionDispatcher(
+        self._dispatcher = ConnectionDispatcher(
             ConnectionCounts(most, limits.connections_per_client, limits.exempt)
         )
         self._certificates: Certificates | None = None
@@ -102,13 +102,15 @@ class Supervisor:
             self._certificates = Certificates(net.tls)
         self._folder = Path(tempfile.mkdtemp(prefix="mergerouter-"))
         try:
-            self._ports["port"] = await self._dealer.open(DRIVER, net.hosts, net.port)
+            self._ports["port"] = await self._dispatcher.open(DRIVER, net.hosts, net.port)
             if feed.port is not None:
-                self._ports["feedPort"] = await self._dealer.open(FEED, [feed.bind_ip], feed.port)
+                self._ports["feedPort"] = await self._dispatcher.open(
+                    FEED, [feed.bind_ip], feed.port
+                )
             async with self._admin(token):
                 await self._keep_workers(stop, rotate or asyncio.Event())
         finally:
-            self._dealer.close()
+            self._dispatcher.close()
             shutil.rmtree(self._folder, ignore_errors=True)
         log.info("Shut down", component="CONTROL")
 
@@ -143,8 +145,8 @@ class Supervisor:
             async with asyncio.TaskGroup() as tasks:
                 keepers = [tasks.create_task(self._keep(number)) for number in numbers]
                 if await _first(self._all_ready, stop):
-                    self._dealer.listen()
-                    dealing = tasks.create_task(self._dealer.deal())
+                    self._dispatcher.listen()
+                    dispatching = tasks.create_task(self._dispatcher.dispatch())
                     rotating = tasks.create_task(self._rotate(rotate))
                     log.info(
                         "Waiting for connections",
@@ -153,7 +155,7 @@ class Supervisor:
                         workers=[self._ready[number].process.pid for number in numbers],
                     )
                     await stop.wait()
-                    dealing.cancel()
+                    dispatching.cancel()
                     rotating.cancel()
                 await self._drain()
                 for keeper in keepers:
@@ -251,7 +253,7 @@ class Supervisor:
     def _add(self, child: Child) -> None:
         """Give connections to a worker that is ready."""
         self._ready[child.number] = child
-        self._dealer.add(child)
+        self._dispatcher.add(child)
         log.info(
             "A worker is ready", component="CONTROL", worker=child.number, pid=child.process.pid
         )
@@ -261,7 +263,7 @@ class Supervisor:
 
     def _forget(self, number: int) -> None:
         self._ready.pop(number, None)
-        self._dealer.remove(number)
+        self._dispatcher.remove(number)
 
     def _exchange(self) -> None:
         if self._certificates is not None:
@@ -270,7 +272,7 @@ class Supervisor:
 
     async def _drain(self) -> None:
         self._stopping = True
-        self._dealer.close()
+        self._dispatcher.close()
         children = list(self._ready.values())
         seconds = self._settings.parameters["mongosShutdownTimeoutMillisForSignaledShutdown"] * _MS
         log.info("Shutting down", component="CONTROL", drainSeconds=seconds)

@@ -13,7 +13,7 @@ from shard_client.wire.connection import Address, format_address
 
 log = structlog.get_logger()
 
-LATE_KILLS = "kill cursors late"
+KILL_TASK = "kill cursors late"
 """The name of the tasks."""
 
 _TIMEOUT = 5.0
@@ -64,7 +64,7 @@ class CursorReaper:
         left = self._left.setdefault(cursor.address, deque(maxlen=self._most))
         left.append(_Left(cursor, self._loop.time() + self._lasting))
         if cursor.address not in self._tasks:
-            task = self._loop.create_task(self._run(cursor.address, left), name=LATE_KILLS)
+            task = self._loop.create_task(self._run(cursor.address, left), name=KILL_TASK)
             self._tasks[cursor.address] = task
 
     async def close(self) -> None:

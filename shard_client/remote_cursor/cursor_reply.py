@@ -70,7 +70,7 @@ class Watermark(NamedTuple):
 
 @dataclass(slots=True)
 class CursorBatch:
-    """One reply of a change-stream cursor; its slices are copies and keep no buffer alive.
+    """One reply of a change-stream cursor, or of another one; its slices keep no buffer alive.
 
     ``watermark`` is the postBatchResumeToken (None if there is none), ``size`` the total bytes of
     the events, ``cluster_time`` the raw $clusterTime document, ``requested`` the number of events
@@ -140,6 +140,12 @@ class CursorBatch:
             # The array is its length, its elements and a zero byte.
             self.size = end - start - 5 - _heads_size(len(events))
         self.events, self._body, self._array = events, b"", (0, 0)
+
+    def documents(self) -> list[bytes]:
+        """Return the documents of any cursor's reply; raises ProtocolError."""
+        body, (start, end) = self._body, self._array
+        elements = iter_elements(body, start, end)
+        return [body[each.start : each.end] for each in elements if each.type == DOCUMENT]
 
     @property
     def complete(self) -> bool:

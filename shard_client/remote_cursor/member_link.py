@@ -97,10 +97,10 @@ class MemberLink:
         finally:
             self.reply_due_at = None
 
-    def rest(self) -> None:
+    def free_buffer(self) -> None:
         """Let the connection, if there is one, free its receive buffer."""
         if self._connection is not None:
-            self._connection.rest()
+            self._connection.free_buffer()
 
     def leave_after(self, error: CommandError) -> None:
         """Release the connection if it is closed or ``error`` requires selecting a member again."""
@@ -115,6 +115,11 @@ class MemberLink:
         """Cut the connection and report the member, which makes no progress."""
         if self._connection is not None:
             self._dialer.suspect(self._connection.address)
+            self.cut()
+
+    def cut(self) -> None:
+        """Cut the connection, if there is one; a request in flight raises NetworkError."""
+        if self._connection is not None:
             self._connection.abort()
 
     def release(self) -> None:

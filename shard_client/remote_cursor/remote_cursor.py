@@ -1,7 +1,7 @@
 """A change-stream cursor on one replica set, with read-ahead and reopening after failures."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from math import ceil
 from typing import Any, TypeVar
 
@@ -11,7 +11,7 @@ from shard_client import spans
 from shard_client.backoff import Backoff
 from shard_client.cluster_clock import ClusterClock
 from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError, NetworkError, ProtocolError
+from shard_client.errors import RESUMABLE_LABEL, CommandError, NetworkError, ProtocolError
 from shard_client.remote_cursor.batch_size import BatchSize
 from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark
 from shard_client.remote_cursor.cursor_spans import CursorSpans
@@ -19,7 +19,7 @@ from shard_client.remote_cursor.member_link import MemberLink
 from shard_client.remote_cursor.open_cursor import OpenCursor, encode_opening
 from shard_client.remote_cursor.progress_cursor import Probing, ProgressCursor
 from shard_client.remote_cursor.remote_settings import Dialer, RemoteSettings, SentCommands
-from shard_client.remote_cursor.retry_policy import from_network, is_resumable, retriable
+from shard_client.remote_cursor.retry_policy import from_network, is_resumable
 
 log = structlog.get_logger()
 _T = TypeVar("_T")
@@ -35,14 +35,13 @@ class RemoteCursor:
     paused. Unless paused, it sends the next ``getMore`` as soon as a batch has arrived. If the
     reply is large, it does so before splitting it, so that the shard does not wait for the router.
     After a resumable failure it reopens the cursor after its own last postBatchResumeToken, with
-    growing pauses, for up to ``failure_timeout``, and longer while ``outlasts()`` is true. Any
-    other failure ends the cursor. If a member
-    has not answered for ``reply_timeout``, it is sent a hello over another connection.
+    growing pauses, for up to ``failure_timeout``, and longer if it is read on. Any other failure
+    ends the cursor. If a member has not answered for ``reply_timeout``, it is sent a hello over
+    another connection.
 
+    One task calls ``read`` again and again until it returns None or raises; ``close`` ends that.
     ``dialer`` finds the member to read from and connects to it; ``opening`` returns the command;
     ``probing`` enables ``probe_progress``; ``sent`` counts commands.
-    ``on_batch`` and ``on_failure`` are synchronous callbacks. Neither is called again after
-    ``on_failure(error, address)`` or after a batch marked as invalidated.
     """
 
     def __init__(
@@ -51,22 +50,16 @@ class RemoteCursor:
         *,
         dialer: Dialer,
         opening: Opening,
-        on_batch: Callable[[CursorBatch], None],
-        on_failure: Callable[[CommandError, str | None], None],
         clock: ClusterClock,
         settings: RemoteSettings,
         sent: SentCommands,
         probing: Probing | None = None,
-        outlasts: Callable[[], bool] = lambda: False,
     ) -> None:
         self.name = name
         self._loop = asyncio.get_running_loop()
         self._dialer = dialer
         self._link = MemberLink(dialer, settings)
         self._opening = opening
-        self._on_batch = on_batch
-        self._on_failure = on_failure
-        self._outlasts = outlasts
         self._clock = clock
         self._settings = settings
         self._batch_size = BatchSize(settings.batch_target_bytes)
@@ -77,8 +70,11 @@ class RemoteCursor:
         self._progress = (
             None if probing is None else ProgressCursor(probing, dialer, clock, settings, sent)
         )
-        self._probe: asyncio.Task[None] | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._unused_ending: asyncio.Task[None] | None = None
+        self._query: asyncio.Timeout | None = None
+        self._query_over = asyncio.Event()
+        self._read_over = asyncio.Event()
+        self._read_over.set()
         self._cursor: OpenCursor | None = None
         self._left_behind: OpenCursor | None = None
         # The last getMore: its parameters and its bytes.
@@ -89,10 +85,14 @@ class RemoteCursor:
         self.last_error: CommandError | None = None
         """The last failure, whether or not the cursor has recovered from it."""
         self._failures = 0  # of the current outage
+        self.in_outage = False
+        """Whether the last read has failed by an outage, so that the next one tries again."""
         self.paused = False
         """Whether the next getMore waits for ``resume``."""
+        self._asked = False  # for the next batch, before the last one was split
+        self._over = False
         self._stopping = False
-        self._parked = False
+        self._parked: asyncio.Timeout | None = None
         self._resumed: asyncio.Future[None] | None = None
         self.reopened = 0
         """The number of failures after which the cursor was opened again."""
@@ -116,12 +116,23 @@ class RemoteCursor:
         """Seconds since the first failure of the current outage; None if there is none."""
         return None if self._failing_since is None else self._loop.time() - self._failing_since
 
-    def start(self) -> None:
-        """Start reading in a background task."""
-        name, context = f"remote cursor {self.name}", spans.apart()
-        self._task = self._loop.create_task(self._run(), name=name, context=context)
-        self._task.add_done_callback(self._ended)
-        self._task.add_done_callback(lambda _task: self._spans.ended())
+    async def read(self) -> CursorBatch | None:
+        """Return the next batch; None once the cursor is closed, or after an invalidated batch.
+
+        Call it again at once: the next getMore is sent then.
+
+        Raises:
+            CommandError: the cursor has failed; if ``in_outage``, another call tries again.
+        """
+        self._read_over.clear()
+        try:
+            return await self._next()
+        except TimeoutError:
+            if not self._stopping:
+                raise
+            return None
+        finally:
+            self._read_over.set()
 
     def pause(self) -> None:
         """Send no further getMore; a getMore in flight still delivers its batch."""
@@ -131,8 +142,7 @@ class RemoteCursor:
         """Continue after ``pause``."""
         if self.paused:
             self.paused = False
-            if self._resumed is not None and not self._resumed.done():
-                self._resumed.set_result(None)
+            self._wake()
 
     def set_await(self, seconds: float) -> None:
         """Limit the time that the next getMore waits for events; the minimum is 1 ms."""
@@ -148,14 +158,33 @@ class RemoteCursor:
         waits = due is not None and due - self._loop.time() > seconds
         return waits and self._free_progress is not None
 
-    def probe_progress(self, seconds: float) -> None:
+    async def probe_progress(self, seconds: float) -> CursorBatch | None:
         """Query the member's progress within ``seconds``, while a getMore waits.
 
-        This uses the progress cursor, so the getMore keeps waiting. The result is delivered as an
-        empty batch.
+        This uses the progress cursor, so the getMore keeps waiting. Return an empty batch, to be
+        processed at once; None if there is none or the progress cursor is in use.
         """
-        if (progress := self._free_progress) is not None:
-            self._start_probe(self._query(progress, max(1, ceil(seconds * 1000))))
+        progress, cursor, watermark = self._free_progress, self._cursor, self._watermark
+        if progress is None or cursor is None or watermark is None:
+            return None
+        await_ms = max(1, ceil(seconds * 1000))
+        self._query_over.clear()
+        try:
+            async with asyncio.timeout(None) as self._query:
+                batch = await progress.query(cursor, watermark, self._batch_size.current, await_ms)
+        except TimeoutError:
+            if not self._stopping:
+                raise
+            return None
+        finally:
+            self._query = None
+            self._query_over.set()
+        # The main cursor may have been closed meanwhile, to be reopened after its own watermark.
+        if batch is None or self._cursor is None or self._stopping:
+            return None
+        self._clock.advance(batch.cluster_time)
+        self._watermark = batch.watermark
+        return batch
 
     def take_probe_cost(self) -> float:
         """Return the seconds for which probes have kept the member busy since the last call."""
@@ -169,57 +198,71 @@ class RemoteCursor:
     async def close(self) -> None:
         """Kill the cursor on the shard and close the connection, within ``close_timeout``.
 
-        It can be called at any time, even without ``start``.
+        It can be called at any time, once. A read or a query in progress returns None.
         """
         self._stopping = True
         deadline = self._loop.time() + self._settings.close_timeout
         async with asyncio.TaskGroup() as both:
             if self._progress is not None:
                 both.create_task(self._end_probing(self._progress, deadline))
-            if self._task is not None:
-                if self._parked:
-                    self._task.cancel()
-                await self._end(self._task)
+            await self._end_reading()
+            self._spans.ended()
             await self._link.stop_guarding()
             await self._kill(deadline)
 
-    async def _end_probing(self, progress: ProgressCursor, deadline: float) -> None:
-        if self._probe is not None:
-            await self._end(self._probe)
-        await progress.close(deadline)
-
-    async def _end(self, task: asyncio.Task[None]) -> None:
+    async def _end_reading(self) -> None:
+        if self._parked is not None:
+            self._parked.reschedule(self._loop.time())
+        self._wake()
         # A request in flight may finish: the reply to an aggregate has the id of the cursor to
         # kill.
-        _, late = await asyncio.wait({task}, timeout=self._settings.close_timeout / 2)
-        if late:
-            task.cancel()
-            await asyncio.wait(late)
+        try:
+            async with asyncio.timeout(self._settings.close_timeout / 2):
+                await self._read_over.wait()
+        except TimeoutError:
+            self._link.cut()
+            await self._read_over.wait()
 
-    # The loop of openings and failures.
+    async def _end_probing(self, progress: ProgressCursor, deadline: float) -> None:
+        if self._query is not None:
+            self._query.reschedule(self._loop.time() + self._settings.close_timeout / 2)
+            await self._query_over.wait()
+        if self._unused_ending is not None:
+            await asyncio.wait({self._unused_ending}, timeout=self._settings.close_timeout / 2)
+            self._unused_ending.cancel()
+        await progress.close(deadline)
 
-    async def _run(self) -> None:
-        while not self._stopping:
+    # Openings and failures.
+
+    async def _next(self) -> CursorBatch | None:
+        while not self._over and (self._asked or not self._stopping):
+            if self.in_outage:
+                self.in_outage = False
+                await self._park(asyncio.sleep(self._backoff.next_pause()))
             try:
-                await self._open()
-                await self._read()
-                return
+                cursor = self._cursor
+                batch = await (self._open() if cursor is None else self._read_on(cursor))
             except CommandError as failure:
                 error = failure
             except NetworkError as failure:
                 error = from_network(failure, self._link.last_address or self.name)
             except ProtocolError as failure:
                 error = CommandError(ErrorCode.ProtocolError, str(failure))
+            else:
+                if batch is not None:
+                    return batch
+                continue
+            self._asked = False
             if self._stopping:
-                return
+                break
             if not is_resumable(error):
                 self.last_error = error
-                self._on_failure(error, self._link.last_address)
-                return
+                raise error
+            self.in_outage = True
             if not self._may_reopen(error):
-                self._on_failure(retriable(error), self._link.last_address)
-                return
-            await self._park(asyncio.sleep(self._backoff.next_pause()))
+                # The member may be back when a client resumes.
+                raise error.with_labels(RESUMABLE_LABEL)
+        return None
 
     def _may_reopen(self, error: CommandError) -> bool:
         """Record a resumable failure; return whether there is time left to reopen."""
@@ -237,12 +280,12 @@ class RemoteCursor:
         report = log.debug if self._failures else log.warning
         report("remote cursor failed", remote=self.name, error=str(error), lasted=lasted)
         self._failures += 1
-        return lasted < self._settings.failure_timeout or self._outlasts()
+        return lasted < self._settings.failure_timeout
 
-    async def _open(self) -> None:
+    async def _open(self) -> CursorBatch | None:
         with self._spans.opening() as span:
             batch = await self._opened(span)
-        self._deliver(batch)
+        return self._arrived(batch)
 
     async def _opened(self, span: spans.Span) -> CursorBatch:
         connection = await self._park(self._link.connect())
@@ -263,34 +306,40 @@ class RemoteCursor:
             self._cursor = OpenCursor(connection.address, batch.namespace, batch.cursor_id)
         return batch
 
-    async def _read(self) -> None:
-        asked = False
-        while self._cursor is not None and (asked or not self._stopping):
-            if not asked:
-                if self.paused:
-                    paused_at = self._loop.time()
-                    self._link.release()
-                    await self._park(self._until_resumed())
-                    if self._failing_since is not None:
-                        # A paused cursor cannot recover, so the pause does not count.
-                        self._failing_since += self._loop.time() - paused_at
-                    continue
-                if not self._link.connected:
-                    await self._park(self._link.connect_to(self._cursor.address))
-                self._ask_for_more(self._cursor)
-            batch = CursorBatch.of(await self._link.receive())
-            batch.requested = 0 if self._wanted is None else self._wanted[1]
-            large = batch.cursor_id and batch.reply_bytes >= self._settings.large_reply_bytes
-            asked = bool(large) and not self.paused and not self._stopping
-            if asked:
-                self._ask_for_more(self._cursor)
-            batch.split()
-            if not (batch.cursor_id or batch.invalidated):
-                raise CommandError(ErrorCode.CursorNotFound, "the shard has closed the cursor")
-            if self._failing_since is not None:
-                self._recovered(self._loop.time() - self._failing_since)
-            self._deliver(batch)
-            del batch  # the merge owns the events, and frees them while the next reply is awaited
+    async def _read_on(self, cursor: OpenCursor) -> CursorBatch | None:
+        """Return the next batch; None if the cursor was paused, or is being closed."""
+        asked, self._asked = self._asked, False
+        if not asked:
+            if self.paused:
+                await self._stay_paused()
+                return None
+            if not self._link.connected:
+                await self._park(self._link.connect_to(cursor.address))
+            self._ask_for_more(cursor)
+        batch = CursorBatch.of(await self._link.receive())
+        batch.requested = 0 if self._wanted is None else self._wanted[1]
+        large = batch.cursor_id and batch.reply_bytes >= self._settings.large_reply_bytes
+        if large and not self.paused and not self._stopping:
+            self._asked = True
+            self._ask_for_more(cursor)
+        batch.split()
+        if not (batch.cursor_id or batch.invalidated):
+            raise CommandError(ErrorCode.CursorNotFound, "the shard has closed the cursor")
+        if self._failing_since is not None:
+            self._recovered(self._loop.time() - self._failing_since)
+        return self._arrived(batch)
+
+    async def _stay_paused(self) -> None:
+        paused_at = self._loop.time()
+        self._link.release()
+        self._resumed = self._loop.create_future()
+        try:
+            await self._resumed
+        finally:
+            self._resumed = None
+        if self._failing_since is not None:
+            # A paused cursor cannot recover, so the pause does not count.
+            self._failing_since += self._loop.time() - paused_at
 
     def _ask_for_more(self, cursor: OpenCursor) -> None:
         wanted = (cursor, self._batch_size.current, self._await_ms)
@@ -309,80 +358,43 @@ class RemoteCursor:
         self._failing_since = None
         self._backoff.reset()
 
-    def _deliver(self, batch: CursorBatch) -> None:
+    def _arrived(self, batch: CursorBatch) -> CursorBatch | None:
         self._clock.advance(batch.cluster_time)
         if batch.events:
             self._batch_size.arrived(len(batch.events), batch.size)
         if not batch.cursor_id:
-            self._cursor = None
+            self._cursor, self._over = None, True
         if self._progress is not None:
             if batch.watermark is not None:
                 batch.watermark = self._progress.join(
                     batch.watermark, batch.size, ended=not batch.cursor_id
                 )
             if self._progress.unused and self._free_progress is not None:
-                self._start_probe(self._close(self._progress))
+                ending = self._progress.close(self._loop.time() + self._settings.reply_timeout)
+                name = f"close the progress cursor of {self.name}"
+                self._unused_ending = self._loop.create_task(ending, name=name)
         self._watermark = batch.watermark or self._watermark
         if not batch.events:
-            self._link.rest()
-        if not self._stopping:
-            self._on_batch(batch)
-
-    # Queries of the member's progress, one at a time.
+            self._link.free_buffer()
+        return None if self._stopping else batch
 
     @property
     def _free_progress(self) -> ProgressCursor | None:
         """The progress cursor, unless it is in use or about to be closed."""
-        return None if self._probe is not None or self._stopping else self._progress
-
-    def _start_probe(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        self._probe = self._loop.create_task(coroutine, name=f"progress cursor of {self.name}")
-        self._probe.add_done_callback(self._ended)
-
-    async def _query(self, progress: ProgressCursor, await_ms: int) -> None:
-        batch, cursor, watermark = None, self._cursor, self._watermark
-        try:
-            if cursor is not None and watermark is not None:
-                batch = await progress.query(cursor, watermark, self._batch_size.current, await_ms)
-        finally:
-            self._probe = None
-        # The main cursor may have been closed meanwhile, to be reopened after its own watermark.
-        if batch is not None and self._cursor is not None and not self._stopping:
-            self._clock.advance(batch.cluster_time)
-            self._watermark = batch.watermark
-            self._on_batch(batch)
-
-    async def _close(self, progress: ProgressCursor) -> None:
-        try:
-            await progress.close(self._loop.time() + self._settings.reply_timeout)
-        finally:
-            self._probe = None
-
-    # Waits that ``close`` can cancel.
+        ending = self._unused_ending is not None and not self._unused_ending.done()
+        return None if self._query is not None or ending or self._stopping else self._progress
 
     async def _park(self, awaitable: Awaitable[_T]) -> _T:
-        self._parked = True
+        """Wait for what ``close`` may cut short: TimeoutError is raised then."""
         try:
-            return await awaitable
+            async with asyncio.timeout(None) as self._parked:
+                return await awaitable
         finally:
-            self._parked = False
+            self._parked = None
 
-    async def _until_resumed(self) -> None:
-        self._resumed = self._loop.create_future()
-        try:
-            await self._resumed
-        finally:
-            self._resumed = None
-
-    # The end.
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled() or (error := task.exception()) is None:
-            return
-        log.error("remote cursor broke", remote=self.name, exc_info=error)
-        if not self._stopping:
-            failure = CommandError.unexpected(error)
-            self._on_failure(failure, self._link.last_address)
+    def _wake(self) -> None:
+        if self._resumed is not None and not self._resumed.done():
+            self._resumed.set_result(None)
 
     async def _kill(self, deadline: float) -> None:
         cursors = [each for each in (self._left_behind, self._cursor) if each is not None]

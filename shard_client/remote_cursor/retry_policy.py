@@ -38,14 +38,3 @@ def from_network(error: NetworkError, address: str) -> CommandError:
     return CommandError(
         ErrorCode.HostUnreachable, f"Error connecting to {address} :: caused by :: {error}"
     )
-
-
-def retriable(error: CommandError) -> CommandError:
-    """Return the error with the resumable label: the member may be back when a client resumes."""
-    return CommandError(
-        error.code,
-        error.message,
-        code_name=error.code_name,
-        labels=error.labels | {RESUMABLE_LABEL},
-        extra=error.extra,
-    )

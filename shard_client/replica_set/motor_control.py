@@ -139,8 +139,7 @@ class MotorReplicaSet:
     @property
     def causes(self) -> str:
         """Why the driver cannot reach members; nothing about those that it reaches."""
-        client: Any = self._client.delegate
-        servers = client.topology_description.server_descriptions().values()
+        servers = self._topology.server_descriptions().values()
         return "; ".join(plain_text(each.error) for each in servers if each.error)
 
     def observe(self, address: Address, hello: Mapping[str, Any]) -> None:
@@ -226,7 +225,7 @@ class MotorReplicaSet:
         try:
             await self._client["mergerouter"].command({"find": "nothing", "limit": 1})
         except PyMongoError as error:
-            self._say_no_primary(error)
+            self._log_no_primary(error)
             self._refused = self._refusal(error)
             await asyncio.sleep(0.2)
         else:
@@ -236,7 +235,7 @@ class MotorReplicaSet:
                 self._distrusted = None
             if not self._closed:
                 # The driver publishes its events once a second; its description is up to date.
-                self._take_over()
+                self.topology_changed(*_members_of(self._topology))
             self._changed.set()
 
     def _refusal(self, error: PyMongoError) -> CommandError | None:
@@ -250,17 +249,16 @@ class MotorReplicaSet:
         reason = (error.details or {}).get("errmsg", str(error))
         return CommandError(error.code, f"cannot log in to {self._name} as {who}: {reason}")
 
-    def _say_no_primary(self, error: PyMongoError) -> None:
+    def _log_no_primary(self, error: PyMongoError) -> None:
         """Log what the driver knows of each member, once for each time without a primary."""
-        say = log.debug if self._lost else log.warning
+        report = log.debug if self._lost else log.warning
         members = self._known_of_members()
-        say(NO_PRIMARY, set=self._name, members=members, error=plain_text(error))
+        report(NO_PRIMARY, set=self._name, members=members, error=plain_text(error))
         self._lost = True
 
     def _known_of_members(self) -> dict[str, str]:
         """Return why the driver cannot use each member, or the member's state, by its address."""
-        client: Any = self._client.delegate
-        servers = client.topology_description.server_descriptions()
+        servers = self._topology.server_descriptions()
         return {
             format_address(at): plain_text(
                 server.error or f"{format_address(at)} is {server.server_type_name}"
@@ -270,8 +268,7 @@ class MotorReplicaSet:
 
     def _learn_ages(self) -> None:
         """Update the members' last writes: the driver publishes no event for those."""
-        client: Any = self._client.delegate
-        for address, found in _members_of(client.topology_description)[0].items():
+        for address, found in _members_of(self._topology)[0].items():
             known = self._members.get(address)
             if known is not None:
                 self._members[address] = replace(
@@ -281,9 +278,10 @@ class MotorReplicaSet:
                     round_trip=found.round_trip,
                 )
 
-    def _take_over(self) -> None:
+    @property
+    def _topology(self) -> Any:
         client: Any = self._client.delegate  # Motor's types declare its properties as methods
-        self.topology_changed(*_members_of(client.topology_description))
+        return client.topology_description
 
     def topology_changed(self, members: dict[Address, Member], hosts: tuple[Address, ...]) -> None:
         """Store the members that the driver found; runs in the loop's thread."""

@@ -1,20 +1,19 @@
 """The interface of a replica set: its name, its members, its primary."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.replica_set.read_preference import ReadPreference
-from shard_client.wire.connection import Address, format_address, parse_address
+from shard_client.wire.connection import Address, parse_address
 
 
 class ReplicaSet(Protocol):
     """A monitored replica set.
 
-    Implementations: ``MotorReplicaSet`` (the driver's monitoring), ``ProbedReplicaSet`` (sends a
-    hello on demand and uses no threads, so that it runs in a simulated loop).
+    ``MotorReplicaSet`` is one, by the driver's monitoring; tests have one without threads.
     """
 
     @property
@@ -77,11 +76,6 @@ def parse_hosts(text: str) -> tuple[str, tuple[Address, ...]]:
     if not slash or not name or not hosts:
         raise ValueError(f"must be setName/host:port[,host:port], not {text!r}")
     return name, tuple(parse_address(host) for host in hosts.split(","))
-
-
-def host_string(name: str, hosts: Sequence[Address]) -> str:
-    """Return ``rsName/h1:p,h2:p``, the format of config.shards."""
-    return f"{name}/" + ",".join(map(format_address, hosts))
 
 
 def no_member(preference: ReadPreference, name: str, cause: str = "") -> CommandError:

@@ -16,8 +16,6 @@ BOOLEAN, NULL, INT32, TIMESTAMP, INT64 = 0x08, 0x0A, 0x10, 0x11, 0x12
 MAX_DEPTH = 200
 """Maximum nesting depth: servers accept 180 levels from users and add a few of their own."""
 
-EMPTY_DOCUMENT = b"\x05\x00\x00\x00\x00"
-
 _LEAST_LEFT = 64
 
 _int32 = Struct("<i").unpack_from
@@ -42,6 +40,11 @@ class Element(NamedTuple):
     name: bytes
     start: int
     end: int
+
+
+def document_of(fields: bytes) -> bytes:
+    """Return the document that has these fields, raw and one after the other."""
+    return b"%b%b\0" % ((len(fields) + 5).to_bytes(4, "little"), fields)
 
 
 def document_end(buffer: bytes, start: int, limit: int) -> int:
@@ -109,7 +112,7 @@ def shortened(buffer: bytes, most: int, start: int = 0, limit: int | None = None
             # Halves, so that the depth of a document does not count.
             fields += head + shortened(buffer, left // 2, element.start, element.end)
         break
-    return (len(fields) + 5).to_bytes(4, "little") + bytes(fields) + b"\0"
+    return document_of(bytes(fields))
 
 
 def string_value(buffer: bytes, element: Element) -> bytes:
@@ -129,23 +132,6 @@ def read_cstring(buffer: bytes, start: int, limit: int) -> tuple[str, int]:
         return buffer[start:end].decode(), end + 1
     except UnicodeDecodeError as error:
         raise ProtocolError("a name is not UTF-8") from error
-
-
-def validate(buffer: bytes, start: int = 0, limit: int | None = None) -> None:
-    """Check every length in the document at ``start``, at all depths up to MAX_DEPTH.
-
-    Raises ProtocolError if the document is malformed. Strings are not checked for valid UTF-8.
-    """
-    pending = [(start, len(buffer) if limit is None else limit, 1)]
-    while pending:
-        position, end, depth = pending.pop()
-        if depth > MAX_DEPTH:
-            raise ProtocolError(f"a BSON document nests deeper than {MAX_DEPTH} levels")
-        pending += [
-            (nested_start(buffer, element), element.end, depth + 1)
-            for element in iter_elements(buffer, position, end)
-            if element.type in NESTING
-        ]
 
 
 def nested_start(buffer: bytes, element: Element) -> int:

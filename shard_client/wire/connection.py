@@ -190,7 +190,7 @@ class Connection:
         except ProtocolError as error:
             raise self._broken(error) from error
 
-    def rest(self) -> None:
+    def free_buffer(self) -> None:
         """Free the buffer that large replies have grown; call this only between two requests."""
         self._stream.shrink()
 

@@ -111,7 +111,7 @@ class ConnectionPool:
             connection.abort()
             return
         member = self._member(connection.address)
-        connection.rest()
+        connection.free_buffer()
         member.idle.append((connection, self._loop.time()))
         _wake_one(member)
         self._expire_later()

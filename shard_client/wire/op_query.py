@@ -81,12 +81,6 @@ def parse_op_reply(frame: bytes) -> OpReply:
     return OpReply(flags, cursor_id, starting_from, documents)
 
 
-def build_op_query(namespace: str, query: bytes, *, request_id: int) -> bytes:
-    """Return an OP_QUERY frame for one document, like the first hello of old drivers."""
-    content = b"".join((namespace.encode(), b"\0", _skip_and_batch_size.pack(0, -1), query))
-    return _op_query.pack(_op_query.size + len(content), request_id, 0, OP_QUERY, 0) + content
-
-
 def build_op_reply(document: bytes, *, request_id: int, response_to: int, flags: int = 8) -> bytes:
     """Return an OP_REPLY frame that answers an OP_QUERY with one raw document.
 

@@ -135,9 +135,12 @@ class OneShard:
     async def shards(self) -> ShardList:
         return ShardList({"s0": "s0/host"}, Timestamp(1, 1), Timestamp(1, 1))
 
-    async def connect(self, target: str, host: str | None) -> Connection:
+    async def command(
+        self, target: str, database: str, command: Mapping[str, Any], timeout: float, host: str
+    ) -> dict[str, Any]:
         assert (target, host) == ("s0", "s0/host")
-        return await Connection.open(self._address, timeout=5)
-
-    def release(self, connection: Connection) -> None:
-        connection.abort()
+        connection = await Connection.open(self._address, timeout=5)
+        try:
+            return await connection.command(database, command, timeout=timeout)
+        finally:
+            connection.abort()

@@ -16,7 +16,7 @@ from router.lookup.connections import Connect
 from router.request.stream_request import StreamRequest, parse_request
 from router.stream_settings import StreamSettings
 from router.views.log_reader import Batch
-from shard_client.replica_set.probed_replica_set import ProbedReplicaSet
+from tests.doubles.probed_replica_set import ProbedReplicaSet
 from tests.doubles.scripted_member import ScriptedMember
 from tests.harness.until import PATIENCE
 

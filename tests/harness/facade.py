@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
-from router.commands.node import Node
+from router.commands.call import Node
 from router.server.listener import Listener
 from router.tls.handshake import Handshakes
 from router.upstream_mongos import UpstreamMongos

@@ -5,7 +5,7 @@ from random import Random
 from typing import Any
 
 from shard_client.errors import CommandError, NetworkError
-from shard_client.remote_cursor.cursor_reaper import LATE_KILLS
+from shard_client.remote_cursor.cursor_reaper import KILL_TASK
 from shard_client.wire.connection_pool import PoolLimits
 from tests.simulation.checks import (
     end_problems,
@@ -147,7 +147,7 @@ class Audit:
         router = self._router.name
         # A member that has left the cluster may have kept cursors; attempts to kill them go on.
         names = (task.get_name() for task in self._loop.tasks_of(router))
-        tasks = [name for name in names if name != LATE_KILLS]
+        tasks = [name for name in names if name != KILL_TASK]
         links = [each for each in self._loop.network.links_of(router) if each.client == router]
         # Each replica set keeps a few idle connections and the one for no-op writes.
         kept = (_IDLE_CONNECTIONS + 1) * (1 + len(self._workload.shards_ever))

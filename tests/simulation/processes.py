@@ -10,8 +10,8 @@ from router.config.parameters import stream_limits
 from router.config.settings import load_settings
 from router.service import serve
 from router.stream_settings import StreamSettings
-from shard_client.replica_set.probed_replica_set import ProbedReplicaSet
 from shard_client.wire.connection import Address
+from tests.doubles.probed_replica_set import ProbedReplicaSet
 from tests.simulation.loop import PROCESS, SimulatedLoop
 from tests.simulation.trace import Trace
 

@@ -48,7 +48,7 @@ def router(
 
 def shown_names(router: RouterProcess, authority: Authority) -> set[str]:
     """Return the common names in the certificates of several new connections of drivers."""
-    # The workers are dealt connections in turn.
+    # The workers get connections in turn.
     return {shown_name(router.port, authority) for _ in range(6)}
 
 

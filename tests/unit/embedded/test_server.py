@@ -19,7 +19,8 @@ from shard_client.wire.frames import (
     compress_frame,
     parse_message,
 )
-from shard_client.wire.op_query import OpReply, build_op_query
+from shard_client.wire.op_query import OpReply
+from tests.doubles.old_driver import build_op_query
 from tests.harness.until import PATIENCE
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from router.cluster_version import ClusterVersion
-from router.commands.node import Node
+from router.commands.call import Node
 from router.upstream_mongos import UpstreamMongos
 from shard_client.errors import CommandError, NetworkError
 from tests.doubles.fake_clusters import Server, VersionedServers

@@ -12,8 +12,8 @@ START = datetime(2026, 1, 31, tzinfo=UTC)
 
 
 def sample(seconds: float, lags: dict[str, float], events: int = 0) -> Sample:
-    holder = max(lags, key=lambda target: lags[target]) if lags else None
-    return Sample(START + timedelta(seconds=seconds), lags, events, 2 * events, holder)
+    slowest = max(lags, key=lambda target: lags[target]) if lags else None
+    return Sample(START + timedelta(seconds=seconds), lags, events, 2 * events, slowest)
 
 
 def test_rates_are_of_the_time_between_samples() -> None:

@@ -9,7 +9,7 @@ from bson import Timestamp
 from router.catalog.cluster import Cluster, ShardList
 from router.stream_settings import StreamSettings
 from shard_client.errors import CommandError
-from shard_client.replica_set.probed_replica_set import ProbedReplicaSet
+from tests.doubles.probed_replica_set import ProbedReplicaSet
 from tests.doubles.scripted_member import ScriptedMember
 from tests.harness.until import until
 

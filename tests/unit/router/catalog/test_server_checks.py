@@ -17,13 +17,13 @@ async def test_a_hanging_shard_does_not_delay_the_results() -> None:
     checks = ServerChecks(cast(Cluster, cluster), keep=0.0)
     try:
         async with asyncio.timeout(PATIENCE):
-            assert not await checks.results(patience=0.0)
+            assert not await checks.results(timeout=0.0)
             cluster.answering.set()
-            found = await checks.results(patience=None)
+            found = await checks.results(timeout=None)
             assert [each.target for each in found] == ["config", "a"]
             assert all(each.answers and each.complete for each in found)
             cluster.answering.clear()
-            assert (await checks.results(patience=0.0)) == found
+            assert (await checks.results(timeout=0.0)) == found
     finally:
         await checks.close()
 
@@ -35,7 +35,7 @@ async def test_the_oldest_entry_is_found_and_a_missing_config_server_named() -> 
     cluster.failure = CommandError(133, "no primary")
     checks = ServerChecks(cast(Cluster, cluster))
     try:
-        found = {each.target: each for each in await checks.results(patience=None)}
+        found = {each.target: each for each in await checks.results(timeout=None)}
     finally:
         await checks.close()
     assert found["a"].oldest == Timestamp(100, 1)

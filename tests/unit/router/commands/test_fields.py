@@ -4,28 +4,12 @@ from collections import deque
 from typing import Any
 
 import pytest
-from bson import Decimal128, Int64, MaxKey, MinKey, ObjectId, Regex, Timestamp
-from bson.datetime_ms import DatetimeMS
+from bson import Decimal128, Int64
 
-from router.commands.fields import bson_type
 from router.config.log_lines import RECENT
 from tests.harness.facade import facade
 
 WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
-
-
-@pytest.mark.parametrize(
-    ("value", "name"),
-    [
-        (None, "null"), (True, "bool"), (1, "int"), (Int64(1), "long"), (1.5, "double"),
-        ("x", "string"), ({}, "object"), ([], "array"), (b"x", "binData"),
-        (ObjectId(), "objectId"), (DatetimeMS(0), "date"), (Timestamp(1, 1), "timestamp"),
-        (Regex("x"), "regex"), (Decimal128("1"), "decimal"), (MinKey(), "minKey"),
-        (MaxKey(), "maxKey"),
-    ],
-)  # fmt: skip
-def test_types_have_mongodb_s_names(value: Any, name: str) -> None:
-    assert bson_type(value) == name
 
 
 @pytest.mark.parametrize(

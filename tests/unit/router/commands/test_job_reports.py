@@ -6,13 +6,8 @@ from typing import Any
 import pytest
 from bson import Int64, Timestamp
 
-from router.commands.job_reports import (
-    KEPT_SECONDS,
-    LONGEST_ERROR,
-    MOST_REPORTS,
-    JobReport,
-    JobReports,
-)
+from router.commands.job_reports import KEPT_SECONDS, MOST_REPORTS, JobReport, JobReports
+from router.commands.report_job import LONGEST_ERROR
 from tests.harness.facade import facade
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)

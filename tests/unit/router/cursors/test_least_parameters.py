@@ -4,15 +4,12 @@ import asyncio
 
 import pytest
 
+from router.config import parameters
 from router.config.parameters import PARAMETERS, parse_parameters, stream_limits
 from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, read_until, stream
 
 OF_STREAMS = [
-    name
-    for name, parameter in PARAMETERS.items()
-    if parameter.limit is not None
-    and not parameter.of_clients
-    and not isinstance(parameter.default, str)
+    each.name for each in parameters.OF_STREAMS.values() if not isinstance(each.default, str)
 ]
 
 

@@ -73,7 +73,7 @@ def test_an_unknown_shard_is_an_error():
     assert caught.value.code == 70
 
 
-def test_events_wait_for_every_watermark_and_the_holder_is_named():
+def test_events_wait_for_every_watermark_and_the_slowest_shard_is_named():
     stream = opened()
     arrive(stream, A, 12, 14, upto=20)
     arrive(stream, CONFIG, upto=20)

@@ -2,9 +2,11 @@
 
 import pytest
 from bson.code import Code
+from bson.datetime_ms import DatetimeMS
 from bson.decimal128 import Decimal128
 from bson.int64 import Int64
 from bson.max_key import MaxKey
+from bson.min_key import MinKey
 from bson.objectid import ObjectId
 from bson.regex import Regex
 from bson.timestamp import Timestamp
@@ -141,6 +143,8 @@ def test_accepted_options_are_kept():
         (Decimal128("1"), "decimal"),
         (MaxKey(), "maxKey"),
         (None, "null"),
+        (MinKey(), "minKey"),
+        (DatetimeMS(0), "date"),
         (Code("f"), "javascript"),
         (Code("f", {}), "javascriptWithScope"),
     ],

@@ -13,7 +13,7 @@ from router.server.request import read_request
 from shard_client.errors import CommandError, ProtocolError
 from shard_client.wire.frames import EXHAUST_ALLOWED, MORE_TO_COME, build_msg
 from shard_client.wire.frames import compress_frame as compressed
-from shard_client.wire.op_query import build_op_query
+from tests.doubles.old_driver import build_op_query
 from tests.unit.router.server.test_gradual_decoding import pause
 
 PING = bson.encode({"ping": 1, "$db": "admin"})

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 from bson import Timestamp
 
-from router.commands.node import Node
+from router.commands.call import Node
 from router.server.listener import Listener
 from router.upstream_mongos import UpstreamMongos
 from tests.doubles.scripted_cluster import ScriptedCluster

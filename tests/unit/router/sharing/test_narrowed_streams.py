@@ -92,7 +92,7 @@ async def test_the_shards_refuse_the_name_of_a_view(cluster: ScriptedCluster) ->
 @pytest.mark.parametrize(
     ("target", "command"), [("config", "find"), ("s1", "listCollections")], ids=["config", "shard"]
 )
-async def test_a_name_of_which_the_catalog_tells_nothing_is_checked_by_the_shards(
+async def test_a_name_that_the_catalog_does_not_show_is_checked_by_the_shards(
     cluster: ScriptedCluster, target: str, command: str
 ) -> None:
     registry = cluster.registry(share_scopes="always")

@@ -10,7 +10,7 @@ from bson import Timestamp
 from router.catalog.cluster import Cluster
 from router.streams.member_load import MemberLoads
 from router.streams.noop_writer import NoOpResult, NoOpWriter
-from shard_client.replica_set.probed_replica_set import ProbedReplicaSet
+from tests.doubles.probed_replica_set import ProbedReplicaSet
 from tests.doubles.scripted_cluster import LIMITS, OWNER, ScriptedCluster, read_until, stream
 from tests.doubles.scripted_member import ScriptedMember
 from tests.harness.until import PATIENCE, until

@@ -9,6 +9,7 @@ from bson import Timestamp
 from router.block_sizes import BlockSizes
 from router.stream_settings import StreamSettings
 from shard_client.errors import RESUMABLE_LABEL, CommandError
+from shard_client.remote_cursor.cursor_reply import CursorBatch
 from tests.doubles.scripted_cluster import (
     OWNER,
     ScriptedCluster,
@@ -120,6 +121,24 @@ async def test_a_stream_of_one_shard_fails_with_it_retriably(cluster: ScriptedCl
         with pytest.raises(CommandError) as failure:  # noqa: PT012
             while True:
                 await cursor.next_batch(None, PATIENCE)
+    assert RESUMABLE_LABEL in failure.value.labels
+
+
+async def test_a_defect_of_a_remote_cursor_is_a_failure_that_clients_resume_after(
+    cluster: ScriptedCluster, monkeypatch: pytest.MonkeyPatch
+):
+    cursor, _ = await cluster.registry().open(stream(), OWNER)
+
+    def broken(_: CursorBatch) -> None:
+        raise RuntimeError("cannot take this")
+
+    monkeypatch.setattr(CursorBatch, "split", broken)
+    cluster.noop(102)
+    async with asyncio.timeout(PATIENCE):
+        with pytest.raises(CommandError) as failure:  # noqa: PT012
+            while True:
+                await cursor.next_batch(None, PATIENCE)
+    assert failure.value.code == 1
     assert RESUMABLE_LABEL in failure.value.labels
 
 

@@ -326,7 +326,7 @@ async def test_a_stopped_listener_ends_handshakes(files: Certificates) -> None:
     async with listening(files.tls()) as router:
         reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
         await until(lambda: waiting(router))
-        router.listener.stop_listening()
+        router.listener.close()
         assert await is_cut(reader)
         writer.close()
         with pytest.raises(ConnectionRefusedError):

@@ -1,5 +1,6 @@
 """A remote cursor on a scripted member, and everything that it reports."""
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -57,8 +58,6 @@ class Reader:
             "s",
             dialer=self,
             opening=self.opening,
-            on_batch=self.brought,
-            on_failure=lambda error, _: self.failures.append(error),
             clock=self.clock,
             settings=self.settings,
             sent=self.sent,
@@ -102,15 +101,36 @@ class Reader:
         pipeline = [{"$changeStream": start}, *self.stages]
         return "db", {"aggregate": 1, "pipeline": pipeline, "cursor": {}}
 
+    def start(self) -> None:
+        """Read the cursor in the background."""
+        self.reading = asyncio.create_task(self.read())
+
+    async def read(self) -> None:
+        """Read the cursor until it is closed, ends or fails."""
+        try:
+            while (batch := await self.cursor.read()) is not None:
+                self.brought(batch)
+        except CommandError as error:
+            self.failures.append(error)
+
+    def probe(self, seconds: float) -> None:
+        """Ask the progress cursor in the background."""
+        self.probing = asyncio.create_task(self.ask(seconds))
+
+    async def ask(self, seconds: float) -> None:
+        """Ask the progress cursor."""
+        if (batch := await self.cursor.probe_progress(seconds)) is not None:
+            self.brought(batch)
+
     async def start_waiting(self) -> None:
         """Start the cursor and wait until its first getMore waits for events."""
-        self.cursor.start()
+        self.start()
         await until(lambda: self.member.waiting == 1)
 
     async def probed(self) -> None:
         """Ask the progress cursor, and wait for what it reports."""
         heard = len(self.batches)
-        self.cursor.probe_progress(0.001)
+        self.probe(0.001)
         await until(lambda: len(self.batches) > heard)
 
     async def close(self) -> None:

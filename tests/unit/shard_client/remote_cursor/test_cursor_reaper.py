@@ -29,7 +29,7 @@ async def test_the_cursor_of_a_closed_stream_is_killed_once_its_member_answers(
     member: ScriptedMember,
 ):
     reader = Reader(member, replace(SETTINGS, close_timeout=0.3))
-    reader.cursor.start()
+    reader.start()
     await until(lambda: member.commands["getMore"] > 1)
     member.hang |= {"getMore", "hello", "killCursors"}
     await reader.cursor.close()
@@ -46,7 +46,7 @@ async def test_a_cursor_left_on_another_member_is_killed_too(member: ScriptedMem
     other = await ScriptedMember("rs").start()
     other.noop(99)
     reader = Reader(member, replace(SETTINGS, reply_timeout=0.1))
-    reader.cursor.start()
+    reader.start()
     await until(lambda: member.commands["getMore"] > 1)
     reader.member = other
     member.hang |= {"getMore", "hello"}

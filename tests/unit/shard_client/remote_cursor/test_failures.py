@@ -8,7 +8,6 @@ import pytest
 import structlog.testing
 
 from shard_client.errors import RESUMABLE_LABEL
-from shard_client.remote_cursor.cursor_reply import CursorBatch
 from tests.doubles.scripted_member import ScriptedMember
 from tests.harness.until import PATIENCE, until
 from tests.unit.shard_client.remote_cursor.reader import SETTINGS, Reader, keys
@@ -16,7 +15,7 @@ from tests.unit.shard_client.remote_cursor.reader import SETTINGS, Reader, keys
 
 async def test_events_arrive_once_despite_cuts(member: ScriptedMember):
     reader = Reader(member)
-    reader.cursor.start()
+    reader.start()
     for second in range(101, 121):
         member.insert(second)
         if second % 4 == 0:
@@ -30,7 +29,7 @@ async def test_events_arrive_once_despite_cuts(member: ScriptedMember):
 
 async def test_a_hanging_member_is_abandoned(member: ScriptedMember):
     reader = Reader(member, replace(SETTINGS, reply_timeout=0.1, connect_timeout=0.3))
-    reader.cursor.start()
+    reader.start()
     await until(lambda: member.commands["getMore"] > 1)
     member.hang |= {"getMore", "hello"}
     await until(lambda: reader.suspected)
@@ -42,7 +41,7 @@ async def test_a_hanging_member_is_abandoned(member: ScriptedMember):
 
 async def test_a_slow_member_is_not_abandoned(member: ScriptedMember):
     reader = Reader(member, replace(SETTINGS, reply_timeout=0.05, close_timeout=4.0))
-    reader.cursor.start()
+    reader.start()
     await until(lambda: member.commands["getMore"] > 1)
     member.hang.add("getMore")
     await until(lambda: member.commands["hello"] >= 3)
@@ -54,7 +53,7 @@ async def test_a_slow_member_is_not_abandoned(member: ScriptedMember):
 
 async def test_an_abandoned_member_is_suspected_and_the_stream_continues(member: ScriptedMember):
     reader = Reader(member, replace(SETTINGS, await_unknown=20.0))
-    reader.cursor.start()
+    reader.start()
     member.insert(101)
     await until(partial(reader.has, 1))
     await until(lambda: member.commands["getMore"] == 2)
@@ -70,7 +69,7 @@ async def test_an_abandoned_member_is_suspected_and_the_stream_continues(member:
 async def test_a_fatal_failure_is_reported_once(member: ScriptedMember):
     reader = Reader(member)
     member.fail("getMore", 280)
-    reader.cursor.start()
+    reader.start()
     await until(lambda: reader.failures)
     await reader.cursor.close()
     assert [error.code for error in reader.failures] == [280]
@@ -78,7 +77,7 @@ async def test_a_fatal_failure_is_reported_once(member: ScriptedMember):
 
 async def test_a_member_that_stays_unreachable_fails_the_cursor(member: ScriptedMember):
     reader = Reader(member, replace(SETTINGS, failure_timeout=0.2))
-    reader.cursor.start()
+    reader.start()
     await until(lambda: reader.batches)
     await member.stop()
     await until(lambda: reader.cursor.state == "failing")
@@ -91,7 +90,7 @@ async def test_a_member_that_stays_unreachable_fails_the_cursor(member: Scripted
 
 async def test_paused_time_does_not_count_as_failure(member: ScriptedMember):
     reader = Reader(member, replace(SETTINGS, failure_timeout=1.5))
-    reader.cursor.start()
+    reader.start()
     await until(lambda: reader.batches)
     reader.cursor.pause()
     member.cut()
@@ -109,7 +108,7 @@ async def test_paused_time_does_not_count_as_failure(member: ScriptedMember):
 async def test_a_lasting_failure_is_resumable_for_the_client(member: ScriptedMember, code: int):
     reader = Reader(member, replace(SETTINGS, failure_timeout=0.05))
     member.fail("getMore", code, times=1000)
-    reader.cursor.start()
+    reader.start()
     await until(lambda: reader.failures)
     await reader.cursor.close()
     (failure,) = reader.failures
@@ -119,7 +118,7 @@ async def test_a_lasting_failure_is_resumable_for_the_client(member: ScriptedMem
 async def test_the_time_of_a_hang_counts_as_failure(member: ScriptedMember):
     limits = {"reply_timeout": 0.5, "connect_timeout": 1.0, "failure_timeout": 0.6}
     reader = Reader(member, replace(SETTINGS, close_timeout=0.5, **limits))
-    reader.cursor.start()
+    reader.start()
     await until(lambda: reader.batches)
     member.hang |= {"getMore", "hello", "isMaster"}
     await until(lambda: reader.failures)
@@ -130,26 +129,10 @@ async def test_the_time_of_a_hang_counts_as_failure(member: ScriptedMember):
     await reader.cursor.close()
 
 
-async def test_an_unexpected_exception_is_a_failure_that_clients_resume_after(
-    member: ScriptedMember,
-):
-    reader = Reader(member)
-
-    def broken(_: CursorBatch) -> None:
-        raise RuntimeError("cannot take this")
-
-    reader.cursor._on_batch = broken
-    reader.cursor.start()
-    await until(lambda: reader.failures)
-    assert reader.failures[0].code == 1
-    assert RESUMABLE_LABEL in reader.failures[0].labels
-    await reader.close()
-
-
 async def test_an_outage_and_its_end_are_logged_once(member: ScriptedMember):
     reader = Reader(member, replace(SETTINGS, backoff_first=0.001, backoff_max=0.002))
     with structlog.testing.capture_logs() as lines:
-        reader.cursor.start()
+        reader.start()
         await until(lambda: reader.batches)
         member.fail("getMore", 189, times=20)
         await until(lambda: not member.failures["getMore"])
@@ -169,7 +152,7 @@ async def cut_everywhere(member: ScriptedMember, first: int, last: int) -> None:
     # Another failure may follow before a getMore has been answered.
     quick = replace(SETTINGS, backoff_first=0.001, backoff_max=0.002, failure_timeout=30.0)
     reader = Reader(member, quick)
-    reader.cursor.start()
+    reader.start()
     await until(lambda: reader.batches)
     second = 101
     for place in range(first, last):

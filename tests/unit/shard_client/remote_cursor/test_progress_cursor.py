@@ -20,9 +20,10 @@ async def test_a_watermark_is_reported_while_a_getmore_waits(member: ScriptedMem
     for number in range(5):
         member.noop(101 + 10 * number)
         assert reader.cursor.can_probe(0.1)
-        reader.cursor.probe_progress(0.001)
+        reader.probe(0.001)
+        await asyncio.sleep(0)
         assert not reader.cursor.can_probe(0.1), "a probe is in progress"
-        reader.cursor.probe_progress(0.001)
+        reader.probe(0.001)
         await until(partial(reader.has_watermark, 101 + 10 * number))
         member.insert(102 + 10 * number)
         await until(partial(reader.has, number + 1))
@@ -50,7 +51,7 @@ async def test_a_watermark_beyond_an_event_waits_for_the_event(
     member.insert(130)
     await until(partial(reader.has, 2))
     assert reader.keys == keys(110, 130)
-    reader.cursor.probe_progress(0.001)
+    reader.probe(0.001)
     await until(lambda: reader.watermark >= Timestamp(130, 1))
     await reader.close()
 
@@ -100,12 +101,12 @@ async def test_a_probe_s_cost_is_the_member_s_time(member: ScriptedMember):
     await reader.start_waiting()
     loop = asyncio.get_running_loop()
     begun = loop.time()
-    reader.cursor.probe_progress(0.02)
+    reader.probe(0.02)
     await until(lambda: len(reader.batches) == 2)
     cost = reader.cursor.take_probe_cost()
     assert 0.001 <= cost <= max(0.001, loop.time() - begun - 0.02), "the wait costs nothing"
     member.slow["getMore"] = 0.2
-    reader.cursor.probe_progress(0.001)
+    reader.probe(0.001)
     await until(lambda: len(reader.batches) == 3)
     assert reader.cursor.take_probe_cost() >= 0.19
     assert (reader.sent.openings, reader.sent.get_mores) == (2, 3)
@@ -114,9 +115,9 @@ async def test_a_probe_s_cost_is_the_member_s_time(member: ScriptedMember):
 
 async def test_an_unused_progress_cursor_is_closed(member: ScriptedMember):
     reader = Reader(member, replace(SETTINGS, progress_unused=0.05))
-    reader.cursor.start()
+    reader.start()
     await until(lambda: member.commands["getMore"])
-    reader.cursor.probe_progress(0.001)
+    reader.probe(0.001)
     await until(lambda: len(member.cursors) == 2)
     await until(lambda: len(member.cursors) == 1)
     member.insert(110)
@@ -129,7 +130,7 @@ async def test_a_first_cursor_that_is_behind_does_not_lower_the_watermark(member
     reader = Reader(member, replace(SETTINGS, await_unknown=0.2))
     await reader.start_waiting()
     member.noop(150)
-    reader.cursor.probe_progress(0.001)
+    reader.probe(0.001)
     await until(partial(reader.has_watermark, 150))
     member.cut()  # the getMore in flight is repeated after the watermark
     member.insert(160)
@@ -145,10 +146,10 @@ async def test_a_failed_progress_cursor_is_reopened(member: ScriptedMember):
     await reader.probed()
     for code in (43, 237, 280):  # the last code would end the first cursor
         member.fail("getMore", code)
-        reader.cursor.probe_progress(0.001)
+        reader.probe(0.001)
         await until(partial(reader.cursor.can_probe, 0.1))
         member.noop(100 + code)
-        reader.cursor.probe_progress(0.001)
+        reader.probe(0.001)
         await until(partial(reader.has_watermark, 100 + code))
     assert not member.failures["getMore"], "only the progress cursor failed"
     assert not reader.failures
@@ -163,7 +164,7 @@ async def test_a_disconnected_progress_cursor_is_replaced_immediately(member: Sc
     for writer in set(member.writers) - before:
         writer.transport.abort()
     member.noop(150)
-    reader.cursor.probe_progress(0.001)
+    reader.probe(0.001)
     await until(partial(reader.has_watermark, 150))
     assert not reader.failures
     await reader.close()
@@ -177,7 +178,7 @@ async def test_a_progress_cursor_behind_the_first_is_replaced(member: ScriptedMe
         member.insert(101 + number)
         await until(partial(reader.has, number + 1))
     member.noop(200)
-    reader.cursor.probe_progress(0.001)
+    reader.probe(0.001)
     await until(partial(reader.has_watermark, 200))
     assert len(member.opened) == 3
     assert len(member.cursors) == 2, "the previous progress cursor was killed"

@@ -17,7 +17,7 @@ EVERY_REPLY_IS_LARGE = replace(SETTINGS, large_reply_bytes=1)
 
 async def test_batches_are_prefetched(member: ScriptedMember):
     reader = Reader(member)
-    reader.cursor.start()
+    reader.start()
     member.insert(101)
     await until(lambda: reader.keys == keys(101))
     member.insert(102)
@@ -32,7 +32,7 @@ async def test_batches_are_prefetched(member: ScriptedMember):
 async def test_a_paused_cursor_sends_no_get_more(member: ScriptedMember):
     reader = Reader(member)
     reader.cursor.pause()
-    reader.cursor.start()
+    reader.start()
     await until(lambda: reader.batches)
     member.insert(101)
     await asyncio.sleep(0.05)
@@ -46,7 +46,7 @@ async def test_a_paused_cursor_sends_no_get_more(member: ScriptedMember):
 async def test_a_paused_cursor_has_no_connection(member: ScriptedMember):
     """Other users may take the connection; the cursor resumes on any connection to its member."""
     reader = Reader(member)
-    reader.cursor.start()
+    reader.start()
     address = ("127.0.0.1", member.port)
     await until(lambda: member.commands["getMore"] > 1)
     assert reader.pool.counts[address] == (1, 0, 1)
@@ -65,7 +65,7 @@ async def test_a_paused_cursor_has_no_connection(member: ScriptedMember):
 
 async def test_the_next_get_more_is_sent_before_a_large_reply_is_parsed(member: ScriptedMember):
     reader = Reader(member, EVERY_REPLY_IS_LARGE)
-    reader.cursor.start()
+    reader.start()
     member.insert(101)
     await until(lambda: reader.keys == keys(101))
     reader.cursor.pause()
@@ -87,7 +87,7 @@ async def test_the_next_get_more_is_sent_before_a_large_reply_is_parsed(member: 
 
 async def test_no_get_more_follows_a_cursor_s_last_reply(member: ScriptedMember):
     reader = Reader(member, EVERY_REPLY_IS_LARGE)
-    reader.cursor.start()
+    reader.start()
     await until(lambda: reader.batches)
     member.insert(101, operationType="invalidate")
     await until(lambda: reader.batches[-1].invalidated)
@@ -102,7 +102,7 @@ async def test_an_invalid_reply_ends_the_cursor_and_its_get_more_in_flight(
     member: ScriptedMember, monkeypatch: pytest.MonkeyPatch
 ):
     reader = Reader(member, EVERY_REPLY_IS_LARGE)
-    reader.cursor.start()
+    reader.start()
     await until(lambda: reader.batches)
 
     def broken(batch: CursorBatch) -> None:
@@ -119,7 +119,7 @@ async def test_an_invalid_reply_ends_the_cursor_and_its_get_more_in_flight(
 async def test_a_paused_cursor_closes_immediately(member: ScriptedMember):
     reader = Reader(member)
     reader.cursor.pause()
-    reader.cursor.start()
+    reader.start()
     await until(lambda: reader.batches)
     async with asyncio.timeout(PATIENCE / 2):
         await reader.close()

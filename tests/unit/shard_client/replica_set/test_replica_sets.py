@@ -9,7 +9,6 @@ from structlog.testing import capture_logs
 
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.replica_set.motor_control import NO_PRIMARY, MotorReplicaSet
-from shard_client.replica_set.probed_replica_set import ProbedReplicaSet
 from shard_client.replica_set.read_preference import (
     HEARTBEAT,
     PRIMARY,
@@ -18,12 +17,12 @@ from shard_client.replica_set.read_preference import (
 )
 from shard_client.replica_set.replica_set import (
     ReplicaSet,
-    host_string,
     no_member,
     parse_hosts,
     why_no_member,
 )
 from shard_client.wire.connection import Address
+from tests.doubles.probed_replica_set import ProbedReplicaSet
 from tests.doubles.scripted_member import ScriptedMember
 from tests.harness.ports import free_port
 from tests.harness.until import PATIENCE, until
@@ -132,7 +131,7 @@ async def test_a_suspect_is_checked_before_it_is_returned_again(
 
 def test_host_strings_are_parsed():
     assert parse_hosts("rs/a:1,b:2") == ("rs", (("a", 1), ("b", 2)))
-    assert host_string("rs", [("a", 1), ("::1", 2)]) == "rs/a:1,[::1]:2"
+    assert parse_hosts("rs/[::1]:2") == ("rs", (("::1", 2),))
     for bad in ("a:1", "rs/", "/a:1", "rs/a:x"):
         with pytest.raises(ValueError, match="not "):
             parse_hosts(bad)

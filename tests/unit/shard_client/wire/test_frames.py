@@ -28,9 +28,9 @@ from shard_client.wire.op_query import (
     OP_REPLY,
     OpQuery,
     OpReply,
-    build_op_query,
     build_op_reply,
 )
+from tests.doubles.old_driver import build_op_query
 from tests.unit.shard_client.bson_values import documents, names
 
 PING = bson.encode({"ping": 1, "$db": "admin"})

@@ -1,17 +1,15 @@
-"""One start parameter: its type, its bounds, and the limit that it sets."""
+"""The start parameters, each declared once: at the field of the settings that it sets."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
 
-from router.client_limits import ClientLimits
-from router.stream_settings import StreamSettings
-
-MILLISECONDS = 0.001
-MINUTES = 60.0
-_LONGEST = 365 * 24 * 60 * MINUTES
+MILLISECONDS: Final = 0.001
+MINUTES: Final = 60.0
+_LONGEST: Final = 365 * 24 * 60 * MINUTES
 """The longest time that a parameter can set, in seconds."""
-_UNBOUNDED = 2**62
+_UNBOUNDED: Final = 2**62
+_METADATA: Final = "parameter"
 
 
 def boolean(value: Any) -> bool:
@@ -53,13 +51,15 @@ def number(value: Any) -> float:
         raise ValueError(f"must be a number, not {value!r}") from None
 
 
+_READERS: Final[Mapping[type, Callable[[Any], Any]]] = {bool: boolean, int: whole, float: number}
+
+
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One start parameter.
+    """One start parameter: its name, its default and its bounds, in its own unit.
 
-    ``limit`` is the field of StreamSettings that it sets, or of ClientLimits with ``of_clients``.
-    ``unit`` is the parameter's unit, expressed in the field's unit (seconds or bytes). ``least``
-    and ``most`` bound the parameter's own value.
+    ``purpose`` is a sentence for the documentation. ``unit`` is expressed in that of the settings:
+    seconds or bytes.
     """
 
     name: str
@@ -68,8 +68,6 @@ class Parameter:
     purpose: str
     least: float = 0
     most: float = _UNBOUNDED
-    limit: str | None = None
-    of_clients: bool = False
     unit: float = 1
 
     def parse(self, given: Any) -> Any:
@@ -85,45 +83,52 @@ class Parameter:
             raise ValueError(f"parameter {self.name} must be {bounds}, not {value}")
         return value
 
+    def in_settings(self, value: Any) -> Any:
+        """Return a value of the parameter in the unit of the settings."""
+        return value * self.unit if isinstance(value, float) else value
 
-def of_limits(
-    defaults: StreamSettings | ClientLimits,
+
+def declared(
     name: str,
-    limit: str,
+    default: Any,
     purpose: str,
     *,
+    read: Callable[[Any], Any] | None = None,
     unit: float = 1,
     least: float = 0,
     most: float | None = None,
 ) -> Parameter:
-    """Return the parameter that sets a field of the limits; its type is that of the default.
+    """Return the parameter of a setting; its type is that of the setting's ``default``.
 
     Args:
-        defaults: the limits with their defaults.
         name: the parameter's name.
-        limit: the field's name.
+        default: the setting's default, in the unit of the settings.
         purpose: what the parameter is for, a sentence.
-        unit: the parameter's unit, expressed in the field's unit.
+        read: reads a value, if not by the default's type; raises ValueError.
+        unit: the parameter's unit, expressed in that of the settings.
         least: the smallest value of the parameter.
         most: the largest value; a year if None and the unit is one of time.
     """
-    default = getattr(defaults, limit)
-    read: Callable[[Any], Any] = whole
-    if isinstance(default, bool):
-        read = boolean
-    elif isinstance(default, float):
-        default = round(default / unit, 6)
-        read = number
     if most is None:
         most = _LONGEST / unit if unit in {MILLISECONDS, MINUTES} else _UNBOUNDED
-    return Parameter(
-        name,
-        read,
-        default,
-        purpose,
-        least=least,
-        most=most,
-        limit=limit,
-        unit=unit,
-        of_clients=isinstance(defaults, ClientLimits),
-    )
+    shown = round(default / unit, 6) if isinstance(default, float) else default
+    return Parameter(name, read or _READERS[type(default)], shown, purpose, least, most, unit)
+
+
+def parameter(name: str, default: Any, purpose: str, **bounds: Any) -> Any:
+    """Return a dataclass's field that a start parameter sets; arguments as for ``declared``."""
+    return field(default=default, metadata={_METADATA: declared(name, default, purpose, **bounds)})
+
+
+def milliseconds(name: str, default: float, purpose: str, **bounds: Any) -> Any:
+    """Return a field of seconds that a start parameter sets in milliseconds; as ``parameter``."""
+    return parameter(name, default, purpose, unit=MILLISECONDS, **bounds)
+
+
+def parameters_of(settings: type) -> dict[str, Parameter]:
+    """Return the parameters that set fields of a dataclass, by the name of the field."""
+    return {
+        each.name: each.metadata[_METADATA]
+        for each in fields(settings)
+        if _METADATA in each.metadata
+    }

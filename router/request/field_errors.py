@@ -1,0 +1,42 @@
+"""mongos's errors about the fields of a command, and of the documents in it."""
+
+from typing import Any
+
+from router.bson_text import type_name
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError
+
+
+def unknown_field(path: str) -> CommandError:
+    """Return the error for an unknown field at ``path``."""
+    return CommandError(ErrorCode.IDLUnknownField, f"BSON field '{path}' is an unknown field.")
+
+
+def missing_field(path: str) -> CommandError:
+    """Return the error for a required field at ``path`` that is missing."""
+    message = f"BSON field '{path}' is missing but a required field"
+    return CommandError(ErrorCode.IDLFailedToParse, message)
+
+
+def wrong_type(path: str, value: Any, *expected: str) -> CommandError:
+    """Return the error for a field of the wrong type; ``expected`` are MongoDB's type names."""
+    # The server closes the quote before the bracket.
+    types = f"types '[{', '.join(expected)}']" if len(expected) > 1 else f"type '{expected[0]}'"
+    return CommandError(
+        ErrorCode.TypeMismatch,
+        f"BSON field '{path}' is the wrong type '{type_name(value)}', expected {types}",
+    )
+
+
+def wrong_type_inside(name: str, value: Any, expected: str) -> CommandError:
+    """Return the error for a field of the wrong type in a document that mongos parses by hand."""
+    message = f'"{name}" had the wrong type. Expected {expected}, found {type_name(value)}'
+    return CommandError(ErrorCode.TypeMismatch, message)
+
+
+def not_boolean(name: str, value: Any) -> CommandError:
+    """Return the error for a flag that is not a boolean."""
+    return CommandError(
+        ErrorCode.TypeMismatch,
+        f"Field '{name}' should be a boolean value, but found: {type_name(value)}",
+    )
