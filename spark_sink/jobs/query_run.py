@@ -27,11 +27,6 @@ _REMEDIES = (
         "default /tmp), and start it again; it continues from its checkpoint",
     ),
     (
-        "Python worker failed to connect back",
-        "Spark's Python did not start within 10 s, as on a machine that is too busy: start the job "
-        "again; it continues from its checkpoint",
-    ),
-    (
         "Could not parse Master URL",
         "spark.master in --conf is no address of Spark: write local[4], spark://host:7077, yarn or "
         "k8s://https://host:port",
