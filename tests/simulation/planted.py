@@ -22,7 +22,7 @@ from unittest import mock
 MARK = "planted by the simulation"
 """The text of each planted exception."""
 
-_ERRORS: tuple[Callable[[str], Exception], ...] = (
+_ERRORS: tuple[type[Exception], ...] = (
     KeyError, ValueError, IndexError, RuntimeError, MemoryError, TypeError, AssertionError,
     RecursionError, struct.error, decimal.Inexact, OverflowError,
 )  # fmt: skip
@@ -132,6 +132,8 @@ def planted(plantings: tuple[Planting, ...], note: Callable[[str], None]) -> Ite
             function = _live(module, line.function)
             if function.__code__.co_qualname != line.function:
                 continue  # a deliberate defect has replaced it
+            if _is_expected(module, line, _ERRORS[planting.error]):
+                continue
             code = _with_call(module, line, hook)
             stack.enter_context(
                 mock.patch.dict(module.__dict__, {hook: state.hook(planting, line)})
@@ -139,6 +141,23 @@ def planted(plantings: tuple[Planting, ...], note: Callable[[str], None]) -> Ite
             stack.callback(setattr, function, "__code__", function.__code__)
             function.__code__ = code  # of two lines in one function the last one raises
         yield state
+
+
+def _is_expected(module: ModuleType, line: Line, error: type[Exception]) -> bool:
+    """Return whether the code around a line expects such an error, as of a malformed token."""
+    for node in ast.walk(ast.parse(inspect.getsource(module))):
+        if not isinstance(node, ast.Try):
+            continue
+        if not any(each.lineno <= line.number <= (each.end_lineno or 0) for each in node.body):
+            continue
+        for handler in node.handlers:
+            caught = eval(ast.unparse(handler.type), vars(module)) if handler.type else Exception
+            kinds = caught if isinstance(caught, tuple) else (caught,)
+            if any(
+                each not in (Exception, BaseException) and issubclass(error, each) for each in kinds
+            ):
+                return True
+    return False
 
 
 @cache
