@@ -40,8 +40,8 @@ QUARANTINE = StructType(
 """The columns of a table of events that cannot be applied."""
 _FOLDED = arrow_schema(FOLDED)
 _PREPARED = arrow_schema(PREPARED)
-# Bytes of rows in a row group: larger ones cost the kernel more, for fresh memory.
-_GROUP_BYTES = 16 * 1024 * 1024
+# Bytes of rows in a row group.
+_GROUP_BYTES = 32 * 1024 * 1024
 
 
 class _UnsortedError(Exception):
