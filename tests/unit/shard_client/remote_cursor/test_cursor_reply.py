@@ -166,7 +166,9 @@ def test_events_are_found_with_their_token_at_any_position(events):
 @given(st.lists(st.tuples(events_in_front, st.booleans()), min_size=1, max_size=12))
 def test_events_of_transactions_are_found_without_scanning(chosen):
     front = {"txnNumber": bson.Int64(7), "lsid": {"id": b"x" * 16, "uid": b"y" * 32}}
-    events = [{**front, **event} if in_transaction else event for event, in_transaction in chosen]
+    events = [
+        {**front, **event, **front} if in_transaction else event for event, in_transaction in chosen
+    ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cursor_reply, "_split_by_scanning", None)
         patch.setattr(cursor_reply, "find", None)
