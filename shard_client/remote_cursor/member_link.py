@@ -1,8 +1,8 @@
 """The connection of a remote cursor to the member it reads from, guarded against hangs."""
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import structlog
 
@@ -18,8 +18,8 @@ class MemberLink:
     """At most one connection to a member of a replica set (docs/design.md#a-remote-cursor).
 
     ``connect`` selects a member by the dialer's rules and ``connect_to`` returns to a given one;
-    ``release`` gives the connection back to the dialer. Requests go through ``send`` and
-    ``receive``.
+    ``release`` gives the connection back to the dialer. Requests go through ``send``, and
+    their replies are received within ``replying``.
 
     No timeout limits a reply: a long oplog scan answers late, and repeating the request would only
     restart the scan. When a reply is ``reply_timeout`` late, the member is sent a hello over
@@ -82,14 +82,15 @@ class MemberLink:
         self._connection.send_raw(body)
         self.reply_due_at = self._loop.time() + takes
 
-    async def receive(self) -> bytes:
-        """Return the reply, however late it is, unless the member hangs.
+    @contextmanager
+    def replying(self) -> Iterator[Connection]:
+        """Yield the connection, from which the block receives the reply, however late it is.
 
-        Raises CommandError, NetworkError.
+        If the member hangs, NetworkError is raised in the block.
         """
         assert self._connection is not None
         try:
-            return await self._connection.receive_raw(timeout=None)
+            yield self._connection
         except NetworkError:
             due = self.reply_due_at
             self.unanswered_since = None if due is None else min(due, self._loop.time())

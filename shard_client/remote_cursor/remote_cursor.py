@@ -300,7 +300,7 @@ class RemoteCursor:
         self._sent.openings += 1
         after = None if self._watermark is None else self._watermark.token
         self._link.send(encode_opening(self._opening(after), self._clock), takes=0.0)
-        batch = CursorBatch.of(await self._link.receive())
+        batch = await self._receive()
         batch.split()
         if batch.cursor_id:
             self._cursor = OpenCursor(connection.address, batch.namespace, batch.cursor_id)
@@ -316,7 +316,7 @@ class RemoteCursor:
             if not self._link.connected:
                 await self._park(self._link.connect_to(cursor.address))
             self._ask_for_more(cursor)
-        batch = CursorBatch.of(await self._link.receive())
+        batch = await self._receive()
         batch.requested = 0 if self._wanted is None else self._wanted[1]
         large = batch.cursor_id and batch.reply_bytes >= self._settings.large_reply_bytes
         if large and not self.paused and not self._stopping:
@@ -328,6 +328,10 @@ class RemoteCursor:
         if self._failing_since is not None:
             self._recovered(self._loop.time() - self._failing_since)
         return self._arrived(batch)
+
+    async def _receive(self) -> CursorBatch:
+        with self._link.replying() as connection:
+            return CursorBatch.of(await connection.receive_raw(timeout=None))
 
     async def _stay_paused(self) -> None:
         paused_at = self._loop.time()

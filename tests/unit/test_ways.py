@@ -22,7 +22,7 @@ PART = 50
 """A value with so many events is a batch; nothing else is as large."""
 START, END = (f"82{time:08X}000000012B0229296E04" for time in (5, 1_000_000))
 BSON_READER = "shard_client/wire/bson_slices.py"
-_MOST_HOPS, _MOST_WRAPPERS, _MOST_STEPS = 21, 5, 12
+_MOST_HOPS, _MOST_WRAPPERS, _MOST_STEPS = 20, 5, 12
 STAGE = {"$changeStream": {"startAtOperationTime": Timestamp(6, 1)}}
 OPENING = {"aggregate": 1, "pipeline": [STAGE], "cursor": {}}
 
