@@ -257,15 +257,13 @@ def _of_one_version(found: DataFrame) -> DataFrame:
     tokens have the cluster time, the place in a transaction and the collection's UUID.
     """
     token, is_extra = F.col("token"), F.col("difference") == "extra"
-    is_first = token.substr(19, 4) == "2B02"
+    is_missing, is_first_version = F.col("difference") == "missing", token.substr(19, 4) == "2B02"
     event = F.regexp_replace(token, "^(.{18})2B0[24](.*?5A1004.{32})?.*", "$1$2")
-    pair = Window.partitionBy(event, "namespace", "operationType", is_extra == is_first)
-    place = F.row_number().over(pair.partitionBy(
-        event, "namespace", "operationType", is_extra == is_first, is_extra
-    ).orderBy("token"))  # fmt: skip
-    others = F.when(is_extra, F.count_if(~is_extra).over(pair)).otherwise(
-        F.count_if(is_extra).over(pair)
-    )
+    of_event = (event, "namespace", "operationType", is_extra == is_first_version)
+    rows = Window.partitionBy(*of_event)
+    others = F.when(is_extra, F.count_if(is_missing).over(rows))
+    others = others.otherwise(F.count_if(is_extra).over(rows))
+    place = F.row_number().over(Window.partitionBy(*of_event, "difference").orderBy("token"))
     known = (F.col("difference") != "doubled") & (place <= others)
     told = F.when(~known, F.col("difference")).when(F.col("times") > 1, "doubled")
     return found.withColumn("difference", told).where(F.col("difference").isNotNull())
