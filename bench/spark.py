@@ -28,7 +28,6 @@ SNAPSHOT_SHARDS = 2
 READING = (
     Column("documents", "documents"),
     Column("ordering", "ordering"),
-    Column("read from", "read_from"),
     Column("batch asked for", "per_batch", ","),
     Column("batches from", "smallest", ",.0f"),
     Column("to", "largest", ",.0f"),
@@ -64,17 +63,16 @@ def run(options: Options) -> Outcome:
     reading: list[dict[str, Any]] = []
     parquet: list[dict[str, Any]] = []
     with replayed_cluster(SHARDS, events, SIZE) as cluster:
-        for documents, ordering, read_from, per_batch in (
-            ("json", "perDocument", "router", PER_BATCH),
-            ("typed", "perDocument", "router", PER_BATCH),
-            ("raw", "perDocument", "router", PER_BATCH),
-            ("raw", "perDocument", "router", PER_BATCH // 5),
-            ("raw", "perDocument", "shards", PER_BATCH),
-            ("raw", "total", "router", PER_BATCH),
+        for documents, ordering, per_batch in (
+            ("json", "perDocument", PER_BATCH),
+            ("typed", "perDocument", PER_BATCH),
+            ("raw", "perDocument", PER_BATCH),
+            ("raw", "perDocument", PER_BATCH // 5),
+            ("raw", "total", PER_BATCH),
         ):
-            options.say(f"reading {documents}, {ordering}, from {read_from}, {per_batch} a batch")
+            options.say(f"reading {documents}, {ordering}, {per_batch} a batch")
             case: dict[str, Any] = {"documents": documents, "ordering": ordering}
-            case |= {"read_from": read_from, "per_batch": per_batch}
+            case["per_batch"] = per_batch
             runs = [read(cluster, case) for _ in range(options.runs)]
             reading.append({**case, **medians(runs)})
             _say(options, READING, reading[-1])

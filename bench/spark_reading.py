@@ -37,12 +37,10 @@ def main() -> None:
     parser.add_argument("--per-batch", type=int, required=True)
     parser.add_argument("--documents", default="json")
     parser.add_argument("--ordering", default="perDocument")
-    parser.add_argument("--read-from", default="router")
     args = parser.parse_args()
     given = {
         "uri": f"mongodb://127.0.0.1:{args.port}",
         "ordering": args.ordering,
-        "readFrom": args.read_from,
         **document_options(args.documents),
     }
     options = parse_options(given)

@@ -107,7 +107,6 @@ class StreamOptions:
             limit.
         in_total_order: tasks read ranges of the merged stream instead of single shards.
         keeps_transactions: a micro-batch ends between transactions.
-        reads_shards_directly: tasks read from the shards' own servers, not through the router.
         events_per_partition: about how many events a task reads; 0: one task for each shard, or one
             in total order.
         idle_advance_seconds: how far (in cluster time) the offset of an idle stream may fall behind
@@ -137,7 +136,6 @@ class StreamOptions:
     max_bytes_per_trigger: int | None = option("maxBytesPerTrigger", values.size_in_bytes, None)
     in_total_order: bool = option("ordering", values.switch("perDocument", "total"), False)
     keeps_transactions: bool = option("provide.transaction.metadata", values.boolean, False)
-    reads_shards_directly: bool = option("readFrom", values.switch("router", "shards"), False)
     events_per_partition: int = option("eventsPerPartition", values.positive, 0)
     idle_advance_seconds: int = option("idleAdvanceSeconds", values.positive, 6 * 3600)
     raw_documents: bool = option("documents", values.switch("json", "raw", "typed"), False)
@@ -213,7 +211,6 @@ def parse_options(options: Mapping[str, str]) -> StreamOptions:
     )
     _require_document_schema(given)
     _require_repeatable(parsed)
-    _require_direct_reads_possible(parsed)
     _require_consistent_snapshot(parsed)
     return parsed
 
@@ -274,21 +271,6 @@ def _require_document_schema(given: Mapping[str, str]) -> None:
     for name in ("documentSchema", "unknownFields"):
         if name in given and not typed:
             raise OptionError(f"option {name!r} is for documents=typed: set that, or remove it")
-
-
-def _require_direct_reads_possible(options: StreamOptions) -> None:
-    if not options.reads_shards_directly:
-        return
-    if "@" in urlsplit(options.uri).netloc:
-        raise OptionError(
-            "option 'readFrom': users of the cluster cannot log in on its shards: with a user in "
-            "option 'uri' remove readFrom=shards, and tasks read through the router"
-        )
-    if options.full_document == "updateLookup":
-        raise OptionError(
-            "option 'readFrom': a shard looks up documents only on itself, and misses moved "
-            "documents; remove readFrom=shards, or use fullDocument=whenAvailable or required"
-        )
 
 
 def _splits(stage: Mapping[str, Any]) -> bool:

@@ -9,7 +9,6 @@ have no type. So the schema of documents is the same in whatever order they come
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
@@ -61,9 +60,9 @@ _NO_COLUMN = re.compile(r"[ ,;{}()\n\t=.]|^$")
 
 @dataclass
 class SeenTypes:
-    """The values of one field in many documents: how many of each type, and what they contain."""
+    """The values of one field in many documents: their types, and what they contain."""
 
-    kinds: Counter[type] = field(default_factory=Counter)
+    kinds: set[type] = field(default_factory=set)
     fields: dict[str, SeenTypes] = field(default_factory=dict)
     elements: SeenTypes | None = None
 
@@ -71,30 +70,21 @@ class SeenTypes:
         """Add a value, which is decoded with dates as DatetimeMS."""
         kind = type(value)
         if kind in SIMPLE_TYPES:
-            self.kinds[kind] += 1
+            self.kinds.add(kind)
         elif kind is list:
-            self.kinds[list] += 1
-            self.elements = self.elements or type(self)()
+            self.elements = self.elements or SeenTypes()
             for item in value:
                 self.elements.add(item)
         elif isinstance(value, Mapping):
-            self.kinds[dict] += 1
             for name, item in value.items():
-                if item is not None and self.accepts(name):
-                    self.fields.setdefault(name, type(self)()).add(item)
+                if item is not None and not is_no_column(name):
+                    self.fields.setdefault(name, SeenTypes()).add(item)
         elif isinstance(value, DBRef):
             self.add(value.as_doc())
 
-    @staticmethod
-    def accepts(name: str) -> bool:
-        """Return whether a field with this name counts."""
-        return not is_no_column(name)
-
     def type(self) -> DataType | None:
         """Return the type that holds the values; None if they have none."""
-        found: list[DataType | None] = [
-            kind for each in self.kinds if (kind := SIMPLE_TYPES.get(each))
-        ]
+        found: list[DataType | None] = [SIMPLE_TYPES[each] for each in self.kinds]
         if self.elements is not None:
             element = self.elements.type()
             found.append(None if element is None else ArrayType(element))
@@ -111,11 +101,7 @@ def is_no_column(name: str) -> bool:
 
 def schema_of(documents: Iterable[Mapping[str, Any]]) -> StructType:
     """Return the schema of documents, which are decoded with dates as DatetimeMS."""
-    return schema_seen(SeenTypes(), documents)
-
-
-def schema_seen(seen: SeenTypes, documents: Iterable[Mapping[str, Any]]) -> StructType:
-    """Return the schema that `seen` finds for documents."""
+    seen = SeenTypes()
     for document in documents:
         seen.add(document)
     found = seen.type()

@@ -50,6 +50,7 @@ from spark_sink.events.slices import (
     fields_of,
 )
 from spark_sink.rows.extended_json import ToJson, relaxed_json
+from spark_sink.rows.inferred_schema import SIMPLE_TYPES, SeenTypes
 
 TYPED_COLUMNS = ("fullDocument", "fullDocumentBeforeChange")
 """The columns that hold structs where documents are typed; the other documents are JSON then."""
@@ -276,10 +277,11 @@ class TypedDocuments:
 class InferredDocuments(TypedDocuments):
     """Makes structs of documents, of a schema that was inferred from such documents.
 
-    A value fits the type that is inferred from it, and wider ones. A STRING accepts every value, as
-    its text: other values than strings and ObjectIds as relaxed extended JSON, dates and decimals
-    without its wrapping. A DECIMAL accepts a double, with the fewest digits that are the same
-    double. An empty array or document fits where the schema has no field for it.
+    A value fits the type that is inferred from it, and wider ones. A STRING accepts every value
+    that has such a type, as its text: other values than strings and ObjectIds as relaxed extended
+    JSON, dates and decimals without its wrapping. A DECIMAL accepts a double, with the fewest
+    digits that are the same double. An empty array or document fits where the schema has no field
+    for it.
     """
 
     _without_type = ([], {})
@@ -298,6 +300,12 @@ class InferredDocuments(TypedDocuments):
             return str(value)
         if type(value) is Decimal128:
             return str(value)
+        if type(value) not in SIMPLE_TYPES:
+            seen = SeenTypes()
+            seen.add(value)
+            if seen.type() is None:  # as before the field became a column
+                self._fits &= value in self._without_type
+                return None
         text = relaxed_json(fields_of(bson.encode({"v": value}))[b"v"])
         if type(value) is DatetimeMS and text is not None:
             text = text.removeprefix('{"$date":"').removesuffix('"}')

@@ -6,9 +6,8 @@ The router is used like any mongos, through pymongo (docs/design.md#feed-and-spa
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
-from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pymongo
 from bson.codec_options import CodecOptions
@@ -40,10 +39,8 @@ _SELECTION_TIMEOUT = 2.5
 _SELECTION_ATTEMPTS = 5
 _ATTEMPTS_IF_REFUSED = 2
 
-# Events of a reply to a task that reads a shard directly, which reads one reply beyond its end.
-_DIRECT_BATCH = 2000
-# The same for the merged stream. The router keeps the last MiB that it has sent, for the task that
-# continues within the last reply of this one.
+# Events of a reply of the merged stream to a task. The router keeps the last MiB that it has sent,
+# for the task that continues within the last reply of this one.
 _MERGED_BATCH = 1000
 # Tokens of a reply to the planner, which rarely needs more.
 _TOKEN_BATCH = 500
@@ -64,14 +61,10 @@ class Clocks:
 
 @dataclass(frozen=True)
 class Shard:
-    """A shard of the cluster: the cluster time of its joining if known, and its host string.
-
-    The latter is "rsName/host:port,host:port".
-    """
+    """A shard of the cluster, and the cluster time of its joining if known."""
 
     name: str
     joined: Timestamp | None = None
-    host: str = ""
 
 
 class RouterClient:
@@ -91,7 +84,6 @@ class RouterClient:
             unicode_decode_error_handler="replace",
             serverSelectionTimeoutMS=self._selection_ms(),
         )
-        self._direct: dict[str, RouterClient] = {}
         self._session: ClientSession | None = None
         self._guard: SessionGuard | None = None
         if guarded:
@@ -105,11 +97,8 @@ class RouterClient:
         """Return the stream of complete events after `position`, merged or of one shard.
 
         `batch_size` is the most events of a reply, 0 for a default; `max_await` is in seconds.
-        Raises PyMongoError, and StreamError if a shard to read directly does not exist.
+        Raises PyMongoError.
         """
-        if shard is not None and self._options.reads_shards_directly:
-            direct = batch_size or _DIRECT_BATCH
-            return self._on_shard(shard)._watch(position, self._stages(), None, direct, max_await)
         if shard is None:
             batch_size = batch_size or _MERGED_BATCH
         return self._watch(position, self._stages(), shard, batch_size, max_await)
@@ -173,9 +162,7 @@ class RouterClient:
             if error.code in _NO_SHARD_LIST:
                 return None
             raise
-        return [
-            Shard(each["_id"], each.get("topologyTime"), each["host"]) for each in reply["shards"]
-        ]
+        return [Shard(each["_id"], each.get("topologyTime")) for each in reply["shards"]]
 
     @property
     def mongo(self) -> MongoClient[RawBSONDocument]:
@@ -272,8 +259,6 @@ class RouterClient:
 
     def close(self) -> None:
         """Close all connections."""
-        for direct in self._direct.values():
-            direct.close()
         if self._guard is not None:
             self._guard.close()
         self._client.close()
@@ -316,16 +301,6 @@ class RouterClient:
         )
         return StreamCursor(cursor)
 
-    def _on_shard(self, shard: str) -> RouterClient:
-        """Return a client of the shard's own servers."""
-        if shard not in self._direct:
-            hosts = {each.name: each.host for each in self.shards() or ()}
-            if shard not in hosts:
-                raise StreamError(f"{shard} is no longer a shard of the cluster: restart the query")
-            uri = _shard_uri(self._options.uri, hosts[shard])
-            self._direct[shard] = RouterClient(replace(self._options, uri=uri))
-        return self._direct[shard]
-
     def _stages(self) -> list[Any]:
         options = self._options
         return [*options.scope.stages, *options.skipping, *options.pipeline]
@@ -355,17 +330,6 @@ def require_router(client: MongoClient[Any]) -> None:
             "mongos, but a member of a replica set or a standalone server, with one shard's "
             "documents at most. Name the router in option 'uri'"
         )
-
-
-def _shard_uri(uri: str, host: str) -> str:
-    """Return the connection string of a shard: its servers, with the options of the router's."""
-    name, _, servers = host.partition("/")
-    query = parse_qs(urlsplit(uri).query)
-    kept = {key: value for key, value in query.items() if key.lower() not in _ROUTER_ONLY}
-    return f"mongodb://{servers}/?{urlencode({**kept, 'replicaSet': name}, doseq=True)}"
-
-
-_ROUTER_ONLY = ("directconnection", "replicaset", "loadbalanced", "authsource", "srvservicename")
 
 
 def _start(position: Position) -> dict[str, Any]:

@@ -97,8 +97,7 @@ def test_no_batch_ends_within_a_split_event(sizes, pauses, max_events, sharded):
 
 
 @pytest.mark.xdist_group("spark")
-@pytest.mark.parametrize("read_from", ["router", "shards"])
-def test_a_large_event_is_one_row(shop: Shop, read_from: str) -> None:
+def test_a_large_event_is_one_row(shop: Shop) -> None:
     database = shop.client[shop.database]
     images = {"changeStreamPreAndPostImages": {"enabled": True}}
     database.create_collection("pictures", **images)
@@ -111,7 +110,6 @@ def test_a_large_event_is_one_row(shop: Shop, read_from: str) -> None:
             "database": shop.database,
             "collection": "pictures",
             "documents": "raw",
-            "readFrom": read_from,
             "fullDocument": "required",
             "fullDocumentBeforeChange": "whenAvailable",
             "pipeline": '[{"$changeStreamSplitLargeEvent": {}}]',

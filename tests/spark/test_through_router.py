@@ -99,11 +99,10 @@ def test_batches_of_any_size_have_the_same_events(shop: Shop, collection) -> Non
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("read_from", ["router", "shards"])
-def test_a_backlog_is_planned_by_samples_and_read_by_shards(shop: Shop, read_from: str) -> None:
+def test_a_backlog_is_planned_by_samples_and_read_by_shards(shop: Shop) -> None:
     for _ in range(12):
         shop.insert(1000)
-    options = {"database": shop.database, "collection": "orders", "readFrom": read_from}
+    options = {"database": shop.database, "collection": "orders"}
     with client(shop.uri, **options) as router:
         batches = tokens_in_batches(router, AtTime(shop.created), 3000)
     with shop.orders.watch(start_at_operation_time=shop.created) as watch:

@@ -250,12 +250,6 @@ def test_a_token_to_start_after_is_parsed(name, text):
         ),
         ({"uri": URI, "ordering": "none"}, "perDocument or total, not 'none'"),
         ({"uri": URI, "maxBytesPerTrigger": "much"}, "a number of bytes such as 64m"),
-        ({"uri": URI, "readFrom": "oplog"}, "router or shards, not 'oplog'"),
-        ({"uri": URI, "readFrom": "shards"}, "cannot log in on its shards"),
-        (
-            {"uri": "mongodb://r:1", "readFrom": "shards", "fullDocument": "updateLookup"},
-            "misses moved documents",
-        ),
         (
             {
                 "uri": URI,

@@ -49,8 +49,8 @@ from pyspark.sql.types import (
 
 from spark_sink.events.slices import DOCUMENT, Slice
 from spark_sink.rows.event_rows import EventRows
+from spark_sink.rows.inferred_schema import schema_of
 from spark_sink.rows.typed_documents import TypedDocuments, ddl_of, document_schema, from_json
-from spark_sink.source.schema_inference import schema_of
 from tests.doubles.event_history import event_token
 from tests.unit.spark_sink.rows.test_event_rows import MONGO_VALUES, documents, names, scalars
 
@@ -291,25 +291,3 @@ def test_a_document_fits_the_schema_that_is_inferred_from_it(document):
     found, fits = documents_of_schema.read(Slice(DOCUMENT, encoded))
     assert fits
     pa.array([found], type=to_arrow_type(schema, timezone="UTC"))
-
-
-def test_the_most_common_type_is_inferred():
-    schema = schema_of(
-        [
-            {"_id": ID, "n": 1, "sum": Decimal128("1.25"), "x": 1, "mixed": "a", "p": {}, "l": []},
-            {"n": Int64(2), "sum": Decimal128("10"), "x": 0.5, "mixed": "b", "p": {}, "l": [{}]},
-            {"n": None, "sum": 5, "mixed": 1, "at": DatetimeMS(5), "code": Code("1"), "none": None},
-        ]
-    )
-    assert schema == StructType(
-        [
-            StructField("_id", StringType()),
-            StructField("n", LongType()),
-            StructField("sum", DecimalType(38, 2)),
-            StructField("x", DoubleType()),
-            StructField("mixed", StringType()),
-            StructField("p", MapType(StringType(), StringType())),
-            StructField("l", ArrayType(MapType(StringType(), StringType()))),
-            StructField("at", TimestampType()),
-        ]
-    )
