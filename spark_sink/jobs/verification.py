@@ -44,7 +44,7 @@ from spark_sink.tables.key_ranges import KEY_COLUMNS, places_of
 from spark_sink.tables.prepare import Prepare
 from spark_sink.tables.table_form import KEY_RANGE, TableForm
 from spark_sink.tables.table_state import TableState
-from spark_sink.tables.verify import difference_of, verify, verify_bronze
+from spark_sink.tables.verify import difference_of, verify, verify_bronze, verify_columns
 
 PLACE = "place"
 """The column that says where a row lies in the order of the table."""
@@ -303,7 +303,12 @@ def verify_job(
     if CURRENT in wanted:
         given = {**namespace_options(record.namespaces), **record.options}
         options = {"uri": uri, **document_options(given)}
-        outcome = _outcome(verify(spark, folder.table(CURRENT), **options), shown)
+        log = DeltaLog(folder.table(CURRENT))
+        form = replace(
+            TableForm.of(log.schema), infers=record.schema == "infer", flattens=record.flatten
+        )
+        differences = verify(spark, folder.table(CURRENT), **options)
+        outcome = _outcome(differences.union(verify_columns(spark, log, form)), shown)
         found[CURRENT] = replace(outcome, remark=_unread(folder.table(CURRENT)))
     return found
 

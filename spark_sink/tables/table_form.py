@@ -191,10 +191,13 @@ class FormedRows:
 
     def from_file(self, rows: pa.Table, *, again: bool = False) -> pa.Table:
         """Return rows of a file; `again` says whether to make the columns of documents again."""
-        made: dict[str, Any] = {}
-        if self._documents is not None:
-            structs = None if again else self._structs(rows)
-            made = self._typed(rows["_document"]) if structs is None else {_DOCUMENTS: structs}
+        made: dict[str, pa.Array] = {}
+        if self._documents is not None and not again:
+            structs = self._structs(rows)
+            again = structs is None
+            made = {_DOCUMENTS: structs}
+        if again:
+            made = self._made(rows[self._form.column("document")])
         names = self._rows.names
         columns = [made[each] if each in made else rows[self._form.column(each)] for each in names]
         return pa.table(columns, names).cast(self._rows)
@@ -216,11 +219,7 @@ class FormedRows:
         return pa.concat_tables([first, second]), problems
 
     def _from_fold(self, rows: pa.Table) -> pa.Table:
-        if self._documents is None:
-            texts = relaxed_documents(rows["document"].to_pylist())
-            made = {_DOCUMENTS: pa.array(texts, pa.string())}
-        else:
-            made = self._typed(rows["document"])
+        made = self._made(rows["document"])
         names = self._rows.names
         columns = [made[each] if each in made else rows[each] for each in names]
         return pa.table(columns, names).cast(self._rows)
@@ -241,10 +240,11 @@ class FormedRows:
             columns.append(column)
         return pa.StructArray.from_arrays(columns, fields=list(kind))
 
-    def _typed(self, column: pa.ChunkedArray) -> dict[str, pa.Array]:
-        """Return the columns of documents: as structs, and what does not fit."""
-        assert self._documents is not None
+    def _made(self, column: pa.ChunkedArray) -> dict[str, pa.Array]:
+        """Return the columns of documents: as JSON, or as structs with what does not fit."""
         documents: list[bytes] = column.to_pylist()
+        if self._documents is None:
+            return {_DOCUMENTS: pa.array(relaxed_documents(documents), pa.string())}
         if self._form.flattens:
             documents = list(map(flattened, documents))
         structs, misfits = self._documents.read_all(documents)

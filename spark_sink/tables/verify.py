@@ -35,7 +35,7 @@ from spark_sink.tables.ddl_events import DDL_TYPES, SNAPSHOT_END, ddl_event_of
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.fold import Fold
 from spark_sink.tables.key_ranges import KEY_COLUMNS
-from spark_sink.tables.prepare import PREPARED, Prepare
+from spark_sink.tables.prepare import PREPARED, Prepare, batch_of
 from spark_sink.tables.table_form import FormedRows, TableForm
 from spark_sink.tables.table_scan import read_rows
 from spark_sink.tables.table_state import unread_after
@@ -98,6 +98,12 @@ class _Documents:
 
 
 DIFFERENCES = "namespace string, key string, difference string, fields array<string>"
+_DIFFERENCES = pa.schema(
+    [
+        *((name, pa.string()) for name in ("namespace", "key", "difference")),
+        ("fields", pa.list_(pa.string())),
+    ]
+)
 
 
 def verify(spark: SparkSession, target: str, **options: str) -> DataFrame:
@@ -135,6 +141,55 @@ def verify(spark: SparkSession, target: str, **options: str) -> DataFrame:
     return unequal.mapInArrow(_Differences(scope, frozenset(unread)), DIFFERENCES)
 
 
+def verify_columns(spark: SparkSession, log: DeltaLog, form: TableForm) -> DataFrame:
+    """Return the rows whose columns are not those that the form makes of their BSON.
+
+    Columns: those of `verify`, with "columns" as the difference, and the names of these columns.
+    """
+    return read_rows(spark, log).mapInArrow(_Columns(form), DIFFERENCES)
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Finds the rows of `verify_columns`: a function for `mapInArrow`."""
+
+    form: TableForm
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        formed = FormedRows(self.form)
+        for batch in batches:
+            rows = pa.Table.from_batches([batch])
+            pair = formed.from_file(rows), formed.from_file(rows, again=True)
+            stored, made = map(self.form.to_files, pair)
+            unequal = [name for name in made.column_names if stored[name] != made[name]]
+            fields: dict[int, list[str]] = {}
+            for name in unequal:
+                both = zip(stored[name].to_pylist(), made[name].to_pylist(), strict=True)
+                for row, (left, right) in enumerate(both):
+                    if str(_bare(left)) != str(_bare(right)):
+                        fields.setdefault(row, []).append(name)
+            keys = rows.select(map(self.form.column, KEY_COLUMNS)).to_pylist()
+            found = [(row, *keys[row].values()) for row in fields]
+            yield batch_of(
+                (
+                    (f"{database}.{collection}", key, "columns", fields[row])
+                    for row, database, collection, key in found
+                ),
+                _DIFFERENCES,
+            )
+
+
+def _bare(value: Any) -> Any:
+    """Return a value of a column without empty arrays and documents.
+
+    Rows that were written before a column have null there instead.
+    """
+    if isinstance(value, dict):
+        found = {name: _bare(each) for name, each in value.items()}
+        return {name: each for name, each in found.items() if each is not None} or None
+    return [_bare(each) for each in value] or None if isinstance(value, list) else value
+
+
 def _raw(options: Mapping[str, str]) -> dict[str, str]:
     """Return options with which every document can be read."""
     forms = ("documentSchema", "unknownFields")
@@ -149,11 +204,9 @@ class _Differences:
     unread: frozenset[tuple[str, str]]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        texts = [(name, pa.string()) for name in ("namespace", "key", "difference")]
-        schema = pa.schema([*texts, ("fields", pa.list_(pa.string()))])
         for batch in batches:
             found = map(difference_of, filter(self._is_compared, batch.to_pylist()))
-            yield pa.RecordBatch.from_pylist([each for each in found if each], schema)
+            yield pa.RecordBatch.from_pylist([each for each in found if each], _DIFFERENCES)
 
     def _is_compared(self, row: Mapping[str, Any]) -> bool:
         database, _, collection = row["namespace"].partition(".")

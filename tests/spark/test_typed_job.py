@@ -22,6 +22,7 @@ from spark_sink.jobs import rebuilding
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.status import lines_of, status_of
 from spark_sink.jobs.tables_job import TablesJob, namespace_options, table_form
+from spark_sink.jobs.verification import verify_job
 from spark_sink.tables.current_table import CurrentTable
 from tests.spark.conftest import Shop
 from tests.spark.test_job import differences
@@ -100,6 +101,12 @@ def test_columns_follow_the_documents_of_a_job(
     assert {name: sorted(each) for name, each in found.items()} == dict.fromkeys(found, expected)
     with pytest.raises(OptionError, match="has --deletes soft, not hard"):
         run_once(spark, shop, tmp_path, schema="infer")
+
+    # A column that is not its document's, as another writer leaves it.
+    table.update(updates={"total": "total + 1"}, predicate="_id = 2")
+    found = verify_job(spark, JobFolder(str(tmp_path)), shop.uri, ["current"])["current"].first
+    place = {"namespace": f"{shop.database}.orders", "key": '{"$numberInt": "2"}'}
+    assert list(found) == [{**place, "difference": "columns", "fields": ["total"]}]
 
 
 def test_typed_tables_of_one_time_and_from_bronze(
