@@ -26,7 +26,7 @@ from spark_sink.options.scope import Scope
 from spark_sink.signals.channels import send
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.current_table import CurrentTable
-from tests.harness.clusters import Client, TestCluster, start_cluster
+from tests.harness.clusters import Client, TestCluster, real_servers_named, start_cluster
 from tests.harness.ports import free_port
 from tests.harness.routers import RouterProcess, start_router
 from tests.harness.until import wait_for
@@ -51,13 +51,14 @@ _SCOPES = (
 """What the job follows: the first without the collection that is built aside, the second also
 without `others`."""
 KINDS = (
-    *("router", "driver", "executor", "disk"),
+    *("router", "primary", "driver", "executor", "disk"),
     *("move", "shard", "signal", "swap", "scope", "seek"),
 )
 """The faults, each of which every seed has once at least.
 
-`disk` is full for some seconds, `signal` requests a snapshot, `swap` renames a collection into the
-scope, `scope` starts the job with other collections, and `seek` sets it to the present.
+`primary` kills that of a shard, `disk` is full for some seconds, `signal` requests a snapshot,
+`swap` renames a collection into the scope, `scope` starts the job with other collections, and
+`seek` sets it to the present.
 """
 
 
@@ -101,6 +102,7 @@ class Faults:
         self._chance = chance
         self._make: dict[str, Callable[[], object]] = {
             "router": self._kill_router,
+            "primary": self._kill_primary,
             "driver": job.kill,
             "executor": self._kill_worker,
             "disk": self._fill_disk,
@@ -138,6 +140,12 @@ class Faults:
         time.sleep(self._chance.uniform(0, 1))
         cluster, port = self._cluster, self.router.port
         self.router = start_router(cluster.configdb, cluster.mongos_uri, port=port)
+
+    def _kill_primary(self) -> None:
+        shard = self._chance.choice(sorted(self._cluster.shards))
+        self._cluster.stop_member(shard)
+        time.sleep(self._chance.uniform(0, 4))
+        self._cluster.start_member(shard)
 
     def _kill_worker(self) -> None:
         def killed() -> bool:
@@ -217,7 +225,8 @@ def run_seed(
     chance, outcome = random.Random(seed), Outcome()
     outcome.faults = [*kinds, *chance.choices(kinds, k=extra)]
     chance.shuffle(outcome.faults)
-    with start_cluster(2, noop_interval=1) as cluster:
+    members = {"members": chance.choice((1, 3))} if real_servers_named() else {}
+    with start_cluster(2, noop_interval=1, **members) as cluster:
         router = start_router(cluster.configdb, cluster.mongos_uri, port=free_port())
         shop = Shop(cluster, router, _DATABASE, writes_to=cluster.mongos_uri)
         for middle in _SPLITS:
