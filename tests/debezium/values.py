@@ -148,11 +148,11 @@ def identifier(chance: Random, number: int) -> Any:
         lambda: Binary(UUID(int=chance.getrandbits(128)).bytes, 4),
         lambda: Binary(struct.pack("<i", number), chance.choice((0, 5, 128))),
         lambda: {"a": number, "b": {"c": [1, "x"], "d": None}, "e": DatetimeMS(number)},
-        lambda: DatetimeMS(1_577_836_800_000 + number * chance.choice((1, 10, 1000))),
+        lambda: DatetimeMS(1_577_836_800_000 + number * (1, 10, 1000)[number % 3]),
         lambda: DatetimeMS(-number * 1000),
         lambda: DatetimeMS(253_402_300_800_000 + number),
         lambda: Timestamp(number, 3),
-        lambda: Decimal128(f"{number}.10E+{chance.randrange(9)}"),
+        lambda: Decimal128(f"-{number}.10E+{chance.randrange(9)}"),
     )
     return chance.choice(makers)()
 
