@@ -123,7 +123,7 @@ class Completion:
                 updates,
                 held=self._held,
                 # Servers with version 1 tokens always require the same collection.
-                same_collection=self._same_collection or updates[0].token_version < 2,
+                same_collection=self._same_collection or updates[0].source.token_version < 2,
                 read_preference=self._plan.remote.read_preference,
             )
         looked_up = iter(found.documents)

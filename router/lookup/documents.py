@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from struct import Struct
 from typing import Any, Final, NamedTuple
 
 from bson.binary import UUID_SUBTYPE, Binary
@@ -10,7 +11,7 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
 from router.bson_text import render
-from router.lookup.events import Wanted
+from router.lookup.events import Source, Wanted
 from router.lookup.keys import DocumentKey, each_once, filter_for_all, match_up
 from router.lookup.upstream_reads import Result, UpstreamReads
 from router.memory import Holding
@@ -18,6 +19,8 @@ from shard_client import spans
 from shard_client.error_codes import RESUMABLE_CODES, ErrorCode
 from shard_client.errors import CommandError
 from shard_client.wire.documents import decode
+
+_timestamp = Struct("<II").unpack
 
 _NO_SUCH_COLLECTION: Final = frozenset(
     {ErrorCode.NamespaceNotFound, ErrorCode.CollectionUUIDMismatch}
@@ -63,12 +66,12 @@ async def _find(
     same_collection: bool,
     read_preference: Mapping[str, Any] | None,
 ) -> Found:
-    groups: dict[tuple[str, str, bytes], _Group] = {}
+    groups: dict[Source, _Group] = {}
     for want in wants:
-        place = (want.database, want.collection, want.uuid)
-        group = groups.get(place)
+        group = groups.get(want.source)
         if group is None:
-            group = groups[place] = _Group(reads, want, held, same_collection, read_preference)
+            group = _Group(reads, want, held, same_collection, read_preference)
+            groups[want.source] = group
         group.add(want)
     first = next(iter(groups.values()))
     try:
@@ -80,10 +83,10 @@ async def _find(
     size = sum(group.size for group in groups.values())
     documents: list[bytes | None] = []
     for want in wants:
-        group = groups[want.database, want.collection, want.uuid]
-        if want.document_key not in group.results:
-            return Found(documents, size, group.errors.get(want.document_key, group.failure))
-        documents.append(group.results[want.document_key])
+        group, key = groups[want.source], want.key.raw
+        if key not in group.results:
+            return Found(documents, size, group.errors.get(key, group.failure))
+        documents.append(group.results[key])
     return Found(documents, size, None)
 
 
@@ -103,9 +106,10 @@ class _Group:
         read_preference: Mapping[str, Any] | None,
     ) -> None:
         self._reads = reads
-        self._first = first
+        self._source = first.source
+        self._first_key = first.key.raw
         self._held = held
-        self._collection = first.collection
+        self._collection = first.source.collection
         self._time = first.time
         self._same_collection = same_collection
         self._read_preference = read_preference
@@ -119,9 +123,8 @@ class _Group:
         self.size = 0
 
     def add(self, want: Wanted) -> None:
-        if want.document_key not in self._keys:
-            self._keys[want.document_key] = DocumentKey.of(want.document_key)
-        self._time = max(self._time, want.time)
+        self._keys.setdefault(want.key.raw, want.key)
+        self._time = want.time
 
     async def run(self, *, needed: bool) -> None:
         """Find the documents, or the first of them; with ``needed``, always the first key's.
@@ -136,7 +139,7 @@ class _Group:
                         break
             except TimeoutError:
                 await self._find_each([*self._keys.values()])
-            first = self._first.document_key
+            first = self._first_key
             if needed and first not in self.results and first not in self.errors:
                 self._deadline += max(0.0, self._half - self._left())
                 await self._find_one(self._keys[first])
@@ -225,10 +228,11 @@ class _Group:
         if count is not None:
             command |= {"hint": {"_id": 1}, "batchSize": count + 1}
         if self._same_collection:
-            command["collectionUUID"] = Binary(self._first.uuid, UUID_SUBTYPE)
+            command["collectionUUID"] = Binary(self._source.uuid, UUID_SUBTYPE)
+        increment, seconds = _timestamp(self._time)
         command["readConcern"] = {
             "level": "majority",
-            "afterClusterTime": Timestamp(*self._time),
+            "afterClusterTime": Timestamp(seconds, increment),
         }
         if self._read_preference is not None:
             command["$readPreference"] = self._read_preference
@@ -239,16 +243,16 @@ class _Group:
             deadline=self._deadline if count is None else self._deadline - self._half,
         )
         try:
-            result = await read(self._first.database, command)
+            result = await read(self._source.database, command)
         except CommandError as error:
             renamed = error.extra.get("actualCollection")
-            if error.code != ErrorCode.CollectionUUIDMismatch or self._first.token_version < 2:
+            if error.code != ErrorCode.CollectionUUIDMismatch or self._source.token_version < 2:
                 raise
             if not isinstance(renamed, str):
                 raise
             # As tried on 6.0: a stream with version 2 tokens finds the documents of a renamed
             # collection by its UUID, one with version 1 tokens does not.
             self._collection = command["find"] = renamed
-            result = await read(self._first.database, command)
+            result = await read(self._source.database, command)
         self.size += sum(map(len, result.documents))
         return result

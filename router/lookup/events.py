@@ -6,6 +6,7 @@ from functools import lru_cache
 from struct import Struct
 from typing import Final, NamedTuple
 
+from router.lookup.keys import USUAL_KEY, DocumentKey
 from router.tokens.resume_token import ResumeToken, event_key
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, ProtocolError
@@ -30,42 +31,49 @@ _FRONT: Final = (
 )
 _UPDATE: Final = rb"\x07\0\0\0update\0"
 
-_USUAL_UPDATE: Final = re.compile(
+_usual_update: Final = re.compile(
     _FRONT + _UPDATE + rb"\x11clusterTime\0(.{8})"
     rb"(?:\x05collectionUUID\0\x10\0\0\0\x04.{16})?"
     rb"(?:\x09wallTime\0.{8})?"
     rb"(\x03ns\0(....\x02db\0....[^\0]+\0\x02coll\0....[^\0]+\0\0))"
-    rb"\x03documentKey\0",
+    rb"\x03documentKey\0(%b)?" % USUAL_KEY,
     re.DOTALL,
-)
+).match
 """The beginning of an update event as servers write it: one match finds the values needed."""
 
 _usual_other: Final = re.compile(_FRONT + b"(?!" + _UPDATE + b")", re.DOTALL).match
 """The same of an event that is no update."""
 
 _UUID_IN_TOKEN: Final = re.compile(
-    rb"82[0-9A-F]{16}2B0([24])2C0100(?:29|2B..|2C.{4}|2D.{6})6E5A1004([0-9A-F]{32})"
+    rb"2B0([24])2C0100(?:29|2B..|2C.{4}|2D.{6})6E5A1004([0-9A-F]{32})"
 )
 _int32 = Struct("<i")
-_timestamp = Struct("<II").unpack_from
-_FIELD: Final = b"fullDocument\0"
-_NULL: Final = b"\x0a" + _FIELD
+_FRONT_OF_TOKEN: Final = 18
+_END_OF_UUID: Final = 76
+"""A usual token names the collection between the cluster time, up to 18, and here at most."""
+_DOCUMENT: Final = b"\x03fullDocument\0"
+_NULL: Final = b"\x0afullDocument\0"
+
+
+class Source(NamedTuple):
+    """The collection of an event: its names, its UUID in 16 bytes, the version of the token."""
+
+    database: str
+    collection: str
+    uuid: bytes
+    token_version: int
 
 
 class Wanted(NamedTuple):
     """The document that belongs to one update event.
 
-    ``document_key`` is the event's raw ``documentKey``, ``uuid`` the collection's UUID in 16 bytes,
-    ``time`` the event's cluster time as (seconds, increment), ``token_version`` the version of its
-    token, and ``place`` the offset in the event at which ``fullDocument`` is inserted.
+    ``time`` is the event's raw cluster time, and ``place`` the offset in the event at which
+    ``fullDocument`` is inserted.
     """
 
-    database: str
-    collection: str
-    document_key: bytes
-    uuid: bytes
-    time: tuple[int, int]
-    token_version: int
+    source: Source
+    key: DocumentKey
+    time: bytes
     place: int
 
 
@@ -79,17 +87,16 @@ def wanted(event: bytes) -> Wanted | None:
 
     Raises CommandError as a server does when an update has no namespace or document key.
     """
-    usual = _USUAL_UPDATE.match(event)
+    usual = _usual_update(event)
     try:
         if usual is not None:
-            data, packed, _, raw_namespace = usual.groups()
-            start = usual.end()
-            increment, seconds = _timestamp(packed)
-            database, collection = _names(raw_namespace)
-            version, uuid = _version_and_uuid(data)
-            key = event[start : document_end(event, start, len(event))]
-            time = (seconds, increment)
-            return Wanted(database, collection, key, uuid, time, version, usual.start(3))
+            data, time, _, namespace, raw, other, identifier = usual.groups()
+            if raw is not None and len(raw) == int.from_bytes(raw[:4], "little"):
+                key = DocumentKey(raw, identifier, () if other is None else (other,))
+            else:
+                start = usual.end(3) + len(b"\x03documentKey\0")
+                key = DocumentKey.of(event[start : document_end(event, start, len(event))])
+            return Wanted(_source(namespace, data), key, time, usual.start(3))
         return None if _usual_other(event) else _wanted_by_scanning(event)
     except (ProtocolError, UnicodeDecodeError) as error:
         raise CommandError(
@@ -109,19 +116,37 @@ def _wanted_by_scanning(event: bytes) -> Wanted | None:
         elif name == b"ns" and kind == DOCUMENT:
             namespace = element
         elif name == b"documentKey" and kind == DOCUMENT:
-            key = event[start:end]
+            key = DocumentKey.of(event[start:end])
         elif name == b"clusterTime" and kind == TIMESTAMP:
-            increment, seconds = _timestamp(event, start)
-            time = (seconds, increment)
+            time = event[start:end]
     if token is None or namespace is None or key is None or time is None:
         raise ProtocolError("it has no _id, ns, documentKey or clusterTime")
-    database, collection = _names(event[namespace.start : namespace.end])
-    version, uuid = _version_and_uuid(string_value(event, token))
-    place = namespace.start - len(b"\x03ns\0")
-    return Wanted(database, collection, key, uuid, time, version, place)
+    source = _source(event[namespace.start : namespace.end], string_value(event, token))
+    return Wanted(source, key, time, namespace.start - len(b"\x03ns\0"))
+
+
+def _source(namespace: bytes, data: bytes) -> Source:
+    """Return the collection of an event from its raw ``ns`` and the data of its token."""
+    named = _usual_source(namespace, data[_FRONT_OF_TOKEN:_END_OF_UUID])
+    return _any_source(namespace, data) if named is None else named
 
 
 @lru_cache(maxsize=256)
+def _usual_source(namespace: bytes, part: bytes) -> Source | None:
+    usual = _UUID_IN_TOKEN.match(part)
+    if usual is None:
+        return None
+    version, uuid = usual.groups()
+    return Source(*_names(namespace), bytes.fromhex(uuid.decode("ascii")), int(version) // 2)
+
+
+def _any_source(namespace: bytes, data: bytes) -> Source:
+    token = ResumeToken.decode(data.decode("ascii"))
+    if token.uuid is None:
+        raise ProtocolError("its token has no UUID")
+    return Source(*_names(namespace), token.uuid.bytes, token.version)
+
+
 def _names(namespace: bytes) -> tuple[str, str]:
     """Return database and collection of a raw ``ns``."""
     database, collection = find(namespace, b"db"), find(namespace, b"coll")
@@ -141,11 +166,11 @@ def with_document(
     The field comes before ``ns``, as on servers. Raises CommandError 10334 if the event becomes
     larger than the maximum document size, unless ``any_size`` is set.
     """
-    field = _NULL if document is None else b"\x03" + _FIELD + document
-    size = len(event) + len(field)
+    name, value = (_NULL, b"") if document is None else (_DOCUMENT, document)
+    size = len(event) + len(name) + len(value)
     if size > MAX_EVENT_BYTES and not any_size:
         raise too_large(event, size)
-    return b"".join((_int32.pack(size), event[4:place], field, event[place:]))
+    return b"".join((_int32.pack(size), event[4:place], name, value, event[place:]))
 
 
 def too_large(event: bytes, size: int) -> CommandError:
@@ -156,15 +181,3 @@ def too_large(event: bytes, size: int) -> CommandError:
         f"BSONObj size: {size} (0x{size:X}) is invalid. Size must be between 0 and "
         f'{MAX_EVENT_BYTES}(16MB) First element: _id: {{ _data: "{data}" }}',
     )
-
-
-def _version_and_uuid(data: bytes) -> tuple[int, bytes]:
-    """Return a token's version and its collection's UUID in 16 bytes."""
-    usual = _UUID_IN_TOKEN.match(data)
-    if usual is not None:
-        version, uuid = usual.groups()
-        return int(version) // 2, bytes.fromhex(uuid.decode("ascii"))
-    token = ResumeToken.decode(data.decode("ascii"))
-    if token.uuid is None:
-        raise ProtocolError("its token has no UUID")
-    return token.version, token.uuid.bytes

@@ -12,51 +12,56 @@ from shard_client.wire.bson_slices import (
     ARRAY,
     DOCUMENT,
     NESTING,
-    Element,
     document_of,
+    find,
     iter_elements,
     nested_start,
+    raw_fields,
 )
 
 _ID: Final = b"_id"
-_ID_ALONE: Final = (_ID,)
 _BY_BYTES: Final = frozenset({b"\x05", b"\x07", b"\x08", b"\x09", b"\x11"})
 """BSON types whose values are equal only if their bytes are: binary, ObjectId, boolean, date and
 timestamp."""
 
-_leading_id: Final = re.compile(
-    rb"(?:[\x01\x09\x11\x12]_id\0.{8}|\x07_id\0.{12}|\x10_id\0.{4}|\x08_id\0.|\x13_id\0.{16})",
-    re.DOTALL,
-).match
-"""Matches an ``_id`` of a fixed size at the front of a document, from offset 4."""
+
+def _sized(name: bytes) -> bytes:
+    """Return a pattern of a field with a name whose value has a size by its type."""
+    return (
+        rb"(?:\x10N\0.{4}|[\x01\x09\x11\x12]N\0.{8}|\x07N\0.{12}|\x08N\0.|\x13N\0.{16}"
+        rb"|\x05N\0\x10\0\0\0..{16})"
+    ).replace(b"N", name)
 
 
-_Elements = tuple[tuple[bytes, bytes], ...]
-"""The fields of a document key: name, and type and value in bytes."""
+_IDENTIFIER: Final = rb"(?:%b|\x02_id\0....[^\0]*+\0)" % _sized(_ID)
+"""A pattern of an ``_id``: what follows differs if it is a text with a zero."""
+
+USUAL_KEY: Final = rb"....(%b)?(%b)\0" % (_sized(rb"(?!_id\0)[^\0]+"), _IDENTIFIER)
+"""A pattern of keys with an ``_id`` alone or after one other field, which are its groups.
+
+It may match the beginning of another key, which claims more bytes.
+"""
+
+_leading_id: Final = re.compile(_IDENTIFIER, re.DOTALL).match
+"""Matches an ``_id`` at the front of a document, from offset 4."""
 
 
 class DocumentKey(NamedTuple):
-    """An event's ``documentKey``: its raw BSON, its fields, and its ``_id``.
+    """An event's ``documentKey``: its raw BSON, its raw ``_id``, and its other raw fields.
 
-    ``id`` is the type and value of the ``_id``; empty if it has none.
+    A raw field is its type, its name, a zero and its value; ``id`` is empty if there is none.
     """
 
     raw: bytes
-    elements: _Elements
     id: bytes
+    others: tuple[bytes, ...]
 
     @classmethod
     def of(cls, raw: bytes) -> Self:
         """Parse a raw document key; raises ProtocolError if it is malformed."""
-        leading = _leading_id(raw, 4)
-        if leading is not None and leading.end() == len(raw) - 1:
-            identifier = raw[4:5] + raw[9:-1]
-            return cls(raw, ((_ID, identifier),), identifier)
-        elements = tuple(
-            (name, raw[start - len(name) - 2 : start - len(name) - 1] + raw[start:end])
-            for _, name, start, end in iter_elements(raw)
-        )
-        return cls(raw, elements, next((value for name, value in elements if name == _ID), b""))
+        fields = raw_fields(raw)
+        others = tuple(each for each in fields if each[1:5] != b"_id\0")
+        return cls(raw, next((each for each in fields if each not in others), b""), others)
 
     @property
     def decided_by_bytes(self) -> bool:
@@ -66,7 +71,7 @@ class DocumentKey(NamedTuple):
     @property
     def has_text_besides_id(self) -> bool:
         """Whether the shard key contains a string, which a collection's collation may fold."""
-        return any(name != _ID and value[:1] == b"\x02" for name, value in self.elements)
+        return any(field[:1] == b"\x02" for field in self.others)
 
     @property
     def has_irregular_array(self) -> bool:
@@ -120,36 +125,35 @@ def filter_for_all(keys: Sequence[DocumentKey]) -> bytes:
     It selects by ``_id``, so that each shard scans one index, and by the shard key's first field,
     so that a mongos targets only the shards that may own the documents.
     """
-    firsts = {key.elements[0][0] for key in keys if key.elements}
-    names = [*firsts, _ID] if len(firsts) == 1 and _ID not in firsts else [_ID]
-    fields = []
-    for name in names:
-        values = dict.fromkeys(
-            value for key in keys for field, value in key.elements if field == name
-        )
-        fields.append(b"\x03%b\0%b" % (name, _one_of(values)))
-    return document_of(b"".join(fields))
+    selected = []
+    first = _first_name(keys[0])
+    mark = first + b"\0"
+    if first != _ID and all(key.raw.startswith(mark, 5) for key in keys):
+        values = dict.fromkeys(key.others[0] for key in keys)
+        selected.append(b"\x03%b%b" % (mark, _one_of(values, len(mark) + 1)))
+    identifiers = dict.fromkeys(key.id for key in keys if key.id)
+    selected.append(b"\x03_id\0" + _one_of(identifiers, len(b"\x03_id\0")))
+    return document_of(b"".join(selected))
 
 
 def match_up(keys: Sequence[DocumentKey], documents: Iterable[bytes]) -> Answer:
-    """Assign the ``documents`` to the ``keys``, which are distinct."""
-    wanted = {key.elements: key for key in keys}
-    shapes = {tuple(name for name, _ in elements) for elements in wanted}
+    """Assign the ``documents`` to the ``keys``, of which no two have the same ``_id``."""
+    by_id = {key.id: key for key in keys}
     found: dict[bytes, bytes] = {}
     doubled: set[bytes] = set()
     strays: list[bytes] = []
     for document in documents:
-        stray = True
-        for shape in shapes:
-            elements = _fields_of(document, shape)
-            key = wanted.get(elements) if elements is not None else None
-            if key is not None:
-                stray = False
-                if key.raw in found:  # mongos raises an error here
-                    doubled.add(key.raw)
-                found[key.raw] = document
-        if stray:
+        leading = _leading_id(document, 4)
+        end = len(document) if leading is None else leading.end()
+        key = by_id.get(document[4:end])
+        if key is None:
+            key, end = by_id.get(_field_at(document, _ID) or b""), len(document)
+        if key is None or not _has_fields(document, key.others, end):
             strays.append(document)
+        elif key.raw in found:  # mongos raises an error here
+            doubled.add(key.raw)
+        else:
+            found[key.raw] = document
     for raw in doubled:
         del found[raw]
     missing = [key for key in keys if key.raw not in found]
@@ -173,45 +177,47 @@ def _suspects(
     suspects: set[bytes] = set()
     ids = {key.id for key in keys}
     for document in strays:
-        elements = _fields_of(document, (_ID,))
-        identifier = elements[0][1] if elements else b""
+        identifier = _field_at(document, _ID) or b""
         suspects.update(key.raw for key in missing if key.id == identifier or identifier not in ids)
     return suspects
 
 
-def _fields_of(document: bytes, shape: Sequence[bytes]) -> _Elements | None:
-    """Return a document's fields at these dotted paths, or None if one of them is absent."""
-    if shape == _ID_ALONE and (leading := _leading_id(document, 4)) is not None:
-        return ((_ID, document[4:5] + document[9 : leading.end()]),)
-    values: dict[bytes, bytes] = {}
-    for kind, name, start, end in iter_elements(document):
-        if name in shape:
-            values[name] = bytes((kind,)) + document[start:end]
-            if len(values) == len(shape):
-                break
-    else:
-        for path in shape:
-            if path not in values:
-                element = _at(document, path)
-                if element is None:
-                    return None
-                values[path] = bytes((element.type,)) + document[element.start : element.end]
-    return tuple((path, values[path]) for path in shape)
+def _has_fields(document: bytes, fields: Sequence[bytes], position: int) -> bool:
+    """Return whether a document has these fields, the names of which may be dotted paths.
+
+    A field of the document begins at ``position``, or it ends there.
+    """
+    for field in fields:
+        if document.startswith(field, position):
+            position += len(field)
+        elif _field_at(document, _name_of(field)) != field:
+            return False
+    return True
 
 
-def _at(document: bytes, path: bytes) -> Element | None:
-    start, end = 0, len(document)
-    *outer, last = path.split(b".")
-    for name in outer:
-        element = _named(document, name, start, end)
-        if element is None or element.type != DOCUMENT:
-            return None
-        start, end = element.start, element.end
-    return _named(document, last, start, end)
+def _field_at(document: bytes, path: bytes) -> bytes | None:
+    """Return a document's field with this name, or at this path, as a raw field; None if absent."""
+    element = find(document, path)
+    if element is None:
+        start, end = 0, len(document)
+        *outer, last = path.split(b".")
+        for name in outer:
+            element = find(document, name, start, end)
+            if element is None or element.type != DOCUMENT:
+                return None
+            start, end = element.start, element.end
+        element = find(document, last, start, end) if outer else None
+    if element is None:
+        return None
+    return b"%c%b\0%b" % (element.type, path, document[element.start : element.end])
 
 
-def _named(document: bytes, name: bytes, start: int, end: int) -> Element | None:
-    return next((each for each in iter_elements(document, start, end) if each.name == name), None)
+def _name_of(field: bytes) -> bytes:
+    return field[1:].partition(b"\0")[0]
+
+
+def _first_name(key: DocumentKey) -> bytes:
+    return _name_of(key.raw[4:])
 
 
 def _has_irregular_array(data: bytes, start: int, end: int, *, array: bool = False) -> bool:
@@ -226,7 +232,7 @@ def _has_irregular_array(data: bytes, start: int, end: int, *, array: bool = Fal
     return False
 
 
-def _one_of(values: Iterable[bytes]) -> bytes:
-    """Return a raw ``{$in: [...]}`` of values, each given as its type and its bytes."""
-    items = [b"%b%d\0%b" % (value[:1], index, value[1:]) for index, value in enumerate(values)]
+def _one_of(fields: Iterable[bytes], start: int) -> bytes:
+    """Return a raw ``{$in: [...]}`` of the fields' values, which begin at ``start``."""
+    items = [b"%b%d\0%b" % (each[:1], index, each[start:]) for index, each in enumerate(fields)]
     return document_of(b"\x04$in\0" + document_of(b"".join(items)))

@@ -1,6 +1,7 @@
 """Looking up the documents of many events with few requests to a scripted mongos."""
 
 import asyncio
+from struct import Struct
 from typing import Any
 
 import bson
@@ -11,7 +12,8 @@ from bson.raw_bson import RawBSONDocument
 
 from router.lookup import connections
 from router.lookup.documents import find_documents
-from router.lookup.events import Wanted
+from router.lookup.events import Source, Wanted
+from router.lookup.keys import DocumentKey
 from router.lookup.settings import LookupSettings
 from router.lookup.upstream_reads import UpstreamReads
 from router.memory import Holding, Memory
@@ -28,7 +30,9 @@ BAD = {"ok": 0.0, "errmsg": "bad", "code": 2, "codeName": "BadValue"}
 
 def want(key: dict[str, Any], second: int = 1, collection: str = "c") -> Wanted:
     raw = bson.encode({"d": key})[7:-1]
-    return Wanted("db", collection, raw, UUID, (second, 1), 1, 0)
+    return Wanted(
+        Source("db", collection, UUID, 1), DocumentKey.of(raw), Struct("<II").pack(1, second), 0
+    )
 
 
 def reads(mongos: ScriptedMongos, **settings: Any) -> UpstreamReads:
@@ -56,7 +60,10 @@ async def found(
 async def test_one_request_finds_the_documents_of_all_events():
     documents = [{"_id": n, "k": 10 * n} for n in range(5)]
     async with scripted_mongos(c=documents) as mongos:
-        wants = [want({"k": 10 * n, "_id": n}, second=100 - n) for n in (3, 1, 4)]
+        wants = [
+            want({"k": 10 * n, "_id": n}, second=second)
+            for n, second in ((3, 97), (1, 98), (4, 99))
+        ]
         assert await found(reads(mongos), *wants) == [documents[n] for n in (3, 1, 4)]
         [command] = mongos.commands
     assert command["find"] == "c"
@@ -116,7 +123,7 @@ async def test_a_renamed_collection_is_read_under_its_new_name():
     async with scripted_mongos(renamed=[{"_id": 1}, {"_id": 2}]) as mongos:
         mismatch = {**MISMATCH, "actualCollection": "renamed"}
         mongos.refuse = lambda _: mismatch if mongos.commands[-1]["find"] == "c" else None
-        newer = [want({"_id": key})._replace(token_version=2) for key in (1, 3)]
+        newer = [want({"_id": key})._replace(source=Source("db", "c", UUID, 2)) for key in (1, 3)]
         assert await found(reads(mongos), *newer) == [{"_id": 1}, None]
         assert await found(reads(mongos), want({"_id": 1})) == [None]
 

@@ -2,19 +2,23 @@
 
 import random
 from datetime import UTC, datetime
+from struct import Struct
 
 import bson
 import pytest
 from bson import Timestamp
 from bson.binary import Binary
+from bson.raw_bson import RawBSONDocument
 
 from router.lookup.events import (
     MAX_EVENT_BYTES,
+    Source,
     _wanted_by_scanning,
     has_updates,
     wanted,
     with_document,
 )
+from router.lookup.keys import DocumentKey
 from shard_client.errors import CommandError, ProtocolError
 
 UUID_BYTES = bytes.fromhex("f877371811114fad9f113ad4a4c53acf")
@@ -43,9 +47,9 @@ def encoded(document):
 def test_an_update_looks_up_its_document_key():
     want = wanted(bson.encode(EVENT))
     assert want is not None
-    assert (want.database, want.collection) == ("t2", "s")
-    assert bson.decode(want.document_key) == {"k": 1, "_id": 1}
-    assert (want.uuid, want.time, want.token_version) == (UUID_BYTES, (1795300766, 32), 1)
+    assert want.source == Source("t2", "s", UUID_BYTES, 1)
+    assert bson.decode(want.key.raw) == {"k": 1, "_id": 1}
+    assert want.time == Struct("<II").pack(32, 1795300766)
 
 
 @pytest.mark.parametrize("kind", ["insert", "replace", "delete", "drop", "invalidate"])
@@ -68,7 +72,7 @@ def test_other_events_need_no_lookup(kind):
 def test_the_token_identifies_the_collection(data, version):
     want = wanted(bson.encode({**EVENT, "_id": {"_data": data}}))
     assert want is not None
-    assert (want.uuid, want.token_version) == (UUID_BYTES, version)
+    assert (want.source.uuid, want.source.token_version) == (UUID_BYTES, version)
 
 
 @pytest.mark.parametrize("missing", ["_id", "ns", "documentKey", "clusterTime"])
@@ -131,6 +135,27 @@ def test_the_usual_form_is_parsed_as_any_other(front, expanded, walled):
     assert scanned is not None
     assert scanned == usual._replace(place=usual.place + len(other) - len(event))
     assert event[usual.place :].startswith(b"\x03ns\0")
+
+
+@pytest.mark.parametrize("text", ["a", "a\0", "a\0\0", "a\0\x10_id\0abc", "\0", ""])
+@pytest.mark.parametrize(
+    "key",
+    [
+        lambda text: {"_id": text},
+        lambda text: {"k": 1, "_id": text},
+        lambda text: {"k": text, "_id": 1},
+        lambda text: {"k": text},
+        lambda text: {"_id": 1, "k": text},
+        lambda text: {"_id": Binary(text.encode(), 5), "k": 1},
+    ],
+)
+def test_keys_with_texts_and_zeros_are_read_whole(text, key):
+    document_key = encoded(key(text))
+    event = bson.encode({**EVENT, "documentKey": RawBSONDocument(document_key)})
+    want = wanted(event)
+    assert want is not None
+    assert want.key == DocumentKey.of(document_key)
+    assert want.key.raw == document_key
 
 
 def random_event(chance: random.Random) -> bytes:

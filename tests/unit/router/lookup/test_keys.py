@@ -3,12 +3,13 @@
 from typing import Any
 
 import bson
-from bson import Code, Int64, ObjectId, Timestamp
+from bson import Binary, Code, Decimal128, Int64, ObjectId, Timestamp
 from bson.raw_bson import RawBSONDocument
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router.lookup.keys import DocumentKey, each_once, filter_for_all, match_up
+from shard_client.wire.bson_slices import document_of
 
 Document = dict[str, Any]
 
@@ -152,13 +153,71 @@ def test_each_key_gets_the_document_of_its_own_request(wanted, stored):
 
 
 def test_a_key_has_the_bytes_of_each_field():
-    for value in (1, Int64(1), 1.5, True, None, ObjectId(), "a", Timestamp(1, 2), {"a": [1]}):
-        typed = encoded({"": value})
-        typed = typed[4:5] + typed[6:-1]
-        for names in (["_id"], ["k", "_id"], ["_id", "k"], ["k"]):
-            key = DocumentKey.of(encoded(dict.fromkeys(names, value)))
-            assert key.elements == tuple((name.encode(), typed) for name in names)
-            assert key.id == (typed if "_id" in names else b"")
+    zero = "a\0\x10_id\0abcd"
+    uuid = Binary(b"\0" * 16, 4)
+    for value in (
+        1,
+        Int64(1),
+        1.5,
+        True,
+        None,
+        ObjectId(),
+        "a",
+        zero,
+        uuid,
+        Timestamp(1, 2),
+        {"a": [1]},
+    ):
+        for names in (
+            ["_id"],
+            ["k", "_id"],
+            ["_id", "k"],
+            ["k"],
+            [],
+            ["_id", "_id"],
+            ["k", "l", "_id"],
+        ):
+            fields = [encoded({name: value})[4:-1] for name in names]
+            key = DocumentKey.of(document_of(b"".join(fields)))
+            assert key.id == (fields[names.index("_id")] if "_id" in names else b"")
+            assert key.others == tuple(
+                each for name, each in zip(names, fields, strict=True) if name != "_id"
+            )
+
+
+def test_a_field_within_another_one_is_no_field_of_the_key():
+    key = {"k": 1, "_id": 5}
+    field = encoded({"k": 1})[4:-1]
+    inside = [{"a": {"k": 1}}, {"a": field}, {"a": field.decode()}, {"a": [1], "k": 2}]
+    for each in inside:
+        assert matched([key], [{"_id": 5, **each}]) == ([], [], [key], [])
+    for each in inside[:3]:
+        assert matched([key], [{"_id": 5, **each, "k": 1}])[0] == [{"_id": 5, **each, "k": 1}]
+    # A text with a zero, behind which something like the field follows.
+    text = f"x\0{field.decode()}"
+    named, other = {"k": 1, "_id": text}, {"_id": text, "k": 2}
+    assert matched([named], [other]) == ([], [], [named], [])
+    assert matched([named], [{**other, "k": 1}])[0] == [{**other, "k": 1}]
+
+
+def test_keys_with_all_kinds_of_ids_match_their_documents():
+    ids = [
+        1,
+        Int64(1 << 40),
+        1.5,
+        "a",
+        "b\0c",
+        ObjectId(),
+        Binary(b"x" * 16, 4),
+        b"x",
+        None,
+    ]
+    ids += [True, Timestamp(1, 2), {"a": 1}, Decimal128("1.5")]
+    keys = [{"k.l": 1, "m": "t", "_id": each} for each in ids]
+    documents = [{"_id": each, "k": {"l": 1}, "m": "t", "n": 0} for each in ids]
+    assert matched(keys, documents) == (documents, [], [], [])
+    later = [{"n": 0, "m": "t", "_id": each, "k": {"l": 1}} for each in ids]
+    assert matched(keys, later) == (later, [], [], [])
 
 
 def test_arrays_with_irregular_names_are_found_at_any_depth():
