@@ -14,8 +14,10 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from spark_sink.debezium.messages import MESSAGE, NO_TRANSACTION, Maker, Message, columns_of
 from spark_sink.debezium.options import MessageOptions, quoted
+from spark_sink.debezium.outbox import Outbox
 from spark_sink.debezium.schemas import with_schemas
 from spark_sink.debezium.unwrapping import Unwrap
+from spark_sink.errors import OptionError
 from spark_sink.events.heartbeats import HEARTBEAT
 
 try:
@@ -44,7 +46,7 @@ class Messages:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return the messages of each batch as batches."""
         maker = Maker(self.options, self.clock)
-        by_column = _HAS_NUMPY and self.options.unwrap is None
+        by_column = _HAS_NUMPY and self.options.transform is None
         of_events = MessageColumns(maker).of_events if by_column else maker.of_events
         for batch in batches:
             for part in _parts(batch):
@@ -171,7 +173,12 @@ MESSAGES = "topic string, key string, value string"
 
 
 def to_debezium(
-    rows: DataFrame, prefix: str, *, unwrap: Mapping[str, str] | None = None, **options: Any
+    rows: DataFrame,
+    prefix: str,
+    *,
+    unwrap: Mapping[str, str] | None = None,
+    outbox: Mapping[str, str] | None = None,
+    **options: Any,
 ) -> DataFrame:
     """Return Debezium's messages for changes, for a snapshot's documents, and for heartbeats.
 
@@ -183,12 +190,16 @@ def to_debezium(
         prefix: Debezium's topic.prefix, which also names the source.
         unwrap: the properties of ExtractNewDocumentState, by their names, if messages are to have
             documents as values: fields of `Unwrap`.
+        outbox: the same of MongoEventRouter, if the rows are those of an outbox: `Outbox`.
         options: the other fields of `MessageOptions`.
 
     Raises OptionError for options that are unknown or not made together.
     """
+    if unwrap is not None and outbox is not None:
+        raise OptionError("unwrap and outbox exclude each other: leave one out")
     transform = None if unwrap is None else Unwrap.parse(unwrap)
-    given = MessageOptions(prefix, unwrap=transform, **options)
+    routed = None if outbox is None else Outbox.parse(outbox)
+    given = MessageOptions(prefix, transform=transform or routed, **options)
     wanted = rows.where(F.col("op").isNotNull() | (F.col("operationType") == HEARTBEAT))
     if not given.transactions:
         return wanted.select("event").mapInArrow(Messages(given), MESSAGES)

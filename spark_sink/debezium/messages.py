@@ -6,7 +6,6 @@ message is the same for all events of a collection.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from json.encoder import encode_basestring
@@ -118,11 +117,11 @@ class Maker:
             f'"txnNumber":{number},"wallTime":{times.wall}}},"op":"{letter}",'
             f'"ts_ms":{now // 1_000_000},{NO_TRANSACTION}'
         )
-        unwrap = self.options.unwrap
-        if unwrap is not None:
-            envelope = json.loads(value) if unwrap.added else {}
-            for each in unwrap.values(fields, envelope, tombstones=self.options.tombstones):
-                yield Message(namespace.topic, unwrap.key(fields), each)
+        transform = self.options.transform
+        if transform is not None:
+            tombstones = self.options.tombstones
+            for each in transform.messages(namespace.topic, fields, value, tombstones=tombstones):
+                yield Message(*each)
             return
         yield Message(namespace.topic, key, value, transaction, namespace.name, times.ms)
         if letter == "d" and self.options.tombstones:

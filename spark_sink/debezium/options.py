@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from spark_sink.errors import OptionError
 
 if TYPE_CHECKING:
+    from spark_sink.debezium.outbox import Outbox
     from spark_sink.debezium.unwrapping import Unwrap
 
 VERSIONS = {"3.6": "3.6.3.Final", "2.6": "2.6.2.Final"}
@@ -34,7 +35,7 @@ class MessageOptions:
         heartbeat_prefix: topic.heartbeat.prefix.
         heartbeat_topic: topic.heartbeat.name.
         schemas: schemas.enable of Kafka Connect's JSON converter: keys and values have schemas.
-        unwrap: the transform ExtractNewDocumentState.
+        transform: one of Debezium's transforms of messages.
 
     Raises OptionError for a version or a naming strategy that is unknown, and for what is not made
     together.
@@ -50,7 +51,7 @@ class MessageOptions:
     heartbeat_prefix: str = "__debezium-heartbeat"
     heartbeat_topic: str | None = None
     schemas: bool = False
-    unwrap: Unwrap | None = None
+    transform: Unwrap | Outbox | None = None
 
     def __post_init__(self) -> None:
         if self.version not in VERSIONS:
@@ -61,10 +62,10 @@ class MessageOptions:
             raise OptionError(
                 f"schemas are those of version 3.6, not of {self.version}: leave one out"
             )
-        if self.unwrap is not None and (self.schemas or self.transactions or self.is_old):
+        if self.transform is not None and (self.schemas or self.transactions or self.is_old):
             raise OptionError(
-                "unwrap makes messages of version 3.6 without schemas and transactions: leave out "
-                "the options version, schemas and transactions"
+                "unwrap and outbox make messages of version 3.6 without schemas and transactions: "
+                "leave out the options version, schemas and transactions"
             )
 
     @property

@@ -16,6 +16,7 @@ from bson.datetime_ms import DatetimeMS
 from bson.timestamp import Timestamp
 
 from spark_sink.debezium.options import MessageOptions
+from spark_sink.debezium.outbox import Outbox
 from spark_sink.debezium.unwrapping import Unwrap
 from tests.debezium import messages
 from tests.debezium.engine import PREFIX, DebeziumEngine, Message, reason_to_skip
@@ -25,6 +26,8 @@ from tests.harness.clusters import start_real_cluster
 pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("debezium")]
 
 DATABASE = "transforms"
+OUTBOXES = TEXTS, _ = "texts", "outbox"
+ROUTER = "io.debezium.connector.mongodb.transforms.outbox.MongoEventRouter"
 UNWRAP = "io.debezium.connector.mongodb.transforms.ExtractNewDocumentState"
 NAMES = ("a", "b", "two words", "é😀", 'q"', "$x", "dot.ted")
 SIMPLE: tuple[Any, ...] = (
@@ -92,6 +95,27 @@ def work(database: pymongo.database.Database[Any]) -> None:
     database[DONE].insert_one({"_id": 1})
 
 
+def send(database: pymongo.database.Database[Any], *, texts: bool) -> None:
+    """Documents of an outbox, with ids, keys and payloads of all kinds, and what is left out.
+
+    With `texts` all payloads are texts: Debezium has one schema for all values with more fields.
+    """
+    outbox = database.outbox
+    document = {"a": 1, "b": {"c": [1.5, 1e20], "d": ["é"], "e": {}, "f": Int64(2)}}
+    for number, each in enumerate((*SIMPLE, None, document, {}, "  ", [1, 2])):
+        event = {"_id": number, "aggregatetype": f"kind-{number % 3}", "aggregateid": f"a{number}"}
+        payload = str(number) if texts else each
+        outbox.insert_one({**event, "type": "Made", "payload": payload, "version": 2, "who": "é"})
+    for key in (5, ObjectId("64b64c3f5f1b2a0001020304"), Int64(2**40), 1.5, True, {"a": "b"}):
+        event = {"_id": ObjectId(), "aggregatetype": "keys", "aggregateid": key, "type": "Made"}
+        outbox.insert_one({**event, "payload": "p", "version": 1, "who": 'q"'})
+    outbox.update_one({"_id": 1}, {"$set": {"type": "Changed"}})
+    outbox.replace_one({"_id": 2}, {"aggregatetype": "kind-9", "aggregateid": "x", "payload": "y"})
+    outbox.delete_one({"_id": 3})
+    last = {"_id": "z", "aggregatetype": DONE, "aggregateid": "z", "payload": "z"}
+    database[DONE].insert_one({**last, "version": 1, "who": "z"})
+
+
 @pytest.fixture(scope="module")
 def worked() -> Iterator[Worked]:
     reason = reason_to_skip()
@@ -103,15 +127,19 @@ def worked() -> Iterator[Worked]:
     ):
         time = client.admin.command("ping")["$clusterTime"]["clusterTime"]
         work(client[DATABASE])
+        for name in OUTBOXES:
+            send(client[name], texts=name == TEXTS)
         yield Worked(cluster.mongos_uri, Timestamp(time.time, time.inc + 1))
 
 
-def of_debezium(worked: Worked, properties: Mapping[str, str]) -> list[Message]:
+def of_debezium(
+    worked: Worked, properties: Mapping[str, str], database: str = DATABASE
+) -> list[Message]:
     """The engine's messages, up to the last change."""
     own = {
         "snapshot.mode": "no_data",
         "capture.start.op.time": str(worked.start.time << 32 | worked.start.inc),
-        "database.include.list": DATABASE,
+        "database.include.list": database,
         "filters.match.mode": "literal",
     }
     with (
@@ -169,10 +197,41 @@ def test_unwrapped_messages_are_those_of_debezium(
         "transforms.unwrap.type": UNWRAP,
         **{f"transforms.unwrap.{name}": text for name, text in properties.items()},
     }
-    options = MessageOptions(PREFIX, tombstones=tombstones, unwrap=Unwrap.parse(properties))
+    options = MessageOptions(PREFIX, tombstones=tombstones, transform=Unwrap.parse(properties))
     ours = messages.of_stream(worked.uri, [DATABASE], worked.start, DONE, options, images, {})
     theirs = of_debezium(worked, given)
     assert len(theirs) > 250
     for one, other in zip(theirs, ours, strict=False):
         assert one == other
     assert len(theirs) == len(ours) - 1  # ours has the last change
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {},
+        {"collection.expand.json.payload": "true", "route.tombstone.on.empty.payload": "true"},
+        {
+            "collection.fields.additional.placement": "version:envelope,who:envelope:by",
+            "route.topic.regex": "(?<kind>kind|keys)-?(.*)",
+            "route.topic.replacement": "sent.${kind}.$2",
+        },
+    ],
+    ids=str,
+)
+def test_messages_of_an_outbox_are_those_of_debezium(
+    worked: Worked, properties: dict[str, str]
+) -> None:
+    given = {
+        "transforms": "outbox",
+        "transforms.outbox.type": ROUTER,
+        **{f"transforms.outbox.{name}": text for name, text in properties.items()},
+    }
+    options = MessageOptions(PREFIX, transform=Outbox.parse(properties))
+    database = OUTBOXES["collection.fields.additional.placement" not in properties]
+    ours = messages.of_stream(worked.uri, [database], worked.start, DONE, options, {}, {})
+    theirs = of_debezium(worked, given, database)
+    assert len(theirs) > 30
+    for one, other in zip(theirs, ours, strict=False):
+        assert one == other
+    assert len(theirs) == len(ours) - 1  # ours has the last one

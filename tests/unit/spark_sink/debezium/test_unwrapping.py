@@ -19,7 +19,7 @@ from tests.unit.spark_sink.debezium.test_messages import event, messages
 
 def unwrapped(*events: bytes, tombstones: bool = True, **properties: str) -> list[tuple[Any, Any]]:
     named = {name.replace("__", "."): text for name, text in properties.items()}
-    found = messages(*events, tombstones=tombstones, unwrap=Unwrap.parse(named))
+    found = messages(*events, tombstones=tombstones, transform=Unwrap.parse(named))
     return [(key, value) for _, key, value in found]
 
 
@@ -103,5 +103,5 @@ def test_what_is_not_made_is_refused(properties: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("other", [{"schemas": True}, {"transactions": True}, {"version": "2.6"}])
 def test_it_excludes_other_forms_of_messages(other: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match="unwrap makes messages of version"):
-        MessageOptions("p", unwrap=Unwrap(), **other)
+    with pytest.raises(OptionError, match="unwrap and outbox make messages of version"):
+        MessageOptions("p", transform=Unwrap(), **other)

@@ -1,0 +1,101 @@
+"""Values of Kafka Connect, which Debezium's transforms make of BSON, as JSON.
+
+An ObjectId is its hex digits, a date or a timestamp milliseconds since 1970, binary data base64, a
+decimal its text. What the transforms fail on is written instead of lost: arrays of several types as
+they are, and values of types that Kafka Connect does not have as relaxed extended JSON.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+
+from bson.decimal128 import Decimal128
+
+from spark_sink.debezium.java_json import OBJECT_ID, JavaJson
+from spark_sink.debezium.options import quoted
+from spark_sink.events.slices import (
+    ARRAY,
+    BINARY,
+    DATE,
+    DOCUMENT,
+    DOUBLE,
+    INT32,
+    INT64,
+    STRING,
+    TIMESTAMP,
+    Slice,
+    fields_of,
+)
+
+_REGEX, _CODE, _DECIMAL = 0x0B, 0x0D, 0x13
+_OLD_BINARY = 2
+_JSON = JavaJson(relaxed=True, separator=",", plus=False)
+Tree = dict[str, "Tree"] | list["Tree"] | str
+"""A value: its JSON, or the values in it, by name or in order."""
+
+
+@dataclass(frozen=True)
+class ConnectValues:
+    """Makes values of BSON; `arrays_are_documents` says what arrays become."""
+
+    arrays_are_documents: bool = False
+
+    def fields(self, document: bytes) -> dict[str, Tree]:
+        """Return the fields of a document."""
+        return {
+            name.decode(errors="replace"): self.value(each)
+            for name, each in fields_of(document).items()
+        }
+
+    def value(self, field: Slice) -> Tree:
+        """Return a value."""
+        kind, data = field
+        if kind == DOCUMENT:
+            return self.fields(data)
+        if kind == ARRAY:
+            elements = [self.value(each) for each in fields_of(data).values()]
+            if self.arrays_are_documents:
+                return {f"_{index}": each for index, each in enumerate(elements)}
+            return _alike(elements)
+        if kind in (STRING, _CODE):
+            return quoted(data[4:-1].decode(errors="replace"))
+        if kind in (INT32, INT64, DATE):
+            return str(int.from_bytes(data, "little", signed=True))
+        if kind == TIMESTAMP:
+            return f"{int.from_bytes(data[4:], 'little')}000"
+        if kind == BINARY:
+            return f'"{base64.b64encode(data[9 if data[4] == _OLD_BINARY else 5 :]).decode()}"'
+        if kind == OBJECT_ID:
+            return f'"{data.hex()}"'
+        if kind == _DECIMAL:
+            return f'"{Decimal128.from_bid(data)}"'
+        if kind == _REGEX:
+            pattern, options, _ = (part.decode(errors="replace") for part in data.split(b"\0"))
+            return {"regex": quoted(pattern), "options": quoted(options)}
+        text = _JSON.value(kind, data)
+        return text.partition(": ")[2][:-1] if kind == DOUBLE and text.startswith("{") else text
+
+
+def _alike(elements: list[Tree]) -> list[Tree]:
+    """Return elements of an array, of which the documents have the fields of all, with nulls."""
+    documents = [each for each in elements if isinstance(each, dict)]
+    names = dict.fromkeys(name for each in documents for name in each)
+    filled: list[dict[str, Tree]] = [
+        {name: each.get(name, "null") for name in names} for each in documents
+    ]
+    for name in names:
+        columns = _alike([each[name] for each in filled])
+        for document, value in zip(filled, columns, strict=True):
+            document[name] = value
+    rest = iter(filled)
+    return [next(rest) if isinstance(each, dict) else each for each in elements]
+
+
+def text_of(tree: Tree) -> str:
+    """Return a value's JSON."""
+    if isinstance(tree, str):
+        return tree
+    if isinstance(tree, list):
+        return f"[{','.join(map(text_of, tree))}]"
+    return f"{{{','.join(f'{quoted(name)}:{text_of(each)}' for name, each in tree.items())}}}"
