@@ -119,7 +119,9 @@ def spawn(*arguments: str, cores: set[int] | None = None) -> subprocess.Popen[st
 def run_json(
     *arguments: str, timeout: float = 120.0, cores: set[int] | None = None
 ) -> dict[str, Any]:
-    """Run a Python program to its end and return the JSON object on its last line of output.
+    """Run a Python program to its end and return the last JSON object on a line of its output.
+
+    Other lines may follow it: Debezium's engine logs until its process ends.
 
     Raises:
         RuntimeError: the program fails or prints nothing.
@@ -131,9 +133,10 @@ def run_json(
         except BaseException:
             process.kill()
             raise
-    if process.returncode or not printed:
+    objects = [line for line in printed.splitlines() if line.startswith("{")]
+    if process.returncode or not objects:
         raise RuntimeError(f"{' '.join(arguments)} failed")
-    result: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    result: dict[str, Any] = json.loads(objects[-1])
     return result
 
 
