@@ -359,7 +359,7 @@ def _run(
     code = 0
     folder, given = JobFolder(out, checkpoint), {**record.options, "uri": uri}
     require_router(given)
-    with RouterReport(folder.address, given) as router, quiet_stop(end):
+    with folder.locked(), RouterReport(folder.address, given) as router, quiet_stop(end):
         restore_checkpoint(folder)
         folder.begin(record, once=trigger is None)
         with session("run", pairs_of(settings, "--conf")) as spark:

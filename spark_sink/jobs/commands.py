@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -221,7 +221,7 @@ def rebuild(
     )
 
     spark_settings = pairs_of(conf, "--conf")
-    with failures():
+    with failures(), ExitStack() as held:
         folder = job_in(out)
         if (to is None) != (into is None):
             raise OptionError("--to and --into belong together: give both, or none")
@@ -233,6 +233,7 @@ def rebuild(
             if names := unread_names(table.state.unread):
                 typer.echo(f"it lacks documents of {names}: {UNREAD_THEN}", err=True)
             return
+        held.enter_context(folder.locked())
         lost = lacks_current(folder)
         if lost:
             with session("rebuild", spark_settings) as spark:
@@ -281,5 +282,5 @@ def seek(
     """
     from spark_sink.jobs.rebuilding import seek as seek_to
 
-    with failures():
+    with failures(), job_in(out).locked():
         typer.echo(f"the job continues at {seek_to(job_in(out), to)}")

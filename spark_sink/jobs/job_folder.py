@@ -5,16 +5,21 @@ It is read through pyarrow, without a JVM, so `status` and `offsets` are fast.
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from spark_sink.errors import OptionError
 from spark_sink.events.documents import from_json
-from spark_sink.folders import Folder, absolute
+from spark_sink.folders import Folder, absolute, is_local, open_folder
 from spark_sink.source.offsets import Offset
 
 
@@ -83,6 +88,32 @@ class JobFolder:
         if not self._checkpoint and self.exists:
             self._checkpoint = self.record().checkpoint
         return self._checkpoint or f"{self.address}/checkpoint"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes of this machine from running or changing the job meanwhile.
+
+        Object stores have no locks: there a second start ends the first one, at a batch's commit.
+        Raises OptionError if another process has the lock.
+        """
+        if not is_local(self.address):
+            yield
+            return
+        path = Path(open_folder(self.address)[1]) / "job.lock"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                raise OptionError(
+                    f"the job in {self.address} is running ({file.read()}): stop it first, or use "
+                    "another folder with --out"
+                ) from None
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}")
+            file.flush()
+            yield
 
     @property
     def exists(self) -> bool:

@@ -22,6 +22,11 @@ _POLL_SECONDS = 1
 # Causes that Java, Python or Spark report in their own words, and the words for an operator.
 _REMEDIES = (
     (
+        "/current/_changes/",
+        "another start of the job has removed what this one was about to commit: run one process "
+        "for each --out; nothing is lost",
+    ),
+    (
         "No space left on device",
         "a disk is full: free space where the job writes (--out, --checkpoint, spark.local.dir, by "
         "default /tmp), and start it again; it continues from its checkpoint",

@@ -96,6 +96,15 @@ def test_a_job_writes_a_snapshot_and_changes_and_stops_on_sigterm(
         query.process = subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log)
     try:
         query.wait_for(lambda: len(query.batches("commits")) > 1)
+
+        # A second start, and commands that change the job, are refused; the job continues.
+        others = [["rebuild", "--out", str(folder)], ["seek", "--to=1,1", "--out", str(folder)]]
+        for refused in (command[3:], *others):
+            answer = subprocess.run(
+                [*command[:3], *refused], cwd=REPOSITORY, capture_output=True, text=True
+            )
+            assert answer.returncode == 2
+            assert f"is running (process {query.process.pid} on " in answer.stderr
         shop.insert(20)
         shop.orders.update_one({"_id": 1, "customer": 1}, {"$set": {"text": "changed"}})
         shop.orders.delete_one({"_id": 2, "customer": 2})
