@@ -367,7 +367,7 @@ def _run(
             verifier = None
             if rounds is not None:
                 verifier = Verifier(folder, given, rounds, metrics.add_round)
-            tables_job = TablesJob(folder, record, uri, verifier, metrics.count)
+            tables_job = TablesJob(folder, record, uri, verifier, metrics)
             if metrics_port is not None:
                 metrics.serve(metrics_port)
             reports = (ProgressReport((metrics.add, router.add)), router.turn)

@@ -31,7 +31,7 @@ _OPERATIONS = {"c": "create", "u": "update", "d": "delete", "r": "snapshot"}
 _MOST_NAMESPACES = 200
 _BAR = 20
 """The characters of a snapshot's bar."""
-_BATCH_SECONDS = (0.5, 1, 2, 5, 10, 20, 60, 120, 300, 900)
+_BATCH_SECONDS = (0.1, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 900)
 
 
 @dataclass(frozen=True)
@@ -147,6 +147,13 @@ class JobMetrics:
             ("namespace", "operation"),
             registry=made,
         )
+        self._commits = Histogram(
+            "mergerouter_job_commit_seconds",
+            "Time in which the driver merged and committed a batch's part of a table.",
+            ("table",),
+            buckets=_BATCH_SECONDS,
+            registry=made,
+        )
         self._named: set[str] = set()
         self._snapshot = Gauge(
             "mergerouter_job_snapshot_ratio",
@@ -183,6 +190,10 @@ class JobMetrics:
         self._verified.set(through)
         self._compared.inc(rows)
         self._differences.inc(differences)
+
+    def committed(self, table: str, seconds: float) -> None:
+        """Count the commit of a batch to one of the job's tables."""
+        self._commits.labels(table).observe(seconds)
 
     def count(self, rows: Iterable[tuple[str, str, int]]) -> None:
         """Count the rows of a batch, by namespace and `op`; further collections are "other"."""

@@ -8,8 +8,9 @@ it has, so each change is in each table exactly once.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -62,7 +63,6 @@ NOTIFICATIONS = pa.schema(
 )
 """The columns of a job's table of notifications."""
 _LAST_BATCH = 2**62
-Counted = Callable[[Sequence[tuple[str, str, int]]], None]
 # Events of a batch: a batch costs Spark about as much whatever its size, and tasks hold no more
 # rows than a file's row group.
 _MAX_EVENTS = 200_000
@@ -94,11 +94,21 @@ class Verification(Protocol):
         """Return changes that remove documents which the collections do not have, each once."""
 
 
+class Figures(Protocol):
+    """Counts what a job commits, for metrics."""
+
+    def count(self, rows: Sequence[tuple[str, str, int]]) -> None:
+        """Count the rows of a batch that is in all tables, by namespace and `op`."""
+
+    def committed(self, table: str, seconds: float) -> None:
+        """Count the time in which the driver merged and committed a batch's part of a table."""
+
+
 class TablesJob:
     """A job in a folder, as its record says, which reads from the router at `uri`.
 
-    The `verifier` of the current table adds to its batches. `counted` is called for each batch that
-    is in the tables, with the rows by namespace and `op`.
+    The `verifier` of the current table adds to its batches. `figures` counts the batches that are
+    in the tables.
     """
 
     def __init__(
@@ -107,13 +117,13 @@ class TablesJob:
         record: JobRecord,
         uri: str,
         verifier: Verification | None = None,
-        counted: Counted | None = None,
+        figures: Figures | None = None,
     ) -> None:
         self._folder = folder
         self._record = record
         self._tables = record.tables
         self._verifier = verifier
-        self._counted = counted
+        self._figures = figures
         advance = {} if verifier is None else verifier.advance
         self._options = {**advance, **record.options, "uri": uri}
         self._reads_again = parse_options(self._options).snapshot.reads_documents
@@ -184,7 +194,8 @@ class TablesJob:
         reports = [from_json(TaskReport, row.report) for row in batch.collect()]
         if BRONZE in self._tables:
             parts = [each for report in reports for each in report.bronze]
-            self._table(BRONZE).commit(parts, self._rows, of)
+            with self._timed(BRONZE):
+                self._table(BRONZE).commit(parts, self._rows, of)
         if CURRENT in self._tables:
             if self._current is None:
                 self._current = CurrentTable(self._folder.table(CURRENT), form=self._form)
@@ -194,17 +205,26 @@ class TablesJob:
             changes += [] if verifier is None else verifier.removals()
             covers = (at.scope or Scope()).accepts if self._reads_again else None
             quarantine = self._table(QUARANTINE)
-            self._current.apply_staged(spark, changes, of, quarantine, covers, at.gained_since)
+            with self._timed(CURRENT):
+                self._current.apply_staged(spark, changes, of, quarantine, covers, at.gained_since)
         elif parts := [each for report in reports for each in report.unreadable]:
             self._table(QUARANTINE).commit(parts, arrow_schema(UNAPPLIED), of)
         if TRANSACTIONS in self._tables:
             counted = Transactions()
             for report in reports:
                 counted.add(Transactions(report.transactions))
-            self._table(TRANSACTIONS).write_rows(counted.rows(), of)
+            with self._timed(TRANSACTIONS):
+                self._table(TRANSACTIONS).write_rows(counted.rows(), of)
         self._notify(of, at)
-        if self._counted is not None:
-            self._counted([each for report in reports for each in report.counts])
+        if self._figures is not None:
+            self._figures.count([each for report in reports for each in report.counts])
+
+    @contextmanager
+    def _timed(self, table: str) -> Iterator[None]:
+        begun = time.monotonic()
+        yield
+        if self._figures is not None:
+            self._figures.committed(table, time.monotonic() - begun)
 
     def _notify(self, batch: Batch, at: Offset) -> None:
         """Write the notifications of a batch, which its offset contains."""

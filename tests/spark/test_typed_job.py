@@ -20,6 +20,7 @@ from spark_sink import read_at
 from spark_sink.errors import OptionError
 from spark_sink.jobs import rebuilding
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
+from spark_sink.jobs.progress import JobMetrics
 from spark_sink.jobs.status import lines_of, status_of
 from spark_sink.jobs.tables_job import TablesJob, namespace_options, table_form
 from spark_sink.jobs.verification import verify_job
@@ -33,18 +34,23 @@ TABLES = ("bronze", "current")
 
 def run_once(spark: SparkSession, shop: Shop, folder: Path, **form: str) -> Counter[str]:
     """Run the job up to the present; return what it has counted."""
-    counts: list[Any] = []
+    metrics = JobMetrics()
     names = (f"{shop.database}.orders",)
     chosen = {**namespace_options(names), "snapshotMode": "initial"}
     where = JobFolder(str(folder))
     record = JobRecord(names, chosen, TABLES, **form)
     where.begin(record)
-    started = TablesJob(where, record, shop.uri, counted=counts.extend).start(spark, None)
+    started = TablesJob(where, record, shop.uri, figures=metrics).start(spark, None)
     started.awaitTermination()
     found: Counter[str] = Counter()
-    for namespace, operation, number in counts:
-        assert namespace == names[0]
-        found[operation] += number
+    timed = set()
+    for each in (sample for family in metrics.registry.collect() for sample in family.samples):
+        if each.name == "mergerouter_job_changes_total":
+            assert each.labels["namespace"] == names[0]
+            found[each.labels["operation"]] += int(each.value)
+        elif each.name == "mergerouter_job_commit_seconds_sum" and each.value > 0:
+            timed.add(each.labels["table"])
+    assert timed == {*TABLES}
     return found
 
 
@@ -71,7 +77,7 @@ def test_columns_follow_the_documents_of_a_job(
     shop.orders.update_one({"_id": 4, "customer": 4}, {"$set": {"at": "noon"}})
     shop.orders.delete_one({"_id": 5, "customer": 5})
     counted = run_once(spark, shop, tmp_path, **form)
-    assert counted == {"u": 3, "d": 1}
+    assert counted == {"update": 3, "delete": 1}
     rows = rows_of(tmp_path)
     assert rows[2]["place"] == {"x": None, "y": "new"}
     assert (rows[1]["at"], rows[4]["at"]) == ("2024-02-29T12:00:00Z", "noon")
