@@ -17,10 +17,10 @@ from bench.watched_writes import COLLECTION, DATABASE, spread, uneven, write_pac
 from tests.harness.clusters import RealCluster, ServerBinaries
 
 SHARDS = 2
-EVENTS = 200_000
+EVENTS = 400_000
 SIZE = 400
 """Bytes of padding in a document."""
-PER_BATCH = 25_000
+PER_BATCH = 100_000
 PACED = 200
 """Documents whose latency is measured, on one shard of two,"""
 PAUSE = 0.1

@@ -20,7 +20,6 @@ from spark_sink.tables.delta_log import DeltaLog
 
 ROUNDS = 3
 """How often a snapshot is read: the figures are of the last time."""
-_QUIET = 8.0  # seconds without new rows after which all have come
 
 
 def main() -> None:
@@ -55,7 +54,7 @@ def snapshot(spark: SparkSession, args: argparse.Namespace, __: Path) -> dict[st
 
 
 def latency(spark: SparkSession, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Return when the event of each document came, by `_id`; for a table, when it was counted."""
+    """Return when the event of each document came, by `_id`; for a table when it was read."""
     arrivals: dict[int, float] = {}
     stream = spark.readStream.format("mergerouter")
     if args.form == "delta":
@@ -67,16 +66,15 @@ def latency(spark: SparkSession, args: argparse.Namespace, folder: Path) -> dict
         _started(query)
         print("running", flush=True)
         table = DeltaLog(str(folder / BRONZE))
-        counts: list[tuple[int, float]] = []  # each new number of rows, and when it was seen
-        while not counts or time.perf_counter() - counts[-1][1] < _QUIET:
-            count = table.count() if table.exists else 0
-            if not counts or count > counts[-1][0]:
-                counts.append((count, time.perf_counter()))
+        count = 0
+        while len(arrivals) < args.events and query.isActive:
+            if table.reload() and table.count() > count:
+                now, count = time.perf_counter(), table.count()
+                for rows in table.scan(["documentKey"]):
+                    for (key,) in zip(*rows.to_pydict().values(), strict=True):
+                        if (number := json.loads(key)["_id"]) >= args.first:
+                            arrivals.setdefault(number, now)
             time.sleep(0.005)
-        first = counts[-1][0] - args.events  # rows of earlier writes
-        for number in range(args.events):
-            seen = next(when for count, when in counts if count > first + number)
-            arrivals[args.first + number] = seen
         return _stopped(query, arrivals)
 
     def note(frame: DataFrame, _: int) -> None:

@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -93,8 +94,9 @@ class JobFolder:
     def locked(self) -> Iterator[None]:
         """Keep other processes of this machine from running or changing the job meanwhile.
 
-        Object stores have no locks: there a second start ends the first one, at a batch's commit.
-        Raises OptionError if another process has the lock.
+        Object stores, and some network drives, have no locks: there a second start ends the first
+        one, at a batch's commit. Raises OptionError if another process has the lock, and OSError if
+        the folder cannot be written.
         """
         if not is_local(self.address):
             yield
@@ -110,6 +112,8 @@ class JobFolder:
                     f"the job in {self.address} is running ({file.read()}): stop it first, or use "
                     "another folder with --out"
                 ) from None
+            except OSError as error:  # such as ENOLCK of NFS
+                print(f"{path} cannot be locked: start one process only ({error})", file=sys.stderr)  # noqa: T201
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}")
             file.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shutil
@@ -355,6 +356,17 @@ def test_a_job_continues_only_with_its_own_options(tmp_path: Path) -> None:
     assert folder.record().namespaces == ("shop.items",)
     with pytest.raises(OptionError, match=r"reads shop\.items, not shop\.orders"):
         folder.begin(JobRecord(("shop.orders",)), once=True)
+
+
+def test_a_drive_without_locks_is_no_reason_to_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_locks(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("spark_sink.jobs.job_folder.fcntl.flock", no_locks)
+    with JobFolder(str(tmp_path)).locked():
+        assert "job.lock cannot be locked: start one process only" in capsys.readouterr().err
 
 
 def test_a_snapshot_alone_is_read_once(tmp_path: Path) -> None:
