@@ -24,7 +24,7 @@ from spark_sink.tables.delta_log import Batch
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS, ChangeStage
 
 CHANGES = 10_000
-SIZES = (100_000, 1_000_000)
+SIZES = (100_000, 1_000_000, 10_000_000)
 DOCUMENT_BYTES = 600
 BATCHES = 5
 _BEGIN = 1_700_000_000

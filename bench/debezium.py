@@ -20,7 +20,7 @@ SHARDS = 2
 EVENTS = 400_000
 SIZE = 400
 """Bytes of padding in a document."""
-PER_BATCH = 100_000
+PER_BATCH = 50_000
 PACED = 200
 """Documents whose latency is measured, on one shard of two,"""
 PAUSE = 0.1
