@@ -92,16 +92,18 @@ class JobFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes of this machine from running or changing the job meanwhile.
+        """Keep other processes from running or changing the job meanwhile.
 
-        Object stores, and some network drives, have no locks: there a second start ends the first
-        one, at a batch's commit. Raises OptionError if another process has the lock, and OSError if
-        the folder cannot be written.
+        The lock is a file in the job's folder, or in that of the checkpoint. Object stores, and
+        some network drives, have no locks: there a second start ends the first one, at a batch's
+        commit. Raises OptionError if another process has the lock, and OSError if the folder cannot
+        be written.
         """
-        if not is_local(self.address):
+        local = [each for each in (self.address, self.checkpoint) if is_local(each)]
+        if not local:
             yield
             return
-        path = Path(open_folder(self.address)[1]) / "job.lock"
+        path = Path(open_folder(local[0])[1]) / "job.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+") as file:
             try:

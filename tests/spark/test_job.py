@@ -358,6 +358,15 @@ def test_a_job_continues_only_with_its_own_options(tmp_path: Path) -> None:
         folder.begin(JobRecord(("shop.orders",)), once=True)
 
 
+def test_of_a_job_on_an_object_store_the_checkpoint_is_locked(tmp_path: Path) -> None:
+    store = "s3://key:secret@bucket/job?region=us-east-1&endpoint_override=127.0.0.1:1"
+    first, second = (JobFolder(store, str(tmp_path / "checkpoint")) for _ in range(2))
+    with first.locked(), pytest.raises(OptionError, match="is running"), second.locked():
+        pass
+    with second.locked():
+        assert (tmp_path / "checkpoint" / "job.lock").exists()
+
+
 def test_a_drive_without_locks_is_no_reason_to_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
