@@ -1,0 +1,156 @@
+"""A client of Confluent's schema registry, which registers Avro schemas by HTTP.
+
+The API: `POST /subjects/{subject}/versions` returns the id of a schema, an equal one's if the
+registry has it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import ssl
+from collections.abc import Mapping, Sequence
+from http.client import HTTPException, HTTPMessage
+from typing import IO, NamedTuple
+from urllib.error import HTTPError
+from urllib.parse import quote, unquote, urlsplit
+from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
+
+from spark_sink.errors import OptionError, StreamError
+from spark_sink.options.retry_options import DEFAULT_RETRY_POLICY, RetryPolicy
+from spark_sink.stream.retries import Retries
+
+_TYPE = "application/vnd.schemaregistry.v1+json"
+_SECONDS = 10.0
+"""How long a registry may be silent."""
+_LONGEST_ANSWER = 1 << 20  # bytes
+_REMEDIES = {
+    401: "the login is refused: check the user and the password in schema_registry_url",
+    403: "not allowed: the user in schema_registry_url needs the right to write the subject",
+    404: "no schema registry answers there: check the path in schema_registry_url",
+    409: "the schema is not compatible with the subject's earlier ones: set the subject's "
+    "compatibility to NONE, delete the subject, or choose another prefix",
+    422: "the registry does not accept the schema: it must take schemas of the type AVRO",
+}
+"""By statuses; the rules are those of the registry's API reference."""
+_TOO_MANY_REQUESTS, _SERVER_ERRORS = 429, 500
+
+
+class Address(NamedTuple):
+    """A registry's address without a login, and the headers of requests to it."""
+
+    url: str
+    headers: Mapping[str, str]
+
+
+def addresses_in(urls: str) -> tuple[Address, ...]:
+    """Return the registries of `schema.registry.url`: URLs with commas between them.
+
+    A URL may have a user and a password. Raises OptionError.
+    """
+    return tuple(_address(each.strip()) for each in urls.split(","))
+
+
+def _address(url: str) -> Address:
+    try:
+        parts = urlsplit(url)
+        is_valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        is_valid = False
+    if not is_valid or parts.query or parts.fragment:
+        raise OptionError(
+            "schema_registry_url must be like https://user:password@registry:8081, or several with "
+            "commas between them"
+        )
+    login, _, host = parts.netloc.rpartition("@")
+    headers = {"Content-Type": _TYPE, "Accept": _TYPE}
+    if login:
+        user, _, password = login.partition(":")
+        pair = f"{unquote(user)}:{unquote(password)}".encode()
+        headers["Authorization"] = f"Basic {base64.b64encode(pair).decode()}"
+    return Address(f"{parts.scheme}://{host}{parts.path.rstrip('/')}", headers)
+
+
+def register(
+    addresses: Sequence[Address],
+    subject: str,
+    schema: str,
+    policy: RetryPolicy = DEFAULT_RETRY_POLICY,
+) -> int:
+    """Register a schema and return its id.
+
+    Of several registries another one is asked after each failure that may pass: no connection, no
+    answer for ten seconds, 429 and 5xx. A refusal is final.
+
+    Raises StreamError for a refusal, for a certificate that is not valid, for an answer that is no
+    registry's, and after the policy's last retry.
+    """
+    retries = Retries(policy)
+    attempt = 0
+    while True:
+        address = addresses[attempt % len(addresses)]
+        attempt += 1
+        try:
+            return _register(address, subject, schema)
+        except HTTPError as error:
+            with error:
+                if error.code < _SERVER_ERRORS and error.code != _TOO_MANY_REQUESTS:
+                    raise _refused(address, subject, error) from None
+                failure: Exception = error
+        except (OSError, HTTPException) as error:
+            failure = error
+            cause = getattr(error, "reason", None)
+            if isinstance(cause, ssl.SSLCertVerificationError):
+                raise StreamError(
+                    f"the certificate of the schema registry at {address.url} is not valid here: "
+                    "set SSL_CERT_FILE in the environment of the executors to its authority's file",
+                    cause,
+                ) from None
+        if not retries.wait_for_retry(failure):
+            raise StreamError(
+                f"gave up after {policy}: the schema registry at {address.url} cannot be reached "
+                "or does not answer. Check that it runs there, and restart the query",
+                getattr(failure, "reason", failure),
+            ) from None
+
+
+def _register(address: Address, subject: str, schema: str) -> int:
+    url = f"{address.url}/subjects/{quote(subject, safe='')}/versions"
+    body = json.dumps({"schema": schema}).encode()
+    request = Request(url, body, dict(address.headers), method="POST")  # noqa: S310
+    context = ssl.create_default_context()
+    opener = build_opener(_NoRedirects, HTTPSHandler(context=context))
+    with opener.open(request, timeout=_SECONDS) as response:
+        text = response.read(_LONGEST_ANSWER)
+    try:
+        found = json.loads(text)["id"]
+    except (ValueError, KeyError, TypeError):
+        found = None
+    if type(found) is not int:
+        raise StreamError(
+            f"{_REMEDIES[404]}. {address.url} answers a request to register a schema without an id",
+            text[:100].decode(errors="replace"),
+        )
+    return found
+
+
+def _refused(address: Address, subject: str, error: HTTPError) -> StreamError:
+    try:
+        detail = json.loads(error.read(_LONGEST_ANSWER))["message"]
+    except (ValueError, KeyError, TypeError, OSError, HTTPException):
+        detail = error.reason
+    remedy = _REMEDIES.get(error.code, "check schema_registry_url")
+    if target := error.headers.get("Location"):
+        remedy = f"set schema_registry_url to where it redirects to: {target}"
+    return StreamError(
+        f"the schema registry at {address.url} answers {error.code} for {subject}: {remedy}", detail
+    )
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """Makes a redirection an error: following one would turn POST into GET."""
+
+    def redirect_request(
+        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> None:
+        """Follow none."""
