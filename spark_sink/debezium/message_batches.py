@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ from spark_sink.debezium.options import MessageOptions, quoted
 from spark_sink.debezium.outbox import Outbox
 from spark_sink.debezium.schemas import with_schemas
 from spark_sink.debezium.unwrapping import Unwrap
-from spark_sink.errors import OptionError
+from spark_sink.errors import OptionError, without_traceback
 from spark_sink.events.heartbeats import HEARTBEAT
 
 try:
@@ -57,7 +58,28 @@ class Messages:
                     yield pa.RecordBatch.from_arrays([tokens, index, *columns], schema=_ORDERED)
                     continue
                 made = pa.RecordBatch.from_arrays(columns[:3], names=_MESSAGE)
-                yield with_schemas(made, self.options) if self.options.schemas else made
+                yield _converted(made, self.options)
+
+
+def _converted(messages: pa.RecordBatch, options: MessageOptions) -> pa.RecordBatch:
+    """Return messages with the columns topic, key and value as Kafka Connect's converters do."""
+    if options.schema_registry_url is not None:
+        with without_traceback():
+            made: pa.RecordBatch = _avro().with_avro(messages, options)
+        return made
+    return with_schemas(messages, options) if options.schemas else messages
+
+
+def _avro() -> ModuleType:
+    """Return the module that makes Avro, which alone needs fastavro. Raises OptionError."""
+    try:
+        from spark_sink.debezium import avro
+    except ImportError as error:
+        raise OptionError(
+            "schema_registry_url requires fastavro on driver and executors: pip install fastavro",
+            error,
+        ) from None
+    return avro
 
 
 def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -108,11 +130,8 @@ class WithTransactions:
             columns = [column.to_pylist() for column in batch.columns]
             messages = (Message(*row) for row in zip(*columns, strict=True))
             made = _batch_of(each for message in messages for each in monitor.after(message))
-            yield self._complete(made)
-        yield self._complete(_batch_of(monitor.end()))
-
-    def _complete(self, messages: pa.RecordBatch) -> pa.RecordBatch:
-        return with_schemas(messages, self.options) if self.options.schemas else messages
+            yield _converted(made, self.options)
+        yield _converted(_batch_of(monitor.end()), self.options)
 
 
 class _Monitor:
@@ -169,7 +188,7 @@ class _Monitor:
 
 
 MESSAGES = "topic string, key string, value string"
-"""The columns, as Spark's Kafka sink expects them."""
+"""The columns, as Spark's Kafka sink expects them; key and value are binary if they are Avro."""
 
 
 def to_debezium(
@@ -182,8 +201,9 @@ def to_debezium(
 ) -> DataFrame:
     """Return Debezium's messages for changes, for a snapshot's documents, and for heartbeats.
 
-    The columns are topic, key and value. The messages of a document are in the order of the rows;
-    with `transactions` all messages of a batch are in the stream's order, in one partition.
+    The columns are topic, key and value: texts, or with `schema_registry_url` binary Avro. The
+    messages of a document are in the order of the rows; with `transactions` all messages of a
+    batch are in the stream's order, in one partition.
 
     Args:
         rows: of this package's source: a batch or a stream.
@@ -200,8 +220,9 @@ def to_debezium(
     transform = None if unwrap is None else Unwrap.parse(unwrap)
     routed = None if outbox is None else Outbox.parse(outbox)
     given = MessageOptions(prefix, transform=transform or routed, **options)
+    columns = MESSAGES if given.schema_registry_url is None else _avro().MESSAGES
     wanted = rows.where(F.col("op").isNotNull() | (F.col("operationType") == HEARTBEAT))
     if not given.transactions:
-        return wanted.select("event").mapInArrow(Messages(given), MESSAGES)
+        return wanted.select("event").mapInArrow(Messages(given), columns)
     ordered = wanted.select("event", "token").mapInArrow(Messages(given, ordered=True), ORDERED)
-    return ordered.repartition(1).mapInArrow(WithTransactions(given), MESSAGES)
+    return ordered.repartition(1).mapInArrow(WithTransactions(given), columns)

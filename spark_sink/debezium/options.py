@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Literal
 
+from spark_sink.debezium.schema_registry import addresses_in
 from spark_sink.errors import OptionError
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ class MessageOptions:
         heartbeat_prefix: topic.heartbeat.prefix.
         heartbeat_topic: topic.heartbeat.name.
         schemas: schemas.enable of Kafka Connect's JSON converter: keys and values have schemas.
+        schema_registry_url: schema.registry.url of Confluent's AvroConverter: keys and values are
+            Avro whose schemas are in a registry. URLs with commas between them; a login is in the
+            URL.
         transform: one of Debezium's transforms of messages.
 
     Raises OptionError for a version or a naming strategy that is unknown, and for what is not made
@@ -51,6 +55,7 @@ class MessageOptions:
     heartbeat_prefix: str = "__debezium-heartbeat"
     heartbeat_topic: str | None = None
     schemas: bool = False
+    schema_registry_url: str | None = field(default=None, repr=False)
     transform: Unwrap | Outbox | None = None
 
     def __post_init__(self) -> None:
@@ -58,14 +63,21 @@ class MessageOptions:
             raise OptionError(f"version must be one of {', '.join(VERSIONS)}, not {self.version!r}")
         if self.naming not in ("default", "unicode"):
             raise OptionError(f"naming must be default or unicode, not {self.naming!r}")
-        if self.schemas and self.is_old:
+        with_schemas = self.schemas or self.schema_registry_url is not None
+        if self.schema_registry_url is not None:
+            addresses_in(self.schema_registry_url)
+            if self.schemas:
+                raise OptionError(
+                    "schemas is for JSON, schema_registry_url for Avro: leave one out"
+                )
+        if with_schemas and self.is_old:
             raise OptionError(
                 f"schemas are those of version 3.6, not of {self.version}: leave one out"
             )
-        if self.transform is not None and (self.schemas or self.transactions or self.is_old):
+        if self.transform is not None and (with_schemas or self.transactions or self.is_old):
             raise OptionError(
                 "unwrap and outbox make messages of version 3.6 without schemas and transactions: "
-                "leave out the options version, schemas and transactions"
+                "leave out the options version, schemas, schema_registry_url and transactions"
             )
 
     @property

@@ -13,10 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_sink.debezium.options import MessageOptions, quoted
+from spark_sink.debezium.options import MessageOptions
 
 _CACHED_TOPICS = 10_000
-_NAME = "\0"  # where the topic's name goes
 _SNAPSHOTS = "true,first,first_in_data_collection,last_in_data_collection,last,false,incremental"
 
 
@@ -78,13 +77,12 @@ _PLACE = _struct(
     version=1,
 )
 _CHANGE = (
-    _struct({"id": _TEXT}, name=f"{_NAME}.Key"),
+    _struct({"id": _TEXT}),
     _struct(
         {
             "before": _DOCUMENT, "after": _DOCUMENT, "updateDescription": _DESCRIPTION,
             "source": _SOURCE, "op": _MAYBE_TEXT, "ts_ms": _MAYBE_LONG, "transaction": _PLACE,
-        },
-        name=f"{_NAME}.Envelope",
+        }
     ),
 )  # fmt: skip
 _HEARTBEAT = (
@@ -110,27 +108,24 @@ _BOUNDARY = (
 )  # fmt: skip
 
 
-def _before_payload(schema: dict[str, Any]) -> str:
-    return f'{{"schema":{json.dumps(schema, separators=(",", ":"))},"payload":'
-
-
-_HEADS = {
-    kind: tuple(map(_before_payload, kind_schemas))
-    for kind, kind_schemas in (
-        ("change", _CHANGE),
-        ("heartbeat", _HEARTBEAT),
-        ("boundary", _BOUNDARY),
-    )
-}
+def connect_schemas(options: MessageOptions, topic: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the schemas of a topic's keys and of its values, as JSON's values."""
+    if topic == options.boundaries:
+        return _BOUNDARY
+    if topic == options.heartbeats:
+        return _HEARTBEAT
+    key, value = _CHANGE
+    return {**key, "name": f"{topic}.Key"}, {**value, "name": f"{topic}.Envelope"}
 
 
 @lru_cache(_CACHED_TOPICS)
 def _heads(options: MessageOptions, topic: str) -> tuple[str, str]:
     """Return what precedes the payload of a topic's keys and of its values."""
-    kinds = {options.heartbeats: "heartbeat", options.boundaries: "boundary"}
-    name = quoted(topic)[1:-1]
-    key, value = _HEADS[kinds.get(topic, "change")]
-    return key.replace(json.dumps(_NAME)[1:-1], name), value.replace(json.dumps(_NAME)[1:-1], name)
+    key, value = (
+        f'{{"schema":{json.dumps(each, separators=(",", ":"))},"payload":'
+        for each in connect_schemas(options, topic)
+    )
+    return key, value
 
 
 def with_schemas(messages: pa.RecordBatch, options: MessageOptions) -> pa.RecordBatch:

@@ -32,14 +32,28 @@ def of_stream(
     images: Mapping[str, str],
     oversize: Mapping[str, str],
 ) -> list[Message]:
-    """Return the messages of a stream's events, up to the first in the collection `last`.
+    """Return the messages of a stream's events; `options` are those of the messages.
+
+    The other arguments are those of `events_of_stream`.
+    """
+    return of_events(events_of_stream(uri, databases, start, last, images, oversize), options)
+
+
+def events_of_stream(
+    uri: str,
+    databases: Sequence[str],
+    start: Timestamp,
+    last: str,
+    images: Mapping[str, str],
+    oversize: Mapping[str, str],
+) -> list[RawBSONDocument]:
+    """Return a stream's events, up to the first in the collection `last`.
 
     Args:
         uri: the connection string of a mongos or of a router.
-        databases: whose events become messages.
+        databases: whose events are wanted.
         start: the cluster time at which the stream begins.
         last: the name of a collection.
-        options: of the messages.
         images: the stream's fullDocument and fullDocumentBeforeChange, if any.
         oversize: the options for large events.
     """
@@ -55,7 +69,7 @@ def of_stream(
             events.append(event)
             if event.get("ns", {}).get("coll") == last:
                 break
-    return of_events(list(join_fragments(events)), options)
+    return list(join_fragments(events))
 
 
 def of_documents(uri: str, databases: Sequence[str], options: MessageOptions) -> list[Message]:

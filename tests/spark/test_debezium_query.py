@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import pytest
 from bson import Binary, json_util
 from bson.binary import UuidRepresentation
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_sink.debezium import to_debezium
 from spark_sink.errors import OptionError
 from spark_sink.tables.transactions import Transactions
+from tests.doubles.schema_registry import SchemaRegistry, serving
 from tests.spark.conftest import Shop
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
@@ -98,6 +102,38 @@ def test_a_snapshots_documents_become_reads(spark: SparkSession, shop: Shop) -> 
     assert [value["op"] for value in values] == ["r"] * 5
     assert {value["source"]["snapshot"] for value in values} == {"true"}
     assert sorted(json.loads(value["after"])["_id"] for value in values) == [0, 1, 2, 3, 4]
+
+
+def test_a_query_writes_avro_after_its_registry_accepts_the_schemas(
+    spark: SparkSession, shop: Shop, tmp_path: Path
+) -> None:
+    shop.insert(3)
+    with serving(SchemaRegistry()) as registry:
+        rows = changes(spark, shop, streaming=True)
+        made = to_debezium(rows, "fulfillment", schema_registry_url=registry.url)
+        out = str(tmp_path / "out")
+        query = made.writeStream.format("parquet").option("path", out)
+        query = query.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        refusal = (409, b'{"error_code": 409, "message": "incompatible"}')
+        registry.failures += [refusal] * 100
+        with pytest.raises(StreamingQueryException, match="set the subject's compatibility"):
+            query.trigger(availableNow=True).start().awaitTermination()
+        registry.failures.clear()
+        query.trigger(availableNow=True).start().awaitTermination()
+        found = spark.read.parquet(out).collect()
+        subjects = {each.subject for each in registry.requests}
+    topic = f"fulfillment.{shop.database}.orders"
+    assert subjects == {f"{topic}-key", f"{topic}-value"}
+    documents = []
+    for row in found:
+        assert row.topic == topic
+        key, value = (
+            fastavro.schemaless_reader(io.BytesIO(part[5:]), registry.schema_of(part), None)
+            for part in (row.key, row.value)
+        )
+        documents.append(json.loads(value["after"]))
+        assert key == {"id": str(documents[-1]["_id"])}
+    assert sorted(each["_id"] for each in documents) == [0, 1, 2]
 
 
 def test_transactions_are_surrounded_by_their_boundaries(spark: SparkSession, shop: Shop) -> None:
