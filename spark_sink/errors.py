@@ -16,6 +16,9 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 MESSAGE_LIMIT = 500
 
+FULL_DISK = ("No space left on device", "Disk quota exceeded")
+"""What messages contain that a full disk causes."""
+
 _HISTORY_LOST = 286
 _NOT_ALLOWED = 13  # Unauthorized
 _REFUSED_OPTION = (
@@ -96,5 +99,6 @@ def without_traceback() -> Iterator[None]:
 def _one_line(detail: object) -> str:
     """Return the detail on one line, without what pymongo appends for developers."""
     text = str(detail).partition(", full error:")[0].partition(", Timeout: ")[0]
+    text = re.sub(r"\s*(\x1b\[\d*m)*↳(\x1b\[\d*m)*", ":", text)  # between the causes of delta-rs
     plain = re.sub(r"\[Errno -?\d+\] | ?\(configured timeouts:[^)]*\)", "", text)
     return " ".join(plain.split())

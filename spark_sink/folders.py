@@ -72,10 +72,15 @@ class Folder:
         files.create_dir(f"{self._files.base_path}{parent}".rstrip("/"))
         local = isinstance(files, fs.LocalFileSystem)
         draft = f"{parent}{slash}.{name}-{uuid4().hex}" if local else path
-        with self._files.open_output_stream(draft) as stream:
-            stream.write(text.encode())
-        if local:
-            self.move(draft, path)
+        try:
+            with self._files.open_output_stream(draft) as stream:
+                stream.write(text.encode())
+            if local:
+                self.move(draft, path)
+        except OSError:
+            if local:
+                self.remove(draft)
+            raise
 
     def listed(self, path: str, *, deep: bool = False) -> list[fs.FileInfo]:
         """Return what is in a folder, which need not exist; with `deep` also in its folders."""

@@ -110,7 +110,8 @@ class JobStreamReader(MergerouterStreamReader):
             number = None if context is None else context.getLocalProperty(BATCH_PROPERTY)
             if number is None:
                 raise StreamError(f"the format {FORMAT} is for jobs: use mergerouter")
-            writer = TaskWriter(self._tables, schema_for(self.options), int(number))
-            for rows in self.rows(cast("TaskPartition", partition)):
-                writer.add(rows)
-            yield writer.close()
+            with TaskWriter(self._tables, schema_for(self.options), int(number)) as writer:
+                for rows in self.rows(cast("TaskPartition", partition)):
+                    writer.add(rows)
+                report = writer.close()
+            yield report

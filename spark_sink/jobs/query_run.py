@@ -14,22 +14,21 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_sink.errors import MESSAGE_LIMIT
+from spark_sink.errors import FULL_DISK, MESSAGE_LIMIT
 
 # Seconds in which the batch in progress may commit after a signal.
 STOP_TIMEOUT = 60
 _POLL_SECONDS = 1
 # Causes that Java, Python or Spark report in their own words, and the words for an operator.
 _REMEDIES = (
-    (
-        "/current/_changes/",
-        "another start of the job has removed what this one was about to commit: run one process "
-        "for each --out; nothing is lost",
-    ),
-    (
-        "No space left on device",
-        "a disk is full: free space where the job writes (--out, --checkpoint, spark.local.dir, by "
-        "default /tmp), and start it again; it continues from its checkpoint",
+    *(
+        (
+            words,
+            "a disk is full: free space where the job writes (--out, --checkpoint, "
+            "spark.local.dir, by default /tmp), and start it again; it continues from its "
+            "checkpoint",
+        )
+        for words in FULL_DISK
     ),
     (
         "Could not parse Master URL",
@@ -55,6 +54,11 @@ _REMEDIES = (
         "Java heap space",
         "Spark has too little memory: start the job with --conf spark.driver.memory=4g, or with "
         "smaller batches (--option maxEventsPerTrigger=50000)",
+    ),
+    (
+        "/current/_changes/",
+        "another start of the job has removed what this one was about to commit: run one process "
+        "for each --out; nothing is lost",
     ),
 )
 

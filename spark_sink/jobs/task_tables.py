@@ -7,8 +7,9 @@ A task that runs twice leaves files that no commit names. Executors import this 
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -62,7 +63,7 @@ class TaskReport:
 
 
 class TaskWriter:
-    """Writes the rows of one task.
+    """Writes the rows of one task. Where the block of `with` fails, its files are removed.
 
     Args:
         schema: of the source's rows.
@@ -72,16 +73,25 @@ class TaskWriter:
     def __init__(self, tables: TaskTables, schema: StructType, batch: int) -> None:
         self._batch = batch
         self._bronze = self._changes = self._unreadable = None
+        self._files = ExitStack()
         if tables.bronze is not None:
-            self._bronze = Parts(tables.bronze, bronze_schema(schema), BRONZE_PARTITIONS)
+            bronze = Parts(tables.bronze, bronze_schema(schema), BRONZE_PARTITIONS)
+            self._bronze = self._files.enter_context(bronze)
         if tables.current is not None:
             self._changes = ChangeStage(tables.current, tolerant=True)
         else:
-            self._unreadable = Parts(tables.quarantine, arrow_schema(QUARANTINE))
+            unreadable = Parts(tables.quarantine, arrow_schema(QUARANTINE))
+            self._unreadable = self._files.enter_context(unreadable)
         self._counts = tables.transactions
         self._transactions = Transactions()
         self._events = self._rescued = 0
         self._by_kind: Counter[tuple[str, str]] = Counter()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        self._files.__exit__(*failure)
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Write rows of the source. Raises OSError."""

@@ -40,9 +40,10 @@ class AppendTable:
             return
         numbers = pa.repeat(pa.scalar(batch.number, pa.int64()), rows.num_rows)
         numbered = rows.append_column(BATCH, numbers)
-        parts = Parts(self.log.address, numbered.schema, self._partitions)
-        parts.add(numbered)
-        self.commit(parts.close(), numbered.schema, batch)
+        with Parts(self.log.address, numbered.schema, self._partitions) as parts:
+            parts.add(numbered)
+            written = parts.close()
+        self.commit(written, numbered.schema, batch)
 
     def commit(self, parts: Sequence[Mapping[str, Any]], schema: pa.Schema, batch: Batch) -> None:
         """Commit the files of a batch, unless the table has the batch already. Raises StreamError.

@@ -28,7 +28,7 @@ from deltalake.transaction import (
 )
 from pyarrow import fs
 
-from spark_sink.errors import OptionError, StreamError
+from spark_sink.errors import FULL_DISK, OptionError, StreamError
 from spark_sink.folders import absolute, open_folder
 from spark_sink.tables.parquet_parts import COMPARED
 
@@ -369,10 +369,11 @@ class DeltaLog:
         except SchemaMismatchError:
             raise
         except (DeltaError, OSError) as error:
+            remedy = "correct the path, or the access to its storage"
+            if any(each in str(error) for each in FULL_DISK):
+                remedy = "the disk is full. Free space, and start again; nothing is lost"
             raise StreamError(
-                f"the table at {self.address} cannot be read or written: correct the path, or the "
-                "access to its storage",
-                error,
+                f"the table at {self.address} cannot be read or written: {remedy}", error
             ) from None
 
 

@@ -83,10 +83,11 @@ class _Write:
     partitions: tuple[str, ...]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        parts = Parts(self.address, self.schema, self.partitions)
-        for batch in batches:
-            parts.add(pa.Table.from_batches([batch]))
-        yield report_batch([_Written(parts.close())])
+        with Parts(self.address, self.schema, self.partitions) as parts:
+            for batch in batches:
+                parts.add(pa.Table.from_batches([batch]))
+            written = parts.close()
+        yield report_batch([_Written(written)])
 
 
 def rewrite_former_batches(

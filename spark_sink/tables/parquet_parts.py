@@ -11,8 +11,9 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import date, datetime
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -59,7 +60,9 @@ Partition = tuple[str | None, ...]
 
 
 class Parts:
-    """The files that a task writes for one table.
+    """The files that a task writes for one table; they are removed where the block of `with` fails.
+
+    Without that, each attempt to write to a full disk would leave files that no commit names.
 
     Args:
         root: the table's address, a path or a URI that pyarrow knows.
@@ -98,7 +101,20 @@ class Parts:
         self._pending: dict[Partition, list[pa.Table]] = defaultdict(list)
         self._pending_bytes = 0
         self._open: dict[Partition, _Part] = {}
+        self._paths: list[str] = []
         self._done: list[PartFile] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            return
+        for part in self._open.values():
+            part.give_up()
+        for path in self._paths:
+            with suppress(OSError):
+                self._files.delete_file(path)
 
     @property
     def size(self) -> int:
@@ -155,12 +171,14 @@ class Parts:
         path = "/".join([*folders, f"part-{uuid.uuid4().hex}.parquet"])
         if isinstance(self._files, fs.LocalFileSystem):
             self._files.create_dir("/".join([self._folder, *folders]))
-        stream = self._files.open_output_stream(f"{self._folder}/{path}")
+        self._paths.append(f"{self._folder}/{path}")
+        stream = self._files.open_output_stream(self._paths[-1])
         return _Part(path, values, stream, self._stored, self._form)
 
     def _end(self, partitions: Sequence[Partition]) -> None:
         for partition in partitions:
-            self._done.append(self._open.pop(partition).close(self._compared))
+            self._done.append(self._open[partition].close(self._compared))
+            del self._open[partition]
 
 
 class _Part:
@@ -188,6 +206,13 @@ class _Part:
     def write(self, rows: pa.Table, group_rows: int) -> None:
         """Write rows, as many in a row group."""
         self._writer.write_table(rows, group_rows)
+
+    def give_up(self) -> None:
+        """Close the file, whose contents do not matter."""
+        self._writer.is_open = False  # otherwise its destructor tries again, and prints the failure
+        for each in (self._writer.writer, self._stream):
+            with suppress(OSError, RuntimeError):
+                each.close()
 
     def close(self, compared: Sequence[str]) -> PartFile:
         """Complete the file, and return it, with statistics of these columns."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import uuid
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -146,12 +147,16 @@ class _Merge:
         self._task = task
         self._formed = formed
         self._groups = groups
-        self._table = _RangeFiles(task.address, task.form, _limit(task))
-        quarantine = task.quarantine or task.address
-        self._problems = Parts(quarantine, arrow_schema(QUARANTINE))
+        self._open = ExitStack()
+        self._table = _RangeFiles(task.address, task.form, _limit(task), self._open)
+        self._problems = Parts(task.quarantine or task.address, arrow_schema(QUARANTINE))
 
     def report(self) -> MergeReport:
-        """Write all rows."""
+        """Write all rows. After a failure there are no files."""
+        with self._open, self._problems:
+            return self._written()
+
+    def _written(self) -> MergeReport:
         changes = self._changes()
         places: list[str] = changes["place"].to_pylist()
         start = 0
@@ -245,9 +250,10 @@ def _merged(group: pa.Table, places: list[str], touched: list[str], new: pa.Tabl
 class _RangeFiles:
     """Writes ordered rows to files, each of which is a range of its own."""
 
-    def __init__(self, address: str, form: TableForm, limit: int) -> None:
+    def __init__(self, address: str, form: TableForm, limit: int, files: ExitStack) -> None:
         self._address = address
         self._limit = limit
+        self._files = files
         self._form = form
         self._new_file = partial(
             Parts,
@@ -271,7 +277,7 @@ class _RangeFiles:
             return
         first, last = places_of(rows.take([0, rows.num_rows - 1])).to_pylist()
         if self._file is None:
-            self._file = self._new_file()
+            self._file = self._files.enter_context(self._new_file())
             self._range, self._first = uuid.uuid4().hex[:12], first
         self._last = last
         name = pa.repeat(pa.scalar(self._range), rows.num_rows)

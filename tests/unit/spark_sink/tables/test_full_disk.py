@@ -1,0 +1,130 @@
+"""A full disk: no file is left over, so that each attempt does not take more of it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake.exceptions import DeltaError
+
+from spark_sink.errors import StreamError
+from spark_sink.folders import Folder
+from spark_sink.jobs.task_tables import TaskTables, TaskWriter
+from spark_sink.options.stream_options import parse_options
+from spark_sink.rows.arrow_types import arrow_schema
+from spark_sink.source.schema import schema_for
+from spark_sink.tables.append_table import AppendTable
+from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.delta_log import Batch, DeltaLog
+from tests.unit.spark_sink.tables.test_current_table import (
+    Stream,
+    documents_in,
+    small,
+    staged,
+)
+
+__all__ = ["small"]
+
+_SPACE = 50_000
+_ROWS = pa.table({"token": [os.urandom(100).hex() for _ in range(1000)]})
+
+
+@contextmanager
+def full_disk(size: int = _SPACE) -> Iterator[None]:
+    """Let no file become larger, which fails as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def files_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_failed_append_leaves_no_file(tmp_path: Path) -> None:
+    table = AppendTable(str(tmp_path))
+    with full_disk():
+        with pytest.raises(OSError, match="File too large"):
+            table.write_rows(_ROWS, Batch("q", 0))
+        gc.collect()  # pyarrow's writer closes its file once more, and fails again
+    assert files_in(tmp_path) == []
+    table.write_rows(_ROWS, Batch("q", 0))
+    assert DeltaLog(str(tmp_path)).count() == 1000
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_failed_task_leaves_no_file_of_its_collections(tmp_path: Path) -> None:
+    schema = schema_for(parse_options({"uri": "mongodb://router"}))
+    row = {"operationType": "insert", "op": "c", "token": "82", "database": "shop"}
+    row |= {"event": b"", "snapshot": False, "clusterTime": datetime(2026, 1, 31, tzinfo=UTC)}
+    text = os.urandom(_SPACE).hex()
+
+    def write() -> None:
+        with TaskWriter(TaskTables(str(tmp_path), None, "", False), schema, 1) as writer:
+            for name, document in (("shop.a", "{}"), ("shop.b", text), ("shop.c", "{}")):
+                found = {**row, "namespace": name, "fullDocument": document}
+                writer.add(pa.RecordBatch.from_pylist([found], arrow_schema(schema)))
+            writer.close()
+
+    with full_disk():
+        with pytest.raises(OSError, match="File too large"):
+            write()
+        gc.collect()
+    assert files_in(tmp_path) == []
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_failed_merge_leaves_no_file_and_is_repeated(tmp_path: Path) -> None:
+    folder, stream = tmp_path / "current", Stream(1)
+    table = CurrentTable(str(folder))
+    table.apply_staged(None, staged(folder, [stream.change(1)]), Batch("q", 0))
+    before = files_in(folder)
+    text = random.Random(1).randbytes(_SPACE).hex()
+    events = [stream.change(1, text=text)]
+    changes = staged(folder, events)
+    with full_disk():
+        with pytest.raises(OSError, match="File too large"):
+            table.apply_staged(None, changes, Batch("q", 1))
+        gc.collect()
+    left = {path for path in files_in(folder) if path.parent.name != "_changes"}
+    assert left == {*before}
+    table.apply_staged(None, changes, Batch("q", 1))
+    assert documents_in(folder) == stream.collections
+
+
+def test_a_failed_file_of_a_folder_leaves_no_draft(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path))
+    folder.write("job.json", "before")
+    with full_disk(10), pytest.raises(OSError, match="File too large"):
+        folder.write("job.json", "x" * 1000)
+    assert [path.name for path in files_in(tmp_path)] == ["job.json"]
+    assert folder.text("job.json") == "before"
+
+
+def test_a_failed_commit_names_the_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        arrow = " \x1b[31m\u21b3\x1b[0m "
+        raise DeltaError(f"Generic error{arrow}Unable to copy{arrow}No space left on device")
+
+    monkeypatch.setattr("spark_sink.tables.delta_log.create_table_with_add_actions", fail)
+    with pytest.raises(StreamError) as caught:
+        AppendTable(str(tmp_path)).write_rows(_ROWS, Batch("q", 0))
+    assert str(caught.value) == (
+        f"the table at {tmp_path} cannot be read or written: the disk is full. Free space, and "
+        "start again; nothing is lost (Generic error: Unable to copy: No space left on device)"
+    )
