@@ -34,6 +34,7 @@ from spark_sink.jobs.commands import (
     session,
     source_options,
 )
+from spark_sink.jobs.stop_request import StopRequest
 
 if TYPE_CHECKING:
     from spark_sink.jobs.job_folder import JobRecord
@@ -157,6 +158,7 @@ def run(
 
     Prints a line for each batch. SIGTERM and SIGINT stop the job after the batch in progress.
     """
+    end = _stopped_by_signals()
     with failures():
         from spark_sink.jobs.own_router import router_beside
 
@@ -168,7 +170,7 @@ def run(
         interval = None if maintain is None else seconds_of(maintain, "--maintain")
         record = _record(namespaces, option, table, schema, deletes, flatten=flatten)
         with router_beside(uri, configdb, upstream, router_config):
-            _run(out, record, uri, trigger, conf, metrics_port, rounds, interval, checkpoint)
+            _run(end, out, record, uri, trigger, conf, metrics_port, rounds, interval, checkpoint)
 
 
 @job.command(cls=Command)
@@ -182,10 +184,11 @@ def snapshot(
     conf: Settings = None,
 ) -> None:
     """Write collections to tables once, and end."""
+    end = _stopped_by_signals()
     with failures():
         record = _record(namespaces, option, table, schema)
         record.options["snapshotMode"] = "initial_only"
-        _run(out, record, uri, None, conf)
+        _run(end, out, record, uri, None, conf)
 
 
 @job.command(cls=Command)
@@ -331,7 +334,14 @@ def _record(
     return JobRecord(chosen, given, written, schema_in(schema), deletes, flatten)
 
 
+def _stopped_by_signals() -> StopRequest:
+    end = StopRequest()
+    end.listen()
+    return end
+
+
 def _run(
+    end: StopRequest,
     out: str,
     record: JobRecord,
     uri: str,
@@ -346,7 +356,7 @@ def _run(
     from spark_sink.jobs.maintenance import Schedule
     from spark_sink.jobs.own_router import require_router
     from spark_sink.jobs.progress import JobMetrics, ProgressReport
-    from spark_sink.jobs.query_run import StopRequest, quiet_stop, run_until_stopped
+    from spark_sink.jobs.query_run import quiet_stop, run_until_stopped
     from spark_sink.jobs.rebuilding import restore_checkpoint
     from spark_sink.jobs.router_report import RouterReport
     from spark_sink.jobs.tables_job import TablesJob
@@ -354,8 +364,6 @@ def _run(
 
     if rounds is not None and "current" not in record.tables:
         raise OptionError("--verify-every compares the current table: add --table current")
-    end = StopRequest()
-    end.listen()
     code = 0
     folder, given = JobFolder(out, checkpoint), {**record.options, "uri": uri}
     require_router(given)
@@ -371,6 +379,7 @@ def _run(
             if metrics_port is not None:
                 metrics.serve(metrics_port)
             reports = (ProgressReport((metrics.add, router.add)), router.turn)
+            end.begin()
             query = tables_job.start(spark, trigger)
             tend = None if maintain is None else Schedule(folder, maintain)
             with verifier or nullcontext():

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_sink.errors import FULL_DISK, MESSAGE_LIMIT
+from spark_sink.jobs.stop_request import StopRequest
 
 # Seconds in which the batch in progress may commit after a signal.
 STOP_TIMEOUT = 60
@@ -61,28 +59,6 @@ _REMEDIES = (
         "for each --out; nothing is lost",
     ),
 )
-
-
-class StopRequest:
-    """Whether SIGTERM or SIGINT has requested a stop. A second signal exits immediately."""
-
-    def __init__(self) -> None:
-        self._asked = threading.Event()
-
-    def listen(self) -> None:
-        """Handle both signals from now on, also while Spark starts."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._take)
-
-    @property
-    def requested(self) -> bool:
-        """Whether a signal was received."""
-        return self._asked.is_set()
-
-    def _take(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
-            sys.exit(128 + number)
-        self._asked.set()
 
 
 @contextmanager

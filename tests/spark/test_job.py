@@ -277,7 +277,7 @@ def test_a_bad_pipeline_is_told_before_spark_starts(
     tmp_path: Path, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("spark_sink.cli.session", None)
-    monkeypatch.setattr("spark_sink.jobs.query_run.StopRequest.listen", lambda _self: None)
+    monkeypatch.setattr("spark_sink.jobs.stop_request.StopRequest.listen", lambda _self: None)
     arguments = ["run", f"{shop.database}.orders", "--uri", shop.uri, "--out", str(tmp_path / "x")]
     arguments += ["--option", "snapshotMode=no_data", "--option", 'pipeline=[{"$mtch": {}}]']
     result = CliRunner().invoke(job, arguments)

@@ -1,6 +1,8 @@
 """`mergerouter job run`, without Spark: what it starts, prints and ends with."""
 
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -138,6 +140,41 @@ def test_a_signal_that_ends_spark_too_is_an_orderly_end(
     assert result.exit_code == 0, result.output
     assert "the next start repeats the batch" in result.output
     assert events[-2:] == ["reports None ended", "router ends"]
+
+
+def test_a_signal_while_spark_starts_ends_the_job_at_once(
+    events: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def starting(_name: str, _settings: dict[str, str]) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        raise AssertionError("the signal has not ended the job")
+
+    monkeypatch.setattr(command, "session", starting)
+    result = run(tmp_path, "--configdb", "cfg/h:1")
+    assert result.exit_code == 0, result.output
+    assert "stopped before the first batch\n" in result.output
+    assert events[-2:] == ["router starts", "router ends"]
+
+
+def test_a_signal_before_the_packages_are_imported_is_an_orderly_end(tmp_path: Path) -> None:
+    """They take seconds. Without a handler, the process would end with -15, without a word."""
+    signals_itself = f"""
+import signal, sys
+from importlib.abc import MetaPathFinder
+from spark_sink.cli import job
+
+class Finder(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "pyspark":
+            signal.raise_signal(signal.SIGTERM)
+
+sys.meta_path.insert(0, Finder())
+job(["run", "shop.orders", "--uri", "{URI}", "--out", "{tmp_path}/job"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", signals_itself], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "stopped before the first batch\n")
 
 
 def test_the_cause_of_a_failure_is_printed_and_reported(

@@ -1,0 +1,41 @@
+"""The request to stop a job, by a signal. It is imported before Spark, which takes seconds."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from types import FrameType
+
+
+class StopRequest:
+    """Whether SIGTERM or SIGINT has requested a stop. A second signal exits immediately.
+
+    So does the first one before `begin`, with status 0: there is no batch to wait for.
+    """
+
+    def __init__(self) -> None:
+        self._asked = threading.Event()
+        self._has_begun = False
+
+    def listen(self) -> None:
+        """Handle both signals from now on, also while Spark starts."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._take)
+
+    def begin(self) -> None:
+        """Let the batch in progress commit after a signal."""
+        self._has_begun = True
+
+    @property
+    def requested(self) -> bool:
+        """Whether a signal was received."""
+        return self._asked.is_set()
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            sys.exit(128 + number)
+        self._asked.set()
+        if not self._has_begun:
+            print("stopped before the first batch", file=sys.stderr)  # noqa: T201
+            sys.exit(0)
