@@ -291,6 +291,7 @@ def verify(
     The bronze table is compared with the stream, the current table with the collections. The exit
     status is 1 if there is a difference.
     """
+    from spark_sink.jobs.absent_names import warn_of_absent_names
     from spark_sink.jobs.own_router import require_router
     from spark_sink.jobs.verification import verify_job
 
@@ -299,6 +300,7 @@ def verify(
     with failures():
         folder = job_in(out)
         require_router({"uri": uri})
+        warn_of_absent_names(folder.record().namespaces, {"uri": uri})
         with session("verify", spark_settings) as spark:
             found = verify_job(spark, folder, uri, wanted, since)
     if as_json:
@@ -352,6 +354,7 @@ def _run(
     maintain: float | None = None,
     checkpoint: str = "",
 ) -> None:
+    from spark_sink.jobs.absent_names import warn_of_absent_names
     from spark_sink.jobs.job_folder import JobFolder
     from spark_sink.jobs.maintenance import Schedule
     from spark_sink.jobs.own_router import require_router
@@ -367,6 +370,7 @@ def _run(
     code = 0
     folder, given = JobFolder(out, checkpoint), {**record.options, "uri": uri}
     require_router(given)
+    warn_of_absent_names(record.namespaces, given)
     with folder.locked(), RouterReport(folder.address, given) as router, quiet_stop(end):
         restore_checkpoint(folder)
         folder.begin(record, once=trigger is None)

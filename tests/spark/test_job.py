@@ -290,6 +290,27 @@ def test_a_bad_pipeline_is_told_before_spark_starts(
     assert "RawBSON" not in result.output
 
 
+@pytest.mark.parametrize("name", ["run", "verify"])
+def test_a_misspelled_collection_is_told(
+    name: str, tmp_path: Path, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def session(*_: object) -> None:
+        raise OptionError("Spark starts")
+
+    monkeypatch.setattr("spark_sink.cli.session", session)
+    monkeypatch.setattr("spark_sink.jobs.stop_request.StopRequest.listen", lambda _self: None)
+    shop.insert(1)
+    names = [f"{shop.database}.{each}" for each in ("ordrs", "orders")]
+    folder = str(tmp_path / "job")
+    JobFolder(folder).begin(JobRecord((*names, "none.a")))
+    given = [*names, "none.a"] if name == "run" else []
+    result = CliRunner().invoke(job, [name, *given, "--uri", shop.uri, "--out", folder])
+    assert result.output == (
+        f"warning: the cluster does not have {names[0]} (did you mean {names[1]}?), none.a: "
+        "correct the name, or create it\nerror: Spark starts\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 import spark_sink.cli as command
 from spark_sink.errors import SourceError
-from spark_sink.jobs import own_router
+from spark_sink.jobs import absent_names, own_router
 from spark_sink.jobs.router_report import RouterReport
 from spark_sink.jobs.tables_job import TablesJob
 from tests.unit.spark_sink.jobs.test_progress import progress
@@ -80,6 +80,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(RouterReport, "_send", send)
     monkeypatch.setattr(own_router, "own_router", Router)
     monkeypatch.setattr(own_router, "require_router", require)
+    monkeypatch.setattr(absent_names, "warn_of_absent_names", lambda *_: None)
     monkeypatch.setattr(command, "session", session)
     monkeypatch.setattr(TablesJob, "start", start)
     return happened
