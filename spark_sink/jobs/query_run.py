@@ -38,6 +38,11 @@ _REMEDIES = (
         "the job's folder cannot be made: correct --out, or let the job's user write there",
     ),
     (
+        "Read-only file system",
+        "a folder is on a file system that is mounted read-only: mount it for writing, or correct "
+        "--out, --checkpoint or spark.local.dir",
+    ),
+    (
         "Permission denied",
         "a file or folder belongs to another user: let the job's user write to --out, --checkpoint "
         "and spark.local.dir, by default /tmp",

@@ -49,6 +49,7 @@ from spark_sink.tables.verify import difference_of, verify, verify_bronze, verif
 PLACE = "place"
 """The column that says where a row lies in the order of the table."""
 _COLUMNS = (*KEY_COLUMNS, "token", "document")
+_TEXT, _TYPES = pa.string(), {"document": pa.binary()}
 _ANY_DATE = json_util.CANONICAL_JSON_OPTIONS.with_options(
     datetime_conversion=DatetimeConversion.DATETIME_AUTO
 )
@@ -120,7 +121,8 @@ class VersionRows:
         rows = file.read_row_group(number, columns=[*map(self._form.column, names), *marks])
         if marks:
             rows = rows.filter(pc.invert(rows[DELETED]))
-        rows = pa.table({name: rows[self._form.column(name)] for name in names})
+        # Other writers give text and bytes other types of Arrow's.
+        rows = pa.table({n: rows[self._form.column(n)].cast(_TYPES.get(n, _TEXT)) for n in names})
         return rows.append_column(PLACE, places_of(rows))
 
 

@@ -165,10 +165,10 @@ class Verifier:
             due = time.monotonic() + self._every
             try:
                 self._verify()
-            except (SourceError, PyMongoError, OSError) as error:
-                _tell(f"verification: the round has ended: {error}")
             except _EndedError:
                 return
+            except Exception as error:  # noqa: BLE001 - the job would go on, never verified
+                _tell(f"verification: the round has ended: {error}")
 
     def _verify(self) -> None:
         """Compare all keys, and publish the result."""

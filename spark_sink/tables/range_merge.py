@@ -85,8 +85,7 @@ class MergeTask:
         except _UnsortedError:
             tables = [*self._unordered(formed)]
             rows = pa.concat_tables(tables) if tables else self.form.rows.empty_table()
-            order = pc.sort_indices(places_of(rows))
-            rows = rows.take(order)
+            rows = _newest(rows, self.form.column("token"))
             return _Merge(self, formed, iter([(rows, places_of(rows))])).report()
 
     def _unordered(self, formed: FormedRows) -> Iterator[pa.Table]:
@@ -311,6 +310,15 @@ def _kinds(rows: pa.Table) -> pa.Array:
     if DELETED not in rows.schema.names:
         return pa.repeat(live, rows.num_rows)
     return pc.if_else(rows[DELETED], pa.scalar(DELETED_ROW, pa.int64()), live)
+
+
+def _newest(rows: pa.Table, token: str) -> pa.Table:
+    """Return rows in the order of their places, without all but the newest one of each place."""
+    keys = pa.table({"place": places_of(rows), "token": rows[token]})
+    order = pc.sort_indices(keys, sort_keys=[("place", "ascending"), ("token", "ascending")])
+    places = keys["place"].combine_chunks().take(order)
+    is_last = [pc.not_equal(places[:-1], places[1:]), pa.array([True][: len(places)], pa.bool_())]
+    return rows.take(order).filter(pa.concat_arrays(is_last))
 
 
 def _sorted(rows: pa.Table) -> pa.Table:

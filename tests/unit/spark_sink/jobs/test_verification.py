@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
+
 import bson
+import pyarrow as pa
+import pytest
 from bson.datetime_ms import DatetimeMS
+from deltalake import DeltaTable
 
 from spark_sink.events.slices import fields_of
-from spark_sink.jobs.verification import filter_of
+from spark_sink.jobs.commands import Rounds
+from spark_sink.jobs.job_folder import JobFolder
+from spark_sink.jobs.verification import VersionRows, filter_of
+from spark_sink.jobs.verifier import Verifier
 from spark_sink.rows.extended_json import canonical_json
+from tests.unit.spark_sink.tables.test_current_table import Stream, apply
 
 
 def test_a_date_beyond_pythons_range_can_be_a_key() -> None:
@@ -15,3 +25,30 @@ def test_a_date_beyond_pythons_range_can_be_a_key() -> None:
         key = canonical_json(fields_of(bson.encode({"_id": value}))[b"_id"])
         assert key is not None
         assert filter_of([key]) == {"_id": {"$in": [value]}}
+
+
+def test_files_of_another_writer_are_read(tmp_path: Path) -> None:
+    """delta-rs writes texts with a type of Arrow's that its kernels for strings do not take."""
+    stream = Stream(1)
+    apply(tmp_path, [stream.change(number) for number in range(5)])
+    DeltaTable(tmp_path).delete("key LIKE '%2%'")
+    rows = VersionRows(str(tmp_path))
+    found = [place for group in rows.groups("") for place in group["place"].to_pylist()]
+    assert len(found) < 5
+    assert rows.find(found[:1]).num_rows == 1
+
+
+def test_a_round_that_fails_is_told_and_the_next_one_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun = threading.Semaphore(0)
+
+    def fail(_self: Verifier) -> None:
+        begun.release()
+        raise pa.ArrowNotImplementedError("no kernel")
+
+    monkeypatch.setattr(Verifier, "_verify", fail)
+    options = {"uri": "mongodb://router", "database": "shop"}
+    with Verifier(JobFolder(str(tmp_path)), options, Rounds(0.01, 1, repair=False)):
+        assert all(begun.acquire(timeout=60) for _ in range(2))
+    assert "verification: the round has ended: no kernel\n" in capsys.readouterr().err

@@ -587,3 +587,11 @@ def test_another_table_is_refused(tmp_path: Path) -> None:
     write_deltalake(tmp_path, pa.table({"n": [1]}))
     with pytest.raises(OptionError, match="is no current table"):
         CurrentTable(str(tmp_path))
+
+
+def test_a_row_that_another_writer_has_doubled_is_there_once_after_a_change(tmp_path: Path) -> None:
+    stream = Stream(1)
+    apply(tmp_path, [stream.change(number, n=1) for number in range(5)])
+    write_deltalake(tmp_path, DeltaTable(tmp_path).to_pyarrow_table().slice(1, 3), mode="append")
+    apply(tmp_path, [stream.change(2, n=2)])
+    assert documents_in(tmp_path) == stream.collections
