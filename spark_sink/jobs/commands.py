@@ -67,6 +67,10 @@ class Command(TyperCommand):
             message = error.message.removeprefix("Value error, ").replace("Input should", "must")
             raise Refusal(message, param=error.param, param_hint=error.param_hint) from None
 
+    def get_short_help_str(self, limit: int = 0) -> str:
+        """Return the summary for the list of commands, whose lines wrap, as a whole."""
+        return (self.help or "").partition("\n")[0].strip()
+
 
 class Refusal(typer.BadParameter):
     """An argument that cannot be used."""

@@ -123,6 +123,12 @@ def test_a_form_that_cannot_be_is_refused_before_spark_starts(
     assert "query starts" not in events
 
 
+def test_the_list_of_commands_has_whole_sentences() -> None:
+    lines = CliRunner().invoke(command.job, ["--help"], env={"COLUMNS": "80"}).output
+    found = " ".join(lines.split())
+    assert "current table from bronze, the checkpoint from all tables. at Print the ver" in found
+
+
 def test_an_upstream_needs_a_router_to_start(events: list[str], tmp_path: Path) -> None:
     result = run(tmp_path, "--upstream", "mongodb://m:1")
     assert (result.exit_code, events) == (2, [])
