@@ -6,7 +6,7 @@ import pytest
 
 from tests.simulation.command import simulate
 
-SEEDS = 120
+SEEDS = 80
 """From 0 on; test_some_seeds.py has others."""
 SEEDS_OF_64 = 6
 LEAST_MOVES = 100
