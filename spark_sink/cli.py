@@ -158,7 +158,7 @@ def run(
 
     Prints a line for each batch. SIGTERM and SIGINT stop the job after the batch in progress.
     """
-    end = _stopped_by_signals()
+    end = StopRequest()
     with failures():
         from spark_sink.jobs.own_router import router_beside
 
@@ -184,7 +184,7 @@ def snapshot(
     conf: Settings = None,
 ) -> None:
     """Write collections to tables once, and end."""
-    end = _stopped_by_signals()
+    end = StopRequest()
     with failures():
         record = _record(namespaces, option, table, schema)
         record.options["snapshotMode"] = "initial_only"
@@ -334,12 +334,6 @@ def _record(
     written = tuple(map(str, tables or DEFAULT_TABLES))
     given = {**namespace_options(chosen), **options}
     return JobRecord(chosen, given, written, schema_in(schema), deletes, flatten)
-
-
-def _stopped_by_signals() -> StopRequest:
-    end = StopRequest()
-    end.listen()
-    return end
 
 
 def _run(

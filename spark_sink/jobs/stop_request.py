@@ -9,17 +9,15 @@ from types import FrameType
 
 
 class StopRequest:
-    """Whether SIGTERM or SIGINT has requested a stop. A second signal exits immediately.
+    """Whether SIGTERM or SIGINT has requested a stop, from the making of the object on.
 
-    So does the first one before `begin`, with status 0: there is no batch to wait for.
+    A second signal exits immediately. So does the first one before `begin`, with status 0: there is
+    no batch to wait for.
     """
 
     def __init__(self) -> None:
         self._asked = threading.Event()
         self._has_begun = False
-
-    def listen(self) -> None:
-        """Handle both signals from now on, also while Spark starts."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._take)
 
