@@ -277,7 +277,7 @@ def test_a_bad_pipeline_is_told_before_spark_starts(
     tmp_path: Path, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("spark_sink.cli.session", None)
-    monkeypatch.setattr("spark_sink.jobs.stop_request.StopRequest.listen", lambda _self: None)
+    monkeypatch.setattr("spark_sink.jobs.stop_request.signal.signal", lambda *_: None)
     arguments = ["run", f"{shop.database}.orders", "--uri", shop.uri, "--out", str(tmp_path / "x")]
     arguments += ["--option", "snapshotMode=no_data", "--option", 'pipeline=[{"$mtch": {}}]']
     result = CliRunner().invoke(job, arguments)
@@ -298,7 +298,7 @@ def test_a_misspelled_collection_is_told(
         raise OptionError("Spark starts")
 
     monkeypatch.setattr("spark_sink.cli.session", session)
-    monkeypatch.setattr("spark_sink.jobs.stop_request.StopRequest.listen", lambda _self: None)
+    monkeypatch.setattr("spark_sink.jobs.stop_request.signal.signal", lambda *_: None)
     shop.insert(1)
     names = [f"{shop.database}.{each}" for each in ("ordrs", "orders")]
     folder = str(tmp_path / "job")
