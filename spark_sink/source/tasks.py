@@ -156,11 +156,12 @@ def read_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
         return
     with closing(RouterClient(options)) as client:
         if isinstance(task, SnapshotEnd):
-            now = client.with_retries(client.clocks).cluster_time
+            now = client.with_retries(client.present)
             yield from rows.arrow_batches([_end_of_snapshot(task, now)])
             return
         if isinstance(task, SnapshotTask):
-            newest, policy = lambda: client.clocks().cluster_time, options.retry_policy
+            newest = partial(client.newest_time, task.snapshot_time)
+            policy = options.retry_policy
             chunk = ChunkReader(client.mongo, task, newest, retry_policy=policy)
             yield from rows.batches_of_runs(edits.runs(chunk.runs()))
             return

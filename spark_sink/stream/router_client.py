@@ -132,6 +132,15 @@ class RouterClient:
         """Return a time at or after all finished writes. Raises PyMongoError, StreamError."""
         return max(self._watermark(), self.clocks().cluster_time)
 
+    def newest_time(self, at_least: Timestamp) -> Timestamp:
+        """Return the newest cluster time that the router knows.
+
+        A router without streams learns no time from the shards. If it has not reached `at_least`,
+        a stream from now asks them. Raises PyMongoError, StreamError.
+        """
+        newest = self.clocks().cluster_time
+        return newest if newest >= at_least else self.present()
+
     def snapshot_time(self) -> Timestamp:
         """Return a cluster time that can be read at, at or after all finished writes.
 

@@ -5,6 +5,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import pymongo
@@ -14,7 +15,8 @@ from pymongo.topology_description import TOPOLOGY_TYPE
 
 from spark_sink.options.stream_options import parse_options
 from spark_sink.snapshot.plan import Chunk, Collection
-from spark_sink.snapshot.reader import ChunkReader, SnapshotTask
+from spark_sink.snapshot.reader import SnapshotTask
+from spark_sink.source.tasks import read_task
 from spark_sink.stream.router_client import RouterClient
 from tests.harness.clusters import Client, TestCluster
 from tests.harness.ports import free_port
@@ -200,25 +202,22 @@ def test_a_rolling_restart_loses_nothing(pair: Pair, client: Client) -> None:
 
 def test_a_snapshot_planned_on_one_router_is_read_on_the_other(pair: Pair) -> None:
     """The other router has no streams, and so does not know the snapshot's time."""
-    one, other = (
-        RouterClient(
-            parse_options({"uri": f"mongodb://127.0.0.1:{port}/", "database": "snapshots"})
-        )
-        for port in pair.routers
+    given = {"database": "snapshots", "connect.max.attempts": "2"}
+    planned, read = (
+        parse_options({"uri": f"mongodb://127.0.0.1:{port}/", **given}) for port in pair.routers
     )
     client: Client
-    try:
-        with pymongo.MongoClient(f"mongodb://127.0.0.1:{one.address[1]}/") as client:
-            for number in range(100):  # the other router may learn a time from its health checks
-                client.snapshots.c.update_one({"_id": 1}, {"$set": {"n": number}}, upsert=True)
-                time = one.snapshot_time()
-                if other.clocks().cluster_time < time:
-                    break
-            else:
-                pytest.fail("the other router always knows the time of the snapshot")
+    with (
+        closing(RouterClient(planned)) as one,
+        closing(RouterClient(read)) as other,
+        pymongo.MongoClient(planned.uri) as client,
+    ):
+        for number in range(100):  # the other router may learn a time from its health checks
+            client.snapshots.c.update_one({"_id": 1}, {"$set": {"n": number}}, upsert=True)
+            time = one.snapshot_time()
+            if other.clocks().cluster_time < time:
+                break
+        else:
+            pytest.fail("the other router always knows the time of the snapshot")
         task = SnapshotTask(Chunk(Collection("snapshots", "c")), time)
-        reader = ChunkReader(other.mongo, task, lambda: other.clocks().cluster_time)
-        assert sum(len(run.events) for run in reader.runs()) == 1
-    finally:
-        one.close()
-        other.close()
+        assert sum(batch.num_rows for batch in read_task(task, read)) == 1
