@@ -6,6 +6,7 @@ import json
 import math
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,7 +20,8 @@ from bench.spark_reading import document_options
 from spark_sink import local_session
 from spark_sink.debezium import to_debezium
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
-from spark_sink.jobs.tables_job import BRONZE, TablesJob
+from spark_sink.jobs.progress import batch_progress
+from spark_sink.jobs.tables_job import BRONZE, TablesJob, Written
 from spark_sink.tables.delta_log import DeltaLog
 
 # Batches of a query that include its start, and are not yet of full size.
@@ -70,30 +72,35 @@ def measure(spark: SparkSession, args: argparse.Namespace, folder: Path) -> dict
     the CPU of ``jvm``, ``tasks``, ``planner`` and ``router`` in µs per event; ``compilers`` is the
     part of the JVM's that compiles its code.
     """
-    query = job(spark, args, folder) if args.tables else parquet(spark, args, folder)
+    written = None
+    if args.tables:
+        tables_job = job(args, folder)
+        query, written = tables_job.start(spark, None), tables_job.written
+    else:
+        query = parquet(spark, args, folder)
     count = CpuCount(args.router)
     before: dict[str, float] | None = None
     after: dict[str, float] = {}
     while not query.awaitTermination(_LOOK):  # type: ignore[arg-type]
         found = count.look()
-        if before is None and len(full(query)) >= _WARM_UP:
-            before, skipped = found, len(full(query))
+        if before is None and len(full(query, written)) >= _WARM_UP:
+            before, skipped = found, len(full(query, written))
         after = found
-    progress = full(query)
+    progress = full(query, written)
     if args.tables:
         rows = DeltaLog(str(folder / BRONZE)).count()
     else:
         rows = spark.read.parquet(str(folder / "table")).count()
     warm = progress[_WARM_UP:] or progress
-    events = sum(map(events_of, warm))
-    seconds = sum(each["durationMs"]["triggerExecution"] for each in warm) / 1e3
+    events = sum(each for _, each in warm)
+    seconds = sum(each["durationMs"]["triggerExecution"] for each, _ in warm) / 1e3
     planning = [
         each["durationMs"].get("latestOffset", 0) + each["durationMs"].get("queryPlanning", 0)
-        for each in warm
+        for each, _ in warm
     ]
     figures = {"rows": rows, "parquet_rate": events / seconds, "planning_ms": median(planning)}
     if before is not None:
-        counted = sum(map(events_of, progress[skipped:])) or math.inf
+        counted = sum(each for _, each in progress[skipped:]) or math.inf
         figures |= {name: (after[name] - before[name]) / counted * 1e6 for name in after}
     return figures
 
@@ -105,14 +112,14 @@ def parquet(spark: SparkSession, args: argparse.Namespace, folder: Path) -> Stre
     return writer.trigger(availableNow=True).start()
 
 
-def job(spark: SparkSession, args: argparse.Namespace, folder: Path) -> StreamingQuery:
-    """Start a job, one of whose tables is bronze."""
+def job(args: argparse.Namespace, folder: Path) -> TablesJob:
+    """Return a job, one of whose tables is bronze."""
     where = JobFolder(str(folder))
     options = options_of(args)
     uri = options.pop("uri")
     record = JobRecord((), options, tuple(args.tables))
     where.begin(record)
-    return TablesJob(where, record, uri).start(spark, None)
+    return TablesJob(where, record, uri)
 
 
 def stream(spark: SparkSession, args: argparse.Namespace) -> DataFrame:
@@ -132,15 +139,13 @@ def options_of(args: argparse.Namespace) -> dict[str, str]:
     }
 
 
-def full(query: Any) -> list[Any]:
-    """Return the progress of the query's batches that had events."""
-    return [each for each in query.recentProgress if events_of(each)]
+def full(query: Any, written: Mapping[int, Written] | None) -> list[tuple[Any, int]]:
+    """Return the progress of the query's batches that had events, and their number.
 
-
-def events_of(progress: Any) -> int:
-    """Return the number of events of a batch; tasks of a job return one row each."""
-    counts = progress["observedMetrics"].get(BRONZE)
-    return int(progress["numInputRows"] if counts is None else counts["events"] or 0)
+    Spark counts them, except those that a job has `written`.
+    """
+    found = [(each, batch_progress(each, 0.0, written)) for each in query.recentProgress]
+    return [(each, batch.events) for each, batch in found if batch is not None and batch.events]
 
 
 class CpuCount:

@@ -376,12 +376,13 @@ def _run(
             tables_job = TablesJob(folder, record, uri, verifier, metrics)
             if metrics_port is not None:
                 metrics.serve(metrics_port)
-            reports = (ProgressReport((metrics.add, router.add)), router.turn)
+            listeners = metrics.add, router.add
+            report = ProgressReport(listeners, written=tables_job.written)
             end.begin()
             query = tables_job.start(spark, trigger)
             tend = None if maintain is None else Schedule(folder, maintain)
             with verifier or nullcontext():
-                code = run_until_stopped(query, end, reports, tend, router.failed)
+                code = run_until_stopped(query, end, (report, router.turn), tend, router.failed)
     raise typer.Exit(code)
 
 

@@ -50,9 +50,6 @@ FIRST_EVENT_TIMEOUT = 0.5
 SAMPLE_SECONDS = 0.02
 # The most events of a sample.
 SAMPLE_SIZE = 500
-# A batch of no more events is read by one task from the merged stream, which costs less than
-# starting a task and opening a stream for each shard.
-_SINGLE_TASK_EVENTS = 5000
 # Seconds in which an event must follow an estimated end, and the number of estimates. If all fail,
 # the events are counted, up to a number.
 _END_TIMEOUT = 0.1
@@ -135,13 +132,9 @@ class BatchPlanner:
                 f"a batch cannot end at {end} if it starts after {start}: the checkpoint is "
                 "damaged. Start with a new checkpointLocation"
             )
-        if self._plan is not None and (self._plan.start, self._plan.end) == (start, end):
-            batch = self._plan
-        if batch.idle_until is not None and is_after(AtTime(batch.idle_until), start):
-            start = AtTime(batch.idle_until)
+        start = batch.first
         shards = None
-        fits_one_task = batch.events is not None and batch.events <= _SINGLE_TASK_EVENTS
-        if not self._options.in_total_order and not fits_one_task:
+        if not self._options.in_total_order and not batch.is_small:
             shards = self._cluster.shards()
         bounds = self._bounds(start, end, batch.events, 1 if shards is None else len(shards))
         if shards is None:

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 
 from bson.timestamp import Timestamp
 
-from spark_sink.events.positions import AtTime, Position
+from spark_sink.events.positions import AtTime, Position, is_after
 from spark_sink.stream.event_stream import StreamCursor
 from spark_sink.stream.router_client import Shard
+
+# A batch of no more events is read from the merged stream at once, which costs less than starting a
+# task and opening a stream for each shard.
+_SMALL_EVENTS = 5000
 
 
 @dataclass(frozen=True)
@@ -39,3 +43,14 @@ class PlannedBatch:
     end: Position
     events: int | None = None
     idle_until: Timestamp | None = None
+
+    @property
+    def first(self) -> Position:
+        """Where reading begins: the start, or a later position before which there is no event."""
+        idle = None if self.idle_until is None else AtTime(self.idle_until)
+        return self.start if idle is None or not is_after(idle, self.start) else idle
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the batch is read from the merged stream at once."""
+        return self.events is not None and self.events <= _SMALL_EVENTS

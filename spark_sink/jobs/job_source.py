@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,16 +11,20 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
+from spark_sink.batches.planned_batch import PlannedBatch
+from spark_sink.batches.read_task import ReadTask
 from spark_sink.errors import StreamError, without_traceback
-from spark_sink.events.documents import from_document, from_json
-from spark_sink.jobs.task_tables import REPORTS, TaskTables, TaskWriter
+from spark_sink.events.documents import from_document, from_json, to_json
+from spark_sink.jobs.task_tables import REPORTS, TaskReport, TaskTables, TaskWriter
+from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.rows.typed_documents import from_json as schema_from_json
+from spark_sink.snapshot.reader import SnapshotTask
 from spark_sink.source.data_source import MergerouterDataSource
 from spark_sink.source.offsets import Offset
 from spark_sink.source.schema import schema_for
 from spark_sink.source.stream_reader import MergerouterStreamReader
-from spark_sink.source.tasks import TaskPartition
+from spark_sink.source.tasks import Task, TaskPartition
 from spark_sink.tables.table_state import TableState, Unread, places_in
 
 if TYPE_CHECKING:
@@ -103,6 +107,29 @@ class JobStreamReader(MergerouterStreamReader):
             self._current.reload()
         return self._current
 
+    def small_batch(self, before: Offset, at: Offset) -> list[Task] | None:
+        """Return what is read between two offsets if it is little, otherwise None.
+
+        The driver reads it by itself, without a job of Spark, which takes longer. Where the bytes
+        of batches are limited, tasks report the size of events to their planner.
+        """
+        batch = PlannedBatch(before.position, at.position, at.events, at.idle_until)
+        is_of_stream = at.snapshot is None and at.sought is None
+        if not (batch.is_small and is_of_stream) or self.options.max_bytes_per_trigger:
+            return None
+        added = self.added_tasks(before, at)
+        if any(isinstance(each, SnapshotTask) for each in added):
+            return None
+        return [*([ReadTask(batch.first, batch.end)] if batch.events else []), *added]
+
+    def write(self, tasks: Sequence[Task], scope: Scope | None, number: int) -> TaskReport:
+        """Write the files of tasks of a batch. Raises StreamError and OSError."""
+        with TaskWriter(self._tables, schema_for(self.options), number) as writer:
+            for task in tasks:
+                for rows in self.rows(TaskPartition(task, scope)):
+                    writer.add(rows)
+            return writer.close()
+
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the row of REPORTS of one task. Raises StreamError and OSError."""
         with without_traceback():
@@ -110,8 +137,6 @@ class JobStreamReader(MergerouterStreamReader):
             number = None if context is None else context.getLocalProperty(BATCH_PROPERTY)
             if number is None:
                 raise StreamError(f"the format {FORMAT} is for jobs: use mergerouter")
-            with TaskWriter(self._tables, schema_for(self.options), int(number)) as writer:
-                for rows in self.rows(cast("TaskPartition", partition)):
-                    writer.add(rows)
-                report = writer.close()
-            yield report
+            read = cast("TaskPartition", partition)
+            report = self.write([read.value], read.scope, int(number))
+            yield pa.RecordBatch.from_pydict({REPORTS.split()[0]: [to_json(report)]})

@@ -20,7 +20,7 @@ from pyspark.sql.streaming.listener import (
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_sink.errors import StreamError
-from spark_sink.jobs.tables_job import BRONZE
+from spark_sink.jobs.tables_job import Written
 from spark_sink.snapshot.plan import SnapshotPlan
 from spark_sink.source.offsets import Offset
 
@@ -66,12 +66,15 @@ class BatchProgress:
         return f"{text}, {self.snapshot}" if self.snapshot else text
 
 
-def batch_progress(progress: Mapping[str, Any], now: float) -> BatchProgress | None:
+def batch_progress(
+    progress: Mapping[str, Any], now: float, written: Mapping[int, Written] | None = None
+) -> BatchProgress | None:
     """Return the batch of one of Spark's progress reports; None for a trigger without a batch.
 
     Args:
         progress: an element of `StreamingQuery.recentProgress`.
         now: the time of the report, in seconds since 1970.
+        written: what a job's batches have written; Spark counts the rows of other queries.
     """
     durations = progress.get("durationMs", {})
     if _EXECUTED not in durations:
@@ -86,15 +89,19 @@ def batch_progress(progress: Mapping[str, Any], now: float) -> BatchProgress | N
             f"snapshot: {found.collections_planned} of {found.collections} collections, "
             f"{found.chunks_planned} chunks"
         )
+    number = int(progress["batchId"])
+    counted = Written(progress.get("numInputRows", 0), 0)
+    if written is not None:
+        counted = written.get(number, Written(0, 0))
     return BatchProgress(
-        int(progress["batchId"]),
-        _count(progress, "events", progress.get("numInputRows", 0)),
+        number,
+        counted.events,
         durations.get("triggerExecution", 0) / 1000,
         through,
         None if through is None else max(0.0, now - through),
         snapshot,
         share,
-        _count(progress, "files", 0),
+        counted.files,
     )
 
 
@@ -103,12 +110,6 @@ def _share(plan: SnapshotPlan) -> float:
     left = len(plan.waiting) + (0 if plan.current is None else len(plan.bounds) + 1)
     done = plan.progress.chunks_planned
     return done / max(1, done + left)
-
-
-def _count(progress: Mapping[str, Any], name: str, otherwise: int) -> int:
-    """Return a sum over the tasks of a job's batch, in which Spark itself counts tasks as rows."""
-    counts = progress.get("observedMetrics", {}).get(BRONZE)  # a Row
-    return int(otherwise if counts is None else counts[name] or 0)
 
 
 def _offset(progress: Mapping[str, Any]) -> Offset | None:
@@ -211,6 +212,7 @@ class ProgressReport:
         listeners: called with each batch.
         stream: where the lines are printed; on a terminal one line with a bar shows a snapshot.
         clock: the present, in seconds since 1970.
+        written: what a job's batches have written.
     """
 
     def __init__(
@@ -218,7 +220,9 @@ class ProgressReport:
         listeners: Sequence[Callable[[BatchProgress], None]] = (),
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.time,
+        written: Mapping[int, Written] | None = None,
     ) -> None:
+        self._written = written
         self._listeners = listeners
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
@@ -228,7 +232,7 @@ class ProgressReport:
     def __call__(self, query: StreamingQuery) -> None:
         """Tell the batches that have ended since the last call."""
         for progress in query.recentProgress:
-            batch = batch_progress(progress, self._clock())
+            batch = batch_progress(progress, self._clock(), self._written)
             if batch is None or batch.number <= self._told:
                 continue
             self._told = batch.number

@@ -12,14 +12,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import pyarrow as pa
 from bson.timestamp import Timestamp
 from pymongo.errors import OperationFailure
 from pyspark.errors import ParseException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
@@ -27,7 +26,7 @@ from spark_sink.errors import OptionError
 from spark_sink.events.documents import from_json, to_json
 from spark_sink.folders import is_local
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
-from spark_sink.jobs.job_source import BATCH_PROPERTY, FORMAT, TABLES, JobSource
+from spark_sink.jobs.job_source import BATCH_PROPERTY, FORMAT, TABLES, JobSource, JobStreamReader
 from spark_sink.jobs.task_tables import BRONZE_PARTITIONS, TaskReport, TaskTables, bronze_schema
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import StreamOptions, named_options, parse_options
@@ -63,6 +62,8 @@ NOTIFICATIONS = pa.schema(
 )
 """The columns of a job's table of notifications."""
 _LAST_BATCH = 2**62
+# The batches whose counts are kept: Spark keeps the progress of as many.
+_KEPT = 100
 # Events of a batch: a batch costs Spark about as much whatever its size, and tasks hold no more
 # rows than a file's row group.
 _MAX_EVENTS = 200_000
@@ -92,6 +93,13 @@ class Verification(Protocol):
 
     def removals(self) -> list[ChangeReport]:
         """Return changes that remove documents which the collections do not have, each once."""
+
+
+class Written(NamedTuple):
+    """What a batch has written: events, documents of snapshots among them, and bronze's files."""
+
+    events: int
+    files: int
 
 
 class Figures(Protocol):
@@ -131,6 +139,9 @@ class TablesJob:
         self._rows = pa.schema([])
         self._opened: dict[str, AppendTable] = {}
         self._current: CurrentTable | None = None
+        self._reader: JobStreamReader | None = None
+        self.written: dict[int, Written] = {}
+        """What the latest batches have written, by their numbers."""
 
     def start(self, spark: SparkSession, trigger: str | None) -> StreamingQuery:
         """Start the query; an interrupted query continues from its checkpoint.
@@ -160,10 +171,10 @@ class TablesJob:
             TRANSACTIONS in self._tables,
         )
         options[TABLES] = to_json(tables)
+        reader = JobSource(dict(options)).streamReader(StructType())
+        self._reader = cast("JobStreamReader", reader)  # an old Spark refuses the query itself
         reports = spark.readStream.format(FORMAT).options(**options).load()
-        # Counts in the query's progress, whose own are of reports.
-        counts = [F.sum(name).alias(name) for name in ("events", "rescued", "files")]
-        writer = reports.observe(BRONZE, *counts).writeStream.foreachBatch(self._commit)
+        writer = reports.writeStream.foreachBatch(self._commit)
         writer = writer.option("checkpointLocation", self._folder.checkpoint)
         if trigger is None:
             writer = writer.trigger(availableNow=True)
@@ -189,9 +200,7 @@ class TablesJob:
         verified = {} if verifier is None else verifier.found
         of = Batch(self._folder.query() or "", number, self._folder.offset(number), verified)
         at = Offset.read(of.offset)
-        spark = batch.sparkSession
-        spark.sparkContext.setLocalProperty(BATCH_PROPERTY, str(number))
-        reports = [from_json(TaskReport, row.report) for row in batch.collect()]
+        reports = self._reports(batch, of, at)
         if BRONZE in self._tables:
             parts = [each for report in reports for each in report.bronze]
             with self._timed(BRONZE):
@@ -205,8 +214,9 @@ class TablesJob:
             changes += [] if verifier is None else verifier.removals()
             covers = (at.scope or Scope()).accepts if self._reads_again else None
             quarantine = self._table(QUARANTINE)
+            spark, gained = batch.sparkSession, at.gained_since
             with self._timed(CURRENT):
-                self._current.apply_staged(spark, changes, of, quarantine, covers, at.gained_since)
+                self._current.apply_staged(spark, changes, of, quarantine, covers, gained)
         elif parts := [each for report in reports for each in report.unreadable]:
             self._table(QUARANTINE).commit(parts, arrow_schema(UNAPPLIED), of)
         if TRANSACTIONS in self._tables:
@@ -216,8 +226,21 @@ class TablesJob:
             with self._timed(TRANSACTIONS):
                 self._table(TRANSACTIONS).write_rows(counted.rows(), of)
         self._notify(of, at)
+        files = sum(len(report.bronze) for report in reports)
+        self.written[number] = Written(sum(report.events for report in reports), files)
+        self.written.pop(number - _KEPT, None)
         if self._figures is not None:
             self._figures.count([each for report in reports for each in report.counts])
+
+    def _reports(self, batch: DataFrame, of: Batch, at: Offset) -> list[TaskReport]:
+        """Write the files of a batch, in the driver or in tasks, and return what they are."""
+        reader, start = self._reader, self._folder.offset(of.number - 1)
+        if reader is not None and start:
+            tasks = reader.small_batch(Offset.read(start), at)
+            if tasks is not None:
+                return [reader.write(tasks, at.scope, of.number)]
+        batch.sparkSession.sparkContext.setLocalProperty(BATCH_PROPERTY, str(of.number))
+        return [from_json(TaskReport, row.report) for row in batch.collect()]
 
     @contextmanager
     def _timed(self, table: str) -> Iterator[None]:

@@ -15,10 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import DateType, LongType, StructField, StructType
 
-from spark_sink.events.documents import to_json
 from spark_sink.events.header import OPERATIONS
 from spark_sink.rows.arrow_types import arrow_schema
-from spark_sink.rows.typed_documents import RESCUED
 from spark_sink.tables.parquet_parts import BATCH, PartFile, Parts
 from spark_sink.tables.range_merge import QUARANTINE
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage
@@ -27,8 +25,8 @@ from spark_sink.tables.transactions import Transactions
 DATE = "date"
 BRONZE_PARTITIONS = ("namespace", DATE)
 """The partition columns of a job's table of all rows; the date is that of the event, in UTC."""
-REPORTS = "report string, events long, rescued long, files long"
-"""A row for each task: a TaskReport as JSON, and what the progress of the query counts."""
+REPORTS = "report string"
+"""A row for each task: a TaskReport as JSON."""
 
 _CHANGES = pa.array([each for each in OPERATIONS if each])
 _PROBLEM = "a document of the event cannot be read"
@@ -50,7 +48,7 @@ class TaskTables:
 
 @dataclass
 class TaskReport:
-    """What a task has written, and read.
+    """What a task has written, and read: `events` has documents of snapshots, too.
 
     `transactions` are those of `Transactions`, `counts` the rows by namespace and `op`.
     """
@@ -60,6 +58,7 @@ class TaskReport:
     unreadable: list[PartFile]
     transactions: dict[str, dict[str, Any]]
     counts: list[tuple[str, str, int]]
+    events: int
 
 
 class TaskWriter:
@@ -84,7 +83,7 @@ class TaskWriter:
             self._unreadable = self._files.enter_context(unreadable)
         self._counts = tables.transactions
         self._transactions = Transactions()
-        self._events = self._rescued = 0
+        self._events = 0
         self._by_kind: Counter[tuple[str, str]] = Counter()
 
     def __enter__(self) -> Self:
@@ -100,8 +99,6 @@ class TaskWriter:
         counted = kinds.group_by(["namespace", "op"]).aggregate([([], "count_all")])
         for name, op, number in zip(*counted.to_pydict().values(), strict=True):
             self._by_kind[name, op] += number
-        if RESCUED in rows.schema.names:
-            self._rescued += rows.num_rows - rows[RESCUED].null_count
         if self._changes is not None:
             self._changes.add(rows)
         if self._unreadable is not None:
@@ -123,16 +120,14 @@ class TaskWriter:
         found = found.append_column("problem", pa.repeat(_PROBLEM, size))
         return found.append_column(BATCH, pa.repeat(pa.scalar(self._batch, pa.int64()), size))
 
-    def close(self) -> pa.RecordBatch:
-        """Complete the files; return the task's row of REPORTS. Raises OSError."""
+    def close(self) -> TaskReport:
+        """Complete the files. Raises OSError."""
         bronze = [] if self._bronze is None else self._bronze.close()
         changes = None if self._changes is None else self._changes.close()
         unreadable = [] if self._unreadable is None else self._unreadable.close()
         counts = [(*kind, number) for kind, number in self._by_kind.items()]
-        report = TaskReport(bronze, changes, unreadable, self._transactions.by_id, counts)
-        columns = [[to_json(report)], [self._events], [self._rescued], [len(bronze)]]
-        names = [each.split()[0] for each in REPORTS.split(", ")]
-        return pa.RecordBatch.from_pydict(dict(zip(names, columns, strict=True)))
+        transactions = self._transactions.by_id
+        return TaskReport(bronze, changes, unreadable, transactions, counts, self._events)
 
 
 def bronze_schema(schema: StructType) -> pa.Schema:

@@ -38,7 +38,8 @@ class Offset:
         scope: of the stream; offsets of older versions have none.
         since: the cluster time from which on the events of the scope were read without a gap; None
             for the query's beginning.
-        idle_until: a time before which the batch that ends here has no event.
+        events: about how many events the batch that ends here has in the stream, if known.
+        idle_until: a time before which it has none.
         snapshot: the plan of a snapshot, to which the batch belongs.
         heartbeat: the cluster time of the last heartbeat.
         gained: the collections, by database and name, that the scope gains at this position.
@@ -48,6 +49,7 @@ class Offset:
     position: Position = field(metadata=stored(write=to_offset, read=from_offset))
     scope: Scope | None = None
     since: Timestamp | None = None
+    events: int | None = None
     idle_until: Timestamp | None = field(default=None, metadata=stored("quietUntil"))
     snapshot: SnapshotPlan | None = None
     heartbeat: Timestamp | None = None

@@ -142,7 +142,11 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         signals = self._notify_skipped(signals)
         heartbeat = latest_heartbeat(start.heartbeat, batch.end, self.options.heartbeat_interval)
         return start.moved(
-            batch.end, idle_until=batch.idle_until, heartbeat=heartbeat, signals=signals
+            batch.end,
+            events=batch.events,
+            idle_until=batch.idle_until,
+            heartbeat=heartbeat,
+            signals=signals,
         )
 
     def unread(self, start: Offset) -> Mapping[tuple[str, str], str]:
@@ -211,10 +215,13 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             return []
         if at.snapshot is not None:
             return snapshot_tasks(at.snapshot, self.options)
-        batch = PlannedBatch(before.position, at.position, idle_until=at.idle_until)
+        batch = PlannedBatch(before.position, at.position, at.events, at.idle_until)
+        return [*self._planning().tasks(batch), *self.added_tasks(before, at)]
+
+    def added_tasks(self, before: Offset, at: Offset) -> list[Task]:
+        """Return the tasks between two offsets that do not read the stream."""
         return [
-            *self._planning().tasks(batch),
-            *signal_tasks(at.signals, batch.start, self.options),
+            *signal_tasks(at.signals, before.position, self.options),
             *heartbeats(before.heartbeat, at.heartbeat),
         ]
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from prometheus_client import generate_latest
-from pyspark.sql import Row
 
 from spark_sink.jobs.progress import (
     JobMetrics,
@@ -18,17 +17,17 @@ from spark_sink.jobs.progress import (
     batch_progress,
 )
 from spark_sink.jobs.query_run import cause_of
+from spark_sink.jobs.tables_job import Written
 
 ROOT = Path(__file__).parents[4]
 THROUGH = 1_795_163_230
 
 
-def progress(number: int, *, events: int = 500, **offset: Any) -> dict[str, Any]:
+def progress(number: int, **offset: Any) -> dict[str, Any]:
     end = {"startAtOperationTime": {"$timestamp": {"t": THROUGH, "i": 1}}, **offset}
     return {
         "batchId": number,
         "numInputRows": 2,
-        "observedMetrics": {"bronze": Row(events=events, rescued=None, files=3)},
         "durationMs": {"addBatch": 1500, "triggerExecution": 2000},
         "sources": [{"endOffset": json.dumps(end)}],
     }
@@ -42,9 +41,10 @@ class Query:
 def test_a_batch_is_told_once_with_rate_and_lag() -> None:
     told, query = io.StringIO(), Query()
     metrics = JobMetrics()
-    report = ProgressReport((metrics.add,), told, clock=lambda: THROUGH + 4.0)
+    written = {0: Written(500, 3)}
+    report = ProgressReport((metrics.add,), told, lambda: THROUGH + 4.0, written)
     idle = {"batchId": 1, "numInputRows": 0, "durationMs": {"triggerExecution": 3}, "sources": []}
-    for each in (progress(0), idle, progress(1, events=0)):
+    for each in (progress(0), idle, progress(1)):
         query.recentProgress.append(each)
         report(query)  # type: ignore[arg-type]
         report(query)  # type: ignore[arg-type]
@@ -73,7 +73,7 @@ def test_rows_are_counted_by_collection_and_operation(monkeypatch: pytest.Monkey
 
 def test_a_listener_counts_the_batches_of_any_query() -> None:
     metrics = JobMetrics()
-    report = {**progress(0), "observedMetrics": {}, "numInputRows": 70}
+    report = {**progress(0), "numInputRows": 70}
     event = SimpleNamespace(progress=SimpleNamespace(json=json.dumps(report)))
     ProgressListener(metrics).onQueryProgress(event)  # type: ignore[arg-type]
     assert metrics.registry.get_sample_value("mergerouter_job_events_total") == 70

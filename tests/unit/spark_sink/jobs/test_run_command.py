@@ -16,7 +16,7 @@ import spark_sink.cli as command
 from spark_sink.errors import SourceError
 from spark_sink.jobs import absent_names, own_router
 from spark_sink.jobs.router_report import RouterReport
-from spark_sink.jobs.tables_job import TablesJob
+from spark_sink.jobs.tables_job import TablesJob, Written
 from tests.unit.spark_sink.jobs.test_progress import progress
 
 URI = "mongodb://127.0.0.1:27999"
@@ -68,8 +68,9 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def session(_name: str, _settings: dict[str, str]) -> Iterator[Any]:
         yield None
 
-    def start(_self: TablesJob, _spark: object, _trigger: str) -> EndedQuery:
+    def start(job: TablesJob, _spark: object, _trigger: str) -> EndedQuery:
         happened.append("query starts")
+        job.written[0] = Written(7, 1)
         return EndedQuery()
 
     def send(report: RouterReport, *, ended: bool = False) -> None:

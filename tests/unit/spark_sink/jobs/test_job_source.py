@@ -1,0 +1,60 @@
+"""Which batches a job's driver reads by itself."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from bson.timestamp import Timestamp
+
+from spark_sink.batches.read_task import ReadTask
+from spark_sink.events.heartbeats import Heartbeat
+from spark_sink.events.positions import AtTime
+from spark_sink.jobs.job_source import JobStreamReader
+from spark_sink.jobs.task_tables import TaskTables
+from spark_sink.options.stream_options import parse_options
+from spark_sink.snapshot.plan import SnapshotPlan
+from spark_sink.source.offsets import Offset
+
+START, END = AtTime(Timestamp(100, 1)), AtTime(Timestamp(200, 1))
+BEFORE = Offset(START, heartbeat=Timestamp(90, 1))
+AT = Offset(END, events=3, heartbeat=Timestamp(90, 1))
+
+
+def reader(**options: str) -> JobStreamReader:
+    given = parse_options({"uri": "mongodb://127.0.0.1:1/", "database": "shop", **options})
+    return JobStreamReader(given, 0.0, TaskTables("bronze", None, "quarantine", False))
+
+
+def test_a_few_events_are_one_task() -> None:
+    assert reader().small_batch(BEFORE, AT) == [ReadTask(START, END)]
+
+
+def test_reading_begins_where_the_stream_was_idle() -> None:
+    idle = Timestamp(150, 1)
+    tasks = reader().small_batch(BEFORE, replace(AT, idle_until=idle))
+    assert tasks == [ReadTask(AtTime(idle), END)]
+
+
+def test_a_batch_without_events_has_its_other_rows() -> None:
+    beat = Timestamp(200, 1)
+    assert reader().small_batch(BEFORE, replace(AT, events=0)) == []
+    assert reader().small_batch(BEFORE, replace(AT, events=0, heartbeat=beat)) == [Heartbeat(beat)]
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        replace(AT, events=5001),
+        replace(AT, events=None),
+        replace(AT, sought=START),
+        replace(AT, snapshot=SnapshotPlan(Timestamp(100, 1), ())),
+    ],
+    ids=["many events", "of an unknown size", "after a seek", "of a snapshot"],
+)
+def test_other_batches_are_read_in_tasks(at: Offset) -> None:
+    assert reader().small_batch(BEFORE, at) is None
+
+
+def test_tasks_report_sizes_where_bytes_are_limited() -> None:
+    options: dict[str, Any] = {"maxBytesPerTrigger": "1000000"}
+    assert reader(**options).small_batch(BEFORE, AT) is None
