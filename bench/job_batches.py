@@ -86,9 +86,9 @@ def followed(spark: SparkSession, args: argparse.Namespace) -> dict[str, float]:
         query.stop()
         late = lateness(folder, begun)
     jobs = job_times(spark)
-    warm = [each for each in progress if each["batchId"] in jobs][-int(args.seconds * 5) :]
+    warm = [each for each in progress if _phases(each, "addBatch")][-int(args.seconds * 5) :]
     warm = warm[len(warm) // 5 :]
-    within = [jobs[each["batchId"]] for each in warm]
+    within = [jobs.get(each["batchId"], 0.0) for each in warm]
     driver = [_phases(each) - took for each, took in zip(warm, within, strict=True)]
     commits = [_phases(each, "addBatch") - took for each, took in zip(warm, within, strict=True)]
     planning = [_phases(each, "latestOffset") for each in warm]

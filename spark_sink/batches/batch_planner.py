@@ -44,10 +44,11 @@ from spark_sink.events.positions import (
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.stream.event_stream import STALLED_AFTER, EventStream
 
-# Seconds that a call waits for a first event, and that it samples a stream that is not idle. Every
-# event of a batch waits as long for its commit.
+# Seconds that a call waits for a first event, that it samples a stream that is not idle, and after
+# which the stream is idle. Every event of a batch waits as long for its commit.
 FIRST_EVENT_TIMEOUT = 0.5
 SAMPLE_SECONDS = 0.02
+_FURTHER_AWAIT = 0.002
 # The most events of a sample.
 SAMPLE_SIZE = 500
 # Seconds in which an event must follow an estimated end, and the number of estimates. If all fail,
@@ -196,6 +197,8 @@ class BatchPlanner:
         sample_until = begun_at + SAMPLE_SECONDS
         self._is_idle = False
         while len(self._buffered) <= wanted:
+            if stop is None:
+                cursor.max_await = _FURTHER_AWAIT if self._buffered else FIRST_EVENT_TIMEOUT
             event = self._next(cursor)
             now = self._clock()
             if event is not None:

@@ -42,8 +42,13 @@ class StreamCursor:
         """Whether the server may still return events."""
         return bool(self._cursor.alive)
 
-    def try_reply(self, events: list[RawBSONDocument]) -> None:
-        """Append all buffered events; if there are none, those of one getMore."""
+    def try_reply(self, events: list[RawBSONDocument], max_await: float | None = None) -> None:
+        """Append all buffered events; if there are none, those of one getMore.
+
+        The server waits at most `max_await` seconds for a first one, None: as long as before.
+        """
+        if max_await is not None:
+            self._cursor._max_await_time_ms = max(1, int(max_await * 1000))
         self._cursor._next_batch(events)
         self.resume_token = self._cursor._post_batch_resume_token or self.resume_token
 
@@ -86,6 +91,8 @@ class EventStream:
         self._retry_policy = retry_policy
         self._retries = Retries(retry_policy, clock=clock, sleep=sleep)
         self._clock = clock
+        self.max_await: float | None = None
+        """Seconds that a server waits for a first event; None: as long as before."""
         self._stream: StreamCursor | None = None
         self._reached: Token | None = start if isinstance(start, Token) else None
         self._last_key = max(after, start.data if isinstance(start, Token) else "")
@@ -167,7 +174,7 @@ class EventStream:
             stream = self._stream
             assert stream is not None
             events: list[RawBSONDocument] = []
-            if not self._attempt(lambda: stream.try_reply(events)):  # noqa: B023
+            if not self._attempt(lambda: stream.try_reply(events, self.max_await)):  # noqa: B023
                 continue
             if events or stream.alive:
                 self._record_success()

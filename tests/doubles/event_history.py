@@ -153,7 +153,7 @@ class FakeStream(StreamCursor):
             self._alive = False
         return event
 
-    def try_reply(self, events: list[RawBSONDocument]) -> None:
+    def try_reply(self, events: list[RawBSONDocument], max_await: float | None = None) -> None:
         event = self.try_next()
         while event is not None:
             events.append(event)

@@ -413,7 +413,7 @@ def test_a_range_that_ends_where_the_stream_is_idle_needs_no_further_request():
     asked = []
 
     class Stream(FakeStream):
-        def try_reply(self, events: list[RawBSONDocument]) -> None:
+        def try_reply(self, events: list[RawBSONDocument], max_await: float | None = None) -> None:
             asked.append(len(events))
             super().try_reply(events)
             self.resume_token = {"_data": high_water_mark(beyond)}

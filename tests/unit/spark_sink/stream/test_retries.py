@@ -120,7 +120,7 @@ class Replies:
         self.resume_token = position.document
         self._replies = replies
 
-    def try_reply(self, events: list[RawBSONDocument]) -> None:
+    def try_reply(self, events: list[RawBSONDocument], max_await: float | None = None) -> None:
         reply = self._replies.pop(0)
         if isinstance(reply, Exception):
             raise reply
