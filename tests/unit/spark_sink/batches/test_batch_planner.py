@@ -13,7 +13,7 @@ from bson.timestamp import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_sink.batches.batch_planner import SAMPLE_SIZE, BatchPlanner
+from spark_sink.batches.batch_planner import FIRST_EVENT_TIMEOUT, SAMPLE_SIZE, BatchPlanner
 from spark_sink.batches.event_rate import ReportInbox
 from spark_sink.batches.planned_batch import ClusterAccess, PlannedBatch
 from spark_sink.batches.read_task import ReadTask, TaskReader, shard_tasks
@@ -421,6 +421,29 @@ def test_a_range_that_ends_where_the_stream_is_idle_needs_no_further_request():
     stream = EventStream(lambda position: Stream(history, position), start)
     assert [key for run in read_runs(stream, end) for key in run.keys] == history.keys
     assert len(asked) == 1
+
+
+def test_the_server_waits_for_a_first_event_and_hardly_for_a_further_one(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    history = History()
+    start = AtTime(history.now)
+    awaits = []
+
+    class Stream(FakeStream):
+        def try_reply(self, events: list[RawBSONDocument], max_await: float | None = None) -> None:
+            awaits.append(max_await)
+            super().try_reply(events)
+
+    monkeypatch.setattr(history, "watch", lambda position: Stream(history, position))
+    plan = planner(history, clock=SteppingClock(FIRST_EVENT_TIMEOUT))
+    assert plan.next_batch(start, 10).events == 0
+    assert awaits == [FIRST_EVENT_TIMEOUT]
+    history.insert(1)
+    assert plan.next_batch(start, 10).events == 1
+    assert awaits[1] == FIRST_EVENT_TIMEOUT
+    assert awaits[2] is not None
+    assert awaits[2] < FIRST_EVENT_TIMEOUT / 100
 
 
 def test_an_end_before_its_start_is_refused():
