@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from bson.decimal128 import Decimal128
 
-from spark_sink.debezium.java_json import OBJECT_ID, JavaJson
+from spark_sink.debezium.java_json import CODE, DECIMAL, OBJECT_ID, JavaJson
 from spark_sink.debezium.options import quoted
 from spark_sink.events.slices import (
     ARRAY,
@@ -28,7 +28,7 @@ from spark_sink.events.slices import (
     fields_of,
 )
 
-_REGEX, _CODE, _DECIMAL = 0x0B, 0x0D, 0x13
+_REGEX = 0x0B
 _OLD_BINARY = 2
 _JSON = JavaJson(relaxed=True, separator=",", plus=False)
 Tree = dict[str, "Tree"] | list["Tree"] | str
@@ -58,7 +58,7 @@ class ConnectValues:
             if self.arrays_are_documents:
                 return {f"_{index}": each for index, each in enumerate(elements)}
             return _alike(elements)
-        if kind in (STRING, _CODE):
+        if kind in (STRING, CODE):
             return quoted(data[4:-1].decode(errors="replace"))
         if kind in (INT32, INT64, DATE):
             return str(int.from_bytes(data, "little", signed=True))
@@ -68,7 +68,7 @@ class ConnectValues:
             return f'"{base64.b64encode(data[9 if data[4] == _OLD_BINARY else 5 :]).decode()}"'
         if kind == OBJECT_ID:
             return f'"{data.hex()}"'
-        if kind == _DECIMAL:
+        if kind == DECIMAL:
             return f'"{Decimal128.from_bid(data)}"'
         if kind == _REGEX:
             pattern, options, _ = (part.decode(errors="replace") for part in data.split(b"\0"))

@@ -44,8 +44,9 @@ _DOUBLE = struct.Struct("<d").unpack_from
 _TIMES = struct.Struct("<II").unpack_from
 OBJECT_ID = 7
 BOOL = 8
+CODE, DECIMAL = 0x0D, 0x13
 _UNDEFINED, _REGEX, _POINTER = 6, 11, 12
-_CODE, _SYMBOL, _CODE_WITH_SCOPE, _DECIMAL, _MAX_KEY, _MIN_KEY = 13, 14, 15, 0x13, 0x7F, 0xFF
+_SYMBOL, _CODE_WITH_SCOPE, _MAX_KEY, _MIN_KEY = 14, 15, 0x7F, 0xFF
 _OLD_BINARY = 2
 # Java writes numbers with an exponent from the first of these, and below the second.
 _FIRST_EXPONENT, _FIRST_PLAIN = 1e7, 1e-3
@@ -131,14 +132,14 @@ class JavaJson:
 
     def _uncommon(self, kind: int, data: bytes, at: int) -> tuple[str, int]:
         """Return the text of a value that is at `at`, and where it ends."""
-        if kind in (_CODE, _SYMBOL):
+        if kind in (CODE, _SYMBOL):
             end = at + 4 + _INT(data, at)[0]
-            name = "$code" if kind == _CODE else "$symbol"
+            name = "$code" if kind == CODE else "$symbol"
             return self._object(name, _text(data[at + 4 : end - 1])), end
         if kind == BINARY:
             end = at + 5 + _INT(data, at)[0]
             return self._binary(data[at + 4], data[at + 5 : end]), end
-        if kind == _DECIMAL:
+        if kind == DECIMAL:
             number = Decimal128.from_bid(data[at : at + 16])
             return self._object("$numberDecimal", f'"{number}"'), at + 16
         if kind == _TIMESTAMP:

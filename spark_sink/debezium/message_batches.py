@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import ModuleType
 from typing import Any
 
@@ -20,6 +20,7 @@ from spark_sink.debezium.schemas import with_schemas
 from spark_sink.debezium.unwrapping import Unwrap
 from spark_sink.errors import OptionError, without_traceback
 from spark_sink.events.heartbeats import HEARTBEAT
+from spark_sink.options.names import canonical
 
 try:
     from spark_sink.debezium.message_columns import MessageColumns
@@ -189,6 +190,7 @@ class _Monitor:
 
 MESSAGES = "topic string, key string, value string"
 """The columns, as Spark's Kafka sink expects them; key and value are binary if they are Avro."""
+_GIVEN_OTHERWISE = ("prefix", "transform")
 
 
 def to_debezium(
@@ -219,7 +221,9 @@ def to_debezium(
         raise OptionError("unwrap and outbox exclude each other: leave one out")
     transform = None if unwrap is None else Unwrap.parse(unwrap)
     routed = None if outbox is None else Outbox.parse(outbox)
-    given = MessageOptions(prefix, transform=transform or routed, **options)
+    known = [each.name for each in fields(MessageOptions) if each.name not in _GIVEN_OTHERWISE]
+    named = canonical(options, known, of=" of to_debezium")
+    given = MessageOptions(prefix, transform=transform or routed, **named)
     columns = MESSAGES if given.schema_registry_url is None else _avro().MESSAGES
     wanted = rows.where(F.col("op").isNotNull() | (F.col("operationType") == HEARTBEAT))
     if not given.transactions:

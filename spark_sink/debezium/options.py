@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Literal
 
@@ -41,8 +41,8 @@ class MessageOptions:
             URL.
         transform: one of Debezium's transforms of messages.
 
-    Raises OptionError for a version or a naming strategy that is unknown, and for what is not made
-    together.
+    Raises OptionError for a version or a naming strategy that is unknown, for values of other
+    types, and for what is not made together.
     """
 
     prefix: str
@@ -59,6 +59,14 @@ class MessageOptions:
     transform: Unwrap | Outbox | None = None
 
     def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.type == "bool" and not isinstance(value, bool):
+                raise OptionError(f"{each.name} must be True or False, not {value!r}")
+            if str(each.type).startswith("str") and not isinstance(value, str | type(each.default)):
+                raise OptionError(f"{each.name} must be a text, not {value!r}")
+        if not self.prefix:
+            raise OptionError("prefix must not be empty: it is the first part of each topic")
         if self.version not in VERSIONS:
             raise OptionError(f"version must be one of {', '.join(VERSIONS)}, not {self.version!r}")
         if self.naming not in ("default", "unicode"):

@@ -13,24 +13,33 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_sink.debezium.connect_values import ConnectValues, Tree, text_of
-from spark_sink.debezium.java_json import JavaJson
+from spark_sink.debezium.java_json import CODE, DECIMAL, OBJECT_ID, JavaJson, escaped
 from spark_sink.debezium.options import quoted
-from spark_sink.errors import StreamError
+from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.slices import DOCUMENT, STRING, Slice, fields_of
 from spark_sink.options import values
+from spark_sink.options.java_patterns import translation
 from spark_sink.options.names import canonical, fields_in, option, option_names
 from spark_sink.rows.extended_json import canonical_json
 
 _OF = " of outbox"
 _VALUES = ConnectValues()
 _JAVA = JavaJson(relaxed=False, separator=",")
-_AGGREGATE = "aggregateid"
+_TEXTS = (STRING, OBJECT_ID, CODE, DECIMAL)
+"""The types of BSON that are texts in Kafka Connect."""
+_BLANK = "".join(map(chr, range(0x21)))
+"""What Java trims."""
+_REFERENCE = re.compile(
+    r"\\(?P<literal>.) | \$\{(?P<name>[A-Za-z]\w*)\} | \$(?P<number>\d) | (?P<other>[$\\])",
+    re.VERBOSE | re.DOTALL,
+)
+"""What is no literal in a replacement of Java's."""
 
 
 def _indented(document: Slice) -> str:
     """Return a document as canonical extended JSON on several lines, as Java's driver writes it."""
     found = json.loads(canonical_json(document) or "null", object_hook=_with_java_number)
-    return json.dumps(found, indent=2, ensure_ascii=False)
+    return escaped(json.dumps(found, indent=2, ensure_ascii=False))
 
 
 def _with_java_number(found: dict[str, Any]) -> dict[str, Any]:
@@ -40,18 +49,36 @@ def _with_java_number(found: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _text(value: Slice) -> str | None:
+    """Return the text that a value is in Kafka Connect; None if it is none."""
+    found = _VALUES.value(value) if value.kind in _TEXTS else None
+    return json.loads(found) if isinstance(found, str) else None
+
+
 def _regex(text: str) -> str:
-    found = re.sub(r"\(\?<(?=[A-Za-z])", "(?P<", text)
+    found = translation(re.sub(r"\(\?<(?=[A-Za-z])", "(?P<", text))
     try:
-        re.compile(found)
+        re.compile(found, re.ASCII)
     except re.error as error:
         raise ValueError(f"{text!r} is not a regular expression: {error}") from None
     return found
 
 
 def _replacement(text: str) -> str:
-    literal = text.replace("\\", "\\\\")
-    return re.sub(r"\$\{(\w+)\}|\$(\d)", lambda found: rf"\g<{found[1] or found[2]}>", literal)
+    """Return a replacement of Java's as one of Python."""
+
+    def translated(found: re.Match[str]) -> str:
+        if found["other"]:
+            raise ValueError(
+                f"{text!r} has {found[0]!r} without a group's number or ${{name}}; as a character "
+                f"it is {chr(92)}{found[0]}"
+            )
+        literal: str = found["literal"]
+        return (
+            literal.replace("\\", r"\\") if literal else rf"\g<{found['name'] or found['number']}>"
+        )
+
+    return _REFERENCE.sub(translated, text)
 
 
 def _added(text: str) -> tuple[tuple[str, str], ...]:
@@ -72,8 +99,8 @@ def _added(text: str) -> tuple[tuple[str, str], ...]:
 class Outbox:
     """The transform's properties, by their names."""
 
-    key_field: str | None = option("collection.field.event.key", values.some_text, None)
-    payload: str = option("collection.field.payload", values.some_text, "payload")
+    key_field: str = option("collection.field.event.key", values.some_text, "aggregateid")
+    payload: str = option("collection.field.event.payload", values.some_text, "payload")
     expands: bool = option("collection.expand.json.payload", values.boolean, False)
     added: tuple[tuple[str, str], ...] = option(
         "collection.fields.additional.placement", _added, ()
@@ -87,6 +114,15 @@ class Outbox:
         "route.topic.replacement", _replacement, r"outbox.event.\g<routedByValue>"
     )
     tombstones: bool = option("route.tombstone.on.empty.payload", values.boolean, False)
+
+    def __post_init__(self) -> None:
+        try:
+            re.sub(f"{self.regex}|", self.replacement, "")
+        except (re.error, IndexError) as error:
+            raise OptionError(
+                "option 'route.topic.replacement' of outbox has a group that the option "
+                f"'route.topic.regex' does not have: {error}"
+            ) from None
 
     @classmethod
     def parse(cls, properties: Mapping[str, str]) -> Outbox:
@@ -114,20 +150,23 @@ class Outbox:
                 )
             return
         document = fields_of(full.value)
-        routed = document.get(self.route_by.encode())
-        if self.payload.encode() not in document or routed is None or routed.kind != STRING:
+        needed = [self.payload, self.key_field, self.route_by, *(name for name, _ in self.added)]
+        missing = [name for name in needed if name.encode() not in document]
+        name = None if missing else _text(document[self.route_by.encode()])
+        if name is None:
+            key = text_of(_VALUES.value(document[b"_id"])) if b"_id" in document else "null"
             raise StreamError(
-                f"a document of {topic} is no event of an outbox: it needs {self.payload!r}, and "
-                f"{self.route_by!r} as a text. Correct the options of outbox, or the scope"
+                f"the document {key} of {topic} is no event of an outbox: it needs the fields "
+                f"{', '.join(needed)}, and {self.route_by} as a text. Correct the options of "
+                "outbox, or leave the document out with the option pipeline",
+                f"it has no {', '.join(missing)}" if missing else None,
             )
-        name = routed.text() or ""
-        found = re.fullmatch(self.regex, name, re.ASCII)
-        key = document.get((self.key_field or _AGGREGATE).encode())
-        if key is None:
-            key = document.get(_AGGREGATE.encode())
+        matches = re.fullmatch(self.regex, name, re.ASCII)
         yield (
-            name if found is None else found.expand(self.replacement),
-            "null" if key is None else text_of(_VALUES.value(key)),
+            re.sub(self.regex, self.replacement, name, count=1, flags=re.ASCII)
+            if matches
+            else name,
+            text_of(_VALUES.value(document[self.key_field.encode()])),
             self._value(document),
         )
 
@@ -136,13 +175,10 @@ class Outbox:
         tree: Tree = _VALUES.value(payload)
         if payload.kind == DOCUMENT and not self.expands:
             tree = quoted(_indented(payload))
-        text = payload.text()
-        if self.tombstones and (tree == "null" or (text is not None and not text.strip())):
+        text = _text(payload)
+        if self.tombstones and (tree == "null" or (text is not None and not text.strip(_BLANK))):
             return None
         if not self.added:
             return text_of(tree)
-        envelope = {"payload": tree}
-        for name, alias in self.added:
-            each = document.get(name.encode())
-            envelope[alias] = "null" if each is None else _VALUES.value(each)
-        return text_of(envelope)
+        added = {alias: _VALUES.value(document[name.encode()]) for name, alias in self.added}
+        return text_of({"payload": tree, **added})

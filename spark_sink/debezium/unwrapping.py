@@ -90,7 +90,8 @@ class Unwrap:
         """Return the values of the messages of an event, from its fields.
 
         An update without the document has the fields that were set, by their dotted paths, and the
-        `_id`. `envelope` is the message with the fields to add, if there are any.
+        `_id`; a delete that is rewritten has the document before it, if there is an image.
+        `envelope` is the message with the fields to add, if there are any.
         """
         full, described = (fields.get(name) for name in (b"fullDocument", b"updateDescription"))
         if full is not None and full.kind == DOCUMENT:
@@ -103,7 +104,10 @@ class Unwrap:
             return [self._value(changed, envelope, deleted=False)]
         tombstone: list[str | None] = [None] if tombstones else []
         if self.deletes.startswith("rewrite"):
-            rewritten = self._value({}, envelope, deleted=True)
+            before = fields.get(b"fullDocumentBeforeChange")
+            image = None if before is None or before.kind != DOCUMENT else before.value
+            tree = {} if image is None else self._values.fields(image)
+            rewritten = self._value(tree, envelope, deleted=True)
             return [rewritten, *(tombstone if self.deletes != "rewrite" else ())]
         return [] if self.deletes == "drop" else [None]
 

@@ -33,7 +33,7 @@ def fields_in(kind: Any, given: Mapping[str, str], of: str = "") -> dict[str, An
     """Return the fields of a dataclass whose options are given. Raises OptionError."""
     options = [(each.name, each.metadata) for each in fields(kind) if each.metadata]
     return {
-        name: parsed_option(data["option"], data["parse"], given[data["option"]], of)
+        name: parsed_option(data["option"], data["parse"], str(given[data["option"]]), of)
         for name, data in options
         if data["option"] in given
     }
@@ -50,12 +50,12 @@ def parsed_option(name: str, parse: Callable[[str], _Value], text: str, of: str 
 
 
 def canonical(
-    options: Mapping[str, str],
+    options: Mapping[str, _Value],
     known: Iterable[str],
     aliases: Mapping[str, str] = _NO_ALIASES,
     *,
     of: str = "",
-) -> dict[str, str]:
+) -> dict[str, _Value]:
     """Return the options under the names in `known`.
 
     `aliases` are further names in lower case with their meaning; `of` says in messages whose
@@ -67,7 +67,7 @@ def canonical(
         meant = names.get(aliases.get(name.lower(), name).lower())
         if meant is None:
             close = difflib.get_close_matches(name.lower(), names, n=1)
-            hint = "docs/spark-reference.md lists them"
+            hint = "docs/spark-reference.md and docs/debezium.md list them"
             if close:
                 hint = f"did you mean {names[close[0]]!r}?"
             raise OptionError(f"unknown option {name!r}{of}; {hint}")

@@ -101,8 +101,8 @@ def send(database: pymongo.database.Database[Any], *, texts: bool) -> None:
     With `texts` all payloads are texts: Debezium has one schema for all values with more fields.
     """
     outbox = database.outbox
-    document = {"a": 1, "b": {"c": [1.5, 1e20], "d": ["é"], "e": {}, "f": Int64(2)}}
-    for number, each in enumerate((*SIMPLE, None, document, {}, "  ", [1, 2])):
+    document = {"a": 1, "b": {"c": [1.5, 1e20], "d": ["é😀\x7f"], "e": {}, "f": Int64(2)}}
+    for number, each in enumerate((*SIMPLE, None, document, {}, "  ", "\xa0", "\0", [1, 2])):
         event = {"_id": number, "aggregatetype": f"kind-{number % 3}", "aggregateid": f"a{number}"}
         payload = str(number) if texts else each
         outbox.insert_one({**event, "type": "Made", "payload": payload, "version": 2, "who": "é"})
@@ -113,7 +113,7 @@ def send(database: pymongo.database.Database[Any], *, texts: bool) -> None:
     outbox.replace_one({"_id": 2}, {"aggregatetype": "kind-9", "aggregateid": "x", "payload": "y"})
     outbox.delete_one({"_id": 3})
     last = {"_id": "z", "aggregatetype": DONE, "aggregateid": "z", "payload": "z"}
-    database[DONE].insert_one({**last, "version": 1, "who": "z"})
+    database[DONE].insert_one({**last, "type": "Last", "version": 1, "who": "z"})
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +157,7 @@ def of_debezium(
         ({"delete.tombstone.handling.mode": "drop", "add.fields": "op:o,source.db,ord"}, {}, True),
         (
             {"delete.tombstone.handling.mode": "rewrite", "add.fields": "op,collection,wallTime"},
-            {"full_document": "whenAvailable"},
+            {"full_document": "whenAvailable", "full_document_before_change": "whenAvailable"},
             True,
         ),
         (
@@ -186,7 +186,7 @@ def test_unwrapped_messages_are_those_of_debezium(
 ) -> None:
     mode = {
         "": ("change_streams", "lookup"),
-        "whenAvailable": ("change_streams_update_full", "post_image"),
+        "whenAvailable": ("change_streams_update_full_with_pre_image", "post_image"),
         "updateLookup": ("change_streams_update_full", "lookup"),
     }[images.get("full_document", "")]
     given = {
@@ -212,8 +212,9 @@ def test_unwrapped_messages_are_those_of_debezium(
         {},
         {"collection.expand.json.payload": "true", "route.tombstone.on.empty.payload": "true"},
         {
+            "collection.field.event.payload": "type",
             "collection.fields.additional.placement": "version:envelope,who:envelope:by",
-            "route.topic.regex": "(?<kind>kind|keys)-?(.*)",
+            "route.topic.regex": "(?<kind>kind|k\\p{Lower}+)-?(.*)",
             "route.topic.replacement": "sent.${kind}.$2",
         },
     ],

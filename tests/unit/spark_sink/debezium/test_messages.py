@@ -14,8 +14,10 @@ from bson import Binary, Int64, ObjectId
 from bson.binary import UuidRepresentation
 from bson.timestamp import Timestamp
 
+from spark_sink.debezium import to_debezium
 from spark_sink.debezium.message_batches import Messages, WithTransactions
 from spark_sink.debezium.options import MessageOptions, quoted, sanitized
+from spark_sink.errors import OptionError
 from spark_sink.events.heartbeats import Heartbeat
 from tests.doubles.event_history import event_token
 
@@ -233,3 +235,21 @@ def test_a_heartbeat_has_a_separate_topic():
     assert messages(beat) == [("__debezium-heartbeat.fulfillment", key, value)]
     assert messages(beat, heartbeat_prefix="beats") == [("beats.fulfillment", key, value)]
     assert messages(beat, heartbeat_topic="all beats") == [("all beats", key, value)]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"tombstone": False}, "unknown option 'tombstone' of to_debezium; did you mean 'tomb"),
+        ({"transactions": "false"}, "transactions must be True or False, not 'false'"),
+        ({"version": 2.6}, "version must be a text, not 2.6"),
+        ({"prefix": ""}, "prefix must not be empty"),
+        ({"unwrap": {"flatten": True}}, "unknown option 'flatten' of unwrap"),
+    ],
+)
+def test_options_that_are_misspelled_or_of_another_type_are_refused(
+    given: dict[str, Any], message: str
+) -> None:
+    rows: Any = None  # what is refused before rows are looked at
+    with pytest.raises(OptionError, match=message):
+        to_debezium(rows, **{"prefix": "p", **given})

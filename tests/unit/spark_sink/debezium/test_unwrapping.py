@@ -77,6 +77,9 @@ def test_an_update_has_the_fields_that_were_set_and_the_id() -> None:
 def test_a_delete_in_each_mode(mode: str, values: list[Any]) -> None:
     given = {"delete__tombstone__handling__mode": mode, "add__fields": "op"}
     assert unwrapped(event("delete"), **given) == [({"id": 1004}, each) for each in values]
+    image = event("delete", fullDocumentBeforeChange={"_id": 1004, "a": 1})
+    with_image = [each and {"_id": 1004, "a": 1, **each} for each in values]
+    assert unwrapped(image, **given) == [({"id": 1004}, each) for each in with_image]
 
 
 def test_fields_of_the_envelope_can_be_added() -> None:

@@ -192,7 +192,10 @@ def test_a_token_to_start_after_is_parsed(name, text):
         ({"uri": "127.0.0.1:27020"}, "'uri': must begin with mongodb://"),
         ({"uri": "mongodb://"}, "'uri': "),
         ({"uri": URI, "fullDocuments": "default"}, "did you mean 'fullDocument'"),
-        ({"uri": URI, "path": "x"}, "unknown option 'path'; docs/spark-reference.md lists them"),
+        (
+            {"uri": URI, "path": "x"},
+            "unknown option 'path'; docs/spark-reference.md and docs/debezium.md list",
+        ),
         ({"uri": URI, "collection": "orders"}, "'collection' requires option 'database'"),
         ({"uri": URI, "database": ""}, "'database': must not be empty"),
         ({"uri": URI, "database": "shop,crm"}, "'shop,crm' is not the name of a database"),
