@@ -204,8 +204,8 @@ def to_debezium(
     """Return Debezium's messages for changes, for a snapshot's documents, and for heartbeats.
 
     The columns are topic, key and value: texts, or with `schema_registry_url` binary Avro. The
-    messages of a document are in the order of the rows; with `transactions` all messages of a
-    batch are in the stream's order, in one partition.
+    messages of a document are in the order of the rows of each of Spark's partitions; with
+    `transactions` all messages of a batch are in the stream's order, in one partition.
 
     Args:
         rows: of this package's source: a batch or a stream.

@@ -9,8 +9,9 @@ from __future__ import annotations
 import base64
 import json
 import ssl
+import time
 from collections.abc import Mapping, Sequence
-from http.client import HTTPException, HTTPMessage
+from http.client import HTTPException, HTTPMessage, HTTPResponse
 from typing import IO, NamedTuple
 from urllib.error import HTTPError
 from urllib.parse import quote, unquote, urlsplit
@@ -22,7 +23,7 @@ from spark_sink.stream.retries import Retries
 
 _TYPE = "application/vnd.schemaregistry.v1+json"
 _SECONDS = 10.0
-"""How long a registry may be silent."""
+"""How long a registry may be silent, and how long its answer may take once it has begun."""
 _LONGEST_ANSWER = 1 << 20  # bytes
 _REMEDIES = {
     401: "the login is refused: check the user and the password in schema_registry_url",
@@ -33,7 +34,10 @@ _REMEDIES = {
     422: "the registry does not accept the schema: it must take schemas of the type AVRO",
 }
 """By statuses; the rules are those of the registry's API reference."""
-_TOO_MANY_REQUESTS, _SERVER_ERRORS = 429, 500
+_MAY_PASS = (408, 429)
+"""The statuses below 500 that say that the same request may succeed later."""
+_SERVER_ERRORS = 500
+_LARGEST_ID = 0x7FFF_FFFF
 
 
 class Address(NamedTuple):
@@ -80,7 +84,7 @@ def register(
     """Register a schema and return its id.
 
     Of several registries another one is asked after each failure that may pass: no connection, no
-    answer for ten seconds, 429 and 5xx. A refusal is final.
+    answer for ten seconds, 408, 429 and 5xx. A refusal is final.
 
     Raises StreamError for a refusal, for a certificate that is not valid, for an answer that is no
     registry's, and after the policy's last retry.
@@ -94,7 +98,7 @@ def register(
             return _register(address, subject, schema)
         except HTTPError as error:
             with error:
-                if error.code < _SERVER_ERRORS and error.code != _TOO_MANY_REQUESTS:
+                if error.code < _SERVER_ERRORS and error.code not in _MAY_PASS:
                     raise _refused(address, subject, error) from None
                 failure: Exception = error
         except (OSError, HTTPException) as error:
@@ -121,17 +125,28 @@ def _register(address: Address, subject: str, schema: str) -> int:
     context = ssl.create_default_context()
     opener = build_opener(_NoRedirects, HTTPSHandler(context=context))
     with opener.open(request, timeout=_SECONDS) as response:
-        text = response.read(_LONGEST_ANSWER)
+        text = _whole(response)
     try:
         found = json.loads(text)["id"]
     except (ValueError, KeyError, TypeError):
         found = None
-    if type(found) is not int:
+    if type(found) is not int or not 0 <= found <= _LARGEST_ID:
         raise StreamError(
             f"{_REMEDIES[404]}. {address.url} answers a request to register a schema without an id",
             text[:100].decode(errors="replace"),
         )
     return found
+
+
+def _whole(response: HTTPResponse) -> bytes:
+    """Return an answer's content, up to the longest. Raises TimeoutError if it drips in."""
+    deadline = time.monotonic() + _SECONDS
+    content = b""
+    while len(content) < _LONGEST_ANSWER and (part := response.read1(_LONGEST_ANSWER)):
+        content += part
+        if time.monotonic() > deadline:
+            raise TimeoutError("timed out within an answer")
+    return content
 
 
 def _refused(address: Address, subject: str, error: HTTPError) -> StreamError:

@@ -97,7 +97,8 @@ class Unwrap:
         if full is not None and full.kind == DOCUMENT:
             return [self._value(self._values.fields(full.value), envelope, deleted=False)]
         if described is not None and described.kind == DOCUMENT:
-            changed = self._values.fields(fields_of(described.value)[b"updatedFields"].value)
+            updated = fields_of(described.value).get(b"updatedFields")
+            changed = {} if updated is None else self._values.fields(updated.value)
             if self.flattens:
                 changed = {name.replace(".", self.delimiter): v for name, v in changed.items()}
             changed["_id"] = self._values.value(_identifier(fields))
