@@ -31,6 +31,7 @@ else:
 
 # The most bytes of events whose messages are made together, unless one is larger.
 _MADE_TOGETHER = 32 * 1024 * 1024
+_CONVERTED_TOGETHER = 10_000  # messages
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,10 @@ def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 _MESSAGE = list(MESSAGE.names[:3])
 _ORDERED = pa.schema([("token", pa.string()), ("index", pa.int32()), *MESSAGE])
+_SORTED = pa.schema(
+    [(each.name, pa.large_string() if each.type == pa.string() else each.type) for each in _ORDERED]
+)
+"""The same for all messages of a micro-batch, whose texts may have more than 2 GiB."""
 ORDERED = (
     "token string, index int, topic string, key string, value string, transaction string, "
     "namespace string, time long"
@@ -122,12 +127,14 @@ class WithTransactions:
         collected = list(batches)
         if not collected:
             return
-        table = pa.Table.from_batches(collected).combine_chunks()
+        table = pa.Table.from_batches(collected).cast(_SORTED)
+        collected.clear()
         table = table.sort_by([("token", "ascending"), ("index", "ascending")]).select(
             Message._fields
         )
         monitor = _Monitor(self.options.boundaries)
-        for batch in table.to_batches(max_chunksize=10_000):
+        rows = min(_CONVERTED_TOGETHER, table.num_rows * _MADE_TOGETHER // max(1, table.nbytes))
+        for batch in table.to_batches(max_chunksize=max(1, rows)):
             columns = [column.to_pylist() for column in batch.columns]
             messages = (Message(*row) for row in zip(*columns, strict=True))
             made = _batch_of(each for message in messages for each in monitor.after(message))

@@ -237,6 +237,15 @@ def test_a_heartbeat_has_a_separate_topic():
     assert messages(beat, heartbeat_topic="all beats") == [("all beats", key, value)]
 
 
+def test_messages_in_the_streams_order_come_in_batches_of_a_bounded_size() -> None:
+    large = event("insert", fullDocument={"_id": 1, "text": "x" * 15_000_000})
+    tokens = [f"{number}" for number in range(4)]
+    batch = pa.RecordBatch.from_pydict({"event": [large] * 4, "token": tokens})
+    options = MessageOptions("p", transactions=True)
+    made = WithTransactions(options)(Messages(options, ordered=True, clock=lambda: NOW)([batch]))
+    assert [each.num_rows for each in made] == [2, 2, 0]
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
