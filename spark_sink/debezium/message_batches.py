@@ -53,7 +53,8 @@ class Messages:
         of_events = MessageColumns(maker).of_events if by_column else maker.of_events
         for batch in batches:
             for part in _parts(batch):
-                rows, places, columns = of_events(part.column("event").to_pylist())
+                with without_traceback():
+                    rows, places, columns = of_events(part.column("event").to_pylist())
                 if self.ordered:
                     tokens = part.column("token").take(pa.array(rows, pa.int64())).cast(pa.string())
                     index = pa.array(places, pa.int64()).cast(pa.int32())

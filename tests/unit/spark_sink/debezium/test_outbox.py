@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import bson
+import pyarrow as pa
 import pytest
 from bson.code import Code
 from bson.timestamp import Timestamp
 
+from spark_sink.debezium.message_batches import Messages
 from spark_sink.debezium.messages import Maker
 from spark_sink.debezium.options import MessageOptions
 from spark_sink.debezium.outbox import Outbox
@@ -17,20 +20,25 @@ from spark_sink.errors import OptionError, StreamError
 EVENT = {"_id": 1, "aggregatetype": "order", "aggregateid": "a7", "type": "Made", "payload": "p"}
 
 
+def event(document: dict[str, Any] | None, kind: str = "insert") -> bytes:
+    return bson.encode(
+        {
+            "_id": {"_data": "82"},
+            "operationType": kind,
+            "clusterTime": Timestamp(5, 1),
+            **({} if document is None else {"fullDocument": document}),
+            "ns": {"db": "shop", "coll": "outbox"},
+            "documentKey": {"_id": 1},
+        }
+    )
+
+
 def sent(
     document: dict[str, Any] | None, properties: dict[str, str], kind: str = "insert"
 ) -> list[tuple[str, str, str | None]]:
     """Topic, key and value of the messages of one event."""
-    event = {
-        "_id": {"_data": "82"},
-        "operationType": kind,
-        "clusterTime": Timestamp(5, 1),
-        **({} if document is None else {"fullDocument": document}),
-        "ns": {"db": "shop", "coll": "outbox"},
-        "documentKey": {"_id": 1},
-    }
     options = MessageOptions("p", transform=Outbox.parse(properties))
-    return [each[:3] for each in Maker(options, lambda: 0).of_event(bson.encode(event))]
+    return [each[:3] for each in Maker(options, lambda: 0).of_event(event(document, kind))]
 
 
 def test_a_document_names_its_topic_its_key_and_its_payload() -> None:
@@ -83,11 +91,16 @@ def test_only_inserts_are_sent() -> None:
         sent(EVENT, fatal, "update")
 
 
-def test_a_document_that_is_no_event_stops_the_query() -> None:
+def test_a_document_that_is_no_event_stops_the_query(monkeypatch: pytest.MonkeyPatch) -> None:
     added = {"collection.fields.additional.placement": "type:envelope"}
     for name in ("payload", "aggregatetype", "aggregateid", "type"):
         with pytest.raises(StreamError, match=f"document 1 of .*it has no {name}"):
             sent({each: EVENT[each] for each in EVENT if each != name}, added)
+    row = pa.RecordBatch.from_pydict({"event": [event({"_id": 1})]})
+    monkeypatch.delenv("SPARK_HIDE_TRACEBACK", raising=False)
+    with pytest.raises(StreamError, match="is no event of an outbox"):
+        list(Messages(MessageOptions("p", transform=Outbox()))([row]))
+    assert os.environ["SPARK_HIDE_TRACEBACK"] == "1"
     with pytest.raises(StreamError, match="aggregatetype as a text"):
         sent({**EVENT, "aggregatetype": 5}, {})
 
