@@ -38,6 +38,8 @@ from tests.spark.test_current_tables import collections_of, documents_in
 _COMMIT_SECONDS = 240.0
 _DOCUMENTS = 1500
 _OPTIONS = {"snapshotMode": "initial", "maxEventsPerTrigger": "300", "snapshotChunkRows": "100"}
+_IN_TASKS = {"maxBytesPerTrigger": "1g"}
+"""Options with which the driver does not read small batches by itself."""
 _DATABASE = "shop"
 _LAST = {"_id": -1}
 """The document that is written last."""
@@ -235,7 +237,8 @@ def run_seed(
         shop.insert(_DOCUMENTS)
         shop.client[_DATABASE].items.insert_one({"_id": 0})
         shop.client[_DATABASE].others.insert_one({"_id": 0})
-        job = JobProcess(router.uri, folder / "job", _SCOPES[0], _OPTIONS)
+        options = {**_OPTIONS, **(_IN_TASKS if seed % 2 else {})}
+        job = JobProcess(router.uri, folder / "job", _SCOPES[0], options)
         writer = Writer(shop, job, seed)
         faults = Faults(cluster, shop, job, chance)
         try:
