@@ -48,7 +48,7 @@ from spark_sink.stream.event_stream import STALLED_AFTER, EventStream
 # which the stream is idle. Every event of a batch waits as long for its commit.
 FIRST_EVENT_TIMEOUT = 0.5
 SAMPLE_SECONDS = 0.02
-_FURTHER_AWAIT = 0.002
+_FURTHER_AWAIT = 0.02
 # The most events of a sample.
 SAMPLE_SIZE = 500
 # Seconds in which an event must follow an estimated end, and the number of estimates. If all fail,
