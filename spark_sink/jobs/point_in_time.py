@@ -138,7 +138,7 @@ def read_at(spark: SparkSession, out: str, time: str) -> dict[str, DataFrame]:
     if BRONZE in found:
         bronze = appended_table(folder, BRONZE)
         if since < 0:
-            _require_begun(bronze.log, cut)
+            require_begun(bronze.log, folder.record(), cut)
         later = _counts_before(bronze.log, cut) & (pc.field(BATCH) > since)
         changes = bronze.read(spark, (*CHANGE_COLUMNS, "op"), later)
         advance = Advance(table.state.keys, changes, table.form)
@@ -176,9 +176,10 @@ def bronze_at(folder: JobFolder, time: Timestamp) -> tuple[list[TableScan], Batc
     history = _History(folder, time, (BRONZE,))
     cut = history.whole_cut(after(time).time)
     log = history.logs[BRONZE]
+    log.require_whole()
     position = log.position()
     batch = Batch(position["query"], position[BATCH], to_offset(AtTime(cut)))
-    _require_begun(log, cut)
+    require_begun(log, folder.record(), cut)
     scans = scans_of(log, CHANGE_COLUMNS, _counts_before(log, cut))
     return scans, batch, history.lacking(cut)
 
@@ -194,9 +195,21 @@ def _counts_before(log: DeltaLog, cut: Timestamp) -> pc.Expression:
     return kept & (pc.field("token") <= high_water_mark(cut))
 
 
-def _require_begun(log: DeltaLog, cut: Timestamp) -> None:
-    """Raise StreamError if bronze has its first snapshot not completely before a cut."""
+def require_begun(log: DeltaLog, record: JobRecord, cut: Timestamp | None = None) -> None:
+    """Raise StreamError unless bronze has the job's first snapshot whole, if there was one.
+
+    With a `cut` all of it must have been read before.
+    """
     ends = [end["readUntil"] for end in snapshot_ends(log) if not end.get("requested")]
+    policy = snapshot_options(named_options(record.options)).policy
+    begins = policy is not None and policy.at_first
+    if not ends and begins and Offset.read(log.position()["offset"]).running is None:
+        raise StreamError(
+            f"the table at {log.address} does not have the snapshot any more with which the job "
+            "began, so no current table can be made of it: start a job in another folder"
+        )
+    if cut is None:
+        return
     reads = log.scan(["token"], pc.field("operationType") == "read")
     if min(ends, default=cut) >= cut and any(rows.num_rows for rows in reads):
         until = f"until {min(ends).as_datetime().isoformat()}" if ends else "later"

@@ -7,6 +7,7 @@ table is made from the rows of bronze alone, however long ago the oplogs have lo
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -17,7 +18,7 @@ from pyspark.sql import SparkSession
 from spark_sink.errors import OptionError
 from spark_sink.events.positions import AtTime, FromNow, Position, Token, after, is_after, key_of
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
-from spark_sink.jobs.point_in_time import Lacking, bronze_at, lacking_at
+from spark_sink.jobs.point_in_time import Lacking, bronze_at, lacking_at, require_begun
 from spark_sink.jobs.tables_job import (
     BRONZE,
     CURRENT,
@@ -35,6 +36,8 @@ from spark_sink.tables.staged_changes import CHANGE_COLUMNS, ChangeReport, Stage
 from spark_sink.tables.table_scan import TableScan, scans_of
 from spark_sink.tables.tasks import run_tasks
 
+# How far the clock of this machine may be behind that of the cluster.
+_AHEAD_SECONDS = 60
 # The most commits of a table that are read.
 _COMMITS = 1_000
 
@@ -43,32 +46,39 @@ def rebuild_checkpoint(folder: JobFolder) -> int:
     """Write the checkpoint of a job whose tables have batches; return the number of the last one.
 
     The last batch is repeated by the next start, which writes it to the tables that lack it. Raises
-    OptionError if there is a checkpoint, or if the tables cannot tell where the job was.
+    OptionError if there is a checkpoint, or if the tables cannot tell where the job was, and
+    StreamError if one of them was restored.
     """
     if folder.query() is not None or folder.batches():
         raise OptionError(
             f"the job in {folder.address} has a checkpoint: start the job, or remove the folder "
             f"{folder.checkpoint} before, if it is damaged"
         )
-    found = [
-        _batches_of(DeltaLog(folder.table(name)))
+    found = {
+        name: _batches_of(DeltaLog(folder.table(name)))
         for name in folder.record().tables
         if name in DEFAULT_TABLES
-    ]
-    offsets = {each["batch"]: each["offset"] for positions in found for each in positions}
-    queries = {each["query"] for positions in found for each in positions}
+    }
+    offsets = {each["batch"]: each["offset"] for some in found.values() for each in some}
+    queries = {each["query"] for positions in found.values() for each in positions}
     if not offsets:
         raise OptionError(f"the tables of the job in {folder.address} have no batch: start the job")
-    last = max(offsets)
-    newest = [max((each["batch"] for each in positions), default=-1) for positions in found]
-    if len(queries) > 1 or last - min(newest) > 1:
+    if len(queries) > 1:
         raise OptionError(
             f"the tables of the job in {folder.address} are not of one query: restore the folder "
             "from a backup, or start the job in another one"
         )
+    last = max(offsets)
+    newest = {
+        name: max((each["batch"] for each in positions), default=-1)
+        for name, positions in found.items()
+    }
+    for name, number in newest.items():
+        if last - number > 1:
+            raise _lacks_batches(folder, name)
     committed = last - 1
     if last and committed not in offsets:
-        if min(newest) < last:
+        if min(newest.values()) < last:
             raise OptionError(
                 f"the tables of the job in {folder.address} do not tell the offset of batch "
                 f"{committed}: start the job in another folder"
@@ -82,31 +92,36 @@ def restore_checkpoint(folder: JobFolder) -> int | None:
     """Make the checkpoint again if it is lost, or older than the tables, and tell it.
 
     Batches with the numbers of later ones would be left out. Return the checkpoint's last batch, or
-    None if it is as it was. Raises OptionError if the tables cannot tell where the job was, or if
-    one of them lacks a batch that the checkpoint has.
+    None if it is as it was. Raises OptionError if the tables cannot tell where the job was, if the
+    checkpoint is another job's, or if a table lacks a batch that the checkpoint has; and
+    StreamError if an older version of a table was restored.
     """
     if not folder.exists:
         return None
     logs = {name: DeltaLog(folder.table(name)) for name in folder.record().tables}
+    for log in logs.values():
+        log.require_whole()
     kept = {name: log.position() for name, log in logs.items()}
     query, why = folder.query(), "lost"
     if query is None:
         if not any(each.get("query") for each in kept.values()):
             return None
     else:
+        if any(each.get("query", query) not in ("", query) for each in kept.values()):
+            raise OptionError(
+                f"the checkpoint {folder.checkpoint} is not that of the tables in "
+                f"{folder.address}: remove it, and the next start makes it again from the tables"
+            )
         batches = folder.batches()
         done = max((each.number for each in batches if each.committed is not None), default=-1)
         planned = batches[-1].number if batches else -1
         numbers = {n: each["batch"] for n, each in kept.items() if each.get("query") == query}
         for name in logs.keys() & {*DEFAULT_TABLES}:
-            former = FormerFolder(folder.table(name)).version()
-            is_lost = name == CURRENT and not logs[name].exists and former is None
-            if done > (-1 if is_lost else numbers.get(name, done)):
-                raise OptionError(
-                    f"the table at {folder.table(name)} lacks batches that the job has written to "
-                    "it: remove what is left of it and let job rebuild make it again, or start a "
-                    "job in another folder"
-                )
+            is_former = numbers.get(name) is None and (
+                logs[name].exists or FormerFolder(folder.table(name)).is_former
+            )
+            if done > numbers.get(name, -1) and not is_former:
+                raise _lacks_batches(folder, name)
         if planned >= max(numbers.values(), default=-1):
             return None
         folder.remove_checkpoint()
@@ -114,6 +129,17 @@ def restore_checkpoint(folder: JobFolder) -> int | None:
     last = rebuild_checkpoint(folder)
     print(f"the checkpoint was {why}, and is again that of batch {last}", file=sys.stderr)  # noqa: T201
     return last
+
+
+def _lacks_batches(folder: JobFolder, name: str) -> OptionError:
+    """Return the error for a table that has lost batches, with the remedy."""
+    remedy = "restore it from a backup"
+    if name == CURRENT and BRONZE in folder.record().tables:
+        remedy = "remove what is left of it and let job rebuild make it again"
+    return OptionError(
+        f"the table at {folder.table(name)} lacks batches that the job has written to it: "
+        f"{remedy}, or start a job in another folder"
+    )
 
 
 def lacks_current(folder: JobFolder) -> bool:
@@ -128,7 +154,9 @@ def rebuild_current(spark: SparkSession, folder: JobFolder) -> CurrentTable:
     Raises StreamError.
     """
     log = DeltaLog(folder.table(BRONZE))
+    log.require_whole()
     position = log.position()
+    require_begun(log, folder.record())
     batch = Batch(position["query"], position["batch"], position["offset"])
     lacking = lacking_at(folder.record(), Offset.read(batch.offset))
     scans = scans_of(log, CHANGE_COLUMNS)
@@ -171,7 +199,8 @@ def _replayed(
 
 
 def _batches_of(log: DeltaLog) -> Sequence[dict[str, Any]]:
-    """Return the positions of the two newest batches of a table."""
+    """Return the positions of the two newest batches of a table. Raises StreamError."""
+    log.require_whole()
     found: dict[int, dict[str, Any]] = {}
     for position in log.positions(_COMMITS).values():
         if "query" in position:
@@ -185,34 +214,50 @@ def seek(folder: JobFolder, to: str) -> str:
     """Plan the batch that leaves out all events before a position; return the position's time.
 
     A batch that was planned, and that not all tables have, is replaced: it has no further events.
+    So a seek may be corrected until the job has been started.
 
     Args:
         to: a cluster time, or a token. The events at the time are read; those at the token's
             cluster time are not.
 
-    Raises OptionError if `to` is no position, or if the job cannot be set there.
+    Raises OptionError if `to` is no position, lies in the future by the clock of this machine, or
+    if the job cannot be set there.
     """
-    batches = folder.batches()
-    done = [each for each in batches if each.committed is not None]
-    if not done:
+    last = folder.last_committed()
+    if last is None:
         raise OptionError(f"the job in {folder.address} has no batch: start it first")
-    before = done[-1].end
+    before = last.end
     if before.running is not None:
         raise OptionError(
             f"the job in {folder.address} has a snapshot in progress, which goes on at every "
             "start: wait for its end"
         )
     position = _position(to)
-    reached = batches[-1].end.position
-    if isinstance(reached, FromNow) or not is_after(position, reached):
+    for reached in _reached(folder, before):
+        if isinstance(reached, FromNow) or not is_after(position, reached):
+            raise OptionError(
+                f"--to {to} is before the job's position ({key_of(reached)}): events would be in "
+                "the tables twice. Start a job in another folder with startAtOperationTime"
+            )
+    if position.time.time > time.time() + _AHEAD_SECONDS:
         raise OptionError(
-            f"--to {to} is before the job's position ({key_of(reached)}): events would be in the "
-            "tables twice. Start a job in another folder with startAtOperationTime"
+            f"--to {to} is in the future: the job would write nothing until then. Give the present "
+            "or an earlier time, or set the clock of this machine"
         )
     kept, passed = before.signals.without_batch(), before.position
     sought = before.moved(position, heartbeat=before.heartbeat, signals=kept, sought=passed)
-    folder.plan_batch(done[-1].number + 1, sought.write())
+    folder.plan_batch(last.number + 1, sought.write())
     return datetime.fromtimestamp(position.time.time, UTC).isoformat()
+
+
+def _reached(folder: JobFolder, before: Offset) -> list[Position]:
+    """Return where the job's events end: with its last batch, or with a later one in a table.
+
+    A batch of a seek has no events, so that another seek may take its place.
+    """
+    offsets = (DeltaLog(folder.table(name)).position().get("offset") for name in DEFAULT_TABLES)
+    ends = [Offset.read(offset) for offset in offsets if offset]
+    return [before.position, *(each.position for each in ends if each.sought is None)]
 
 
 def _position(text: str) -> AtTime:

@@ -6,7 +6,9 @@ by their places through pyarrow, without Spark.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,7 +46,7 @@ from spark_sink.tables.key_ranges import KEY_COLUMNS, places_of
 from spark_sink.tables.prepare import Prepare
 from spark_sink.tables.table_form import KEY_RANGE, TableForm
 from spark_sink.tables.table_state import TableState
-from spark_sink.tables.verify import difference_of, verify, verify_bronze, verify_columns
+from spark_sink.tables.verify import DOUBLED, difference_of, verify, verify_bronze, verify_columns
 
 PLACE = "place"
 """The column that says where a row lies in the order of the table."""
@@ -75,21 +77,27 @@ class VersionRows:
         self._form = TableForm.of(log.schema) if log.exists else TableForm()
         self._files, self._folder = open_folder(address)
 
-    def groups(self, after: str) -> Iterator[pa.Table]:
-        """Return the rows behind a place, in order, a row group at a time.
+    def behind(self, place: str, count: int) -> pa.Table:
+        """Return the rows at the next `count` places behind a place, in order.
 
-        Columns: KEY_COLUMNS, token, document, PLACE.
+        Files of other writers may share a range, and be in any order. Columns: KEY_COLUMNS, token,
+        document, PLACE.
         """
-        for _, last, path in self._paths:
-            if last <= after:
+        upper, found = "", pa.chunked_array([], pa.string())
+        for first, last, path in self._paths:
+            if len(found) and first > upper:
+                break
+            if last <= place:
                 continue
             with self._files.open_input_file(f"{self._folder}/{path}") as stream:
                 file = pq.ParquetFile(stream)
                 for number in range(file.num_row_groups):
-                    rows = self._read(file, number, _COLUMNS)
-                    rows = rows.filter(pc.greater(rows[PLACE], after)).sort_by(PLACE)
-                    if rows.num_rows:
-                        yield rows
+                    places = self._read(file, number, KEY_COLUMNS)[PLACE]
+                    places = places.filter(pc.greater(places, place))
+                    found = pa.chunked_array([*found.chunks, *places.chunks])
+            upper = max(upper, last)
+        ordered = pc.unique(found).sort()
+        return self.find(ordered[:count].to_pylist()).sort_by(PLACE)
 
     def find(self, places: Iterable[str], *, keys_only: bool = False) -> pa.Table:
         """Return the rows at some places; with `keys_only` their places alone."""
@@ -97,8 +105,9 @@ class VersionRows:
         wanted = pa.array(chosen_places, pa.string())
         columns = KEY_COLUMNS if keys_only else _COLUMNS
         found = []
-        for first, last, path in self._paths if chosen_places else ():
-            if not any(first <= each <= last for each in chosen_places):
+        for first, last, path in self._paths:
+            at = bisect_left(chosen_places, first)
+            if at == len(chosen_places) or chosen_places[at] > last:
                 continue
             with self._files.open_input_file(f"{self._folder}/{path}") as stream:
                 file = pq.ParquetFile(stream)
@@ -166,9 +175,13 @@ class Comparison:
     def differences(
         self, version: TableVersion, keys: pa.Table, rows: pa.Table
     ) -> dict[str, Difference]:
-        """Return how rows of a version differ from the documents with some keys, by place."""
+        """Return how rows of a version differ from the documents with some keys, by place.
+
+        `rows` are all rows with these keys.
+        """
         newest = high_water_mark(after(version.time).time)
         stored = {place_of(row): row for row in rows.to_pylist()}
+        times = Counter(rows[PLACE].to_pylist())
         accepts = self._options.scope.accepts
         named = keys.select(list(KEY_COLUMNS)).to_pylist()
         wanted = [each for each in named if accepts(each["database"], each["collection"])]
@@ -177,12 +190,16 @@ class Comparison:
         for each in wanted:
             place = place_of(each)
             row = stored.get(place)
+            name = f"{each['database']}.{each['collection']}"
+            if row is not None and times[place] > 1:
+                told = {"namespace": name, "difference": DOUBLED, "fields": []}
+                found[place] = {**each, **told, "token": row["token"]}
+                continue
             if row is not None and row["token"] > newest:
                 continue  # a snapshot has read it at a later time
             table, collection = None if row is None else row["document"], documents.get(place)
             if table == collection:
                 continue
-            name = f"{each['database']}.{each['collection']}"
             pair = {"namespace": name, "key": each["key"], "table": table, "collection": collection}
             difference = difference_of(pair)
             if difference is not None:

@@ -1,6 +1,6 @@
 """Verifies the current table of a running job, round by round, at a bounded cost to the cluster.
 
-A round walks through the table, a part of a row group at a time, and reads the documents of its
+A round walks through the table, some keys at a time, and reads the documents of its
 keys; then it walks through the keys of the collections, and looks them up in the table. Each slice
 is compared as of the cluster time of the newest version. There a transaction over several shards
 may be visible a tick earlier than in the stream, so a key counts as different if later versions
@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import bson
 import pyarrow as pa
+import pyarrow.compute as pc
 from bson import json_util
 from bson.timestamp import Timestamp
 from pymongo.errors import PyMongoError
@@ -57,8 +58,8 @@ from spark_sink.tables.staged_changes import ChangeReport, ChangeStage
 _IDLE_ADVANCE_SECONDS = 30
 # Seconds of reading in a slice.
 _SLICE_SECONDS = 30
-# The most keys of one read.
-_KEYS = 1_000
+# The most keys of one read, and rows of a slice, whose documents are in memory.
+_KEYS, _ROWS = 1_000, 10_000
 # Versions that must differ before a key counts as different.
 _LOOKS = 3
 # Differences of a round that are repaired, and shown; and the keys of one signal.
@@ -201,13 +202,14 @@ class Verifier:
     def _compare_rows(self, behind: str, found: _Round) -> str | None:
         """Compare the next rows of the table with their documents; return the last one's place."""
         version = self._version(found)
-        rows = next(version.rows.groups(behind), None)
-        if rows is None:
+        rows = version.rows.behind(behind, min(self._rate * _SLICE_SECONDS, _ROWS))
+        if not rows.num_rows:
             return None
-        rows = rows.slice(0, self._rate * _SLICE_SECONDS)
         suspects: dict[str, Key] = {}
-        for start in range(0, rows.num_rows, _KEYS):
-            part = rows.slice(start, _KEYS)
+        places = rows[PLACE].unique()
+        for start in range(0, len(places), _KEYS):
+            chosen = pc.is_in(rows[PLACE], value_set=places.slice(start, _KEYS))
+            part = rows.filter(chosen)
             suspects.update(self._comparison.differences(version, part, part))
         self._confirm(suspects, version, found)
         found.rows += rows.num_rows

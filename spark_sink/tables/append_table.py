@@ -50,5 +50,6 @@ class AppendTable:
 
         An interrupted attempt may have committed them here, and not yet in another table.
         """
+        self.log.reload()
         if not self.log.has(batch):
             self.log.append(parts, schema, batch)

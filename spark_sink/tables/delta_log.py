@@ -49,6 +49,8 @@ _STATISTICS = "delta.dataSkippingStatsColumns"
 """Of a table: the columns of which commits have statistics."""
 _ORPHAN_HOURS = 7 * 24
 """The age at which a file that no commit names is deleted."""
+_RESTORE = "RESTORE"
+"""The operation of a commit that makes an older version the newest one."""
 _VERSIONS_READ = (1, 20, None)
 """How many commits are read to find the newest one with a position; None for all."""
 
@@ -134,14 +136,37 @@ class DeltaLog:
             self.reload()
 
     def reload(self) -> bool:
-        """Read the commits since the version, and return whether there were any."""
+        """Read the commits since the version, and return whether there were any.
+
+        Raises StreamError if one of them has restored an older version.
+        """
         before = self.version
-        if self._table is None:
+        if self._table is None or before is None:
             self._table = self._opened()
-        else:
-            with self._failures():
-                self._table.update_incremental()
-        return self.version != before
+            return self.exists
+        with self._failures():
+            self._table.update_incremental()
+            later = self._table.version() - before
+            commits = self._table.history(later) if later else []
+        if any(each.get("operation") == _RESTORE for each in commits):
+            raise self._restored()
+        return later > 0
+
+    def require_whole(self) -> None:
+        """Raise StreamError if an older version was restored, which lacks batches.
+
+        The numbers of batches stay with the table, so it would take no batch for the missing ones.
+        """
+        last = self.position()
+        if last and self.has(Batch(last["query"], last["batch"] + 1)):
+            raise self._restored()
+
+    def _restored(self) -> StreamError:
+        return StreamError(
+            f"an older version of the table at {self.address} was restored, so it lacks batches "
+            "that the job does not write again: restore the version before that, remove the table "
+            "current for job rebuild to make it again, or start a job in another folder"
+        )
 
     def has(self, batch: Batch) -> bool:
         """Return whether the table has the batch, or a later one of its query."""
@@ -160,13 +185,22 @@ class DeltaLog:
     def positions(self, limit: int | None = None) -> dict[int, dict[str, Any]]:
         """Return what the newest `limit` commits say, by version, without those of others.
 
-        The newest is the first.
+        The newest is the first. Those that a restored version is without are left out.
         """
         if self._table is None:
             return {}
         with self._failures():
             commits = self._table.history(limit)
-        return {each["version"]: each[_POSITION] for each in commits if _POSITION in each}
+        found: dict[int, dict[str, Any]] = {}
+        kept = float("inf")
+        for each in commits:
+            if each["version"] > kept:
+                continue
+            if each.get("operation") == _RESTORE:
+                kept = _restored_version(each, commits)
+            elif _POSITION in each:
+                found[each["version"]] = each[_POSITION]
+        return found
 
     def at(self, version: int, position: Mapping[str, Any]) -> DeltaLog:
         """Return an older version to read, with what its commit says.
@@ -375,6 +409,16 @@ class DeltaLog:
             raise StreamError(
                 f"the table at {self.address} cannot be read or written: {remedy}", error
             ) from None
+
+
+def _restored_version(restored: Mapping[str, Any], commits: Sequence[Mapping[str, Any]]) -> int:
+    """Return which version a commit has restored, given by its number or by a time."""
+    given = restored["operationParameters"]
+    if (version := given.get("version")) is not None:
+        return int(version)
+    until = int(given.get("datetime", 0))
+    older = (each["version"] for each in commits if each["timestamp"] <= until)
+    return max(older, default=-1)
 
 
 def _action(part: Mapping[str, Any]) -> AddAction:

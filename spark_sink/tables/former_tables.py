@@ -43,6 +43,11 @@ class FormerFolder(Folder):
         notes = self._notes("versions")
         return notes[max(notes)] if notes else None
 
+    @property
+    def is_former(self) -> bool:
+        """Whether it has a table of the former form."""
+        return self.version() is not None or bool(self.batches())
+
     def batches(self) -> dict[str, int]:
         """Return the folders of batches with their numbers."""
         found = {}

@@ -97,6 +97,8 @@ class _Documents:
             yield from self.form.to_files(made).select(self.form.stored.names[:-1]).to_batches()
 
 
+DOUBLED = "doubled"
+"""The difference of a document that has several rows."""
 DIFFERENCES = "namespace string, key string, difference string, fields array<string>"
 _DIFFERENCES = pa.schema(
     [
@@ -112,9 +114,9 @@ def verify(spark: SparkSession, target: str, **options: str) -> DataFrame:
     The options are those of the source that the table was made with (uri, database, collection, and
     snapshotFilters if the table holds a part of the documents).
 
-    Columns: namespace, key, difference ("missing" in the table, "extra" in the table, or
-    "different"), and the fields that differ. The order of fields is not compared: an update without
-    a post-image does not state where a server has put a new field. Collections outside of the scope
+    Columns: namespace, key, difference ("missing" in the table, "extra" in the table, "different",
+    or DOUBLED), and the fields that differ. The order of fields is not compared: an update without a
+    post-image does not state where a server has put a new field. Collections outside of the scope
     are not compared, nor are those that the table must read again. Raises StreamError, and
     HistoryLostError if the table is too far behind.
     """
@@ -138,7 +140,15 @@ def verify(spark: SparkSession, target: str, **options: str) -> DataFrame:
     )
     unequal = pairs.where(~F.col("table").eqNullSafe(F.col("collection")))
     unread = unread_after(newest.state.unread, advance.ddl_events, scope.accepts)
-    return unequal.mapInArrow(_Differences(scope, frozenset(unread)), DIFFERENCES)
+    found = unequal.mapInArrow(_Differences(scope, frozenset(unread)), DIFFERENCES)
+    return found.union(_doubled(newest.versions(spark, deleted=True)))
+
+
+def _doubled(rows: DataFrame) -> DataFrame:
+    """Return the documents that have several rows, which others must have written."""
+    name = F.concat_ws(".", "database", "collection").alias("namespace")
+    counted = rows.groupBy(*KEY_COLUMNS).count().where("count > 1")
+    return counted.select(name, "key", F.lit(DOUBLED), F.array().cast("array<string>"))
 
 
 def verify_columns(spark: SparkSession, log: DeltaLog, form: TableForm) -> DataFrame:

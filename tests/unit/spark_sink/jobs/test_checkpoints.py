@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
-from spark_sink.errors import OptionError
+from spark_sink.errors import OptionError, StreamError
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.rebuilding import restore_checkpoint
 from spark_sink.tables.append_table import AppendTable
-from spark_sink.tables.delta_log import Batch
+from spark_sink.tables.delta_log import Batch, DeltaLog
 
 
 def write(folder: JobFolder, number: int, table: str = "bronze") -> None:
@@ -68,19 +70,71 @@ def test_an_older_copy_of_a_checkpoint_is_made_again(tmp_path: Path) -> None:
     assert last.offset == {"_data": "824"}
 
 
-@pytest.mark.parametrize("is_lost", [True, False])
-def test_a_table_that_lacks_batches_is_not_continued(tmp_path: Path, is_lost: bool) -> None:
-    folder = JobFolder(str(tmp_path / "job"))
+def job_with_batches(where: Path, count: int = 3) -> JobFolder:
+    folder = JobFolder(str(where))
     folder.begin(JobRecord(tables=("bronze", "current")))
-    for number in range(3):
+    for number in range(count):
         write(folder, number)
         write(folder, number, "current")
     restore_checkpoint(folder)
-    shutil.rmtree(folder.table("current"))
+    return folder
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+@pytest.mark.parametrize(
+    ("table", "remedy"), [("current", "let job rebuild make it again"), ("bronze", "from a backup")]
+)
+def test_a_table_that_lacks_batches_is_not_continued(
+    tmp_path: Path, is_lost: bool, table: str, remedy: str
+) -> None:
+    folder = job_with_batches(tmp_path / "job")
+    shutil.rmtree(folder.table(table))
     if not is_lost:
-        write(folder, 0, "current")
-    with pytest.raises(OptionError, match="current lacks batches that the job has written"):
+        write(folder, 0, table)
+    text = f"{table} lacks batches that the job has written to it: .*{remedy}"
+    with pytest.raises(OptionError, match=text):
         restore_checkpoint(folder)
+
+
+@pytest.mark.parametrize("table", ["current", "bronze"])
+@pytest.mark.parametrize("has_checkpoint", [True, False])
+@pytest.mark.parametrize("by_time", [True, False])
+def test_a_table_that_was_restored_is_not_continued(
+    tmp_path: Path, table: str, has_checkpoint: bool, by_time: bool
+) -> None:
+    """It knows the numbers of the batches that its rows lack, and would never take them again."""
+    folder = job_with_batches(tmp_path / "job")
+    restored = DeltaTable(folder.table(table))
+    of_first = datetime.fromtimestamp(restored.history()[-1]["timestamp"] / 1000, UTC)
+    restored.restore(of_first if by_time else 0)
+    if not has_checkpoint:
+        shutil.rmtree(folder.checkpoint)
+    with pytest.raises(StreamError, match=f"older version of the table at .*{table} was restored"):
+        restore_checkpoint(folder)
+    # The newest version, restored in turn, has all batches.
+    restored.restore(2)
+    assert DeltaLog(folder.table(table)).position()["batch"] == 2
+    assert restore_checkpoint(folder) == (None if has_checkpoint else 2)
+
+
+def test_a_table_that_is_restored_while_the_job_runs_gets_no_more_batches(tmp_path: Path) -> None:
+    table = AppendTable(str(tmp_path))
+    rows = pa.table({"token": ["a"]})
+    for number in range(2):
+        table.write_rows(rows, Batch("q", number))
+    DeltaTable(tmp_path).restore(0)
+    with pytest.raises(StreamError, match="was restored"):
+        table.write_rows(rows, Batch("q", 2))
+    assert DeltaTable(tmp_path).to_pyarrow_table().num_rows == 1
+
+
+def test_the_checkpoint_of_another_job_is_refused(tmp_path: Path) -> None:
+    folder = job_with_batches(tmp_path / "job")
+    (tmp_path / "job" / "checkpoint" / "metadata").write_text('{"id": "other"}')
+    with pytest.raises(OptionError, match="is not that of the tables .*: remove it"):
+        restore_checkpoint(folder)
+    shutil.rmtree(folder.checkpoint)
+    assert restore_checkpoint(folder) == 2
 
 
 def test_a_checkpoint_in_the_folder_moves_with_it(tmp_path: Path) -> None:
