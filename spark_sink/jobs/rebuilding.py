@@ -148,10 +148,10 @@ def lacks_current(folder: JobFolder) -> bool:
     return CURRENT in folder.record().tables and logs[0].exists and not logs[1].exists
 
 
-def rebuild_current(spark: SparkSession, folder: JobFolder) -> CurrentTable:
+def rebuild_current(spark: SparkSession | None, folder: JobFolder) -> CurrentTable:
     """Make the lost current table again, with all batches of bronze; the job continues with it.
 
-    Raises StreamError.
+    Without `spark` the work is done in this process. Raises StreamError.
     """
     log = DeltaLog(folder.table(BRONZE))
     log.require_whole()

@@ -158,7 +158,7 @@ def test_verify_reports_differences_but_not_pending_changes(
                 at = rows.index[found][0]
                 rows.at[at, "document"] = bson.encode(change)
                 rows.at[at, "key"] = json.dumps({"$numberInt": str(change["_id"])})
-        return rows
+        return pandas.concat([rows, rows.iloc[[0]]])
 
     damage(target, damaged)
     shop.insert(5)  # not in the table yet, which is no difference
@@ -172,4 +172,5 @@ def test_verify_reports_differences_but_not_pending_changes(
         ("4", "missing"): [],
         ("99", "extra"): [],
         ("5", "different"): ["customer", "n", "text"],
+        ("0", "doubled"): [],
     }

@@ -75,14 +75,16 @@ class QuickJob:
 
 
 def damaged(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """Let the rows lack one, have one too many, and one with another's document."""
+    """Let the rows lack one, have one too many, one twice, and one with another's document."""
     gone = rows.iloc[-1].copy()
     gone["key"], gone["token"] = '{"$numberInt":"-5"}', rows.iloc[0]["token"]
     rows.loc[rows.index[0], "document"] = rows.iloc[1]["document"]
-    return pandas.concat([rows.drop(index=rows.index[2]), gone.to_frame().T])
+    return pandas.concat([rows.drop(index=rows.index[2]), gone.to_frame().T, rows.iloc[[5]]])
 
 
-def test_differences_are_found_and_repaired(tmp_path: Path, shop: Shop) -> None:
+def test_differences_are_found_and_repaired(
+    tmp_path: Path, shop: Shop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     shop.insert(30)
     shop.client[shop.database].items.insert_many([{"_id": n} for n in range(3)])
     folder, metrics = JobFolder(str(tmp_path)), JobMetrics()
@@ -97,13 +99,16 @@ def test_differences_are_found_and_repaired(tmp_path: Path, shop: Shop) -> None:
     job = QuickJob(shop, folder, metrics)
     found = job.verifier
     job.until(lambda: found.found.get("differences"), "the differences")
-    assert found.found["differences"] == 3
+    assert found.found["differences"] == 4
     kinds = {each["difference"]: each for each in found.found["first"]}
-    assert kinds.keys() == {"missing", "extra", "different"}
+    assert kinds.keys() == {"missing", "extra", "different", "doubled"}
     assert kinds["extra"]["key"] == '{"$numberInt":"-5"}'
     assert kinds["different"]["token"]
     job.close()
 
+    # Rounds repair a part of many differences, until there are none.
+    monkeypatch.setattr("spark_sink.jobs.verifier._MOST_KEPT", 1)
+    damage(folder.table("current"), damaged)
     job = QuickJob(shop, folder, metrics)
     change_at_random(shop, 2, 20)
     job.until(
@@ -114,13 +119,14 @@ def test_differences_are_found_and_repaired(tmp_path: Path, shop: Shop) -> None:
         "the repair",
     )
     job.close()
+    assert "repair: 1 differences now, " in capsys.readouterr().err
     told = lines_of(status_of(str(tmp_path)))
     assert any(line.startswith("verified    through ") for line in told)
     rows = DeltaTable(folder.table("current")).to_pyarrow_table().to_pylist()
     table = {(row["collection"], row["key"]): bson.decode(row["document"]) for row in rows}
     assert len(table) == len(rows)
     assert table == collections_of(shop)
-    assert (metrics.registry.get_sample_value("mergerouter_job_differences_total") or 0) >= 3
+    assert (metrics.registry.get_sample_value("mergerouter_job_differences_total") or 0) >= 4
 
 
 def test_a_pipeline_needs_a_filter_of_documents(tmp_path: Path) -> None:

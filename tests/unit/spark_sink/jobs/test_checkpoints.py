@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import shutil
+import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from bson.timestamp import Timestamp
 from deltalake import DeltaTable
 
 from spark_sink.errors import OptionError, StreamError
+from spark_sink.events.positions import AtTime
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
-from spark_sink.jobs.rebuilding import restore_checkpoint
+from spark_sink.jobs.rebuilding import restore_checkpoint, seek
+from spark_sink.source.offsets import Offset
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.delta_log import Batch, DeltaLog
 
@@ -141,3 +146,33 @@ def test_a_checkpoint_in_the_folder_moves_with_it(tmp_path: Path) -> None:
     JobFolder(str(tmp_path / "a")).begin(JobRecord())
     (tmp_path / "a").rename(tmp_path / "b")
     assert JobFolder(str(tmp_path / "b")).checkpoint == str(tmp_path / "b" / "checkpoint")
+
+
+def end_at(seconds: int) -> dict[str, Any]:
+    return Offset(AtTime(Timestamp(seconds, 1))).write()
+
+
+def test_a_seek_may_be_corrected_until_the_job_has_been_started(tmp_path: Path) -> None:
+    folder, table = JobFolder(str(tmp_path)), AppendTable(str(tmp_path / "bronze"))
+    folder.begin(JobRecord(tables=("bronze",)))
+    rows = pa.table({"token": ["a"]})
+    table.write_rows(rows, Batch("q", 0, end_at(100)))
+    folder.write_checkpoint("q", {0: end_at(100), 1: end_at(300)}, 0)  # 1 was only planned
+    for seconds in (500, 400, 200):
+        seek(folder, f"{seconds},1")
+        assert folder.batches()[-1].number == 1
+        assert folder.offset(1)["startAtOperationTime"] == {"$timestamp": {"t": seconds, "i": 1}}
+    ahead = int(time.time()) + 3600
+    with pytest.raises(OptionError, match="is in the future"):
+        seek(folder, f"{ahead},1")
+    for seconds in (50, 100):
+        with pytest.raises(OptionError, match="before the job's position"):
+            seek(folder, f"{seconds},1")
+
+    # An interrupted batch is in one of the tables: its events would be there twice.
+    table.write_rows(rows, Batch("q", 1, end_at(300)))
+    with pytest.raises(OptionError, match="before the job's position"):
+        seek(folder, "250,1")
+    seek(folder, "400,1")
+    with pytest.raises(OptionError, match="before the job's position"):
+        seek(folder, "250,1")

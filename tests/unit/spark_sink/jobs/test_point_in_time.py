@@ -142,6 +142,22 @@ def test_a_table_that_is_made_again_names_what_was_not_read_then(
         assert (lacking in printed.output) if lacking else ("lacks" not in printed.output)
 
 
+def test_no_table_is_made_of_a_bronze_that_has_lost_its_beginning(tmp_path: Path) -> None:
+    """Others may delete its old rows, and a table of the later ones would lack documents."""
+    folder = JobFolder(str(tmp_path / "job"))
+    rows = [change(1, "insert", "shop", "orders", fullDocument={"_id": 1})]
+    end = Offset(AtTime(time(9)), Scope("shop"))
+    for mode, is_refused in (("initial", True), ("no_data", False)):
+        folder.begin(JobRecord(options={"snapshotMode": mode, "database": "shop"}))
+        if is_refused:
+            append(folder, 0, end, rows)
+        told = pytest.raises(StreamError, match="does not have the snapshot any more")
+        with told if is_refused else nullcontext():
+            rebuilding.rebuild_at(None, folder, time(5), str(tmp_path / f"{mode} then"))
+        with told if is_refused else nullcontext():
+            rebuilding.rebuild_current(None, folder)
+
+
 def change(
     inc: int, kind: str, database: str | None, collection: str | None, **fields: Any
 ) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import bson
 import pyarrow as pa
 import pytest
 from bson.datetime_ms import DatetimeMS
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from spark_sink.events.slices import fields_of
 from spark_sink.jobs.commands import Rounds
@@ -36,6 +36,21 @@ def test_files_of_another_writer_are_read(tmp_path: Path) -> None:
     found = rows.behind("", 100)["place"].to_pylist()
     assert len(found) < 5
     assert rows.find(found[:1]).num_rows == 1
+
+
+def test_rows_are_read_in_order_though_files_share_a_range(tmp_path: Path) -> None:
+    """Other writers may put rows into several files of a range, in any order."""
+    stream = Stream(1)
+    apply(tmp_path, [stream.change(number) for number in range(9)])
+    rows = DeltaTable(tmp_path).to_pyarrow_table().sort_by([("key", "descending")])
+    halves = rows.slice(0, 4), pa.concat_tables([rows.slice(4), rows.slice(0, 1)])  # one twice
+    for half, mode in zip(halves, ("overwrite", "append"), strict=True):
+        write_deltalake(tmp_path, half, mode=mode)
+    found, place, read = VersionRows(str(tmp_path)), "", []
+    while (some := found.behind(place, 2)).num_rows:
+        read += some["key"].to_pylist()
+        place = some["place"][-1].as_py()
+    assert read == sorted([*rows["key"].to_pylist(), rows["key"][0].as_py()])
 
 
 def test_a_round_that_fails_is_told_and_the_next_one_begins(
