@@ -18,12 +18,19 @@ class StopRequest:
     def __init__(self) -> None:
         self._asked = threading.Event()
         self._has_begun = False
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._take)
+        self._handle()
 
     def begin(self) -> None:
-        """Let the batch in progress commit after a signal."""
+        """Let the batch in progress commit after a signal.
+
+        It is called in the session, because a SparkContext handles SIGINT itself from its making on.
+        """
         self._has_begun = True
+        self._handle()
+
+    def _handle(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._take)
 
     @property
     def requested(self) -> bool:

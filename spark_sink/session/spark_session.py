@@ -24,6 +24,11 @@ PARQUET_SETTINGS = {f"parquet.enable.dictionary#{name}": "false" for name in UNI
 
 _IMPORT_SECONDS = 60
 
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+# When a query stops, Spark matches the text of its failure, with Python's traceback, against an
+# expression that takes a frame of the stack for each character.
+_STACK = "-Xss16m"
+
 
 def local_session(
     app_name: str = "mergerouter", *, cores: int = 2, settings: Mapping[str, str] | None = None
@@ -44,6 +49,7 @@ def local_session(
         "spark.sql.shuffle.partitions": "1",
         "spark.sql.session.timeZone": "UTC",
         "spark.log.level": "ERROR",
+        _JAVA_OPTIONS: _STACK,
         # The bar redraws its line, and would fill a log file with fragments.
         "spark.ui.showConsoleProgress": "true" if sys.stderr.isatty() else "false",
         **(settings or {}),
@@ -65,7 +71,7 @@ def job_session(app_name: str, settings: Mapping[str, str] | None = None) -> Spa
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # which spark-submit sets
         given = dict(settings or {})
         if "spark.log.level" not in given:
-            quiet = {"spark.log.level": "OFF", "spark.driver.extraJavaOptions": _without_log()}
+            quiet = {"spark.log.level": "OFF", _JAVA_OPTIONS: f"{_STACK} {_without_log()}"}
             given = {**quiet, **given}
         return local_session(app_name, cores=os.cpu_count() or 2, settings=given)
     builder = SparkSession.builder.appName(app_name)

@@ -16,6 +16,7 @@ import spark_sink.cli as command
 from spark_sink.errors import SourceError
 from spark_sink.jobs import absent_names, own_router
 from spark_sink.jobs.router_report import RouterReport
+from spark_sink.jobs.stop_request import StopRequest
 from spark_sink.jobs.tables_job import TablesJob, Written
 from tests.unit.spark_sink.jobs.test_progress import progress
 
@@ -196,3 +197,12 @@ def test_the_cause_of_a_failure_is_printed_and_reported(
     assert result.exit_code == 1
     assert "error: disk is gone\n" in result.output
     assert events[-2:] == ["reports disk is gone", "router ends"]
+
+
+def test_a_job_takes_its_signals_back_from_spark() -> None:
+    """A SparkContext has a handler of SIGINT, which raises KeyboardInterrupt in the driver."""
+    end = StopRequest()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    end.begin()
+    signal.raise_signal(signal.SIGINT)
+    assert end.requested
