@@ -23,7 +23,7 @@ class StopRequest:
     def begin(self) -> None:
         """Let the batch in progress commit after a signal.
 
-        It is called in the session, because a SparkContext handles SIGINT itself from its making on.
+        It is called in the session: a SparkContext has set a handler of SIGINT that raises.
         """
         self._has_begun = True
         self._handle()

@@ -185,10 +185,9 @@ class Verifier:
             _tell(f"difference: {each['namespace']} {each['key']} {fields} (token {token})")
         if self._repair:
             self._request(found.differences)
-            if left := found.count - len(found.differences):
-                _tell(
-                    f"repair: {len(found.differences):,} differences now, {left:,} in the next rounds"
-                )
+            now = len(found.differences)
+            if left := found.count - now:
+                _tell(f"repair: {now:,} differences now, {left:,} in the next rounds")
         self.found = found.to_document()
         _tell(f"verified {verified_line(self.found)}")
         self._done(found.through.time, found.rows, found.count)

@@ -115,8 +115,8 @@ def verify(spark: SparkSession, target: str, **options: str) -> DataFrame:
     snapshotFilters if the table holds a part of the documents).
 
     Columns: namespace, key, difference ("missing" in the table, "extra" in the table, "different",
-    or DOUBLED), and the fields that differ. The order of fields is not compared: an update without a
-    post-image does not state where a server has put a new field. Collections outside of the scope
+    or DOUBLED), and the fields that differ. The order of fields is not compared: an update without
+    a post-image does not state where a server has put a new field. Collections outside of the scope
     are not compared, nor are those that the table must read again. Raises StreamError, and
     HistoryLostError if the table is too far behind.
     """

@@ -136,7 +136,7 @@ def test_a_table_that_is_restored_while_the_job_runs_gets_no_more_batches(tmp_pa
 def test_the_checkpoint_of_another_job_is_refused(tmp_path: Path) -> None:
     folder = job_with_batches(tmp_path / "job")
     (tmp_path / "job" / "checkpoint" / "metadata").write_text('{"id": "other"}')
-    with pytest.raises(OptionError, match="is not that of the tables .*: remove it"):
+    with pytest.raises(OptionError, match=r"is not that of the tables .*: remove it"):
         restore_checkpoint(folder)
     shutil.rmtree(folder.checkpoint)
     assert restore_checkpoint(folder) == 2
