@@ -300,7 +300,7 @@ def verify(
     with failures():
         folder = job_in(out)
         require_router({"uri": uri})
-        warn_of_absent_names(folder.record().namespaces, {"uri": uri})
+        warn_of_absent_names({**folder.record().options, "uri": uri})
         with session("verify", spark_settings) as spark:
             found = verify_job(spark, folder, uri, wanted, since)
     if as_json:
@@ -364,7 +364,7 @@ def _run(
     code = 0
     folder, given = JobFolder(out, checkpoint), {**record.options, "uri": uri}
     require_router(given)
-    warn_of_absent_names(record.namespaces, given)
+    warn_of_absent_names(given)
     with folder.locked(), RouterReport(folder.address, given) as router, quiet_stop(end):
         restore_checkpoint(folder)
         folder.begin(record, once=trigger is None)

@@ -25,9 +25,9 @@ _REFUSED_OPTION = (
     "the servers refuse an option of the stream, such as 'pipeline' or 'fullDocument': correct it"
 )
 _CAUSES = {
-    280: "the stream cannot be resumed here: its pipeline removes the event at the checkpoint. "
-    "Restore the pipeline that the checkpoint was written with, or start with a new "
-    "checkpointLocation",
+    280: "the stream cannot be resumed here: the event at the checkpoint is not in it. If its "
+    "shard was removed from the cluster, set a job to the present with job seek, or start a query "
+    "with a new checkpointLocation. If the pipeline was changed, restore it",
     18: "the login is refused: check the user, the password and authSource in option 'uri'",
     _NOT_ALLOWED: "not allowed: the user in option 'uri' needs the privileges find and "
     "changeStream on the watched namespaces",

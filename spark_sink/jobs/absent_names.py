@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from difflib import get_close_matches
 
 from pymongo.errors import PyMongoError
 
 from spark_sink.errors import MESSAGE_LIMIT
-from spark_sink.options.stream_options import parse_options
+from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.stream.router_client import RouterClient
 
 
-def warn_of_absent_names(namespaces: Sequence[str], options: Mapping[str, str]) -> None:
+def warn_of_absent_names(options: Mapping[str, str]) -> None:
     """Print a warning of names that the cluster does not have, which may be misspelled.
 
     It is no error: a job writes a collection as soon as it is created. Without the right to list
     collections, or a router with an upstream, nothing is printed.
 
     Args:
-        namespaces: those of the job's record.
         options: of the source, with `uri`.
+
+    Raises OptionError.
     """
+    given = parse_options(options)
     try:
-        absent = _absent(namespaces, options)
+        absent = _absent(given)
     except PyMongoError:
         return
     if absent:
@@ -36,15 +38,15 @@ def warn_of_absent_names(namespaces: Sequence[str], options: Mapping[str, str]) 
         print(text, file=sys.stderr)  # noqa: T201
 
 
-def _absent(namespaces: Sequence[str], options: Mapping[str, str]) -> list[str]:
+def _absent(options: StreamOptions) -> list[str]:
     """Return the names that are absent, each with the most similar one. Raises PyMongoError."""
-    if not namespaces:
+    if not options.scope.names:
         return []
     found = []
-    with closing(RouterClient(parse_options(options))) as client:
+    with closing(RouterClient(options)) as client:
         databases = client.mongo.list_database_names()
         known: dict[str, list[str]] = {}
-        for name in dict.fromkeys(namespaces):
+        for name in dict.fromkeys(options.scope.names):
             database, dot, _ = name.partition(".")
             if dot and database not in known:
                 names = client.mongo[database].list_collection_names(authorizedCollections=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -17,6 +18,12 @@ from spark_sink.jobs.stop_request import StopRequest
 # Seconds in which the batch in progress may commit after a signal.
 STOP_TIMEOUT = 60
 _POLL_SECONDS = 1
+# How far the clock may be set back, for which time a job writes nothing.
+_SET_BACK_SECONDS = 60
+_SET_BACK = (
+    "the clock of this machine was set back by {:.0f} s, and Spark would start no batch for as "
+    "long: start the job again; it continues from its checkpoint"
+)
 # Causes that Java, Python or Spark report in their own words, and the words for an operator.
 _REMEDIES = (
     *(
@@ -94,10 +101,12 @@ def run_until_stopped(
     """Wait for the end of the query, and return the job's exit status.
 
     After a signal the batch in progress may commit within `timeout` seconds, and the status is 0.
-    After a failure the cause is printed on one line and the status is 1; the next start continues
+    A clock that is set back counts as a failure: Spark starts batches by it, and would wait. After
+    a failure the cause is printed on one line and the status is 1; the next start continues
     from the checkpoint; a failure after a signal is raised. Each of `reports` is called every
     second, and at the end; `tend` every second; `failed` with the cause of a failure.
     """
+    ahead = _clock_ahead()
     try:
         while not end.requested:
             ended = query.awaitTermination(_POLL_SECONDS)
@@ -105,6 +114,10 @@ def run_until_stopped(
                 report(query)
             if ended:
                 return 0
+            if (back := ahead - _clock_ahead()) > _SET_BACK_SECONDS:
+                query.stop()
+                return _failed(_SET_BACK.format(back), failed)
+            ahead = max(ahead, ahead - back)
             if tend is not None:
                 tend()
         _await_commit(query, timeout)
@@ -114,11 +127,20 @@ def run_until_stopped(
     except StreamingQueryException as error:
         if end.requested:
             raise
-        cause = cause_of(error)
-        print(f"error: {cause}", file=sys.stderr)  # noqa: T201
-        failed(cause)
-        return 1
+        return _failed(cause_of(error), failed)
     return 0
+
+
+def _clock_ahead() -> float:
+    """Return how far the clock is ahead of one that nobody sets, in seconds."""
+    return time.time() - time.monotonic()
+
+
+def _failed(cause: str, failed: Callable[[str], None]) -> int:
+    """Tell the cause of a failure; return the exit status."""
+    print(f"error: {cause}", file=sys.stderr)  # noqa: T201
+    failed(cause)
+    return 1
 
 
 def cause_of(error: BaseException) -> str:

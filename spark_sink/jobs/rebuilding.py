@@ -32,7 +32,7 @@ from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import Batch, DeltaLog
 from spark_sink.tables.former_tables import FormerFolder
-from spark_sink.tables.staged_changes import CHANGE_COLUMNS, ChangeReport, StageScan
+from spark_sink.tables.staged_changes import CHANGE_COLUMNS, ChangeReport, StageScan, remove_changes
 from spark_sink.tables.table_scan import TableScan, scans_of
 from spark_sink.tables.tasks import run_tasks
 
@@ -191,6 +191,7 @@ def _replayed(
     """Make a current table of rows of bronze, as the batch with that number."""
     folder = JobFolder(into)
     table = CurrentTable(folder.table(CURRENT), form=table_form(record))
+    remove_changes(table.address)  # of an interrupted attempt
     tasks = [StageScan(each, table.address, table.state.keys) for each in scans]
     staged = run_tasks(spark, ChangeReport, tasks)
     quarantine = AppendTable(folder.table(QUARANTINE))

@@ -120,6 +120,13 @@ class Scope:
         wanted = {"$match": {"$or": [{"ns.coll": chosen}, {"to.coll": chosen}, others]}}
         return [wanted, *stages]
 
+    @property
+    def names(self) -> list[str]:
+        """The collections (`shop.orders`) and databases that are named, not matched by patterns."""
+        if self.database is not None:
+            return [f"{self.database}.{name}" for name in self.collections] or [self.database]
+        return [*self.lists.databases, *self.lists.collections] if self.lists.literal else []
+
     def accepts(self, database: str, collection: str) -> bool:
         """Return whether a collection belongs to the scope."""
         within = self.database in (None, database)

@@ -303,8 +303,9 @@ def test_a_misspelled_collection_is_told(
     shop.insert(1)
     names = [f"{shop.database}.{each}" for each in ("ordrs", "orders")]
     folder = str(tmp_path / "job")
-    JobFolder(folder).begin(JobRecord((*names, "none.a")))
-    given = [*names, "none.a"] if name == "run" else []
+    chosen = namespace_options([*names, "none.a"])
+    JobFolder(folder).begin(JobRecord((), chosen))
+    given = [f"--option={each}={text}" for each, text in chosen.items()] if name == "run" else []
     result = CliRunner().invoke(job, [name, *given, "--uri", shop.uri, "--out", folder])
     assert result.output == (
         f"warning: the cluster does not have {names[0]} (did you mean {names[1]}?), none.a: "

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 import spark_sink.cli as command
 from spark_sink.errors import SourceError
-from spark_sink.jobs import absent_names, own_router
+from spark_sink.jobs import absent_names, own_router, query_run
 from spark_sink.jobs.router_report import RouterReport
 from spark_sink.jobs.stop_request import StopRequest
 from spark_sink.jobs.tables_job import TablesJob, Written
@@ -206,3 +207,24 @@ def test_a_job_takes_its_signals_back_from_spark() -> None:
     end.begin()
     signal.raise_signal(signal.SIGINT)
     assert end.requested
+
+
+def test_a_clock_that_is_set_back_ends_the_job(
+    events: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark starts batches by the clock: it would wait until that shows the same time again."""
+
+    class WaitingQuery(EndedQuery):
+        def awaitTermination(self, _seconds: int) -> bool:  # noqa: N802
+            monkeypatch.setattr(query_run.time, "time", lambda: before() - 3600)
+            return False
+
+        def stop(self) -> None:
+            events.append("query stops")
+
+    before = time.time
+    monkeypatch.setattr(TablesJob, "start", lambda *_: WaitingQuery())
+    result = run(tmp_path, "--configdb", "cfg/h:1")
+    assert result.exit_code == 1
+    assert "error: the clock of this machine was set back by 3600 s" in result.output
+    assert "query stops" in events
