@@ -30,10 +30,17 @@ from pyarrow import fs
 
 from spark_sink.errors import FULL_DISK, OptionError, StreamError
 from spark_sink.folders import absolute, open_folder
+from spark_sink.tables.commits import (
+    action_of,
+    positions_of,
+    properties_of,
+    require_no_restore,
+    restored_error,
+)
 from spark_sink.tables.parquet_parts import COMPARED
 
-_POSITION = "mergerouter"
-"""The field of a commit with the position, and the application of replacements."""
+_REPLACEMENTS = "mergerouter"
+"""The application whose number grows with replacements."""
 _CONFIGURATION = {
     "delta.deletedFileRetentionDuration": "interval 1 hours",
     "delta.logRetentionDuration": "interval 1 days",
@@ -49,8 +56,6 @@ _STATISTICS = "delta.dataSkippingStatsColumns"
 """Of a table: the columns of which commits have statistics."""
 _ORPHAN_HOURS = 7 * 24
 """The age at which a file that no commit names is deleted."""
-_RESTORE = "RESTORE"
-"""The operation of a commit that makes an older version the newest one."""
 _VERSIONS_READ = (1, 20, None)
 """How many commits are read to find the newest one with a position; None for all."""
 
@@ -130,8 +135,8 @@ class DeltaLog:
             self._compared = names
         elif set(names) != set(self.compared):
             with self._failures():
-                self._table.alter.set_table_properties(
-                    {_STATISTICS: ",".join(names)}, commit_properties=_properties(self.position())
+                self._table.alter.set_tableproperties_of(
+                    {_STATISTICS: ",".join(names)}, commit_properties=properties_of(self.position())
                 )
             self.reload()
 
@@ -148,8 +153,7 @@ class DeltaLog:
             self._table.update_incremental()
             later = self._table.version() - before
             commits = self._table.history(later) if later else []
-        if any(each.get("operation") == _RESTORE for each in commits):
-            raise self._restored()
+        require_no_restore(self.address, commits)
         return later > 0
 
     def require_whole(self) -> None:
@@ -158,15 +162,8 @@ class DeltaLog:
         The numbers of batches stay with the table, so it would take no batch for the missing ones.
         """
         last = self.position()
-        if last and self.has(Batch(last["query"], last["batch"] + 1)):
-            raise self._restored()
-
-    def _restored(self) -> StreamError:
-        return StreamError(
-            f"an older version of the table at {self.address} was restored, so it lacks batches "
-            "that the job does not write again: restore the version before that, remove the table "
-            "current for job rebuild to make it again, or start a job in another folder"
-        )
+        if "query" in last and self.has(Batch(last["query"], last["batch"] + 1)):
+            raise restored_error(self.address)
 
     def has(self, batch: Batch) -> bool:
         """Return whether the table has the batch, or a later one of its query."""
@@ -191,16 +188,7 @@ class DeltaLog:
             return {}
         with self._failures():
             commits = self._table.history(limit)
-        found: dict[int, dict[str, Any]] = {}
-        kept = float("inf")
-        for each in commits:
-            if each["version"] > kept:
-                continue
-            if each.get("operation") == _RESTORE:
-                kept = _restored_version(each, commits)
-            elif _POSITION in each:
-                found[each["version"]] = each[_POSITION]
-        return found
+        return positions_of(commits)
 
     def at(self, version: int, position: Mapping[str, Any]) -> DeltaLog:
         """Return an older version to read, with what its commit says.
@@ -265,7 +253,7 @@ class DeltaLog:
         if self._table is not None:
             self._add_columns(schema)
         transactions = [Transaction(batch.query, batch.number)]
-        self._write(parts, schema, _properties(batch.position, transactions))
+        self._write(parts, schema, properties_of(batch.position, transactions))
 
     def replace(
         self,
@@ -279,13 +267,13 @@ class DeltaLog:
 
         The same commit gives the table this schema.
         """
-        transactions = [Transaction(_POSITION, (self._transaction(_POSITION) or 0) + 1)]
+        transactions = [Transaction(_REPLACEMENTS, (self._transaction(_REPLACEMENTS) or 0) + 1)]
         if batch is not None:
             transactions.append(Transaction(batch.query, batch.number))
         filters = [(name, "in", [str(each) for each in v]) for name, v in partition.items() if v]
         if not filters and self._table is not None and _schema(schema) != self._table.schema():
             filters = [(name, "in", ["-"]) for name in self._partitions]  # which no file has
-        self._write(parts, schema, _properties(position, transactions), filters)
+        self._write(parts, schema, properties_of(position, transactions), filters)
 
     def _write(
         self,
@@ -295,7 +283,7 @@ class DeltaLog:
         filters: Any = None,
     ) -> None:
         """Commit files, instead of those of the partitions that filters select."""
-        actions = [_action(part) for part in parts]
+        actions = [action_of(part) for part in parts]
         if self._table is None:
             self._create(actions, schema, properties)
             return
@@ -319,7 +307,7 @@ class DeltaLog:
         assert self._table is not None
         before = len(self.actions())
         with self._failures():
-            self._table.optimize.compact(commit_properties=_properties(self.position()))
+            self._table.optimize.compact(commit_properties=properties_of(self.position()))
         self.reload()
         return before, len(self.actions())
 
@@ -331,7 +319,7 @@ class DeltaLog:
         """
         assert self._table is not None
         with self._failures():
-            properties = _properties(self.position())
+            properties = properties_of(self.position())
             self._table.vacuum(dry_run=False, commit_properties=properties)
             if full:
                 self._table.vacuum(
@@ -369,7 +357,7 @@ class DeltaLog:
         try:
             with self._failures():
                 self._table.alter.add_columns(
-                    changed, commit_properties=_properties(self.position())
+                    changed, commit_properties=properties_of(self.position())
                 )
         except SchemaMismatchError as error:
             raise OptionError(
@@ -411,33 +399,6 @@ class DeltaLog:
             ) from None
 
 
-def _restored_version(restored: Mapping[str, Any], commits: Sequence[Mapping[str, Any]]) -> int:
-    """Return which version a commit has restored, given by its number or by a time."""
-    given = restored["operationParameters"]
-    if (version := given.get("version")) is not None:
-        return int(version)
-    until = int(given.get("datetime", 0))
-    older = (each["version"] for each in commits if each["timestamp"] <= until)
-    return max(older, default=-1)
-
-
-def _action(part: Mapping[str, Any]) -> AddAction:
-    return AddAction(
-        path=part["path"],
-        size=part["size"],
-        partition_values=json.loads(part["partition"]),
-        modification_time=part["modified"],
-        data_change=True,
-        stats=part["stats"],
-    )
-
-
 def _schema(schema: pa.Schema) -> Schema:
     """Return Delta's schema of columns, all of which may be null."""
     return Schema.from_arrow(pa.schema([each.with_nullable(True) for each in schema]))
-
-
-def _properties(
-    position: Mapping[str, Any], transactions: list[Transaction] | None = None
-) -> CommitProperties:
-    return CommitProperties({_POSITION: dict(position)}, app_transactions=transactions)

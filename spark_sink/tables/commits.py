@@ -1,0 +1,77 @@
+"""What the commits of a Delta table say: files, the positions of batches, and restored versions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from deltalake.transaction import AddAction, CommitProperties, Transaction
+
+from spark_sink.errors import StreamError
+
+_POSITION = "mergerouter"
+"""The field of a commit with the position."""
+_RESTORE = "RESTORE"
+"""The operation of a commit that makes an older version the newest one."""
+
+
+def positions_of(commits: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Return what commits say, by version, without those of others. The newest is the first.
+
+    Those that a restored version is without are left out.
+    """
+    found: dict[int, dict[str, Any]] = {}
+    kept = float("inf")
+    for each in commits:
+        if each["version"] > kept:
+            continue
+        if each.get("operation") == _RESTORE:
+            kept = _restored_version(each, commits)
+        elif _POSITION in each:
+            found[each["version"]] = each[_POSITION]
+    return found
+
+
+def require_no_restore(address: str, commits: Sequence[Mapping[str, Any]]) -> None:
+    """Raise StreamError if one of the commits has restored an older version of a table."""
+    if any(each.get("operation") == _RESTORE for each in commits):
+        raise restored_error(address)
+
+
+def restored_error(address: str) -> StreamError:
+    """Return the error for a table that lacks batches because an older version was restored."""
+    return StreamError(
+        f"an older version of the table at {address} was restored, so it lacks batches that the "
+        "job does not write again: restore the version before that, remove the table current for "
+        "job rebuild to make it again, or start a job in another folder"
+    )
+
+
+def _restored_version(restored: Mapping[str, Any], commits: Sequence[Mapping[str, Any]]) -> int:
+    """Return which version a commit has restored, given by its number or by a time."""
+    given = restored["operationParameters"]
+    if (version := given.get("version")) is not None:
+        return int(version)
+    until = int(given.get("datetime", 0))
+    older = (each["version"] for each in commits if each["timestamp"] <= until)
+    return max(older, default=-1)
+
+
+def action_of(part: Mapping[str, Any]) -> AddAction:
+    """Return what a commit says of a file that `parquet_parts` has written."""
+    return AddAction(
+        path=part["path"],
+        size=part["size"],
+        partition_values=json.loads(part["partition"]),
+        modification_time=part["modified"],
+        data_change=True,
+        stats=part["stats"],
+    )
+
+
+def properties_of(
+    position: Mapping[str, Any], transactions: list[Transaction] | None = None
+) -> CommitProperties:
+    """Return what a commit says beside the files."""
+    return CommitProperties({_POSITION: dict(position)}, app_transactions=transactions)
