@@ -135,7 +135,7 @@ class DeltaLog:
             self._compared = names
         elif set(names) != set(self.compared):
             with self._failures():
-                self._table.alter.set_tableproperties_of(
+                self._table.alter.set_table_properties(
                     {_STATISTICS: ",".join(names)}, commit_properties=properties_of(self.position())
                 )
             self.reload()
@@ -152,15 +152,11 @@ class DeltaLog:
         with self._failures():
             self._table.update_incremental()
             later = self._table.version() - before
-            commits = self._table.history(later) if later else []
-        require_no_restore(self.address, commits)
+            require_no_restore(self.address, self._table.history(later) if later else [])
         return later > 0
 
     def require_whole(self) -> None:
-        """Raise StreamError if an older version was restored, which lacks batches.
-
-        The numbers of batches stay with the table, so it would take no batch for the missing ones.
-        """
+        """Raise StreamError if an older version was restored: the numbers of its batches stay."""
         last = self.position()
         if "query" in last and self.has(Batch(last["query"], last["batch"] + 1)):
             raise restored_error(self.address)
