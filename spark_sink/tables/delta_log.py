@@ -387,7 +387,7 @@ class DeltaLog:
         except SchemaMismatchError:
             raise
         except (DeltaError, OSError) as error:
-            remedy = "correct the path, or the access to its storage"
+            remedy = "correct the path or the access to it, or restore it if files are lost"
             if any(each in str(error) for each in FULL_DISK):
                 remedy = "the disk is full. Free space, and start again; nothing is lost"
             raise StreamError(
