@@ -99,8 +99,8 @@ def small_batches(options: Options) -> Table:
         SMALL,
         rows,
         note=f"50 inserts a second for {seconds} s. The driver's part of a batch is its time "
-        "without that of Spark's jobs; planning waits for events. A write ends with its commit in "
-        "the current table.",
+        "without that of Spark's jobs; it reads these batches itself. Planning waits for events. A "
+        "write ends with its commit in the current table.",
     )
 
 
