@@ -18,6 +18,7 @@ from spark_sink.jobs.commands import (
     Command,
     Deletes,
     Flatten,
+    Messages,
     Out,
     Rounds,
     Schema,
@@ -26,6 +27,7 @@ from spark_sink.jobs.commands import (
     compact,
     failures,
     job_in,
+    messages_in,
     pairs_of,
     rebuild,
     schema_in,
@@ -50,7 +52,7 @@ _DIFFERENT = 1
 _DEFAULT_URI = "mongodb://127.0.0.1:27020"
 
 
-Table = StrEnum("Table", ["bronze", "current", "transactions"])
+Table = StrEnum("Table", ["bronze", "current", "messages", "transactions"])
 ComparedTable = StrEnum("ComparedTable", ["bronze", "current"])
 SignalKind = Literal["execute-snapshot", "stop-snapshot", "pause-snapshot", "resume-snapshot"]
 SnapshotType = Literal["incremental", "blocking"]
@@ -89,6 +91,7 @@ def run(
     uri: Uri = _DEFAULT_URI,
     option: Options = None,
     table: Tables = None,
+    message: Messages = None,
     schema: Schema = "none",
     deletes: Deletes = "hard",
     flatten: Flatten = False,
@@ -168,7 +171,7 @@ def run(
         if verify_every is not None:
             rounds = Rounds(seconds_of(verify_every, "--verify-every"), verify_rate, repair)
         interval = None if maintain is None else seconds_of(maintain, "--maintain")
-        record = _record(namespaces, option, table, schema, deletes, flatten=flatten)
+        record = _record(namespaces, option, table, message, schema, deletes, flatten=flatten)
         with router_beside(uri, configdb, upstream, router_config):
             _run(end, out, record, uri, trigger, conf, metrics_port, rounds, interval, checkpoint)
 
@@ -180,13 +183,14 @@ def snapshot(
     uri: Uri = _DEFAULT_URI,
     option: Options = None,
     table: Tables = None,
+    message: Messages = None,
     schema: Schema = "none",
     conf: Settings = None,
 ) -> None:
     """Write collections to tables once, and end."""
     end = StopRequest()
     with failures():
-        record = _record(namespaces, option, table, schema)
+        record = _record(namespaces, option, table, message, schema)
         record.options["snapshotMode"] = "initial_only"
         _run(end, out, record, uri, None, conf)
 
@@ -319,6 +323,7 @@ def _record(
     namespaces: list[str] | None,
     option: list[str] | None,
     tables: list[Table] | None,
+    message: list[str] | None,
     schema: str,
     deletes: str = "hard",
     *,
@@ -333,7 +338,9 @@ def _record(
     chosen = tuple(namespaces or ())
     written = tuple(map(str, tables or DEFAULT_TABLES))
     given = {**namespace_options(chosen), **options}
-    return JobRecord(chosen, given, written, schema_in(schema), deletes, flatten)
+    messages = messages_in(message, written)
+    columns = schema_in(schema)
+    return JobRecord(chosen, given, written, columns, deletes, flatten, messages=messages)
 
 
 def _run(

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from spark_sink.debezium.messages import MESSAGE, NO_TRANSACTION, Maker, Message, columns_of
+from spark_sink.debezium.messages import MESSAGE, NO_TRANSACTION, Made, Maker, Message, columns_of
 from spark_sink.debezium.options import MessageOptions, quoted
 from spark_sink.debezium.outbox import Outbox
 from spark_sink.debezium.schemas import with_schemas
@@ -48,20 +48,29 @@ class Messages:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return the messages of each batch as batches."""
+        for part, made in self.of_parts(batches):
+            if self.ordered:
+                token = made.of_rows(part.column("token")).cast(pa.string())
+                arrays = [token, made.index, *made.columns]
+                yield pa.RecordBatch.from_arrays(arrays, schema=_ORDERED)
+            else:
+                yield self.converted(made)
+
+    def of_parts(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, Made]]:
+        """Return parts of batches, each with its messages. Raises InvalidBSON."""
         maker = Maker(self.options, self.clock)
         by_column = _HAS_NUMPY and self.options.transform is None
         of_events = MessageColumns(maker).of_events if by_column else maker.of_events
         for batch in batches:
             for part in _parts(batch):
                 with without_traceback():
-                    rows, places, columns = of_events(part.column("event").to_pylist())
-                if self.ordered:
-                    tokens = part.column("token").take(pa.array(rows, pa.int64())).cast(pa.string())
-                    index = pa.array(places, pa.int64()).cast(pa.int32())
-                    yield pa.RecordBatch.from_arrays([tokens, index, *columns], schema=_ORDERED)
-                    continue
-                made = pa.RecordBatch.from_arrays(columns[:3], names=_MESSAGE)
-                yield _converted(made, self.options)
+                    made = of_events(part.column("event").to_pylist())
+                yield part, made
+
+    def converted(self, made: Made) -> pa.RecordBatch:
+        """Return topic, key and value of messages as a consumer gets them."""
+        messages = pa.RecordBatch.from_arrays(made.columns[:3], names=_MESSAGE)
+        return _converted(messages, self.options)
 
 
 def _converted(messages: pa.RecordBatch, options: MessageOptions) -> pa.RecordBatch:
@@ -201,6 +210,22 @@ MESSAGES = "topic string, key string, value string"
 _GIVEN_OTHERWISE = ("prefix", "transform")
 
 
+def message_options(
+    prefix: str,
+    unwrap: Mapping[str, str] | None,
+    outbox: Mapping[str, str] | None,
+    options: Mapping[str, Any],
+) -> MessageOptions:
+    """Return the arguments of `to_debezium` as options. Raises OptionError."""
+    if unwrap is not None and outbox is not None:
+        raise OptionError("unwrap and outbox exclude each other: leave one out")
+    transform = None if unwrap is None else Unwrap.parse(unwrap)
+    routed = None if outbox is None else Outbox.parse(outbox)
+    known = [each.name for each in fields(MessageOptions) if each.name not in _GIVEN_OTHERWISE]
+    named = canonical(options, known, of=" of to_debezium")
+    return MessageOptions(prefix, transform=transform or routed, **named)
+
+
 def to_debezium(
     rows: DataFrame,
     prefix: str,
@@ -225,13 +250,7 @@ def to_debezium(
 
     Raises OptionError for options that are unknown or not made together.
     """
-    if unwrap is not None and outbox is not None:
-        raise OptionError("unwrap and outbox exclude each other: leave one out")
-    transform = None if unwrap is None else Unwrap.parse(unwrap)
-    routed = None if outbox is None else Outbox.parse(outbox)
-    known = [each.name for each in fields(MessageOptions) if each.name not in _GIVEN_OTHERWISE]
-    named = canonical(options, known, of=" of to_debezium")
-    given = MessageOptions(prefix, transform=transform or routed, **named)
+    given = message_options(prefix, unwrap, outbox, options)
     columns = MESSAGES if given.schema_registry_url is None else _avro().MESSAGES
     wanted = rows.where(F.col("op").isNotNull() | (F.col("operationType") == HEARTBEAT))
     if not given.transactions:

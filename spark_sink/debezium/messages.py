@@ -64,6 +64,15 @@ class Made(NamedTuple):
     places: Any
     columns: list[pa.Array]
 
+    def of_rows(self, column: pa.Array) -> pa.Array:
+        """Return for each message the value that a column has for its event."""
+        return column.take(pa.array(self.rows, pa.int64()))
+
+    @property
+    def index(self) -> pa.Array:
+        """The places as a column."""
+        return pa.array(self.places, pa.int64()).cast(pa.int32())
+
 
 class Maker:
     """Makes the messages of events, from their fields; `clock` returns ns since 1970."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -34,6 +34,16 @@ Deletes = Annotated[
     Literal["hard", "soft"],
     typer.Option(
         "--deletes", help="Whether a delete removes a row (hard), or marks it as _deleted (soft)."
+    ),
+]
+
+
+Messages = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--message",
+        help="With --table messages: NAME=VALUE, an option of Debezium's messages, such as "
+        "prefix=shop, which is required. May be repeated.",
     ),
 ]
 
@@ -134,6 +144,19 @@ def source_options(texts: list[str] | None) -> dict[str, str]:
         )
     if "signalFolder" in options:
         raise OptionError("--option cannot set signalFolder: a job has its own, for job signal")
+    return options
+
+
+def messages_in(texts: list[str] | None, tables: Collection[str]) -> dict[str, str]:
+    """Return the options of a job's messages, validated. Raises OptionError."""
+    from spark_sink.debezium.message_table import table_options
+    from spark_sink.jobs.tables_job import MESSAGES
+
+    options = pairs_of(texts, "--message")
+    if MESSAGES in tables:
+        table_options(options)
+    elif options:
+        raise OptionError("--message is for --table messages: give both")
     return options
 
 

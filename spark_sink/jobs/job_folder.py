@@ -32,6 +32,7 @@ class JobRecord:
         namespaces: collections and databases.
         options: of the source, those for the namespaces among them.
         tables: those that the job writes.
+        messages: the options of the table of messages, as texts.
         schema: of the current table: "none", "infer", or a schema of documents as DDL or JSON.
         deletes: "hard" or "soft".
         flatten: whether the fields of documents in documents are columns.
@@ -45,6 +46,7 @@ class JobRecord:
     deletes: str = "hard"
     flatten: bool = False
     checkpoint: str = ""
+    messages: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,7 @@ class JobFolder:
             ("writes the tables", set(old.tables), set(new.tables)),
             ("has the columns of --schema", {_kind(old.schema)}, {_kind(new.schema)}),
             ("has --deletes", {old.deletes}, {new.deletes}),
+            ("has --message", _texts(old.messages), _texts(new.messages)),
             ("has --flatten:", {str(old.flatten)}, {str(new.flatten)}),
         ]
         if once:
@@ -231,3 +234,7 @@ def _offset_text(offset: Mapping[str, Any]) -> str:
 
 def _kind(schema: str) -> str:
     return schema if schema in ("none", "infer") else "a file"
+
+
+def _texts(options: Mapping[str, str]) -> set[str]:
+    return {f"{name}={value}" for name, value in options.items()}

@@ -30,8 +30,10 @@ from spark_sink.events.positions import (
 )
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.tables_job import (
+    ALL_BATCHES,
     BRONZE,
     CURRENT,
+    MESSAGES,
     QUARANTINE,
     TRANSACTIONS,
     appended_table,
@@ -56,7 +58,7 @@ from spark_sink.tables.verify import Advance, snapshot_ends
 _COMMIT_SECONDS = 60
 # How many commits of each table are read, until they reach back far enough; None for all.
 _COMMITS_READ = (100, 2_000, None)
-_TOKENS = {BRONZE: "token", TRANSACTIONS: "last_token", QUARANTINE: "token"}
+_TOKENS = {BRONZE: "token", MESSAGES: "token", TRANSACTIONS: "last_token", QUARANTINE: "token"}
 """The column that orders the rows of an appended table."""
 
 
@@ -255,7 +257,7 @@ class _History:
         of_all = [
             {each[BATCH]: each["offset"] for each in commits.values()}
             for name, commits in self.commits.items()
-            if name in (BRONZE, CURRENT)  # all batches are committed to these
+            if name in ALL_BATCHES
         ]
         numbers = set.intersection(*map(set, of_all)) if of_all else set()
         ends = [(n, of_all[0][n]) for n in sorted(numbers, reverse=True)]

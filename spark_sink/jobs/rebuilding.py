@@ -20,9 +20,9 @@ from spark_sink.events.positions import AtTime, FromNow, Position, Token, after,
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.point_in_time import Lacking, bronze_at, lacking_at, require_begun
 from spark_sink.jobs.tables_job import (
+    ALL_BATCHES,
     BRONZE,
     CURRENT,
-    DEFAULT_TABLES,
     QUARANTINE,
     table_form,
 )
@@ -57,7 +57,7 @@ def rebuild_checkpoint(folder: JobFolder) -> int:
     found = {
         name: _batches_of(DeltaLog(folder.table(name)))
         for name in folder.record().tables
-        if name in DEFAULT_TABLES
+        if name in ALL_BATCHES
     }
     offsets = {each["batch"]: each["offset"] for some in found.values() for each in some}
     queries = {each["query"] for positions in found.values() for each in positions}
@@ -116,7 +116,7 @@ def restore_checkpoint(folder: JobFolder) -> int | None:
         done = max((each.number for each in batches if each.committed is not None), default=-1)
         planned = batches[-1].number if batches else -1
         numbers = {n: each["batch"] for n, each in kept.items() if each.get("query") == query}
-        for name in logs.keys() & {*DEFAULT_TABLES}:
+        for name in logs.keys() & {*ALL_BATCHES}:
             is_former = numbers.get(name) is None and (
                 logs[name].exists or FormerFolder(folder.table(name)).is_former
             )
@@ -256,7 +256,7 @@ def _reached(folder: JobFolder, before: Offset) -> list[Position]:
 
     A batch of a seek has no events, so that another seek may take its place.
     """
-    offsets = (DeltaLog(folder.table(name)).position().get("offset") for name in DEFAULT_TABLES)
+    offsets = (DeltaLog(folder.table(name)).position().get("offset") for name in ALL_BATCHES)
     ends = [Offset.read(offset) for offset in offsets if offset]
     return [before.position, *(each.position for each in ends if each.sought is None)]
 

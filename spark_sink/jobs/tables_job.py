@@ -27,7 +27,14 @@ from spark_sink.events.documents import from_json, to_json
 from spark_sink.folders import is_local
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_source import BATCH_PROPERTY, FORMAT, TABLES, JobSource, JobStreamReader
-from spark_sink.jobs.task_tables import BRONZE_PARTITIONS, TaskReport, TaskTables, bronze_schema
+from spark_sink.jobs.task_tables import (
+    BRONZE_PARTITIONS,
+    MESSAGE_PARTITIONS,
+    TaskReport,
+    TaskTables,
+    bronze_schema,
+    message_schema,
+)
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import StreamOptions, named_options, parse_options
 from spark_sink.rows.arrow_types import arrow_schema
@@ -47,12 +54,14 @@ from spark_sink.tables.staged_changes import ChangeReport, remove_changes
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.transactions import Transactions
 
-BRONZE, CURRENT, TRANSACTIONS = "bronze", "current", "transactions"
+BRONZE, MESSAGES, CURRENT, TRANSACTIONS = "bronze", "messages", "current", "transactions"
 QUARANTINE, NOTIFIED = "quarantine", "notifications"
-APPENDED = (BRONZE, TRANSACTIONS, NOTIFIED, QUARANTINE)
+APPENDED = (BRONZE, MESSAGES, TRANSACTIONS, NOTIFIED, QUARANTINE)
 """The tables to which each batch is appended."""
 DEFAULT_TABLES = (BRONZE, CURRENT)
 """The tables that a job writes by default."""
+ALL_BATCHES = (BRONZE, MESSAGES, CURRENT)
+"""The tables to which each batch is committed, also one without rows."""
 NOTIFICATIONS = pa.schema(
     [
         *(pa.field(name, pa.string()) for name in ("id", "aggregate_type", "type")),
@@ -75,7 +84,7 @@ _BY_RENAME = (
 )
 
 
-_PARTITIONS = {BRONZE: BRONZE_PARTITIONS}
+_PARTITIONS = {BRONZE: BRONZE_PARTITIONS, MESSAGES: MESSAGE_PARTITIONS}
 
 
 def appended_table(folder: JobFolder, name: str) -> AppendTable:
@@ -96,7 +105,10 @@ class Verification(Protocol):
 
 
 class Written(NamedTuple):
-    """What a batch has written: events, documents of snapshots among them, and bronze's files."""
+    """What a batch has written: events, documents of snapshots among them, and the files of rows.
+
+    The files are those of bronze and of messages.
+    """
 
     events: int
     files: int
@@ -169,6 +181,8 @@ class TablesJob:
             self._folder.table(CURRENT) if CURRENT in self._tables else None,
             self._folder.table(QUARANTINE),
             TRANSACTIONS in self._tables,
+            self._folder.table(MESSAGES) if MESSAGES in self._tables else None,
+            self._record.messages,
         )
         options[TABLES] = to_json(tables)
         reader = JobSource(dict(options)).streamReader(StructType())
@@ -205,6 +219,10 @@ class TablesJob:
             parts = [each for report in reports for each in report.bronze]
             with self._timed(BRONZE):
                 self._table(BRONZE).commit(parts, self._rows, of)
+        if MESSAGES in self._tables:
+            parts = [each for report in reports for each in report.messages]
+            with self._timed(MESSAGES):
+                self._table(MESSAGES).commit(parts, message_schema(), of)
         if CURRENT in self._tables:
             if self._current is None:
                 self._current = CurrentTable(self._folder.table(CURRENT), form=self._form)
@@ -226,7 +244,7 @@ class TablesJob:
             with self._timed(TRANSACTIONS):
                 self._table(TRANSACTIONS).write_rows(counted.rows(), of)
         self._notify(of, at)
-        files = sum(len(report.bronze) for report in reports)
+        files = sum(len(report.bronze) + len(report.messages) for report in reports)
         self.written[number] = Written(sum(report.events for report in reports), files)
         self.written.pop(number - _KEPT, None)
         if self._figures is not None:

@@ -7,14 +7,16 @@ A task that runs twice leaves files that no commit names. Executors import this 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import DateType, LongType, StructField, StructType
 
+from spark_sink.debezium.message_table import MESSAGE_ROWS, UNIQUE, MessageTable, table_options
 from spark_sink.events.header import OPERATIONS
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.tables.parquet_parts import BATCH, PartFile, Parts
@@ -25,6 +27,8 @@ from spark_sink.tables.transactions import Transactions
 DATE = "date"
 BRONZE_PARTITIONS = ("namespace", DATE)
 """The partition columns of a job's table of all rows; the date is that of the event, in UTC."""
+MESSAGE_PARTITIONS = ("topic", DATE)
+"""Those of a job's table of Debezium's messages."""
 REPORTS = "report string"
 """A row for each task: a TaskReport as JSON."""
 
@@ -34,16 +38,19 @@ _PROBLEM = "a document of the event cannot be read"
 
 @dataclass(frozen=True)
 class TaskTables:
-    """The tables that tasks write: the addresses of bronze and current, None if a job lacks them.
+    """The tables that tasks write: the addresses of those which a job has, otherwise None.
 
     Tasks write events that cannot be read to `quarantine`, unless the current table does that.
-    `transactions` says whether the transactions are counted.
+    `transactions` says whether the transactions are counted. The messages are made with
+    `message_options`.
     """
 
     bronze: str | None
     current: str | None
     quarantine: str
     transactions: bool
+    messages: str | None = None
+    message_options: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -54,6 +61,7 @@ class TaskReport:
     """
 
     bronze: list[PartFile]
+    messages: list[PartFile]
     changes: ChangeReport | None
     unreadable: list[PartFile]
     transactions: dict[str, dict[str, Any]]
@@ -71,11 +79,15 @@ class TaskWriter:
 
     def __init__(self, tables: TaskTables, schema: StructType, batch: int) -> None:
         self._batch = batch
-        self._bronze = self._changes = self._unreadable = None
+        self._bronze = self._messages = self._changes = self._unreadable = None
         self._files = ExitStack()
         if tables.bronze is not None:
             bronze = Parts(tables.bronze, bronze_schema(schema), BRONZE_PARTITIONS)
             self._bronze = self._files.enter_context(bronze)
+        if tables.messages is not None:
+            self._message_table = MessageTable(table_options(tables.message_options))
+            messages = Parts(tables.messages, message_schema(), MESSAGE_PARTITIONS, unique=UNIQUE)
+            self._messages = self._files.enter_context(messages)
         if tables.current is not None:
             self._changes = ChangeStage(tables.current, tolerant=True)
         else:
@@ -106,10 +118,19 @@ class TaskWriter:
         if self._counts:
             self._transactions.count(rows)
         if self._bronze is not None:
-            table = pa.Table.from_batches([rows])
-            dates = table["clusterTime"].cast(pa.timestamp("s", "UTC")).cast(pa.date32())
-            numbers = pa.repeat(pa.scalar(self._batch, pa.int64()), rows.num_rows)
-            self._bronze.add(table.append_column(DATE, dates).append_column(BATCH, numbers))
+            self._bronze.add(self._dated(pa.Table.from_batches([rows])))
+        if self._messages is not None:
+            for messages in self._message_table.of_rows(rows):
+                self._messages.add(self._dated(messages))
+
+    def _dated(self, table: pa.Table) -> pa.Table:
+        """Return rows with the date of their events, and with the batch."""
+        dates = table["clusterTime"].cast(pa.timestamp("s", "UTC")).cast(pa.date32())
+        return self._numbered(table.append_column(DATE, dates))
+
+    def _numbered(self, table: pa.Table) -> pa.Table:
+        numbers = pa.repeat(pa.scalar(self._batch, pa.int64()), table.num_rows)
+        return table.append_column(BATCH, numbers)
 
     def _quarantined(self, rows: pa.RecordBatch) -> pa.Table:
         """Return rows with the columns QUARANTINE of changes that have no `op`."""
@@ -118,19 +139,26 @@ class TaskWriter:
         size = found.num_rows
         found = found.append_column("key", pc.fill_null(found["documentKey"].cast("string"), ""))
         found = found.append_column("problem", pa.repeat(_PROBLEM, size))
-        return found.append_column(BATCH, pa.repeat(pa.scalar(self._batch, pa.int64()), size))
+        return self._numbered(found)
 
     def close(self) -> TaskReport:
         """Complete the files. Raises OSError."""
         bronze = [] if self._bronze is None else self._bronze.close()
+        messages = [] if self._messages is None else self._messages.close()
         changes = None if self._changes is None else self._changes.close()
         unreadable = [] if self._unreadable is None else self._unreadable.close()
         counts = [(*kind, number) for kind, number in self._by_kind.items()]
         transactions = self._transactions.by_id
-        return TaskReport(bronze, changes, unreadable, transactions, counts, self._events)
+        return TaskReport(bronze, messages, changes, unreadable, transactions, counts, self._events)
 
 
 def bronze_schema(schema: StructType) -> pa.Schema:
     """Return the columns of a job's table of all rows."""
     added = [StructField(DATE, DateType()), StructField(BATCH, LongType())]
     return arrow_schema(StructType([*schema.fields, *added]))
+
+
+def message_schema() -> pa.Schema:
+    """Return the columns of a job's table of messages."""
+    added = [pa.field(DATE, pa.date32()), pa.field(BATCH, pa.int64())]
+    return pa.schema([*MESSAGE_ROWS, *added])

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from spark_sink.jobs.job_folder import JobFolder
+from spark_sink.jobs.tables_job import ALL_BATCHES
 from tests.spark.quick_session import QUICK
 
 REPOSITORY = Path(__file__).parents[3]
@@ -49,6 +50,7 @@ class JobProcess:
         command = [sys.executable, "-m", "spark_sink.cli", "run", "--uri", uri]
         command += ["--out", out or str(folder), "--trigger", "0 seconds"]
         command += ["--checkpoint", str(folder)] if out else []
+        command += [f"--table={name}" for name in ALL_BATCHES] + ["--message=prefix=p"]
         command += [f"--option={name}={text}" for name, text in options.items()]
         command += [f"--conf={name}={text}" for name, text in QUICK.items()]
         self._command = command

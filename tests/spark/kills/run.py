@@ -333,13 +333,23 @@ def _problems(spark: SparkSession, shop: Shop, folder: JobFolder, truth: str) ->
         found.append(
             f"bronze lacks {len(missing)} events of a plain stream, and has {len(extra)} more"
         )
-    return found + _notified_twice(folder)
+    return found + _messages_missing(folder) + _notified_twice(folder)
 
 
 def _offset_of(folder: JobFolder) -> dict[str, Any]:
     last = folder.last_committed()
     assert last is not None
     return last.offset
+
+
+def _messages_missing(folder: JobFolder) -> list[str]:
+    changes = Counter(row["token"] for row in _rows(folder, "bronze", ["token", "op"]) if row["op"])
+    messages = Counter(
+        row["token"] for row in _rows(folder, "messages", ["token", "index"]) if not row["index"]
+    )
+    lacking, extra = (sum(each.values()) for each in (changes - messages, messages - changes))
+    told = f"messages lacks {lacking} of the changes in bronze, and has {extra} more"
+    return [told] if lacking or extra else []
 
 
 def _notified_twice(folder: JobFolder) -> list[str]:

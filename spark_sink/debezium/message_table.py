@@ -1,0 +1,100 @@
+"""A job's table of Debezium's messages: its options and columns, and how its rows are made.
+
+`to_debezium` makes the same messages for queries. Here the task that reads the events makes them
+and writes them, so they do not pass through Spark.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from bson.errors import InvalidBSON
+
+from spark_sink.debezium.message_batches import Messages, message_options
+from spark_sink.debezium.options import MessageOptions
+from spark_sink.errors import OptionError, StreamError
+from spark_sink.events.heartbeats import HEARTBEAT
+
+MESSAGE_ROWS = pa.schema(
+    [
+        pa.field("token", pa.string()),
+        pa.field("index", pa.int32()),
+        *(pa.field(name, pa.string()) for name in ("topic", "key", "value")),
+        pa.field("clusterTime", pa.timestamp("us", "UTC")),
+    ]
+)
+"""The columns: a message, the time of its event, and the place of the message in the stream: by
+`token`, and by `index` among the messages of one event."""
+UNIQUE = ("token", "key", "value")
+"""The columns whose values rarely repeat."""
+
+_TRANSFORMS = ("unwrap", "outbox")
+_LEFT_OUT = {
+    "transactions": "the table has each event's token, and the table transactions what BEGIN and "
+    "END tell",
+    "schema_registry_url": "Avro is for Kafka, to which a query with to_debezium writes",
+}
+
+
+def table_options(given: Mapping[str, str]) -> MessageOptions:
+    """Return the options of the messages from texts, by the names of `to_debezium`'s arguments.
+
+    `unwrap` and `outbox` are JSON. Raises OptionError.
+    """
+    values: dict[str, Any] = {}
+    for name, text in given.items():
+        if (reason := _LEFT_OUT.get(name.lower())) is not None:
+            raise OptionError(f"--message {name} is not for tables: leave it out; {reason}")
+        values[name] = _properties(name, text) if name in _TRANSFORMS else _value(text)
+    if "prefix" not in values:
+        raise OptionError("--message prefix=NAME is missing: the first part of each topic")
+    prefix, unwrap, outbox = (values.pop(name, None) for name in ("prefix", *_TRANSFORMS))
+    return message_options(str(prefix), unwrap, outbox, values)
+
+
+def _properties(name: str, text: str) -> dict[str, str]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise OptionError(f"--message {name} is not JSON", error) from None
+    if not isinstance(found, dict):
+        raise OptionError(f"--message {name} must be an object of the transform's properties")
+    return {
+        each: value if isinstance(value, str) else json.dumps(value)
+        for each, value in found.items()
+    }
+
+
+def _value(text: str) -> str | bool:
+    return {"true": True, "false": False}.get(text, text)
+
+
+class MessageTable:
+    """Makes the rows of a table of messages."""
+
+    def __init__(self, options: MessageOptions) -> None:
+        self._messages = Messages(options)
+
+    def of_rows(self, rows: pa.RecordBatch) -> Iterator[pa.Table]:
+        """Return the messages of rows of the source, as the columns MESSAGE_ROWS.
+
+        Raises StreamError for an event that cannot be read.
+        """
+        wanted = pc.or_(rows["op"].is_valid(), pc.equal(rows["operationType"], HEARTBEAT))
+        chosen = rows.select(("token", "clusterTime", "event")).filter(wanted)
+        try:
+            for part, made in self._messages.of_parts([chosen]):
+                topic, key, value = self._messages.converted(made).columns
+                token, time = (made.of_rows(part[name]) for name in ("token", "clusterTime"))
+                columns = [token, made.index, topic, key, value, time]
+                yield pa.Table.from_arrays(columns, MESSAGE_ROWS.names)
+        except InvalidBSON as error:
+            raise StreamError(
+                "an event cannot be made a message: remove documents=raw and set "
+                "errors.tolerance=all, with which a job writes such events to quarantine",
+                error,
+            ) from error

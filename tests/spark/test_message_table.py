@@ -1,0 +1,195 @@
+"""A job's table of Debezium's messages, held against `to_debezium` of the job's bronze rows."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from bson import encode
+from bson.timestamp import Timestamp
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+from spark_sink.cli import job
+from spark_sink.debezium import to_debezium
+from spark_sink.debezium.message_table import MessageTable, table_options
+from spark_sink.errors import OptionError, StreamError
+from spark_sink.jobs.job_folder import JobFolder, JobRecord
+from spark_sink.jobs.tables_job import (
+    BRONZE,
+    MESSAGES,
+    TablesJob,
+    appended_table,
+    namespace_options,
+)
+from tests.spark.conftest import Shop
+
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+
+IMAGES = {"fullDocument": "whenAvailable", "fullDocumentBeforeChange": "whenAvailable"}
+# What depends on the clock: when a message was made, and when a snapshot's document was read.
+_CLOCK = re.compile(r'"ts_(ms|us|ns)":\d+')
+
+Message = tuple[str, str, str | None]
+
+
+def run_once(
+    spark: SparkSession, shop: Shop, folder: Path, tables: tuple[str, ...], **messages: str
+) -> None:
+    """Run the job in this process, up to the present."""
+    options = {**namespace_options([shop.database]), "snapshotMode": "initial", **IMAGES}
+    where = JobFolder(str(folder))
+    record = JobRecord((shop.database,), options, tables, messages=messages)
+    where.begin(record)
+    TablesJob(where, record, shop.uri).start(spark, None).awaitTermination()
+
+
+def change_everything(shop: Shop) -> None:
+    one = {"_id": 11, "customer": 1}
+    shop.orders.insert_one({**one, "n": 1, "text": 'a "quoted" text'})
+    shop.orders.update_one(one, {"$set": {"n": 2}, "$unset": {"text": 1}})
+    shop.orders.replace_one(one, {**one, "m": 3})
+    shop.orders.delete_one(one)
+    with shop.client.start_session() as session, session.start_transaction():
+        for number in (91, 96):  # on both shards
+            shop.orders.insert_one({"_id": number, "customer": number % 10}, session=session)
+
+
+def without_clock(topic: str, key: str, value: str | None) -> Message:
+    return topic, key, value and _CLOCK.sub("", value)
+
+
+def written(folder: Path) -> list[Message]:
+    """The messages in the table, in the order that it documents."""
+    rows = (
+        DeltaTable(folder / MESSAGES)
+        .to_pyarrow_table()
+        .sort_by([("token", "ascending"), ("index", "ascending")])
+    )
+    columns = (rows[name].to_pylist() for name in ("topic", "key", "value"))
+    return [without_clock(*each) for each in zip(*columns, strict=True)]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        {},
+        {"schemas": "true", "tombstones": "false", "naming": "unicode"},
+        {"unwrap": json.dumps({"add.fields": "op"})},
+    ],
+    ids=["defaults", "schemas", "unwrap"],
+)
+def test_the_table_has_the_messages_of_bronze(
+    messages: dict[str, str], tmp_path: Path, shop: Shop, spark: SparkSession
+) -> None:
+    shop.insert(5)
+    shop.client[shop.database].command(
+        "collMod", "orders", changeStreamPreAndPostImages={"enabled": True}
+    )
+    messages = {"prefix": "shop-1", **messages}
+    run_once(spark, shop, tmp_path, (BRONZE, MESSAGES), **messages)
+    change_everything(shop)
+    run_once(spark, shop, tmp_path, (BRONZE, MESSAGES), **messages)
+    rows = appended_table(JobFolder(str(tmp_path)), BRONZE).read(spark).orderBy("token")
+    options = table_options(messages)
+    given = {name: getattr(options, name) for name in ("schemas", "tombstones", "naming")}
+    if "unwrap" in messages:
+        given = {"unwrap": json.loads(messages["unwrap"])}
+    expected = to_debezium(rows.coalesce(1), "shop-1", **given).collect()
+    found = written(tmp_path)
+    assert found == [without_clock(*row) for row in expected]
+    assert len(found) == 5 + 4 + 2 + (messages == {"prefix": "shop-1"})  # a tombstone
+
+
+def test_a_repeated_batch_is_in_the_table_once(
+    tmp_path: Path, shop: Shop, spark: SparkSession
+) -> None:
+    """As if the job were killed before Spark commits, and as if the checkpoint were lost."""
+    shop.insert(5)
+    run_once(spark, shop, tmp_path, (MESSAGES,), prefix="p")
+    change_everything(shop)
+    run_once(spark, shop, tmp_path, (MESSAGES,), prefix="p")
+    found = written(tmp_path)
+    commits = tmp_path / "checkpoint" / "commits"
+    last = max(int(file.name) for file in commits.glob("[0-9]*"))
+    for file in (commits / str(last), commits / f".{last}.crc"):
+        file.unlink(missing_ok=True)
+    run_once(spark, shop, tmp_path, (MESSAGES,), prefix="p")
+    assert written(tmp_path) == found
+    shutil.rmtree(tmp_path / "checkpoint")
+    rebuilt = CliRunner().invoke(job, ["rebuild", "--out", str(tmp_path)])
+    assert rebuilt.exit_code == 0, rebuilt.output
+    shop.orders.insert_one({"_id": 17, "customer": 7})
+    run_once(spark, shop, tmp_path, (MESSAGES,), prefix="p")
+    assert written(tmp_path)[:-1] == found
+    assert json.loads(json.loads(written(tmp_path)[-1][1])["id"]) == 17
+    partitions = DeltaTable(tmp_path / MESSAGES).partitions()
+    assert {each["topic"] for each in partitions} == {f"p.{shop.database}.orders"}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "--message prefix=NAME is missing"),
+        ({"prefix": "p", "tombstone": "true"}, "did you mean 'tombstones'"),
+        ({"prefix": "p", "tombstones": "no"}, "tombstones must be True or False, not 'no'"),
+        ({"prefix": "p", "transactions": "true"}, "leave it out; the table has each event's token"),
+        ({"prefix": "p", "schema_registry_url": "http://a"}, "Avro is for Kafka"),
+        ({"prefix": "p", "unwrap": "{"}, "--message unwrap is not JSON"),
+        ({"prefix": "p", "unwrap": "1"}, "--message unwrap must be an object"),
+    ],
+)
+def test_options_of_messages_are_validated(given: dict[str, str], message: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(message)):
+        table_options(given)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--table", "messages"], "--message prefix=NAME is missing"),
+        (["--message", "prefix=p"], "--message is for --table messages"),
+    ],
+)
+def test_the_command_refuses_what_does_not_belong_together(
+    arguments: list[str], message: str, tmp_path: Path
+) -> None:
+    result = CliRunner().invoke(job, ["run", "shop", "--out", str(tmp_path / "job"), *arguments])
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
+
+
+def test_a_job_keeps_the_options_of_its_messages(tmp_path: Path) -> None:
+    folder = JobFolder(str(tmp_path))
+    offsets = tmp_path / "checkpoint" / "offsets"
+    offsets.mkdir(parents=True)
+    (offsets / "0").write_text("v1\n{}\n" + json.dumps({"start": "now"}))
+    record = JobRecord(("shop",), tables=(MESSAGES,), messages={"prefix": "p"})
+    (tmp_path / "job.json").write_text(
+        json.dumps({"namespaces": ["shop"], "tables": [MESSAGES], "messages": {"prefix": "p"}})
+    )
+    folder.begin(record)
+    with pytest.raises(OptionError, match="has --message prefix=p, not prefix=q: start it as"):
+        folder.begin(JobRecord(("shop",), tables=(MESSAGES,), messages={"prefix": "q"}))
+
+
+def test_an_event_that_cannot_be_read_stops_the_job_with_the_remedy() -> None:
+    event = {
+        "_id": {"_data": "82"}, "operationType": "insert", "clusterTime": Timestamp(1, 1),
+        "ns": {"db": "shop", "coll": "orders"}, "documentKey": {"_id": 1},
+        "fullDocument": {"_id": 1, "text": "damaged"},
+    }  # fmt: skip
+    damaged = encode(event).replace(b"\x02text", b"\x20text")  # no type of BSON
+    columns = {
+        "token": pa.array(["82"]), "operationType": pa.array(["insert"]), "op": pa.array(["c"]),
+        "clusterTime": pa.array([0], pa.timestamp("us", "UTC")), "event": pa.array([damaged]),
+    }  # fmt: skip
+    rows = pa.RecordBatch.from_pydict(columns)
+    table = MessageTable(table_options({"prefix": "p"}))
+    with pytest.raises(StreamError, match=r"remove documents=raw and set errors\.tolerance=all"):
+        list(table.of_rows(rows))
