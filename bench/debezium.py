@@ -21,6 +21,8 @@ EVENTS = 400_000
 SIZE = 400
 """Bytes of padding in a document."""
 PER_BATCH = 50_000
+"""Events of a batch of a query; a job's batches have as many as it takes by default."""
+JOB_BATCH = 200_000
 PACED = 200
 """Documents whose latency is measured, on one shard of two,"""
 PAUSE = 0.1
@@ -31,7 +33,8 @@ _APART = 1_000_000
 _SETTLING = 3.0  # seconds from the line that says that a stream runs to the first write that counts
 
 DEBEZIUM = ("Debezium, mongos", "Debezium, router")
-OURS = ("json", "messages", "delta")
+OURS = ("json", "messages", "delta", "message table")
+_TABLES = {"delta": "bronze", "message table": "messages"}
 
 COLUMNS = (
     Column("way", "way"),
@@ -45,9 +48,10 @@ COLUMNS = (
 )
 NOTE = (
     "Debezium's messages are counted and dropped. json and messages (Debezium's, by to_debezium) "
-    "are written as Parquet files by a query, delta is the table bronze of a job, all with two "
-    "cores; a snapshot's rows are dropped. CPU of Debezium's process, or of Spark's processes "
-    "together. Two fifths of Debezium's messages, and of Spark two runs and the first batches of "
+    "are written as Parquet files by a query, delta is the table bronze of a job, message table "
+    "its table messages, all with two cores; a snapshot's rows are dropped. CPU of Debezium's "
+    "process, or of Spark's processes together, with that of a job which commits. Two fifths "
+    "of Debezium's messages, and of Spark two runs and the first batches of "
     "the third, are not counted: the JVM compiles then. Latency: from a write's acknowledgement to "
     f"the message, with one of {SHARDS} shards busy, a write in {PAUSE} s, no-ops each second, "
     "poll.interval.ms=10, and Spark without pauses between batches."
@@ -78,7 +82,7 @@ def run(options: Options) -> Outcome:
             options.say(f"{way}: backlog")
             found = [_backlog(way, uri, source, events, start) for _ in range(options.runs)]
             row = {"way": way, **medians(found)}
-            if way != "delta":
+            if way not in _TABLES:
                 options.say(f"{way}: snapshot")
                 snapshots = [_snapshot(way, uri, events) for _ in range(options.runs)]
                 shot = medians(snapshots)
@@ -86,6 +90,8 @@ def run(options: Options) -> Outcome:
             rows.append(row)
             options.say(", ".join(f"{name} {row[name]:,.1f}" for name in row if name != "way"))
         for number, (row, (way, uri, _)) in enumerate(zip(rows, ways, strict=True), 1):
+            if way == "message table":
+                continue  # as that of bronze
             options.say(f"{way}: latency")
             late = _latency(cluster, way, uri, number * _APART, paced)
             options.say(f"{way}: p50 {late['p50']:,.0f} ms, p99 {late['p99']:,.0f} ms")
@@ -106,15 +112,16 @@ def _backlog(way: str, uri: str, source: int, events: int, start: str) -> dict[s
         found = _engine(uri, events, at, "snapshot.mode=no_data")
         source_cpu = (cpu_seconds(source) - before) / events * 1e6
         return {**found, "source_cpu": source_cpu}
-    documents = {"messages": "envelope", "delta": "raw"}.get(way, way)
+    documents = "raw" if way in _TABLES else {"messages": "envelope"}.get(way, way)
     arguments = ["--router", str(source), "--documents", documents]
-    arguments += ["--tables", "bronze"] if way == "delta" else []
+    arguments += ["--tables", _TABLES[way]] if way in _TABLES else []
+    arguments += ["--per-batch", str(JOB_BATCH if way in _TABLES else PER_BATCH)]
     found = run_json(
         "-m", "bench.spark_parquet", "--port", uri.rpartition(":")[2].strip("/"),
-        "--per-batch", str(PER_BATCH), "--start", start, "--times", str(_TIMES), *arguments,
+        "--start", start, "--times", str(_TIMES), *arguments,
         timeout=600,
     )  # fmt: skip
-    spark = sum(found[part] for part in ("jvm", "tasks", "planner"))
+    spark = sum(found[part] for part in ("jvm", "tasks", "planner", "driver"))
     return {"rate": found["parquet_rate"], "engine_cpu": spark, "source_cpu": found["router"]}
 
 

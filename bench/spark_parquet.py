@@ -3,9 +3,9 @@
 import argparse
 import contextlib
 import json
-import math
 import os
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
@@ -21,7 +21,7 @@ from spark_sink import local_session
 from spark_sink.debezium import to_debezium
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.progress import batch_progress
-from spark_sink.jobs.tables_job import BRONZE, TablesJob, Written
+from spark_sink.jobs.tables_job import MESSAGES, TablesJob, Written
 from spark_sink.tables.delta_log import DeltaLog
 
 # Batches of a query that include its start, and are not yet of full size.
@@ -29,6 +29,7 @@ _WARM_UP = 2
 # Seconds between two looks at the CPU that the processes have used.
 _LOOK = 0.1
 _PLANNER = b"streaming_source"
+_PARTS = ("jvm", "compilers", "tasks", "planner", "driver", "router")
 _COMPILERS = ("(C1 Comp", "(C2 Comp")
 
 
@@ -69,26 +70,25 @@ def measure(spark: SparkSession, args: argparse.Namespace, folder: Path) -> dict
     """Write the backlog; return the number of rows, and figures of the batches of full size.
 
     The figures are ``parquet_rate`` in events a second, ``planning_ms``, the median of a batch, and
-    the CPU of ``jvm``, ``tasks``, ``planner`` and ``router`` in µs per event; ``compilers`` is the
-    part of the JVM's that compiles its code.
+    the CPU of ``jvm``, ``tasks``, ``planner``, ``driver`` and ``router`` in µs per event;
+    ``compilers`` is the part of the JVM's that compiles its code.
     """
-    written = None
+    count = CpuCount(args.router)
+    begun = before = after = count.look()
+    skipped, written = 0, None
     if args.tables:
         tables_job = job(args, folder)
         query, written = tables_job.start(spark, None), tables_job.written
     else:
         query = parquet(spark, args, folder)
-    count = CpuCount(args.router)
-    before: dict[str, float] | None = None
-    after: dict[str, float] = {}
     while not query.awaitTermination(_LOOK):  # type: ignore[arg-type]
-        found = count.look()
-        if before is None and len(full(query, written)) >= _WARM_UP:
-            before, skipped = found, len(full(query, written))
-        after = found
+        after = count.look()
+        if not skipped and len(full(query, written)) >= _WARM_UP:
+            before, skipped = after, len(full(query, written))
+    after = count.look()
     progress = full(query, written)
     if args.tables:
-        rows = DeltaLog(str(folder / BRONZE)).count()
+        rows = DeltaLog(str(folder / args.tables[0])).count()
     else:
         rows = spark.read.parquet(str(folder / "table")).count()
     warm = progress[_WARM_UP:] or progress
@@ -99,10 +99,10 @@ def measure(spark: SparkSession, args: argparse.Namespace, folder: Path) -> dict
         for each, _ in warm
     ]
     figures = {"rows": rows, "parquet_rate": events / seconds, "planning_ms": median(planning)}
-    if before is not None:
-        counted = sum(each for _, each in progress[skipped:]) or math.inf
-        figures |= {name: (after[name] - before[name]) / counted * 1e6 for name in after}
-    return figures
+    counted = sum(each for _, each in progress[skipped:])
+    if not counted:  # a few large batches
+        before, counted = begun, sum(each for _, each in progress)
+    return figures | {name: (after[name] - before[name]) / counted * 1e6 for name in after}
 
 
 def parquet(spark: SparkSession, args: argparse.Namespace, folder: Path) -> StreamingQuery:
@@ -113,11 +113,12 @@ def parquet(spark: SparkSession, args: argparse.Namespace, folder: Path) -> Stre
 
 
 def job(args: argparse.Namespace, folder: Path) -> TablesJob:
-    """Return a job, one of whose tables is bronze."""
+    """Return a job, the first of whose tables has a row for each event."""
     where = JobFolder(str(folder))
     options = options_of(args)
     uri = options.pop("uri")
-    record = JobRecord((), options, tuple(args.tables))
+    messages = {"prefix": "bench"} if MESSAGES in args.tables else {}
+    record = JobRecord((), options, tuple(args.tables), messages=messages)
     where.begin(record)
     return TablesJob(where, record, uri)
 
@@ -171,7 +172,9 @@ class CpuCount:
                     line = Path(f"/proc/{worker}/cmdline").read_bytes()
                     part = "planner" if _PLANNER in line else "tasks"
                     self._note(part, worker, cpu_seconds(worker))
-        found = dict.fromkeys(("jvm", "compilers", "tasks", "planner", "router"), 0.0)
+        # This thread looks; the others are those of a job that commits.
+        self._note("driver", 0, time.process_time() - time.thread_time())
+        found = dict.fromkeys(_PARTS, 0.0)
         for (part, _), seconds in self._seconds.items():
             found[part] += seconds
         return found
