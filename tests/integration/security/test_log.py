@@ -83,13 +83,10 @@ def test_denied_actions_are_logged_as_by_mongos(servers: Servers) -> None:
 
 def test_the_configuration_is_logged_without_secrets(servers: Servers) -> None:
     (line,) = lines(servers.router, OPTIONS)
-    (of_mongos,) = lines(servers.mongos, OPTIONS)
-    for name in ("c", "s", "msg"):
-        assert line[name] == of_mongos[name]
+    # As a mongos has it, whose log keeps 1,024 lines, so that its own is not there any more.
+    assert (line["c"], line["s"]) == ("CONTROL", "I")
+    assert line["msg"] == "Options set by command line"
     with client(servers.router, "root") as root:
         assert line["attr"]["options"] == root.admin.command("getCmdLineOpts")["parsed"]
-    with client(servers.mongos, "root") as root:
-        of_command = root.admin.command("getCmdLineOpts")["parsed"]
-        assert of_mongos["attr"]["options"].keys() == of_command.keys()
     assert "passwordFile" in str(line)
     assert "swordfish" not in str(line)
