@@ -27,11 +27,13 @@ from spark_sink.jobs.tables_job import (
     table_form,
 )
 from spark_sink.options.values import cluster_time_position, resume_token
+from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import Batch, DeltaLog
 from spark_sink.tables.former_tables import FormerFolder
+from spark_sink.tables.range_merge import QUARANTINE as UNAPPLIED
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS, ChangeReport, StageScan, remove_changes
 from spark_sink.tables.table_scan import TableScan, scans_of
 from spark_sink.tables.tasks import run_tasks
@@ -195,6 +197,8 @@ def _replayed(
     tasks = [StageScan(each, table.address, table.state.keys) for each in scans]
     staged = run_tasks(spark, ChangeReport, tasks)
     quarantine = AppendTable(folder.table(QUARANTINE))
+    if quarantine.log.exists:  # it has the events that the lost table could not apply
+        quarantine.commit([], arrow_schema(UNAPPLIED), batch)
     table.apply_staged(spark, staged, batch, quarantine, *lacking)
     return table
 

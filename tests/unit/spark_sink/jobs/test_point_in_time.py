@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from contextlib import nullcontext
 from dataclasses import replace
@@ -156,6 +157,24 @@ def test_no_table_is_made_of_a_bronze_that_has_lost_its_beginning(tmp_path: Path
             rebuilding.rebuild_at(None, folder, time(5), str(tmp_path / f"{mode} then"))
         with told if is_refused else nullcontext():
             rebuilding.rebuild_current(None, folder)
+
+
+def test_a_table_that_is_made_again_quarantines_no_event_twice(tmp_path: Path) -> None:
+    folder = JobFolder(str(tmp_path))
+    folder.begin(JobRecord(options={"snapshotMode": "no_data", "database": "shop"}))
+    update = change(1, "update", "shop", "orders", documentKey={"_id": 1})
+    update["event"] = bson.encode(
+        {**bson.decode(update["event"]), "updateDescription": {"updatedFields": {"n": 1}}}
+    )
+    append(folder, 0, Offset(AtTime(time(9)), Scope("shop")), [update])
+    for _ in range(2):  # as the table was made at first, and after it was lost
+        rebuilding.rebuild_current(None, folder)
+        assert DeltaTable(tmp_path / "quarantine").to_pyarrow_table()["token"].to_pylist() == [
+            token(1)
+        ]
+        insert = change(10, "insert", "shop", "orders", fullDocument={"_id": 2})
+        append(folder, 1, Offset(AtTime(time(20)), Scope("shop")), [insert])
+        shutil.rmtree(tmp_path / "current")
 
 
 def change(
