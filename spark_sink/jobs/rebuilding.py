@@ -17,12 +17,13 @@ from pyspark.sql import SparkSession
 
 from spark_sink.errors import OptionError
 from spark_sink.events.positions import AtTime, FromNow, Position, Token, after, is_after, key_of
-from spark_sink.jobs.job_folder import JobFolder, JobRecord
+from spark_sink.jobs.job_folder import JobFolder, JobRecord, LoggedBatch
 from spark_sink.jobs.point_in_time import Lacking, bronze_at, lacking_at, require_begun
 from spark_sink.jobs.tables_job import (
     ALL_BATCHES,
     BRONZE,
     CURRENT,
+    NOTIFIED,
     QUARANTINE,
     table_form,
 )
@@ -218,8 +219,8 @@ def _batches_of(log: DeltaLog) -> Sequence[dict[str, Any]]:
 def seek(folder: JobFolder, to: str) -> str:
     """Plan the batch that leaves out all events before a position; return the position's time.
 
-    A batch that was planned, and that not all tables have, is replaced: it has no further events.
-    So a seek may be corrected until the job has been started.
+    A batch that was planned, and that the tables do not have whole, is replaced: it has no further
+    events. So a seek may be corrected until the job has been started.
 
     Args:
         to: a cluster time, or a token. The events at the time are read; those at the token's
@@ -228,7 +229,7 @@ def seek(folder: JobFolder, to: str) -> str:
     Raises OptionError if `to` is no position, lies in the future by the clock of this machine, or
     if the job cannot be set there.
     """
-    last = folder.last_committed()
+    last = _last_whole(folder)
     if last is None:
         raise OptionError(f"the job in {folder.address} has no batch: start it first")
     before = last.end
@@ -253,6 +254,20 @@ def seek(folder: JobFolder, to: str) -> str:
     sought = before.moved(position, heartbeat=before.heartbeat, signals=kept, sought=passed)
     folder.plan_batch(last.number + 1, sought.write())
     return datetime.fromtimestamp(position.time.time, UTC).isoformat()
+
+
+def _last_whole(folder: JobFolder) -> LoggedBatch | None:
+    """Return the last batch that all tables have, and note in the checkpoint that they do.
+
+    A batch writes its notifications last: with them it is whole, though Spark did not note that.
+    """
+    batches, query = folder.batches(), folder.query()
+    notified = DeltaLog(folder.table(NOTIFIED)).position()
+    for batch in batches[-1:]:
+        of = (notified.get("query"), notified.get("batch"))
+        if query is not None and batch.committed is None and of == (query, batch.number):
+            folder.write_checkpoint(query, {batch.number: batch.offset}, batch.number)
+    return folder.last_committed()
 
 
 def _reached(folder: JobFolder, before: Offset) -> list[Position]:

@@ -176,3 +176,21 @@ def test_a_seek_may_be_corrected_until_the_job_has_been_started(tmp_path: Path) 
     seek(folder, "400,1")
     with pytest.raises(OptionError, match="before the job's position"):
         seek(folder, "250,1")
+
+
+def test_a_seek_follows_a_batch_that_only_spark_has_not_committed(tmp_path: Path) -> None:
+    """Otherwise the notifications of a batch that does not exist would stay."""
+    folder = JobFolder(str(tmp_path))
+    folder.begin(JobRecord(tables=("bronze",)))
+    rows = pa.table({"token": ["a"]})
+    for number, seconds in ((0, 100), (1, 200)):
+        for name in ("bronze", "notifications"):
+            batch = Batch("q", number, end_at(seconds))
+            AppendTable(folder.table(name)).write_rows(rows, batch)
+    folder.write_checkpoint("q", {0: end_at(100), 1: end_at(200)}, 0)
+    for seconds in (300, 250):
+        seek(folder, f"{seconds},1")
+        assert [each.number for each in folder.batches()] == [0, 1, 2]
+        assert folder.last_committed() == folder.batches()[1]
+        assert folder.offset(1) == end_at(200)
+        assert folder.offset(2)["startAtOperationTime"] == {"$timestamp": {"t": seconds, "i": 1}}
