@@ -223,6 +223,26 @@ def test_compaction_and_vacuum_keep_rows_position_and_new_files(tmp_path: Path) 
     assert DeltaLog(str(tmp_path)).position()["batch"] == 5
 
 
+def test_partitions_of_odd_names_are_compacted(tmp_path: Path) -> None:
+    names = [name or "shop.<|>`&;" for name in NAMES]
+    rows = [rows_of([number], namespace=name)[0] for number, name in enumerate(names * 2)]
+    log = DeltaLog(str(tmp_path), ("namespace",))
+    for number in range(2):
+        half = rows[number * len(names) :][: len(names)]
+        log.append(written(tmp_path, half, ("namespace",)), SCHEMA, batch(number))
+        log.compact()
+    assert len(log.actions()) == len(names)
+    # delta-rs itself would write a file that it does not find, and then compact nothing.
+    for number in range(2, 6):
+        tilde = rows_of([number * 10], namespace="shop.a~b")
+        rows += tilde
+        log.append(written(tmp_path, tilde, ("namespace",)), SCHEMA, batch(number))
+        log.compact()
+    assert len(log.actions()) == len(names) + 4
+    found = DeltaTable(tmp_path).to_pyarrow_table().to_pylist()
+    assert sorted(found, key=lambda row: row["token"]) == rows
+
+
 def test_commits_older_than_their_retention_are_deleted_every_hundred(tmp_path: Path) -> None:
     log = DeltaLog(str(tmp_path))
     log.append(written(tmp_path, rows_of([1]), ()), SCHEMA, batch(0))
