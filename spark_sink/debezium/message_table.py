@@ -66,7 +66,7 @@ def _properties(name: str, text: str) -> dict[str, str]:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise OptionError(f"--message {name} is not JSON", error) from None
+        raise OptionError(f"--message {name} is not JSON in quotes: '{name}={{}}'", error) from None
     if not isinstance(found, dict):
         raise OptionError(f"--message {name} must be an object of the transform's properties")
     return {

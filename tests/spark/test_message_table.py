@@ -16,6 +16,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
+from spark_sink import read_at
 from spark_sink.cli import job
 from spark_sink.debezium import to_debezium
 from spark_sink.debezium.message_table import MessageTable, table_options
@@ -23,6 +24,7 @@ from spark_sink.errors import OptionError, StreamError
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.tables_job import (
     BRONZE,
+    CURRENT,
     MESSAGES,
     TablesJob,
     appended_table,
@@ -134,6 +136,25 @@ def test_a_repeated_batch_is_in_the_table_once(
     assert {each["topic"] for each in partitions} == {f"p.{shop.database}.orders"}
     with pytest.raises(OptionError, match="none of the tables that are compared: bronze, current"):
         verify_job(spark, JobFolder(str(tmp_path)), shop.uri)
+
+
+def test_messages_and_documents_are_read_as_of_one_time(
+    tmp_path: Path, shop: Shop, spark: SparkSession
+) -> None:
+    """Without bronze the current table has the events of whole batches."""
+    shop.insert(5)
+    tables = (MESSAGES, CURRENT)
+    run_once(spark, shop, tmp_path, tables, prefix="p")
+    shop.insert(5)
+    run_once(spark, shop, tmp_path, tables, prefix="p")
+    shop.insert(1)
+    time = shop.now()
+    shop.insert(1)  # in the same batch
+    for _ in range(2):
+        run_once(spark, shop, tmp_path, tables, prefix="p")
+    found = read_at(spark, str(tmp_path), f"{time.time},{time.inc}")
+    assert found[CURRENT].count() == 10
+    assert found[MESSAGES].select("key").distinct().count() == 10
 
 
 @pytest.mark.parametrize(
