@@ -114,6 +114,13 @@ def test_readers_filter_by_columns_without_statistics(tmp_path: Path) -> None:
     assert sum(rows.num_rows for rows in log.scan(["token"], chosen)) == 2
 
 
+def test_readers_find_texts_of_the_last_characters(tmp_path: Path) -> None:
+    log, token = DeltaLog(str(tmp_path), ("bucket",)), "\U0010fffd"
+    log.append(written(tmp_path, rows_of([0], token=token)), SCHEMA, batch(0))
+    found = DeltaTable(tmp_path).to_pyarrow_table(filters=[("token", "=", token)])
+    assert found.num_rows == 1
+
+
 def test_one_commit_replaces_buckets_and_moves_the_position(tmp_path: Path) -> None:
     log = DeltaLog(str(tmp_path), ("bucket",))
     log.replace(written(tmp_path, rows_of(range(10))), SCHEMA, {"through": "a"})
