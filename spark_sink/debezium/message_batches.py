@@ -31,7 +31,8 @@ else:
 
 # The most bytes of events whose messages are made together, unless one is larger.
 _MADE_TOGETHER = 32 * 1024 * 1024
-_CONVERTED_TOGETHER = 10_000  # messages
+# The most events: replies have up to 16 MiB of them, and a message with its schemas has 5 kB more.
+_MOST_TOGETHER = 10_000
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,8 @@ def _avro() -> ModuleType:
 
 def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Cut a batch into parts of a bounded size."""
-    number = max(1, batch.column("event").nbytes // _MADE_TOGETHER + 1)
-    rows = max(1, -(-batch.num_rows // number))
+    number = batch.column("event").nbytes // _MADE_TOGETHER + 1
+    rows = max(1, min(-(-batch.num_rows // number), _MOST_TOGETHER))
     for start in range(0, batch.num_rows, rows):
         yield batch.slice(start, rows)
 
@@ -143,7 +144,7 @@ class WithTransactions:
             Message._fields
         )
         monitor = _Monitor(self.options.boundaries)
-        rows = min(_CONVERTED_TOGETHER, table.num_rows * _MADE_TOGETHER // max(1, table.nbytes))
+        rows = min(_MOST_TOGETHER, table.num_rows * _MADE_TOGETHER // max(1, table.nbytes))
         for batch in table.to_batches(max_chunksize=max(1, rows)):
             columns = [column.to_pylist() for column in batch.columns]
             messages = (Message(*row) for row in zip(*columns, strict=True))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +19,8 @@ from spark_sink.debezium.message_batches import Messages, message_options
 from spark_sink.debezium.options import MessageOptions
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.heartbeats import HEARTBEAT
+from spark_sink.options.names import canonical, parsed_option
+from spark_sink.options.values import boolean
 
 MESSAGE_ROWS = pa.schema(
     [
@@ -45,11 +48,14 @@ def table_options(given: Mapping[str, str]) -> MessageOptions:
 
     `unwrap` and `outbox` are JSON. Raises OptionError.
     """
+    types = {each.name: each.type for each in fields(MessageOptions) if each.name != "transform"}
     values: dict[str, Any] = {}
-    for name, text in given.items():
-        if (reason := _LEFT_OUT.get(name.lower())) is not None:
+    for name, text in canonical(given, [*types, *_TRANSFORMS], of=" of --message").items():
+        if (reason := _LEFT_OUT.get(name)) is not None:
             raise OptionError(f"--message {name} is not for tables: leave it out; {reason}")
-        values[name] = _properties(name, text) if name in _TRANSFORMS else _value(text)
+        values[name] = _properties(name, text) if name in _TRANSFORMS else text
+        if types.get(name) == "bool":
+            values[name] = parsed_option(name, boolean, text, " of --message")
     if "prefix" not in values:
         raise OptionError("--message prefix=NAME is missing: the first part of each topic")
     prefix, unwrap, outbox = (values.pop(name, None) for name in ("prefix", *_TRANSFORMS))
@@ -60,17 +66,13 @@ def _properties(name: str, text: str) -> dict[str, str]:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise OptionError(f"--message {name} is not JSON", error) from None
+        raise OptionError(f"--message {name} is not JSON in quotes: '{name}={{}}'", error) from None
     if not isinstance(found, dict):
         raise OptionError(f"--message {name} must be an object of the transform's properties")
     return {
         each: value if isinstance(value, str) else json.dumps(value)
         for each, value in found.items()
     }
-
-
-def _value(text: str) -> str | bool:
-    return {"true": True, "false": False}.get(text, text)
 
 
 class MessageTable:
@@ -96,5 +98,11 @@ class MessageTable:
             raise StreamError(
                 "an event cannot be made a message: remove documents=raw and set "
                 "errors.tolerance=all, with which a job writes such events to quarantine",
+                error,
+            ) from error
+        except LookupError as error:
+            raise StreamError(
+                "an event lacks a field of which its message is made: let the option pipeline keep "
+                "all fields but those of documents",
                 error,
             ) from error

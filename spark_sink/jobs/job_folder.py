@@ -237,4 +237,11 @@ def _kind(schema: str) -> str:
 
 
 def _texts(options: Mapping[str, str]) -> set[str]:
-    return {f"{name}={value}" for name, value in options.items()}
+    """Return the options of messages that a job keeps.
+
+    The properties of a transform may be corrected: an event stops the job that does not suit them.
+    """
+    return {
+        name if name.lower() in ("unwrap", "outbox") else f"{name}={value}"
+        for name, value in options.items()
+    }

@@ -120,7 +120,7 @@ def read_at(spark: SparkSession, out: str, time: str) -> dict[str, DataFrame]:
     cut = history.whole_cut(after(moment).time)
     found: dict[str, DataFrame] = {}
     for name in history.logs.keys() & _TOKENS.keys():
-        chosen = pc.field(_TOKENS[name]) <= high_water_mark(cut)
+        chosen = history.rows_before(cut, name)
         found[name] = appended_table(folder, name).read(spark, chosen=chosen)
     if CURRENT not in history.logs:
         return found
@@ -294,6 +294,16 @@ class _History:
             for batch, at in self._ends.items()
             if self.cut(batch) <= cut and self._is_complete(batch, at)
         ]
+
+    def rows_before(self, cut: Timestamp, name: str) -> pc.Expression:
+        """Return which rows of an appended table count before a cut.
+
+        Without bronze, the current table has the events of whole batches, and so have the others.
+        """
+        chosen = pc.field(_TOKENS[name]) <= high_water_mark(cut)
+        if CURRENT in self.logs and BRONZE not in self.logs:
+            chosen &= pc.field(BATCH) <= max(self.complete_before(cut), default=-1)
+        return chosen
 
     def _is_complete(self, batch: int, at: Offset) -> bool:
         if at.running or at.signals.requests or at.signals.reading:

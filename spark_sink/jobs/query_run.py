@@ -41,6 +41,11 @@ _REMEDIES = (
         "k8s://https://host:port",
     ),
     (
+        "File name too long",
+        "the name of a collection or of a topic is too long for a folder: leave its events out "
+        "(--option collection.exclude.list or pipeline)",
+    ),
+    (
         "Cannot create directory",
         "the job's folder cannot be made: correct --out, or let the job's user write there",
     ),

@@ -309,6 +309,11 @@ def verify_job(
     for name in wanted:
         if name not in record.tables:
             raise OptionError(f"the job in {folder.address} has no table {name}: correct --table")
+    if not wanted:
+        raise OptionError(
+            f"the job in {folder.address} has none of the tables that are compared: "
+            f"{', '.join(DEFAULT_TABLES)}"
+        )
     last = folder.last_committed()
     if last is None:
         return dict.fromkeys(wanted, Outcome(0, remark="not compared: no batch is committed yet"))

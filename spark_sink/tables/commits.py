@@ -75,3 +75,17 @@ def properties_of(
 ) -> CommitProperties:
     """Return what a commit says beside the files."""
     return CommitProperties({_POSITION: dict(position)}, app_transactions=transactions)
+
+
+def compacted(files: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, list[str]]]:
+    """Return the filter of the partitions that are compacted, from what the log says of the files.
+
+    delta-rs would not find the files that it writes for a value with a ~, of which none is
+    compacted any more.
+    """
+    left: dict[str, set[str]] = {}
+    for column, value in (pair for file in files for pair in file.items()):
+        table, dot, name = column.partition(".")
+        if table == "partition" and dot and isinstance(value, str) and "~" in value:
+            left.setdefault(name, set()).add(value)
+    return [(name, "not in", sorted(values)) for name, values in left.items()]

@@ -32,6 +32,7 @@ from spark_sink.errors import FULL_DISK, OptionError, StreamError
 from spark_sink.folders import absolute, open_folder
 from spark_sink.tables.commits import (
     action_of,
+    compacted,
     positions_of,
     properties_of,
     require_no_restore,
@@ -301,11 +302,11 @@ class DeltaLog:
     def compact(self) -> tuple[int, int]:
         """Replace small files by large ones; return their numbers, before and after."""
         assert self._table is not None
-        before = len(self.actions())
+        before, said = self.actions(), properties_of(self.position())
         with self._failures():
-            self._table.optimize.compact(commit_properties=properties_of(self.position()))
+            self._table.optimize.compact(compacted(before), commit_properties=said)
         self.reload()
-        return before, len(self.actions())
+        return len(before), len(self.actions())
 
     def vacuum(self, *, full: bool = False) -> None:
         """Delete the files that have been replaced longer ago than the table's retention.
@@ -315,12 +316,10 @@ class DeltaLog:
         """
         assert self._table is not None
         with self._failures():
-            properties = properties_of(self.position())
-            self._table.vacuum(dry_run=False, commit_properties=properties)
+            said = properties_of(self.position())
+            self._table.vacuum(dry_run=False, commit_properties=said)
             if full:
-                self._table.vacuum(
-                    _ORPHAN_HOURS, dry_run=False, full=True, commit_properties=properties
-                )
+                self._table.vacuum(_ORPHAN_HOURS, dry_run=False, full=True, commit_properties=said)
         self.reload()
 
     def _create(

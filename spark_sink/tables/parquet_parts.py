@@ -219,12 +219,14 @@ class _Part:
         self._writer.close()
         size = self.size
         self._stream.close()
+        # delta-rs reads an escaped character of the last plane as another one.
+        stats = json.dumps(statistics(self._written[0], compared), ensure_ascii=False)
         return {
             "path": self._path,
             "size": size,
             "partition": json.dumps(self._values),
             "modified": int(time.time() * 1000),
-            "stats": json.dumps(statistics(self._written[0], compared)),
+            "stats": stats,
         }
 
 

@@ -12,9 +12,11 @@ import pytest
 from bson import encode
 from bson.timestamp import Timestamp
 from deltalake import DeltaTable
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
+from spark_sink import read_at
 from spark_sink.cli import job
 from spark_sink.debezium import to_debezium
 from spark_sink.debezium.message_table import MessageTable, table_options
@@ -22,11 +24,13 @@ from spark_sink.errors import OptionError, StreamError
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.tables_job import (
     BRONZE,
+    CURRENT,
     MESSAGES,
     TablesJob,
     appended_table,
     namespace_options,
 )
+from spark_sink.jobs.verification import verify_job
 from tests.spark.conftest import Shop
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
@@ -130,6 +134,27 @@ def test_a_repeated_batch_is_in_the_table_once(
     assert json.loads(json.loads(written(tmp_path)[-1][1])["id"]) == 17
     partitions = DeltaTable(tmp_path / MESSAGES).partitions()
     assert {each["topic"] for each in partitions} == {f"p.{shop.database}.orders"}
+    with pytest.raises(OptionError, match="none of the tables that are compared: bronze, current"):
+        verify_job(spark, JobFolder(str(tmp_path)), shop.uri)
+
+
+def test_messages_and_documents_are_read_as_of_one_time(
+    tmp_path: Path, shop: Shop, spark: SparkSession
+) -> None:
+    """Without bronze the current table has the events of whole batches."""
+    shop.insert(5)
+    tables = (MESSAGES, CURRENT)
+    run_once(spark, shop, tmp_path, tables, prefix="p")
+    shop.insert(5)
+    run_once(spark, shop, tmp_path, tables, prefix="p")
+    shop.insert(1)
+    time = shop.now()
+    shop.insert(1)  # in the same batch
+    for _ in range(2):
+        run_once(spark, shop, tmp_path, tables, prefix="p")
+    found = read_at(spark, str(tmp_path), f"{time.time},{time.inc}")
+    assert found[CURRENT].count() == 10
+    assert found[MESSAGES].select("key").distinct().count() == 10
 
 
 @pytest.mark.parametrize(
@@ -137,7 +162,7 @@ def test_a_repeated_batch_is_in_the_table_once(
     [
         ({}, "--message prefix=NAME is missing"),
         ({"prefix": "p", "tombstone": "true"}, "did you mean 'tombstones'"),
-        ({"prefix": "p", "tombstones": "no"}, "tombstones must be True or False, not 'no'"),
+        ({"prefix": "p", "tombstones": "no"}, "--message: must be true or false, not 'no'"),
         ({"prefix": "p", "transactions": "true"}, "leave it out; the table has each event's token"),
         ({"prefix": "p", "schema_registry_url": "http://a"}, "Avro is for Kafka"),
         ({"prefix": "p", "unwrap": "{"}, "--message unwrap is not JSON"),
@@ -147,6 +172,11 @@ def test_a_repeated_batch_is_in_the_table_once(
 def test_options_of_messages_are_validated(given: dict[str, str], message: str) -> None:
     with pytest.raises(OptionError, match=re.escape(message)):
         table_options(given)
+
+
+def test_options_of_messages_have_names_in_any_case_and_values_of_their_types() -> None:
+    options = table_options({"Prefix": "true", "Tombstones": "False", "heartbeat_topic": "false"})
+    assert (options.prefix, options.tombstones, options.heartbeats) == ("true", False, "false")
 
 
 @pytest.mark.parametrize(
@@ -178,18 +208,51 @@ def test_a_job_keeps_the_options_of_its_messages(tmp_path: Path) -> None:
         folder.begin(JobRecord(("shop",), tables=(MESSAGES,), messages={"prefix": "q"}))
 
 
-def test_an_event_that_cannot_be_read_stops_the_job_with_the_remedy() -> None:
-    event = {
-        "_id": {"_data": "82"}, "operationType": "insert", "clusterTime": Timestamp(1, 1),
-        "ns": {"db": "shop", "coll": "orders"}, "documentKey": {"_id": 1},
-        "fullDocument": {"_id": 1, "text": "damaged"},
-    }  # fmt: skip
-    damaged = encode(event).replace(b"\x02text", b"\x20text")  # no type of BSON
+def test_the_properties_of_a_transform_may_be_corrected(
+    tmp_path: Path, shop: Shop, spark: SparkSession
+) -> None:
+    """A document that is no event of an outbox stops the job, with this remedy."""
+    run_once(spark, shop, tmp_path, (MESSAGES,), prefix="p", outbox="{}")
+    made = {"aggregateid": 1, "payload": "made", "kind": "order"}
+    shop.orders.insert_one({"_id": 1, "customer": 1, **made})
+    with pytest.raises(StreamingQueryException, match="Correct the options of outbox"):
+        run_once(spark, shop, tmp_path, (MESSAGES,), prefix="p", outbox="{}")
+    corrected = json.dumps({"route.by.field": "kind"})
+    run_once(spark, shop, tmp_path, (MESSAGES,), prefix="p", outbox=corrected)
+    assert written(tmp_path) == [("outbox.event.order", "1", '"made"')]
+    with pytest.raises(OptionError, match="has --message outbox, prefix=p, not prefix=p: start"):
+        run_once(spark, shop, tmp_path, (MESSAGES,), prefix="p")
+
+
+EVENT = {
+    "_id": {"_data": "82"}, "operationType": "insert", "clusterTime": Timestamp(1, 1),
+    "ns": {"db": "shop", "coll": "orders"}, "documentKey": {"_id": 1},
+    "fullDocument": {"_id": 1, "text": "damaged"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("event", "remedy"),
+    [
+        (
+            encode(EVENT).replace(b"\x02text", b"\x20text"),  # no type of BSON
+            "remove documents=raw and set errors.tolerance=all",
+        ),
+        (
+            encode({name: each for name, each in EVENT.items() if name != "documentKey"}),
+            "let the option pipeline keep all fields but those of documents (b'documentKey')",
+        ),
+    ],
+    ids=["damaged", "without its key"],
+)
+def test_an_event_that_is_no_message_stops_the_job_with_the_remedy(
+    event: bytes, remedy: str
+) -> None:
     columns = {
         "token": pa.array(["82"]), "operationType": pa.array(["insert"]), "op": pa.array(["c"]),
-        "clusterTime": pa.array([0], pa.timestamp("us", "UTC")), "event": pa.array([damaged]),
+        "clusterTime": pa.array([0], pa.timestamp("us", "UTC")), "event": pa.array([event]),
     }  # fmt: skip
     rows = pa.RecordBatch.from_pydict(columns)
     table = MessageTable(table_options({"prefix": "p"}))
-    with pytest.raises(StreamError, match=r"remove documents=raw and set errors\.tolerance=all"):
+    with pytest.raises(StreamError, match=re.escape(remedy)):
         list(table.of_rows(rows))

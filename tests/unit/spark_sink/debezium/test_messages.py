@@ -237,6 +237,12 @@ def test_a_heartbeat_has_a_separate_topic():
     assert messages(beat, heartbeat_topic="all beats") == [("all beats", key, value)]
 
 
+def test_messages_of_many_small_events_come_in_batches_of_a_bounded_number() -> None:
+    batch = pa.RecordBatch.from_arrays([pa.array([event("insert")] * 25_000)], names=["event"])
+    made = Messages(MessageOptions("p", schemas=True), clock=lambda: NOW)([batch])
+    assert [each.num_rows for each in made] == [10_000, 10_000, 5_000]
+
+
 def test_messages_in_the_streams_order_come_in_batches_of_a_bounded_size() -> None:
     large = event("insert", fullDocument={"_id": 1, "text": "x" * 15_000_000})
     tokens = [f"{number}" for number in range(4)]

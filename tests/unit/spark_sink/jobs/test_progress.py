@@ -138,6 +138,8 @@ def test_the_innermost_cause_comes_first() -> None:
     java = "x.\n: a.B: m\n\tat c\nCaused by: java.io.IOException: No space left on device\n\tat d"
     assert cause_of(RuntimeError(java)).endswith(" (No space left on device)")
     assert cause_of(RuntimeError("plain words")) == "plain words"
+    long = "Cannot create directory '/job/topic=x'. Detail: [errno 36] File name too long"
+    assert cause_of(OSError(long)).startswith("the name of a collection or of a topic is too long")
     told = cause_of(OSError("Failed to open local file '/job/x'. Read-only file system"))
     assert told.startswith("a folder is on a file system that is mounted read-only: ")
 

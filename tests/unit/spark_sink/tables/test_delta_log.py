@@ -114,6 +114,13 @@ def test_readers_filter_by_columns_without_statistics(tmp_path: Path) -> None:
     assert sum(rows.num_rows for rows in log.scan(["token"], chosen)) == 2
 
 
+def test_readers_find_texts_of_the_last_characters(tmp_path: Path) -> None:
+    log, token = DeltaLog(str(tmp_path), ("bucket",)), "\U0010fffd"
+    log.append(written(tmp_path, rows_of([0], token=token)), SCHEMA, batch(0))
+    found = DeltaTable(tmp_path).to_pyarrow_table(filters=[("token", "=", token)])
+    assert found.num_rows == 1
+
+
 def test_one_commit_replaces_buckets_and_moves_the_position(tmp_path: Path) -> None:
     log = DeltaLog(str(tmp_path), ("bucket",))
     log.replace(written(tmp_path, rows_of(range(10))), SCHEMA, {"through": "a"})
@@ -221,6 +228,26 @@ def test_compaction_and_vacuum_keep_rows_position_and_new_files(tmp_path: Path) 
     assert len(list(tmp_path.rglob("*.parquet"))) == 2
     assert tokens_of(tmp_path) == before
     assert DeltaLog(str(tmp_path)).position()["batch"] == 5
+
+
+def test_partitions_of_odd_names_are_compacted(tmp_path: Path) -> None:
+    names = [name or "shop.<|>`&;" for name in NAMES]
+    rows = [rows_of([number], namespace=name)[0] for number, name in enumerate(names * 2)]
+    log = DeltaLog(str(tmp_path), ("namespace",))
+    for number in range(2):
+        half = rows[number * len(names) :][: len(names)]
+        log.append(written(tmp_path, half, ("namespace",)), SCHEMA, batch(number))
+        log.compact()
+    assert len(log.actions()) == len(names)
+    # delta-rs itself would write a file that it does not find, and then compact nothing.
+    for number in range(2, 6):
+        tilde = rows_of([number * 10], namespace="shop.a~b")
+        rows += tilde
+        log.append(written(tmp_path, tilde, ("namespace",)), SCHEMA, batch(number))
+        log.compact()
+    assert len(log.actions()) == len(names) + 4
+    found = DeltaTable(tmp_path).to_pyarrow_table().to_pylist()
+    assert sorted(found, key=lambda row: row["token"]) == rows
 
 
 def test_commits_older_than_their_retention_are_deleted_every_hundred(tmp_path: Path) -> None:
