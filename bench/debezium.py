@@ -29,7 +29,7 @@ PAUSE = 0.1
 """written with pauses of so many seconds."""
 _TIMES = 3
 _AT_A_TIME = 1_000
-_APART = 1_000_000
+_APART = 10_000_000
 _SETTLING = 3.0  # seconds from the line that says that a stream runs to the first write that counts
 
 DEBEZIUM = ("Debezium, mongos", "Debezium, router")
