@@ -5,6 +5,7 @@ import itertools
 import json
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from select import select
 from statistics import median, quantiles
 from typing import Any
@@ -154,11 +155,13 @@ def _latency(cluster: RealCluster, way: str, uri: str, first: int, count: int) -
         arguments = ["bench.spark_messages", "latency", *arguments, "--form", way]
     with (
         spawn("-m", *arguments) as process,
+        ExitStack() as end,
         MongoClient[dict[str, Any]](cluster.mongos_uri) as client,
     ):
         documents = client[DATABASE].get_collection(
             COLLECTION, write_concern=WriteConcern("majority")
         )
+        end.callback(process.kill)  # which otherwise waits for ever if a write fails
         assert process.stdout is not None
         while not select([process.stdout], [], [], 0.5)[0]:
             documents.insert_one({"_id": next(earlier), "s": 0})
