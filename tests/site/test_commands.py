@@ -24,6 +24,7 @@ _ELSEWHERE = {
     ("spark.md", "mergerouter job signal"): "tests/spark/test_signal_queries.py",
     ("spark.md", "mergerouter job seek"): "tests/spark/test_collections_change.py",
     ("spark-reference.md", "mergerouter job run"): "tests/spark/test_typed_job.py",
+    ("debezium.md", "mergerouter job run"): "tests/spark/test_kills.py",
     ("spark.md", "spark-submit"): "tests/spark/test_zip.py",
     ("deployment.md", "helm install"): "tests/unit/deploy/test_kubernetes.py",
     ("deployment.md", "helm upgrade"): "tests/unit/deploy/test_kubernetes.py",
