@@ -119,10 +119,11 @@ def run_until_stopped(
                 report(query)
             if ended:
                 return 0
-            if (back := ahead - _clock_ahead()) > _SET_BACK_SECONDS:
+            now = _clock_ahead()
+            if ahead - now > _SET_BACK_SECONDS:
                 query.stop()
-                return _failed(_SET_BACK.format(back), failed)
-            ahead = max(ahead, ahead - back)
+                return _failed(_SET_BACK.format(ahead - now), failed)
+            ahead = max(ahead, now)
             if tend is not None:
                 tend()
         _await_commit(query, timeout)

@@ -1,8 +1,8 @@
 """The job that writes collections and their changes to tables.
 
-One query reads the stream. The tasks of a batch write its rows to files of the bronze table, and
-stage its changes of the current table; the driver commits both. Each table recognises a batch that
-it has, so each change is in each table exactly once.
+One query reads the stream. The tasks of a batch write its rows to files of the tables bronze and
+messages, and stage its changes of the current table; the driver commits them. Each table recognises
+a batch that it has, so each change is in each table exactly once.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class _Documents:
 
 
 DOUBLED = "doubled"
-"""The difference of a document that has several rows."""
+"""The difference of a document, or an event, that has several rows."""
 DIFFERENCES = "namespace string, key string, difference string, fields array<string>"
 _DIFFERENCES = pa.schema(
     [
@@ -266,7 +266,7 @@ def verify_bronze(
 ) -> DataFrame:
     """Return the differences between the rows of a version, up to its offset, and the stream.
 
-    Columns: namespace, token, operationType, and difference: "missing" or "doubled" in the rows, or
+    Columns: namespace, token, operationType, and difference: "missing" or DOUBLED in the rows, or
     "extra", which the stream does not have.
 
     Args:
@@ -300,7 +300,7 @@ def verify_bronze(
     difference = (
         F.when(F.col("times").isNull(), "missing")
         .when(F.col("sent").isNull(), "extra")
-        .when(F.col("times") > 1, "doubled")
+        .when(F.col("times") > 1, DOUBLED)
     )
     pairs = kept.alias("kept").join(sent.alias("sent"), "token", "full_outer")
     both = [
@@ -327,8 +327,8 @@ def _of_one_version(found: DataFrame) -> DataFrame:
     others = F.when(is_extra, F.count_if(is_missing).over(rows))
     others = others.otherwise(F.count_if(is_extra).over(rows))
     place = F.row_number().over(Window.partitionBy(*of_event, "difference").orderBy("token"))
-    known = (F.col("difference") != "doubled") & (place <= others)
-    told = F.when(~known, F.col("difference")).when(F.col("times") > 1, "doubled")
+    known = (F.col("difference") != DOUBLED) & (place <= others)
+    told = F.when(~known, F.col("difference")).when(F.col("times") > 1, DOUBLED)
     return found.withColumn("difference", told).where(F.col("difference").isNotNull())
 
 
