@@ -162,7 +162,7 @@ def check_positions(pipeline: Sequence[Mapping[str, Any]], *, resumes_fragment: 
             ErrorCode.ChangeStreamFatalError,
             "To resume from a split event, the $changeStream pipeline must include a "
             f"{SPLIT} stage",
-        )
+        ).with_change_stream_label()
 
 
 def check_document(name: str, value: Any) -> None:
