@@ -21,6 +21,12 @@ MAX_WHOLE_BYTES: Final = MAX_EVENT_BYTES - 8 * 1024
 """The maximum size of an event that is not split, and of a fragment."""
 
 _END: Final = "04"
+_ORDER: Final = (
+    b"txnNumber", b"lsid", b"_id", b"operationType", b"clusterTime", b"collectionUUID",
+    b"wallTime", b"ns", b"documentKey", b"updateDescription", b"rawUpdateDescription",
+    b"fullDocumentBeforeChange",
+)  # fmt: skip
+"""The fields of an update before its lookup, in the order of servers."""
 
 
 def split(event: bytes) -> list[bytes]:
@@ -64,13 +70,12 @@ def _is_update(fragments: Iterable[bytes]) -> bool:
 
 def _joined(fragments: Sequence[bytes]) -> bytes:
     token = decode(token_of(fragments[0]))
-    parsed = ResumeToken.parse(token)
-    fields = [b"\x03_id\0" + bson.encode({**token, "_data": parsed.whole_key.decode("ascii")})]
-    for fragment in fragments:
-        fields += [
-            field for name, field in _fields(fragment) if name not in (b"_id", b"splitEvent")
-        ]
-    return document_of(b"".join(fields))
+    fields = {name: field for fragment in fragments for name, field in _fields(fragment)}
+    del fields[b"splitEvent"]
+    whole = {**token, "_data": ResumeToken.parse(token).whole_key.decode("ascii")}
+    fields[b"_id"] = b"\x03_id\0" + bson.encode(whole)
+    ordered = [fields.pop(name) for name in _ORDER if name in fields]
+    return document_of(b"".join((*ordered, *fields.values())))
 
 
 def _fragments(event: bytes) -> list[bytes]:
