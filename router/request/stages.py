@@ -157,6 +157,10 @@ def check_positions(pipeline: Sequence[Mapping[str, Any]], *, resumes_fragment: 
             )
         if name == SPLIT and position != len(names) - 1:
             raise CommandError(7182802, f"{SPLIT} must be the last stage in the pipeline")
+    if SPLIT in names and not set(names).isdisjoint(_IDENTITY):
+        raise CommandError(
+            7182803, f"{SPLIT} is at the wrong position in the pipeline after optimization"
+        )
     if resumes_fragment and SPLIT not in names:
         raise CommandError(
             ErrorCode.ChangeStreamFatalError,
