@@ -232,9 +232,11 @@ class Workload:
 
     async def _large(self) -> None:
         documents = self._client[self.databases[0]].images
-        size = self._chance.choice((5, 9, 15)) * _MEGABYTE
+        size = self._chance.choice((6, 9, 15)) * _MEGABYTE
         where = {"_id": self._chance.choice(("large", 1.5)), "k": 1}
         await documents.insert_one({**where, "pad": "a" * size})
+        images = {"changeStreamPreAndPostImages": {"enabled": True}}
+        await documents.database.command("collMod", documents.name, **images)
         await documents.update_one(where, {"$set": {"pad": "b" * size}})
         async with self._client.start_session() as session, await session.start_transaction():
             await documents.insert_one(self._new(documents), session=session)
