@@ -166,8 +166,7 @@ def modules_of_the_path() -> Iterator[ModuleType]:
     for name in _PATH:
         found = importlib.import_module(name)
         inner = pkgutil.iter_modules(getattr(found, "__path__", ()), f"{name}.")
-        for module in map(importlib.import_module, [each.name for each in inner] or [name]):
-            yield module
+        yield from map(importlib.import_module, [each.name for each in inner] or [name])
 
 
 def _functions(
