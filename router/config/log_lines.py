@@ -137,9 +137,7 @@ class LibraryLog(logging.Handler):
     expect.
     """
 
-    def __init__(
-        self, interval: float = 60.0, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, interval: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(logging.WARNING)
         self._interval = interval
         self._clock = clock

@@ -35,16 +35,16 @@ _PATH = (
 
 _OFF_THE_PATH = frozenset(
     {
-        "__init__", "_begin", "_end", "_gone", "_leave", "_moved", "_new", "_open",
-        "_opening_done", "_remote_failed", "_stop_if_broken", "close", "compile_filter",
-        "compile_project", "compile_unset", "describe", "enter", "fail", "interrupt", "kill",
-        "leave", "open", "remote_failed", "remove", "retire_remote", "spawn", "start",
-        "stop_reading",
+        "__init__", "_begin", "_end", "_gone", "_join", "_keep", "_leave", "_moved", "_new",
+        "_open", "_opening_done", "_remote_failed", "_stop_if_broken", "close", "compile_filter",
+        "compile_project", "compile_unset", "describe", "enter", "fail", "find_or_open",
+        "interrupt", "kill", "leave", "open", "remote_failed", "remove", "retire_remote", "spawn",
+        "start", "stop_reading",
         "actions", "match_compiler", "starting_point",
     }
 )  # fmt: skip
-"""Functions and modules that serve when something is opened, fails or ends, not between a block
-and its readers."""
+"""Functions and modules that serve when something is opened, entered, fails or ends, not between a
+block and its readers."""
 
 
 @dataclass(frozen=True)

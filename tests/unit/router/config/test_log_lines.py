@@ -113,10 +113,10 @@ def test_what_libraries_log_is_lines_of_the_log(stream: io.StringIO) -> None:
     asyncio_log.addHandler(handler)
     other.addHandler(handler)
 
-    def unexpected(error: Exception) -> None:
+    def unexpected(error: LookupError | ValueError) -> None:
         try:
             raise error
-        except Exception:
+        except (LookupError, ValueError):
             asyncio_log.exception("Task exception was never retrieved\nfuture: <Task %s>", error)
 
     def logged() -> list[dict[str, Any]]:
