@@ -279,6 +279,9 @@ class _Run:
         if pair.joined is not None and not pair.failures:
             joined = differences(plan, mongos, pair.joined, end, pair.of_shards, renamed, legs=True)
             found += [f"in legs: {each}" for each in joined]
+        if pair.slow is not None and not pair.failures:
+            slow = differences(plan, mongos, pair.slow.reading, end, pair.of_shards, renamed)
+            found += [f"a slow client: {each}" for each in slow]
         if found and not is_deliberate(plan, mongos, router, pair.of_shards):
             outcome.differences.append("\n    ".join([line, *found]))
 
@@ -297,6 +300,8 @@ class _Pair:
         self.plan = plan
         self.mongos = Reader(servers.mongos, plan, _READ_SECONDS)
         self.router = Reader(router, plan, _READ_SECONDS)
+        self.slow = Reader(router, plan.slow(), _READ_SECONDS) if plan.after_end else None
+        """A second client of the router, where both start after an invalidate."""
         self.joined: Reading | None = None
         self.failures: list[str] = []
         self.of_shards: list[Failure] = []
@@ -320,6 +325,8 @@ class _Pair:
     async def read(self, end: "asyncio.Future[Timestamp]") -> None:
         """Read both to ``end``."""
         readers = {"mongos": self.mongos, "router": self.router}
+        if self.slow is not None:
+            readers["router, slowly"] = self.slow
         results = await asyncio.gather(
             *(reader.read(end) for reader in readers.values()), return_exceptions=True
         )
