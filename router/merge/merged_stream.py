@@ -79,14 +79,15 @@ class MergedStream:
         else:
             shards = only_shard(shards, only)
         # The present shards come last: later events of the config server apply to them.
-        skips = dict.fromkeys(shards, b"") if request.starts_after_invalidate else {}
+        begins = b"" if request.starts_after_invalidate else None
+        skips: dict[str, bytes | None] = dict.fromkeys(shards, begins)
         for each in spans:
             if each.until is None:
                 skips[each.shard] = each.skips_at
             else:
                 self._openings.append(self._membership.open_removed(each, start_at))
         for shard, host in shards.items():
-            opening = self._membership.open(shard, host, start_at, skips_at=skips.get(shard))
+            opening = self._membership.open(shard, host, start_at, skips_at=skips[shard])
             self._openings.append(opening)
 
     def spans_beyond(self, key: bytes) -> frozenset[ShardSpan]:
