@@ -135,11 +135,6 @@ class StreamRequest:
         )
 
 
-def _names_fragment(start: Start) -> bool:
-    """Return whether a stream starts after a fragment of an event."""
-    return isinstance(start, AfterToken) and start.token.fragment_num is not None
-
-
 def parse_request(database: str, command: Mapping[str, Any]) -> StreamRequest:
     """Parse a client's ``aggregate`` into a StreamRequest.
 
@@ -165,7 +160,8 @@ def parse_request(database: str, command: Mapping[str, Any]) -> StreamRequest:
         check_namespace(spec, database, collection)
         start = parse_start(spec, collection)
     check_arguments(pipeline)
-    check_positions(pipeline, resumes_fragment=_names_fragment(start))
+    in_event = isinstance(start, AfterToken) and start.token.fragment_num is not None
+    check_positions(pipeline, in_event=in_event)
     if not opens_stream:
         raise CommandError(ErrorCode.CommandNotFound, "no such command: 'aggregate'")
     passthrough, max_time = command.get("$_passthroughToShard"), command.get("maxTimeMS")
