@@ -49,11 +49,14 @@ def exposition(status: RouterStatus, accept: str) -> tuple[bytes, str]:
 
     Args:
         status: the status of all processes; counts are summed over them.
-        accept: the request's Accept header, which selects the format.
+        accept: the request's Accept header, which selects the format; text if it is malformed.
     """
     registry = CollectorRegistry()
     registry.register(StatusCollector(status))
-    encode, content_type = choose_encoder(accept)
+    try:
+        encode, content_type = choose_encoder(accept)
+    except (TypeError, ValueError):  # it names a version that is no number
+        encode, content_type = choose_encoder("")
     return encode(registry), content_type
 
 

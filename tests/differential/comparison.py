@@ -113,7 +113,7 @@ def _failures(
 def _once(reading: Reading, repeated: Set[str]) -> Reading:
     """Return a reading with one empty event for all events of each repeated token."""
     pairs: list[tuple[str, bytes]] = []
-    for token, event in zip(reading.tokens, reading.events, strict=True):
+    for token, event in reading.pairs:
         if token not in repeated:
             pairs.append((token, event))
         elif not pairs or pairs[-1][0] != token:
@@ -159,8 +159,7 @@ def _events(
 
 
 def _until(reading: Reading, end: Timestamp) -> list[tuple[str, bytes]]:
-    pairs = zip(reading.tokens, reading.events, strict=True)
-    return [(token, event) for token, event in pairs if token_time(token) <= end]
+    return [pair for pair in reading.pairs if token_time(pair[0]) <= end]
 
 
 def _settled(events: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:

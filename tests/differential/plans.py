@@ -81,6 +81,11 @@ class Plan:
         return SPLIT in self.command["pipeline"]
 
     @property
+    def after_end(self) -> bool:
+        """Whether the stream starts after the invalidate that ended another one."""
+        return self.name.endswith("'")
+
+    @property
     def session(self) -> dict[str, Any]:
         """The session fields of the stream's commands."""
         return {name: value for name, value in self.command.items() if name == "lsid"}
@@ -97,6 +102,10 @@ class Plan:
         """Return the plan of a stream that starts after an invalidate's ``token``."""
         plan = self.resumed(token, invalidated=True)
         return replace(plan, name=f"{self.name}'", bad=None, live=False, legs=0)
+
+    def slow(self) -> "Plan":
+        """Return the plan of a client that reads the same stream one event at a time."""
+        return replace(self, more=({"batchSize": 1, "maxTimeMS": 20},), pause=0.1)
 
     def from_time(self, opened: Timestamp) -> "Plan":
         """Return this plan with its token replaced by the token's cluster time.
@@ -148,6 +157,7 @@ class Planner:
             self._scope(second, {"showExpandedEvents": True}),
             self._scope(first, {}, target=self._chance.choice(SHARDED)),
             *(self._scope(second, {}, target=name) for name in self._chance.sample(PLAIN, 2)),
+            *(self._matching_little(second, name) for name in PLAIN),
         ]
         return [
             replace(plan, name=f"reference {number}", command=self._from_start(plan.command))
@@ -179,6 +189,12 @@ class Planner:
             stages.append(SPLIT)
         command = {**plan.command, "pipeline": stages}
         return replace(plan, name=f"fragment {number}", command=command, more=[self._more()])
+
+    def _matching_little(self, database: str, collection: str) -> Plan:
+        plan = self._scope(database, {}, target=collection)
+        kind = self._chance.choice(("none", "replace", "drop"))
+        stages = [*plan.command["pipeline"], {"$match": {"operationType": kind}}]
+        return replace(plan, command={**plan.command, "pipeline": stages})
 
     def live(self, number: int) -> Plan:
         """Return a stream from now."""

@@ -290,7 +290,10 @@ class _Run:
         if pair.joined is not None and not pair.failures:
             joined = differences(plan, mongos, pair.joined, end, pair.of_shards, renamed, legs=True)
             found += [f"in legs: {each}" for each in joined]
-        if found and not is_deliberate(plan, mongos, router, pair.of_shards):
+        if pair.slow is not None and not pair.failures:
+            slow = differences(plan, mongos, pair.slow.reading, end, pair.of_shards, renamed)
+            found += [f"a slow client: {each}" for each in slow]
+        if found and not (pair.skips or is_deliberate(plan, mongos, router, pair.of_shards)):
             outcome.differences.append("\n    ".join([line, *found]))
 
 
@@ -308,10 +311,14 @@ class _Pair:
         self.plan = plan
         self.mongos = Reader(servers.mongos, plan, _READ_SECONDS)
         self.router = Reader(router, plan, _READ_SECONDS)
+        self.slow = Reader(router, plan.slow(), _READ_SECONDS) if plan.after_end else None
+        """A second client of the router, where both start after an invalidate."""
         self.joined: Reading | None = None
         self.failures: list[str] = []
         self.of_shards: list[Failure] = []
         """The errors of shards that are read alone; filled if mongos and the router differ."""
+        self._ends_of_shards: set[str] = set()
+        """The invalidates whose causes are the first events that a shard shows."""
         self._servers, self._port = servers, router
         self._opened = opened
 
@@ -319,6 +326,27 @@ class _Pair:
         """Wait until both streams are open."""
         await self.mongos.opened.wait()
         await self.router.opened.wait()
+
+    @property
+    def skips(self) -> bool:
+        """Whether the router skips an invalidate that mongos does not, because mongos counts an
+        event before it that the shard does not show (docs/protocol.md#invalidates).
+        """
+        theirs, ours = self.mongos.reading, self.router.reading
+        last = theirs.promised
+        before = sorted(pair for pair in theirs.pairs if pair[0] != last)
+        return (
+            self._goes_further
+            and last in self._ends_of_shards
+            and before == sorted(pair for pair in ours.pairs if pair[0] <= last)
+            and self.slow is not None
+            and self.slow.reading.promised == ours.promised
+        )
+
+    @property
+    def _goes_further(self) -> bool:
+        theirs, ours = self.mongos.reading, self.router.reading
+        return self.plan.after_end and theirs.invalidated and theirs.promised < ours.promised
 
     @property
     def next_incarnation(self) -> list[Plan]:
@@ -331,6 +359,8 @@ class _Pair:
     async def read(self, end: "asyncio.Future[Timestamp]") -> None:
         """Read both to ``end``."""
         readers = {"mongos": self.mongos, "router": self.router}
+        if self.slow is not None:
+            readers["router, slowly"] = self.slow
         results = await asyncio.gather(
             *(reader.read(end) for reader in readers.values()), return_exceptions=True
         )
@@ -343,7 +373,7 @@ class _Pair:
             await self._read_in_legs(end)
         theirs, ours = self.mongos.reading, self.router.reading
         only_here = bool(ours.failures) and not theirs.failures
-        if only_here or differ_by_shard(self.plan, theirs, ours):
+        if only_here or self._goes_further or differ_by_shard(self.plan, theirs, ours):
             await self._read_each_shard(end)
 
     async def _read_each_shard(self, end: "asyncio.Future[Timestamp]") -> None:
@@ -361,7 +391,11 @@ class _Pair:
             alone = {**plan.command, "$_passthroughToShard": {"shard": shard}}
             with suppress(DeadlineError):
                 reader = Reader(self._servers.mongos, replace(plan, command=alone), _READ_SECONDS)
-                self.of_shards += (await reader.read(end)).failures
+                read = await reader.read(end)
+                self.of_shards += read.failures
+                times = {token_time(token) for token in (*read.tokens, read.promised) if token}
+                if plan is whole and read.invalidated and len(times) == 1:
+                    self._ends_of_shards.add(read.promised)
 
     async def _read_in_legs(self, end: "asyncio.Future[Timestamp]") -> None:
         """Read the stream alternately through the router and through mongos."""

@@ -23,7 +23,13 @@ PLAIN = ("plain", "kept", "other")
 _MEGABYTE = 1 << 20
 THEMES: dict[str, dict[str, float]] = {
     "mixed": {},
-    "incarnations": {"reincarnate": 12, "drop": 5, "drop_database": 2, "move_primary": 2},
+    "incarnations": {
+        "reincarnate": 12,
+        "drop": 5,
+        "drop_database": 2,
+        "move_primary": 2,
+        "replace_collection": 8,
+    },
     "backlog": {"transaction": 20},
     "large": {"transaction": 12},
     "raw": {"insert_raw": 20, "update_raw": 30, "drop": 0.3, "drop_database": 0.1},
@@ -91,6 +97,7 @@ class Workload:
             (0.6, self._view),
             (0.4, self._time_series),
             (0.3, self._reincarnate),
+            (0.3, self._replace_collection),
             (0, self._insert_raw),
             (0, self._update_raw),
         ]
@@ -362,6 +369,16 @@ class Workload:
                     await self._shard(f"{database.name}.{name}", {"_id": "hashed"})
             await database[name].insert_one(self._new(database[name]))
         return f"{database.name} {names}"
+
+    async def _replace_collection(self) -> str:
+        """Put a sharded collection in the place of another one, which one shard alone may have."""
+        database = self._client[self.databases[self._chance.random() < 0.8]]
+        old, new = database[self._chance.choice(PLAIN)], database.new
+        await self._shard(new.full_name, {"_id": "hashed"})
+        await new.insert_one(self._new(new))
+        await new.rename(old.name, dropTarget=True)
+        self.renamed.add((database.name, new.name))
+        return old.full_name
 
     async def _shard_one_more(self) -> str:
         documents = self._documents(PLAIN)

@@ -115,7 +115,7 @@ def test_clients_cannot_watch_the_config_database():
 def test_null_options_count_as_absent():
     request = parse(**stream(resumeAfter=None, startAtOperationTime=None, fullDocument=None))
     assert request.start is None
-    assert parse(maxTimeMS=None, collation=None).max_time_ms is None
+    assert parse(hint=None, collation=None).max_time_ms is None
 
 
 def test_accepted_options_are_kept():
