@@ -96,9 +96,9 @@ def _failures(
         if all(each.code in known or each.message.startswith(TOKEN_NOT_FOUND) for each in last):
             return
     # Where stages run is mongos's and the router's own choice: a lookup, and what follows it, runs
-    # on the router; mongos runs some other stages itself.
+    # on the router; mongos runs some other stages itself. The router itself finds fragments.
     looked_up = plan.stage.get("fullDocument") == "updateLookup"
-    if looked_up or not any(OF_SHARD in each.message for each in mongos.failures):
+    if looked_up or plan.splits or not any(OF_SHARD in each.message for each in mongos.failures):
         theirs, ours = ([_anywhere(each) for each in r.failures] for r in (mongos, router))
         if theirs == ours:
             return

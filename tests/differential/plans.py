@@ -8,7 +8,7 @@ from typing import Any
 from bson import Binary, Timestamp
 
 from tests.differential import raw_values
-from tests.differential.pipelines import Pipeline, pipeline
+from tests.differential.pipelines import AFTER_FRAGMENTS, SPLIT, Pipeline, pipeline
 from tests.differential.workload import PLAIN, SHARDED
 
 Token = dict[str, Any]
@@ -74,6 +74,11 @@ class Plan:
     def starts_somewhere(self) -> bool:
         """Whether the stream has an explicit start, so that both servers start there."""
         return bool({"startAtOperationTime", "resumeAfter", "startAfter"} & set(self.stage))
+
+    @property
+    def splits(self) -> bool:
+        """Whether large events are split."""
+        return SPLIT in self.command["pipeline"]
 
     @property
     def after_end(self) -> bool:
@@ -158,6 +163,32 @@ class Planner:
             replace(plan, name=f"reference {number}", command=self._from_start(plan.command))
             for number, plan in enumerate(scopes)
         ]
+
+    def large(self) -> Plan:
+        """Return a stream from the start whose large events are split."""
+        images = {"fullDocument": "whenAvailable", "fullDocumentBeforeChange": "whenAvailable"}
+        plan = self._scope(self._databases[0], images, target="images")
+        stages = [*plan.command["pipeline"], SPLIT]
+        command = self._from_start({**plan.command, "pipeline": stages})
+        return replace(plan, name="reference large", command=command)
+
+    def after_fragment(self, number: int, fragments: Sequence[Token]) -> Plan:
+        """Return a stream that starts after a fragment, maybe of an event that it splits otherwise.
+
+        Its shards may fail at the event (10334), or at images that are missing.
+        """
+        chance = self._chance
+        options = {
+            chance.choice(("resumeAfter", "startAfter")): chance.choice(fragments),
+            "fullDocument": chance.choice(("default", "updateLookup", "whenAvailable", "required")),
+            "fullDocumentBeforeChange": chance.choice(("off", "whenAvailable", "required")),
+        }
+        plan = self._scope(self._databases[0], options, target=chance.choice((1, "images")))
+        stages = [*plan.command["pipeline"], *chance.choice(AFTER_FRAGMENTS)]
+        if chance.random() < 0.9:
+            stages.append(SPLIT)
+        command = {**plan.command, "pipeline": stages}
+        return replace(plan, name=f"fragment {number}", command=command, more=[self._more()])
 
     def _matching_little(self, database: str, collection: str) -> Plan:
         plan = self._scope(database, {}, target=collection)

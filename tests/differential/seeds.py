@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -34,11 +35,14 @@ from tests.differential.workload import THEMES, Client, Workload
 
 LIVE_STREAMS = 4
 PAST_STREAMS = 14
+FRAGMENT_STREAMS = 12
 _READ_SECONDS = 60.0
 _SEED_SECONDS = 600.0
 _LOCK_FAILED = 107
 """The error code of a note that does not get the global lock at once."""
 _NOTE_ATTEMPTS = 200
+_FRAGMENT = re.compile("0000(?:29|2B..)04$")
+"""The end of a fragment's token, after that of its event."""
 
 
 @dataclass(frozen=True)
@@ -235,9 +239,14 @@ class _Run:
             end = await self._clients.settle()
             coming.set_result(end)
         references = [pair_of(plan) for plan in planner.reference()]
+        if self._theme == "large":
+            references.append(pair_of(planner.large()))
         await asyncio.gather(*reading, *(pair.read(coming) for pair in references))
         tokens, times = self._starts(references, start, end)
         plans = [planner.past(n, tokens, times) for n in range(PAST_STREAMS)]
+        fragments = [token for token in tokens if _FRAGMENT.search(token["_data"])]
+        if fragments:
+            plans += [planner.after_fragment(n, fragments) for n in range(FRAGMENT_STREAMS)]
         past = [pair_of(plan) for plan in plans]
         await asyncio.gather(*(pair.read(coming) for pair in past))
         pairs = [*live, *references, *past]

@@ -31,6 +31,7 @@ THEMES: dict[str, dict[str, float]] = {
         "replace_collection": 8,
     },
     "backlog": {"transaction": 20},
+    "large": {"transaction": 12},
     "raw": {"insert_raw": 20, "update_raw": 30, "drop": 0.3, "drop_database": 0.1},
 }
 """What the seeds' workloads have more of: the weights of their steps."""
@@ -60,6 +61,7 @@ class Workload:
         theme: str,
         on_step: Callable[[str], None],
     ) -> None:
+        self._theme = theme
         self._more = THEMES[theme]
         self._client = client
         self._shards = list(shards)
@@ -70,7 +72,6 @@ class Workload:
         """The database and the name of each collection that has been renamed, before that."""
         self._numbers = iter(range(1, 1_000_000))
         self._keys: dict[str, list[tuple[Any, int]]] = {}
-        self.large = chance.random() < 0.04
         self._steps: list[tuple[float, Step]] = [
             (22, self._insert),
             (8, self._insert_many),
@@ -121,7 +122,7 @@ class Workload:
         weights = [self._more.get(step.__name__[1:], weight) for weight, step in self._steps]
         for step in self._chance.choices(choices, weights, k=steps):
             await self._try(step.__name__.strip("_").replace("_", " "), step())
-        if self.large:
+        if self._theme == "large":
             await self._try("large documents", self._large())
 
     async def _try(self, what: str, doing: Awaitable[Any]) -> None:
@@ -238,12 +239,21 @@ class Workload:
 
     async def _large(self) -> None:
         documents = self._client[self.databases[0]].images
-        size = self._chance.choice((5, 9, 15)) * _MEGABYTE
-        where = {"_id": "large", "k": 1}
+        size = self._chance.choice((6, 9, 15)) * _MEGABYTE
+        where = {"_id": self._chance.choice(("large", 1.5)), "k": 1}
         await documents.insert_one({**where, "pad": "a" * size})
+        images = {"changeStreamPreAndPostImages": {"enabled": True}}
+        await documents.database.command("collMod", documents.name, **images)
         await documents.update_one(where, {"$set": {"pad": "b" * size}})
-        await documents.update_one(where, {"$set": {"n": 1}})
-        await documents.delete_one(where)
+        async with self._client.start_session() as session, await session.start_transaction():
+            await documents.insert_one(self._new(documents), session=session)
+            await documents.update_one(
+                where, {"$set": {"n": 1, "pad": "c" * size}}, session=session
+            )
+            await documents.insert_one(self._new(documents), session=session)
+        await documents.update_one(where, {"$set": {"n": 2}})
+        if self._chance.random() < 0.5:
+            await documents.delete_one(where)
 
     async def _insert_raw(self) -> str:
         documents = self._documents()
