@@ -158,7 +158,8 @@ class OpenStreams:
         spans: Set[ShardSpan],
     ) -> RunningStream:
         ticket = self._admission.admit_stream(quota, self.cluster.targets)
-        if start_at is not None and not request.starts_after_invalidate:
+        # A client that moves knows which invalidates its shards skip from where it is.
+        if start_at is not None and (spans or not request.starts_after_invalidate):
             request = replace(request, start=AtTime(start_at))
         streams = [] if key is None else self._by_key.setdefault(key, [])
         is_joined = streams and not self._is_late(streams[0], start_at)

@@ -68,29 +68,6 @@ async def test_the_metrics_show_the_slowest_shard_and_reasons() -> None:
     assert value(found, "member_connections_created_total", member=member) == 5
 
 
-async def test_metrics_keep_their_former_names_for_a_release() -> None:
-    async with watched_facade(now=_now) as made:
-        found = await scrape(made)
-    assert value(found, "nudges_total", shard="south") == 2
-    assert value(found, "notes_total", shard="south") == 0
-    assert value(found, "note_bytes_total", shard="south") == 0
-    assert value(found, "gate_wait_seconds_count") == value(
-        found, "low_watermark_wait_seconds_count"
-    )
-
-
-async def test_server_status_keeps_its_former_names_for_a_release() -> None:
-    async with watched_facade(now=_now) as made, await made.client() as client:
-        ours = (await client.command("admin", {"serverStatus": 1}))["mergerouter"]
-    (described,) = ours["streams"]
-    assert (described["slowestShard"], described["gateHolder"]) == ("north", "north")
-    assert described["gateReason"] == described["slowestReason"]
-    for remote in described["remotes"]:
-        assert remote["promise"] == remote["watermark"]
-        assert remote["nudges"] == remote["noopCommands"] == 2
-    assert ours["members"]["south"]["nudges"] == ours["members"]["south"]["noopCommands"] == 2
-
-
 async def test_history_is_counted_from_the_oldest_entry_to_the_farthest_client() -> None:
     async with watched_facade(now=_now) as made:
         checks: Any = made.node.checks
