@@ -13,8 +13,9 @@ _T = TypeVar("_T")
 class SharedAnswer(Generic[_T]):
     """Shares one call of ``ask`` among all callers of ``get`` that arrive during the previous one.
 
-    Each caller gets the result of a call that was started after its ``get``. ``name`` is the name
-    of the task. Must be created in a running loop; ``await close()`` ends the call in flight.
+    Each caller gets the result of a call that was started after its ``get``, or the failure of one
+    that ended after it: nobody waits for two that fail. ``name`` is the name of the task. Must be
+    created in a running loop; ``await close()`` ends the call in flight.
     """
 
     def __init__(self, ask: Callable[[], Awaitable[_T]], name: str) -> None:
@@ -36,6 +37,8 @@ class SharedAnswer(Generic[_T]):
             if running is not None:
                 # The running call was started before this ``get``, so its result may be too old.
                 await asyncio.wait((running,))
+                if not running.cancelled() and (failure := running.exception()) is not None:
+                    raise failure
             if self._asking is None or self._asking is running:
                 task = asyncio.get_running_loop().create_task(self._call(), name=self._name)
                 self._asking = task

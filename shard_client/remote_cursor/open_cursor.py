@@ -1,10 +1,10 @@
 """A cursor that is open on a server, and the commands that read or kill it."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import bson
 from bson.int64 import Int64
@@ -66,6 +66,30 @@ class OpenCursor:
         except (CommandError, NetworkError):
             return False
         return True
+
+
+class Reaper(Protocol):
+    """What kills cursors whose members do not answer now."""
+
+    def kill_later(self, cursor: OpenCursor) -> None:
+        """Kill a cursor once its member answers."""
+
+
+async def kill_all(
+    cursors: Iterable[OpenCursor], borrow: Borrow, deadline: float, reaper: Reaper
+) -> None:
+    """Kill cursors before ``deadline`` on the running loop's clock.
+
+    The reaper gets those whose members do not answer in time, and all that are left if the task is
+    cancelled.
+    """
+    left = list(cursors)
+    try:
+        while left and await left[-1].kill(borrow, deadline):
+            left.pop()
+    finally:
+        for each in left:
+            reaper.kill_later(each)
 
 
 def encode_opening(opening: tuple[str, Mapping[str, Any]], clock: ClusterClock) -> bytes:
