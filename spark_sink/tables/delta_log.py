@@ -239,18 +239,25 @@ class DeltaLog:
         """Return the number of rows, by the statistics of files."""
         return sum(row["num_records"] or 0 for row in self.actions())
 
-    def append(self, parts: Sequence[Mapping[str, Any]], schema: pa.Schema, batch: Batch) -> None:
+    def append(
+        self,
+        parts: Sequence[Mapping[str, Any]],
+        schema: pa.Schema,
+        batch: Batch,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
         """Commit files with the rows of a batch.
 
         Args:
             parts: files that `parquet_parts` has written.
             schema: of all columns; new ones are added to the table. OptionError if others have
                 changed their type.
+            state: what the table's state says beside the batch, of the rows after it.
         """
         if self._table is not None:
             self._add_columns(schema)
         transactions = [Transaction(batch.query, batch.number)]
-        self._write(parts, schema, properties_of(batch.position, transactions))
+        self._write(parts, schema, properties_of({**(state or {}), **batch.position}, transactions))
 
     def replace(
         self,
