@@ -8,6 +8,7 @@ a batch that it has, so each change is in each table exactly once.
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -49,8 +50,9 @@ from spark_sink.tables.current_query import rewrite_former_current
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import Batch, DeltaLog
 from spark_sink.tables.former_tables import rewrite_former_batches
+from spark_sink.tables.prepare import PREPARED
 from spark_sink.tables.range_merge import QUARANTINE as UNAPPLIED
-from spark_sink.tables.staged_changes import ChangeReport, remove_changes
+from spark_sink.tables.staged_changes import ChangeReport, ChangeStage, remove_changes
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.transactions import Transactions
 
@@ -76,6 +78,9 @@ _KEPT = 100
 # Events of a batch: a batch costs Spark about as much whatever its size, and tasks hold no more
 # rows than a file's row group.
 _MAX_EVENTS = 200_000
+# How far a table that is verified may be behind in an idle cluster: servers keep history for five
+# minutes.
+_IDLE_ADVANCE = {"idleAdvanceSeconds": "30"}
 # How Spark writes a query's log to a local folder. Its default starts a program for each file, to
 # set permissions: 85 ms a batch, and 20 ms with this. Both write a file aside and rename it.
 _LOG_FILES = "spark.sql.streaming.checkpointFileManagerClass"
@@ -92,16 +97,34 @@ def appended_table(folder: JobFolder, name: str) -> AppendTable:
     return AppendTable(folder.table(name), _PARTITIONS.get(name, ()))
 
 
-class Verification(Protocol):
-    """What a verifier tells the batches of a job."""
+class Findings:
+    """What a verifier hands to the batches of its job, from another thread.
 
-    found: Mapping[str, Any]
-    """What is known of the current table, for its commits."""
-    advance: Mapping[str, str]
-    """Options of the source, unless the job has them."""
+    Args:
+        address: of the current table.
+        found: what is known of the table, for its commits.
+    """
+
+    def __init__(self, address: str, found: Mapping[str, Any]) -> None:
+        self.found = found
+        self._address = address
+        self._gone: list[Mapping[str, Any]] = []
+        self._lock = threading.Lock()
+
+    def remove(self, changes: Sequence[Mapping[str, Any]]) -> None:
+        """Let the next batch apply rows of PREPARED, which delete documents."""
+        with self._lock:
+            self._gone += changes
 
     def removals(self) -> list[ChangeReport]:
-        """Return changes that remove documents which the collections do not have, each once."""
+        """Return these changes, each once."""
+        with self._lock:
+            gone, self._gone = self._gone, []
+        if not gone:
+            return []
+        stage = ChangeStage(self._address, tolerant=True)
+        stage.add_prepared(pa.RecordBatch.from_pylist(gone, arrow_schema(PREPARED)))
+        return [stage.close()]
 
 
 class Written(NamedTuple):
@@ -127,8 +150,8 @@ class Figures(Protocol):
 class TablesJob:
     """A job in a folder, as its record says, which reads from the router at `uri`.
 
-    The `verifier` of the current table adds to its batches. `figures` counts the batches that are
-    in the tables.
+    The `findings` of a verifier of the current table go into its batches. `figures` counts the
+    batches that are in the tables.
     """
 
     def __init__(
@@ -136,15 +159,15 @@ class TablesJob:
         folder: JobFolder,
         record: JobRecord,
         uri: str,
-        verifier: Verification | None = None,
+        findings: Findings | None = None,
         figures: Figures | None = None,
     ) -> None:
         self._folder = folder
         self._record = record
         self._tables = record.tables
-        self._verifier = verifier
+        self._findings = findings
         self._figures = figures
-        advance = {} if verifier is None else verifier.advance
+        advance = {} if findings is None else _IDLE_ADVANCE
         self._options = {**advance, **record.options, "uri": uri}
         self._reads_again = parse_options(self._options).snapshot.reads_documents
         self._form = TableForm()
@@ -210,8 +233,8 @@ class TablesJob:
 
     def _commit(self, batch: DataFrame, number: int) -> None:
         """Commit a batch to the tables, from the reports of its tasks."""
-        verifier = self._verifier
-        verified = {} if verifier is None else verifier.found
+        findings = self._findings
+        verified = {} if findings is None else findings.found
         of = Batch(self._folder.query() or "", number, self._folder.offset(number), verified)
         at = Offset.read(of.offset)
         reports = self._reports(batch, of, at)
@@ -229,7 +252,7 @@ class TablesJob:
             else:
                 self._current.reload()
             changes = [report.changes for report in reports if report.changes is not None]
-            changes += [] if verifier is None else verifier.removals()
+            changes += [] if findings is None else findings.removals()
             covers = (at.scope or Scope()).accepts if self._reads_again else None
             quarantine = self._table(QUARANTINE)
             spark, gained = batch.sparkSession, at.gained_since
