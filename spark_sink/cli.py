@@ -367,7 +367,7 @@ def _run(
     from spark_sink.jobs.query_run import quiet_stop, run_until_stopped
     from spark_sink.jobs.rebuilding import restore_checkpoint
     from spark_sink.jobs.router_report import RouterReport
-    from spark_sink.jobs.tables_job import TablesJob
+    from spark_sink.jobs.tables_job import TablesJob, take_over
     from spark_sink.verification.verifier import Verifier
 
     if rounds is not None and "current" not in record.tables:
@@ -377,6 +377,7 @@ def _run(
     require_router(given)
     warn_of_absent_names(given)
     with folder.locked(), RouterReport(folder.address, given) as router, quiet_stop(end):
+        epoch = take_over(folder)
         restore_checkpoint(folder)
         folder.begin(record, once=trigger is None)
         with session("run", pairs_of(settings, "--conf")) as spark:
@@ -385,7 +386,7 @@ def _run(
             if rounds is not None:
                 verifier = Verifier(folder, given, rounds, metrics.add_round)
                 findings = verifier.findings
-            tables_job = TablesJob(folder, record, uri, findings, metrics)
+            tables_job = TablesJob(folder, record, uri, findings, metrics, epoch)
             if metrics_port is not None:
                 metrics.serve(metrics_port)
             listeners = metrics.add, router.add

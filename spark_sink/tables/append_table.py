@@ -20,11 +20,14 @@ CHECKSUM = "checksum"
 
 
 class AppendTable:
-    """The table at an address, a path or a URI, with the partition columns of a new one."""
+    """The table at an address, a path or a URI, with the partition columns of a new one.
 
-    def __init__(self, address: str, partitions: Sequence[str] = ()) -> None:
+    `epoch` is that of the start of a job that writes to it.
+    """
+
+    def __init__(self, address: str, partitions: Sequence[str] = (), *, epoch: int = 0) -> None:
         self._partitions = tuple(partitions)
-        self.log = DeltaLog(address, partitions)
+        self.log = DeltaLog(address, partitions, epoch=epoch)
         """The commits of the table."""
 
     def read(
@@ -41,7 +44,10 @@ class AppendTable:
 
     def write_rows(self, rows: pa.Table, batch: Batch) -> None:
         """Append rows that the driver has, with the batch's number, as `commit`."""
-        if not rows.num_rows or self.log.has(batch):
+        if not rows.num_rows:
+            return
+        self.log.reload()
+        if self.log.has(batch):
             return
         numbers = pa.repeat(pa.scalar(batch.number, pa.int64()), rows.num_rows)
         numbered = rows.append_column(BATCH, numbers)

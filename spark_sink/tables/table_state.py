@@ -75,7 +75,7 @@ def targets_of(events: Iterable[DdlEvent]) -> list[Place]:
 
 
 def unread_document(unread: Unread) -> list[list[str]]:
-    """Return what is unread as part of a commit's position."""
+    """Return what is unread as part of a state."""
     return [[*place, token] for place, token in sorted(unread.items())]
 
 
@@ -97,7 +97,7 @@ def places_in(log: DeltaLog) -> set[Place]:
 
 @dataclass(frozen=True)
 class TableState:
-    """The form of a table, and its position, which the metadata of each commit contain.
+    """The form of a table, and its position, which the state of each version contains.
 
     Args:
         ranges: the ranges of keys, which are the partitions.
@@ -120,7 +120,7 @@ class TableState:
     checksum: Checksum = NO_ROWS
 
     @property
-    def position(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         """The state for a commit, with the cluster time of `through` for readers."""
         found: dict[str, Any] = to_document(self)
         if self.through:

@@ -199,10 +199,9 @@ def documents_in(folder: Path) -> Documents:
 
 
 def check_ranges(folder: Path) -> int:
-    """Check that files are ordered, and that the commit knows their ranges; return their number."""
+    """Check that files are ordered, and that the state knows their ranges; return their number."""
     table = DeltaTable(folder)
-    [position] = [each["mergerouter"] for each in table.history(1)]
-    ranges = {name: (first, last) for name, first, last in position["ranges"]}
+    ranges = {name: bounds for name, *bounds in DeltaLog(str(folder)).position()["ranges"]}
     before = ""
     actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
     actions.sort(key=lambda each: ranges[each["partition.keyRange"]])
@@ -211,7 +210,7 @@ def check_ranges(folder: Path) -> int:
         rows = pa.parquet.read_table(folder / each["path"], partitioning=None)
         places = places_of(rows).to_pylist()
         assert places == sorted(set(places))
-        assert (places[0], places[-1]) == ranges[each["partition.keyRange"]]
+        assert [places[0], places[-1]] == ranges[each["partition.keyRange"]]
         assert before < places[0]
         before = places[-1]
         least = (each["min.token"], each["max.token"])
