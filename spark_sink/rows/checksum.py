@@ -134,7 +134,8 @@ def _numbers(column: pa.Array) -> Words:
     elif pa.types.is_floating(kind):
         column = column.cast(pa.float64()).view(pa.int64())
     whole = column if column.type == pa.int64() else column.cast(pa.int64())
-    return np.frombuffer(whole.buffers()[1], np.uint64)[whole.offset :][: len(whole)]
+    found: Words = np.frombuffer(whole.buffers()[1], np.uint64)
+    return found[whole.offset :][: len(whole)]
 
 
 def _lists(column: pa.ListArray) -> Words:

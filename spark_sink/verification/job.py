@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -39,6 +39,7 @@ from spark_sink.verification.collections import document_options, verify, verify
 from spark_sink.verification.stream import (
     MARKS,
     NOT_EVENTS,
+    Events,
     bronze_differences,
     events_of,
     message_differences,
@@ -126,9 +127,10 @@ def verify_job(
             outcome.count += 1
     compared = {name: logs[name] for name in wanted if logs[name].exists}
     options = {**record.options, "uri": uri}
-    if (why := _not_compared(last and last.end, options)) or last is None:
+    if last is None or not _is_of_scope(last.end, options):
+        why = "no batch is committed yet" if last is None else "the job has not changed them yet"
         for name in compared:
-            found[name].remarks.append(f"not compared with the cluster: {why}")
+            found[name].remarks.append(f"not compared with the collections: {why}")
         return found
     moment = None if since is None else time_from_text(since, "--since")
     _compare_events(spark, record, options, last.number, last.end, compared, found, moment, shown)
@@ -137,13 +139,8 @@ def verify_job(
     return found
 
 
-def _not_compared(at: Offset | None, options: Mapping[str, str]) -> str:
-    """Return why the tables of a job cannot be compared with the cluster; empty if they can."""
-    if at is None:
-        return "no batch is committed yet"
-    if at.scope not in (None, parse_options(options).scope):
-        return "the job has not changed its collections yet"
-    return ""
+def _is_of_scope(at: Offset, options: Mapping[str, str]) -> bool:
+    return at.scope in (None, parse_options(options).scope)
 
 
 def _compare_documents(
@@ -173,7 +170,7 @@ def _compare_events(
     shown: int,
 ) -> None:
     """Compare the rows of tables up to a batch, which ends at an offset, with the stream."""
-    compare = {
+    compare: dict[str, Callable[[DataFrame, Events], DataFrame]] = {
         BRONZE: bronze_differences,
         MESSAGES: partial(message_differences, options=record.messages),
         TRANSACTIONS: transaction_differences,
@@ -187,7 +184,7 @@ def _compare_events(
                 "not compared with the stream: the snapshot has not ended yet"
             )
         return
-    until = F.coalesce(F.col(BATCH) <= number, F.lit(value=True))
+    until = F.coalesce(F.col(BATCH) <= number, F.lit(True))
     rows = {name: read_rows(spark, log).where(until) for name, log in chosen.items()}
     firsts = [each for name, log in chosen.items() for each in _first_tokens(name, log, rows[name])]
     if not firsts:
