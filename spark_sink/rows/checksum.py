@@ -147,7 +147,7 @@ def _lists(column: pa.ListArray) -> Words:
     else:
         columns = {"item": column.values}
     parts = {name: each.slice(first, last - first) for name, each in columns.items()}
-    sizes = np.diff(offsets).astype(np.uint64)
+    sizes: Words = np.diff(offsets).astype(np.uint64)
     return sizes + _polynomials(_hashes(parts, last - first), offsets[1:] - first)
 
 
