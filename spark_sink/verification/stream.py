@@ -283,4 +283,5 @@ def _of_one_version(found: DataFrame) -> DataFrame:
     place = F.row_number().over(Window.partitionBy(*of_event, "difference").orderBy("token"))
     known = (is_extra | is_missing) & (place <= others)
     told = F.when(~known, F.col("difference")).when(F.col("times") > 1, DOUBLED)
-    return found.withColumn("difference", told).where(told.isNotNull()).drop("times")
+    found = found.withColumn("difference", told).drop("times")
+    return found.where(F.col("difference").isNotNull())

@@ -30,9 +30,10 @@ from tests.unit.spark_sink.verification.test_checksums import other
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
 
 TABLES = (BRONZE, CURRENT, MESSAGES, TRANSACTIONS)
+_SCHEMA = "_id BIGINT, n INT, tags MAP<STRING, INT>"
 OPTIONS: list[dict[str, str]] = [
     {"fullDocument": "whenAvailable", "fullDocumentBeforeChange": "whenAvailable"},
-    {"fullDocument": "updateLookup", "documentSchema": "_id BIGINT, n INT, tags MAP<STRING, INT>"},
+    {"fullDocument": "updateLookup", "documents": "typed", "documentSchema": _SCHEMA},
 ]
 
 
