@@ -28,6 +28,7 @@ from spark_sink.jobs.tables_job import (
     NOTIFIED,
     QUARANTINE,
     table_form,
+    take_over,
 )
 from spark_sink.options.values import cluster_time_position, resume_token
 from spark_sink.rows.arrow_types import arrow_schema
@@ -245,6 +246,7 @@ def seek(folder: JobFolder, to: str) -> str:
         )
     kept, passed = before.signals.without_batch(), max(reached, key=key_of)
     sought = before.moved(position, heartbeat=before.heartbeat, signals=kept, sought=passed)
+    take_over(folder)  # a start on another machine may still run
     _note_end(folder, last.number + 1, sought.write())
     folder.plan_batch(last.number + 1, sought.write())
     return datetime.fromtimestamp(position.time.time, UTC).isoformat()

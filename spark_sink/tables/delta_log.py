@@ -224,7 +224,8 @@ class DeltaLog:
             if self._table is None or self._epoch in (0, self.epoch):
                 return
             self._require_epoch()
-            with suppress(CommitFailedError):  # the next attempt tells who was faster
+            # The next attempt tells who was faster.
+            with self._failures(), suppress(CommitFailedError):
                 self._table.alter.set_table_properties(
                     {EPOCH: str(self._epoch)}, raise_if_not_exists=False
                 )

@@ -25,6 +25,7 @@ from typer.testing import CliRunner
 from spark_sink.cli import job
 from spark_sink.errors import OptionError
 from spark_sink.events.documents import to_document
+from spark_sink.events.positions import AtTime, key_of
 from spark_sink.folders import is_local
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.status import lines_of, status_of
@@ -36,6 +37,7 @@ from spark_sink.jobs.tables_job import (
 )
 from spark_sink.signals.state import Request, SignalState
 from spark_sink.snapshot.plan import Progress, SnapshotPlan
+from spark_sink.source.offsets import Offset
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.verification.job import verify_job
 from tests.harness.ports import free_port
@@ -379,6 +381,12 @@ def test_a_job_continues_only_with_its_own_options(tmp_path: Path) -> None:
     assert folder.record().namespaces == ("shop.orders",)
     folder.begin(JobRecord(("shop.items",)))
     assert folder.record().namespaces == ("shop.items",)
+    assert folder.record().same_since == ""
+    position = AtTime(Timestamp(5, 1))
+    folder.plan_batch(1, Offset(position).write())
+    for options in ({}, {"fullDocument": "required"}, {"fullDocument": "required"}):
+        folder.begin(JobRecord(("shop.items",), options))
+        assert folder.record().same_since == (key_of(position) if options else "")
     with pytest.raises(OptionError, match=r"reads shop\.items, not shop\.orders"):
         folder.begin(JobRecord(("shop.orders",)), once=True)
 

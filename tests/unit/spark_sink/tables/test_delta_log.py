@@ -20,6 +20,7 @@ from spark_sink.errors import OptionError, StreamError
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.delta_log import Batch, DeltaLog
 from spark_sink.tables.parquet_parts import Parts
+from spark_sink.tables.table_states import TableStates
 
 SCHEMA = pa.schema(
     [
@@ -327,3 +328,19 @@ def test_a_task_writes_a_row_group_of_many_batches(tmp_path: Path) -> None:
     assert pc.sum(pc.binary_length(file.read(["event"])["event"])).as_py() == sum(range(50))
     assert part["size"] == (tmp_path / part["path"]).stat().st_size
     assert written(tmp_path, [], ()) == []
+
+
+def test_the_ranges_of_a_table_are_written_again_only_if_they_change(tmp_path: Path) -> None:
+    states, ranges = TableStates(str(tmp_path)), [["a", "", "b"]] * 1000
+    numbers = [states.write({"ranges": ranges, "batch": number}) for number in range(3)]
+    sizes = [(tmp_path / "_mergerouter" / f"{n}.json").stat().st_size for n in numbers]
+    assert max(sizes[1:]) < 100 < sizes[0]
+    for number in numbers[:2]:
+        os.utime(tmp_path / "_mergerouter" / f"{number}.json", (0, 0))
+    states.clean(numbers[2])
+    again = TableStates(str(tmp_path))
+    assert again.read(numbers[2]) == {"ranges": ranges, "batch": 2}
+    with pytest.raises(StreamError, match=r"has lost its file _mergerouter/.*from a backup"):
+        again.read(numbers[1])
+    wider = again.write({"ranges": [*ranges, ["c", "d", "e"]], "batch": 3})
+    assert len(TableStates(str(tmp_path)).read(wider)["ranges"]) == 1001
