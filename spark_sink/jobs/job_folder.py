@@ -38,7 +38,7 @@ class JobRecord:
         deletes: "hard" or "soft".
         flatten: whether the fields of documents in documents are columns.
         checkpoint: the folder of the checkpoint, empty for the one in the job's.
-        same_since: a token since which the source has had these options; empty for the beginning.
+        since: a token since which the source has had these options; empty for the beginning.
     """
 
     namespaces: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class JobRecord:
     flatten: bool = False
     checkpoint: str = ""
     messages: dict[str, str] = field(default_factory=dict)
-    same_since: str = ""
+    since: str = ""
 
 
 @dataclass(frozen=True)
@@ -143,14 +143,14 @@ class JobFolder:
             old = self.record()
             self._refuse(old, record, once=once)
             is_same = old.options == record.options
-            since = old.same_since if is_same else key_of(batches[-1].end.position)
+            since = old.since if is_same else key_of(batches[-1].end.position)
             if once and batches[-1].end.running is None:
                 raise OptionError(
                     f"the job in {self.address} has finished its snapshot: use another --out"
                 )
         inside = self.checkpoint == f"{self.address}/checkpoint"
         checkpoint = "" if inside else self.checkpoint
-        kept = replace(record, checkpoint=checkpoint, same_since=since)
+        kept = replace(record, checkpoint=checkpoint, since=since)
         self._folder.write("job.json", json.dumps(asdict(kept), indent=2))
 
     def record(self) -> JobRecord:

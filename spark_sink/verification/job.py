@@ -194,7 +194,7 @@ def _compare_events(
         first = max(first, key_of(AtTime(at.since)))
     begin = _iso(time_in(first))
     try:
-        events = events_of(spark, options, first, record.same_since, at.position)
+        events = events_of(spark, options, first, record.since, at.position)
     except HistoryLostError:
         for name in chosen:
             found[name].remarks.append(
@@ -208,9 +208,9 @@ def _compare_events(
             found[name].add(compare[name](rows[name], events), shown)
             end = _iso(time_in(key_of(at.position)))
             found[name].compared.append(f"the events from {begin} to {end} with the stream")
-            if record.same_since > first:
+            if record.since > first:
                 found[name].compared.append(
-                    f"of the events up to {_iso(time_in(record.same_since))} only whether they are "
+                    f"of the events up to {_iso(time_in(record.since))} only whether they are "
                     "there, because the job had other options"
                 )
     finally:

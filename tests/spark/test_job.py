@@ -381,12 +381,12 @@ def test_a_job_continues_only_with_its_own_options(tmp_path: Path) -> None:
     assert folder.record().namespaces == ("shop.orders",)
     folder.begin(JobRecord(("shop.items",)))
     assert folder.record().namespaces == ("shop.items",)
-    assert folder.record().same_since == ""
+    assert folder.record().since == ""
     position = AtTime(Timestamp(5, 1))
     folder.plan_batch(1, Offset(position).write())
     for options in ({}, {"fullDocument": "required"}, {"fullDocument": "required"}):
         folder.begin(JobRecord(("shop.items",), options))
-        assert folder.record().same_since == (key_of(position) if options else "")
+        assert folder.record().since == (key_of(position) if options else "")
     with pytest.raises(OptionError, match=r"reads shop\.items, not shop\.orders"):
         folder.begin(JobRecord(("shop.orders",)), once=True)
 
