@@ -20,6 +20,7 @@ from typing import Any
 
 from spark_sink.errors import OptionError
 from spark_sink.events.documents import from_json
+from spark_sink.events.positions import key_of
 from spark_sink.folders import Folder, absolute, is_local, open_folder
 from spark_sink.source.offsets import Offset
 
@@ -37,6 +38,7 @@ class JobRecord:
         deletes: "hard" or "soft".
         flatten: whether the fields of documents in documents are columns.
         checkpoint: the folder of the checkpoint, empty for the one in the job's.
+        since: a token since which the source has had these options; empty for the beginning.
     """
 
     namespaces: tuple[str, ...] = ()
@@ -47,6 +49,7 @@ class JobRecord:
     flatten: bool = False
     checkpoint: str = ""
     messages: dict[str, str] = field(default_factory=dict)
+    since: str = ""
 
 
 @dataclass(frozen=True)
@@ -135,14 +138,19 @@ class JobFolder:
         OptionError if the folder has a job that these options cannot continue.
         """
         batches = self.batches()
+        since = ""
         if batches:
-            self._refuse(self.record(), record, once=once)
+            old = self.record()
+            self._refuse(old, record, once=once)
+            is_same = old.options == record.options
+            since = old.since if is_same else key_of(batches[-1].end.position)
             if once and batches[-1].end.running is None:
                 raise OptionError(
                     f"the job in {self.address} has finished its snapshot: use another --out"
                 )
         inside = self.checkpoint == f"{self.address}/checkpoint"
-        kept = replace(record, checkpoint="" if inside else self.checkpoint)
+        checkpoint = "" if inside else self.checkpoint
+        kept = replace(record, checkpoint=checkpoint, since=since)
         self._folder.write("job.json", json.dumps(asdict(kept), indent=2))
 
     def record(self) -> JobRecord:

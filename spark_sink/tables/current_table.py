@@ -251,7 +251,9 @@ class CurrentTable:
             batch = batch.wrote(quarantine.name)
         replaced = affected | {each.base.name for each in written if each.base is not None}
         new = [each for report in reports for each in report.ranges]
-        state = replace(state, ranges=ranges_after(state.ranges, replaced, new))
+        added = sum((report.added for report in reports), state.checksum)
+        ranges = ranges_after(state.ranges, replaced, new)
+        state = replace(state, ranges=ranges, checksum=added - read.removed)
         if replaced or new or state != self._state or batch is not None:
             parts = [each for report in reports for each in report.parts]
             replacement = {KEY_RANGE: sorted(replaced)}

@@ -21,6 +21,7 @@ from bson.timestamp import Timestamp
 
 from spark_sink.events.documents import stored, to_document
 from spark_sink.events.positions import high_water_mark, time_in
+from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.tables.ddl_events import SNAPSHOT_END, DdlEvent, collections_of
 from spark_sink.tables.key_ranges import KeyRange
 from spark_sink.tables.staged_changes import ChangeReport
@@ -105,6 +106,7 @@ class TableState:
         complete_from: the token from which on the table has every document that an update changes.
         complete_in: the same for single namespaces, if a later snapshot has read them.
         unread: the collections that must be read again, with the token since which.
+        checksum: of all rows, without the partition column.
     """
 
     keys: tuple[str, ...]
@@ -115,6 +117,7 @@ class TableState:
     unread: Unread = field(
         default_factory=dict, metadata=stored(write=unread_document, read=unread_from)
     )
+    checksum: Checksum = NO_ROWS
 
     @property
     def document(self) -> dict[str, Any]:
