@@ -295,7 +295,7 @@ def verify(
     The bronze table is compared with the stream, the current table with the collections. The exit
     status is 1 if there is a difference.
     """
-    from spark_sink.jobs.absent_names import warn_of_absent_names
+    from spark_sink.source.unmatched_names import warn_of_unmatched_names
     from spark_sink.jobs.own_router import require_router
     from spark_sink.jobs.verification import verify_job
 
@@ -304,7 +304,7 @@ def verify(
     with failures():
         folder = job_in(out)
         require_router({"uri": uri})
-        warn_of_absent_names({**folder.record().options, "uri": uri})
+        warn_of_unmatched_names({**folder.record().options, "uri": uri})
         with session("verify", spark_settings) as spark:
             found = verify_job(spark, folder, uri, wanted, since)
     if as_json:
@@ -355,7 +355,7 @@ def _run(
     maintain: float | None = None,
     checkpoint: str = "",
 ) -> None:
-    from spark_sink.jobs.absent_names import warn_of_absent_names
+    from spark_sink.source.unmatched_names import warn_of_unmatched_names
     from spark_sink.jobs.job_folder import JobFolder
     from spark_sink.jobs.maintenance import Schedule
     from spark_sink.jobs.own_router import require_router
@@ -371,7 +371,7 @@ def _run(
     code = 0
     folder, given = JobFolder(out, checkpoint), {**record.options, "uri": uri}
     require_router(given)
-    warn_of_absent_names(given)
+    warn_of_unmatched_names(given)
     with folder.locked(), RouterReport(folder.address, given) as router, quiet_stop(end):
         restore_checkpoint(folder)
         folder.begin(record, once=trigger is None)

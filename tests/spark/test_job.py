@@ -37,7 +37,9 @@ from spark_sink.jobs.tables_job import (
 from spark_sink.jobs.verification import verify_job
 from spark_sink.signals.state import Request, SignalState
 from spark_sink.snapshot.plan import Progress, SnapshotPlan
+from spark_sink.source.unmatched_names import warn_of_unmatched_names
 from spark_sink.tables.current_table import CurrentTable
+from tests.harness.clusters import TestCluster
 from tests.harness.ports import free_port
 from tests.spark.conftest import Shop
 from tests.spark.quick_session import QUICK
@@ -292,7 +294,7 @@ def test_a_bad_pipeline_is_told_before_spark_starts(
 
 
 @pytest.mark.parametrize("name", ["run", "verify"])
-def test_a_misspelled_collection_is_told(
+def test_what_matches_nothing_is_told(
     name: str, tmp_path: Path, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def session(*_: object) -> None:
@@ -310,6 +312,44 @@ def test_a_misspelled_collection_is_told(
     assert result.output == (
         f"warning: the cluster does not have {names[0]} (did you mean {names[1]}?), none.a: "
         "correct the name, or create it\nerror: Spark starts\n"
+    )
+
+
+def test_lists_that_match_nothing_and_what_has_no_stream_are_told(
+    shop: Shop, cluster: TestCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each once, and nothing else; names of patterns match without regard to case."""
+    shop.insert(1)
+    base = shop.client[shop.database]
+    base.create_collection("open", viewOn="orders", pipeline=[])
+    if cluster.real:  # the embedded cluster makes a collection of it
+        base.create_collection("Weather", timeseries={"timeField": "at"})
+    options = {
+        "uri": shop.uri,
+        "signalCollection": "ops.signals",
+        "database.include.list": f"{shop.database},none",
+        "collection.include.list": f"{shop.database}[.]ORDERS,{shop.database}[.](open|weather),a.b",
+        "snapshot.include.collection.list": f"{shop.database.upper()}.ORDERS,c.d",
+        "snapshotFilters": json.dumps(
+            {f"{shop.database}.orders": {}, f"{shop.database}.items": {}}
+        ),
+        "field.exclude.list": f"*.orders.x,{shop.database}.itms.x",
+        "field.renames": "*.*.y:z",
+    }
+    warn_of_unmatched_names(options)
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: the cluster does not have ops.signals: correct the name, or create it",
+        "warning: nothing matches none of database.include.list, a.b of collection.include.list, "
+        f"c.d of snapshot.include.collection.list, {shop.database}.items of snapshotFilters, "
+        f"{shop.database}.itms of field.exclude.list: correct the option, or create it",
+        f"warning: {f'the time series collection {shop.database}.Weather, ' * cluster.real}the view "
+        f"{shop.database}.open: left out, because MongoDB has no change stream of it",
+    ]
+    excluded = {"collection.exclude.list": f"{shop.database}.(open|weather),ordrs"}
+    warn_of_unmatched_names({"uri": shop.uri, "database": shop.database, **excluded})
+    assert capsys.readouterr().err == (
+        "warning: nothing matches ordrs of collection.exclude.list: correct the option, or create "
+        "it\n"
     )
 
 
