@@ -295,9 +295,9 @@ def verify(
     The bronze table is compared with the stream, the current table with the collections. The exit
     status is 1 if there is a difference.
     """
-    from spark_sink.source.unmatched_names import warn_of_unmatched_names
     from spark_sink.jobs.own_router import require_router
     from spark_sink.jobs.verification import verify_job
+    from spark_sink.source.unmatched_names import warn_of_unmatched_names
 
     wanted = table
     spark_settings = pairs_of(conf, "--conf")
@@ -355,7 +355,6 @@ def _run(
     maintain: float | None = None,
     checkpoint: str = "",
 ) -> None:
-    from spark_sink.source.unmatched_names import warn_of_unmatched_names
     from spark_sink.jobs.job_folder import JobFolder
     from spark_sink.jobs.maintenance import Schedule
     from spark_sink.jobs.own_router import require_router
@@ -365,6 +364,7 @@ def _run(
     from spark_sink.jobs.router_report import RouterReport
     from spark_sink.jobs.tables_job import TablesJob
     from spark_sink.jobs.verifier import Verifier
+    from spark_sink.source.unmatched_names import warn_of_unmatched_names
 
     if rounds is not None and "current" not in record.tables:
         raise OptionError("--verify-every compares the current table: add --table current")

@@ -26,7 +26,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from spark_sink.events.slices import CODEC, UNREADABLE, decoded_documents, flattened
+from spark_sink.events.slices import CODEC, UNREADABLE, Slice, decoded_documents, flattened
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.extended_json import relaxed_documents
 from spark_sink.rows.inferred_schema import SeenTypes, extends, grown, is_no_column
@@ -245,12 +245,15 @@ class FormedRows:
         documents: list[bytes] = column.to_pylist()
         if self._documents is None:
             return {_DOCUMENTS: pa.array(relaxed_documents(documents), pa.string())}
+        alike: dict[int, dict[bytes, Slice]] = {}
         if self._form.flattens:
-            documents = list(map(flattened, documents))
+            pairs = list(map(flattened, documents))
+            documents = [each for each, _ in pairs]
+            alike = {index: fields for index, (_, fields) in enumerate(pairs) if fields}
         structs, misfits = self._documents.read_all(documents)
         rescued: list[str | None] = [None] * len(documents)
-        for index in misfits:
-            rescued[index] = self._documents.misfits(documents[index])
+        for index in {*misfits, *alike}:
+            rescued[index] = self._documents.misfits(documents[index], alike.get(index, {}))
         if self._form.infers:
             for document in decoded_documents([documents[index] for index in misfits], CODEC):
                 self._seen.add(document)

@@ -342,8 +342,9 @@ def test_lists_that_match_nothing_and_what_has_no_stream_are_told(
         "warning: nothing matches none of database.include.list, a.b of collection.include.list, "
         f"c.d of snapshot.include.collection.list, {shop.database}.items of snapshotFilters, "
         f"{shop.database}.itms of field.exclude.list: correct the option, or create it",
-        f"warning: {f'the time series collection {shop.database}.Weather, ' * cluster.real}the view "
-        f"{shop.database}.open: left out, because MongoDB has no change stream of it",
+        "warning: "
+        f"{f'the time series collection {shop.database}.Weather, ' if cluster.real else ''}"
+        f"the view {shop.database}.open: left out, because MongoDB has no change stream of it",
     ]
     excluded = {"collection.exclude.list": f"{shop.database}.(open|weather),ordrs"}
     warn_of_unmatched_names({"uri": shop.uri, "database": shop.database, **excluded})
