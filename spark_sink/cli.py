@@ -312,7 +312,7 @@ def verify(
     else:
         for name, each in found.items():
             typer.echo(f"{name}: {each}")
-    raise typer.Exit(_DIFFERENT if any(each.count for each in found.values()) else 0)
+    raise typer.Exit(_DIFFERENT if any(each.count or each.failed for each in found.values()) else 0)
 
 
 for command, name in ((compact, "compact"), (rebuild, "rebuild"), (at, "at"), (seek, "seek")):

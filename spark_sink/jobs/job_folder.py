@@ -37,6 +37,8 @@ class JobRecord:
         deletes: "hard" or "soft".
         flatten: whether the fields of documents in documents are columns.
         checkpoint: the folder of the checkpoint, empty for the one in the job's.
+        columns: the form of a current table whose columns follow the documents, with which
+            `job rebuild` makes it again: the schema of documents as JSON, and the key's fields.
     """
 
     namespaces: tuple[str, ...] = ()
@@ -47,6 +49,7 @@ class JobRecord:
     flatten: bool = False
     checkpoint: str = ""
     messages: dict[str, str] = field(default_factory=dict)
+    columns: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -142,7 +145,13 @@ class JobFolder:
                     f"the job in {self.address} has finished its snapshot: use another --out"
                 )
         inside = self.checkpoint == f"{self.address}/checkpoint"
-        kept = replace(record, checkpoint="" if inside else self.checkpoint)
+        columns = self.record().columns if self.exists else {}
+        kept = replace(record, checkpoint="" if inside else self.checkpoint, columns=columns)
+        self._folder.write("job.json", json.dumps(asdict(kept), indent=2))
+
+    def keep_columns(self, columns: dict[str, Any]) -> None:
+        """Write the form of the current table. Raises OSError."""
+        kept = replace(self.record(), columns=columns)
         self._folder.write("job.json", json.dumps(asdict(kept), indent=2))
 
     def record(self) -> JobRecord:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -217,7 +218,9 @@ def _batches_of(log: DeltaLog) -> Sequence[dict[str, Any]]:
 
 
 def seek(folder: JobFolder, to: str) -> str:
-    """Plan the batch that leaves out all events before a position; return the position's time.
+    """Plan the batch that leaves out all events before a position; return where the job continues.
+
+    The signals in a collection that were sent before it are left out, too.
 
     A batch that was planned, and that the tables do not have whole, is replaced: it has no further
     events. So a seek may be corrected until the job has been started.
@@ -250,10 +253,12 @@ def seek(folder: JobFolder, to: str) -> str:
             f"--to {to} is in the future: the job would write nothing until then. Give the present "
             "or an earlier time, or set the clock of this machine"
         )
-    kept, passed = before.signals.without_batch(), before.position
+    kept, passed, told = before.signals.without_batch(), before.position, ""
+    if kept.position is not None and is_after(position, kept.position):
+        kept, told = replace(kept, position=None), ", without the signals that were sent before"
     sought = before.moved(position, heartbeat=before.heartbeat, signals=kept, sought=passed)
     folder.plan_batch(last.number + 1, sought.write())
-    return datetime.fromtimestamp(position.time.time, UTC).isoformat()
+    return f"{datetime.fromtimestamp(position.time.time, UTC).isoformat()}{told}"
 
 
 def _last_whole(folder: JobFolder) -> LoggedBatch | None:

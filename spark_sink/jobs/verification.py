@@ -19,15 +19,17 @@ from bson import json_util
 from bson.codec_options import DatetimeConversion
 from bson.timestamp import Timestamp
 from pyspark import StorageLevel
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_sink.errors import OptionError
+from spark_sink.errors import OptionError, SourceError
 from spark_sink.events.documents import from_document
 from spark_sink.events.positions import after, high_water_mark
 from spark_sink.events.slices import DOCUMENT, fields_of
 from spark_sink.folders import open_folder
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.point_in_time import time_from_text, unread_names
+from spark_sink.jobs.query_run import cause_of
 from spark_sink.jobs.tables_job import (
     BRONZE,
     CURRENT,
@@ -267,15 +269,24 @@ _DOCUMENT_OPTIONS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """The differences of a table: their number, the first of them, and why it was not compared."""
+    """The differences of a table: their number, the first of them, and why it was not compared.
+
+    If it has `failed`, a failure is the reason.
+    """
 
     count: int
     first: Sequence[Mapping[str, Any]] = ()
     remark: str = ""
+    failed: bool = False
 
     def to_document(self) -> dict[str, Any]:
         """Return the outcome for json.dumps."""
-        return {"differences": self.count, "first": list(self.first), "remark": self.remark}
+        return {
+            "differences": self.count,
+            "first": list(self.first),
+            "remark": self.remark,
+            "failed": self.failed,
+        }
 
     def __str__(self) -> str:
         if self.remark and not self.count:
@@ -296,7 +307,9 @@ def verify_job(
     *,
     shown: int = 20,
 ) -> dict[str, Outcome]:
-    """Return the outcome for each table of the job in a folder. Raises SourceError.
+    """Return the outcome for each table of the job in a folder.
+
+    Raises SourceError and PySparkException, unless another table can be compared.
 
     Args:
         uri: the router.
@@ -321,20 +334,36 @@ def verify_job(
     if last.end.scope not in (None, scope):
         remark = "not compared: the job has not changed its collections yet"
         return dict.fromkeys(wanted, Outcome(0, remark=remark))
-    found = {}
-    if BRONZE in wanted:
-        found[BRONZE] = _bronze(spark, folder, record, uri, since, shown)
-    if CURRENT in wanted:
-        given = {**namespace_options(record.namespaces), **record.options}
-        options = {"uri": uri, **document_options(given)}
-        log = DeltaLog(folder.table(CURRENT))
-        form = replace(
-            TableForm.of(log.schema), infers=record.schema == "infer", flattens=record.flatten
-        )
-        differences = verify(spark, folder.table(CURRENT), **options)
-        outcome = _outcome(differences.union(verify_columns(spark, log, form)), shown)
-        found[CURRENT] = replace(outcome, remark=_unread(folder.table(CURRENT)))
+    ways = {
+        BRONZE: lambda: _bronze(spark, folder, record, uri, since, shown),
+        CURRENT: lambda: _current(spark, folder, record, uri, shown),
+    }
+    found: dict[str, Outcome] = {}
+    failures: list[Exception] = []
+    for name in filter(wanted.__contains__, ways):
+        try:
+            found[name] = ways[name]()
+        except (SourceError, PySparkException, OSError) as error:
+            failures.append(error)
+            found[name] = Outcome(0, remark=f"not compared: {cause_of(error)}", failed=True)
+    if len(failures) == len(found):
+        raise failures[0]
     return found
+
+
+def _current(
+    spark: SparkSession, folder: JobFolder, record: JobRecord, uri: str, shown: int
+) -> Outcome:
+    """Compare the table with the collections, and its columns with the documents in it."""
+    given = {**namespace_options(record.namespaces), **record.options}
+    options = {"uri": uri, **document_options(given)}
+    log = DeltaLog(folder.table(CURRENT))
+    form = replace(
+        TableForm.of(log.schema), infers=record.schema == "infer", flattens=record.flatten
+    )
+    differences = verify(spark, folder.table(CURRENT), **options)
+    outcome = _outcome(differences.union(verify_columns(spark, log, form)), shown)
+    return replace(outcome, remark=_unread(folder.table(CURRENT)))
 
 
 def _unread(address: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.positions import AtTime
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.rebuilding import restore_checkpoint, seek
+from spark_sink.signals.state import SignalState
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.delta_log import Batch, DeltaLog
@@ -176,6 +178,21 @@ def test_a_seek_may_be_corrected_until_the_job_has_been_started(tmp_path: Path) 
     seek(folder, "400,1")
     with pytest.raises(OptionError, match="before the job's position"):
         seek(folder, "250,1")
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(150, ""), (300, ", without the signals")])
+def test_a_seek_moves_the_position_in_the_collection_of_signals(
+    tmp_path: Path, seconds: int, told: str
+) -> None:
+    """Otherwise each later start ends with a lost history, also after another seek."""
+    folder = JobFolder(str(tmp_path))
+    folder.begin(JobRecord(tables=("bronze",)))
+    signals = SignalState(("a",), position=AtTime(Timestamp(200, 1)))
+    folder.write_checkpoint("q", {0: Offset(AtTime(Timestamp(100, 1)), signals=signals).write()}, 0)
+    for _ in range(2):
+        assert told in seek(folder, f"{seconds},1")
+        sought = Offset.read(folder.offset(1))
+        assert sought.signals == (replace(signals, position=None) if told else signals)
 
 
 def test_a_seek_follows_a_batch_that_only_spark_has_not_committed(tmp_path: Path) -> None:
