@@ -20,6 +20,7 @@ from typing import Any
 
 from spark_sink.errors import OptionError
 from spark_sink.events.documents import from_json
+from spark_sink.events.positions import key_of
 from spark_sink.folders import Folder, absolute, is_local, open_folder
 from spark_sink.source.offsets import Offset
 
@@ -37,6 +38,7 @@ class JobRecord:
         deletes: "hard" or "soft".
         flatten: whether the fields of documents in documents are columns.
         checkpoint: the folder of the checkpoint, empty for the one in the job's.
+        same_since: a token since which the source has had these options; empty for the beginning.
         columns: the form of a current table whose columns follow the documents, with which
             `job rebuild` makes it again: the schema of documents as JSON, and the key's fields.
     """
@@ -49,6 +51,7 @@ class JobRecord:
     flatten: bool = False
     checkpoint: str = ""
     messages: dict[str, str] = field(default_factory=dict)
+    same_since: str = ""
     columns: dict[str, Any] = field(default_factory=dict)
 
 
@@ -138,15 +141,20 @@ class JobFolder:
         OptionError if the folder has a job that these options cannot continue.
         """
         batches = self.batches()
+        since = ""
         if batches:
-            self._refuse(self.record(), record, once=once)
+            old = self.record()
+            self._refuse(old, record, once=once)
+            is_same = old.options == record.options
+            since = old.same_since if is_same else key_of(batches[-1].end.position)
             if once and batches[-1].end.running is None:
                 raise OptionError(
                     f"the job in {self.address} has finished its snapshot: use another --out"
                 )
         inside = self.checkpoint == f"{self.address}/checkpoint"
+        checkpoint = "" if inside else self.checkpoint
         columns = self.record().columns if self.exists else {}
-        kept = replace(record, checkpoint="" if inside else self.checkpoint, columns=columns)
+        kept = replace(record, checkpoint=checkpoint, same_since=since, columns=columns)
         self._folder.write("job.json", json.dumps(asdict(kept), indent=2))
 
     def keep_columns(self, columns: dict[str, Any]) -> None:

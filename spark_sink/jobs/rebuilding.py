@@ -34,9 +34,13 @@ from spark_sink.source.offsets import Offset
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import Batch, DeltaLog
-from spark_sink.tables.former_tables import FormerFolder
 from spark_sink.tables.range_merge import QUARANTINE as UNAPPLIED
-from spark_sink.tables.staged_changes import CHANGE_COLUMNS, ChangeReport, StageScan, remove_changes
+from spark_sink.tables.staged_changes import (
+    CHANGE_COLUMNS,
+    ChangeReport,
+    StageScan,
+    remove_interrupted,
+)
 from spark_sink.tables.table_scan import TableScan, scans_of
 from spark_sink.tables.tasks import run_tasks
 
@@ -121,10 +125,7 @@ def restore_checkpoint(folder: JobFolder) -> int | None:
         planned = batches[-1].number if batches else -1
         numbers = {n: each["batch"] for n, each in kept.items() if each.get("query") == query}
         for name in logs.keys() & {*ALL_BATCHES}:
-            is_former = numbers.get(name) is None and (
-                logs[name].exists or FormerFolder(folder.table(name)).is_former
-            )
-            if done > numbers.get(name, -1) and not is_former:
+            if done > numbers.get(name, -1):
                 raise _lacks_batches(folder, name)
         if planned >= max(numbers.values(), default=-1):
             return None
@@ -195,7 +196,7 @@ def _replayed(
     """Make a current table of rows of bronze, as the batch with that number."""
     folder = JobFolder(into)
     table = CurrentTable(folder.table(CURRENT), form=table_form(record))
-    remove_changes(table.address)  # of an interrupted attempt
+    remove_interrupted(table.address, 1)
     tasks = [StageScan(each, table.address, table.state.keys) for each in scans]
     staged = run_tasks(spark, ChangeReport, tasks)
     quarantine = AppendTable(folder.table(QUARANTINE))

@@ -1,17 +1,15 @@
-"""Queries of the user's own that keep a current table, and tables of the former form."""
+"""Queries of the user's own that keep a current table."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_sink.tables.current_table import CurrentTable
-from spark_sink.tables.delta_log import Batch, DeltaLog
-from spark_sink.tables.former_tables import FormerFolder, announce
-from spark_sink.tables.staged_changes import remove_changes
-from spark_sink.tables.table_state import TableState
+from spark_sink.tables.delta_log import Batch
+from spark_sink.tables.staged_changes import remove_interrupted
 
 
 def apply_changes(
@@ -29,8 +27,7 @@ def apply_changes(
     Raises OptionError if the table has other keys. The query, or the call, fails with StreamError
     if an update without a post-image changes a document that the table does not have.
     """
-    rewrite_former_current(events.sparkSession, target)
-    remove_changes(target)
+    remove_interrupted(target, 1)
     if not events.isStreaming:
         CurrentTable(target, keys).apply(events)
         return None
@@ -40,23 +37,3 @@ def apply_changes(
         CurrentTable(target, keys).apply(rows, Batch(query, batch_id) if query else None)
 
     return events.writeStream.foreachBatch(apply)
-
-
-def rewrite_former_current(spark: SparkSession | None, target: str) -> None:
-    """Rewrite a table of the form without Delta, if there is one at `target`. Raises StreamError.
-
-    An interrupted rewriting begins again; one that is committed only removes the former files.
-    """
-    former = FormerFolder(target)
-    version = former.version()
-    if version is None:
-        return
-    if not DeltaLog(target).exists:
-        announce(target)
-        keys = tuple(version["keys"])
-        starts = version["complete_from"], version["complete_in"]
-        state = TableState(keys, (), version["through"], *starts)
-        table = CurrentTable(target, keys, first=state)
-        files = [name for names in version["files"].values() for name in names]
-        table.apply_staged(spark, [table.staged(spark, files)])
-    former.remove("data", "versions")

@@ -28,6 +28,7 @@ from pyspark.sql.types import (
 
 from spark_sink.events.slices import CODEC, UNREADABLE, Slice, decoded_documents, flattened
 from spark_sink.rows.arrow_types import arrow_schema
+from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.rows.extended_json import relaxed_documents
 from spark_sink.rows.inferred_schema import SeenTypes, extends, grown, is_no_column
 from spark_sink.rows.typed_documents import RESCUED, InferredDocuments, TypedDocuments
@@ -172,6 +173,8 @@ class FormedRows:
         self._rows = form.rows
         self._seen = SeenTypes()
         self._documents: TypedDocuments | None = None
+        self.changed = NO_ROWS
+        """What a checksum gains where the columns of rows of files were made again."""
         if form.schema is not None:
             kind = InferredDocuments if form.infers else TypedDocuments
             self._documents = kind(form.schema)
@@ -200,7 +203,10 @@ class FormedRows:
             made = self._made(rows[self._form.column("document")])
         names = self._rows.names
         columns = [made[each] if each in made else rows[self._form.column(each)] for each in names]
-        return pa.table(columns, names).cast(self._rows)
+        found = pa.table(columns, names).cast(self._rows)
+        if again:
+            self.changed += Checksum.of(self._form.to_files(found)) - Checksum.of(rows)
+        return found
 
     def from_fold(self, rows: pa.Table) -> tuple[pa.Table, dict[int, str]]:
         """Return rows of FOLDED without problems that can be read, and why others cannot.

@@ -34,11 +34,11 @@ from spark_sink.jobs.tables_job import (
     TablesJob,
     namespace_options,
 )
-from spark_sink.jobs.verification import verify_job
 from spark_sink.signals.state import Request, SignalState
 from spark_sink.snapshot.plan import Progress, SnapshotPlan
 from spark_sink.source.unmatched_names import warn_of_unmatched_names
 from spark_sink.tables.current_table import CurrentTable
+from spark_sink.verification.job import verify_job
 from tests.harness.clusters import TestCluster
 from tests.harness.ports import free_port
 from tests.spark.conftest import Shop

@@ -30,7 +30,7 @@ from spark_sink.jobs.tables_job import (
     appended_table,
     namespace_options,
 )
-from spark_sink.jobs.verification import verify_job
+from spark_sink.verification.job import verify_job
 from tests.spark.conftest import Shop
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]

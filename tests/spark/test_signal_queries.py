@@ -17,8 +17,8 @@ from spark_sink import apply_changes, verify
 from spark_sink.cli import job
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.tables_job import TablesJob, namespace_options
-from spark_sink.jobs.verification import verify_job
 from spark_sink.tables.current_table import CurrentTable
+from spark_sink.verification.job import verify_job
 from tests.spark.conftest import Shop
 from tests.spark.test_current_tables import (
     change_at_random,

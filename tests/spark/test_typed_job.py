@@ -23,8 +23,8 @@ from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.progress import JobMetrics
 from spark_sink.jobs.status import lines_of, status_of
 from spark_sink.jobs.tables_job import TablesJob, namespace_options, table_form
-from spark_sink.jobs.verification import verify_job
 from spark_sink.tables.current_table import CurrentTable
+from spark_sink.verification.job import verify_job
 from tests.spark.conftest import Shop
 from tests.spark.test_job import differences
 

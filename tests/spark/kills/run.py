@@ -21,11 +21,11 @@ from spark_sink.errors import OptionError
 from spark_sink.events.positions import AtTime, from_offset, key_of
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.rebuilding import seek
-from spark_sink.jobs.verification import verify_job
 from spark_sink.options.scope import Scope
 from spark_sink.signals.channels import send
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.current_table import CurrentTable
+from spark_sink.verification.job import verify_job
 from tests.harness.clusters import Client, TestCluster, real_servers_named, start_cluster
 from tests.harness.ports import free_port
 from tests.harness.routers import RouterProcess, start_router

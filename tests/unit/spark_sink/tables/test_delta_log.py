@@ -129,8 +129,7 @@ def test_one_commit_replaces_buckets_and_moves_the_position(tmp_path: Path) -> N
         written(tmp_path, rows_of([100], bucket=1)), SCHEMA, {"through": "b"}, batch(4), bucket=[1]
     )
     assert tokens_of(tmp_path) == [*(f"82{number:06}" for number in range(0, 10, 2)), "82000100"]
-    assert DeltaLog(str(tmp_path)).position() == {"through": "b"}
-    assert log.has(batch(3))
+    assert DeltaLog(str(tmp_path)).position() == {"through": "b", **batch(4).position}
     assert log.has(batch(4))
     assert not log.has(batch(5))
     assert not log.has(batch(1, "another query"))
@@ -138,7 +137,7 @@ def test_one_commit_replaces_buckets_and_moves_the_position(tmp_path: Path) -> N
     log.replace([], SCHEMA, {"through": "c"}, bucket=[0])
     log.replace([], SCHEMA, {"through": "d"})
     assert tokens_of(tmp_path) == ["82000100"]
-    assert log.position() == {"through": "d"}
+    assert log.position() == {"through": "d", **batch(4).position}
     assert reader.to_pyarrow_table().num_rows == 10  # readers of a version keep it
 
 
@@ -159,8 +158,25 @@ def test_a_batch_is_appended_once(tmp_path: Path) -> None:
     assert not file.exists()
     assert tokens_of(tmp_path) == [f"82{number:06}" for number in range(3)]
     again = DeltaLog(str(tmp_path))
-    assert [again.has(batch(number)) for number in range(4)] == [True, True, True, False]
+    assert [again.has(batch(number)) for number in (2, 3)] == [True, False]
     assert again.position() == {"query": "q", "batch": 2, "offset": {"_data": "822"}}
+
+
+OTHERS = {
+    "an earlier batch": Batch("q", 4, {"_data": "824"}, "a"),
+    "another end": Batch("q", 5, {"_data": "825b"}, "a"),
+    "another beginning": Batch("q", 5, {"_data": "825"}, "b"),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_a_batch_is_the_same_only_with_the_same_offsets(other: Batch, tmp_path: Path) -> None:
+    log = DeltaLog(str(tmp_path))
+    log.append(written(tmp_path, rows_of([5]), ()), SCHEMA, Batch("q", 5, {"_data": "825"}, "a"))
+    assert log.has(Batch("q", 5, {"_data": "825"}, "a"))
+    with pytest.raises(StreamError, match="another start has written it: run one process"):
+        log.has(other)
+    assert not log.has(Batch("q", 6, {"_data": "826"}, "b"))
 
 
 def test_files_of_a_batch_that_the_table_has_are_not_committed_again(tmp_path: Path) -> None:

@@ -26,12 +26,13 @@ from pyspark.sql.types import DoubleType, LongType, StringType, StructField, Str
 
 from spark_sink.errors import OptionError
 from spark_sink.events.slices import DOCUMENT, Slice
+from spark_sink.rows.checksum import Checksum
 from spark_sink.rows.typed_documents import InferredDocuments, TypedDocuments
 from spark_sink.tables import current_table
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import Batch
-from spark_sink.tables.table_form import TableForm
+from spark_sink.tables.table_form import KEY_RANGE, TableForm
 from tests.unit.spark_sink.tables.test_current_table import Stream, killed, small, staged
 
 __all__ = ["small"]
@@ -54,7 +55,10 @@ def apply(
 def rows_in(folder: Path) -> dict[int, dict[str, Any]]:
     """The rows by `_id`, after a check of each row against its document, and of three readers."""
     table = DeltaTable(folder)
-    rows = table.to_pyarrow_table().to_pylist()
+    found = table.to_pyarrow_table()
+    checksum = CurrentTable.existing(str(folder)).state.checksum
+    assert Checksum.of(found, without=(KEY_RANGE,)) == checksum
+    rows = found.to_pylist()
     schema = TableForm.of(json.loads(table.schema().to_json())).schema
     assert schema is not None
     documents = InferredDocuments(schema)
@@ -69,10 +73,10 @@ def rows_in(folder: Path) -> dict[int, dict[str, Any]]:
     assert len(by_id) == len(rows)
     read = polars.scan_delta(str(folder)).select(names).collect().to_dicts()
     assert {row["_id"]: list(row.values()) for row in read} == by_id
-    found = duckdb.from_arrow(table.to_pyarrow_dataset()).project(
+    relation = duckdb.from_arrow(table.to_pyarrow_dataset()).project(
         ", ".join(f'"{name}"' for name in names)
     )
-    counted = found.aggregate(", ".join(f'count("{name}")' for name in names))
+    counted = relation.aggregate(", ".join(f'count("{name}")' for name in names))
     filled = tuple(sum(row[name] is not None for row in rows) for name in names)
     assert counted.fetchall() == [filled]
     return {row["_id"]: row for row in rows}

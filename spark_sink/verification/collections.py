@@ -1,4 +1,4 @@
-"""Compares tables with the cluster: a current table with its collections, bronze with the stream.
+"""Compares a current table with its collections, and its columns with the documents in them.
 
 The collections keep changing, so both sides are advanced to one later position of the stream: the
 documents are read as a snapshot, and then the events up to that position are applied to the table's
@@ -8,94 +8,31 @@ rows and to the snapshot's. What differs then differed before.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 import bson
 import pyarrow as pa
-import pyarrow.compute as pc
 from bson import json_util
-from bson.timestamp import Timestamp
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import StructType
 
-from spark_sink.events.positions import AtTime, Token, after, key_of, time_in
+from spark_sink.events.positions import after
 from spark_sink.events.slices import CODEC, UNREADABLE, fields_of
 from spark_sink.options.scope import Scope
-from spark_sink.options.snapshot_options import MODE_OPTIONS
 from spark_sink.options.stream_options import named_options, parse_options
-from spark_sink.source.offsets import Offset
 from spark_sink.stream.router_client import RouterClient
+from spark_sink.tables.advance import Advance
 from spark_sink.tables.current_table import CurrentTable
-from spark_sink.tables.ddl_events import DDL_TYPES, SNAPSHOT_END, ddl_event_of
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.fold import Fold
 from spark_sink.tables.key_ranges import KEY_COLUMNS
-from spark_sink.tables.prepare import PREPARED, Prepare, batch_of
+from spark_sink.tables.prepare import batch_of
 from spark_sink.tables.table_form import FormedRows, TableForm
 from spark_sink.tables.table_scan import read_rows
 from spark_sink.tables.table_state import unread_after
-
-
-class Advance:
-    """Applies rows of the source, `changes`, to rows of a current table or of a snapshot.
-
-    An event that cannot be applied removes its document, as in a job's table.
-
-    Args:
-        keys: the fields of the document key that identify a document.
-        changes: with CHANGE_COLUMNS and `op`.
-        form: of the rows that are returned, without KEY_RANGE.
-    """
-
-    def __init__(
-        self, keys: Sequence[str], changes: DataFrame, form: TableForm | None = None
-    ) -> None:
-        found = changes.where(F.col("operationType").isin(*DDL_TYPES)).select("event").collect()
-        self.ddl_events = sorted(ddl_event_of(bytes(row.event)) for row in found)
-        """The DDL events among the changes."""
-        self._prepare = Prepare(keys, self.ddl_events)
-        self._changes = self._prepared(changes.where(F.col("op").isNotNull()))
-        self._form = form or TableForm()
-
-    def of_table(self, rows: DataFrame) -> DataFrame:
-        """Return the rows that `CurrentTable.versions` become."""
-        return self._folded(rows.mapInArrow(self._prepare.table_rows, PREPARED))
-
-    def of_documents(self, rows: DataFrame) -> DataFrame:
-        """Return the rows that a snapshot's rows of the source become, as `of_table`."""
-        return self._folded(self._prepared(rows))
-
-    def _prepared(self, rows: DataFrame) -> DataFrame:
-        columns = rows.select("database", "collection", "token", "event")
-        return columns.mapInArrow(self._prepare.events, PREPARED)
-
-    def _folded(self, rows: DataFrame) -> DataFrame:
-        by_key = rows.union(self._changes).repartition(*KEY_COLUMNS)
-        by_key = by_key.sortWithinPartitions(*KEY_COLUMNS, "token", "kind")
-        # Updates of documents that are deleted afterwards need no base.
-        columns = StructType(self._form.columns.fields[:-1])
-        return by_key.mapInArrow(_Documents(self._form), columns)
-
-
-@dataclass(frozen=True)
-class _Documents:
-    """Folds sorted rows of PREPARED into rows of a form: a function for `mapInArrow`."""
-
-    form: TableForm
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        formed = FormedRows(self.form)
-        fold = Fold(complete_from="~", tolerant=True, keeps_deleted=self.form.keeps_deleted)
-        for batch in fold(batches):
-            rows = pa.Table.from_batches([batch])
-            made = formed.from_fold(rows.filter(pc.is_null(rows["problem"])))[0]
-            yield from self.form.to_files(made).select(self.form.stored.names[:-1]).to_batches()
-
 
 DOUBLED = "doubled"
 """The difference of a document, or an event, that has several rows."""
@@ -106,6 +43,26 @@ _DIFFERENCES = pa.schema(
         ("fields", pa.list_(pa.string())),
     ]
 )
+
+
+_DOCUMENT_OPTIONS = (
+    "database",
+    "collection",
+    "database.include.list",
+    "database.exclude.list",
+    "collection.include.list",
+    "collection.exclude.list",
+    "filters.match.mode",
+    "snapshotFilters",
+    "field.exclude.list",
+    "field.renames",
+)
+
+
+def document_options(options: Mapping[str, str]) -> dict[str, str]:
+    """Return those options of the source that select the documents and fields of a table."""
+    given = named_options(options)
+    return {name: text for name, text in given.items() if name in _DOCUMENT_OPTIONS}
 
 
 def verify(spark: SparkSession, target: str, **options: str) -> DataFrame:
@@ -248,104 +205,3 @@ def _comparable(document: bytes) -> dict[str, str]:
         return {name.decode(errors="replace"): str(v) for name, v in fields_of(document).items()}
     text = json_util.dumps(decoded, json_options=json_util.CANONICAL_JSON_OPTIONS)
     return {name: json.dumps(value, sort_keys=True) for name, value in json.loads(text).items()}
-
-
-# Rows that are not events of the stream.
-_MARKS = ("snapshotEnd", "heartbeat")
-
-_BRONZE_DIFFERENCES = "namespace string, token string, operationType string, difference string"
-_BRONZE_COLUMNS = ("token", "namespace", "operationType", "snapshot")
-_OTHER_STARTS = (*MODE_OPTIONS, "startAtOperationTime", "resumeAfter", "startAfter")
-
-
-def verify_bronze(
-    spark: SparkSession,
-    log: DeltaLog,
-    options: Mapping[str, str],
-    since: Timestamp | None = None,
-) -> DataFrame:
-    """Return the differences between the rows of a version, up to its offset, and the stream.
-
-    Columns: namespace, token, operationType, and difference: "missing" or DOUBLED in the rows, or
-    "extra", which the stream does not have.
-
-    Args:
-        options: of the source.
-        since: where the comparison begins; None for the first event that the rows should contain.
-            It begins after the last change of the scope at least.
-
-    Raises StreamError, and HistoryLostError if the oplogs do not reach back so far.
-    """
-    named = named_options(options)
-    given = {name: text for name, text in named.items() if name not in _OTHER_STARTS}
-    at = Offset.read(log.position()["offset"])
-    rows = read_rows(spark, log, _BRONZE_COLUMNS)
-    first = _first_token(log, rows) if since is None else key_of(AtTime(since))
-    if first is not None and at.since is not None:
-        first = max(first, key_of(AtTime(at.since)))
-    if first is None:
-        return spark.createDataFrame([], _BRONZE_DIFFERENCES)
-    start = time_in(first)
-    given |= {"mode": "changes", "startAtOperationTime": f"{start.time},{start.inc}"}
-    match at.position:
-        case Token():
-            given["endAt"] = at.position.data
-        case AtTime(time):
-            given["endAtOperationTime"] = f"{time.time},{time.inc}"
-    stream = spark.read.format("mergerouter").options(**_raw(given)).load()
-    columns = ("token", "namespace", "operationType")
-    kept = rows.where(~F.col("operationType").isin(*_MARKS) & ~F.col("snapshot"))
-    kept = kept.where(F.col("token") >= first).groupBy(*columns).agg(F.count("*").alias("times"))
-    sent = stream.where(F.col("token") >= first).select(*columns, F.lit(1).alias("sent"))
-    difference = (
-        F.when(F.col("times").isNull(), "missing")
-        .when(F.col("sent").isNull(), "extra")
-        .when(F.col("times") > 1, DOUBLED)
-    )
-    pairs = kept.alias("kept").join(sent.alias("sent"), "token", "full_outer")
-    both = [
-        F.coalesce(F.col(f"kept.{name}"), F.col(f"sent.{name}")).alias(name)
-        for name in ("namespace", "operationType")
-    ]
-    found = pairs.withColumn("difference", difference).where(F.col("difference").isNotNull())
-    found = _of_one_version(found.select(both[0], "token", both[1], "difference", "times"))
-    return found.drop("times").orderBy("token")
-
-
-def _of_one_version(found: DataFrame) -> DataFrame:
-    """Return differences without those between the two tokens of one event.
-
-    Servers of 6.0 give an event another token in streams that split large events
-    (docs/protocol.md#resume-tokens), and rows may be older than the option that splits them. Both
-    tokens have the cluster time, the place in a transaction and the collection's UUID.
-    """
-    token, is_extra = F.col("token"), F.col("difference") == "extra"
-    is_missing, is_first_version = F.col("difference") == "missing", token.substr(19, 4) == "2B02"
-    event = F.regexp_replace(token, "^(.{18})2B0[24](.*?5A1004.{32})?.*", "$1$2")
-    of_event = (event, "namespace", "operationType", is_extra == is_first_version)
-    rows = Window.partitionBy(*of_event)
-    others = F.when(is_extra, F.count_if(is_missing).over(rows))
-    others = others.otherwise(F.count_if(is_extra).over(rows))
-    place = F.row_number().over(Window.partitionBy(*of_event, "difference").orderBy("token"))
-    known = (F.col("difference") != DOUBLED) & (place <= others)
-    told = F.when(~known, F.col("difference")).when(F.col("times") > 1, DOUBLED)
-    return found.withColumn("difference", told).where(F.col("difference").isNotNull())
-
-
-def snapshot_ends(log: DeltaLog) -> list[Mapping[str, Any]]:
-    """Return the events of the ends of snapshots in a table of all rows."""
-    found = log.scan(["event"], pc.field("operationType") == SNAPSHOT_END)
-    return [bson.decode(event) for rows in found for event in rows["event"].to_pylist()]
-
-
-def _first_token(log: DeltaLog, rows: DataFrame) -> str | None:
-    """Return where the rows' events begin: after the first snapshot, or with the first event."""
-    ends = sorted(snapshot_ends(log), key=lambda event: str(event["_id"]["_data"]))
-    snapshots = [event for event in ends if not event.get("requested")]
-    events = rows.where(~F.col("snapshot") & ~F.col("operationType").isin(*_MARKS))
-    first: str | None = events.agg(F.min("token")).collect()[0][0]
-    if not snapshots:
-        return first
-    mark: Timestamp = snapshots[0]["clusterTime"]
-    behind = key_of(after(mark))
-    return behind if first is None else min(first, behind)
