@@ -376,6 +376,7 @@ def _run(
     folder, given = JobFolder(out, checkpoint), {**record.options, "uri": uri}
     require_router(given)
     warn_of_unmatched_names(given)
+    folder.mend(record)
     with folder.locked(), RouterReport(folder.address, given) as router, quiet_stop(end):
         epoch = take_over(folder)
         restore_checkpoint(folder)

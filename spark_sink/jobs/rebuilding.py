@@ -57,11 +57,9 @@ def rebuild_checkpoint(folder: JobFolder) -> int:
     OptionError if there is a checkpoint, or if the tables cannot tell where the job was, and
     StreamError if one of them was restored.
     """
+    remove_damaged(folder)
     if folder.query() is not None or folder.batches():
-        raise OptionError(
-            f"the job in {folder.address} has a checkpoint: start the job, or remove the folder "
-            f"{folder.checkpoint} before, if it is damaged"
-        )
+        raise OptionError(f"the job in {folder.address} has a checkpoint: start the job")
     found = {
         name: _batches_of(DeltaLog(folder.table(name)))
         for name in folder.record().tables
@@ -97,7 +95,7 @@ def rebuild_checkpoint(folder: JobFolder) -> int:
 
 
 def restore_checkpoint(folder: JobFolder) -> int | None:
-    """Make the checkpoint again if it is lost, or older than the tables, and tell it.
+    """Make the checkpoint again if it is lost, damaged, or older than the tables, and tell it.
 
     Batches with the numbers of later ones would be left out. Return the checkpoint's last batch, or
     None if it is as it was. Raises OptionError if the tables cannot tell where the job was, if the
@@ -106,6 +104,7 @@ def restore_checkpoint(folder: JobFolder) -> int | None:
     """
     if not folder.exists:
         return None
+    remove_damaged(folder)
     logs = {name: DeltaLog(folder.table(name)) for name in folder.record().tables}
     for log in logs.values():
         log.require_whole()
@@ -134,6 +133,26 @@ def restore_checkpoint(folder: JobFolder) -> int | None:
     last = rebuild_checkpoint(folder)
     print(f"the checkpoint was {why}, and is again that of batch {last}", file=sys.stderr)  # noqa: T201
     return last
+
+
+def remove_damaged(folder: JobFolder) -> None:
+    """Remove a checkpoint that is damaged, and tell it; the tables tell where the job was.
+
+    Raises OptionError if they have no batch.
+    """
+    folder.remove_checksums()
+    damage = folder.damage()
+    if not damage:
+        return
+    if not any(DeltaLog(folder.table(name)).position().get("offset") for name in ALL_BATCHES):
+        raise OptionError(
+            f"the file {folder.checkpoint}/{damage} is damaged, and the tables have no batch yet "
+            f"that tells where the job was: remove the folder {folder.checkpoint}, and start the "
+            "job again"
+        )
+    folder.remove_checkpoint()
+    text = "is damaged: the checkpoint is made again. Repeat a job seek that no start has followed"
+    print(f"the file {folder.checkpoint}/{damage} {text}", file=sys.stderr)  # noqa: T201
 
 
 def _lacks_batches(folder: JobFolder, name: str) -> OptionError:

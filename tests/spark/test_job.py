@@ -27,6 +27,7 @@ from spark_sink.errors import OptionError
 from spark_sink.events.documents import to_document
 from spark_sink.folders import is_local
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
+from spark_sink.jobs.rebuilding import restore_checkpoint
 from spark_sink.jobs.status import lines_of, status_of
 from spark_sink.jobs.tables_job import (
     DEFAULT_TABLES,
@@ -291,6 +292,30 @@ def test_a_bad_pipeline_is_told_before_spark_starts(
     assert "$mtch" in result.output
     assert len(result.output.splitlines()) == 1
     assert "RawBSON" not in result.output
+
+
+def test_a_job_goes_on_after_a_power_failure(
+    tmp_path: Path, shop: Shop, spark: SparkSession
+) -> None:
+    """Spark renames files before they are on the disk, so some may be empty or cut."""
+    shop.insert(10)
+    run_once(spark, shop, tmp_path)
+    checkpoint = tmp_path / "checkpoint"
+    kinds = ("offsets", 0), ("commits", 5), ("metadata", 9), ("offsets/.{}.crc", 10), ("both", 0)
+    for name, length in kinds:
+        last = max(int(each.name) for each in (checkpoint / "offsets").iterdir())
+        paths = [checkpoint / name.format(last)]
+        if name == "both":
+            paths = [checkpoint / each / str(last) for each in ("offsets", "commits")]
+        elif paths[0].is_dir():
+            paths = [paths[0] / str(last)]
+        for path in paths:
+            path.write_bytes(path.read_bytes()[:length])
+        shop.insert(5)
+        restore_checkpoint(JobFolder(str(tmp_path)))
+        run_once(spark, shop, tmp_path)
+    assert differences(spark, shop, tmp_path) == {"bronze": set(), "current": set()}
+    assert len(rows_of(tmp_path)) == 10 + 1 + 5 * len(kinds)
 
 
 @pytest.mark.parametrize("name", ["run", "verify"])
