@@ -331,7 +331,7 @@ def document_schema(text: str) -> str:
         raise ValueError("must not be empty")
     if is_json(text):
         TypedDocuments(from_json(text))
-    elif _NOT_NULL.search(text):
+    elif _NOT_NULL.search(_QUOTED.sub("", text)):
         raise ValueError("every field may be missing in a document: remove NOT NULL")
     else:
         require_types(text)
