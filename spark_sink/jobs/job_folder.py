@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -177,13 +177,11 @@ class JobFolder:
 
     def mend(self, record: JobRecord) -> None:
         """Write what the job is started with if that is lost or damaged, and tell it."""
-        try:
-            if self.exists:
-                self.record()
-            if self.exists or not self._numbered("offsets"):
-                return
-        except OptionError:
-            pass
+        if not self.exists and not self._numbered("offsets"):
+            return
+        with suppress(OptionError):
+            self.record()
+            return
         kept = replace(record, checkpoint=self._checkpoint)
         self._folder.write("job.json", json.dumps(asdict(kept), indent=2))
         print("job.json was damaged, and has the arguments of this start now", file=sys.stderr)  # noqa: T201

@@ -22,7 +22,7 @@ import pytest
 from bson.decimal128 import Decimal128
 from bson.int64 import Int64
 from deltalake import DeltaTable
-from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, DoubleType, LongType, StringType, StructField, StructType
 
 from spark_sink.errors import OptionError
 from spark_sink.events.slices import DOCUMENT, Slice
@@ -278,6 +278,38 @@ def test_of_fields_with_one_name_none_is_lost(
     apply(folder, [stream.change(3, x={"a_c": 5, "a": {"c": 6}})], 1, form)
     rows = {row["_id"]: row for row in DeltaTable(folder).to_pyarrow_table().to_pylist()}
     assert json.loads(rows[3]["_rescued"])["x"] == {"a_c": 5, "a": {"c": 6}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "refused"),
+    [
+        (["a", "A"], "A"),
+        (["a`b", "*", 'q"', "😀"], ""),
+        ([("x", ["a", "A"])], "x.A"),
+        ([("x", [("y", ["z", "p q"])])], "x.y.p q"),
+        ([("x", ["_token", ""])], "x."),
+        (["_token"], "_token"),
+    ],
+)
+def test_names_of_a_given_schema_must_be_such_as_columns_can_have(
+    fields: list[Any], refused: str
+) -> None:
+    def struct(fields: list[Any]) -> StructType:
+        return StructType(
+            [
+                StructField(each, LongType())
+                if isinstance(each, str)
+                else StructField(each[0], ArrayType(struct(each[1])))
+                for each in fields
+            ]
+        )
+
+    form = TableForm(struct(fields))
+    if not refused:
+        assert form.checked() is form
+    else:
+        with pytest.raises(ValueError, match=re.escape(f"{refused!r} cannot be a column")):
+            form.checked()
 
 
 def test_the_documented_recipe_keeps_the_documents_own_columns(tmp_path: Path) -> None:
