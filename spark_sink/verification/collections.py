@@ -113,7 +113,7 @@ def verify_columns(spark: SparkSession, log: DeltaLog, form: TableForm) -> DataF
 
     Columns: those of `verify`, with "columns" as the difference, and the names of these columns.
     """
-    return read_rows(spark, log).mapInArrow(_Columns(form), DIFFERENCES)
+    return read_rows(spark, log, mapped=(_Columns(form), DIFFERENCES))
 
 
 @dataclass(frozen=True)
