@@ -10,8 +10,9 @@ Names may contain dots, too. Then `disambiguatedPaths` has the parts of a path
 several meanings: a new field may have any name. Such a path is refused unless the document leaves
 it one meaning.
 
-A name may occur twice in a document. Servers set the first such field. They do not tell whether
-they have removed the first one or all of them, so that is refused.
+A name may occur twice in a document. An event does not tell which of these fields it changes: an
+operator changes the first one, and a pipeline all of them. Such a path is refused, too. Fields
+beside it stay.
 """
 
 from __future__ import annotations
@@ -28,16 +29,14 @@ from spark_sink.events.slices import (
     CODEC,
     DOCUMENT,
     NULL,
-    STRING,
     Slice,
     array_of,
     document_slice,
     elements_of,
     fields_of,
 )
-from spark_sink.events.update_events import PATHS
+from spark_sink.events.update_events import Part, Paths
 
-_PATHS = PATHS.decode()
 _NOTHING = object()
 Document = dict[Any, Any]
 
@@ -50,11 +49,13 @@ def updated(document: bytes, description: bytes) -> bytes:
     before, update = bson.decode(document, CODEC), bson.decode(description, CODEC)
     # pymongo lacks some types of BSON, makes references of documents with $ref, and keeps one of
     # two fields with the same name.
+    fields = fields_of(description)
+    paths = Paths(fields)
     plain = ((document, before), (description, update))
     if all(b"$ref\0" not in data and bson.encode(value) == data for data, value in plain):
-        return bson.encode(_Update.of(update).applied(before))
+        return bson.encode(_Update.of(update, paths).applied(before))
     parts = _parts_of(Slice(DOCUMENT, document))
-    return _slice_of(_Update.of_bson(fields_of(description)).applied(parts)).value
+    return _slice_of(_Update.of_bson(fields, paths).applied(parts)).value
 
 
 def _parts_of(value: Slice) -> Any:
@@ -90,32 +91,31 @@ def _text(name: bytes) -> str:
     return name.decode(errors="surrogateescape")
 
 
+def _name(part: Part) -> str:
+    return _text(part) if isinstance(part, bytes) else str(part)
+
+
 @dataclass
 class _Update:
-    """A description: paths with values, paths, paths with lengths, and the names in paths.
-
-    A path that occurs twice has names for each, in the order of the first three. If `names` is
-    None, a path may have several meanings.
-    """
+    """A description: paths with values, paths, and paths with lengths."""
 
     updated: Iterable[tuple[str, Any]]
     removed: Iterable[str]
     truncated: Iterable[tuple[str, int]]
-    names: dict[str, list[Sequence[str]]] | None
+    paths: Paths
 
     @classmethod
-    def of(cls, update: Mapping[str, Any]) -> _Update:
+    def of(cls, update: Mapping[str, Any], paths: Paths) -> _Update:
         """Return a decoded description, in which no path occurs twice."""
-        names = update.get(_PATHS)
         return cls(
             (update.get("updatedFields") or {}).items(),
             update.get("removedFields") or (),
             [(each["field"], each["newSize"]) for each in update.get("truncatedArrays") or ()],
-            None if names is None else {path: [[*map(str, n)]] for path, n in names.items()},
+            paths,
         )
 
     @classmethod
-    def of_bson(cls, update: Mapping[bytes, Slice]) -> _Update:
+    def of_bson(cls, update: Mapping[bytes, Slice], paths: Paths) -> _Update:
         """Return any description. Raises InvalidBSON."""
 
         def elements(name: bytes) -> list[tuple[bytes, Slice]]:
@@ -125,18 +125,12 @@ class _Update:
         def string(value: Slice) -> str:
             return _text(value.value[4:-1])
 
-        names: dict[str, list[Sequence[str]]] = {}
-        for path, parts in elements(PATHS):
-            found = (each for _, each in elements_of(parts.value))
-            names.setdefault(_text(path), []).append(
-                [string(e) if e.kind == STRING else str(e.whole_number()) for e in found]
-            )
         truncated = (fields_of(each.value) for _, each in elements(b"truncatedArrays"))
         return cls(
             [(_text(path), _parts_of(value)) for path, value in elements(b"updatedFields")],
             [string(each) for _, each in elements(b"removedFields")],
             [(string(e[b"field"]), e[b"newSize"].whole_number() or 0) for e in truncated],
-            names if PATHS in update else None,
+            paths,
         )
 
     def applied(self, document: Document) -> Document:
@@ -156,11 +150,6 @@ class _Update:
                 del array[size:]
         for parent, name in removed:
             if isinstance(parent, dict):
-                if (name, 1) in parent:
-                    raise ValueError(
-                        f"the field {name} occurs twice, and the event does not tell which of them "
-                        "was removed"
-                    )
                 parent.pop(name, None)
         for (parent, name), value in updated:
             if isinstance(parent, dict):
@@ -180,26 +169,31 @@ class _Update:
         `fits` says of a value whether it may be that of the field; without it, the field may be
         new.
         """
-        if "." not in path:
-            return document, path
-        if self.names is None:
-            meanings = [*_meanings(document, path.split("."), fits)]
-            if len(meanings) > 1:
-                raise ValueError(
-                    f"the path {path} may stand for several fields, since names may have dots. "
-                    "Remove updateDescription from option 'pipeline', so that the source can read "
-                    "which field it is"
-                )
-            names = meanings[0] if meanings else [path]
-        else:
-            known = self.names.get(path)
-            names = known.pop(0) if known else path.split(".")
+        names = self._names(document, path, fits)
         parent: Any = document
         for name in names[:-1]:
+            _require_one(parent, name)
             parent = _child(parent, name)
             if not isinstance(parent, (dict, list)):
                 raise ValueError(f"the document has no fields at the parent of {path}")
+        _require_one(parent, names[-1])
         return parent, names[-1]
+
+    def _names(
+        self, document: Document, path: str, fits: Callable[[Any], bool] | None
+    ) -> Sequence[str]:
+        if "." not in path:
+            return [path]
+        if self.paths.are_exact:
+            known = self.paths.parts(path.encode(errors="surrogateescape"))
+            return path.split(".") if known is None else list(map(_name, known))
+        meanings = [*_meanings(document, path.split("."), fits)]
+        if len(meanings) > 1:
+            raise ValueError(
+                f"the path {path} may stand for several fields, since names may have dots. Remove "
+                "updateDescription from option 'pipeline', so that the source can read which it is"
+            )
+        return meanings[0] if meanings else [path]
 
 
 def _meanings(
@@ -217,6 +211,11 @@ def _meanings(
     may_be_new = fits is None and (not is_array or whole.isdecimal())
     if may_be_new or (fits is not None and fits(_child(document, whole))):
         yield [whole]
+
+
+def _require_one(parent: Any, name: str) -> None:
+    if isinstance(parent, dict) and (name, 1) in parent:
+        raise ValueError(f"the field {name} occurs twice, and the event does not tell which it is")
 
 
 def _child(parent: Any, name: str) -> Any:

@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from spark_sink.events.runs import Run
 from spark_sink.events.slices import (
     DOCUMENT,
     INT32,
+    STRING,
     Slice,
     array_of,
     document_of,
@@ -38,8 +40,9 @@ PATHS = b"disambiguatedPaths"
 """The field of a description with the parts of paths that have several meanings."""
 _UPDATED = b"\x03updatedFields\0"
 _NOTHING_ELSE = b"".join(array_of(()).named(n) for n in (b"removedFields", b"truncatedArrays"))
-_Path = tuple[bytes | int, ...]
-_Change = tuple[bytes, _Path, Slice]
+Part = bytes | int
+Parts = tuple[Part, ...]
+_Change = tuple[bytes, Parts, Slice]
 
 
 def described(run: Run) -> Run:
@@ -91,7 +94,7 @@ class _Description:
         self._removed: list[_Change] = []
         self._truncated: list[_Change] = []
 
-    def add(self, diff: bytes, path: _Path = (), prefix: bytes = b"") -> None:
+    def add(self, diff: bytes, path: Parts = (), prefix: bytes = b"") -> None:
         """Add the changes within a document or array, at a path, whose dotted form has a dot more.
 
         Raises InvalidBSON.
@@ -128,19 +131,52 @@ class _Description:
         if any(b"." in dotted for dotted, _, _ in changes):
             times = Counter(dotted for dotted, _, _ in changes)
             unclear = (
-                (dotted, array_of(map(_part, parts)))
+                (dotted, parts)
                 for dotted, parts, _ in changes
                 if _is_unclear(parts) or times[dotted] > 1
             )
-            fields.append((PATHS, document_slice(unclear)))
+            fields.append((PATHS, listed(unclear)))
         return document_of(fields)
 
 
-def _part(part: bytes | int) -> Slice:
+def _part(part: Part) -> Slice:
     return string_of(part) if isinstance(part, bytes) else Slice(INT32, _INT.pack(part))
 
 
-def _is_unclear(parts: _Path) -> bool:
+def _is_unclear(parts: Parts) -> bool:
     """Return whether a name has a dot, or is a number that could be an index."""
     names = [part for part in parts if isinstance(part, bytes)]
     return any(b"." in name for name in names) or any(map(bytes.isdigit, names[1:]))
+
+
+class Paths:
+    """The paths of a description, divided in its order: updated, removed, truncated.
+
+    `are_exact` says whether it has `disambiguatedPaths`. Raises InvalidBSON.
+    """
+
+    def __init__(self, description: Mapping[bytes, Slice]) -> None:
+        listed = description.get(PATHS)
+        self.are_exact = listed is not None
+        self._listed: dict[bytes, list[Parts]] = {}
+        for dotted, parts in () if listed is None else elements_of(listed.value):
+            found = tuple(
+                each.value[4:-1] if each.kind == STRING else each.whole_number() or 0
+                for _, each in elements_of(parts.value)
+            )
+            self._listed.setdefault(dotted, []).append(found)
+
+    def parts(self, dotted: bytes) -> Parts | None:
+        """Return the parts of the next path if they are listed."""
+        listed = self._listed.get(dotted)
+        return listed.pop(0) if listed else None
+
+
+def path_of(parts: Parts) -> bytes:
+    """Return the dotted path of parts."""
+    return b".".join([each if isinstance(each, bytes) else b"%d" % each for each in parts])
+
+
+def listed(changes: Iterable[tuple[bytes, Parts]]) -> Slice:
+    """Return `disambiguatedPaths` with these paths and their parts."""
+    return document_slice((dotted, array_of(map(_part, parts))) for dotted, parts in changes)

@@ -245,6 +245,9 @@ class CurrentTable:
         problems = [each for report in reports for each in report.problems]
         if problems and quarantine is not None and batch is not None:
             quarantine.commit(problems, arrow_schema(QUARANTINE), batch)
+        if covers is not None:
+            lost = [each for report in reports for each in report.lost]
+            state = state.without([e for e in lost if covers(e.database, e.collection)])
         replaced = affected | {each.base.name for each in written if each.base is not None}
         new = [each for report in reports for each in report.ranges]
         state = replace(state, ranges=ranges_after(state.ranges, replaced, new))

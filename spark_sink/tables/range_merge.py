@@ -24,6 +24,7 @@ from spark_sink.errors import StreamError
 from spark_sink.folders import open_folder
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.row_schema import columns
+from spark_sink.snapshot.plan import LostDocument
 from spark_sink.tables.fold import DELETED, FOLDED, TABLE, Fold
 from spark_sink.tables.key_ranges import KEY_COLUMNS, SPLIT_BYTES, KeyRange, Section, places_of
 from spark_sink.tables.parquet_parts import BATCH, WITHOUT_DICTIONARY, PartFile, Parts
@@ -128,13 +129,15 @@ class MergeTask:
 class MergeReport:
     """What a MergeTask has written: files of the table with their ranges, and of the quarantine.
 
-    `wanted` is the schema that the documents need, if the form's is too narrow.
+    `wanted` is the schema that the documents need, if the form's is too narrow. `lost` are the
+    documents that have left the table because an update does not tell what they are now.
     """
 
     parts: list[PartFile]
     ranges: list[KeyRange]
     problems: list[PartFile]
     wanted: dict[str, Any] | None
+    lost: list[LostDocument]
 
 
 class _Merge:
@@ -148,6 +151,7 @@ class _Merge:
         self._groups = groups
         self._open = ExitStack()
         self._table = _RangeFiles(task.address, task.form, _limit(task), self._open)
+        self._lost: list[LostDocument] = []
         self._problems = Parts(task.quarantine or task.address, arrow_schema(QUARANTINE))
 
     def report(self) -> MergeReport:
@@ -172,7 +176,7 @@ class _Merge:
         parts, ranges = self._table.close()
         wanted = self._formed.wanted
         schema = None if wanted is None else wanted.jsonValue()
-        return MergeReport(parts, ranges, self._problems.close(), schema)
+        return MergeReport(parts, ranges, self._problems.close(), schema, self._lost)
 
     def _changes(self) -> pa.Table:
         section = self._task.section
@@ -201,6 +205,9 @@ class _Merge:
             batches = others.select(_PREPARED.names).to_batches()
             folded = pa.Table.from_batches(self._task.fold(batches), _FOLDED)
             fits = pc.is_null(folded["problem"])
+            problems = folded.filter(pc.and_(pc.invert(fits), pc.not_equal(folded["key"], "")))
+            values = (problems[name].to_pylist() for name in (*KEY_COLUMNS, "token"))
+            self._lost += [LostDocument(*row) for row in zip(*values, strict=True)]
             self._quarantine(folded.filter(pc.invert(fits)))
             new = pa.concat_tables([new, self._formed_rows(folded.filter(fits), changes)])
             new = new.take(pc.sort_indices(places_of(new)))

@@ -17,6 +17,7 @@ from spark_sink.events.slices import fields_of
 from spark_sink.events.update_description import updated
 from spark_sink.events.update_events import described
 from spark_sink.tables.ddl_events import DdlEvent, namespace_after
+from tests.spark.field_names import changed_by_chance, document_by_chance, doubled
 
 
 def updated_as_dict(before: dict[str, Any], **description: Any) -> dict[str, Any]:
@@ -109,53 +110,14 @@ def test_a_path_that_does_not_fit_the_document_is_refused(before):
         updated_as_dict(before, updatedFields={"a.0.b": 1}, disambiguatedPaths={})
 
 
-def doubled(*fields: tuple[str, Any]) -> bytes:
-    """A document in which names may occur twice."""
-    body = b"".join(bson.encode({name: value})[4:-1] for name, value in fields)
-    return struct.pack("<i", len(body) + 5) + body + b"\0"
-
-
-def test_a_name_that_occurs_twice_stays_so():
-    before = doubled(("a", 1), ("b", 1), ("a", 2), ("a", 3), ("n", 1))
-    for change, after in {
-        "n": doubled(("a", 1), ("b", 1), ("a", 2), ("a", 3), ("n", 7)),
-        "a": doubled(("a", 7), ("b", 1), ("a", 2), ("a", 3), ("n", 1)),
-    }.items():
-        assert updated(before, bson.encode({SET: {change: 7}})) == after
-    assert updated(before, bson.encode({REMOVED: ["b"]})) == doubled(
-        ("a", 1), ("a", 2), ("a", 3), ("n", 1)
-    )
-    with pytest.raises(ValueError, match="a occurs twice, and the event does not tell which"):
-        updated(before, bson.encode({REMOVED: ["a"]}))
-
-
-NAMES = ("a", "b", "0", "1", "a.b", "a.0", "", "$x", "é", "a.b.0")
-
-
-def value_by_chance(chance: random.Random, depth: int = 3) -> Any:
-    kind = chance.choice("nndlt" if depth else "nt")
-    if kind == "d":
-        names = chance.sample(NAMES, chance.randrange(5))
-        return {name: value_by_chance(chance, depth - 1) for name in names}
-    if kind == "l":
-        return [value_by_chance(chance, depth - 1) for _ in range(chance.randrange(4))]
-    return chance.randrange(5) if kind == "n" else "text" * chance.randrange(9)
-
-
-def change_by_chance(chance: random.Random, value: Any) -> Any:
-    if isinstance(value, dict) and chance.random() < 0.8:
-        changed = {}
-        for name, each in value.items():
-            if chance.random() < 0.85:
-                changed[name] = change_by_chance(chance, each) if chance.random() < 0.4 else each
-        for name in chance.sample(NAMES, chance.randrange(2)):
-            changed.setdefault(name, value_by_chance(chance, 2))
-        return changed
-    if isinstance(value, list) and chance.random() < 0.8:
-        kept = [change_by_chance(chance, each) if chance.random() < 0.4 else each for each in value]
-        more = [value_by_chance(chance, 1) for _ in range(chance.randrange(3))]
-        return kept[: chance.randrange(len(kept) + 1)] if chance.random() < 0.4 else kept + more
-    return value_by_chance(chance, 2) if chance.random() < 0.3 else value
+def test_fields_beside_those_that_occur_twice_change():
+    two = (("a", 1), ("b", {"c": 1}), ("a", {"c": 2}))
+    before, after = doubled(*two, ("n", 1)), doubled(*two, ("n", 7))
+    assert updated(before.raw, bson.encode({SET: {"n": 7}})) == after.raw
+    assert updated(after.raw, bson.encode({REMOVED: ["n"]})) == doubled(*two).raw
+    for description in ({SET: {"a": 7}}, {REMOVED: ["a"]}, {SET: {"a.c": 7}}):
+        with pytest.raises(ValueError, match="a occurs twice, and the event does not tell which"):
+            updated(before.raw, bson.encode({**description, "disambiguatedPaths": {}}))
 
 
 def test_updates_as_the_oplog_has_them_are_applied_exactly_whatever_the_names():
@@ -163,11 +125,8 @@ def test_updates_as_the_oplog_has_them_are_applied_exactly_whatever_the_names():
     chance = random.Random(11)
     compared = doubles = 0
     for _ in range(3000):
-        before = {name: value_by_chance(chance) for name in chance.sample(NAMES, 5)}
-        before = {"pad": "x" * 500, **before}
-        after = change_by_chance(chance, before)
-        if not isinstance(after, dict):
-            continue
+        before = {"pad": "x" * 500, **document_by_chance(chance)}
+        after = changed_by_chance(chance, before)
         diff = compute_diff(before, after)
         if diff is None or before == after:
             continue
