@@ -12,6 +12,7 @@ from bson.raw_bson import RawBSONDocument
 from pymongo.collection import Collection
 from pymongo.errors import OperationFailure
 
+_TWICE = "twice"
 NAMES = ("a", "b", "0", "1", "a.b", "a.0", "", "$x", "é", "a.b.0")
 
 
@@ -57,7 +58,10 @@ def doubled(*fields: tuple[str, Any]) -> RawBSONDocument:
 
 
 def write_by_chance(collection: Collection[Any], number: int, chance: random.Random) -> None:
-    """Change the document with this `_id`, or insert it. A server may refuse the change."""
+    """Change the document with this `_id`, or insert it. A server may refuse the change.
+
+    Some documents have a field twice, which does not change.
+    """
     one = {"_id": number}
     # Updates are described only where that is shorter than the document.
     first = {"_id": number, "pad": "x" * 2000}
@@ -66,23 +70,24 @@ def write_by_chance(collection: Collection[Any], number: int, chance: random.Ran
         if before is None:
             new = {**first, **document_by_chance(chance)}
             if chance.random() < 0.2:
-                new = doubled(*new.items(), *document_by_chance(chance, 1).items())
+                new = doubled(*new.items(), (_TWICE, 1), (_TWICE, {"a": 1}))
             collection.insert_one(new)
             return
         name, value = chance.choice(NAMES), value_by_chance(chance, 2)
         path = ".".join(chance.choice(("a", "b", "0", "1")) for _ in range(chance.randrange(1, 4)))
         field = {"field": {"$literal": name}, "input": "$$ROOT"}
         update: Any
-        match chance.randrange(9):
-            case 0:
-                collection.delete_one(one)
-                return
+        # A whole document from Python would have one of two fields with one name.
+        match chance.randrange(3 if _TWICE in before else 0, 9):
             case 1:
                 after = {**first, **document_by_chance(chance)}
                 update = [{"$replaceWith": {"$literal": after}}]
-            case 2 | 3:
+            case 0 | 2:
                 after = {**first, **changed_by_chance(chance, {**before, "_id": 0, "pad": 0})}
                 update = [{"$replaceWith": {"$literal": {**after, **first}}}]
+            case 3:
+                collection.delete_one(one)
+                return
             case 4:
                 update = {"$set": {path: value}}
             case 5:
