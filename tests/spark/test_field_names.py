@@ -20,7 +20,7 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pyspark.sql import SparkSession
 
-from spark_sink import to_debezium
+from spark_sink.debezium import to_debezium
 from spark_sink.events.slices import document_of, elements_of
 from spark_sink.jobs import rebuilding
 from spark_sink.jobs.job_folder import JobFolder
