@@ -169,6 +169,14 @@ class StreamOptions:
         return self.snapshot.filters is None and not all(map(_splits, self.pipeline))
 
     @property
+    def reads_raw_updates(self) -> bool:
+        """Whether servers send updates as the oplog has them (`events.update_events`).
+
+        A pipeline that names their description needs it as servers make it.
+        """
+        return "updateDescription" not in json_util.dumps(self.pipeline)
+
+    @property
     def splits_large_events(self) -> bool:
         """Whether the pipeline ends in `$changeStreamSplitLargeEvent`."""
         return bool(self.pipeline) and _splits(self.pipeline[-1])

@@ -47,12 +47,14 @@ from spark_sink.signals.signal import (
     signal_of,
 )
 from spark_sink.signals.state import BatchChunks, EndedSnapshot, Request, SignalState
-from spark_sink.snapshot.plan import Collection, SnapshotPlan
+from spark_sink.snapshot.plan import Collection, LostDocument, SnapshotPlan
 from spark_sink.snapshot.planner import SnapshotPlanner
 from spark_sink.stream.router_client import RouterClient
 
 # The most snapshots that wait.
 _MAX_REQUESTS = 100
+# Of the keys of documents in a request: if they are more, their collections are read.
+_MAX_KEY_BYTES = 100_000
 
 
 class AdHocSnapshots:
@@ -91,16 +93,24 @@ class AdHocSnapshots:
                 state = self._answered(state, received.id, REFUSED, reason=str(error))
         return state
 
-    def require(self, state: SignalState, unread: Mapping[tuple[str, str], str]) -> SignalState:
-        """Return the state with a request for collections that a table lacks.
+    def require(
+        self,
+        state: SignalState,
+        unread: Mapping[tuple[str, str], str],
+        lost: Iterable[LostDocument] = (),
+    ) -> SignalState:
+        """Return the state with a request for what a table lacks.
 
         Args:
-            unread: by database and name, the token since which. Each is requested once.
+            unread: collections, by database and name, and the token since which. Each is requested
+                once.
+            lost: documents of other collections; each is requested once, too.
         """
         new = {place: token for place, token in unread.items() if token > state.required}
-        if not new:
+        documents = [each for each in lost if each.token > state.required]
+        if not new and not documents:
             return state
-        last = max(new.values())
+        last = max([*new.values(), *(each.token for each in documents)])
         state = replace(state, required=last)
         time = time_in(last)
         request = Request(f"again-{time.time}-{time.inc}", False, (), required=True)
@@ -110,9 +120,22 @@ class AdHocSnapshots:
             if each.required and each.plan is None:  # it has not begun
                 request = each
         lacking = {*request.unfiltered, *(Collection(*place) for place in new)}
+        names = set(map(str, lacking))
+        keys = {name: set(known) for name, known in request.documents.items()}
+        for lacked in documents:
+            keys.setdefault(f"{lacked.database}.{lacked.collection}", set()).add(lacked.key)
+        wanted = {name: tuple(sorted(keys[name])) for name in sorted(keys.keys() - names)}
+        if sum(len(key) for found in wanted.values() for key in found) > _MAX_KEY_BYTES:
+            lacking |= {Collection(*name.partition(".")[::2]) for name in wanted}
+            wanted = {}
         unfiltered = tuple(sorted(lacking, key=str))
         return state.with_request(
-            replace(request, collections=tuple(map(str, unfiltered)), unfiltered=unfiltered)
+            replace(
+                request,
+                collections=(*map(str, unfiltered), *wanted),
+                unfiltered=unfiltered,
+                documents=wanted,
+            )
         )
 
     def advance(self, state: SignalState, at: Timestamp, max_rows: int) -> SignalState:
@@ -127,7 +150,7 @@ class AdHocSnapshots:
                 if state.ended is not None:
                     return state
                 continue
-            plan = self._planner.next_batch(request.plan, max_rows)
+            plan = self._planner.next_batch(request.plan, max_rows, request.documents)
             if plan.ended:
                 return self._ended(state, request, plan.snapshot_time)
             reading = BatchChunks(request.id, max(at, plan.snapshot_time), plan.chunks)
@@ -176,7 +199,7 @@ class AdHocSnapshots:
     def _begun(self, state: SignalState, request: Request, at: Timestamp) -> SignalState:
         """Return the state with the snapshot begun, or without it if it cannot begin."""
         plan = self._planner.begin(at, request.wants)
-        if request.required and not plan.waiting:  # they were dropped
+        if request.required and request.unfiltered and not plan.waiting:  # they were dropped
             places = tuple((each.database, each.name) for each in request.unfiltered)
             ended = EndedSnapshot(plan.snapshot_time, places)
             return replace(state.without_request(request.id), ended=ended)

@@ -31,7 +31,7 @@ from spark_sink.options.stream_options import StreamOptions
 from spark_sink.signals import notifications
 from spark_sink.signals.ad_hoc import SignalProcessor
 from spark_sink.signals.state import SignalState
-from spark_sink.snapshot.plan import SnapshotPlan
+from spark_sink.snapshot.plan import LostDocument, SnapshotPlan
 from spark_sink.snapshot.planner import SnapshotDecision, SnapshotPlanner
 from spark_sink.source.offsets import Offset
 from spark_sink.source.tasks import (
@@ -121,10 +121,10 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             return None
         processor = self._signal_processor()
         try:
+            signals = self._required(start, signals)
             if start.scope != self.options.scope or start.sought is not None:
                 return self._change_scope(start, signals)
             if processor is not None:
-                signals = processor.snapshots.require(signals, self.unread(start))
                 signals = processor.receive(signals, position)
             if processor is not None and signals.blocks_stream:
                 planner.close()
@@ -155,12 +155,19 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             signals = replace(signals, position=None)
         return signals.without_batch()
 
-    def unread(self, start: Offset) -> Mapping[tuple[str, str], str]:
+    def _required(self, start: Offset, signals: SignalState) -> SignalState:
+        """Return the signals with a request for what the sink lacks."""
+        processor = self._signal_processor()
+        if processor is None:
+            return signals
+        return processor.snapshots.require(signals, *self.unread(start))
+
+    def unread(self, start: Offset) -> tuple[Mapping[tuple[str, str], str], Sequence[LostDocument]]:
         """Return the collections, by database and name, that the sink lacks, and since which token.
 
-        `start` is where its last batch ends.
+        Also return the documents that it lacks of others. `start` is where its last batch ends.
         """
-        return {}
+        return {}, ()
 
     def _change_scope(self, start: Offset, signals: SignalState) -> Offset:
         """Return the end of a batch without events, after which the scope is the options'.
