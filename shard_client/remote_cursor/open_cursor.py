@@ -1,10 +1,10 @@
 """A cursor that is open on a server, and the commands that read or kill it."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import bson
 from bson.int64 import Int64
@@ -68,28 +68,23 @@ class OpenCursor:
         return True
 
 
-class Reaper(Protocol):
-    """What kills cursors whose members do not answer now."""
-
-    def kill_later(self, cursor: OpenCursor) -> None:
-        """Kill a cursor once its member answers."""
-
-
 async def kill_all(
-    cursors: Iterable[OpenCursor], borrow: Borrow, deadline: float, reaper: Reaper
+    left: list[OpenCursor],
+    borrow: Borrow,
+    deadline: float,
+    kill_later: Callable[[OpenCursor], None],
 ) -> None:
     """Kill cursors before ``deadline`` on the running loop's clock.
 
-    The reaper gets those whose members do not answer in time, and all that are left if the task is
-    cancelled.
+    From the first whose member does not answer in time, or where the task is cancelled, they are
+    passed to ``kill_later``.
     """
-    left = list(cursors)
     try:
         while left and await left[-1].kill(borrow, deadline):
             left.pop()
     finally:
         for each in left:
-            reaper.kill_later(each)
+            kill_later(each)
 
 
 def encode_opening(opening: tuple[str, Mapping[str, Any]], clock: ClusterClock) -> bytes:

@@ -137,7 +137,8 @@ class ProgressCursor:
 
         If its member does not answer in time, it is killed later.
         """
-        await kill_all(self.take_cursors(), self._dialer.borrow, deadline, self._dialer)
+        dialer = self._dialer
+        await kill_all(self.take_cursors(), dialer.borrow, deadline, dialer.kill_later)
 
     def take_cursors(self) -> list[OpenCursor]:
         """Return the cursors that are open, which the caller kills."""

@@ -214,13 +214,12 @@ class RemoteCursor:
                 await self._end_reading()
                 self._spans.ended()
                 await self._link.stop_guarding()
-                await kill_all(self._take_cursors(), self._link.borrow, deadline, self._dialer)
+                later = self._dialer.kill_later
+                await kill_all(self._take_cursors(), self._link.borrow, deadline, later)
         finally:
             # A close that is cancelled leaves cursors to be killed later.
-            left = self._take_cursors()
-            if self._progress is not None:
-                left += self._progress.take_cursors()
-            for cursor in left:
+            left = [] if self._progress is None else self._progress.take_cursors()
+            for cursor in (*left, *self._take_cursors()):
                 self._dialer.kill_later(cursor)
             self._link.release()
 
