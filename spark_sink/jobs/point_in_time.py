@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import bson
 import pyarrow as pa
 import pyarrow.compute as pc
 from bson.timestamp import Timestamp
@@ -44,7 +45,9 @@ from spark_sink.options.snapshot_options import snapshot_options
 from spark_sink.options.stream_options import named_options
 from spark_sink.options.values import cluster_time
 from spark_sink.source.offsets import Offset
+from spark_sink.tables.advance import Advance
 from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.ddl_events import SNAPSHOT_END
 from spark_sink.tables.delta_log import Batch, DeltaLog
 from spark_sink.tables.fold import TABLE, VERSION
 from spark_sink.tables.parquet_parts import BATCH
@@ -52,7 +55,6 @@ from spark_sink.tables.staged_changes import CHANGE_COLUMNS
 from spark_sink.tables.table_scan import TableScan, scans_of
 from spark_sink.tables.table_state import Covers, TableState, Unread, unread_after
 from spark_sink.tables.transactions import COUNT_COLUMNS, Transactions
-from spark_sink.tables.verify import Advance, snapshot_ends
 
 # Seconds of cluster time in which the commits of one transaction on several shards lie.
 _COMMIT_SECONDS = 60
@@ -184,6 +186,12 @@ def bronze_at(folder: JobFolder, time: Timestamp) -> tuple[list[TableScan], Batc
     require_begun(log, folder.record(), cut)
     scans = scans_of(log, CHANGE_COLUMNS, _counts_before(log, cut))
     return scans, batch, history.lacking(cut)
+
+
+def snapshot_ends(log: DeltaLog) -> list[Mapping[str, Any]]:
+    """Return the events of the ends of snapshots in a table of all rows."""
+    found = log.scan(["event"], pc.field("operationType") == SNAPSHOT_END)
+    return [bson.decode(event) for rows in found for event in rows["event"].to_pylist()]
 
 
 def _counts_before(log: DeltaLog, cut: Timestamp) -> pc.Expression:

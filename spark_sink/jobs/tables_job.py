@@ -8,6 +8,7 @@ a batch that it has, so each change is in each table exactly once.
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -47,8 +48,9 @@ from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import Batch, DeltaLog
+from spark_sink.tables.prepare import PREPARED
 from spark_sink.tables.range_merge import QUARANTINE as UNAPPLIED
-from spark_sink.tables.staged_changes import ChangeReport, remove_interrupted
+from spark_sink.tables.staged_changes import ChangeReport, ChangeStage, remove_interrupted
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.transactions import Transactions
 
@@ -73,6 +75,9 @@ _KEPT = 100
 # Events of a batch: a batch costs Spark about as much whatever its size, and tasks hold no more
 # rows than a file's row group.
 _MAX_EVENTS = 200_000
+# How far a table that is verified may be behind in an idle cluster: servers keep history for five
+# minutes.
+_IDLE_ADVANCE = {"idleAdvanceSeconds": "30"}
 # How Spark writes a query's log to a local folder. Its default starts a program for each file, to
 # set permissions: 85 ms a batch, and 20 ms with this. Both write a file aside and rename it.
 _LOG_FILES = "spark.sql.streaming.checkpointFileManagerClass"
@@ -105,16 +110,34 @@ def take_over(folder: JobFolder) -> int:
     return epoch
 
 
-class Verification(Protocol):
-    """What a verifier tells the batches of a job."""
+class Findings:
+    """What a verifier hands to the batches of its job, from another thread.
 
-    found: Mapping[str, Any]
-    """What is known of the current table, for its commits."""
-    advance: Mapping[str, str]
-    """Options of the source, unless the job has them."""
+    Args:
+        address: of the current table.
+        found: what is known of the table, for its commits.
+    """
+
+    def __init__(self, address: str, found: Mapping[str, Any]) -> None:
+        self.found = found
+        self._address = address
+        self._gone: list[Mapping[str, Any]] = []
+        self._lock = threading.Lock()
+
+    def remove(self, changes: Sequence[Mapping[str, Any]]) -> None:
+        """Let the next batch apply rows of PREPARED, which delete documents."""
+        with self._lock:
+            self._gone += changes
 
     def removals(self) -> list[ChangeReport]:
-        """Return changes that remove documents which the collections do not have, each once."""
+        """Return these changes, each once."""
+        with self._lock:
+            gone, self._gone = self._gone, []
+        if not gone:
+            return []
+        stage = ChangeStage(self._address, tolerant=True)
+        stage.add_prepared(pa.RecordBatch.from_pylist(gone, arrow_schema(PREPARED)))
+        return [stage.close()]
 
 
 class Written(NamedTuple):
@@ -140,8 +163,8 @@ class Figures(Protocol):
 class TablesJob:
     """A job in a folder, as its record says, which reads from the router at `uri`.
 
-    The `verifier` of the current table adds to its batches. `figures` counts the batches that are
-    in the tables. `epoch` is what `take_over` has returned.
+    The `findings` of a verifier of the current table go into its batches. `figures` counts the
+    batches that are in the tables. `epoch` is what `take_over` has returned.
     """
 
     def __init__(
@@ -149,7 +172,7 @@ class TablesJob:
         folder: JobFolder,
         record: JobRecord,
         uri: str,
-        verifier: Verification | None = None,
+        findings: Findings | None = None,
         figures: Figures | None = None,
         epoch: int = 0,
     ) -> None:
@@ -157,9 +180,9 @@ class TablesJob:
         self._epoch = epoch
         self._record = record
         self._tables = record.tables
-        self._verifier = verifier
+        self._findings = findings
         self._figures = figures
-        advance = {} if verifier is None else verifier.advance
+        advance = {} if findings is None else _IDLE_ADVANCE
         self._options = {**advance, **record.options, "uri": uri}
         self._reads_again = parse_options(self._options).snapshot.reads_documents
         self._form = TableForm()
@@ -212,7 +235,7 @@ class TablesJob:
 
     def _commit(self, batch: DataFrame, number: int) -> None:
         """Commit a batch to the tables, from the reports of its tasks."""
-        verifier = self._verifier
+        findings = self._findings
         begin, end = self._folder.offset(number - 1), self._folder.offset(number)
         of = Batch(self._folder.query() or "", number, end, begin)
         at = Offset.read(of.offset)
@@ -227,7 +250,7 @@ class TablesJob:
             QUARANTINE: bool(unreadable),
         }
         newest = {n: number if now else self._table(n).newest for n, now in filled.items()}
-        verified = {} if verifier is None else verifier.found
+        verified = {} if findings is None else findings.found
         of = replace(of, verified=verified, written={n: b for n, b in newest.items() if b >= 0})
         if BRONZE in self._tables:
             parts = [each for report in reports for each in report.bronze]
@@ -243,12 +266,13 @@ class TablesJob:
                 self._current = CurrentTable(address, form=self._form, epoch=self._epoch)
             self._current.reload()
             changes = [report.changes for report in reports if report.changes is not None]
-            changes += [] if verifier is None else verifier.removals()
+            changes += [] if findings is None else findings.removals()
             covers = (at.scope or Scope()).accepts if self._reads_again else None
             quarantine = self._table(QUARANTINE)
             spark, gained = batch.sparkSession, at.gained_since
             with self._timed(CURRENT):
                 self._current.apply_staged(spark, changes, of, quarantine, covers, gained)
+            self._keep_columns(self._current.form)
         elif unreadable:
             self._table(QUARANTINE).commit(unreadable, arrow_schema(UNAPPLIED), of)
         if TRANSACTIONS in self._tables:
@@ -260,6 +284,13 @@ class TablesJob:
         self.written.pop(number - _KEPT, None)
         if self._figures is not None:
             self._figures.count([each for report in reports for each in report.counts])
+
+    def _keep_columns(self, form: TableForm) -> None:
+        """Keep the columns of a typed table, which documents that are gone may have had."""
+        if form.schema is not None and form != self._form:
+            columns = {"schema": form.schema.jsonValue(), "keys": list(form.keys)}
+            self._folder.keep_columns(columns)
+            self._form = form
 
     def _reports(self, batch: DataFrame, of: Batch, at: Offset) -> list[TaskReport]:
         """Write the files of a batch, in the driver or in tasks, and return what they are."""
@@ -315,10 +346,12 @@ def table_form(record: JobRecord) -> TableForm:
     schema, is_soft = record.schema, record.deletes == "soft"
     if schema == "none":
         return TableForm(keeps_deleted=is_soft)
+    keys = tuple(record.columns.get("keys", ("_id",)))
     if schema == "infer":
-        return TableForm(StructType([]), True, is_soft, record.flatten)
+        known = StructType.fromJson(record.columns.get("schema", StructType([]).jsonValue()))
+        return TableForm(known, True, is_soft, record.flatten, keys)
     try:
-        return TableForm(_documents_of(schema), False, is_soft, record.flatten).checked()
+        return TableForm(_documents_of(schema), False, is_soft, record.flatten, keys).checked()
     except ValueError as error:
         raise OptionError(f"--schema: {error}") from None
 

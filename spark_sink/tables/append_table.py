@@ -9,9 +9,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
+from spark_sink.events.documents import from_document, to_document
+from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.tables.delta_log import Batch, DeltaLog
-from spark_sink.tables.parquet_parts import BATCH, Parts
+from spark_sink.tables.parquet_parts import BATCH, Parts, checksum_of
 from spark_sink.tables.table_scan import read_rows
+
+CHECKSUM = "checksum"
+"""The field of a table's state with the checksum of its rows."""
 
 
 class AppendTable:
@@ -68,4 +73,11 @@ class AppendTable:
         """
         self.log.reload()
         if not self.log.has(batch):
-            self.log.append(parts, schema, batch)
+            checksum = stored_checksum(self.log) + checksum_of(parts)
+            self.log.append(parts, schema, batch, {CHECKSUM: to_document(checksum)})
+
+
+def stored_checksum(log: DeltaLog) -> Checksum:
+    """Return the checksum of the rows that a job has written to a table, as its state says."""
+    document = log.position().get(CHECKSUM)
+    return from_document(Checksum, document) if document else NO_ROWS

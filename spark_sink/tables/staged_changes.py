@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,6 +19,7 @@ from pyarrow import fs
 from spark_sink.events.slices import fields_of
 from spark_sink.folders import Folder, open_folder
 from spark_sink.rows.arrow_types import arrow_schema
+from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.tables.ddl_events import DDL_TYPES, DdlEvent
 from spark_sink.tables.key_ranges import ChangeGroup, places_of
 from spark_sink.tables.prepare import PREPARED, Prepare
@@ -44,17 +45,20 @@ class ChangeReport:
         through: the token of the last event, empty if there is none.
         ddl: the BSON of DDL events and of ends of snapshots.
         streamed: of a snapshot's first row the token of the last event before it.
+        removed: the checksum of the table's rows that are staged.
     """
 
     groups: list[ChangeGroup] = field(default_factory=list)
     through: str = ""
     ddl: list[bytes] = field(default_factory=list)
     streamed: str = ""
+    removed: Checksum = NO_ROWS
 
     def add(self, other: ChangeReport) -> None:
         """Add what another task has read."""
         self.groups += other.groups
         self.ddl += other.ddl
+        self.removed += other.removed
         self.through = max(self.through, other.through)
         begun = [each for each in (self.streamed, other.streamed) if each]
         self.streamed = min(begun, default="")
@@ -199,22 +203,19 @@ class Rename:
         """Stage the rows. Raises OSError."""
         stage = ChangeStage(self.address, tolerant=True, epoch=self.epoch)
         prepare = Prepare((), self.ddl_events)
-        moved: Iterable[pa.RecordBatch]
         if self.groups:
             rows = read_groups(self.address, self.groups).drop_columns(["place"])
-            moved = map(prepare.after_ddl, rows.to_batches())
-        else:
-            moved = prepare.table_rows(self._stored())
-        for batch in moved:
-            stage.add_prepared(batch)
-        return stage.close()
-
-    def _stored(self) -> Iterator[pa.RecordBatch]:
+            for moved in map(prepare.after_ddl, rows.to_batches()):
+                stage.add_prepared(moved)
+            return stage.close()
+        removed = NO_ROWS
         files, folder = open_folder(self.address)
-        columns = list(self.columns)
         with files.open_input_file(f"{folder}/{self.path}") as stream:
-            for batch in pq.ParquetFile(stream).iter_batches(_ROWS_PER_GROUP, columns=columns):
-                yield batch.select(columns)
+            for stored in pq.ParquetFile(stream).iter_batches(_ROWS_PER_GROUP):
+                removed += Checksum.of(stored)
+                for moved in prepare.table_rows([stored.select(self.columns)]):
+                    stage.add_prepared(moved)
+        return replace(stage.close(), removed=removed)
 
 
 def read_groups(
