@@ -207,7 +207,7 @@ class DocumentWriter:
                 self._report_missing(collection, change)
                 continue
             token = key_in(copy, (field,))[field]
-            if token is not None and token >= change.token:
+            if isinstance(token, type(change.token)) and token >= change.token:
                 continue
             where = {**change.key, field: {"$exists": False} if token is None else token}
             try:
