@@ -299,8 +299,8 @@ def verify(
     messages and transactions with the stream, and current with the collections. The exit status is
     1 if there is a difference.
     """
-    from spark_sink.jobs.absent_names import warn_of_absent_names
     from spark_sink.jobs.own_router import require_router
+    from spark_sink.source.unmatched_names import warn_of_unmatched_names
     from spark_sink.verification.job import verify_job
 
     wanted = table
@@ -308,7 +308,7 @@ def verify(
     with failures():
         folder = job_in(out)
         require_router({"uri": uri})
-        warn_of_absent_names({**folder.record().options, "uri": uri})
+        warn_of_unmatched_names({**folder.record().options, "uri": uri})
         with session("verify", spark_settings) as spark:
             found = verify_job(spark, folder, uri, wanted, since)
     if as_json:
@@ -316,7 +316,7 @@ def verify(
     else:
         for name, each in found.items():
             typer.echo(f"{name}: {each}")
-    raise typer.Exit(_DIFFERENT if any(each.count for each in found.values()) else 0)
+    raise typer.Exit(_DIFFERENT if any(each.count or each.failed for each in found.values()) else 0)
 
 
 for command, name in ((compact, "compact"), (rebuild, "rebuild"), (at, "at"), (seek, "seek")):
@@ -359,7 +359,6 @@ def _run(
     maintain: float | None = None,
     checkpoint: str = "",
 ) -> None:
-    from spark_sink.jobs.absent_names import warn_of_absent_names
     from spark_sink.jobs.job_folder import JobFolder
     from spark_sink.jobs.maintenance import Schedule
     from spark_sink.jobs.own_router import require_router
@@ -368,6 +367,7 @@ def _run(
     from spark_sink.jobs.rebuilding import restore_checkpoint
     from spark_sink.jobs.router_report import RouterReport
     from spark_sink.jobs.tables_job import TablesJob, take_over
+    from spark_sink.source.unmatched_names import warn_of_unmatched_names
     from spark_sink.verification.verifier import Verifier
 
     if rounds is not None and "current" not in record.tables:
@@ -375,7 +375,8 @@ def _run(
     code = 0
     folder, given = JobFolder(out, checkpoint), {**record.options, "uri": uri}
     require_router(given)
-    warn_of_absent_names(given)
+    warn_of_unmatched_names(given)
+    folder.mend(record)
     with folder.locked(), RouterReport(folder.address, given) as router, quiet_stop(end):
         epoch = take_over(folder)
         restore_checkpoint(folder)

@@ -7,7 +7,7 @@ value has a fixed size or begins with its size.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import bson
@@ -18,6 +18,8 @@ _INT = struct.Struct("<i")
 _SIZE = _INT.unpack_from
 _LONG = struct.Struct("<q")
 _TICK_AND_SECOND = struct.Struct("<II")
+# A document without fields: its size and its closing zero.
+_EMPTY_BYTES = 5
 
 DOUBLE, STRING, DOCUMENT, ARRAY, DATE, NULL, TIMESTAMP = 0x01, 0x02, 0x03, 0x04, 0x09, 0x0A, 0x11
 BINARY, INT32, INT64, OBJECT_ID = 0x05, 0x10, 0x12, 0x07
@@ -52,6 +54,11 @@ class Slice(NamedTuple):
 
     kind: int
     value: bytes
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether the value is a document or an array."""
+        return self.kind in (DOCUMENT, ARRAY)
 
     def text(self) -> str | None:
         """Return the value of a string; None for any other type."""
@@ -109,7 +116,7 @@ def fields_of(document: bytes, wanted: Iterable[bytes] = ()) -> dict[bytes, Slic
             elif kind in COUNTED:
                 stop = start + 4 + _SIZE(document, start)[0]
             else:
-                stop = _end_of_uncommon(document, kind, start)
+                stop = _end_of(document, kind, start)
             if not start <= stop <= end:
                 raise InvalidBSON("a field exceeds its document")
             name = document[position + 1 : name_end]
@@ -124,35 +131,91 @@ def fields_of(document: bytes, wanted: Iterable[bytes] = ()) -> dict[bytes, Slic
     return fields
 
 
+def elements_of(document: bytes) -> list[tuple[bytes, Slice]]:
+    """Return the top-level fields of a BSON document in order, doubled names among them.
+
+    Raises InvalidBSON.
+    """
+    found = fields_of(document)
+    size = sum([len(name) + len(each.value) for name, each in found.items()]) + 2 * len(found)
+    if size + _EMPTY_BYTES == len(document):  # no name occurs twice
+        return list(found.items())
+    elements = []
+    position, end = 4, len(document) - 1
+    while position < end:
+        kind, name_end = document[position], document.index(0, position + 1)
+        stop = _end_of(document, kind, name_end + 1)
+        name = document[position + 1 : name_end]
+        elements.append((name, Slice(kind, document[name_end + 1 : stop])))
+        position = stop
+    return elements
+
+
+def value_at(fields: Mapping[bytes, Slice], path: bytes) -> Slice | None:
+    """Return the value at the dotted path of a shard key, in which numbers are no indexes."""
+    name, _, rest = path.partition(b".")
+    value = fields.get(name)
+    if not rest or value is None:
+        return value
+    return value_at(fields_of(value.value), rest) if value.kind == DOCUMENT else None
+
+
+def document_slice(fields: Iterable[tuple[bytes, Slice]]) -> Slice:
+    """Return a document with these fields."""
+    return Slice(DOCUMENT, document_of(fields))
+
+
+def string_of(text: bytes) -> Slice:
+    """Return a string, from its UTF-8."""
+    return Slice(STRING, _INT.pack(len(text) + 1) + text + b"\0")
+
+
+def array_of(values: Iterable[Slice]) -> Slice:
+    """Return an array with these elements."""
+    return Slice(ARRAY, document_of((b"%d" % index, each) for index, each in enumerate(values)))
+
+
 def document_of(fields: Iterable[tuple[bytes, Slice]]) -> bytes:
-    """Return the BSON document of these fields, by name: what `fields_of` reads."""
+    """Return the BSON document of these fields: what `fields_of` and `elements_of` read."""
     body = b"".join([value.named(name) for name, value in fields])
     return _INT.pack(len(body) + 5) + body + b"\0"
 
 
-# A document without fields: its size and its closing zero.
-_EMPTY_BYTES = 5
-
-
-def flattened(document: bytes) -> bytes:
+def flattened(document: bytes) -> tuple[bytes, dict[bytes, Slice]]:
     """Return the BSON document with the fields of documents in it as fields of its own.
 
     A name is the path with underscores, such as `address_city`. Arrays and empty documents stay.
+    The first of several fields with one name counts. Also return the fields of the document that
+    contain such fields.
     """
-    return document_of(_leaves(document, b""))
+    fields = fields_of(document)
+    found: dict[bytes, Slice] = {}
+    sources: dict[bytes, bytes] = {}
+    alike: dict[bytes, Slice] = {}
+    for name, value in fields.items():
+        for path, leaf in _leaves(name, value):
+            if path not in found:
+                found[path], sources[path] = leaf, name
+            else:
+                alike |= {sources[path]: fields[sources[path]], name: value}
+    return document_of(found.items()), alike
 
 
-def _leaves(document: bytes, prefix: bytes) -> Iterator[tuple[bytes, Slice]]:
-    for name, value in fields_of(document).items():
-        if value.kind == DOCUMENT and len(value.value) > _EMPTY_BYTES:
-            yield from _leaves(value.value, prefix + name + b"_")
-        else:
-            yield prefix + name, value
+def _leaves(path: bytes, value: Slice) -> Iterator[tuple[bytes, Slice]]:
+    if value.kind == DOCUMENT and len(value.value) > _EMPTY_BYTES:
+        for name, inner in fields_of(value.value).items():
+            yield from _leaves(path + b"_" + name, inner)
+    else:
+        yield path, value
 
 
-def _end_of_uncommon(document: bytes, kind: int, start: int) -> int:
-    if kind == BINARY:
-        return int(start + 5 + _INT.unpack_from(document, start)[0])
+def _end_of(document: bytes, kind: int, start: int) -> int:
+    """Return where a value ends. `fields_of` knows the common types by itself, which is faster."""
+    if kind in FIXED:
+        return start + FIXED[kind]
+    if kind in LED_BY_SIZE:
+        counted = 0 if kind in SIZED else 5 if kind == BINARY else 4
+        return int(start + counted + _SIZE(document, start)[0])
     if kind == _POINTER:
         return int(start + 4 + _INT.unpack_from(document, start)[0] + 12)
     if kind == _REGEX:

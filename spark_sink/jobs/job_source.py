@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,6 +19,7 @@ from spark_sink.jobs.task_tables import REPORTS, TaskReport, TaskTables, TaskWri
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.rows.typed_documents import from_json as schema_from_json
+from spark_sink.snapshot.plan import LostDocument
 from spark_sink.snapshot.reader import SnapshotTask
 from spark_sink.source.data_source import MergerouterDataSource
 from spark_sink.source.offsets import Offset
@@ -76,21 +77,22 @@ class JobStreamReader(MergerouterStreamReader):
         super().__init__(options, loaded)
         self._tables = tables
         self._current: DeltaLog | None = None
-        self._seen: tuple[Offset, Unread] | None = None
+        self._seen: tuple[Offset, Unread, Sequence[LostDocument]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_current": None}
 
-    def unread(self, start: Offset) -> Mapping[tuple[str, str], str]:
-        """Return the collections that the current table lacks, as its last commit says."""
+    def unread(self, start: Offset) -> tuple[Unread, Sequence[LostDocument]]:
+        """Return what the current table lacks, as its last commit says."""
         gained = start.gained_since
         if self._tables.current is None:
-            return gained
+            return gained, ()
         if self._seen is None or self._seen[0] != start:
             position = self._log(self._tables.current).position()
             state = from_document(TableState, position) if position else None
-            self._seen = start, {**gained, **(state.unread if state else {})}
-        return self._seen[1]
+            unread = {**gained, **(state.unread if state else {})}
+            self._seen = start, unread, state.lost if state else ()
+        return self._seen[1:]
 
     def places(self) -> set[tuple[str, str]]:
         """Return the collections of which the current table has documents."""

@@ -57,11 +57,9 @@ def rebuild_checkpoint(folder: JobFolder) -> int:
     OptionError if there is a checkpoint, or if the tables cannot tell where the job was, and
     StreamError if one of them was restored.
     """
+    remove_damaged(folder)
     if folder.query() is not None or folder.batches():
-        raise OptionError(
-            f"the job in {folder.address} has a checkpoint: start the job, or remove the folder "
-            f"{folder.checkpoint} before, if it is damaged"
-        )
+        raise OptionError(f"the job in {folder.address} has a checkpoint: start the job")
     found = {name: each for name, each in _batches(folder).items() if name in ALL_BATCHES}
     if not any(found.values()):
         raise OptionError(f"the tables of the job in {folder.address} have no batch: start the job")
@@ -88,7 +86,7 @@ def rebuild_checkpoint(folder: JobFolder) -> int:
 
 
 def restore_checkpoint(folder: JobFolder) -> int | None:
-    """Make the checkpoint again if it is lost, or older than the tables, and tell it.
+    """Make the checkpoint again if it is lost, damaged, or older than the tables, and tell it.
 
     Batches with the numbers of later ones would be left out. Return the checkpoint's last batch, or
     None if it is as it was. Raises OptionError if the tables cannot tell where the job was, if the
@@ -97,6 +95,7 @@ def restore_checkpoint(folder: JobFolder) -> int | None:
     """
     if not folder.exists:
         return None
+    remove_damaged(folder)
     kept, query, why = _batches(folder), folder.query(), "lost"
     newest = {name: -1 if each is None else each.number for name, each in kept.items()}
     last = max(newest.values())
@@ -138,6 +137,26 @@ def _batches(folder: JobFolder) -> dict[str, Batch | None]:
         log.require_whole()
         found[name] = Batch.of(log.position())
     return found
+
+
+def remove_damaged(folder: JobFolder) -> None:
+    """Remove a checkpoint that is damaged, and tell it; the tables tell where the job was.
+
+    Raises OptionError if they have no batch.
+    """
+    folder.remove_checksums()
+    damage = folder.damage()
+    if not damage:
+        return
+    if not any(DeltaLog(folder.table(name)).position().get("offset") for name in ALL_BATCHES):
+        raise OptionError(
+            f"the file {folder.checkpoint}/{damage} is damaged, and the tables have no batch yet "
+            f"that tells where the job was: remove the folder {folder.checkpoint}, and start the "
+            "job again"
+        )
+    folder.remove_checkpoint()
+    text = "is damaged: the checkpoint is made again. Repeat a job seek that no start has followed"
+    print(f"the file {folder.checkpoint}/{damage} {text}", file=sys.stderr)  # noqa: T201
 
 
 def _lacks_batches(folder: JobFolder, name: str) -> OptionError:
@@ -210,7 +229,9 @@ def _replayed(
 
 
 def seek(folder: JobFolder, to: str) -> str:
-    """Plan the batch that leaves out all events before a position; return the position's time.
+    """Plan the batch that leaves out all events before a position; return where the job continues.
+
+    The signals in a collection that were sent before it are left out, too.
 
     A batch that was planned, and that the tables do not have whole, is replaced: it has no further
     events. So a seek may be corrected until the job has been started.
@@ -244,12 +265,14 @@ def seek(folder: JobFolder, to: str) -> str:
             f"--to {to} is in the future: the job would write nothing until then. Give the present "
             "or an earlier time, or set the clock of this machine"
         )
-    kept, passed = before.signals.without_batch(), max(reached, key=key_of)
+    kept, passed, told = before.signals.without_batch(), before.position, ""
+    if kept.position is not None and is_after(position, kept.position):
+        kept, told = replace(kept, position=None), ", without the signals that were sent before"
     sought = before.moved(position, heartbeat=before.heartbeat, signals=kept, sought=passed)
     take_over(folder)  # a start on another machine may still run
     _note_end(folder, last.number + 1, sought.write())
     folder.plan_batch(last.number + 1, sought.write())
-    return datetime.fromtimestamp(position.time.time, UTC).isoformat()
+    return f"{datetime.fromtimestamp(position.time.time, UTC).isoformat()}{told}"
 
 
 def _last_whole(folder: JobFolder) -> LoggedBatch | None:

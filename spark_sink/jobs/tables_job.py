@@ -272,6 +272,7 @@ class TablesJob:
             spark, gained = batch.sparkSession, at.gained_since
             with self._timed(CURRENT):
                 self._current.apply_staged(spark, changes, of, quarantine, covers, gained)
+            self._keep_columns(self._current.form)
         elif unreadable:
             self._table(QUARANTINE).commit(unreadable, arrow_schema(UNAPPLIED), of)
         if TRANSACTIONS in self._tables:
@@ -283,6 +284,13 @@ class TablesJob:
         self.written.pop(number - _KEPT, None)
         if self._figures is not None:
             self._figures.count([each for report in reports for each in report.counts])
+
+    def _keep_columns(self, form: TableForm) -> None:
+        """Keep the columns of a typed table, which documents that are gone may have had."""
+        if form.schema is not None and form != self._form:
+            columns = {"schema": form.schema.jsonValue(), "keys": list(form.keys)}
+            self._folder.keep_columns(columns)
+            self._form = form
 
     def _reports(self, batch: DataFrame, of: Batch, at: Offset) -> list[TaskReport]:
         """Write the files of a batch, in the driver or in tasks, and return what they are."""
@@ -338,10 +346,12 @@ def table_form(record: JobRecord) -> TableForm:
     schema, is_soft = record.schema, record.deletes == "soft"
     if schema == "none":
         return TableForm(keeps_deleted=is_soft)
+    keys = tuple(record.columns.get("keys", ("_id",)))
     if schema == "infer":
-        return TableForm(StructType([]), True, is_soft, record.flatten)
+        known = StructType.fromJson(record.columns.get("schema", StructType([]).jsonValue()))
+        return TableForm(known, True, is_soft, record.flatten, keys)
     try:
-        return TableForm(_documents_of(schema), False, is_soft, record.flatten).checked()
+        return TableForm(_documents_of(schema), False, is_soft, record.flatten, keys).checked()
     except ValueError as error:
         raise OptionError(f"--schema: {error}") from None
 

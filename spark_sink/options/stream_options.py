@@ -136,7 +136,7 @@ class StreamOptions:
     max_bytes_per_trigger: int | None = option("maxBytesPerTrigger", values.size_in_bytes, None)
     in_total_order: bool = option("ordering", values.switch("perDocument", "total"), False)
     keeps_transactions: bool = option("provide.transaction.metadata", values.boolean, False)
-    events_per_partition: int = option("eventsPerPartition", values.positive, 0)
+    events_per_partition: int = option("eventsPerPartition", values.whole_number, 0)
     idle_advance_seconds: int = option("idleAdvanceSeconds", values.positive, 6 * 3600)
     raw_documents: bool = option("documents", values.switch("json", "raw", "typed"), False)
     document_schema: str | None = option("documentSchema", document_schema, None)
@@ -167,6 +167,14 @@ class StreamOptions:
     def lacks_snapshot_filters(self) -> bool:
         """Whether the pipeline filters events, and no option filters a snapshot's documents."""
         return self.snapshot.filters is None and not all(map(_splits, self.pipeline))
+
+    @property
+    def reads_raw_updates(self) -> bool:
+        """Whether servers send updates as the oplog has them (`events.update_events`).
+
+        A pipeline that names their description needs it as servers make it.
+        """
+        return "updateDescription" not in json_util.dumps(self.pipeline)
 
     @property
     def splits_large_events(self) -> bool:

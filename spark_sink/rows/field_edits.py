@@ -11,16 +11,26 @@ unchanged.
 from __future__ import annotations
 
 import re
-import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from spark_sink.events.header import namespace_of
 from spark_sink.events.runs import Run
-from spark_sink.events.slices import ARRAY, DOCUMENT, STRING, Slice, document_of, fields_of
+from spark_sink.events.slices import (
+    ARRAY,
+    DOCUMENT,
+    STRING,
+    Slice,
+    array_of,
+    document_of,
+    document_slice,
+    elements_of,
+    fields_of,
+    string_of,
+)
+from spark_sink.events.update_events import PATHS, Parts, Paths, listed, path_of
 
-_INT = struct.Struct("<i")
 _DOCUMENTS = (b"fullDocument", b"fullDocumentBeforeChange")
 _DESCRIPTION = b"updateDescription"
 _Path = tuple[bytes, ...]
@@ -64,53 +74,61 @@ class FieldEdit:
         if description.kind != DOCUMENT:
             return description
         fields = fields_of(description.value)
-        found = {name: self._described_part(name, value) for name, value in fields.items()}
-        return description if found == fields else _document(found.items())
+        paths = Paths(fields)
+        kept: list[tuple[bytes, Parts]] = []
 
-    def _described_part(self, name: bytes, part: Slice) -> Slice:
-        if name == b"updatedFields" and part.kind == DOCUMENT:
-            return _document(self._updated(fields_of(part.value)))
-        if name == b"removedFields" and part.kind == ARRAY:
-            paths = (_text(each) for each in fields_of(part.value).values())
-            kept = (self._path(path)[0] for path in paths)
-            return _array(_string(path) for path in kept if path is not None)
-        if name == b"truncatedArrays" and part.kind == ARRAY:
-            return _array(self._truncated(fields_of(part.value).values()))
-        if name == b"disambiguatedPaths" and part.kind == DOCUMENT:
-            return _document(self._disambiguated(fields_of(part.value)))
-        return part
+        def edited(dotted: bytes) -> tuple[bytes | None, _Path]:
+            known = paths.parts(dotted)
+            parts = known or _divided(dotted)
+            path, within = self._path(parts)
+            if path is None:
+                return None, ()
+            if known is not None:
+                kept.append((path_of(path), path))
+            return path_of(path), within
 
-    def _updated(self, fields: dict[bytes, Slice]) -> Iterator[tuple[bytes, Slice]]:
-        for dotted, value in fields.items():
-            path, within = self._path(dotted)
-            if path is not None:
-                yield path, _edited(value, within, self._new) if within else value
+        found = {
+            **self._described_fields(fields, edited),
+            **({PATHS: listed(kept)} if paths.are_exact else {}),
+        }
+        return description if found == fields else document_slice(found.items())
 
-    def _truncated(self, arrays: Iterable[Slice]) -> Iterator[Slice]:
-        for each in arrays:
-            fields = fields_of(each.value)
-            path, _ = self._path(_text(fields[b"field"]))
-            if path is not None:
-                yield _document({**fields, b"field": _string(path)}.items())
+    def _described_fields(
+        self, fields: Mapping[bytes, Slice], edited: Callable[[bytes], tuple[bytes | None, _Path]]
+    ) -> dict[bytes, Slice]:
+        """Return the fields of a description, the paths of which are edited in their order."""
+        found = dict(fields)
+        updates, removals, arrays = (
+            elements_of(found[name].value) if name in found and found[name].is_nested else None
+            for name in (b"updatedFields", b"removedFields", b"truncatedArrays")
+        )
+        if updates is not None:
+            kept = []
+            for dotted, value in updates:
+                path, within = edited(dotted)
+                if path is not None:
+                    kept.append((path, _edited(value, within, self._new) if within else value))
+            found[b"updatedFields"] = document_slice(kept)
+        if removals is not None:
+            left = [edited(_text(each))[0] for _, each in removals]
+            found[b"removedFields"] = array_of(string_of(e) for e in left if e is not None)
+        if arrays is not None:
+            truncated = []
+            for _, each in arrays:
+                array = fields_of(each.value)
+                path, _ = edited(_text(array[b"field"]))
+                if path is not None:
+                    truncated.append(document_slice({**array, b"field": string_of(path)}.items()))
+            found[b"truncatedArrays"] = array_of(truncated)
+        return found
 
-    def _disambiguated(self, fields: dict[bytes, Slice]) -> Iterator[tuple[bytes, Slice]]:
-        for dotted, parts in fields.items():
-            path, _ = self._path(dotted)
-            if path == dotted:
-                yield dotted, parts
-            elif path is not None:
-                new, old = path.split(b"."), list(fields_of(parts.value).values())
-                pairs = zip(old, new, strict=True)
-                yield path, _array(_string(name) if each.kind == STRING else each
-                                   for each, name in pairs)  # fmt: skip
-
-    def _path(self, dotted: bytes) -> tuple[bytes | None, _Path]:
-        """Return a dotted path of a description with this edit, None if it is left out.
+    def _path(self, parts: Parts) -> tuple[Parts | None, _Path]:
+        """Return a path of a description with this edit, None if it is left out.
 
         Also return the rest of this edit's path, which lies within the path's value: empty unless
-        the path is the beginning of this edit's. Numbers in a path may be indexes of arrays.
+        the path is the beginning of this edit's. Elements of arrays are edited, too.
         """
-        names, parts = self._names, dotted.split(b".")
+        names = self._names
         found = 0
         for index, part in enumerate(parts):
             if part == names[found]:
@@ -118,10 +136,16 @@ class FieldEdit:
                 if found == len(names):
                     if self._new is None:
                         return None, ()
-                    return b".".join([*parts[:index], self._new, *parts[index + 1 :]]), ()
-            elif not part.isdigit() or found == 0:
-                return dotted, ()
-        return dotted, names[found:]
+                    return (*parts[:index], self._new, *parts[index + 1 :]), ()
+            elif isinstance(part, bytes) or found == 0:
+                return parts, ()
+        return parts, names[found:]
+
+
+def _divided(dotted: bytes) -> Parts:
+    """Return the parts of a path at its dots: names, of which numbers behind one are indexes."""
+    first, *others = dotted.split(b".")
+    return (first, *(int(each) if each.isdigit() else each for each in others))
 
 
 class FieldEdits:
@@ -157,37 +181,23 @@ class FieldEdits:
 
 def _edited(value: Slice, path: _Path, new: bytes | None) -> Slice:
     """Return a document, or an array of documents, without a field or with its new name."""
-    if value.kind not in (DOCUMENT, ARRAY):
+    if not value.is_nested:
         return value
-    fields = fields_of(value.value)
-    if value.kind == ARRAY:
-        found = {name: _edited(each, path, new) for name, each in fields.items()}
-        return value if found == fields else Slice(ARRAY, document_of(found.items()))
+    fields = elements_of(value.value)
     name, *rest = path
-    if name not in fields:
+    if value.kind == ARRAY:
+        found = [(each, _edited(inner, path, new)) for each, inner in fields]
+    elif rest:
+        within = tuple(rest)
+        found = [(n, _edited(inner, within, new) if n == name else inner) for n, inner in fields]
+    elif new is None:
+        found = [each for each in fields if each[0] != name]
+    elif any(each == name for each, _ in fields):
+        kept = (each for each in fields if each[0] != new or new == name)
+        found = [(new if each == name else each, inner) for each, inner in kept]
+    else:
         return value
-    if rest:
-        inner = _edited(fields[name], tuple(rest), new)
-        if inner == fields[name]:
-            return value
-        return _document({**fields, name: inner}.items())
-    if new is None:
-        return _document((each, kept) for each, kept in fields.items() if each != name)
-    others = ((each, kept) for each, kept in fields.items() if each != new or each == name)
-    return _document((new if each == name else each, kept) for each, kept in others)
-
-
-def _document(fields: Iterable[tuple[bytes, Slice]]) -> Slice:
-    return Slice(DOCUMENT, document_of(fields))
-
-
-def _array(values: Iterable[Slice]) -> Slice:
-    fields = ((str(index).encode(), each) for index, each in enumerate(values))
-    return Slice(ARRAY, document_of(fields))
-
-
-def _string(text: bytes) -> Slice:
-    return Slice(STRING, _INT.pack(len(text) + 1) + text + b"\0")
+    return value if found == fields else Slice(value.kind, document_of(found))
 
 
 def _text(value: Slice) -> bytes:

@@ -8,6 +8,7 @@ tokens. A blocking snapshot is the same without events.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
@@ -16,6 +17,7 @@ from typing import Any
 
 from bson.timestamp import Timestamp
 
+from spark_sink.errors import HistoryLostError
 from spark_sink.events.positions import FromNow, Position, time_in, time_of
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.signals.channels import ReceivedSignal, SignalCollection, SignalFolder
@@ -33,6 +35,7 @@ from spark_sink.signals.notifications import (
     names_of,
     notification,
     progress_of,
+    signals_lost,
 )
 from spark_sink.signals.signal import (
     EXECUTE,
@@ -44,12 +47,14 @@ from spark_sink.signals.signal import (
     signal_of,
 )
 from spark_sink.signals.state import BatchChunks, EndedSnapshot, Request, SignalState
-from spark_sink.snapshot.plan import Collection, SnapshotPlan
+from spark_sink.snapshot.plan import Collection, LostDocument, SnapshotPlan
 from spark_sink.snapshot.planner import SnapshotPlanner
 from spark_sink.stream.router_client import RouterClient
 
 # The most snapshots that wait.
 _MAX_REQUESTS = 100
+# Of the keys of documents in a request: if they are more, their collections are read.
+_MAX_KEY_BYTES = 100_000
 
 
 class AdHocSnapshots:
@@ -88,16 +93,24 @@ class AdHocSnapshots:
                 state = self._answered(state, received.id, REFUSED, reason=str(error))
         return state
 
-    def require(self, state: SignalState, unread: Mapping[tuple[str, str], str]) -> SignalState:
-        """Return the state with a request for collections that a table lacks.
+    def require(
+        self,
+        state: SignalState,
+        unread: Mapping[tuple[str, str], str],
+        lost: Iterable[LostDocument] = (),
+    ) -> SignalState:
+        """Return the state with a request for what a table lacks.
 
         Args:
-            unread: by database and name, the token since which. Each is requested once.
+            unread: collections, by database and name, and the token since which. Each is requested
+                once.
+            lost: documents of other collections; each is requested once, too.
         """
         new = {place: token for place, token in unread.items() if token > state.required}
-        if not new:
+        documents = [each for each in lost if each.token > state.required]
+        if not new and not documents:
             return state
-        last = max(new.values())
+        last = max([*new.values(), *(each.token for each in documents)])
         state = replace(state, required=last)
         time = time_in(last)
         request = Request(f"again-{time.time}-{time.inc}", False, (), required=True)
@@ -107,9 +120,22 @@ class AdHocSnapshots:
             if each.required and each.plan is None:  # it has not begun
                 request = each
         lacking = {*request.unfiltered, *(Collection(*place) for place in new)}
+        names = set(map(str, lacking))
+        keys = {name: set(known) for name, known in request.documents.items()}
+        for lacked in documents:
+            keys.setdefault(f"{lacked.database}.{lacked.collection}", set()).add(lacked.key)
+        wanted = {name: tuple(sorted(keys[name])) for name in sorted(keys.keys() - names)}
+        if sum(len(key) for found in wanted.values() for key in found) > _MAX_KEY_BYTES:
+            lacking |= {Collection(*name.partition(".")[::2]) for name in wanted}
+            wanted = {}
         unfiltered = tuple(sorted(lacking, key=str))
         return state.with_request(
-            replace(request, collections=tuple(map(str, unfiltered)), unfiltered=unfiltered)
+            replace(
+                request,
+                collections=(*map(str, unfiltered), *wanted),
+                unfiltered=unfiltered,
+                documents=wanted,
+            )
         )
 
     def advance(self, state: SignalState, at: Timestamp, max_rows: int) -> SignalState:
@@ -124,7 +150,7 @@ class AdHocSnapshots:
                 if state.ended is not None:
                     return state
                 continue
-            plan = self._planner.next_batch(request.plan, max_rows)
+            plan = self._planner.next_batch(request.plan, max_rows, request.documents)
             if plan.ended:
                 return self._ended(state, request, plan.snapshot_time)
             reading = BatchChunks(request.id, max(at, plan.snapshot_time), plan.chunks)
@@ -173,7 +199,7 @@ class AdHocSnapshots:
     def _begun(self, state: SignalState, request: Request, at: Timestamp) -> SignalState:
         """Return the state with the snapshot begun, or without it if it cannot begin."""
         plan = self._planner.begin(at, request.wants)
-        if request.required and not plan.waiting:  # they were dropped
+        if request.required and request.unfiltered and not plan.waiting:  # they were dropped
             places = tuple((each.database, each.name) for each in request.unfiltered)
             ended = EndedSnapshot(plan.snapshot_time, places)
             return replace(state.without_request(request.id), ended=ended)
@@ -237,6 +263,10 @@ _OPEN = (
     "the query has a pipeline, whose stages work on events: start it with option snapshotFilters, "
     "which selects the documents of snapshots ({} is all)"
 )
+_LOST = (
+    "the oplogs no longer contain the position in the collection of signals {}: send those again "
+    "that were sent before the position of the stream"
+)
 
 
 class SignalProcessor:
@@ -255,11 +285,16 @@ class SignalProcessor:
         self._folder = None if given.folder is None else SignalFolder(given.folder)
         self._collection = None
         if given.collection is not None:
+            self._lost = _LOST.format(".".join(given.collection))
             watch = partial(client.watch_inserts, *given.collection, max_await=_AWAIT)
             self._collection = SignalCollection(watch, self._newest, options.retry_policy)
 
     def receive(self, state: SignalState, position: Position) -> SignalState:
-        """Return the state after new signals, at a position of the stream. Raises StreamError."""
+        """Return the state after new signals, at a position of the stream. Raises StreamError.
+
+        If the oplogs have lost the position of the collection of signals, but not the stream's,
+        the collection is read from there on, with a notification.
+        """
         if isinstance(position, FromNow):  # signals are read from the query's beginning on
             return state
         present: Container[str] = ()
@@ -268,7 +303,15 @@ class SignalProcessor:
             present = self._folder.present
             state = self.snapshots.process(state, signals, present)
         if self._collection is not None:
-            signals, reached = self._collection.receive(state.position or position)
+            try:
+                signals, reached = self._collection.receive(state.position or position)
+            except HistoryLostError:
+                if state.position is None:
+                    raise
+                signals, reached = self._collection.receive(position)
+                lost = signals_lost(state.position, position, time.time())
+                state = state.notified(lost)
+                print(f"warning: {self._lost}", file=sys.stderr)  # noqa: T201
             state = self.snapshots.process(replace(state, position=reached), signals, present)
         return state
 

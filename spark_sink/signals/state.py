@@ -6,7 +6,7 @@ the processed signals, none of which is processed twice.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,10 +15,14 @@ from bson.timestamp import Timestamp
 from spark_sink.events.documents import stored
 from spark_sink.events.positions import Position
 from spark_sink.signals.signal import Condition, matches_any
-from spark_sink.snapshot.plan import Chunk, Collection, SnapshotPlan
+from spark_sink.snapshot.plan import Chunk, Collection, SnapshotPlan, value_of
 
 # Ids of processed signals that are kept, beside those whose files are still present.
 _MAX_HANDLED = 1000
+
+
+def _keys_from(document: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
+    return {name: tuple(keys) for name, keys in document.items()}
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class Request:
         plan: what remains, without the chunks of the batch; None before the beginning.
         unfiltered: the collections that it reads without a condition.
         required: it is the table that lacks these collections, and no signal stops it.
+        documents: of collections that are not `unfiltered`, the keys to read, by namespace.
     """
 
     id: str
@@ -40,6 +45,9 @@ class Request:
     plan: SnapshotPlan | None = None
     unfiltered: tuple[Collection, ...] = field(default=(), metadata=stored("whole"))
     required: bool = False
+    documents: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict, metadata=stored(read=_keys_from)
+    )
 
     def wants(self, namespace: str) -> bool:
         """Return whether the snapshot reads this collection."""
@@ -50,6 +58,9 @@ class Request:
 
     def condition(self, namespace: str) -> dict[str, Any] | None:
         """Return the filter on the documents of a collection; None: all are read."""
+        if namespace in self.documents:
+            keys = (value_of(f'{{"v": {key}}}') for key in self.documents[namespace])
+            return {"_id": {"$in": list(keys)}}
         for each in self.conditions:
             if each.matches(namespace):
                 return each.document

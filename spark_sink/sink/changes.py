@@ -9,12 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import date, datetime, time
+from decimal import Decimal
 from typing import Any
 
 import bson
+from bson.codec_options import CodecOptions, TypeRegistry
+from bson.decimal128 import Decimal128
 
 from spark_sink.errors import StreamError
-from spark_sink.events.slices import CODEC
+from spark_sink.events.header import namespace_of
+from spark_sink.events.slices import (
+    CODEC,
+    DOCUMENT,
+    NULL,
+    Slice,
+    document_of,
+    fields_of,
+    value_at,
+)
 from spark_sink.options import values
 from spark_sink.options.names import canonical, fields_in, option, option_names
 from spark_sink.options.stream_options import required_uri
@@ -62,6 +75,7 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
     return WriteOptions(uri, **fields_in(WriteOptions, given, _OF))
 
 
+_NOTHING = Slice(NULL, b"")
 _WITH_DOCUMENT = ("insert", "replace", "read")
 # These change no document; the other events of a collection do.
 _WITHOUT_EFFECT = (
@@ -74,15 +88,15 @@ _WITHOUT_EFFECT = (
 class Change:
     """A change of one document, which `namespace` and `key` identify.
 
-    It has the document after the change, or an update description. Without both the document is
-    deleted.
+    It has the document after the change, or an update description, in BSON. Without both the
+    document is deleted.
     """
 
     namespace: tuple[str, str]
     key: Mapping[str, Any]
     token: Any
-    document: Mapping[str, Any] | None = None
-    description: Mapping[str, Any] | None = None
+    document: bytes | None = None
+    description: bytes | None = None
 
     @property
     def is_update(self) -> bool:
@@ -95,8 +109,8 @@ def change_of_event(row: Mapping[str, Any], options: WriteOptions) -> Change | N
 
     Raises StreamError for an event that the sink cannot apply.
     """
-    event = bson.decode(row["event"], CODEC)
-    kind = event.get("operationType")
+    event = fields_of(row["event"])
+    kind = event.get(b"operationType", _NOTHING).text()
     if kind in _WITHOUT_EFFECT:
         return None
     if kind not in (*_WITH_DOCUMENT, "update", "delete"):
@@ -106,25 +120,26 @@ def change_of_event(row: Mapping[str, Any], options: WriteOptions) -> Change | N
             f"the sink does not apply events of the type {kind}: apply it yourself and filter such "
             "rows (where op is not null), or set otherEvents=ignore"
         )
-    if "documentKey" not in event or "splitEvent" in event:
+    if b"documentKey" not in event or b"splitEvent" in event:
         raise StreamError(
             "the sink requires complete events: remove stages that drop fields from option "
             "'pipeline' of the source, and do not begin a query within a split event"
         )
-    ns, key, full = event["ns"], event["documentKey"], event.get("fullDocument")
-    namespace = (options.database or ns["db"], options.collection or ns["coll"])
+    key = bson.decode(event[b"documentKey"].value, CODEC)
+    full, description = event.get(b"fullDocument"), event.get(b"updateDescription")
+    _, database, collection = namespace_of(event[b"ns"])
+    namespace = (options.database or database or "", options.collection or collection or "")
     if kind == "delete":
         return Change(namespace, key, row["token"])
-    if full is not None:
-        found = {name: _at(full, name) for name in options.keys}
-        return Change(namespace, found, row["token"], document=full)
-    description = event.get("updateDescription")
+    if full is not None and full.kind == DOCUMENT:
+        found = key_in(full.value, options.keys)
+        return Change(namespace, found, row["token"], document=full.value)
     if description is None:
         raise StreamError(
             "an event has neither fullDocument nor updateDescription: remove stages that drop "
             "them from option 'pipeline' of the source"
         )
-    return Change(namespace, key, row["token"], description=description)
+    return Change(namespace, key, row["token"], description=description.value)
 
 
 def change_of_row(row: Mapping[str, Any], options: WriteOptions) -> Change:
@@ -143,7 +158,7 @@ def change_of_row(row: Mapping[str, Any], options: WriteOptions) -> Change:
         raise StreamError(f"a row has no token, or no {' and '.join(options.keys)}: fill them in")
     if row.get("op") == "d":
         return Change(namespace, key, row["token"])
-    return Change(namespace, key, row["token"], document=document)
+    return Change(namespace, key, row["token"], document=bson.encode(document, codec_options=CELLS))
 
 
 @dataclass
@@ -182,7 +197,8 @@ def _supersedes(change: Change, last: Change) -> bool:
         return False
     deleted = change.document is None and not change.is_update
     if deleted and last.document is not None and isinstance(change.token, str):
-        found = [(_at(last.document, name), value) for name, value in change.key.items()]
+        now = key_in(last.document, change.key)
+        found = [(now[name], value) for name, value in change.key.items()]
         if any(now is not None and now != value for now, value in found):
             return False
         # A field that the document lacks says less: the source may leave fields out.
@@ -191,11 +207,27 @@ def _supersedes(change: Change, last: Change) -> bool:
     return True
 
 
-def _at(document: Mapping[str, Any], path: str) -> Any:
-    value: Any = document
-    for part in path.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
+def key_in(document: bytes, paths: Iterable[str]) -> dict[str, Any]:
+    """Return the values at the dotted paths of a key in a document; None where it has none."""
+    fields = fields_of(document)
+    values = [(path, value_at(fields, path.encode())) for path in paths]
+    kept = ((path.encode(), value) for path, value in values if value is not None)
+    return dict.fromkeys(paths) | bson.decode(document_of(kept), CODEC)
+
+
+def _encodable(value: Any) -> Any:
+    """Return Spark's values that BSON has no type of the same name for."""
+    if isinstance(value, Decimal):
+        return Decimal128(value)
+    if isinstance(value, date):
+        return datetime.combine(value, time())
     return value
+
+
+CELLS: CodecOptions[dict[str, Any]] = CodecOptions(
+    type_registry=TypeRegistry(fallback_encoder=_encodable)
+)
+"""Encodes the values of rows."""
 
 
 def write_batches(changes: Iterable[Change], most: int) -> Iterator[WriteBatch]:

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, time
-from decimal import Decimal
 from typing import Any
 
+import bson
 import pyarrow as pa
-from bson.codec_options import CodecOptions, TypeRegistry
-from bson.decimal128 import Decimal128
+from bson.codec_options import CodecOptions
+from bson.raw_bson import RawBSONDocument
 from pymongo import DeleteOne, MongoClient, ReplaceOne, UpdateOne, WriteConcern
 from pymongo.collection import Collection
 from pymongo.errors import BulkWriteError, PyMongoError
@@ -26,21 +25,27 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from spark_sink.errors import OptionError, StreamError, without_traceback
+from spark_sink.events.slices import document_of, elements_of, fields_of
+from spark_sink.events.update_description import updated
+from spark_sink.events.update_events import PATHS
 from spark_sink.sink.changes import (
+    CELLS,
     Change,
     WriteBatch,
     WriteOptions,
     change_of_event,
     change_of_row,
+    key_in,
     write_batches,
 )
 from spark_sink.stream.router_client import require_router
 
+_Request = ReplaceOne[Any] | UpdateOne | DeleteOne
 _SELECTION_TIMEOUT = 30.0
 _DUPLICATE_KEY = 11000
-_TRUNCATED = "truncatedArrays"
-# Attempts for a document that another task inserts concurrently.
-_INSERT_ATTEMPTS = 5
+_EMPTY_BYTES = 5
+# Attempts for a document that another task inserts or changes concurrently.
+_ATTEMPTS = 5
 
 
 @dataclass
@@ -88,16 +93,16 @@ class DocumentWriter:
         database, name = namespace
         default = self._client.write_concern.is_server_default
         return self._client[database].get_collection(
-            name, _CODEC, write_concern=WriteConcern("majority") if default else None
+            name, CELLS, write_concern=WriteConcern("majority") if default else None
         )
 
     def _write(self, collection: Collection[dict[str, Any]], changes: list[Change]) -> None:
         updates = [change for change in changes if change.is_update]
         pending = [change for change in changes if not change.is_update]
-        for attempt in range(_INSERT_ATTEMPTS):
+        for attempt in range(_ATTEMPTS):
             if not pending:
                 break
-            pending = self._write_whole(collection, pending, last=attempt == _INSERT_ATTEMPTS - 1)
+            pending = self._write_whole(collection, pending, last=attempt == _ATTEMPTS - 1)
         if updates:
             self._update(collection, updates)
 
@@ -120,35 +125,123 @@ class DocumentWriter:
             return again
         return []
 
-    def _request(self, change: Change) -> ReplaceOne[dict[str, Any]] | DeleteOne:
-        where = self._guarded(change)
+    def _request(self, change: Change) -> _Request:
         if change.document is None:
-            return DeleteOne(where)
-        document = {**change.document, self.options.token_field: change.token}
-        return ReplaceOne(where, document, upsert=True)
+            return DeleteOne(self._guarded(change))
+        return self._replacement(self._guarded(change), change, change.document, upsert=True)
 
-    def _update(self, collection: Collection[dict[str, Any]], changes: list[Change]) -> None:
-        # A separate update, because its paths may be those of fields that are set.
-        truncations = [change for change in changes if (change.description or {}).get(_TRUNCATED)]
-        if truncations:
-            collection.bulk_write(
-                [UpdateOne(self._guarded(change), _truncation(change)) for change in truncations],
-                ordered=False,
-            )
-        field = self.options.token_field
-        done = collection.bulk_write(
-            [UpdateOne(self._guarded(change), _assignment(change, field)) for change in changes],
-            ordered=False,
-        )
-        if done.matched_count == len(changes) or self.options.ignores_missing:
-            return
+    def _replacement(
+        self, where: dict[str, Any], change: Change, document: bytes, *, upsert: bool
+    ) -> _Request:
+        """Return the request that makes a document the one of a change."""
+        field = self.options.token_field.encode()
+        fields = [each for each in elements_of(document) if each[0] != field]
+        token = fields_of(bson.encode({"": change.token}))[b""]
+        new = RawBSONDocument(document_of([*fields, (field, token)]))
+        if any(name.startswith(b"$") for name, _ in fields):  # a replacement must not have such
+            return UpdateOne(where, [{"$replaceWith": {"$literal": new}}], upsert=upsert)
+        return ReplaceOne(where, new, upsert=upsert)
+
+    def _update(self, collection: Collection[Any], changes: list[Change]) -> None:
+        """Update documents: by their fields where all paths are plain, otherwise as a whole."""
+        requests: list[tuple[Change, _Request]] = []
+        others = []
         for change in changes:
-            if not self._has(collection, change):
+            assignment = self._assignment(change)
+            if assignment is None:
+                others.append(change)
+            else:
+                requests.append((change, UpdateOne(self._guarded(change), assignment)))
+        self._write_updates(collection, requests)
+        for attempt in range(_ATTEMPTS):
+            if not others:
+                break
+            requests = self._rewritten(collection, others)
+            others = self._write_updates(collection, requests, may_retry=attempt < _ATTEMPTS - 1)
+
+    def _write_updates(
+        self,
+        collection: Collection[Any],
+        updates: list[tuple[Change, _Request]],
+        *,
+        may_retry: bool = False,
+    ) -> list[Change]:
+        """Write updates; return those that must be made again of changed documents."""
+        if not updates:
+            return []
+        done = collection.bulk_write([request for _, request in updates], ordered=False)
+        if done.matched_count == len(updates) or (self.options.ignores_missing and not may_retry):
+            return []
+        left = [change for change, _ in updates if not self._has(collection, change)]
+        if left and not may_retry:
+            self._report_missing(collection, left[0])
+        return left
+
+    def _report_missing(self, collection: Collection[Any], change: Change) -> None:
+        """Raise StreamError for an update of a document that the copy lacks, unless it may."""
+        if not self.options.ignores_missing:
+            raise StreamError(
+                f"{collection.full_name} does not contain a changed document: let "
+                "the source begin with snapshotMode=initial and set missing=ignore, or read "
+                f"post-images with fullDocument=required (key {dict(change.key)})"
+            )
+
+    def _rewritten(
+        self, collection: Collection[Any], changes: list[Change]
+    ) -> list[tuple[Change, _Request]]:
+        """Return requests that replace documents by what updates make of them.
+
+        Raises StreamError if an update does not fit the document.
+        """
+        field = self.options.token_field
+        names = {tuple(change.key) for change in changes}
+        copies: dict[tuple[Any, ...], bytes] = {}
+        wanted = {"$or": [dict(change.key) for change in changes]}
+        for found in collection.with_options(_RAW).find(wanted):
+            document = bytes(found.raw)
+            copies |= {_identifier(key_in(document, each)): document for each in names}
+        requests = []
+        for change in changes:
+            copy = copies.get(_identifier(change.key))
+            if copy is None:
+                self._report_missing(collection, change)
+                continue
+            token = key_in(copy, (field,))[field]
+            if token is not None and token >= change.token:
+                continue
+            where = {**change.key, field: {"$exists": False} if token is None else token}
+            try:
+                document = updated(copy, change.description or b"")
+            except ValueError as error:
                 raise StreamError(
-                    f"{collection.full_name} does not contain a changed document: let "
-                    "the source begin with snapshotMode=initial and set missing=ignore, or read "
-                    f"post-images with fullDocument=required (key {dict(change.key)})"
-                )
+                    f"an update does not fit the document of {collection.full_name}: read "
+                    f"post-images with fullDocument=required (key {dict(change.key)})",
+                    error,
+                ) from error
+            requests.append((change, self._replacement(where, change, document, upsert=False)))
+        return requests
+
+    def _assignment(self, change: Change) -> dict[str, Any] | None:
+        """Return an update that sets the fields of a description; None if it cannot say that.
+
+        A path of an update has no names with dots, and none that is empty or begins with `$`.
+        """
+        found = fields_of(change.description or b"")
+        for name in (b"removedFields", b"truncatedArrays", PATHS):
+            if name in found and len(found[name].value) > _EMPTY_BYTES:
+                return None
+        is_exact = PATHS in found
+        fields = elements_of(found[b"updatedFields"].value) if b"updatedFields" in found else []
+        for path, _ in fields:
+            parts = path.split(b".")
+            if len(parts) > 1 and not is_exact:
+                return None
+            if any(not part or part.startswith(b"$") for part in parts):
+                return None
+        token = bson.encode({self.options.token_field: change.token})
+        own = self.options.token_field.encode()
+        kept = [each for each in fields if each[0].partition(b".")[0] != own]
+        return {"$set": RawBSONDocument(document_of([*kept, *fields_of(token).items()]))}
 
     def _has(self, collection: Collection[dict[str, Any]], change: Change) -> bool:
         """Whether the document contains the change, or a later one."""
@@ -160,24 +253,11 @@ class DocumentWriter:
         return {**change.key, self.options.token_field: {"$not": {"$gte": change.token}}}
 
 
-def _truncation(change: Change) -> dict[str, Any]:
-    truncated = (change.description or {})[_TRUNCATED]
-    return {
-        "$push": {each["field"]: {"$each": [], "$slice": each["newSize"]} for each in truncated}
-    }
+def _identifier(key: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (*key, bson.encode(key, codec_options=CELLS))
 
 
-def _assignment(change: Change, token_field: str) -> dict[str, Any]:
-    description = change.description or {}
-    for dotted, parts in (description.get("disambiguatedPaths") or {}).items():
-        if any("." in part for part in parts if isinstance(part, str)):
-            raise StreamError(
-                f"an update changes the field {dotted}, whose name has a dot: read post-images "
-                "with fullDocument=required"
-            )
-    fields = {**(description.get("updatedFields") or {}), token_field: change.token}
-    removed = dict.fromkeys(description.get("removedFields") or (), "")
-    return {"$set": fields, "$unset": removed} if removed else {"$set": fields}
+_RAW: CodecOptions[RawBSONDocument] = CodecOptions(RawBSONDocument)
 
 
 def _by_namespace(changes: Iterable[Change]) -> dict[tuple[str, str], list[Change]]:
@@ -185,20 +265,6 @@ def _by_namespace(changes: Iterable[Change]) -> dict[tuple[str, str], list[Chang
     for change in changes:
         found[change.namespace].append(change)
     return found
-
-
-def _encodable(value: Any) -> Any:
-    """Return Spark's values that BSON has no type of the same name for."""
-    if isinstance(value, Decimal):
-        return Decimal128(value)
-    if isinstance(value, date):
-        return datetime.combine(value, time())
-    return value
-
-
-_CODEC: CodecOptions[dict[str, Any]] = CodecOptions(
-    type_registry=TypeRegistry(fallback_encoder=_encodable)
-)
 
 
 # Changes that are written together.

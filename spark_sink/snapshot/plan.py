@@ -44,6 +44,20 @@ class Collection:
 
 
 @dataclass(frozen=True)
+class LostDocument:
+    """A document that a table lacks since an event whose update it cannot apply.
+
+    `key` is its `_id` as canonical extended JSON, `token` the event's.
+    """
+
+    AS_LIST: ClassVar = True
+    database: str
+    collection: str
+    key: str
+    token: str
+
+
+@dataclass(frozen=True)
 class Chunk:
     """A range of a collection's `_id`s, from `lower` up to but not including `upper`.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -31,7 +31,7 @@ _SAMPLES = 20
 MAX_CHUNKS = 4096
 # The most tasks of a batch.
 MAX_TASKS = 64
-_SYSTEM_DATABASES = ("admin", "config", "local")
+SYSTEM_DATABASES = ("admin", "config", "local")
 _NOT_ALLOWED = 13
 
 
@@ -73,10 +73,13 @@ class SnapshotPlanner:
         """Return the collections to read, by database and name."""
         return {(each.database, each.name) for each in self._collections()}
 
-    def next_batch(self, plan: SnapshotPlan, max_rows: int | None) -> SnapshotPlan:
+    def next_batch(
+        self, plan: SnapshotPlan, max_rows: int | None, by_key: Mapping[str, Sized] | None = None
+    ) -> SnapshotPlan:
         """Return the plan after a further batch of about `max_rows` documents; None is no limit.
 
-        A batch has 1 to MAX_TASKS chunks; the last batch has none.
+        A batch has 1 to MAX_TASKS chunks; the last batch has none. Of the collections `by_key` only
+        so many documents are read, in one chunk.
         """
         if plan.exhausted:
             return replace(plan, chunks=(), ended=True)
@@ -84,7 +87,7 @@ class SnapshotPlanner:
         rows = 0
         while not plan.exhausted and len(plan.chunks) < MAX_TASKS:
             if plan.current is None:
-                plan = self._begin_collection(plan)
+                plan = self._begin_collection(plan, by_key or {})
             if plan.chunks and max_rows is not None and rows + plan.rows > max_rows:
                 break
             rows += plan.rows
@@ -119,9 +122,10 @@ class SnapshotPlanner:
         """Return the current name of a collection; None if it was dropped."""
         return current_name(self._client, collection)
 
-    def _begin_collection(self, plan: SnapshotPlan) -> SnapshotPlan:
+    def _begin_collection(self, plan: SnapshotPlan, by_key: Mapping[str, Sized]) -> SnapshotPlan:
         collection, *others = plan.waiting
-        bounds, rows = self._bounds(collection)
+        keys = by_key.get(str(collection))
+        bounds, rows = self._bounds(collection) if keys is None else ((), len(keys))
         current = Chunk(collection)
         return replace(plan, waiting=tuple(others), current=current, bounds=bounds, rows=rows)
 
@@ -145,7 +149,7 @@ class SnapshotPlanner:
         scope = self._scope
         if scope.database is None:
             names = self._client.list_database_names()
-            databases = [name for name in names if name not in _SYSTEM_DATABASES]
+            databases = [name for name in names if name not in SYSTEM_DATABASES]
         else:
             databases = [scope.database]
         for database in databases:

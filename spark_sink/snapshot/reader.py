@@ -28,7 +28,14 @@ from spark_sink.errors import StreamError
 from spark_sink.events.header import READ
 from spark_sink.events.positions import after, high_water_mark
 from spark_sink.events.runs import Run
-from spark_sink.events.slices import DOCUMENT, FIXED, LED_BY_SIZE, Slice, document_of, fields_of
+from spark_sink.events.slices import (
+    FIXED,
+    LED_BY_SIZE,
+    Slice,
+    document_of,
+    fields_of,
+    value_at,
+)
 from spark_sink.options.retry_options import DEFAULT_RETRY_POLICY, RetryPolicy
 from spark_sink.snapshot.plan import Chunk, Collection
 from spark_sink.snapshot.planner import current_name
@@ -69,7 +76,7 @@ class KeyFinder:
 
     def _search(self, raw: bytes) -> bytes:
         fields = fields_of(raw, self._wanted)
-        values = [(path, _value_at(fields, path)) for path in self._paths]
+        values = [(path, value_at(fields, path)) for path in self._paths]
         if self._has_places and self._wanted <= fields.keys():
             self._remember(raw, fields)
         return document_of((path, value) for path, value in values if value is not None)
@@ -133,14 +140,6 @@ class DocumentEvents:
                 size = pack(around + len(raw) + len(key))
                 events.append(b"".join((size, head, raw, names, key, b"\0")))
         return Run([self._token] * len(events), events)
-
-
-def _value_at(fields: dict[bytes, Slice], path: bytes) -> Slice | None:
-    name, _, rest = path.partition(b".")
-    value = fields.get(name)
-    if not rest or value is None:
-        return value
-    return _value_at(fields_of(value.value), rest) if value.kind == DOCUMENT else None
 
 
 # The most documents of a reply: in a reply of 16 MiB, the servers' limit, each costs more.

@@ -31,7 +31,7 @@ from spark_sink.options.stream_options import StreamOptions
 from spark_sink.signals import notifications
 from spark_sink.signals.ad_hoc import SignalProcessor
 from spark_sink.signals.state import SignalState
-from spark_sink.snapshot.plan import SnapshotPlan
+from spark_sink.snapshot.plan import LostDocument, SnapshotPlan
 from spark_sink.snapshot.planner import SnapshotDecision, SnapshotPlanner
 from spark_sink.source.offsets import Offset
 from spark_sink.source.tasks import (
@@ -107,7 +107,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def _latest(self, start: Offset, max_events: int | None) -> Offset | None:
         """Return the end of the batch after `start`; None while there is nothing."""
-        signals = start.signals.without_batch()
+        signals = self._kept(start.signals)
         if self._decision is None:
             self._decision = SnapshotDecision(self.options.snapshot, start.position, start.snapshot)
         decision = self._decision
@@ -121,10 +121,10 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             return None
         processor = self._signal_processor()
         try:
+            signals = self._required(start, signals)
             if start.scope != self.options.scope or start.sought is not None:
                 return self._change_scope(start, signals)
             if processor is not None:
-                signals = processor.snapshots.require(signals, self.unread(start))
                 signals = processor.receive(signals, position)
             if processor is not None and signals.blocks_stream:
                 planner.close()
@@ -149,12 +149,25 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             signals=signals,
         )
 
-    def unread(self, start: Offset) -> Mapping[tuple[str, str], str]:
+    def _kept(self, signals: SignalState) -> SignalState:
+        """Return the state without the batch's part, and without a position that is not used."""
+        if self.options.signals.collection is None:  # one that is added later is read from then on
+            signals = replace(signals, position=None)
+        return signals.without_batch()
+
+    def _required(self, start: Offset, signals: SignalState) -> SignalState:
+        """Return the signals with a request for what the sink lacks."""
+        processor = self._signal_processor()
+        if processor is None:
+            return signals
+        return processor.snapshots.require(signals, *self.unread(start))
+
+    def unread(self, start: Offset) -> tuple[Mapping[tuple[str, str], str], Sequence[LostDocument]]:
         """Return the collections, by database and name, that the sink lacks, and since which token.
 
-        `start` is where its last batch ends.
+        Also return the documents that it lacks of others. `start` is where its last batch ends.
         """
-        return {}
+        return {}, ()
 
     def _change_scope(self, start: Offset, signals: SignalState) -> Offset:
         """Return the end of a batch without events, after which the scope is the options'.

@@ -24,6 +24,7 @@ from spark_sink.events.header import join_fragments
 from spark_sink.events.heartbeats import Heartbeat
 from spark_sink.events.positions import AtTime, Position, Token, after, high_water_mark, time_of
 from spark_sink.events.runs import Run, run_of, sort_key
+from spark_sink.events.update_events import described
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.rows.event_rows import EventRows
@@ -173,7 +174,7 @@ def read_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
         runs: Iterable[Run] = reader.runs()
         if options.splits_large_events:
             runs = (run_of([event]) for event in join_fragments(reader.events()))
-        yield from rows.batches_of_runs(edits.runs(runs), shard=task.shard)
+        yield from rows.batches_of_runs(edits.runs(map(described, runs)), shard=task.shard)
     if task.report_to is not None:
         report(reader.stats, task.batch, task.report_to)
 

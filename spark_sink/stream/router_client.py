@@ -285,6 +285,7 @@ class RouterClient:
             "fullDocument": options.full_document,
             "fullDocumentBeforeChange": options.full_document_before_change,
             "showExpandedEvents": options.show_expanded_events or None,
+            "showRawUpdateDescription": options.reads_raw_updates or None,
             "allChangesForCluster": options.scope.database is None or None,
             **_start(position),
         }

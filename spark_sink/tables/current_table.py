@@ -249,6 +249,9 @@ class CurrentTable:
         if problems and quarantine is not None and batch is not None:
             quarantine.commit(problems, arrow_schema(QUARANTINE), batch)
             batch = batch.wrote(quarantine.name)
+        if covers is not None:
+            lost = [each for report in reports for each in report.lost]
+            state = state.without([e for e in lost if covers(e.database, e.collection)])
         replaced = affected | {each.base.name for each in written if each.base is not None}
         new = [each for report in reports for each in report.ranges]
         added = sum((report.added for report in reports), state.checksum)

@@ -21,6 +21,7 @@ from pyspark.sql.types import StructField, StructType
 from spark_sink.errors import StreamError
 from spark_sink.events.positions import time_in
 from spark_sink.events.slices import CODEC, DOCUMENT, Slice, fields_of
+from spark_sink.events.update_description import updated
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.row_schema import columns
 from spark_sink.tables.prepare import (
@@ -31,7 +32,6 @@ from spark_sink.tables.prepare import (
     problem_of,
     rows_in,
 )
-from spark_sink.tables.update_description import updated, value_at
 
 DELETED = "_deleted"
 """The column of a table that keeps the rows of deleted documents."""
@@ -66,14 +66,17 @@ _BYTES_PER_BATCH = 8 * 1024 * 1024
 _COMMIT_SECONDS = 60
 
 
-def _at(document: Mapping[str, Any], path: str) -> Any:
-    return value_at(document, path.split("."))
+def _at(document: Any, path: str) -> Any:
+    """Return the value at the dotted path of a shard key; None if there is none."""
+    for name in path.split("."):
+        document = document.get(name) if isinstance(document, Mapping) else None
+    return document
 
 
 def _has(document: Mapping[str, Any], path: str) -> bool:
-    """Return whether a document has a field, which may be null, at a dotted path."""
-    *parents, name = path.split(".")
-    parent = value_at(document, parents)
+    """Return whether a document has a field, which may be null, at such a path."""
+    parents, _, name = path.rpartition(".")
+    parent = _at(document, parents) if parents else document
     return isinstance(parent, Mapping) and name in parent
 
 

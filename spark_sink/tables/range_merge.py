@@ -25,6 +25,7 @@ from spark_sink.folders import open_folder
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.rows.row_schema import columns
+from spark_sink.snapshot.plan import LostDocument
 from spark_sink.tables.fold import DELETED, FOLDED, TABLE, Fold
 from spark_sink.tables.key_ranges import KEY_COLUMNS, SPLIT_BYTES, KeyRange, Section, places_of
 from spark_sink.tables.parquet_parts import BATCH, WITHOUT_DICTIONARY, PartFile, Parts
@@ -133,7 +134,8 @@ class MergeReport:
     """What a MergeTask has written: files of the table with their ranges, and of the quarantine.
 
     `wanted` is the schema that the documents need, if the form's is too narrow. `added` is what the
-    checksum of the table gains.
+    checksum of the table gains. `lost` are the documents that have left the table because an update
+    does not tell what they are now.
     """
 
     parts: list[PartFile]
@@ -141,6 +143,7 @@ class MergeReport:
     problems: list[PartFile]
     wanted: dict[str, Any] | None
     added: Checksum
+    lost: list[LostDocument]
 
 
 class _Merge:
@@ -154,6 +157,7 @@ class _Merge:
         self._groups = groups
         self._open = ExitStack()
         self._table = _RangeFiles(task.address, task.form, _limit(task), self._open)
+        self._lost: list[LostDocument] = []
         self._problems = Parts(task.quarantine or task.address, arrow_schema(QUARANTINE))
         self._added = NO_ROWS
 
@@ -180,7 +184,8 @@ class _Merge:
         wanted = self._formed.wanted
         schema = None if wanted is None else wanted.jsonValue()
         problems = self._problems.close()
-        return MergeReport(parts, ranges, problems, schema, self._added + self._formed.changed)
+        added = self._added + self._formed.changed
+        return MergeReport(parts, ranges, problems, schema, added, self._lost)
 
     def _changes(self) -> pa.Table:
         section = self._task.section
@@ -209,6 +214,9 @@ class _Merge:
             batches = others.select(_PREPARED.names).to_batches()
             folded = pa.Table.from_batches(self._task.fold(batches), _FOLDED)
             fits = pc.is_null(folded["problem"])
+            problems = folded.filter(pc.and_(pc.invert(fits), pc.not_equal(folded["key"], "")))
+            values = (problems[name].to_pylist() for name in (*KEY_COLUMNS, "token"))
+            self._lost += [LostDocument(*row) for row in zip(*values, strict=True)]
             self._quarantine(folded.filter(pc.invert(fits)))
             new = pa.concat_tables([new, self._formed_rows(folded.filter(fits), changes)])
             new = new.take(pc.sort_indices(places_of(new)))

@@ -26,11 +26,11 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from spark_sink.events.slices import CODEC, UNREADABLE, decoded_documents, flattened
+from spark_sink.events.slices import CODEC, UNREADABLE, Slice, decoded_documents, flattened
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.rows.extended_json import relaxed_documents
-from spark_sink.rows.inferred_schema import SeenTypes, extends, grown, is_no_column
+from spark_sink.rows.inferred_schema import SeenTypes, extends, grown, is_no_column, paths_of
 from spark_sink.rows.typed_documents import RESCUED, InferredDocuments, TypedDocuments
 from spark_sink.tables.fold import DELETED, TABLE
 from spark_sink.tables.parquet_parts import COMPARED
@@ -83,12 +83,13 @@ class TableForm:
         if self.schema is None or not self.schema.fields:
             raise ValueError("the schema names no field")
         TypedDocuments(self.schema)
-        allowed = grown(StructType([]), self.schema, _RESERVED).fieldNames()
-        for name in self.schema.fieldNames():
-            if name not in allowed or is_no_column(name):
+        allowed = {*paths_of(grown(StructType([]), self.schema, _RESERVED))}
+        for path in paths_of(self.schema):
+            if path not in allowed or is_no_column(path[-1]):
                 raise ValueError(
-                    f"{name!r} cannot be a column: a name must not contain spaces, dots, or any of "
-                    ",;{}()=, nor equal another one or one of the table's own but for its case"
+                    f"{'.'.join(path)!r} cannot be a column: a name must not contain spaces, dots, "
+                    "or any of ,;{}()=, nor equal another one or one of the table's own but for "
+                    "its case"
                 )
         return self
 
@@ -251,12 +252,15 @@ class FormedRows:
         documents: list[bytes] = column.to_pylist()
         if self._documents is None:
             return {_DOCUMENTS: pa.array(relaxed_documents(documents), pa.string())}
+        alike: dict[int, dict[bytes, Slice]] = {}
         if self._form.flattens:
-            documents = list(map(flattened, documents))
+            pairs = list(map(flattened, documents))
+            documents = [each for each, _ in pairs]
+            alike = {index: fields for index, (_, fields) in enumerate(pairs) if fields}
         structs, misfits = self._documents.read_all(documents)
         rescued: list[str | None] = [None] * len(documents)
-        for index in misfits:
-            rescued[index] = self._documents.misfits(documents[index])
+        for index in {*misfits, *alike}:
+            rescued[index] = self._documents.misfits(documents[index], alike.get(index, {}))
         if self._form.infers:
             for document in decoded_documents([documents[index] for index in misfits], CODEC):
                 self._seen.add(document)

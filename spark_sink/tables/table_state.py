@@ -22,6 +22,7 @@ from bson.timestamp import Timestamp
 from spark_sink.events.documents import stored, to_document
 from spark_sink.events.positions import high_water_mark, time_in
 from spark_sink.rows.checksum import NO_ROWS, Checksum
+from spark_sink.snapshot.plan import LostDocument
 from spark_sink.tables.ddl_events import SNAPSHOT_END, DdlEvent, collections_of
 from spark_sink.tables.key_ranges import KeyRange
 from spark_sink.tables.staged_changes import ChangeReport
@@ -29,6 +30,9 @@ from spark_sink.tables.table_form import TableForm
 
 if TYPE_CHECKING:
     from spark_sink.tables.delta_log import DeltaLog
+
+# Of the keys of documents that are read one by one: about a thousand.
+_LOST_BYTES = 50_000
 
 Covers = Callable[[str, str], bool]
 """Whether the documents of a collection, by database and name, are to be in the table."""
@@ -107,6 +111,8 @@ class TableState:
         complete_in: the same for single namespaces, if a later snapshot has read them.
         unread: the collections that must be read again, with the token since which.
         checksum: of all rows, without the partition column.
+        lost: the documents that must be read again, since the last batch; if they are many, their
+            collections are unread instead.
     """
 
     keys: tuple[str, ...]
@@ -118,6 +124,16 @@ class TableState:
         default_factory=dict, metadata=stored(write=unread_document, read=unread_from)
     )
     checksum: Checksum = NO_ROWS
+    lost: tuple[LostDocument, ...] = ()
+
+    def without(self, lost: Iterable[LostDocument]) -> TableState:
+        """Return the state of a table that has lost these documents in a batch."""
+        places = {each: (each.database, each.collection) for each in lost}
+        kept = [each for each, place in places.items() if place not in self.unread]
+        if sum(len(each.key) for each in kept) <= _LOST_BYTES:
+            return replace(self, lost=tuple(kept))
+        since = {places[each]: each.token for each in sorted(kept, key=lambda each: each.token)}
+        return replace(self, unread={**self.unread, **since}, lost=())
 
     @property
     def document(self) -> dict[str, Any]:

@@ -7,21 +7,18 @@ rows and to the snapshot's. What differs then differed before.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-import bson
 import pyarrow as pa
-from bson import json_util
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from spark_sink.events.positions import after
-from spark_sink.events.slices import CODEC, UNREADABLE, fields_of
+from spark_sink.events.slices import ARRAY, DOCUMENT, Slice, elements_of
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import named_options, parse_options
 from spark_sink.stream.router_client import RouterClient
@@ -113,7 +110,7 @@ def verify_columns(spark: SparkSession, log: DeltaLog, form: TableForm) -> DataF
 
     Columns: those of `verify`, with "columns" as the difference, and the names of these columns.
     """
-    return read_rows(spark, log).mapInArrow(_Columns(form), DIFFERENCES)
+    return read_rows(spark, log, mapped=(_Columns(form), DIFFERENCES))
 
 
 @dataclass(frozen=True)
@@ -192,16 +189,24 @@ def difference_of(row: Mapping[str, Any]) -> dict[str, Any] | None:
         return {**place, "difference": "missing", "fields": []}
     if row["collection"] is None:
         return {**place, "difference": "extra", "fields": []}
-    table, collection = _comparable(row["table"]), _comparable(row["collection"])
-    fields = sorted(name for name in table | collection if table.get(name) != collection.get(name))
+    table, collection = _by_name(row["table"]), _by_name(row["collection"])
+    unequal = {name for name in table | collection if table.get(name) != collection.get(name)}
+    fields = sorted(name.decode(errors="replace") for name in unequal)
     return {**place, "difference": "different", "fields": fields} if fields else None
 
 
-def _comparable(document: bytes) -> dict[str, str]:
-    """Return each field as text that shows its types, but not the order of its fields."""
-    try:
-        decoded = bson.decode(document, CODEC)
-    except UNREADABLE:
-        return {name.decode(errors="replace"): str(v) for name, v in fields_of(document).items()}
-    text = json_util.dumps(decoded, json_options=json_util.CANONICAL_JSON_OPTIONS)
-    return {name: json.dumps(value, sort_keys=True) for name, value in json.loads(text).items()}
+def _by_name(document: bytes) -> dict[bytes, list[Any]]:
+    """Return the values of each name of a document, in order, without the order of names."""
+    found: dict[bytes, list[Any]] = {}
+    for name, value in elements_of(document):
+        found.setdefault(name, []).append(_comparable(value))
+    return found
+
+
+def _comparable(value: Slice) -> Any:
+    """Return a value without the order of its fields, but with its types."""
+    if value.kind == DOCUMENT:
+        return _by_name(value.value)
+    if value.kind == ARRAY:
+        return [_comparable(each) for _, each in elements_of(value.value)]
+    return value

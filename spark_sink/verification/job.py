@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -10,13 +11,15 @@ from typing import Any
 
 from bson.timestamp import Timestamp
 from pyspark import StorageLevel
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from spark_sink.errors import HistoryLostError, OptionError
+from spark_sink.errors import HistoryLostError, OptionError, SourceError
 from spark_sink.events.positions import AtTime, after, key_of, time_in
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.point_in_time import snapshot_ends, time_from_text, unread_names
+from spark_sink.jobs.query_run import cause_of
 from spark_sink.jobs.tables_job import (
     BRONZE,
     CURRENT,
@@ -56,17 +59,19 @@ class Outcome:
         first: some of them.
         compared: what was compared with what, as lines.
         remarks: why something was not compared.
+        failed: whether that is a failure.
     """
 
     count: int = 0
     first: list[Mapping[str, Any]] = field(default_factory=list)
     compared: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+    failed: bool = False
 
     def to_document(self) -> dict[str, Any]:
         """Return the outcome for json.dumps."""
         found = {"differences": self.count, "first": self.first, "compared": self.compared}
-        return {**found, "remark": self.remark}
+        return {**found, "remark": self.remark, "failed": self.failed}
 
     @property
     def remark(self) -> str:
@@ -103,6 +108,8 @@ def verify_job(
 ) -> dict[str, Outcome]:
     """Return the outcome for each table of the job in a folder. Raises SourceError.
 
+    A failure is an outcome as well, so that the others are told.
+
     Args:
         uri: the router.
         tables: which ones; None for all.
@@ -120,11 +127,12 @@ def verify_job(
         if not logs[name].exists:
             outcome.remarks.append("not compared: there is no Delta table yet")
             continue
-        rows = stored_checksum(logs[name]).rows
-        outcome.compared.append(f"all rows with the checksum of the {rows:,} that were written")
-        if difference := checksum_difference(spark, logs[name]):
-            outcome.first.append(difference)
-            outcome.count += 1
+        with _failures(found, name):
+            rows = stored_checksum(logs[name]).rows
+            if difference := checksum_difference(spark, logs[name]):
+                outcome.first.append(difference)
+                outcome.count += 1
+            outcome.compared.append(f"all rows with the checksum of the {rows:,} that were written")
     compared = {name: logs[name] for name in wanted if logs[name].exists}
     options = {**record.options, "uri": uri}
     if last is None or not _is_of_scope(last.end, options):
@@ -133,10 +141,26 @@ def verify_job(
             found[name].remarks.append(f"not compared with the collections: {why}")
         return found
     moment = None if since is None else time_from_text(since, "--since")
-    _compare_events(spark, record, options, last.number, last.end, compared, found, moment, shown)
+    of_events = [name for name in (BRONZE, MESSAGES, TRANSACTIONS) if name in compared]
+    with _failures(found, *of_events):
+        _compare_events(
+            spark, record, options, last.number, last.end, compared, found, moment, shown
+        )
     if CURRENT in compared:
-        _compare_documents(spark, record, uri, compared[CURRENT], found[CURRENT], shown)
+        with _failures(found, CURRENT):
+            _compare_documents(spark, record, uri, compared[CURRENT], found[CURRENT], shown)
     return found
+
+
+@contextmanager
+def _failures(found: Mapping[str, Outcome], *names: str) -> Iterator[None]:
+    """Note a failure of Spark or of the source in the outcomes of these tables."""
+    try:
+        yield
+    except (SourceError, PySparkException, OSError) as error:
+        for each in map(found.__getitem__, names):
+            each.failed = True
+            each.remarks.append(f"not compared: {cause_of(error)}")
 
 
 def _is_of_scope(at: Offset, options: Mapping[str, str]) -> bool:
@@ -205,14 +229,15 @@ def _compare_events(
     events.rows.persist(StorageLevel.MEMORY_AND_DISK)
     try:
         for name in chosen:
-            found[name].add(compare[name](rows[name], events), shown)
-            end = _iso(time_in(key_of(at.position)))
-            found[name].compared.append(f"the events from {begin} to {end} with the stream")
-            if record.since > first:
-                found[name].compared.append(
-                    f"of the events up to {_iso(time_in(record.since))} only whether they are "
-                    "there, because the job had other options"
-                )
+            with _failures(found, name):
+                found[name].add(compare[name](rows[name], events), shown)
+                end = _iso(time_in(key_of(at.position)))
+                found[name].compared.append(f"the events from {begin} to {end} with the stream")
+                if record.since > first:
+                    found[name].compared.append(
+                        f"of the events up to {_iso(time_in(record.since))} only whether they "
+                        "are there, because the job had other options"
+                    )
     finally:
         events.rows.unpersist()
 

@@ -286,7 +286,8 @@ def _catch_up(shop: Shop, job: JobProcess) -> None:
             return False
         if offset.get("signals", {}).get("requests"):
             return False
-        if CurrentTable.existing(job.folder.table("current")).state.unread:
+        state = CurrentTable.existing(job.folder.table("current")).state
+        if state.unread or state.lost:
             return False
         position = {name: offset[name] for name in _POSITION if name in offset}
         return key_of(from_offset(position)) > key_of(AtTime(time))

@@ -10,6 +10,7 @@ from bson import Decimal128, Int64
 from pymongo.errors import PyMongoError
 
 from tests.spark.conftest import Shop
+from tests.spark.field_names import write_by_chance
 from tests.spark.kills.job_process import JobProcess
 from tests.spark.test_current_tables import change
 
@@ -62,14 +63,13 @@ class Writer(threading.Thread):
         name = self._chance.choice(("items", "others"))
         collection, chosen = self._shop.client[self._shop.database][name], {"_id": number}
         kind = self._chance.random()
-        if kind < 0.6:
+        if kind < 0.4:
+            write_by_chance(collection, 100 + number, self._chance)
+        elif kind < 0.6:
             collection.update_one(chosen, {"$inc": {"n": 1}}, upsert=True)
-        elif kind < 0.8:  # the same number of another type
+        else:  # the same number of another type
             replaced = self._chance.choice((int, Int64, float, lambda n: Decimal128(str(n))))
             collection.replace_one(chosen, {"_id": replaced(number), "a.b": 1, "n": 0})
-        else:
-            field = {"field": {"$literal": "a.b"}, "input": "$$ROOT", "value": self.writes}
-            collection.update_one(chosen, [{"$replaceWith": {"$setField": field}}])
 
     def _move(self, number: int) -> None:
         """Give a document another shard, and move it back, by its shard key."""

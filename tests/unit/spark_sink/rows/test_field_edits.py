@@ -9,8 +9,10 @@ import pytest
 from bson import Int64
 
 from spark_sink.errors import OptionError
+from spark_sink.events.slices import fields_of
 from spark_sink.options.stream_options import parse_options
 from spark_sink.rows.field_edits import FieldEdits
+from tests.spark.field_names import doubled
 
 ROUTER = "mongodb://127.0.0.1:27020"
 
@@ -102,6 +104,29 @@ def test_descriptions_of_updates_have_a_fields_new_name() -> None:
         "truncatedArrays": [{"field": "card.owner.title", "newSize": 2}],
         "disambiguatedPaths": {"items.0.cost": ["items", 0, "cost"]},
     }
+
+
+@pytest.mark.parametrize(
+    ("paths", "left"),
+    [({"a.b": ["a.b"]}, True), ({}, False)],
+    ids=["a name with a dot", "two names"],
+)
+def test_the_parts_of_a_path_decide(paths: dict[str, list[str]], left: bool) -> None:
+    description = {
+        "updatedFields": {"a.b": 1},
+        "removedFields": [],
+        "truncatedArrays": [],
+        "disambiguatedPaths": paths,
+    }
+    found = edited({"updateDescription": description}, exclude="*.*.a.b")["updateDescription"]
+    assert found == (description if left else {**description, "updatedFields": {}})
+
+
+def test_names_that_occur_twice_stay() -> None:
+    full = doubled(("a", 1), ("a", 2), ("n", 1))
+    event = {"_id": 1, "ns": {"db": "shop", "coll": "orders"}, "fullDocument": full}
+    changed = edits(exclude="*.*.n", renames="*.*.a:b").event(bson.encode(event))
+    assert fields_of(changed)[b"fullDocument"].value == doubled(("b", 1), ("b", 2)).raw
 
 
 def test_a_fragment_without_a_namespace_gets_the_edits_of_all_collections() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import bson
@@ -15,7 +15,7 @@ from spark_sink.options.scope import Scope
 from spark_sink.signals.ad_hoc import AdHocSnapshots, ReceivedSignal
 from spark_sink.signals.signal import SignalError, signal_of
 from spark_sink.signals.state import SignalState
-from spark_sink.snapshot.plan import Collection, SnapshotPlan, text_of
+from spark_sink.snapshot.plan import Collection, LostDocument, SnapshotPlan, text_of
 from spark_sink.snapshot.planner import SnapshotPlanner
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.ddl_events import DdlEvent, ddl_event_of, namespace_after
@@ -131,17 +131,27 @@ class Query:
         self.notified: list[tuple[str, str]] = []
         self.time = 100
 
-    def batch(self, unread: Mapping[str, int] | None = None, **signals: Any) -> list[str]:
+    def batch(
+        self,
+        unread: Mapping[str, int] | None = None,
+        lost: Sequence[tuple[str, int, int]] = (),
+        **signals: Any,
+    ) -> list[str]:
         """Run a batch that takes these signals first; return the collections of its chunks.
 
-        `unread` are collections of the database a that a table lacks, and since when.
+        `unread` are collections of the database a that a table lacks, and since when. `lost` are
+        names, numbers of documents, and since when.
         """
         received = [ReceivedSignal(name, document) for name, document in signals.items()]
         lacking = {
             ("a", name): high_water_mark(Timestamp(time, 1))
             for name, time in (unread or {}).items()
         }
-        state = self.snapshots.require(self.state.without_batch(), lacking)
+        documents = [
+            LostDocument("a", name, f'{{"$numberInt": "{n}"}}', high_water_mark(Timestamp(time, 1)))
+            for name, n, time in lost
+        ]
+        state = self.snapshots.require(self.state.without_batch(), lacking, documents)
         state = self.snapshots.process(state, received)
         self.time += 1
         state = self.snapshots.advance(state, Timestamp(self.time, 1), 20)
@@ -313,6 +323,35 @@ def test_collections_that_a_table_lacks_are_requested_once() -> None:
     assert query.state.ended.collections == (("a", "none"),)
     assert not query.state.requests
     assert not query.state.notifications
+
+
+def test_documents_that_a_table_lacks_are_requested_once_in_one_chunk() -> None:
+    query = Query()
+    lost = [("x", 4, 7), ("x", 5, 7), ("y", 6, 6)]
+    assert query.batch(lost=lost) == ["a.x", "a.y"]
+    request = query.state.request("again-7-1")
+    assert request.condition("a.x") == {"_id": {"$in": [4, 5]}}
+    assert request.condition("a.y") == {"_id": {"$in": [6]}}
+    assert query.batch(lost=lost) == []
+    assert query.state.ended is None  # other documents of these collections were not read
+    assert query.notified[-1] == ("again-7-1", "COMPLETED")
+
+    # What waits becomes one request, in which a collection is read as a whole or in part.
+    assert query.batch({"x": 8}) == ["a.x", "a.x"]
+    query.batch(lost=[("x", 1, 9), ("y", 1, 9)])
+    query.batch({"x": 10}, lost=[("y", 2, 11)])
+    [waiting] = [each for each in query.state.requests if each.plan is None]
+    assert waiting.documents == {"a.y": tuple(f'{{"$numberInt": "{n}"}}' for n in (1, 2))}
+    assert waiting.collections == ("a.x", "a.y")
+    query.rest()
+    assert query.state.ended is not None
+    assert query.state.ended.collections == (("a", "x"), ("a", "x2"))
+
+    # Of too many, the collection is read.
+    assert query.batch(lost=[("y", n, 20) for n in range(9000)]) == ["a.y", "a.y"]
+    query.batch(lost=[("gone", 1, 21)])
+    query.rest()
+    assert query.notified[-1] == ("again-21-1", "ABORTED")
 
 
 def test_a_paused_snapshot_reads_nothing_until_it_is_resumed() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
@@ -20,7 +22,7 @@ import pytest
 from bson.decimal128 import Decimal128
 from bson.int64 import Int64
 from deltalake import DeltaTable
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, DoubleType, LongType, StringType, StructField, StructType
 
 from spark_sink.errors import OptionError
 from spark_sink.events.slices import DOCUMENT, Slice
@@ -246,6 +248,81 @@ def test_documents_in_documents_are_flattened(tmp_path: Path) -> None:
     assert (rows[1]["a_b_y"], rows[3]["a"]) == ([{"z": 1}], 5)
     assert all(row["_rescued"] is None and "e" not in row for row in rows.values())
     assert bson.decode(rows[1]["_document"]) == stream.collections["a", 1]
+
+
+@pytest.mark.parametrize(
+    ("document", "column", "rescued"),
+    [
+        ({"a_b": 1, "a": {"b": 2, "c": 3}}, 1, {"a_b": 1, "a": {"b": 2, "c": 3}}),
+        ({"a": {"b": 2}, "a_b": 1}, 2, {"a_b": 1, "a": {"b": 2}}),
+        ({"a": {"b": None}, "a_b": 1}, None, {"a": {"b": None}, "a_b": 1}),
+        ({"a": {"b": 2}, "a_b": {}}, 2, {"a": {"b": 2}, "a_b": {}}),
+        ({"a": {"b": 2**60}, "a_b": 1}, None, {"a": {"b": 2**60}, "a_b": 1}),  # nor does it fit
+        ({"a": {"b": 2**60}}, None, {"a_b": 2**60}),
+        ({"a_b": 1}, 1, None),
+    ],
+)
+@pytest.mark.parametrize("infers", [True, False])
+def test_of_fields_with_one_name_none_is_lost(
+    document: dict[str, Any], column: Any, rescued: Any, infers: bool, tmp_path: Path
+) -> None:
+    stream, folder = Stream(1), tmp_path / "current"
+    fields = [StructField("_id", LongType()), StructField("a_b", DoubleType())]
+    schema = StructType([*fields, StructField("a_c", LongType())])
+    form = TableForm(StructType([]) if infers else schema, infers, flattens=True)
+    apply(folder, [stream.change(1, a_b=0.5, a={"c": 1}), stream.change(2, **document)], 0, form)
+    rows = {row["_id"]: row for row in DeltaTable(folder).to_pyarrow_table().to_pylist()}
+    assert rows[2]["a_b"] == column
+    assert (rows[2]["_rescued"] and json.loads(rows[2]["_rescued"])) == rescued
+    # The same field within one document in the document.
+    apply(folder, [stream.change(3, x={"a_c": 5, "a": {"c": 6}})], 1, form)
+    rows = {row["_id"]: row for row in DeltaTable(folder).to_pyarrow_table().to_pylist()}
+    assert json.loads(rows[3]["_rescued"])["x"] == {"a_c": 5, "a": {"c": 6}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "refused"),
+    [
+        (["a", "A"], "A"),
+        (["a`b", "*", 'q"', "😀"], ""),
+        ([("x", ["a", "A"])], "x.A"),
+        ([("x", [("y", ["z", "p q"])])], "x.y.p q"),
+        ([("x", ["_token", ""])], "x."),
+        (["_token"], "_token"),
+    ],
+)
+def test_names_of_a_given_schema_must_be_such_as_columns_can_have(
+    fields: list[Any], refused: str
+) -> None:
+    def struct(fields: list[Any]) -> StructType:
+        return StructType(
+            [
+                StructField(each, LongType())
+                if isinstance(each, str)
+                else StructField(each[0], ArrayType(struct(each[1])))
+                for each in fields
+            ]
+        )
+
+    form = TableForm(struct(fields))
+    if not refused:
+        assert form.checked() is form
+    else:
+        with pytest.raises(ValueError, match=re.escape(f"{refused!r} cannot be a column")):
+            form.checked()
+
+
+def test_the_documented_recipe_keeps_the_documents_own_columns(tmp_path: Path) -> None:
+    """Mongoose's `__v` and Spring's `_class` begin with an underscore, as the table's own do."""
+    stream, folder = Stream(1), tmp_path / "orders" / "current"
+    soft = replace(INFER, keeps_deleted=True)
+    apply(folder, [stream.change(1, __v=3, _class="shop.Order", _n=1)], 0, soft)
+    page = Path(__file__).parents[4] / "docs" / "spark-reference.md"
+    [recipe] = re.findall(r"\n\n((?:    .*\n)+)\n(?=`--flatten`)", page.read_text())
+    found: dict[str, Any] = {"DeltaTable": DeltaTable}
+    code = textwrap.dedent(recipe).replace("orders/current", str(folder))
+    exec(code, found)
+    assert found["documents"].to_pylist() == [stream.collections["a", 1]]
 
 
 @pytest.mark.parametrize("form", [INFER, TableForm()])

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from spark_sink.events.documents import from_document
+from spark_sink.snapshot.plan import LostDocument
 from spark_sink.tables.ddl_events import DdlEvent
-from spark_sink.tables.table_state import Place, unread_after, unread_document, unread_from
+from spark_sink.tables.table_state import (
+    Place,
+    TableState,
+    unread_after,
+    unread_document,
+    unread_from,
+)
 
 A, B, OTHER = ("shop", "a"), ("shop", "b"), ("shop", "other")
 
@@ -24,6 +34,17 @@ def rename(token: str, of: Place, to: Place) -> DdlEvent:
 
 def read(token: str, *places: Place) -> DdlEvent:
     return DdlEvent(token, "snapshotEnd", collections=places)
+
+
+def test_many_documents_that_are_lost_make_their_collection_unread() -> None:
+    few = [LostDocument(*A, "1", "3"), LostDocument(*B, "2", "4")]
+    state = TableState(("_id",), unread={B: "1"}).without(few)
+    assert (state.lost, state.unread) == (tuple(few[:1]), {B: "1"})
+    assert from_document(TableState, json.loads(json.dumps(state.position))) == state
+    many = [LostDocument(*A, str(number), f"{number:05}") for number in range(20_000)]
+    state = state.without(many)
+    assert (state.lost, state.unread) == ((), {A: "19999", B: "1"})
+    assert TableState(("_id",), lost=tuple(few)).without([]).lost == ()
 
 
 @pytest.mark.parametrize(

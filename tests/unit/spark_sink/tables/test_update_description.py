@@ -2,76 +2,149 @@
 
 from __future__ import annotations
 
+import random
 import struct
+from typing import Any
 
 import bson
 import pytest
 from bson import DBRef
 
+from embedded.change_streams.update_description import describe_update
+from embedded.storage.diff import compute_diff
+from spark_sink.events.runs import Run
+from spark_sink.events.slices import fields_of
+from spark_sink.events.update_description import updated
+from spark_sink.events.update_events import described
 from spark_sink.tables.ddl_events import DdlEvent, namespace_after
-from spark_sink.tables.update_description import apply_update, updated
+from tests.spark.field_names import changed_by_chance, document_by_chance, doubled
+
+
+def updated_as_dict(before: dict[str, Any], **description: Any) -> dict[str, Any]:
+    return bson.decode(updated(bson.encode(before), bson.encode(description)))
+
+
+SET, REMOVED, TRUNCATED = "updatedFields", "removedFields", "truncatedArrays"
 
 
 @pytest.mark.parametrize(
     ("before", "description", "after"),
     [
-        ({"a": 1}, {"updatedFields": {"b": 2}}, {"a": 1, "b": 2}),
-        ({"a": {"b": 1}}, {"updatedFields": {"a.c": 2}}, {"a": {"b": 1, "c": 2}}),
-        ({"a": 1, "b": {"c": 1, "d": 2}}, {"removedFields": ["a", "b.c"]}, {"b": {"d": 2}}),
-        ({}, {"removedFields": ["a.b"]}, {}),
-        ({"a": [1, 2, 3]}, {"updatedFields": {"a.1": 9}}, {"a": [1, 9, 3]}),
-        ({"a": {"1": 2}}, {"updatedFields": {"a.1": 9}}, {"a": {"1": 9}}),
-        ({"a": [{"b": 1}]}, {"updatedFields": {"a.0.b": 2, "a.1": 5}}, {"a": [{"b": 2}, 5]}),
-        ({"a": [1]}, {"updatedFields": {"a.3": 4}}, {"a": [1, None, None, 4]}),
+        ({"a": 1}, {SET: {"b": 2}}, {"a": 1, "b": 2}),
+        ({"a": {"b": 1}}, {SET: {"a.c": 2}}, {"a": {"b": 1, "c": 2}}),
+        ({"a": 1, "b": {"c": 1, "d": 2}}, {REMOVED: ["a", "b.c"]}, {"b": {"d": 2}}),
+        ({"a": [1, 2, 3]}, {SET: {"a.1": 9}}, {"a": [1, 9, 3]}),
+        ({"a": {"1": 2}}, {SET: {"a.1": 9}}, {"a": {"1": 9}}),
+        ({"a": [{"b": 1}]}, {SET: {"a.0.b": 2, "a.1": 5}}, {"a": [{"b": 2}, 5]}),
+        ({"a": [1]}, {SET: {"a.3": 4}}, {"a": [1, None, None, 4]}),
         (
             {"a": [1, 2, 3, 4]},
-            {"truncatedArrays": [{"field": "a", "newSize": 2}], "updatedFields": {"a.1": 7}},
+            {TRUNCATED: [{"field": "a", "newSize": 2}], SET: {"a.1": 7}},
             {"a": [1, 7]},
         ),
         (
             {"a": [{"b": [1, 2]}]},
-            {"truncatedArrays": [{"field": "a.0.b", "newSize": 1}]},
+            {TRUNCATED: [{"field": "a.0.b", "newSize": 1}]},
             {"a": [{"b": [1]}]},
         ),
-        (
-            {"a.b": 1, "a": {"b": 1}},
-            {"updatedFields": {"a.b": 2}, "disambiguatedPaths": {"a.b": ["a.b"]}},
-            {"a.b": 2, "a": {"b": 1}},
-        ),
-        (
-            {"a": [0, 0]},
-            {"updatedFields": {"a.1": 2}, "disambiguatedPaths": {"a.1": ["a", 1]}},
-            {"a": [0, 2]},
-        ),
-        # Names with dots, as MongoDB 6.0 describes them.
-        ({"a.b": 1}, {"updatedFields": {"a.b": 2}}, {"a.b": 2}),
-        ({"a": 1}, {"updatedFields": {"a.b": 2}}, {"a": 1, "a.b": 2}),
-        ({"a.b": 1, "a": 3}, {"removedFields": ["a.b"]}, {"a": 3}),
-        ({"a.b": {"c.d": 1}}, {"updatedFields": {"a.b.c.d": 2}}, {"a.b": {"c.d": 2}}),
-        ({"a": {"b.c": {}}}, {"updatedFields": {"a.b.c.d": 2}}, {"a": {"b.c": {"d": 2}}}),
-        (
-            {"a": [{"b.c": [1, 2]}]},
-            {"truncatedArrays": [{"field": "a.0.b.c", "newSize": 1}]},
-            {"a": [{"b.c": [1]}]},
-        ),
+        ({"a": "x"}, {SET: {"a": {"b": 1}, "a.c": 2}, "paths": {"a.c": ["a.c"]}},
+         {"a": {"b": 1}, "a.c": 2}),
+        ({"a.b": 1, "a": {"b": 1}}, {SET: {"a.b": 2}, "paths": {"a.b": ["a.b"]}},
+         {"a.b": 2, "a": {"b": 1}}),
+        ({"a.b": 1, "a": {"b": 1}}, {SET: {"a.b": 2}}, {"a.b": 1, "a": {"b": 2}}),
+        ({"a": [0, 0]}, {SET: {"a.1": 2}, "paths": {"a.1": ["a", 1]}}, {"a": [0, 2]}),
+        ({"a.b": {"c.d": 1}}, {SET: {"a.b.c.d": 2}, "paths": {"a.b.c.d": ["a.b", "c.d"]}},
+         {"a.b": {"c.d": 2}}),
     ],
-)
+)  # fmt: skip
 def test_an_update_matches_its_description(before, description, after):
-    assert apply_update(before, description) == after
+    paths = description.pop("paths", {})
+    assert updated_as_dict(before, **description, disambiguatedPaths=paths) == after
+
+
+SEVERAL = "may stand for several fields"
 
 
 @pytest.mark.parametrize(
-    ("before", "path", "message"),
+    ("before", "description", "result"),
     [
-        ({"a": [5]}, "a.0.b", "no fields at the parent of a.0.b"),
-        ({"a": []}, "a.0.b", "no fields at the parent of a.0.b"),
-        ({"a": {"c": 1}, "a.b": 1}, "a.b", "the path a.b fits two fields"),
-        ({"a": {}, "a.b": {}}, "a.b.c", "the path a.b.c fits two fields"),
+        ({}, {REMOVED: ["a.b"]}, {}),
+        ({"a.b": 1}, {SET: {"a.b": 2}}, {"a.b": 2}),
+        ({"a": 1}, {SET: {"a.b": 2}}, {"a": 1, "a.b": 2}),
+        ({"a": "x"}, {SET: {"a": {"b": 1}, "a.c": 2}}, {"a": {"b": 1}, "a.c": 2}),
+        ({"a.b": 1, "a": 3}, {REMOVED: ["a.b"]}, {"a": 3}),
+        ({"a": {"b": 1}}, {REMOVED: ["a.b"]}, {"a": {}}),
+        ({"a": [1]}, {SET: {"a.b": 2}}, {"a": [1], "a.b": 2}),
+        (
+            {"a": [{"b.c": [1, 2]}]},
+            {TRUNCATED: [{"field": "a.0.b.c", "newSize": 1}]},
+            {"a": [{"b.c": [1]}]},
+        ),
+        ({"a": {"b": 1}}, {SET: {"a.c": 2}}, SEVERAL),  # a new field may be a.c
+        ({"a": {"b": 1}}, {SET: {"a.b": 2}}, SEVERAL),
+        ({"a": [1]}, {SET: {"a.0": 2}}, SEVERAL),
+        ({"a": {"b": 1}, "a.b": 1}, {REMOVED: ["a.b"]}, SEVERAL),
+        (
+            {"a": {"b": [1, 2]}, "a.b": [1, 2]},
+            {TRUNCATED: [{"field": "a.b", "newSize": 1}]},
+            SEVERAL,
+        ),
+        (
+            {"a": {"b": [1, 2]}, "a.b": [1]},
+            {TRUNCATED: [{"field": "a.b", "newSize": 1}]},
+            {"a": {"b": [1]}, "a.b": [1]},
+        ),
     ],
 )
-def test_a_path_that_does_not_fit_the_document_is_refused(before, path, message):
-    with pytest.raises(ValueError, match=message):
-        apply_update(before, {"updatedFields": {path: 1}})
+def test_a_path_without_its_parts_is_refused_unless_it_has_one_meaning(before, description, result):
+    if isinstance(result, str):
+        with pytest.raises(ValueError, match=result):
+            updated_as_dict(before, **description)
+    else:
+        assert updated_as_dict(before, **description) == result
+
+
+@pytest.mark.parametrize("before", [{"a": [5]}, {"a": []}, {"a": 5}, {}])
+def test_a_path_that_does_not_fit_the_document_is_refused(before):
+    with pytest.raises(ValueError, match=r"no fields at the parent of a\.0\.b"):
+        updated_as_dict(before, updatedFields={"a.0.b": 1}, disambiguatedPaths={})
+
+
+def test_fields_beside_those_that_occur_twice_change():
+    two = (("a", 1), ("b", {"c": 1}), ("a", {"c": 2}))
+    before, after = doubled(*two, ("n", 1)), doubled(*two, ("n", 7))
+    assert updated(before.raw, bson.encode({SET: {"n": 7}})) == after.raw
+    assert updated(after.raw, bson.encode({REMOVED: ["n"]})) == doubled(*two).raw
+    for description in ({SET: {"a": 7}}, {REMOVED: ["a"]}, {SET: {"a.c": 7}}):
+        with pytest.raises(ValueError, match="a occurs twice, and the event does not tell which"):
+            updated(before.raw, bson.encode({**description, "disambiguatedPaths": {}}))
+
+
+def test_updates_as_the_oplog_has_them_are_applied_exactly_whatever_the_names():
+    """The servers' form is the embedded cluster's; tests/spark/test_field_names.py asks servers."""
+    chance = random.Random(11)
+    compared = doubles = 0
+    for _ in range(3000):
+        before = {"pad": "x" * 500, **document_by_chance(chance)}
+        after = changed_by_chance(chance, before)
+        diff = compute_diff(before, after)
+        if diff is None or before == after:
+            continue
+        event = bson.encode(
+            {"operationType": "update", "rawUpdateDescription": {"$v": 2, "diff": diff}}
+        )
+        [made] = described(Run(["1"], [event])).events
+        description = bson.decode(made)["updateDescription"]
+        expected = describe_update(diff, disambiguate=True)
+        paths = expected.pop("disambiguatedPaths")
+        if description.pop("disambiguatedPaths", {}) != paths:
+            doubles += 1  # a path that occurs twice is listed twice
+        assert description == expected
+        result = updated(bson.encode(before), fields_of(made)[b"updateDescription"].value)
+        assert bson.decode(result) == after, (before, diff)
+        compared += 1
+    assert compared > 1000
+    assert doubles < compared / 20
 
 
 # Undefined, a symbol, a DBPointer, and text that is no UTF-8.
@@ -86,13 +159,16 @@ def test_values_beside_an_update_stay_as_they_are(field):
     inner = struct.pack("<i", len(field) + 5) + field + b"\0"
     body = b"\x03v\0" + inner + b"\x10n\0\x01\0\0\0"
     document = struct.pack("<i", len(body) + 5) + body + b"\0"
-    changed = updated(document, bson.encode({"updatedFields": {"n": 2}}))
+    changed = updated(document, bson.encode({SET: {"n": 2}}))
     assert changed == document.replace(b"n\0\x01", b"n\0\x02")
 
 
 def test_an_update_changes_fields_of_a_reference():
     before = {"of": {"a": 1, "$ref": "users", "$id": 1}, "to": DBRef("users", 1)}
-    description = {"updatedFields": {"of.$id": 2, "to.$id": 3, "to.extra": 4}}
+    description = {
+        SET: {"of.$id": 2, "to.$id": 3, "to.extra": 4},
+        "disambiguatedPaths": {},
+    }
     after = {"of": {"a": 1, "$ref": "users", "$id": 2}, "to": DBRef("users", 3, extra=4)}
     assert updated(bson.encode(before), bson.encode(description)) == bson.encode(after)
 

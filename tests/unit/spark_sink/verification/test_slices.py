@@ -9,15 +9,38 @@ import bson
 import pyarrow as pa
 import pytest
 from bson.datetime_ms import DatetimeMS
+from bson.raw_bson import RawBSONDocument
 from deltalake import DeltaTable, write_deltalake
 
 from spark_sink.events.slices import fields_of
 from spark_sink.jobs.commands import Rounds
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.rows.extended_json import canonical_json
+from spark_sink.verification.collections import difference_of
 from spark_sink.verification.slices import VersionRows, filter_of
 from spark_sink.verification.verifier import Verifier
+from tests.spark.field_names import doubled
 from tests.unit.spark_sink.tables.test_current_table import Stream, apply
+
+
+@pytest.mark.parametrize(
+    ("table", "collection", "fields"),
+    [
+        (doubled(("a", 1), ("a", 2)), doubled(("a", 2)), ["a"]),
+        (doubled(("a", 1), ("a", 2)), doubled(("a", 2), ("a", 1)), ["a"]),
+        (doubled(("a", 1), ("b", 2), ("a", 3)), doubled(("a", 1), ("a", 3), ("b", 2)), []),
+        (doubled(("s", doubled(("x", 1), ("x", 2)))), doubled(("s", {"x": 2})), ["s"]),
+        (doubled(("s", {"x": 1, "y": [2]})), doubled(("s", {"y": [2], "x": 1})), []),
+        (doubled(("s", [1, 2])), doubled(("s", [2, 1])), ["s"]),
+        (doubled(("n", 1)), doubled(("n", 1.0), ("m", 1)), ["m", "n"]),
+    ],
+)
+def test_documents_are_compared_as_sequences_of_fields(
+    table: RawBSONDocument, collection: RawBSONDocument, fields: list[str]
+) -> None:
+    pair = {"table": bytes(table.raw), "collection": bytes(collection.raw)}
+    found = difference_of({"namespace": "a.b", "key": "1", **pair})
+    assert ([] if found is None else found["fields"]) == fields
 
 
 def test_a_date_beyond_pythons_range_can_be_a_key() -> None:
