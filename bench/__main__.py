@@ -7,7 +7,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench.document import document
 from bench.report import RESULTS, circumstances, keep, show
 from bench.suite import Options, Suite
 
@@ -43,9 +42,6 @@ def main() -> None:
         "--quick", action="store_true", help="run for about a minute; rough figures"
     )
     parser.add_argument("--real", action="store_true", help=f"run {', '.join(REAL)}")
-    parser.add_argument(
-        "--document", action="store_true", help="copy the tables into docs/performance.md"
-    )
     parser.add_argument("--runs", type=int, default=3, help="number of runs for each figure")
     parser.add_argument(
         "--quiet",
@@ -77,8 +73,6 @@ def main() -> None:
             show(console, table)
         for path in keep(suite, outcome, around):
             console.print(f"kept {path}", style="dim")
-        if args.document and outcome.tables:
-            document([name])
 
 
 if __name__ == "__main__":

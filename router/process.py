@@ -6,7 +6,6 @@ import sys
 
 import structlog
 
-from router.config.parameters import FORMER_NAMES
 from router.config.settings import Settings
 from router.service import check_servers, serve
 from router.workers.supervisor import Supervisor
@@ -28,7 +27,6 @@ async def run_until_signalled(settings: Settings) -> None:
     """
     options = settings.given()
     log.info("Options set by command line", component="CONTROL", id=21951, options=options)
-    warn_of_former_names(settings)
     stop, rotate = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -51,17 +49,6 @@ async def run_until_signalled(settings: Settings) -> None:
         await serve(settings, sys.argv, stop, rotate=rotate)
     else:
         await Supervisor(settings, sys.argv).run(stop, rotate)
-
-
-def warn_of_former_names(settings: Settings) -> None:
-    """Log one warning if parameters are set by their former names."""
-    former = {old: new for old, new in FORMER_NAMES.items() if old in settings.set_parameter}
-    if former:
-        log.warning(
-            "Parameters are set by former names, which the next release does not accept",
-            component="CONTROL",
-            presentNames=former,
-        )
 
 
 async def _servers_fit(settings: Settings, stop: asyncio.Event) -> bool:

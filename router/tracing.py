@@ -4,23 +4,17 @@ Only a process with a collector imports OpenTelemetry's SDK; without one, spans 
 """
 
 import asyncio
-import logging
 import threading
 from contextlib import suppress
 from importlib.metadata import version
 from typing import Final
 
-import structlog
 from opentelemetry import trace
 
 from router.config.tracing import Tracing
 
-log = structlog.get_logger()
-
 _FLUSH_TIME: Final = 2.0
 """Seconds in which the last spans are sent at the end."""
-_QUIET: Final = 60.0
-"""Seconds between two log lines about a collector that fails."""
 
 
 class SpanExport:
@@ -55,8 +49,6 @@ class SpanExport:
             shutdown_on_exit=False,
         )
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
-        # It stays until the process ends: the thread may log after ``close``.
-        logging.getLogger("opentelemetry").addHandler(_SdkLog(asyncio.get_running_loop()))
         trace.set_tracer_provider(self._provider)
 
     async def close(self) -> None:
@@ -75,23 +67,3 @@ class SpanExport:
             async with asyncio.timeout(_FLUSH_TIME):
                 await done.wait()
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
-
-
-class _SdkLog(logging.Handler):
-    """Writes what OpenTelemetry's SDK logs to the router's log, at most a line a minute."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(logging.WARNING)
-        self._loop = loop
-        self._next = 0.0
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Log the record in the event loop; the SDK calls this on its own thread."""
-        with suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._log, record.getMessage())
-
-    def _log(self, error: str) -> None:
-        now = self._loop.time()
-        if now >= self._next:
-            self._next = now + _QUIET
-            log.warning("Spans cannot be sent", component="CONTROL", error=error)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
@@ -35,6 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # One process runs all tests of such a file, so that module-scoped clusters start only once.
+    assert {each.name for each in Path(__file__).parent.iterdir()} >= _BY_FILE
     for item in items:
         if item.path.parent.name in _BY_FILE and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))

@@ -32,7 +32,7 @@ _NAMES: Final = [
 """The commands that ``listCommands`` of mongos 6.0 lists with ``requiresAuth``, without internal
 commands and those for tests."""
 
-_FORMER_NAMES: Final = [
+_ALIASES: Final = [
     "addshard", "addshardtozone", "collstats", "connpoolsync", "datasize", "dbstats",
     "enablesharding", "findandmodify", "flushrouterconfig", "getshardversion", "listshards",
     "mapreduce", "movechunk", "moveprimary", "removeshard", "removeshardfromzone",
@@ -40,4 +40,4 @@ _FORMER_NAMES: Final = [
 ]  # fmt: skip
 """Former names of such commands, which mongos 6.0 still accepts."""
 
-NEED_LOGIN: Final = frozenset(_NAMES) | frozenset(_FORMER_NAMES)
+NEED_LOGIN: Final = frozenset(_NAMES) | frozenset(_ALIASES)

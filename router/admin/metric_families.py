@@ -8,15 +8,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 PREFIX: Final = "mergerouter_"
 
 
-def renamed(metric: Metric, name: str) -> Metric:
-    """Return the same samples under a former name."""
-    renamed = Metric(name, f"Former name of {metric.name}; gone in the next release.", metric.type)
-    for sample in metric.samples:
-        suffix = sample.name.removeprefix(metric.name)
-        renamed.add_sample(name + suffix, sample.labels, sample.value)
-    return renamed
-
-
 def gauge(name: str, text: str, value: float) -> Metric:
     """Return a gauge without labels; ``name`` lacks the prefix, ``text`` describes it."""
     return GaugeMetricFamily(PREFIX + name, text, value)

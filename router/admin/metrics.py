@@ -18,7 +18,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from router.admin.figures import earliest_place, error_name, seconds_left
-from router.admin.metric_families import PREFIX, buckets, counter, gauge, labelled, renamed
+from router.admin.metric_families import PREFIX, buckets, counter, gauge, labelled
 from router.admin.sources import RouterStatus
 from router.loop_lag import BOUNDS as LAG_BOUNDS
 from router.streams.admission import Limiting
@@ -28,12 +28,6 @@ _CONFIG: Final = "config"
 REASONS: Final = ("idle", "behind", "paused", "reconnecting", "opening", "closed")
 """Why a slowest shard's watermark is not greater (``ScheduledRemote.slowest_reason``)."""
 
-_FORMER_NAMES: Final = {
-    "noop_commands": "nudges",
-    "noop_writes": "notes",
-    "noop_write_bytes": "note_bytes",
-    "low_watermark_wait_seconds": "gate_wait_seconds",
-}
 _TARGET_COUNTERS: Final = (
     ("openings", "openings", "Cursors opened on the replica set."),
     ("get_mores", "getMores", "getMore commands sent to the replica set."),
@@ -55,11 +49,14 @@ def exposition(status: RouterStatus, accept: str) -> tuple[bytes, str]:
 
     Args:
         status: the status of all processes; counts are summed over them.
-        accept: the request's Accept header, which selects the format.
+        accept: the request's Accept header, which selects the format; text if it is malformed.
     """
     registry = CollectorRegistry()
     registry.register(StatusCollector(status))
-    encode, content_type = choose_encoder(accept)
+    try:
+        encode, content_type = choose_encoder(accept)
+    except (TypeError, ValueError):  # it names a version that is no number
+        encode, content_type = choose_encoder("")
     return encode(registry), content_type
 
 
@@ -72,14 +69,7 @@ class StatusCollector(Collector):
         self._checks = status.checks
 
     def collect(self) -> Iterable[Metric]:
-        """Yield all metrics, and some once more by their former names."""
-        for metric in self._metrics():
-            yield metric
-            former = _FORMER_NAMES.get(metric.name.removeprefix(PREFIX))
-            if former is not None:
-                yield renamed(metric, PREFIX + former)
-
-    def _metrics(self) -> Iterator[Metric]:
+        """Yield all metrics."""
         yield from self._process_metrics()
         if self._processes:
             yield from self._client_metrics()

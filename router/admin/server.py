@@ -8,6 +8,7 @@ from typing import Final, Self
 
 import structlog
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from router.admin.figures import router_problems, shard_problems, warnings
 from router.admin.history import SAMPLE_INTERVAL, History, sample_of
@@ -85,7 +86,11 @@ class AdminServer(AcceptingPort):
         app.router.add_get("/healthz", self._health)
         app.router.add_get("/readyz", self._ready)
         self._runner = web.AppRunner(
-            app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_TIMEOUT
+            app,
+            access_log=None,
+            logger=_HttpLog(),
+            handle_signals=False,
+            shutdown_timeout=_SHUTDOWN_TIMEOUT,
         )
 
     async def __aenter__(self) -> Self:
@@ -131,25 +136,32 @@ class AdminServer(AcceptingPort):
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         """Refuse requests without the token, and bound the number that run at a time."""
-        if self._token is not None and request.path not in _OPEN:
-            sent = _token_of(request.headers.get("Authorization", ""))
-            if sent is None or not hmac.compare_digest(sent, self._token.encode()):
-                raise web.HTTPUnauthorized(
-                    headers={"WWW-Authenticate": 'Basic realm="mergerouter", charset="UTF-8"'},
-                    text="This page needs the admin token: send it as a bearer token, or as the "
-                    "password of HTTP basic authentication.\n",
-                )
-        async with self._turns:
-            try:
+        response: web.StreamResponse
+        try:
+            self._check_token(request)
+            async with self._turns:
                 response = await handler(request)
-            except web.HTTPException:
-                raise
-            except Exception as error:  # a page's bug must not reach the client as a traceback
-                log.exception("Unexpected error", component="NETWORK", path=request.path)
-                raise web.HTTPInternalServerError(text="unexpected error; see the log\n") from error
+        except web.HTTPException as refusal:
+            response = web.Response(
+                status=refusal.status, text=refusal.text, headers=refusal.headers
+            )
+        except Exception:  # a page's bug must not reach the client as a traceback
+            log.exception("Unexpected error", component="NETWORK", path=request.path)
+            response = web.Response(status=500, text="unexpected error; see the log\n")
         response.headers.update(_HEADERS)
         response.force_close()
         return response
+
+    def _check_token(self, request: web.Request) -> None:
+        if self._token is None or request.path in _OPEN:
+            return
+        sent = _token_of(request.headers.get("Authorization", ""))
+        if sent is None or not hmac.compare_digest(sent, self._token.encode()):
+            raise web.HTTPUnauthorized(
+                headers={"WWW-Authenticate": 'Basic realm="mergerouter", charset="UTF-8"'},
+                text="This page needs the admin token: send it as a bearer token, or as the "
+                "password of HTTP basic authentication.\n",
+            )
 
     async def _page(self, _request: web.Request) -> web.Response:
         page, policy = render_page(await self._view())
@@ -185,6 +197,24 @@ class AdminServer(AcceptingPort):
         ready = not problems and (not shards or request.query.get("shards") == "optional")
         lines = [*problems, *shards, *warnings(status)] or ["ready"]
         return web.Response(status=200 if ready else 503, text="\n".join(lines) + "\n")
+
+
+class _HttpLog:
+    """aiohttp's logger for the admin port. What is not HTTP makes one line, without its text."""
+
+    def debug(self, *_message: object, **_details: object) -> None:
+        """Log nothing."""
+
+    def exception(self, message: str, *_details: object, exc_info: BaseException) -> None:
+        """Log that a request was refused with 400, or that the server has failed."""
+        if isinstance(exc_info, HttpProcessingError | web.RequestPayloadError):
+            log.warning(
+                "Refused a request on the admin port that is not valid HTTP",
+                component="NETWORK",
+                reason=type(exc_info).__name__,
+            )
+        else:
+            log.error("Unexpected error", component="NETWORK", exc_info=exc_info)
 
 
 def _token_of(authorization: str) -> bytes | None:

@@ -54,6 +54,9 @@ async def aggregate(call: Call) -> AnyAnswer:
     limit = request.max_time_ms * _SECONDS_PER_MS if request.max_time_ms else None
     try:
         async with asyncio.timeout(limit):
+            after = (call.command.get("readConcern") or {}).get("afterClusterTime")
+            if after is not None:
+                await node.cursors.check_reached(after, request)
             owner = Owner(call.lsid, call.user_name, call.client.host, call.client.label)
             cursor, batch = await node.cursors.open(
                 request, owner, user=call.user, api=api_parameters(call.command),

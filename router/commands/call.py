@@ -16,6 +16,7 @@ from router.commands.client_time import ClientTime, check_client_time
 from router.commands.job_reports import JobReports
 from router.commands.server_identity import ServerIdentity
 from router.commands.topology_version import TopologyVersion
+from router.request.generic_fields import check_generic_fields
 from router.upstream_mongos import ServerLink
 from shard_client.cluster_clock import is_signed
 from shard_client.error_codes import ErrorCode
@@ -317,6 +318,8 @@ class Command:
     def check(self, call: Call) -> None:
         """Make the checks that mongos makes before it runs any command; raises CommandError."""
         check_api(self.names[0], call.command, self.api_versions)
+        if self.is_ours is None:  # an aggregate's are checked with its other fields
+            check_generic_fields(call.command)
         if self.admin_only and call.database != "admin":
             raise CommandError(
                 ErrorCode.Unauthorized,

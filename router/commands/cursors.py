@@ -14,6 +14,7 @@ from router.commands.elsewhere import ANYBODY, get_more_elsewhere, kill_elsewher
 from router.commands.fields import at_least_zero, check_known, required, text
 from router.cursors.owner import Owner
 from router.request.field_errors import wrong_type
+from router.request.generic_fields import as_int64
 from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import build_cursor_reply
 
@@ -45,9 +46,7 @@ async def get_more(call: Call) -> AnyAnswer:
     collection = text(command, "getMore", "collection")
     check_known(command, "getMore", _GET_MORE_FIELDS)
     batch_size = at_least_zero(command, "getMore", "batchSize")
-    max_time_ms = at_least_zero(command, "getMore", "maxTimeMS")
-    if max_time_ms is None:
-        max_time_ms = DEFAULT_AWAIT_MS
+    max_time_ms = as_int64(command.get("maxTimeMS", DEFAULT_AWAIT_MS))
     owner = Owner(call.lsid, call.user_name)
     with node.cursors.checkout(cursor_id, owner) as cursor:
         check_same_api(cursor.api, command)

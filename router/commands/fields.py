@@ -6,6 +6,7 @@ from typing import Any
 from bson.decimal128 import Decimal128
 
 from router.request.field_errors import missing_field, unknown_field, wrong_type
+from router.request.generic_fields import NUMBERS, as_int64
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
@@ -22,7 +23,6 @@ GENERIC_FIELDS = frozenset(
     }
 )  # fmt: skip
 
-_INT32_MAX = 2**31 - 1
 _INT64_END = 2**63
 
 
@@ -52,13 +52,8 @@ def text(command: Mapping[str, Any], name: str, field: str) -> str:
 def whole_number(value: Any, path: str) -> int:
     """Return a number of any numeric type as an integer; raises CommandError."""
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal128):
-        raise wrong_type(path, value, "long", "int", "decimal", "double")
-    try:
-        return int(value.to_decimal() if isinstance(value, Decimal128) else value)
-    except (ValueError, OverflowError) as error:
-        raise CommandError(
-            ErrorCode.BadValue, f"BSON field '{path}' has no finite value: {value}"
-        ) from error
+        raise wrong_type(path, value, *NUMBERS)
+    return as_int64(value)
 
 
 def exact_integer(value: float | Decimal128, name: str) -> int:
@@ -80,8 +75,6 @@ def at_least_zero(command: Mapping[str, Any], name: str, field: str) -> int | No
     if value is None:
         return None
     number = whole_number(value, f"{name}.{field}")
-    if field == "maxTimeMS" and not 0 <= number <= _INT32_MAX:
-        raise CommandError(ErrorCode.BadValue, f"{number} value for {field} is out of range")
     if number < 0:
         raise CommandError(
             51024, f"BSON field '{field}' value must be >= 0, actual value '{number}'"

@@ -8,7 +8,6 @@ from router.commands.answer import Answer, AnyAnswer
 from router.commands.call import Call, Command
 from router.commands.fields import GENERIC_FIELDS
 from router.commands.log_level import LOG_PARAMETERS, log_parameters
-from router.config.parameters import FORMER_NAMES
 from router.request.field_errors import unknown_field, wrong_type
 from shard_client.errors import CommandError
 
@@ -34,7 +33,6 @@ async def get_parameter(call: Call) -> AnyAnswer:
     details, everything = _flags(asked)
     own: dict[str, Any] = {**call.node.parameters, **log_parameters()}
     if not everything:
-        own |= {old: own[new] for old, new in FORMER_NAMES.items() if new in own}
         own = {name: own[name] for name in call.command if name in own}
     found = {name: _detailed(name, value) for name, value in own.items()} if details else dict(own)
     names = [] if everything else [name for name in call.command if _is_others(call, name)]
@@ -71,7 +69,7 @@ def _detailed(name: str, value: Any) -> dict[str, Any]:
 
 def _is_others(call: Call, name: str) -> bool:
     return (
-        name not in (call.name, *call.node.parameters, *FORMER_NAMES, *LOG_PARAMETERS)
+        name not in (call.name, *call.node.parameters, *LOG_PARAMETERS)
         and name not in GENERIC_FIELDS
         and name not in _MONGOD_ALONE
     )

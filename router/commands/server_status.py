@@ -16,14 +16,6 @@ from router.peers.statuses import sum_statuses
 from shard_client.wire.connection import format_address
 
 _MOST_USERS = 100
-_FORMER_NAMES = {
-    "gateHolder": "slowestShard",
-    "gateReason": "slowestReason",
-    "promise": "watermark",
-    "nudges": "noopCommands",
-    "notes": "noopWrites",
-    "noteBytes": "noopWriteBytes",
-}
 _ADDED = frozenset({"ok", "$clusterTime", "operationTime"})
 
 
@@ -34,8 +26,6 @@ async def server_status(call: Call) -> Answer:
         if section in reply and wanted in (0, False):
             del reply[section]
     others = await everywhere_else(call)
-    if "mergerouter" in reply:
-        reply["mergerouter"] = _with_former_names(reply["mergerouter"])
     reply = sum_statuses([reply, *map(_without_times, others)])
     reply.get("mergerouter", {}).get("workers", []).sort(key=itemgetter("worker"))
     return Answer(reply)
@@ -122,16 +112,6 @@ def _mergerouter(node: Node, streams: Sequence[Mapping[str, Any]]) -> dict[str, 
         "users": [{**share, **whose} for share in node.cursors.admission.users(_MOST_USERS)],
         **({} if node.peers is None else {"workers": [_worker(node, node.peers.number)]}),
     }
-
-
-def _with_former_names(value: Any) -> Any:
-    """Add the fields by their names of the last release, which the next one does not return."""
-    if isinstance(value, list):
-        return [_with_former_names(each) for each in value]
-    if not isinstance(value, dict):
-        return value
-    former = {old: value[new] for old, new in _FORMER_NAMES.items() if new in value}
-    return {name: _with_former_names(each) for name, each in value.items()} | former
 
 
 def _worker(node: Node, number: int) -> dict[str, Any]:

@@ -26,10 +26,13 @@ async def start_session(call: Call) -> AnyAnswer:
 async def end_sessions(call: Call) -> AnyAnswer:
     """Kill the merged cursors of the named sessions, then pass the command to the upstream.
 
+    Only killSessions kills one whose getMore is in flight, as at mongos.
+
     Raises:
         CommandError: the sessions are not a list of documents with an id.
     """
-    call.node.cursors.end_sessions(_session_ids(call), call.user_name)
+    busy = call.name == "killSessions"
+    call.node.cursors.end_sessions(_session_ids(call), call.user_name, busy=busy)
     return await _everywhere_else(call)
 
 

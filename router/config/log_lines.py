@@ -13,6 +13,8 @@ from typing import Any, TextIO, cast
 
 import structlog
 
+log = structlog.get_logger()
+
 _SEVERITY = {
     "critical": "F",
     "exception": "E",
@@ -126,6 +128,42 @@ class Repeats:
         return event
 
 
+class LibraryLog(logging.Handler):
+    """Writes what libraries log, asyncio included, as lines of the router's log.
+
+    Each place in their code, with the place that raised the exception, has one line in ``interval``
+    seconds, whatever the text is; the next one has the number of those left out in ``repeated``.
+    Only asyncio's lines have tracebacks: they tell of an exception that the router's code did not
+    expect.
+    """
+
+    def __init__(self, interval: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(logging.WARNING)
+        self._interval = interval
+        self._clock = clock
+        self._logged: dict[tuple[object, ...], tuple[float, int]] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Log a record; called on the thread that made it."""
+        kind, error, trace = record.exc_info or (None, None, None)
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        raised_at = None if trace is None else (trace.tb_frame.f_code, trace.tb_lineno)
+        place, now = (record.pathname, record.lineno, kind, raised_at), self._clock()
+        logged, dropped = self._logged.get(place, (-math.inf, 0))
+        if now < logged + self._interval:
+            self._logged[place] = (logged, dropped + 1)
+            return
+        self._logged[place] = (now, 0)
+        message, _, details = record.getMessage().partition("\n")
+        fields: dict[str, Any] = {"repeated": dropped, "details": details, "error": error}
+        if record.name == "asyncio" and error is not None:
+            fields |= {"error": None, "exc_info": record.exc_info}
+        fields = {name: value for name, value in fields.items() if value}
+        write = log.error if record.levelno >= logging.ERROR else log.warning
+        write(message, component="CONTROL", library=record.name, **fields)
+
+
 MOST_VERBOSE = 5
 """mongos's highest verbosity."""
 
@@ -189,7 +227,7 @@ class LogStream:
 def configure_logging(
     verbosity: int = 0, *, quiet: bool = False, stream: TextIO | None = None
 ) -> None:
-    """Send every log line of the process to ``stream`` (stdout) as JSON.
+    """Send every log line of the process to ``stream`` (stdout) as JSON, those of libraries too.
 
     Args:
         verbosity: 0 hides debug lines, 1 or more shows them, as ``systemLog.verbosity``.
@@ -212,3 +250,6 @@ def configure_logging(
         logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, LogStream(output))),
         cache_logger_on_first_use=stream is None,
     )
+    root = logging.getLogger()
+    if not any(isinstance(each, LibraryLog) for each in root.handlers):
+        root.addHandler(LibraryLog())

@@ -74,32 +74,18 @@ PARAMETERS: Mapping[str, Parameter] = {
 }
 """Every start parameter by name."""
 
-FORMER_NAMES: Mapping[str, str] = {
-    "idleShardNudge": "noopWrites",
-    "idleShardNudgeMs": "noopWriteDelayMs",
-    "idleShardNudgesPerSecond": "noopWritesPerSecond",
-    "idleShardNudgeBurst": "noopWriteBurst",
-    "promiseTimeoutMs": "watermarkTimeoutMs",
-}
-"""The present names of parameters by their former ones, which the next release does not accept."""
-
 
 def parse_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return all parameters by name: those ``given`` parsed, the others at their defaults.
 
     Raises:
-        ValueError: an unknown name, a parameter under both its names, or a bad value.
+        ValueError: an unknown name or a bad value.
     """
-    values: dict[str, Any] = {}
-    for name, value in given.items():
-        present = FORMER_NAMES.get(name, name)
-        if present not in PARAMETERS:
+    for name in given:
+        if name not in PARAMETERS:
             raise ValueError(f"{name} is not a parameter.{nearest(name, PARAMETERS)}")
-        if present != name and present in given:
-            raise ValueError(f"{name} is the former name of {present}: set only {present}")
-        values[present] = value
     return {
-        name: parameter.parse(values[name]) if name in values else parameter.default
+        name: parameter.parse(given[name]) if name in given else parameter.default
         for name, parameter in PARAMETERS.items()
     }
 

@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from router.client_limits import ClientLimits, Network, supported_connections
 from router.config.environment import read_environment
-from router.config.parameters import FORMER_NAMES, PARAMETERS, client_limits, parse_parameters
+from router.config.parameters import PARAMETERS, client_limits, parse_parameters
 from router.config.problems import fields
 from router.config.section import Section
 from router.config.security import HIDDEN, Security
@@ -283,7 +283,7 @@ def load_settings(flags: Mapping[str, Any], file: Path | None = None) -> Setting
         OSError: if the file cannot be read.
     """
     from_file = _read_file(file) if file is not None else {}
-    maps = {"setParameter": (*PARAMETERS, *FORMER_NAMES), "feed.watch": ()}
+    maps = {"setParameter": tuple(PARAMETERS), "feed.watch": ()}
     names = [name for name, _field in fields(Settings)]
     from_environment = _nested(read_environment(os.environ, names, maps))
 

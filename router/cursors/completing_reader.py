@@ -9,6 +9,7 @@ from router.sharing.client_reader import ClientReader
 from router.tokens.resume_token import token_of
 from router.views.log_reader import Batch
 from shard_client.errors import CommandError
+from shard_client.remote_cursor.cursor_reply import token_data
 
 
 class CompletingReader:
@@ -41,7 +42,7 @@ class CompletingReader:
 
     def first_batch(self, first: Batch) -> Batch:
         """Return the opening's batch, which has no events, with the client's own token."""
-        self._pbrt = self._completion.resuming or first.pbrt
+        self._pbrt = self._completion.resumes_after or first.pbrt
         return first._replace(pbrt=self._pbrt)
 
     async def next_batch(self, batch_size: int | None, max_time: float) -> Batch:
@@ -148,9 +149,13 @@ class CompletingReader:
     def _reply(self, events: list[bytes], size: int) -> Batch:
         rest = bool(self._completed or self._raw or self._failure is not None)
         closed = self.finished = self._taken.closed and not rest and not events
+        before = self._pbrt
         if not rest:
             self._pbrt = self._taken.pbrt
         elif events:
             self._pbrt = token_of(events[-1])
-        self._pbrt = self._completion.resuming or self._pbrt
+        if self._completion.splits:
+            # The tokens of fragments sort after that of their event, which was taken whole.
+            handed_out = map(token_of, events[-1:])
+            self._pbrt = max(before, self._pbrt, *handed_out, key=token_data)
         return Batch(events, size, self._pbrt, closed)

@@ -11,6 +11,7 @@ from typing import Any
 import structlog
 from bson.timestamp import Timestamp
 
+from router.bson_text import plain
 from router.catalog.cluster import Cluster
 from router.cursors.completing_reader import CompletingReader
 from router.cursors.cursor import CursorUser, MergedCursor
@@ -128,6 +129,19 @@ class CursorRegistry:
             self._cursors[cursor.cursor_id] = cursor
             self._schedule_reaping()
         return cursor, first
+
+    async def check_reached(self, time: Timestamp, request: StreamRequest) -> None:
+        """Raise mongos's CommandError 72 if the request's shards have not reached a time."""
+        clock = self._cluster.clock
+        if clock.time is None or clock.time < time:
+            now, _ = await self._streams.cluster_time.now(request)
+            if now <= time:
+                raise CommandError(
+                    ErrorCode.InvalidOptions,
+                    "readConcern afterClusterTime value must not be greater than the current "
+                    f"clusterTime. Requested clusterTime: {{ ts: {plain(time)} }}; current "
+                    f"clusterTime: {{ ts: {plain(clock.time)} }}",
+                )
 
     async def explain(self, request: StreamRequest, verbosity: Any) -> dict[str, Any]:
         """Return the plan of ``request`` without opening a cursor. Raises CommandError."""
@@ -284,10 +298,17 @@ class CursorRegistry:
             killed.append(cursor_id)
         return killed, not_found
 
-    def end_sessions(self, lsids: Iterable[bytes], user: str | None = None) -> None:
-        """Kill the cursors of these sessions of the user."""
+    def end_sessions(
+        self, lsids: Iterable[bytes], user: str | None = None, *, busy: bool = False
+    ) -> None:
+        """Kill the cursors of these sessions of the user.
+
+        Those with a getMore in flight are left, unless ``busy`` is set: mongos lets that finish,
+        and a session that is used again goes on.
+        """
         for cursor in self._of_sessions(lsids, user):
-            self._remove(cursor.cursor_id)
+            if busy or not cursor.busy:
+                self._remove(cursor.cursor_id)
 
     def refresh_sessions(self, lsids: Iterable[bytes], user: str | None = None) -> None:
         """Restart the idle time of the cursors of these sessions of the user."""

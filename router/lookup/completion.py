@@ -2,11 +2,12 @@
 
 from router.lookup.documents import Found, find_documents
 from router.lookup.events import Wanted, has_updates, wanted, with_document
-from router.lookup.fragments import Splitter, whole_events
+from router.lookup.fragments import split, whole_events
 from router.lookup.plan import LookupPlan
 from router.lookup.upstream_reads import UpstreamReads
 from router.lookup.user_stages import Transformed, UserStages
 from router.memory import Holding, Memory
+from router.views.resume_point import ResumePoint
 from shard_client.errors import CommandError
 
 _GROWTH = 4
@@ -41,7 +42,7 @@ class Completion:
         self._same_collection = same_collection or bool(
             options.get("matchCollectionUUIDForUpdateLookup")
         )
-        self._splitter = Splitter(plan.resume) if plan.splits else None
+        self._resume = None if plan.resume is None else ResumePoint(plan.resume)
         self._failure: CommandError | None = None
         self._closed = False
         self._held = Holding(memory)
@@ -61,9 +62,14 @@ class Completion:
         return 1 if self._held.memory.short else self._reads.settings.most_events
 
     @property
-    def resuming(self) -> bytes | None:
-        """The raw token of a fragment to resume after, or None once its event has arrived."""
-        return None if self._splitter is None else self._splitter.resuming
+    def splits(self) -> bool:
+        """Whether one event may become several, the fragments of a large event."""
+        return self._plan.splits
+
+    @property
+    def resumes_after(self) -> bytes | None:
+        """The raw token of a fragment to resume after, or None."""
+        return None if self._plan.resume is None else self._plan.resume.raw
 
     async def check(self) -> None:
         """Validate the user's stages, as mongos does when a stream is opened.
@@ -83,13 +89,11 @@ class Completion:
         if self._failure is not None:
             raise self._failure
         try:
-            return await self._complete_or_split(events)
+            return await (self._split if self.splits else self._complete)(events)
         finally:
             self._held.size = 0
 
-    async def _complete_or_split(self, events: list[bytes]) -> Transformed:
-        if self._splitter is None:
-            return await self._complete(events)
+    async def _split(self, events: list[bytes]) -> Transformed:
         whole, counts = whole_events(events)
         if not whole:
             return Transformed(0, [])
@@ -97,13 +101,21 @@ class Completion:
         fragments: list[bytes] = []
         for event in done.events:
             try:
-                fragments += self._splitter.split(event)
+                fragments += self._beyond_token(split(event))
             except CommandError as error:
                 if not fragments:
                     raise
                 self._failure = error
                 break
         return Transformed(sum(counts[: done.consumed]), fragments)
+
+    def _beyond_token(self, fragments: list[bytes]) -> list[bytes]:
+        if self._resume is None:
+            return fragments
+        beyond = self._resume.drop_seen(fragments)
+        if self._resume.passed:
+            self._resume = None
+        return beyond
 
     async def _complete(self, events: list[bytes]) -> Transformed:
         part = events[: self.at_once]

@@ -12,67 +12,29 @@ import bson
 
 from router.lookup.events import MAX_EVENT_BYTES
 from router.tokens.resume_token import ResumeToken, token_of
-from shard_client.error_codes import ErrorCode
+from router.views.resume_point import fragment_of
 from shard_client.errors import CommandError
-from shard_client.remote_cursor.cursor_reply import token_data
-from shard_client.wire.bson_slices import DOCUMENT, document_of, find, iter_elements, string_value
+from shard_client.wire.bson_slices import document_of, find, iter_elements, string_value
 from shard_client.wire.documents import decode
 
 MAX_WHOLE_BYTES: Final = MAX_EVENT_BYTES - 8 * 1024
 """The maximum size of an event that is not split, and of a fragment."""
 
 _END: Final = "04"
+_ORDER: Final = (
+    b"txnNumber", b"lsid", b"_id", b"operationType", b"clusterTime", b"collectionUUID",
+    b"wallTime", b"ns", b"documentKey", b"updateDescription", b"rawUpdateDescription",
+    b"fullDocumentBeforeChange",
+)  # fmt: skip
+"""The fields of an update before its lookup, in the order of servers."""
 
 
-class Splitter:
-    """Splits the large events of one stream.
+def split(event: bytes) -> list[bytes]:
+    """Return the documents that a client receives for ``event``: itself, or its fragments.
 
-    ``resume`` is the client's token if it names a fragment. The events before it and the fragments
-    up to and including it are left out.
+    Raises CommandError 7182500 if a single field is too large for a fragment.
     """
-
-    def __init__(self, resume: ResumeToken | None) -> None:
-        self._resume = resume
-
-    @property
-    def resuming(self) -> bytes | None:
-        """The raw token to resume after, or None once its event has arrived."""
-        return None if self._resume is None else self._resume.raw
-
-    def split(self, event: bytes) -> list[bytes]:
-        """Return the documents that the client receives for ``event``.
-
-        Events must come in the stream's order. Raises CommandError: 280 if the point to resume
-        after is absent, or the event is no longer split in the same way; 7182500 if a single field
-        is too large for a fragment.
-        """
-        resume, skip = self._resume, 0
-        if resume is not None:
-            key, wanted = token_data(token_of(event)), _whole_key(resume)
-            if key < wanted:
-                return []
-            self._resume = None
-            if key > wanted:
-                raise _fatal(
-                    "cannot resume stream; the resume token was not found. "
-                    f'{{_data: "{resume.data.decode("ascii")}"}}'
-                )
-            skip = (resume.fragment_num or 0) + 1
-        if len(event) <= MAX_WHOLE_BYTES:
-            if skip:
-                raise _fatal(
-                    "Attempted to resume from a split event fragment, but the event in the resumed "
-                    "stream was not large enough to be split"
-                )
-            return [event]
-        fragments = _fragments(event)
-        if skip > len(fragments):
-            raise _fatal(
-                "Attempted to resume from a split event, but the resumed stream produced a "
-                "different split. Ensure that the pipeline used to resume is the same as the "
-                "original"
-            )
-        return fragments[skip:]
+    return [event] if len(event) <= MAX_WHOLE_BYTES else _fragments(event)
 
 
 def whole_events(events: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
@@ -85,8 +47,8 @@ def whole_events(events: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
     counts: list[int] = []
     position = 0
     while position < len(events):
-        of = _fragments_in(events[position])
-        if of > 1 and _is_update(events[position : position + of]):
+        number, of = fragment_of(events[position])
+        if number == 1 < of and _is_update(events[position : position + of]):
             if position + of > len(events):
                 break
             whole.append(_joined(events[position : position + of]))
@@ -96,15 +58,6 @@ def whole_events(events: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
             counts.append(1)
         position += counts[-1]
     return whole, counts
-
-
-def _fragments_in(event: bytes) -> int:
-    """Return the fragment count if this is a first fragment, 1 for any other event."""
-    split = find(event, b"splitEvent")
-    if split is None or split.type != DOCUMENT:
-        return 1
-    fields = decode(event[split.start : split.end])
-    return int(fields.get("of", 1)) if fields.get("fragment") == 1 else 1
 
 
 def _is_update(fragments: Iterable[bytes]) -> bool:
@@ -117,13 +70,12 @@ def _is_update(fragments: Iterable[bytes]) -> bool:
 
 def _joined(fragments: Sequence[bytes]) -> bytes:
     token = decode(token_of(fragments[0]))
-    parsed = ResumeToken.parse(token)
-    fields = [b"\x03_id\0" + bson.encode({**token, "_data": _whole_key(parsed).decode("ascii")})]
-    for fragment in fragments:
-        fields += [
-            field for name, field in _fields(fragment) if name not in (b"_id", b"splitEvent")
-        ]
-    return document_of(b"".join(fields))
+    fields = {name: field for fragment in fragments for name, field in _fields(fragment)}
+    del fields[b"splitEvent"]
+    whole = {**token, "_data": ResumeToken.parse(token).whole_key.decode("ascii")}
+    fields[b"_id"] = b"\x03_id\0" + bson.encode(whole)
+    ordered = [fields.pop(name) for name in _ORDER if name in fields]
+    return document_of(b"".join((*ordered, *fields.values())))
 
 
 def _fragments(event: bytes) -> list[bytes]:
@@ -161,20 +113,8 @@ def _head(token: dict[str, object], number: int, of: int) -> list[bytes]:
     ]
 
 
-def _whole_key(token: ResumeToken) -> bytes:
-    """Return the sort key of the whole event to which a fragment's token belongs."""
-    if token.fragment_num is None:
-        return token.data
-    digits = 2 if not token.fragment_num else 4
-    return token.data[: -len(_END) - digits] + _END.encode()
-
-
 def _fields(document: bytes) -> list[tuple[bytes, bytes]]:
     return [
         (name, document[start - len(name) - 2 : end])
         for _, name, start, end in iter_elements(document)
     ]
-
-
-def _fatal(message: str) -> CommandError:
-    return CommandError(ErrorCode.ChangeStreamFatalError, message)

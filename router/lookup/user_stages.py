@@ -7,10 +7,11 @@ from bson.raw_bson import RawBSONDocument
 
 from router.bson_text import render
 from router.lookup.events import MAX_EVENT_BYTES, too_large
-from router.lookup.large_events import conditions_of, meets, part_for
+from router.lookup.large_events import Condition, operands_of, part_for, projected
 from router.lookup.plan import LookupPlan
 from router.lookup.upstream_reads import UpstreamReads
 from router.memory import Holding
+from router.request.stages import stage_name
 from router.tokens.resume_token import token_of
 from shard_client.error_codes import RESUMABLE_CODES, ErrorCode
 from shard_client.errors import CommandError
@@ -41,7 +42,6 @@ class UserStages:
         self._reads = reads
         extras = plan.remote.extras
         self._fields = {name: extras[name] for name in _FIELDS if name in extras}
-        self._conditions = conditions_of(plan.stages)
 
     async def check(self, held: Holding) -> None:
         """Validate the stages on the upstream mongos; raises its CommandError."""
@@ -57,8 +57,7 @@ class UserStages:
         count, size = 0, 0
         most = _TARGETS * self._reads.target_bytes(held)
         if len(events[0]) > MAX_EVENT_BYTES:
-            selected = await self._selects(events[0], held)
-            return Transformed(1, [events[0]] if selected else [])
+            return Transformed(1, await self._transform_large(events[0], held))
         for event in events:
             size += len(event)
             if count and size > most:
@@ -75,24 +74,35 @@ class UserStages:
                 # The events before the one that fails are delivered.
                 count //= 2
 
-    async def _selects(self, event: bytes, held: Holding) -> bool:
-        """Return whether an event that no command can carry passes the stages.
+    async def _transform_large(self, event: bytes, held: Holding) -> list[bytes]:
+        """Return the results of an event that no command can carry.
 
-        Raises CommandError 10334 if they change events, or a condition reads too much of this one.
+        Raises CommandError 10334 if a stage computes fields of it, or a condition compares fields
+        that are too large together.
         """
-        if self._conditions is None:
-            raise too_large(event, len(event))
-        for condition in self._conditions:
-            part = part_for(condition, event)
-            if len(part) <= MAX_EVENT_BYTES:
-                met: bool | None = bool(await self._run([{"$match": condition}], [part], held))
-            else:
-                met = None if "collation" in self._fields else meets(condition, event)
-            if met is None:
-                raise too_large(event, len(part))
-            if not met:
-                return False
-        return True
+        for place, stage in enumerate(self._plan.stages):
+            if len(event) <= MAX_EVENT_BYTES:
+                results = await self._run(self._plan.stages[place:], [event], held)
+                return _in_order([event], results)
+            name = stage_name(stage)
+            if name != "$match":
+                event = projected(stage, event)
+            elif not await self._meets(stage[name], event, held):
+                return []
+        return [event]
+
+    async def _meets(self, condition: Condition, event: bytes, held: Holding) -> bool:
+        part = part_for(condition, event)
+        if len(part) <= MAX_EVENT_BYTES:
+            return bool(await self._run([{"$match": condition}], [part], held))
+        divided = operands_of(condition)
+        if divided is None:
+            raise too_large(event, len(part))
+        operands, decisive, result = divided
+        for operand in operands:
+            if await self._meets(operand, event, held) is decisive:
+                return result
+        return not result
 
     async def _run(
         self, stages: Sequence[Mapping[str, Any]], events: Sequence[bytes], held: Holding

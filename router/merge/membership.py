@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Set
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import bson
 from bson.timestamp import Timestamp
@@ -23,13 +23,21 @@ class ShardSpan(NamedTuple):
     """A shard that a stream reads, or has read, from ``since`` on.
 
     ``until`` is the sort key that the shard's remote had to reach when the shard left, or None
-    while no removal has been seen.
+    while no removal has been seen. ``skips_at`` is as for ``RemoteQueue``.
     """
 
     shard: str
     host: str
     since: Timestamp
     until: bytes | None
+    skips_at: bytes | None = None
+
+    @classmethod
+    def of(cls, remote: RemoteQueue) -> Self:
+        """Return what a remote reads of its shard."""
+        opening = remote.opening
+        read = opening.target, opening.host, opening.start_at
+        return cls(*read, remote.removed_at, remote.skips_at)
 
     def covers(self, other: "ShardSpan", key: bytes) -> bool:
         """Return whether it covers all of ``other``'s events beyond the sort key ``key``."""
@@ -53,7 +61,7 @@ class Membership:
         self._merger = merger
         self._start_at = start_at
         self._leaving: set[int] = set()
-        self._removed: deque[ShardSpan] = deque(maxlen=_MOST_REMOVED)
+        self._removed: deque[RemoteQueue] = deque(maxlen=_MOST_REMOVED)
         self._next = 0
         self.draining: set[str] = set()
         """Draining shards, which are about to leave."""
@@ -66,17 +74,19 @@ class Membership:
         *,
         topology: bool = False,
         watermark: bytes | None = None,
+        skips_at: bytes | None = None,
     ) -> OpenRemote:
-        """Add a remote; ``watermark`` is known beforehand, as for ``RemoteQueue``."""
+        """Add a remote; ``watermark`` and ``skips_at`` are as for ``RemoteQueue``."""
         opening = OpenRemote(self._next, target, host, start_at, topology)
         self._next += 1
-        self._merger.add_remote(RemoteQueue(opening, watermark))
+        self._merger.add_remote(RemoteQueue(opening, watermark, skips_at))
         return opening
 
     def open_removed(self, part: ShardSpan, start_at: Timestamp) -> OpenRemote:
         """Add a remote on a removed shard, for its events from ``start_at`` on."""
         assert part.until is not None
-        opening = self.open(part.shard, part.host, max(start_at, part.since))
+        since = max(start_at, part.since)
+        opening = self.open(part.shard, part.host, since, skips_at=part.skips_at)
         self._leave(opening.remote, part.until)
         return opening
 
@@ -85,13 +95,13 @@ class Membership:
 
         Of the removed shards only the latest are remembered.
         """
-        removed = [each for each in self._removed if each.until is None or each.until > key]
+        removed = [each for each in self._removed if (each.removed_at or b"") > key]
         present = [
-            ShardSpan(remote.target, remote.opening.host, remote.opening.start_at, None)
-            for remote in self._merger.remotes.values()
-            if remote.removed_at is None and not remote.opening.topology
+            each
+            for each in self._merger.remotes.values()
+            if each.removed_at is None and not each.opening.topology
         ]
-        return frozenset(removed + present)
+        return frozenset(ShardSpan.of(each) for each in removed + present)
 
     def change(self, events: list[Event]) -> list[Action]:
         """Apply the config server's events; open the shards that joined, one tick later.
@@ -180,8 +190,7 @@ class Membership:
         remote = self._merger.remotes[number]
         remote.removed_at = removed_at
         self._leaving.add(number)
-        opening = remote.opening
-        self._removed.append(ShardSpan(opening.target, opening.host, opening.start_at, removed_at))
+        self._removed.append(remote)
 
     def _join(self, shard: str, host: str, at: Timestamp) -> OpenRemote:
         start_at = max(next_tick(at), self._start_at)

@@ -37,8 +37,9 @@ class MergedStream:
 
     ``shards`` maps shard ids to host strings ("rs/h1:p,h2:p"), as read from ``config.shards`` at or
     after ``topology_from``; ``start_at`` is where every shard starts (for a resume token: the
-    token's cluster time). ``removed`` are shards that have left since; the stream reads them to
-    their ends. ``draining`` are the shards that are about to leave.
+    token's cluster time). ``spans`` are those of the stream that its first client has left: shards
+    that have gone since are read to their ends. ``draining`` are the shards that are about to
+    leave.
 
     Pass it replies and errors with ``batch_arrived`` and ``remote_failed``, execute the actions
     that it returns, and read it through any number of log readers. ``log`` keeps the latest
@@ -53,7 +54,7 @@ class MergedStream:
         *,
         start_at: Timestamp,
         topology_from: Timestamp,
-        removed: Iterable[ShardSpan] = (),
+        spans: Iterable[ShardSpan] = (),
         draining: Iterable[str] = (),
         keep_bytes: int = 0,
         sizes: BlockSizes = DEFAULT_BLOCK_SIZES,
@@ -78,12 +79,16 @@ class MergedStream:
         else:
             shards = only_shard(shards, only)
         # The present shards come last: later events of the config server apply to them.
-        openings = [self._membership.open_removed(each, start_at) for each in removed]
-        openings += [self._membership.open(shard, host, start_at) for shard, host in shards.items()]
-        if request.starts_after_invalidate:
-            for opening in openings:
-                self._merger.remotes[opening.remote].skip_invalidate()
-        self._openings += openings
+        begins = b"" if request.starts_after_invalidate else None
+        skips: dict[str, bytes | None] = dict.fromkeys(shards, begins)
+        for each in spans:
+            if each.until is None:
+                skips[each.shard] = each.skips_at
+            else:
+                self._openings.append(self._membership.open_removed(each, start_at))
+        for shard, host in shards.items():
+            opening = self._membership.open(shard, host, start_at, skips_at=skips[shard])
+            self._openings.append(opening)
 
     def spans_beyond(self, key: bytes) -> frozenset[ShardSpan]:
         """Return the spans, removed shards included, that may have events beyond a sort key.
@@ -140,9 +145,7 @@ class MergedStream:
             except (KeyError, InvalidBSON) as error:
                 return self._broken(remote, f"an event on config.shards is malformed: {error!r}")
         try:
-            # A client cannot resume after an invalidate that it has not received.
-            marks = key not in self.skipped_invalidates
-            self._merger.add_batch(remote, events, watermark, size, marks=marks)
+            self._merger.add_batch(remote, events, watermark, size)
         except MergeOrderError as error:
             # A client that resumes gets all events, in order.
             return [*actions, *self._broken(remote, str(error), labels=(RESUMABLE_LABEL,))]

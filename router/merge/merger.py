@@ -96,21 +96,18 @@ class Merger:
         events: list[Event],
         reached: Watermark,
         size: int | None = None,
-        *,
-        marks: bool = True,
     ) -> None:
         """Add one batch of a remote: ``events`` in order, then the watermark ``reached``.
 
         ``size`` is the size of the events in bytes, computed here if absent. The merger takes
-        ownership of the list. Without ``marks`` the watermark never becomes the high water mark.
-        Raises MergeOrderError, and adds nothing, if the batch is out of order, goes below the
-        remote's earlier watermark or above its new one.
+        ownership of the list. Raises MergeOrderError, and adds nothing, if the batch is out of
+        order, goes below the remote's earlier watermark or above its new one.
         """
         remote = self.remotes[number]
         watermark, held = remote.watermark, remote.buffered
         if size is None:
             size = sum(map(len, map(BSON, events)))
-        remote.add_batch(events, reached, size, self._sizes.coalesce_bytes, marks=marks)
+        remote.add_batch(events, reached, size, self._sizes.coalesce_bytes)
         if watermark is None:
             self._silent.discard(number)
         else:
@@ -150,13 +147,14 @@ class Merger:
 
     @property
     def high_water_mark(self) -> Watermark | None:
-        """The smallest watermark, if it may become a high water mark.
+        """The smallest watermark, if one of the remotes that have it makes it a high water mark.
 
         It is that of a client that has received all blocks, when nothing is ready.
         """
-        if self._silent or not self._watermarks:
+        key = self.low_watermark
+        if key is None:
             return None
-        return self.remotes[self._watermarks[0][1]].mark
+        return next(filter(None, (self.remotes[each].mark for each in self.holding(key))), None)
 
     @property
     def ahead(self) -> bool:

@@ -49,15 +49,18 @@ class RemoteQueue:
     known beforehand: nothing below it can come, but the remote has not sent it. ``eligible`` is
     whether the watermark may become the high water mark. The remote's change stream has ended at
     its watermark once it is ``invalidated``; its shard is gone once the watermark has reached the
-    sort key ``removed_at``.
+    sort key ``removed_at``. An invalidate at the cluster time ``skips_at`` does not end it, where a
+    sort key begins with that time: that of its first event, b"" before that, None for none.
     """
 
     __slots__ = (
-        "_swallows", "_token", "buffered", "eligible", "invalidated", "opening", "removed_at",
-        "runs", "watermark",
+        "_skipped", "_token", "buffered", "eligible", "invalidated", "opening", "removed_at",
+        "runs", "skips_at", "watermark",
     )  # fmt: skip
 
-    def __init__(self, opening: OpenRemote, watermark: bytes | None = None) -> None:
+    def __init__(
+        self, opening: OpenRemote, watermark: bytes | None = None, skips_at: bytes | None = None
+    ) -> None:
         self.opening = opening
         self.runs: deque[_Run] = deque()
         self.buffered = 0
@@ -66,8 +69,9 @@ class RemoteQueue:
         self.eligible = watermark is None and not opening.topology
         self.invalidated = False
         self.removed_at: bytes | None = None
+        self.skips_at = skips_at
         self._token = b""
-        self._swallows: bytes | None = None
+        self._skipped = b""
 
     @property
     def target(self) -> str:
@@ -88,34 +92,30 @@ class RemoteQueue:
 
     # Its life.
 
-    def skip_invalidate(self) -> None:
-        """Let ``record_invalidate`` skip the invalidate whose cause is the first event."""
-        self._swallows = b""
-
     def began(self, key: bytes) -> None:
         """Record the sort key of a reply's first event, before ``record_invalidate``."""
-        if self._swallows == b"":
+        if self.skips_at == b"":
             # Only the cause of an invalidate has its cluster time.
-            self._swallows = key[:TIME_DIGITS]
+            self.skips_at = key[:TIME_DIGITS]
 
     def record_invalidate(self, key: bytes) -> bool:
         """Record that an invalidate has ended its change stream; return whether to skip it."""
-        if self._swallows is not None and key.startswith(self._swallows):
-            self._swallows = None
+        self.began(key)
+        if self.skips_at is not None and key.startswith(self.skips_at):
+            # A client cannot resume after an invalidate that it has not received.
+            self._skipped = key
             return True
         self.invalidated = True
         return False
 
     # Its events.
 
-    def add_batch(
-        self, events: list[Event], reached: Watermark, size: int, coalesced: int, *, marks: bool
-    ) -> None:
+    def add_batch(self, events: list[Event], reached: Watermark, size: int, coalesced: int) -> None:
         """Add one batch: ``events`` of ``size`` bytes in order, then the watermark ``reached``.
 
-        Takes ownership of the list. Runs grow up to ``coalesced`` bytes. Without ``marks`` the
-        watermark never becomes the high water mark. Raises MergeOrderError, and adds nothing, if
-        the batch is out of order, goes below the earlier watermark or above the new one.
+        Takes ownership of the list. Runs grow up to ``coalesced`` bytes. Raises MergeOrderError,
+        and adds nothing, if the batch is out of order, goes below the earlier watermark or above
+        the new one.
         """
         key, watermark = reached.key, self.watermark
         if watermark is not None and key < watermark:
@@ -130,7 +130,7 @@ class RemoteQueue:
             # Sorting a sorted list is the fastest check that it is sorted.
             if sorted(events, key=KEY) != events:
                 self._refuse("a batch is not in the order of its tokens")
-        self.eligible = marks and self._is_eligible(key, has_events=bool(events))
+        self.eligible = self._is_eligible(key, has_events=bool(events))
         self.watermark, self._token = reached
         if not events or self.opening.topology:
             return
@@ -149,7 +149,7 @@ class RemoteQueue:
         """Return whether a watermark may become the high water mark
         (docs/protocol.md#sharded-cluster)."""
         if not self.opening.topology:
-            return True
+            return key != self._skipped
         if has_events:
             return False
         return self.eligible or (

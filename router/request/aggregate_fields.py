@@ -1,11 +1,11 @@
 """The fields of an ``aggregate`` command around its pipeline (docs/protocol.md#opening)."""
 
-import math
 from collections.abc import Mapping
 from typing import Any, Final
 
 from router.bson_text import type_name
 from router.request.field_errors import missing_field, not_boolean, unknown_field, wrong_type
+from router.request.generic_fields import NUMBERS, check_generic_fields
 from router.request.read_preference import check_read_preference
 from router.request.stages import check_document, check_shape
 from shard_client.error_codes import ErrorCode
@@ -14,10 +14,7 @@ from shard_client.errors import CommandError
 _DOCUMENTS: Final = ("collation", "let", "readConcern", "writeConcern", "$_passthroughToShard")
 _FLAGS: Final = ("allowDiskUse", "needsMerge", "fromMongos", "fromRouter")
 _NOT_STRICT: Final = ("explain", "collectionUUID", "$_passthroughToShard")
-_LONGEST_TIME: Final = 2**31 - 1
-_INT64_MAX: Final = 2**63 - 1
 _NUMBERS: Final = (int, float)
-_NUMBER_NAMES: Final = ("long", "int", "decimal", "double")
 
 # The fields that the router understands. Servers may know others, which the router cannot check: a
 # command with such a field goes to the upstream, if there is one.
@@ -83,13 +80,10 @@ def check_for_change_stream(command: Mapping[str, Any]) -> None:
         )
     if command.get("collectionUUID") is not None:
         raise CommandError(4928900, "collectionUUID is not supported for a change stream")
-    concern = command.get("readConcern")
-    for name in concern or ():
-        if name not in ("level", "afterClusterTime", "provenance"):
-            raise CommandError(
-                ErrorCode.InvalidOptions, f"Unrecognized option in readConcern: {name}"
-            )
-    level = "local" if concern == {} else (concern or {}).get("level", "majority")
+    check_generic_fields(command)
+    concern = command.get("readConcern", {"level": "majority"})
+    # Without a level, a read after a time has that of a change stream.
+    level = concern.get("level", "majority" if "afterClusterTime" in concern else "local")
     if level != "majority":
         raise CommandError(
             ErrorCode.InvalidOptions,
@@ -126,7 +120,7 @@ def _check_cursor(cursor: Any) -> None:
         if name != "batchSize":
             raise unknown_field(f"cursor.{name}")
         if isinstance(value, bool) or not isinstance(value, _NUMBERS):
-            raise wrong_type("cursor.batchSize", value, *_NUMBER_NAMES)
+            raise wrong_type("cursor.batchSize", value, *NUMBERS)
         if value < 0:
             raise CommandError(
                 51024, f"BSON field 'batchSize' value must be >= 0, actual value '{int(value)}'"
@@ -143,7 +137,7 @@ def _check_field(name: str, value: Any) -> None:
     elif name == "maxTimeMS":
         _check_max_time(value)
     elif name == "bypassDocumentValidation" and not isinstance(value, bool | int | float):
-        raise wrong_type("aggregate.bypassDocumentValidation", value, "bool", *_NUMBER_NAMES)
+        raise wrong_type("aggregate.bypassDocumentValidation", value, "bool", *NUMBERS)
     elif name == "hint" and not isinstance(value, str | Mapping):
         raise CommandError(ErrorCode.FailedToParse, "Hint must be a string or an object")
     elif name == "explain" and not isinstance(value, bool):
@@ -155,16 +149,11 @@ def _check_field(name: str, value: Any) -> None:
 
 def _check_max_time(value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, _NUMBERS):
-        raise wrong_type("aggregate.maxTimeMS", value, *_NUMBER_NAMES)
+        raise wrong_type("aggregate.maxTimeMS", value, *NUMBERS)
     if value < 0:
         raise CommandError(
             51024, f"BSON field 'maxTimeMS' value must be >= 0, actual value '{int(value)}'"
         )
-    if value != value or value in (math.inf, -math.inf) or int(value) != value:
-        raise CommandError(ErrorCode.BadValue, "maxTimeMS has non-integral value")
-    if value > _LONGEST_TIME:
-        shown = min(int(value), _INT64_MAX)
-        raise CommandError(ErrorCode.BadValue, f"{shown} value for maxTimeMS is out of range")
 
 
 def _check_passthrough(value: Mapping[str, Any]) -> None:

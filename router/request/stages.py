@@ -132,8 +132,11 @@ def check_arguments(pipeline: Sequence[Mapping[str, Any]]) -> None:
             raise CommandError(7182800, f"{SPLIT} spec should be an empty object")
 
 
-def check_positions(pipeline: Sequence[Mapping[str, Any]]) -> None:
-    """Check the positions of the stages; raises mongos's CommandError."""
+def check_positions(pipeline: Sequence[Mapping[str, Any]], *, resumes_fragment: bool) -> None:
+    """Check the positions of the stages; raises mongos's CommandError.
+
+    A stream that ``resumes_fragment``, that is, starts after a part of an event, must split events.
+    """
     names = [stage_name(stage) for stage in pipeline]
     if CHANGE_STREAM in names[1:]:
         raise CommandError(
@@ -154,6 +157,16 @@ def check_positions(pipeline: Sequence[Mapping[str, Any]]) -> None:
             )
         if name == SPLIT and position != len(names) - 1:
             raise CommandError(7182802, f"{SPLIT} must be the last stage in the pipeline")
+    if SPLIT in names and not set(names).isdisjoint(_IDENTITY):
+        raise CommandError(
+            7182803, f"{SPLIT} is at the wrong position in the pipeline after optimization"
+        )
+    if resumes_fragment and SPLIT not in names:
+        raise CommandError(
+            ErrorCode.ChangeStreamFatalError,
+            "To resume from a split event, the $changeStream pipeline must include a "
+            f"{SPLIT} stage",
+        ).with_change_stream_label()
 
 
 def check_document(name: str, value: Any) -> None:

@@ -135,6 +135,11 @@ class StreamRequest:
         )
 
 
+def _names_fragment(start: Start) -> bool:
+    """Return whether a stream starts after a fragment of an event."""
+    return isinstance(start, AfterToken) and start.token.fragment_num is not None
+
+
 def parse_request(database: str, command: Mapping[str, Any]) -> StreamRequest:
     """Parse a client's ``aggregate`` into a StreamRequest.
 
@@ -160,7 +165,7 @@ def parse_request(database: str, command: Mapping[str, Any]) -> StreamRequest:
         check_namespace(spec, database, collection)
         start = parse_start(spec, collection)
     check_arguments(pipeline)
-    check_positions(pipeline)
+    check_positions(pipeline, resumes_fragment=_names_fragment(start))
     if not opens_stream:
         raise CommandError(ErrorCode.CommandNotFound, "no such command: 'aggregate'")
     passthrough, max_time = command.get("$_passthroughToShard"), command.get("maxTimeMS")

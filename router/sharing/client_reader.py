@@ -387,9 +387,6 @@ class ClientReader:
             source = own
         if not (self._may_begin(source, start_at) and self._may_narrow(source, needs)):
             source = own
-        if own.request.starts_after_invalidate:
-            # Wherever the reader is by now, its shards must leave out the same invalidates.
-            start_at = own.request.start_time or start_at
         source, stream, _ = await self._enter(source, start_at, needs, needs_spans)
         try:
             log_reader.continue_on(source.open(stream.views.fan_out, needs))

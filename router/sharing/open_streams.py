@@ -56,7 +56,7 @@ class OpenStreams:
         self._limits = limits
         self._memory = memory
         self._loop = asyncio.get_running_loop()
-        self._cluster_time = ClusterTimeFetcher(cluster, limits)
+        self.cluster_time = ClusterTimeFetcher(cluster, limits)
         self._by_key: dict[bytes, list[RunningStream]] = {}
         """The streams by their identity; readers that have caught up join the first one."""
         self._keys: dict[RunningStream, bytes | None] = {}
@@ -85,7 +85,7 @@ class OpenStreams:
                 await unknown.located()
                 continue
             if start_at is None and any(each.healthy for each in streams):
-                start_at = (await self._cluster_time.now(request)).time
+                start_at = (await self.cluster_time.now(request)).time
                 continue
             found = None
             if start_at is not None:
@@ -158,12 +158,13 @@ class OpenStreams:
         spans: Set[ShardSpan],
     ) -> RunningStream:
         ticket = self._admission.admit_stream(quota, self.cluster.targets)
-        if start_at is not None and not request.starts_after_invalidate:
+        # A client that moves knows which invalidates its shards skip from where it is.
+        if start_at is not None and (spans or not request.starts_after_invalidate):
             request = replace(request, start=AtTime(start_at))
         streams = [] if key is None else self._by_key.setdefault(key, [])
         is_joined = streams and not self._is_late(streams[0], start_at)
         stream = RunningStream(
-            request, self.cluster, self._cluster_time, self._noop_writer, self._limits,
+            request, self.cluster, self.cluster_time, self._noop_writer, self._limits,
             self._memory.of(quota.user), ticket, self._gone, spans,
         )  # fmt: skip
         self._keys[stream] = key
@@ -240,6 +241,6 @@ class OpenStreams:
         """Close all remotes, within bounded time."""
         for stream in list(self._keys):
             self._gone(stream)
-        await self._cluster_time.close()
+        await self.cluster_time.close()
         while self._tasks:
             await asyncio.wait(self._tasks)

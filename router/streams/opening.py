@@ -27,7 +27,7 @@ async def merged_stream(
 ) -> MergedStream:
     """Return the merged stream of ``request``, with its shards and its start.
 
-    ``spans`` are shard spans to read even if the shards have left. Raises CommandError, labelled as
+    ``spans`` are those of the stream that its client has left. Raises CommandError, labelled as
     mongos labels it, after ``open_timeout`` at the latest; 70 ShardNotFound if the cluster has no
     shards.
     """
@@ -41,14 +41,17 @@ async def merged_stream(
         raise no_shards()
     # A listed shard without a known end is still there. A missing shard without a known end left
     # by the time the list was read, not long before.
-    known = (each for each in spans if each.until is not None or each.shard not in shards)
     left_by = first_key(next_tick(listed.by))
+    known = (
+        each._replace(until=left_by) if each.until is None and each.shard not in shards else each
+        for each in spans
+    )
     return MergedStream(
         request,
         shards,
         start_at=start_at,
         topology_from=listed.before,
-        removed=sorted(each._replace(until=each.until or left_by) for each in known),
+        spans=sorted(known, key=lambda each: each[:3]),
         draining=listed.draining,
         sizes=limits.blocks,
     )

@@ -1,5 +1,6 @@
 """Resume tokens: decoding, comparison, high water marks (docs/protocol.md#resume-tokens)."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -29,6 +30,7 @@ _VERSION_DIGITS: Final = {b"29": 0, b"2B02": 1, b"2B04": 2}
 _CLASSIC_OPERATIONS: Final = frozenset(
     {"insert", "update", "replace", "delete", "drop", "rename", "dropDatabase", "invalidate"}
 )
+_FRAGMENT: Final = re.compile(rb"(?:\x29|\x2b.)\x04", re.DOTALL)
 _ENDS_OF_MARKS: Final = frozenset({b"292904", b"2B0229296E04", b"2B0429296E1404"})
 _DOCUMENT_KEY: Final = b"\x46documentKey\0"
 
@@ -57,6 +59,13 @@ class ResumeToken:
     def is_high_water_mark(self) -> bool:
         """Whether no event can carry this token."""
         return self.token_type == HIGH_WATER_MARK and self.uuid is None and not self.txn_op_index
+
+    @property
+    def whole_key(self) -> bytes:
+        """The sort key of the whole event, if this is the token of a fragment of it."""
+        if self.fragment_num is None:
+            return self.data
+        return self.data[: -6 if self.fragment_num else -4] + b"04"
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> Self:
@@ -355,8 +364,11 @@ def _event(
     try:
         reader.next()
     except OpaqueValueError:
-        # The document key contains a fraction: all remaining bytes count as the identifier.
-        return uuid, reader.data[start:-1], None, len(reader.data) - 1
+        # The document key contains a fraction. It and the identifier, two objects, end with 00.
+        end = reader.data.rfind(b"\0\0") + 2
+        if version < 2 or not _FRAGMENT.fullmatch(reader.data, end):
+            return uuid, reader.data[start:-1], None, len(reader.data) - 1
+        reader.position = end
     identifier = reader.data[start : reader.position]
     fragment = None
     if reader.more and version >= 2:

@@ -47,7 +47,7 @@ from spark_sink.source.tasks import snapshot_planner
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.current_table import CurrentTable
-from spark_sink.tables.delta_log import Batch, DeltaLog, digest
+from spark_sink.tables.delta_log import Batch, DeltaLog
 from spark_sink.tables.prepare import PREPARED
 from spark_sink.tables.range_merge import QUARANTINE as UNAPPLIED
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage, remove_interrupted
@@ -236,12 +236,22 @@ class TablesJob:
     def _commit(self, batch: DataFrame, number: int) -> None:
         """Commit a batch to the tables, from the reports of its tasks."""
         findings = self._findings
-        verified = {} if findings is None else findings.found
-        begin = digest(self._folder.offset(number - 1))
-        notes = {"verified": verified}
-        of = Batch(self._folder.query() or "", number, self._folder.offset(number), begin, notes)
+        begin, end = self._folder.offset(number - 1), self._folder.offset(number)
+        of = Batch(self._folder.query() or "", number, end, begin)
         at = Offset.read(of.offset)
         reports = self._reports(batch, of, at)
+        counted = Transactions()
+        for report in reports:
+            counted.add(Transactions(report.transactions))
+        unreadable = [each for report in reports for each in report.unreadable]
+        filled = {
+            TRANSACTIONS: TRANSACTIONS in self._tables and bool(counted.by_id),
+            NOTIFIED: bool(at.signals.notifications),
+            QUARANTINE: bool(unreadable),
+        }
+        newest = {n: number if now else self._table(n).newest for n, now in filled.items()}
+        verified = {} if findings is None else findings.found
+        of = replace(of, verified=verified, written={n: b for n, b in newest.items() if b >= 0})
         if BRONZE in self._tables:
             parts = [each for report in reports for each in report.bronze]
             with self._timed(BRONZE):
@@ -263,12 +273,9 @@ class TablesJob:
             with self._timed(CURRENT):
                 self._current.apply_staged(spark, changes, of, quarantine, covers, gained)
             self._keep_columns(self._current.form)
-        elif parts := [each for report in reports for each in report.unreadable]:
-            self._table(QUARANTINE).commit(parts, arrow_schema(UNAPPLIED), of)
+        elif unreadable:
+            self._table(QUARANTINE).commit(unreadable, arrow_schema(UNAPPLIED), of)
         if TRANSACTIONS in self._tables:
-            counted = Transactions()
-            for report in reports:
-                counted.add(Transactions(report.transactions))
             with self._timed(TRANSACTIONS):
                 self._table(TRANSACTIONS).write_rows(counted.rows(), of)
         self._notify(of, at)

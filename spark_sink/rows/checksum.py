@@ -134,8 +134,9 @@ def _numbers(column: pa.Array) -> Words:
     elif pa.types.is_floating(kind):
         column = column.cast(pa.float64()).view(pa.int64())
     whole = column if column.type == pa.int64() else column.cast(pa.int64())
-    found: Words = np.frombuffer(whole.buffers()[1], np.uint64)
-    return found[whole.offset :][: len(whole)]
+    stored = np.frombuffer(whole.buffers()[1], np.uint64)
+    found: Words = stored[whole.offset : whole.offset + len(whole)]
+    return found
 
 
 def _lists(column: pa.ListArray) -> Words:
@@ -146,7 +147,7 @@ def _lists(column: pa.ListArray) -> Words:
     else:
         columns = {"item": column.values}
     parts = {name: each.slice(first, last - first) for name, each in columns.items()}
-    sizes = np.diff(offsets).astype(np.uint64)
+    sizes: Words = np.diff(offsets).astype(np.uint64)
     return sizes + _polynomials(_hashes(parts, last - first), offsets[1:] - first)
 
 

@@ -30,6 +30,16 @@ class AppendTable:
         self.log = DeltaLog(address, partitions, epoch=epoch)
         """The commits of the table."""
 
+    @property
+    def name(self) -> str:
+        """The last part of its address."""
+        return self.log.address.rpartition("/")[2]
+
+    @property
+    def newest(self) -> int:
+        """The number of the newest batch that has rows here; -1 if there is none."""
+        return int(self.log.position().get("batch", -1))
+
     def read(
         self,
         spark: SparkSession,

@@ -12,8 +12,8 @@ from spark_sink.errors import StreamError
 
 _STATE = "mergerouter"
 """The field of a commit with the state."""
-_UNTOLD = ("ranges",)
-"""The fields of states that grow with the table, and that nothing needs of an older version."""
+_UNTOLD = ("ranges", "begin")
+"""The fields of states that nothing needs of an older version. Ranges grow with the table."""
 _RESTORE = "RESTORE"
 """The operation of a commit that makes an older version the newest one."""
 
@@ -73,7 +73,7 @@ def action_of(part: Mapping[str, Any]) -> AddAction:
 
 
 def told(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a commit says of a state: all but the fields that grow with the table."""
+    """Return what a commit says of a state, which is what older versions are asked for."""
     return {name: each for name, each in state.items() if name not in _UNTOLD}
 
 

@@ -35,6 +35,7 @@ from spark_sink.tables.staged_changes import (
     read_groups,
     remove_changes,
     remove_files,
+    remove_interrupted,
 )
 from spark_sink.tables.table_form import KEY_RANGE, TableForm
 from spark_sink.tables.table_scan import read_rows
@@ -155,6 +156,8 @@ class CurrentTable:
 
         See `apply_staged`.
         """
+        self.reload()
+        remove_interrupted(self.address, self._epoch)
         if batch is not None and self._log.has(batch):
             return
         stage = StageRows(self.address, self._state.keys, quarantine is not None, self._epoch)
@@ -245,6 +248,7 @@ class CurrentTable:
         problems = [each for report in reports for each in report.problems]
         if problems and quarantine is not None and batch is not None:
             quarantine.commit(problems, arrow_schema(QUARANTINE), batch)
+            batch = batch.wrote(quarantine.name)
         replaced = affected | {each.base.name for each in written if each.base is not None}
         new = [each for report in reports for each in report.ranges]
         added = sum((report.added for report in reports), state.checksum)

@@ -13,12 +13,11 @@ any file system. So no commit of an earlier start can succeed after that.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import unquote
 
@@ -73,46 +72,52 @@ _ATTEMPTS = 10
 """How often a start raises a table's epoch, if other commits are faster."""
 
 
+_NOTED = ("begin", "verified", "written")
+"""The fields of a batch that a table's state has only if they are known."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """A micro-batch: the id of its query, its number, and the offset at its end.
 
     Args:
-        begin: the `digest` of the offset at its beginning; empty if that is unknown.
-        notes: what else the state of a table says with it.
+        begin: the offset at its beginning; empty for a query's first batch, and if it is unknown.
+        verified: what is known of the table before it.
+        written: the newest batch that has rows in each of the job's tables that not all batches
+            have, by name; a table that has not so many is lost, or an older copy.
     """
 
     query: str
     number: int
     offset: Mapping[str, Any] = field(default_factory=dict)
-    begin: str = ""
-    notes: Mapping[str, Any] = field(default_factory=dict)
+    begin: Mapping[str, Any] = field(default_factory=dict)
+    verified: Mapping[str, Any] = field(default_factory=dict)
+    written: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def position(self) -> dict[str, Any]:
         """What a table's state says about the batch."""
-        begin = {"begin": self.begin} if self.begin else {}
-        own = {"query": self.query, "batch": self.number, "offset": dict(self.offset), **begin}
-        return {**{name: each for name, each in self.notes.items() if each}, **own}
+        found = {"query": self.query, "batch": self.number, "offset": dict(self.offset)}
+        noted = ((name, dict(getattr(self, name))) for name in _NOTED)
+        return found | {name: each for name, each in noted if each}
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Batch | None:
         """Return the batch of which a state tells; None if it tells of none."""
         if "query" not in state:
             return None
-        return cls(state["query"], state["batch"], state["offset"], state.get("begin", ""))
+        found = {name: state[name] for name in _NOTED if name in state}
+        return cls(state["query"], state["batch"], state["offset"], **found)
+
+    def wrote(self, name: str) -> Batch:
+        """Return this batch, which has rows in the table with that name."""
+        return replace(self, written={**self.written, name: self.number})
 
     def is_same(self, other: Batch) -> bool:
-        """Return whether both have one number and the same events."""
-        begins = {self.begin, other.begin} - {""}
+        """Return whether both have one number and the same events, as far as it is known."""
         numbered = (self.query, self.number) == (other.query, other.number)
-        return numbered and self.offset == other.offset and len(begins) < 2
-
-
-def digest(offset: Mapping[str, Any]) -> str:
-    """Return a short text by which an offset is compared; empty for one that is empty."""
-    text = json.dumps(offset, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16] if offset else ""
+        begins = self.begin and other.begin and self.begin != other.begin
+        return numbered and self.offset == other.offset and not begins
 
 
 class DeltaLog:
@@ -219,7 +224,8 @@ class DeltaLog:
             if self._table is None or self._epoch in (0, self.epoch):
                 return
             self._require_epoch()
-            with suppress(CommitFailedError):  # the next attempt tells who was faster
+            # The next attempt tells who was faster.
+            with self._failures(), suppress(CommitFailedError):
                 self._table.alter.set_table_properties(
                     {EPOCH: str(self._epoch)}, raise_if_not_exists=False
                 )
@@ -230,7 +236,7 @@ class DeltaLog:
         if 0 < self._epoch < self.epoch:
             raise StreamError(
                 f"another start of this job has taken over the table at {self.address}, so this "
-                "one ends, and nothing is lost: run one process for each --out. To go on here, "
+                "one ends, and nothing is lost: run one process for each table. To go on here, "
                 "stop the other one first"
             )
 
@@ -277,6 +283,16 @@ class DeltaLog:
                 self._state = number, self._states.read(number)
         return self._state[1]
 
+    def batch(self) -> Batch:
+        """Return the newest batch. Raises StreamError if there is none."""
+        found = Batch.of(self.position())
+        if found is None:
+            raise StreamError(
+                f"the table at {self.address} does not tell of any batch, so no job has written "
+                "it: correct the path, or restore the folder with all its files"
+            )
+        return found
+
     def positions(self, limit: int | None = None) -> dict[int, dict[str, Any]]:
         """Return the states of the newest `limit` commits, by version, without those of others.
 
@@ -284,6 +300,11 @@ class DeltaLog:
         what `told` leaves out. A clean-up of the log removes commits, so there may be none.
         """
         return positions_of(self._history(limit))
+
+    @property
+    def has_all_commits(self) -> bool:
+        """Whether no commit of the table has been deleted."""
+        return any(each["version"] == 0 for each in self._history(None))
 
     def _history(self, limit: int | None) -> list[dict[str, Any]]:
         if self._table is None:
@@ -444,11 +465,7 @@ class DeltaLog:
         self, actions: list[AddAction], schema: pa.Schema, properties: CommitProperties
     ) -> None:
         names = [n for n in self._compared if n in schema.names and n not in self._partitions]
-        configuration = {
-            **_CONFIGURATION,
-            **({_STATISTICS: ",".join(names)} if names else {}),
-            **({EPOCH: str(self._epoch)} if self._epoch else {}),
-        }
+        configuration = {**_CONFIGURATION, _STATISTICS: ",".join(names)}
         with self._failures():
             try:
                 create_table_with_add_actions(
@@ -456,14 +473,14 @@ class DeltaLog:
                     _schema(schema),
                     actions,
                     partition_by=self._partitions,
-                    configuration=configuration,
+                    configuration=configuration if names else _CONFIGURATION,
                     commit_properties=properties,
                 )
             except DeltaError as error:
                 if not DeltaTable.is_deltatable(self.address):
                     raise
                 raise CommitFailedError(str(error)) from None  # another writer has created it
-        self.reload()
+        self.reload()  # raises the epoch: delta-rs creates no table with properties of others
 
     def _add_columns(self, schema: pa.Schema) -> None:
         assert self._table is not None
@@ -514,8 +531,8 @@ class DeltaLog:
         self._table = self._opened()
         self._require_epoch()
         return StreamError(
-            f"the table at {self.address} has been written by another query: let only one query "
-            "write to a table",
+            f"the table at {self.address} has been written by another query, or by another start "
+            "of this job: let only one of them write to a table",
             error,
         )
 

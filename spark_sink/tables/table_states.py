@@ -5,6 +5,9 @@ and their clean-up ignore. It is written before the commit, and the commit has i
 application transaction `mergerouter`. Transactions survive the checkpoints of Delta's log, whoever
 makes them, and the clean-up of commits; what a commit says beside its files (commit info) does not.
 The numbers are random, so that two writers of one version never write the same file.
+
+The ranges of a current table grow with it, so a state that has those of the version before names
+its file instead.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from spark_sink.folders import Folder
 
 APPLICATION = "mergerouter"
 """The application transaction with the number of a version's state."""
+RANGES = "ranges"
+"""The field with the ranges of a current table."""
 _FOLDER = "_mergerouter"
 _NUMBERS = 2**62
 # How much older than the newest version's state those are that no reader of a version needs.
@@ -32,15 +37,30 @@ class TableStates:
     def __init__(self, address: str) -> None:
         self._address = address
         self._folder = Folder(address)
+        self._ranges: tuple[int, Any] = 0, None
+        """The ranges of the state that was written or read last, and the file that has them."""
 
     def write(self, state: Mapping[str, Any]) -> int:
         """Write the state of a version that is to be committed; return its number. OSError."""
         number = secrets.randbelow(_NUMBERS)
-        self._folder.write(_path(number), json.dumps(state))
+        document, (file, known) = dict(state), self._ranges
+        if RANGES in state and state[RANGES] == known:
+            document[RANGES] = file
+        else:
+            self._ranges = number, state.get(RANGES)
+        self._folder.write(_path(number), json.dumps(document))
         return number
 
     def read(self, number: int) -> dict[str, Any]:
         """Return a state. Raises StreamError if its file is lost, and OSError."""
+        found = self._document(number)
+        file = found.get(RANGES)
+        if isinstance(file, int):
+            found[RANGES] = self._document(file)[RANGES]
+        self._ranges = file if isinstance(file, int) else number, found.get(RANGES)
+        return found
+
+    def _document(self, number: int) -> dict[str, Any]:
         text = self._folder.text(_path(number))
         if text is None:
             raise StreamError(
@@ -57,8 +77,10 @@ class TableStates:
         A commit in progress has a younger one.
         """
         files = {each.path: each.mtime for each in self._folder.listed(_FOLDER)}
+        needed = _path(self._ranges[0])
         if (time := files.get(_path(newest))) is not None:
-            self._folder.remove(*(path for path, of in files.items() if of < time - _KEPT))
+            old = [path for path, of in files.items() if of < time - _KEPT and path != needed]
+            self._folder.remove(*old)
 
 
 def _path(number: int) -> str:

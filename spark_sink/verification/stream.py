@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import ArrayType, DataType, MapType, StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType
 
 from spark_sink.debezium.message_table import MESSAGE_ROWS, MessageTable, table_options
 from spark_sink.events.positions import AtTime, Position, Token, time_in
@@ -201,7 +201,7 @@ def _differences(
     unequal = pairs.where(~F.col("kept").eqNullSafe(F.col("sent")) | (F.col("times") > 1))
     kinds = [each for each in sent.schema.fields if each.name in shown]
     schema = StructType(kinds).add("difference", "string")
-    schema = schema.add("fields", "array<string>").add("times", "long")
+    schema = schema.add("fields", ArrayType(StringType())).add("times", "long")
     return unequal.mapInArrow(_Pairs(tuple(shown), schema, whole), schema)
 
 
@@ -283,4 +283,5 @@ def _of_one_version(found: DataFrame) -> DataFrame:
     place = F.row_number().over(Window.partitionBy(*of_event, "difference").orderBy("token"))
     known = (is_extra | is_missing) & (place <= others)
     told = F.when(~known, F.col("difference")).when(F.col("times") > 1, DOUBLED)
-    return found.withColumn("difference", told).where(told.isNotNull()).drop("times")
+    found = found.withColumn("difference", told).drop("times")
+    return found.where(F.col("difference").isNotNull())

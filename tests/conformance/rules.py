@@ -54,7 +54,7 @@ RULES: dict[str, tuple[str, ...]] = {
         "resuming after any PBRT gives the rest of the history",
         "resuming inside a transaction gives its remaining events",
         "resuming after one of several events at one cluster time on different shards",
-        "resuming after a fragment's token gives the remaining fragments",
+        "resuming after a fragment's token: the rest, or 280 if its event is split differently",
         "resuming after equal tokens of several shards skips them all",
         "startAfter an invalidate: each shard skips one whose cause is its first event",
         "startAfter accepts any token that resumeAfter accepts",

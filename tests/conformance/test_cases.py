@@ -190,7 +190,10 @@ def _swap(value: Any, old: int, new: int) -> Any:
     return Int64(new) if value == old else value
 
 
-@rule("Resuming", "resuming after a fragment's token gives the remaining fragments")
+@rule(
+    "Resuming",
+    "resuming after a fragment's token: the rest, or 280 if its event is split differently",
+)
 @pytest.mark.parametrize("name", FRAGMENTS)
 def test_resuming_after_a_fragment_gives_the_remaining_fragments(
     client: Client, workload: Workload, name: str

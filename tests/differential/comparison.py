@@ -96,9 +96,9 @@ def _failures(
         if all(each.code in known or each.message.startswith(TOKEN_NOT_FOUND) for each in last):
             return
     # Where stages run is mongos's and the router's own choice: a lookup, and what follows it, runs
-    # on the router; mongos runs some other stages itself.
+    # on the router; mongos runs some other stages itself. The router itself finds fragments.
     looked_up = plan.stage.get("fullDocument") == "updateLookup"
-    if looked_up or not any(OF_SHARD in each.message for each in mongos.failures):
+    if looked_up or plan.splits or not any(OF_SHARD in each.message for each in mongos.failures):
         theirs, ours = ([_anywhere(each) for each in r.failures] for r in (mongos, router))
         if theirs == ours:
             return
@@ -113,7 +113,7 @@ def _failures(
 def _once(reading: Reading, repeated: Set[str]) -> Reading:
     """Return a reading with one empty event for all events of each repeated token."""
     pairs: list[tuple[str, bytes]] = []
-    for token, event in zip(reading.tokens, reading.events, strict=True):
+    for token, event in reading.pairs:
         if token not in repeated:
             pairs.append((token, event))
         elif not pairs or pairs[-1][0] != token:
@@ -159,8 +159,7 @@ def _events(
 
 
 def _until(reading: Reading, end: Timestamp) -> list[tuple[str, bytes]]:
-    pairs = zip(reading.tokens, reading.events, strict=True)
-    return [(token, event) for token, event in pairs if token_time(token) <= end]
+    return [pair for pair in reading.pairs if token_time(pair[0]) <= end]
 
 
 def _settled(events: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:

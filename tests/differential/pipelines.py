@@ -9,6 +9,8 @@ from bson import Regex, Timestamp
 Stage = dict[str, Any]
 Pipeline = list[Stage]
 
+SPLIT: Stage = {"$changeStreamSplitLargeEvent": {}}
+
 _TYPES = ("insert", "update", "replace", "delete", "drop", "rename", "create", "invalidate")
 
 
@@ -17,7 +19,7 @@ def pipeline(chance: Random, start: Timestamp) -> Pipeline:
     many = chance.choices((0, 1, 2, 3), (40, 40, 15, 5))[0]
     stages = [_stage(chance, start) for _ in range(many)]
     if chance.random() < 0.1:
-        stages.append({"$changeStreamSplitLargeEvent": {}})
+        stages.append(SPLIT)
     return stages
 
 
@@ -121,6 +123,17 @@ _SHAPES: tuple[Callable[[Random], Stage], ...] = (
         "$set": {"doubled": {"$map": {"input": {"$range": [0, 3]}, "in": {"$add": ["$$this", 1]}}}}
     },
 )
+
+AFTER_FRAGMENTS: tuple[Pipeline, ...] = (
+    [],
+    [],
+    [{"$match": {"operationType": "update"}}],
+    [{"$match": {"fullDocument.n": {"$exists": True}}}],
+    [{"$project": {"fullDocument.pad": 0}}],
+    [{"$unset": ["updateDescription", "wallTime"]}],
+    [{"$project": {"fullDocument": 1, "fullDocumentBeforeChange": 1, "operationType": 1}}],
+)
+"""Stages of streams that start after a fragment: some keep its event as it was."""
 
 _REFUSED: tuple[Stage, ...] = (
     {"$group": {"_id": None}},

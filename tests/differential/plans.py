@@ -8,7 +8,7 @@ from typing import Any
 from bson import Binary, Timestamp
 
 from tests.differential import raw_values
-from tests.differential.pipelines import Pipeline, pipeline
+from tests.differential.pipelines import AFTER_FRAGMENTS, SPLIT, Pipeline, pipeline
 from tests.differential.workload import PLAIN, SHARDED
 
 Token = dict[str, Any]
@@ -76,6 +76,16 @@ class Plan:
         return bool({"startAtOperationTime", "resumeAfter", "startAfter"} & set(self.stage))
 
     @property
+    def splits(self) -> bool:
+        """Whether large events are split."""
+        return SPLIT in self.command["pipeline"]
+
+    @property
+    def after_end(self) -> bool:
+        """Whether the stream starts after the invalidate that ended another one."""
+        return self.name.endswith("'")
+
+    @property
     def session(self) -> dict[str, Any]:
         """The session fields of the stream's commands."""
         return {name: value for name, value in self.command.items() if name == "lsid"}
@@ -92,6 +102,10 @@ class Plan:
         """Return the plan of a stream that starts after an invalidate's ``token``."""
         plan = self.resumed(token, invalidated=True)
         return replace(plan, name=f"{self.name}'", bad=None, live=False, legs=0)
+
+    def slow(self) -> "Plan":
+        """Return the plan of a client that reads the same stream one event at a time."""
+        return replace(self, more=({"batchSize": 1, "maxTimeMS": 20},), pause=0.1)
 
     def from_time(self, opened: Timestamp) -> "Plan":
         """Return this plan with its token replaced by the token's cluster time.
@@ -143,11 +157,44 @@ class Planner:
             self._scope(second, {"showExpandedEvents": True}),
             self._scope(first, {}, target=self._chance.choice(SHARDED)),
             *(self._scope(second, {}, target=name) for name in self._chance.sample(PLAIN, 2)),
+            *(self._matching_little(second, name) for name in PLAIN),
         ]
         return [
             replace(plan, name=f"reference {number}", command=self._from_start(plan.command))
             for number, plan in enumerate(scopes)
         ]
+
+    def large(self) -> Plan:
+        """Return a stream from the start whose large events are split."""
+        images = {"fullDocument": "whenAvailable", "fullDocumentBeforeChange": "whenAvailable"}
+        plan = self._scope(self._databases[0], images, target="images")
+        stages = [*plan.command["pipeline"], SPLIT]
+        command = self._from_start({**plan.command, "pipeline": stages})
+        return replace(plan, name="reference large", command=command)
+
+    def after_fragment(self, number: int, fragments: Sequence[Token]) -> Plan:
+        """Return a stream that starts after a fragment, maybe of an event that it splits otherwise.
+
+        Its shards may fail at the event (10334), or at images that are missing.
+        """
+        chance = self._chance
+        options = {
+            chance.choice(("resumeAfter", "startAfter")): chance.choice(fragments),
+            "fullDocument": chance.choice(("default", "updateLookup", "whenAvailable", "required")),
+            "fullDocumentBeforeChange": chance.choice(("off", "whenAvailable", "required")),
+        }
+        plan = self._scope(self._databases[0], options, target=chance.choice((1, "images")))
+        stages = [*plan.command["pipeline"], *chance.choice(AFTER_FRAGMENTS)]
+        if chance.random() < 0.9:
+            stages.append(SPLIT)
+        command = {**plan.command, "pipeline": stages}
+        return replace(plan, name=f"fragment {number}", command=command, more=[self._more()])
+
+    def _matching_little(self, database: str, collection: str) -> Plan:
+        plan = self._scope(database, {}, target=collection)
+        kind = self._chance.choice(("none", "replace", "drop"))
+        stages = [*plan.command["pipeline"], {"$match": {"operationType": kind}}]
+        return replace(plan, command={**plan.command, "pipeline": stages})
 
     def live(self, number: int) -> Plan:
         """Return a stream from now."""

@@ -69,6 +69,11 @@ class Reading:
     """Violations of the rules that hold for every change stream."""
 
     @property
+    def pairs(self) -> list[tuple[str, bytes]]:
+        """The events with their tokens."""
+        return list(zip(self.tokens, self.events, strict=True))
+
+    @property
     def promised(self) -> str:
         """The sort key of the last postBatchResumeToken."""
         return self.promises[-1][1]["_data"] if self.promises else ""

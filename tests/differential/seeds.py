@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -34,11 +35,14 @@ from tests.differential.workload import THEMES, Client, Workload
 
 LIVE_STREAMS = 4
 PAST_STREAMS = 14
+FRAGMENT_STREAMS = 12
 _READ_SECONDS = 60.0
 _SEED_SECONDS = 600.0
 _LOCK_FAILED = 107
 """The error code of a note that does not get the global lock at once."""
 _NOTE_ATTEMPTS = 200
+_FRAGMENT = re.compile("0000(?:29|2B..)04$")
+"""The end of a fragment's token, after that of its event."""
 
 
 @dataclass(frozen=True)
@@ -235,9 +239,14 @@ class _Run:
             end = await self._clients.settle()
             coming.set_result(end)
         references = [pair_of(plan) for plan in planner.reference()]
+        if self._theme == "large":
+            references.append(pair_of(planner.large()))
         await asyncio.gather(*reading, *(pair.read(coming) for pair in references))
         tokens, times = self._starts(references, start, end)
         plans = [planner.past(n, tokens, times) for n in range(PAST_STREAMS)]
+        fragments = [token for token in tokens if _FRAGMENT.search(token["_data"])]
+        if fragments:
+            plans += [planner.after_fragment(n, fragments) for n in range(FRAGMENT_STREAMS)]
         past = [pair_of(plan) for plan in plans]
         await asyncio.gather(*(pair.read(coming) for pair in past))
         pairs = [*live, *references, *past]
@@ -279,7 +288,10 @@ class _Run:
         if pair.joined is not None and not pair.failures:
             joined = differences(plan, mongos, pair.joined, end, pair.of_shards, renamed, legs=True)
             found += [f"in legs: {each}" for each in joined]
-        if found and not is_deliberate(plan, mongos, router, pair.of_shards):
+        if pair.slow is not None and not pair.failures:
+            slow = differences(plan, mongos, pair.slow.reading, end, pair.of_shards, renamed)
+            found += [f"a slow client: {each}" for each in slow]
+        if found and not (pair.skips or is_deliberate(plan, mongos, router, pair.of_shards)):
             outcome.differences.append("\n    ".join([line, *found]))
 
 
@@ -297,10 +309,14 @@ class _Pair:
         self.plan = plan
         self.mongos = Reader(servers.mongos, plan, _READ_SECONDS)
         self.router = Reader(router, plan, _READ_SECONDS)
+        self.slow = Reader(router, plan.slow(), _READ_SECONDS) if plan.after_end else None
+        """A second client of the router, where both start after an invalidate."""
         self.joined: Reading | None = None
         self.failures: list[str] = []
         self.of_shards: list[Failure] = []
         """The errors of shards that are read alone; filled if mongos and the router differ."""
+        self._ends_of_shards: set[str] = set()
+        """The invalidates whose causes are the first events that a shard shows."""
         self._servers, self._port = servers, router
         self._opened = opened
 
@@ -308,6 +324,27 @@ class _Pair:
         """Wait until both streams are open."""
         await self.mongos.opened.wait()
         await self.router.opened.wait()
+
+    @property
+    def skips(self) -> bool:
+        """Whether the router skips an invalidate that mongos does not, because mongos counts an
+        event before it that the shard does not show (docs/protocol.md#invalidates).
+        """
+        theirs, ours = self.mongos.reading, self.router.reading
+        last = theirs.promised
+        before = sorted(pair for pair in theirs.pairs if pair[0] != last)
+        return (
+            self._goes_further
+            and last in self._ends_of_shards
+            and before == sorted(pair for pair in ours.pairs if pair[0] <= last)
+            and self.slow is not None
+            and self.slow.reading.promised == ours.promised
+        )
+
+    @property
+    def _goes_further(self) -> bool:
+        theirs, ours = self.mongos.reading, self.router.reading
+        return self.plan.after_end and theirs.invalidated and theirs.promised < ours.promised
 
     @property
     def next_incarnation(self) -> list[Plan]:
@@ -320,6 +357,8 @@ class _Pair:
     async def read(self, end: "asyncio.Future[Timestamp]") -> None:
         """Read both to ``end``."""
         readers = {"mongos": self.mongos, "router": self.router}
+        if self.slow is not None:
+            readers["router, slowly"] = self.slow
         results = await asyncio.gather(
             *(reader.read(end) for reader in readers.values()), return_exceptions=True
         )
@@ -332,7 +371,7 @@ class _Pair:
             await self._read_in_legs(end)
         theirs, ours = self.mongos.reading, self.router.reading
         only_here = bool(ours.failures) and not theirs.failures
-        if only_here or differ_by_shard(self.plan, theirs, ours):
+        if only_here or self._goes_further or differ_by_shard(self.plan, theirs, ours):
             await self._read_each_shard(end)
 
     async def _read_each_shard(self, end: "asyncio.Future[Timestamp]") -> None:
@@ -350,7 +389,11 @@ class _Pair:
             alone = {**plan.command, "$_passthroughToShard": {"shard": shard}}
             with suppress(DeadlineError):
                 reader = Reader(self._servers.mongos, replace(plan, command=alone), _READ_SECONDS)
-                self.of_shards += (await reader.read(end)).failures
+                read = await reader.read(end)
+                self.of_shards += read.failures
+                times = {token_time(token) for token in (*read.tokens, read.promised) if token}
+                if plan is whole and read.invalidated and len(times) == 1:
+                    self._ends_of_shards.add(read.promised)
 
     async def _read_in_legs(self, end: "asyncio.Future[Timestamp]") -> None:
         """Read the stream alternately through the router and through mongos."""

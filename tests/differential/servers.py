@@ -13,8 +13,8 @@ from tests.harness.routers import start_router
 _ALWAYS = {"shareFilters": "always", "shareScopes": "always"}
 WAYS: dict[str, dict[str, str]] = {
     "default": {},
-    # Two streams are enough for both to move while they are read.
-    "early": {"shareFiltersFrom": "2", "shareScopesFrom": "2"},
+    # Two streams are enough for both to move while they are read, as does one that falls behind.
+    "early": {"shareFiltersFrom": "2", "shareScopesFrom": "2", "shareLogBytes": "100000"},
     "always": _ALWAYS,
     "moving": _ALWAYS,
 }

@@ -13,7 +13,7 @@ from tests.differential.servers import WAYS, routed
 from tests.differential.workload import THEMES
 from tests.harness.clusters import RealCluster, start_real_cluster
 
-SEEDS = range(1, 17)
+SEEDS = range(1, 21)
 """Each theme of a workload with each way of sharing."""
 _LEAST_MOVES = 50
 

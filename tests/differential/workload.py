@@ -23,8 +23,15 @@ PLAIN = ("plain", "kept", "other")
 _MEGABYTE = 1 << 20
 THEMES: dict[str, dict[str, float]] = {
     "mixed": {},
-    "incarnations": {"reincarnate": 12, "drop": 5, "drop_database": 2, "move_primary": 2},
+    "incarnations": {
+        "reincarnate": 12,
+        "drop": 5,
+        "drop_database": 2,
+        "move_primary": 2,
+        "replace_collection": 8,
+    },
     "backlog": {"transaction": 20},
+    "large": {"transaction": 12},
     "raw": {"insert_raw": 20, "update_raw": 30, "drop": 0.3, "drop_database": 0.1},
 }
 """What the seeds' workloads have more of: the weights of their steps."""
@@ -54,6 +61,7 @@ class Workload:
         theme: str,
         on_step: Callable[[str], None],
     ) -> None:
+        self._theme = theme
         self._more = THEMES[theme]
         self._client = client
         self._shards = list(shards)
@@ -64,7 +72,6 @@ class Workload:
         """The database and the name of each collection that has been renamed, before that."""
         self._numbers = iter(range(1, 1_000_000))
         self._keys: dict[str, list[tuple[Any, int]]] = {}
-        self.large = chance.random() < 0.04
         self._steps: list[tuple[float, Step]] = [
             (22, self._insert),
             (8, self._insert_many),
@@ -90,6 +97,7 @@ class Workload:
             (0.6, self._view),
             (0.4, self._time_series),
             (0.3, self._reincarnate),
+            (0.3, self._replace_collection),
             (0, self._insert_raw),
             (0, self._update_raw),
         ]
@@ -114,7 +122,7 @@ class Workload:
         weights = [self._more.get(step.__name__[1:], weight) for weight, step in self._steps]
         for step in self._chance.choices(choices, weights, k=steps):
             await self._try(step.__name__.strip("_").replace("_", " "), step())
-        if self.large:
+        if self._theme == "large":
             await self._try("large documents", self._large())
 
     async def _try(self, what: str, doing: Awaitable[Any]) -> None:
@@ -231,12 +239,21 @@ class Workload:
 
     async def _large(self) -> None:
         documents = self._client[self.databases[0]].images
-        size = self._chance.choice((5, 9, 15)) * _MEGABYTE
-        where = {"_id": "large", "k": 1}
+        size = self._chance.choice((6, 9, 15)) * _MEGABYTE
+        where = {"_id": self._chance.choice(("large", 1.5)), "k": 1}
         await documents.insert_one({**where, "pad": "a" * size})
+        images = {"changeStreamPreAndPostImages": {"enabled": True}}
+        await documents.database.command("collMod", documents.name, **images)
         await documents.update_one(where, {"$set": {"pad": "b" * size}})
-        await documents.update_one(where, {"$set": {"n": 1}})
-        await documents.delete_one(where)
+        async with self._client.start_session() as session, await session.start_transaction():
+            await documents.insert_one(self._new(documents), session=session)
+            await documents.update_one(
+                where, {"$set": {"n": 1, "pad": "c" * size}}, session=session
+            )
+            await documents.insert_one(self._new(documents), session=session)
+        await documents.update_one(where, {"$set": {"n": 2}})
+        if self._chance.random() < 0.5:
+            await documents.delete_one(where)
 
     async def _insert_raw(self) -> str:
         documents = self._documents()
@@ -352,6 +369,16 @@ class Workload:
                     await self._shard(f"{database.name}.{name}", {"_id": "hashed"})
             await database[name].insert_one(self._new(database[name]))
         return f"{database.name} {names}"
+
+    async def _replace_collection(self) -> str:
+        """Put a sharded collection in the place of another one, which one shard alone may have."""
+        database = self._client[self.databases[self._chance.random() < 0.8]]
+        old, new = database[self._chance.choice(PLAIN)], database.new
+        await self._shard(new.full_name, {"_id": "hashed"})
+        await new.insert_one(self._new(new))
+        await new.rename(old.name, dropTarget=True)
+        self.renamed.add((database.name, new.name))
+        return old.full_name
 
     async def _shard_one_more(self) -> str:
         documents = self._documents(PLAIN)

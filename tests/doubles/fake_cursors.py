@@ -177,7 +177,9 @@ class FakeCursors:
             (not_found if gone is None else killed).append(cursor_id)
         return killed, not_found
 
-    def end_sessions(self, lsids: Iterable[bytes], user: str | None = None) -> None:
+    def end_sessions(
+        self, lsids: Iterable[bytes], user: str | None = None, *, busy: bool = False
+    ) -> None:
         self.ended_sessions.extend(lsids)
 
     def refresh_sessions(self, lsids: Iterable[bytes], user: str | None = None) -> None:

@@ -146,7 +146,9 @@ class ScriptedMember:
         self._append(ts, event)
         return token
 
-    def update(self, ts: Timestamp | int, number: int = 1, collection: str = "c") -> str:
+    def update(
+        self, ts: Timestamp | int, number: int = 1, collection: str = "c", **fields: Any
+    ) -> str:
         """Write the update of the document ``{_id: number}``; return its token."""
         if isinstance(ts, int):
             ts = Timestamp(ts, 1)
@@ -160,6 +162,7 @@ class ScriptedMember:
                 "ns": {"db": "db", "coll": collection},
                 "documentKey": {"_id": number},
                 "updateDescription": {"updatedFields": {}, "removedFields": []},
+                **fields,
             },
         )
         return token

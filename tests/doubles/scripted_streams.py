@@ -10,7 +10,6 @@ from typing import Any, Protocol
 import bson
 from bson.timestamp import Timestamp
 
-from router.block_sizes import DEFAULT_BLOCK_SIZES, BlockSizes
 from router.merge.actions import Action, CloseRemote, OpenRemote, ReopenRemote
 from router.merge.merged_stream import MergedStream
 from router.request.stream_request import StreamRequest
@@ -86,11 +85,9 @@ class PrivateStream(MergedStream):
         start_at: Timestamp,
         topology_from: Timestamp,
         token_version: int = 1,
-        sizes: BlockSizes = DEFAULT_BLOCK_SIZES,
+        **more: Any,
     ) -> None:
-        super().__init__(
-            request, shards, start_at=start_at, topology_from=topology_from, sizes=sizes
-        )
+        super().__init__(request, shards, start_at=start_at, topology_from=topology_from, **more)
         self.log_reader = LogReader(View(self), starting_point(request, start_at, token_version))
 
     @property

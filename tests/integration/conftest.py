@@ -39,6 +39,7 @@ def node() -> NodePrograms:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # One process of pytest-xdist runs the tests that share a cluster.
+    assert {path.stem for path in _HERE.glob("test_*.py")} >= _SHARING
     for item in items:
         folder = item.path.parent
         if folder == _HERE and item.path.stem in _SHARING:

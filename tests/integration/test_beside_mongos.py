@@ -8,13 +8,16 @@ from typing import Any, NamedTuple
 import bson
 import pytest
 from bson import Binary, Decimal128, Int64, Timestamp
+from bson.binary import UUID_SUBTYPE
 
 from router.commands.table import COMMANDS
+from shard_client.error_codes import ErrorCode
 from shard_client.wire.frames import build_msg
 from tests.harness.clusters import start_real_cluster
 from tests.harness.foreign_clients import GET, client_hello
 from tests.harness.raw_client import RawClient, Reply
 from tests.harness.routers import start_router
+from tests.harness.until import PATIENCE
 from tests.integration.change_stream_requests import FIELDS, OPTIONS, STAGES
 
 NOT_COMPARED = frozenset({"$clusterTime", "operationTime", "localTime", "topologyVersion"})
@@ -130,6 +133,102 @@ async def test_other_checks_come_before_client_times(pair: Pair) -> None:
         {"nosuch": 1, "$clusterTime": 5},
     ):
         await same(pair, "db", command)
+
+
+TIME_LIMITS: list[Any] = [
+    1.5, None, "1", -1, 2**31, 900.0, True, float("nan"), float("inf"), -0.5, 2147483648.5, [],
+    Decimal128("1.5"), Decimal128("NaN"), Decimal128("1e300"), Int64(-(2**62)),
+]  # fmt: skip
+SNAPSHOT: dict[str, Any] = {"level": "snapshot"}
+OPTIME: dict[str, Any] = {"ts": Timestamp(1, 1), "t": Int64(1)}
+READ_CONCERNS: list[Any] = [
+    None,
+    [],
+    {},
+    {"x": 1, "level": 5},
+    {"level": 5, "x": 1},
+    {"level": None},
+    {"level": "nope"},
+    {"provenance": 5},
+    {"provenance": "x"},
+    {"provenance": "clientSupplied"},
+    {"afterOpTime": 5},
+    {"afterOpTime": {}},
+    {"afterOpTime": OPTIME, "afterClusterTime": PAST},
+    {**SNAPSHOT, "afterOpTime": OPTIME},
+    *({"afterClusterTime": time} for time in (5, None, PAST, Timestamp(0, 0), Timestamp(0, 5))),
+    *({"level": level, "afterClusterTime": PAST} for level in ("available", "linearizable")),
+    {"level": "majority", "afterClusterTime": PAST, "atClusterTime": PAST},
+    {"level": "majority", "atClusterTime": PAST},
+    {**SNAPSHOT, "atClusterTime": Timestamp(0, 0)},
+    {"atClusterTime": 5},
+]
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        *({"maxTimeMS": limit} for limit in TIME_LIMITS),
+        *({"readConcern": concern} for concern in READ_CONCERNS),
+    ],
+    ids=str,
+)
+async def test_fields_of_any_command_are_checked_as_by_mongos(
+    pair: Pair, field: dict[str, Any]
+) -> None:
+    await same(pair, "db", {**WATCH, **field})
+    if SNAPSHOT["level"] not in str(field):  # mongos refuses it for a ping
+        await same(pair, "admin", {"ping": 1, **field})
+    async with both(pair) as clients:
+        answers = []
+        for client in clients:
+            opened = await client.command("db", WATCH)
+            more = {"getMore": opened["cursor"]["id"], "collection": "c", "maxTimeMS": 1}
+            answer = await client.command("db", {**more, **field})
+            answers.append([answer.get(name) for name in ("ok", "code", "codeName", "errmsg")])
+    assert answers[1] == answers[0]
+
+
+async def test_a_read_after_a_time_is_refused_only_before_that_time(pair: Pair) -> None:
+    async with both(pair) as (mongos, router):
+        for ahead in (Timestamp(2**32 - 1, 1), Timestamp(2**32 - 1, 2)):
+            command = {**WATCH, "readConcern": {"afterClusterTime": ahead}}
+            answers = [await each.command("db", command) for each in (mongos, router)]
+            for answer in answers:
+                assert (answer["code"], answer["codeName"]) == (72, "InvalidOptions")
+            told, ours = (each["errmsg"].rpartition("current clusterTime: ") for each in answers)
+            assert ours[0] == told[0]
+        # A time that mongos has told and the router has not read yet.
+        for number in range(20):
+            write = {"insert": "causal", "documents": [{"_id": number}]}
+            written = await mongos.command("db", write)
+            read = {"level": "majority", "afterClusterTime": written["operationTime"]}
+            assert (await router.command("db", {**WATCH, "readConcern": read}))["ok"] == 1
+
+
+@pytest.mark.parametrize("ending", ["endSessions", "killSessions"])
+async def test_ended_sessions_leave_a_get_more_that_waits(pair: Pair, ending: str) -> None:
+    lsid = {"id": Binary(bytes(15) + bytes([len(ending)]), UUID_SUBTYPE)}
+    answers = []
+    async with both(pair) as waiting, both(pair) as others:
+        for client, other in zip(waiting, others, strict=True):
+            opened = await client.command("db", {**WATCH, "lsid": lsid})
+            more = {"getMore": opened["cursor"]["id"], "collection": "c", "lsid": lsid}
+            async with asyncio.TaskGroup() as group:
+                got = group.create_task(client.command("db", {**more, "maxTimeMS": 2000}))
+                await _until_in_use(other, more)
+                await other.command("admin", {ending: [lsid]})
+            after = await client.command("db", {**more, "maxTimeMS": 1})
+            answers.append([(each["ok"], each.get("code")) for each in (got.result(), after)])
+    assert answers[1] == answers[0]
+
+
+async def _until_in_use(other: RawClient, more: dict[str, Any]) -> None:
+    """Wait until a cursor is in use; outside its session a getMore does not hold it."""
+    elsewhere = {name: value for name, value in more.items() if name != "lsid"}
+    async with asyncio.timeout(PATIENCE):
+        while (await other.command("db", elsewhere)).get("code") != ErrorCode.CursorInUse:
+            pass
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -27,42 +27,24 @@ _ERRORS: tuple[type[Exception], ...] = (
     RecursionError, struct.error, decimal.Inexact, OverflowError,
 )  # fmt: skip
 
-_PACKAGES = ("router.merge", "router.views", "router.filters")
-"""The packages whose modules are on the path."""
-
-_OPENINGS = frozenset({"actions", "match_compiler", "remotes", "starting_point"})
-"""Modules of these packages that serve openings only, or the set of shards."""
-
-_FUNCTIONS: dict[str, frozenset[str]] = {
-    "router.streams.view_readers": frozenset(),
-    "router.streams.running_stream": frozenset(
-        {"take", "wait", "_batch_arrived", "_process", "_distributed", "_count"}
-    ),
-    "router.sharing.open_streams": frozenset(
-        {"_find", "_is_late", "admits", "is_recent", "main", "refused", "reply_bytes"}
-    ),
-    "router.sharing.client_reader": frozenset(
-        {
-            "_change_stream", "_enter", "_finish_move", "_continues", "_join", "_may_begin",
-            "_may_narrow", "_migrate", "_preferred", "_record_source", "_record_failure",
-            "_should_open", "take",
-        }
-    ),
-    "router.sharing.policy": frozenset(
-        {"choose_source", "record_failure"}
-    ),
-}  # fmt: skip
-"""Other modules of the path, with the names of their functions on it; none for all."""
+_PATH = (
+    "router.merge", "router.views", "router.filters", "router.sharing",
+    "router.streams.view_readers", "router.streams.running_stream", "router.cursors.cursor",
+)  # fmt: skip
+"""The packages and modules that are on the path."""
 
 _OFF_THE_PATH = frozenset(
     {
-        "__init__", "_closed", "_count_readers", "_end", "_stop_if_broken", "close",
-        "compile_project",
-        "compile_unset", "compile_filter", "describe", "fail", "leave", "remote_failed", "remove",
-        "remove_remote", "remove_waiter", "retire_remote", "start",
+        "__init__", "_begin", "_end", "_gone", "_join", "_keep", "_leave", "_moved", "_new",
+        "_open", "_opening_done", "_remote_failed", "_stop_if_broken", "close", "compile_filter",
+        "compile_project", "compile_unset", "describe", "enter", "fail", "find_or_open",
+        "interrupt", "kill", "leave", "open", "remote_failed", "remove", "retire_remote", "spawn",
+        "start", "stop_reading",
+        "actions", "match_compiler", "starting_point",
     }
 )  # fmt: skip
-"""Functions that run when something is made, fails or ends, not between a block and its readers."""
+"""Functions and modules that serve when something is opened, entered, fails or ends, not between a
+block and its readers."""
 
 
 @dataclass(frozen=True)
@@ -164,24 +146,27 @@ def _is_expected(module: ModuleType, line: Line, error: type[Exception]) -> bool
 def lines_of_the_path() -> tuple[Line, ...]:
     """Return all lines on which exceptions are planted."""
     lines: list[Line] = []
-    for name, wanted in _modules().items():
-        tree = ast.parse(inspect.getsource(importlib.import_module(name)))
-        for qualified, function in _functions(tree, ""):
-            own = function.name
-            if own not in _OFF_THE_PATH and (not wanted or own in wanted):
+    unseen = set(_OFF_THE_PATH)
+    for module in modules_of_the_path():
+        own = module.__name__.rpartition(".")[2]
+        if own in _OFF_THE_PATH:
+            unseen.discard(own)
+            continue
+        for qualified, function in _functions(ast.parse(inspect.getsource(module)), ""):
+            unseen.discard(function.name)
+            if function.name not in _OFF_THE_PATH:
                 numbers = {each.lineno for each in _statements(function)}
-                lines += [Line(name, qualified, number) for number in sorted(numbers)]
+                lines += [Line(module.__name__, qualified, number) for number in sorted(numbers)]
+    assert not unseen, f"not on the path, and nowhere else: {unseen}"
     return tuple(lines)
 
 
-def _modules() -> dict[str, frozenset[str]]:
-    """Return the modules of the path, with the names of their functions on it; none for all."""
-    modules: dict[str, frozenset[str]] = {}
-    for package in _PACKAGES:
-        for found in pkgutil.iter_modules(importlib.import_module(package).__path__):
-            if found.name not in _OPENINGS:
-                modules[f"{package}.{found.name}"] = frozenset()
-    return modules | _FUNCTIONS
+def modules_of_the_path() -> Iterator[ModuleType]:
+    """Yield the modules of the path."""
+    for name in _PATH:
+        found = importlib.import_module(name)
+        inner = pkgutil.iter_modules(getattr(found, "__path__", ()), f"{name}.")
+        yield from map(importlib.import_module, [each.name for each in inner] or [name])
 
 
 def _functions(

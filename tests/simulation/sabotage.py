@@ -21,6 +21,13 @@ from shard_client.remote_cursor.progress_cursor import ProgressCursor
 from shard_client.remote_cursor.remote_cursor import RemoteCursor
 
 
+def _change(target: object, **attributes: object) -> None:
+    """Set attributes that ``target`` has: one that it no longer has would change nothing."""
+    for name, value in attributes.items():
+        assert hasattr(target, name), name
+        setattr(target, name, value)
+
+
 @contextmanager
 def _low_watermark_of_the_fastest() -> Iterator[None]:
     """Release events up to the largest watermark instead of the smallest."""
@@ -51,7 +58,7 @@ def _resume_filter_off() -> Iterator[None]:
     """Deliver the events up to the resume token again."""
 
     def drop_seen(point: ResumePoint, events: list[Event]) -> list[Event]:
-        point.passed = True
+        _change(point, passed=True)
         return events
 
     with mock.patch.object(ResumePoint, "drop_seen", drop_seen):
@@ -95,7 +102,7 @@ def _reopened_from_the_start() -> Iterator[None]:
     original = RemoteCursor._open
 
     async def reopen(cursor: RemoteCursor) -> None:
-        cursor._watermark = None
+        _change(cursor, _watermark=None)
         await original(cursor)
 
     with mock.patch.object(RemoteCursor, "_open", reopen):
@@ -165,10 +172,9 @@ def _held_events_move() -> Iterator[None]:
 
     def continue_on(self: LogReader, view: View) -> None:
         moves = hasattr(self, "view")
-        kept = (self._held, self._resume) if moves else None
+        kept = {"_held": self._held, "_resume": self._resume} if moves else {}
         original(self, view)
-        if kept is not None:
-            self._held, self._resume = kept
+        _change(self, view=self.view, **kept)
 
     with mock.patch.object(LogReader, "continue_on", continue_on):
         yield
@@ -181,7 +187,7 @@ def _exceptions_ignored() -> Iterator[None]:
     def fail(stream: MergedStream, error: Exception) -> None:
         """Leave the stream as it is."""
 
-    with mock.patch.object(MergedStream, "fail", fail, create=True):
+    with mock.patch.object(MergedStream, "fail", fail):
         yield
 
 

@@ -133,4 +133,5 @@ def test_a_cluster_of_two_workers_runs_the_job(
     assert {name: (each.count, each.remark) for name, each in found.items()} == {
         "bronze": (0, ""),
         "current": (0, ""),
+        "notifications": (0, ""),
     }

@@ -68,7 +68,7 @@ class QuickJob:
             for rows in self._reader.read(partition):
                 stage.add(rows)
         self._offset, self._number = end, self._number + 1
-        batch = Batch("q", self._number, end, self.verifier.findings.found)
+        batch = Batch("q", self._number, end, verified=self.verifier.findings.found)
         changes = [stage.close(), *self.verifier.findings.removals()]
         CurrentTable(self._target).apply_staged(None, changes, batch)
         self._reader.commit(end)

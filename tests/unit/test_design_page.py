@@ -79,8 +79,8 @@ def unnamed(names: list[str]) -> list[str]:
 
 def core() -> Iterator[str]:
     """The modules of the core, and their public classes."""
-    for path in (path for each in CORE for path in (ROOT / "router" / each).glob("*.py")):
-        if path.stem != "__init__":
+    for path in (path for each in CORE for path in (ROOT / "router" / each).iterdir()):
+        if path.suffix == ".py" and path.stem != "__init__":
             yield f"{path.parent.name}.{path.stem}"
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):

@@ -17,6 +17,7 @@ ENDINGS = {".md", ".py", ".toml", ".yaml", ".yml"}
 def files() -> Iterator[Path]:
     yield from (ROOT / name for name in ("README.md", "CONTRIBUTING.md", "pyproject.toml"))
     for folder in FOLDERS:
+        assert (ROOT / folder).is_dir(), folder
         for path in sorted((ROOT / folder).rglob("*")):
             if path.suffix in ENDINGS and "node_modules" not in path.parts and path != SELF:
                 yield path

@@ -71,23 +71,37 @@ def test_large_events_are_split_after_the_lookup(
 
 
 _BEFORE = "fullDocumentBeforeChange"
-CONDITIONS: dict[str, dict[str, Any]] = {
-    "one": {"fullDocument.v": 1},
-    "both": {"fullDocument.v": 1, f"{_BEFORE}.v": {"$exists": False}},
-    "large": {"fullDocument.x": {"$gt": "a"}, f"{_BEFORE}.x": {"$lt": "b"}},
-    "either": {"$or": [{"fullDocument.x": {"$lt": "b"}}, {f"{_BEFORE}.x": {"$lt": "b"}}]},
-    "regex": {"fullDocument.x": {"$regex": "b$"}, f"{_BEFORE}.x": {"$regex": "a$"}},
-    "expr": {"$expr": {"$gt": ["$fullDocument.v", 0]}},
-    "no": {"fullDocument.v": 1, f"{_BEFORE}.v": 1},
-    "neither": {"$or": [{"fullDocument.x": {"$lt": "b"}}, {f"{_BEFORE}.x": {"$gt": "b"}}]},
+_LARGE = ("fullDocument", _BEFORE, "updateDescription")
+CONDITIONS: dict[str, tuple[dict[str, Any], bool]] = {
+    "one": ({"fullDocument.v": 1}, True),
+    "both": ({"fullDocument.v": 1, f"{_BEFORE}.v": {"$exists": False}}, True),
+    "large": ({"fullDocument.x": {"$gt": "a"}, f"{_BEFORE}.x": {"$lt": "b"}}, True),
+    "either": ({"$or": [{"fullDocument.x": {"$lt": "b"}}, {f"{_BEFORE}.x": {"$lt": "b"}}]}, True),
+    "regex": ({"fullDocument.x": {"$regex": "b$"}, f"{_BEFORE}.x": {"$regex": "a$"}}, True),
+    "expr": ({"$expr": {"$gt": ["$fullDocument.v", 0]}}, True),
+    "exists": ({"$or": [{name: {"$exists": True}} for name in _LARGE]}, True),
+    "nor": ({"$or": [{"fullDocument.v": 2}, {"$nor": [{f"{n}.v": 2} for n in _LARGE]}]}, True),
+    "deep": ({"$and": [{"$or": [{"to": 1}, {f"{name}.x": {"$ne": 1}}]} for name in _LARGE]}, True),
+    "no": ({"fullDocument.v": 1, f"{_BEFORE}.v": 1}, False),
+    "neither": ({"$or": [{"fullDocument.x": {"$lt": "b"}}, {f"{_BEFORE}.x": {"$gt": "b"}}]}, False),
+    "none": ({"$nor": [{name: {"$exists": True}} for name in _LARGE]}, False),
+}
+PROJECTIONS: dict[str, tuple[list[dict[str, Any]], int]] = {
+    "without": ([{"$project": {"fullDocument.x": 0}}], 2),
+    "unset": ([{"$unset": ["fullDocument.x", "wallTime"]}, {"$unset": f"{_BEFORE}.x"}], 1),
+    "only": ([{"$project": {"fullDocument": 1, _BEFORE: 1, "operationType": 1}}], 2),
+    "small": ([{"$unset": list(_LARGE[1:])}, {"$set": {"v": "$fullDocument.v"}}], 1),
+    "then": ([{"$project": {f"{_BEFORE}.x": 0}}, {"$match": {"fullDocument.v": 1}}], 2),
+}
+LARGE_STAGES: dict[str, tuple[list[dict[str, Any]], int]] = {
+    **{name: ([{"$match": each}], 3 * met) for name, (each, met) in CONDITIONS.items()},
+    **PROJECTIONS,
 }
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", CONDITIONS)
-def test_conditions_on_large_events_select_the_fragments(
-    both: Both, db: Data, cluster: TestCluster, name: str
-) -> None:
+def test_stages_on_large_events_are_those_of_mongos(both: Both, db: Data) -> None:
+    """An event too large for a command is selected, reduced and split."""
     db.command("create", "a", **IMAGES)
     start = tick(db.client)
     db.a.insert_one({"_id": 1, "x": "a" * _NINE_MB})
@@ -95,12 +109,10 @@ def test_conditions_on_large_events_select_the_fragments(
     db.a.insert_one({"_id": 2})
     db.a.update_one({"_id": 2}, {"$set": {"v": 1}})
     options = since(start, fullDocumentBeforeChange="whenAvailable")
-    stages = [{"$match": CONDITIONS[name]}, SPLIT]
-    events = both.read(db.name, "a", options=options, stages=stages)
-    parts = [event for event in events if "splitEvent" in event]
-    assert len(parts) == (0 if name in ("no", "neither") else 3)
-    joined = {key: value for part in parts for key, value in part.items()}
-    assert not parts or joined["fullDocument"]["v"] == 1
+    for name, (stages, of) in LARGE_STAGES.items():
+        events = both.read(db.name, "a", options=options, stages=[*stages, SPLIT])
+        parts = [event["splitEvent"]["of"] for event in events if "splitEvent" in event]
+        assert parts == ([of] * of if of > 1 else []), name
 
 
 def test_a_fragment_of_an_event_that_is_now_small_is_not_found(

@@ -68,29 +68,6 @@ async def test_the_metrics_show_the_slowest_shard_and_reasons() -> None:
     assert value(found, "member_connections_created_total", member=member) == 5
 
 
-async def test_metrics_keep_their_former_names_for_a_release() -> None:
-    async with watched_facade(now=_now) as made:
-        found = await scrape(made)
-    assert value(found, "nudges_total", shard="south") == 2
-    assert value(found, "notes_total", shard="south") == 0
-    assert value(found, "note_bytes_total", shard="south") == 0
-    assert value(found, "gate_wait_seconds_count") == value(
-        found, "low_watermark_wait_seconds_count"
-    )
-
-
-async def test_server_status_keeps_its_former_names_for_a_release() -> None:
-    async with watched_facade(now=_now) as made, await made.client() as client:
-        ours = (await client.command("admin", {"serverStatus": 1}))["mergerouter"]
-    (described,) = ours["streams"]
-    assert (described["slowestShard"], described["gateHolder"]) == ("north", "north")
-    assert described["gateReason"] == described["slowestReason"]
-    for remote in described["remotes"]:
-        assert remote["promise"] == remote["watermark"]
-        assert remote["nudges"] == remote["noopCommands"] == 2
-    assert ours["members"]["south"]["nudges"] == ours["members"]["south"]["noopCommands"] == 2
-
-
 async def test_history_is_counted_from_the_oldest_entry_to_the_farthest_client() -> None:
     async with watched_facade(now=_now) as made:
         checks: Any = made.node.checks
@@ -228,12 +205,55 @@ async def ended(reader: asyncio.StreamReader) -> None:
             await reader.read()
 
 
-@pytest.mark.parametrize("sent", [b"Basic \xff", b"Basic /w==", b"Bearer \xff", b"Basic", b"\xff"])
-async def test_any_authorization_is_refused_without_a_traceback(sent: bytes) -> None:
+_END = b" HTTP/1.1\r\nHost: router\r\n"
+BAD_REQUESTS = {
+    b"GARBAGE\r\n\r\n": b"400",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n": b"400",
+    b"GET / HTTP/9.9\r\n\r\n": b"400",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n": b"400",
+    b"GET / HTTP/1.1\r\nHost\r\n\r\n": b"400",
+    b"GET /" + bytes(20000) + _END + b"\r\n": b"400",
+    b"GET /" + _END + b"A: " + b"x" * 20000 + b"\r\n\r\n": b"400",
+    b"GET http://[" + _END + b"\r\n": b"400",
+    b"GET /\xff" + _END + b"\r\n": b"400",
+    b"GET /" + _END + b"Host: again\r\n\r\n": b"400",
+    b"GET /" + _END + b"A\x00b: c\r\n\r\n": b"400",
+    b"GET /" + _END + b"Cookie: \xff=\x01\r\n\r\n": b"400",
+    b"POST /" + _END + b"Content-Length: -1\r\n\r\n": b"400",
+    b"POST /" + _END + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n": b"400",
+    b"GET /healthz" + _END + b"Content-Encoding: br\r\nContent-Length: 2\r\n\r\nab": b"400",
+    b"GET /healthz" + _END + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\nab": b"200",
+    **{
+        b"GET /" + _END + b"Authorization: " + sent + b"\r\n\r\n": b"401"
+        for sent in (b"Basic \xff", b"Basic /w==", b"Bearer \xff", b"Basic", b"\xff")
+    },
+}
+"""What a client may send without the token, and the status that it gets."""
+
+
+async def test_bad_requests_are_answered_and_logged_in_few_words(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with capture_logs() as logged:
         async with facade() as made, admin_port(made, "token") as port:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"GET / HTTP/1.1\r\nHost: router\r\nAuthorization: " + sent + b"\r\n\r\n")
-            assert (await reader.readline()).split()[1] in (b"400", b"401")
-            writer.close()
-    assert not [each for each in logged if "exc_info" in each]
+            for sent, status in BAD_REQUESTS.items():
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(sent)
+                assert (await reader.readline()).split()[1] == status, sent[:80]
+                await ended(reader)
+                writer.close()
+    assert caplog.records == []
+    warned = [each for each in logged if each["log_level"] != "info"]
+    assert {each["log_level"] for each in warned} == {"warning"}
+    assert not [each for each in warned if "exc_info" in each]
+    # Repeats drops lines with the same words, which what a client sends must not change.
+    assert len({each["event"] for each in warned}) == 1
+    assert len({each["reason"] for each in warned}) < 8
+
+
+async def test_an_accept_header_without_a_format_gets_the_usual_one() -> None:
+    async with watched_facade() as made, admin_port(made) as port:
+        for accept in ("application/openmetrics-text; version=x", "text/plain; version=", ";;,"):
+            answer = await ask(port, "/metrics", Accept=accept)
+            assert answer.status == 200
+            assert samples(answer.text)

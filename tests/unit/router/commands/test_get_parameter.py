@@ -30,7 +30,6 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"getParameter": 1, "featureFlagX": 1, "enableTestCommands": 1, "nosuch": 1},
         {"featureFlagX": FLAG, "enableTestCommands": False},
     ),
-    ({"getParameter": 1, "idleShardNudge": 1}, {"idleShardNudge": True}),
     ({"getParameter": "*"}, {**THEIRS, **OWN, **LOG}),
     ({"getParameter": 1, "logLevel": 1}, {"logLevel": 0}),
     (

@@ -1,20 +1,25 @@
 """The log's format: one JSON object a line, as mongos writes it."""
 
+import asyncio
 import errno
+import gc
 import io
 import json
+import logging
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import structlog
 
-from router.config.log_lines import RECENT, Repeats, configure_logging
+from router.config.log_lines import RECENT, LibraryLog, Repeats, configure_logging
 
 
 @pytest.fixture
 def stream() -> Iterator[io.StringIO]:
+    before = logging.root.handlers[:]
     yield io.StringIO()
+    logging.root.handlers[:] = before
     structlog.reset_defaults()
 
 
@@ -98,3 +103,55 @@ def test_a_warning_that_repeats_is_logged_once_a_minute_with_its_count() -> None
     assert logged(event="down", shard="s0") is None
     assert logged(event="other") is not None
     assert repeats(None, "error", {"event": "down"}) == {"event": "down"}
+
+
+def test_what_libraries_log_is_lines_of_the_log(stream: io.StringIO) -> None:
+    now = [0.0]
+    configure_logging(stream=stream)
+    handler = LibraryLog(interval=60.0, clock=lambda: now[0])
+    asyncio_log, other = logging.Logger("asyncio"), logging.Logger("pymongo.client")
+    asyncio_log.addHandler(handler)
+    other.addHandler(handler)
+
+    def unexpected(error: LookupError | ValueError) -> None:
+        try:
+            raise error
+        except (LookupError, ValueError):
+            asyncio_log.exception("Task exception was never retrieved\nfuture: <Task %s>", error)
+
+    def logged() -> list[dict[str, Any]]:
+        lines = [json.loads(each) for each in stream.getvalue().splitlines()]
+        stream.truncate(stream.seek(0))
+        return lines
+
+    for number in range(9):
+        unexpected(KeyError(number))
+    unexpected(ValueError("x"))
+    first, second = logged()
+    assert (first["s"], first["msg"]) == ("E", "Task exception was never retrieved")
+    assert first["attr"]["details"] == "future: <Task 0>"
+    assert first["attr"]["exception"].endswith("KeyError: 0")
+    assert second["attr"]["exception"].endswith("ValueError: x")
+    now[0] = 60.0
+    unexpected(KeyError(9))
+    assert [each["attr"]["repeated"] for each in logged()] == [8]
+    other.info("nothing")
+    other.warning("the server of %s has gone", "a", exc_info=OSError("closed"))
+    (line,) = logged()
+    assert (line["s"], line["msg"]) == ("W", "the server of a has gone")
+    assert line["attr"] == {"library": "pymongo.client", "error": "closed"}
+
+
+async def test_an_exception_that_no_task_awaited_is_a_line_of_the_log(stream: io.StringIO) -> None:
+    configure_logging(stream=stream)
+
+    async def fail() -> None:
+        raise LookupError("nobody waits")
+
+    task = asyncio.create_task(fail())
+    await asyncio.wait([task])
+    del task
+    gc.collect()
+    (line,) = [json.loads(each) for each in stream.getvalue().splitlines()]
+    assert (line["s"], line["attr"]["library"]) == ("E", "asyncio")
+    assert line["attr"]["exception"].endswith("LookupError: nobody waits")

@@ -87,25 +87,6 @@ def test_parameters_set_limits_in_their_own_units() -> None:
     assert limits.stream_buffer_bytes == 1000
 
 
-def test_former_names_of_parameters_set_the_same_limits() -> None:
-    given = {
-        "idleShardNudge": "false",
-        "idleShardNudgeMs": "7.5",
-        "idleShardNudgesPerSecond": 3,
-        "idleShardNudgeBurst": 4,
-        "promiseTimeoutMs": 500,
-    }
-    limits = stream_limits(parse_parameters(given))
-    assert (limits.noop, limits.noop_delay) == (False, 0.0075)
-    assert (limits.noops_per_second, limits.noop_burst) == (3, 4)
-    assert limits.watermark_timeout == 0.5
-
-
-def test_a_parameter_has_one_name_at_a_time() -> None:
-    with pytest.raises(ValueError, match="former name of noopWrites: set only noopWrites"):
-        parse_parameters({"idleShardNudge": True, "noopWrites": True})
-
-
 def test_default_parameters_keep_the_limits() -> None:
     assert stream_limits(parse_parameters({})) == StreamSettings()
 

@@ -9,12 +9,14 @@ import pytest
 from bson import Timestamp
 
 from router.cursors.registry import CursorRegistry
+from router.tokens.resume_token import token_of
 from router.views.log_reader import Batch
 from shard_client.errors import CommandError
 from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, stream
 from tests.doubles.scripted_member import event_token, mark_token
 from tests.doubles.scripted_mongos import ScriptedMongos, scripted_mongos
 from tests.harness.until import PATIENCE, until
+from tests.unit.router.made_tokens import data_of
 
 LOOKUP = {"fullDocument": "updateLookup", "startAtOperationTime": Timestamp(100, 1)}
 
@@ -236,6 +238,26 @@ async def test_a_changed_token_is_fatal(cluster: ScriptedCluster, mongos: Script
             await cursor.next_batch(None, PATIENCE)
         assert error.value.code == 280
         assert event_token(Timestamp(101, 1), 1) in error.value.message
+
+
+async def test_the_token_advances_with_the_fragments(
+    cluster: ScriptedCluster, mongos: ScriptedMongos
+):
+    """Although the shard has promised nothing beyond the event that they are made of."""
+    large = "x" * (9 << 20)
+    mongos.documents["c"] = [{"_id": 1, "v": large}]
+    cluster.shards["s0"].update(
+        101, 1, _id={"_data": data_of(101, 1, version=2)}, updateDescription={"large": large}
+    )
+    for member in (cluster.config, cluster.shards["s1"], cluster.shards["s2"]):
+        member.noop(120)
+    cursor, _ = await cluster.registry(mongos=mongos.connect).open(
+        lookup({"$changeStreamSplitLargeEvent": {}}), OWNER
+    )
+    batches = await read(cursor, 2, batch_size=1)
+    batches.append(await cursor.next_batch(None, 0.01))
+    fragments = [token_of(event) for batch in batches for event in batch.events]
+    assert [batch.pbrt for batch in batches] == [*fragments, fragments[-1]]
 
 
 async def test_invalid_stages_fail_the_opening(cluster: ScriptedCluster, mongos: ScriptedMongos):

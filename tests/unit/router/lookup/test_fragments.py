@@ -4,8 +4,9 @@ import bson
 import pytest
 from bson import Timestamp
 
-from router.lookup.fragments import MAX_WHOLE_BYTES, Splitter, whole_events
+from router.lookup.fragments import MAX_WHOLE_BYTES, split, whole_events
 from router.tokens.resume_token import ResumeToken
+from router.views.resume_point import ResumePoint
 from shard_client.errors import CommandError
 
 MIB = 1 << 20
@@ -35,17 +36,17 @@ def event(second: int = 1, **fields: object) -> bytes:
 LARGE = event(fullDocument={"_id": 1, "x": "a" * (9 * MIB)}, updateDescription={"x": "b" * 9 * MIB})
 
 
-def after(fragment: str, second: int = 1) -> Splitter:
-    return Splitter(ResumeToken.parse(token(second, fragment)))
+def after(fragment: str, second: int = 1) -> ResumePoint:
+    return ResumePoint(ResumeToken.parse(token(second, fragment)))
 
 
 def test_a_small_event_is_not_split():
     small = event(fullDocument={"x": "a" * 15 * MIB})
-    assert Splitter(None).split(small) == [small]
+    assert split(small) == [small]
 
 
 def test_fragments_begin_with_small_fields_and_have_own_tokens():
-    fragments = [bson.decode(each) for each in Splitter(None).split(LARGE)]
+    fragments = [bson.decode(each) for each in split(LARGE)]
     assert [each["_id"] for each in fragments] == [token(1, "29"), token(1, "2B02")]
     assert [each["splitEvent"] for each in fragments] == [
         {"fragment": 1, "of": 2},
@@ -60,35 +61,37 @@ def test_fragments_begin_with_small_fields_and_have_own_tokens():
 
 def test_a_field_too_large_for_a_fragment_is_an_error():
     with pytest.raises(CommandError) as error:
-        Splitter(None).split(event(fullDocument={"x": "a" * MAX_WHOLE_BYTES}))
+        split(event(fullDocument={"x": "a" * MAX_WHOLE_BYTES}))
     assert error.value.code == 7182500
 
 
 def test_joining_fragments_restores_the_event():
-    fragments = Splitter(None).split(LARGE)
+    before = event(
+        updateDescription={"x": "b" * 9 * MIB}, fullDocumentBeforeChange={"x": "a" * 9 * MIB}, z=1
+    )
+    fragments = split(before)
     insert = bson.encode({"_id": token(2), "operationType": "insert"})
     [joined, other], counts = whole_events([*fragments, insert])
-    assert bson.decode(joined) == bson.decode(LARGE)
+    assert joined == before, "with its fields in the order of servers"
     assert (other, counts) == (insert, [2, 1])
     assert whole_events([insert, fragments[0]]) == ([insert], [1])
 
 
 def test_fragments_of_other_events_are_not_joined():
     large = LARGE.replace(b"update\0", b"delete\0", 1)
-    fragments = Splitter(None).split(large)
+    fragments = split(large)
     assert whole_events(fragments) == (fragments, [1, 1])
 
 
 def test_resuming_skips_the_client_s_fragments():
+    large = split(event(5, a="a" * 9 * MIB, b="b" * 9 * MIB))
     for number, fragment in enumerate(("29", "2B02")):
-        splitter = after(fragment, second=5)
-        assert splitter.resuming == bson.encode(token(5, fragment))
-        assert splitter.split(event(4)) == []
-        assert splitter.resuming is not None
-        large = event(5, a="a" * 9 * MIB, b="b" * 9 * MIB)
-        assert splitter.split(large) == Splitter(None).split(large)[number + 1 :]
-        assert splitter.resuming is None
-        assert splitter.split(event(6)) == [event(6)]
+        point = after(fragment, second=5)
+        assert point.drop_seen([event(4)]) == []
+        assert point.drop_seen(large) == large[number + 1 :]
+        assert point.found
+        assert point.drop_seen([event(6)]) == [event(6)]
+        assert point.passed
 
 
 @pytest.mark.parametrize(
@@ -102,6 +105,6 @@ def test_resuming_skips_the_client_s_fragments():
 )
 def test_a_missing_fragment_is_fatal_on_resuming(fragment: str, comes: bytes, message: str):
     with pytest.raises(CommandError) as error:
-        after(fragment).split(comes)
+        after(fragment).drop_seen(split(comes))
     assert error.value.code == 280
     assert message in error.value.message

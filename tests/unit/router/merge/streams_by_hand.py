@@ -1,9 +1,12 @@
 """Merged streams whose remotes the test answers by hand."""
 
+from collections.abc import Iterable
+
 from bson.timestamp import Timestamp
 from hypothesis import strategies as st
 
 from router.block_sizes import DEFAULT_BLOCK_SIZES, BlockSizes
+from router.merge.membership import ShardSpan
 from router.request.stream_request import parse_request
 from router.tokens.resume_token import cluster_time_of, token_of
 from shard_client.remote_cursor.cursor_reply import token_data
@@ -24,6 +27,7 @@ def make(
     start_at: Timestamp | None = None,
     topology_from: Timestamp = START,
     sizes: BlockSizes = DEFAULT_BLOCK_SIZES,
+    spans: Iterable[ShardSpan] = (),
     **more,
 ) -> PrivateStream:
     command = {"aggregate": target, "pipeline": [{"$changeStream": options or {}}], "cursor": {}}
@@ -35,6 +39,7 @@ def make(
         topology_from=topology_from,
         token_version=version,
         sizes=sizes,
+        spans=spans,
     )
 
 

@@ -15,6 +15,9 @@ from router.bson_text import render, type_name
 from router.request.options import AtTime
 from router.request.stream_request import parse_request
 from shard_client.errors import CommandError
+from tests.unit.router.made_tokens import data_of
+
+FRAGMENT = {"_data": data_of(1, 1, version=2)[:-2] + "2B0204"}
 
 
 def parse(database: str = "db", **fields):
@@ -74,6 +77,13 @@ def stream(*stages, **options):
         (stream(fullDocument=5), 14, "'$changeStream.fullDocument' is the wrong type 'int'"),
         (stream(resumeAfter="82"), 14, "'$changeStream.resumeAfter' is the wrong type 'string'"),
         (stream({"$changeStreamSplitLargeEvent": 1}), 7182800, "should be an empty object"),
+        (
+            stream({"$_internalShredDocuments": {}}, {"$changeStreamSplitLargeEvent": {}}),
+            7182803,
+            "$changeStreamSplitLargeEvent is at the wrong position",
+        ),
+        (stream(resumeAfter=FRAGMENT), 280, "include a $changeStreamSplitLargeEvent stage"),
+        (stream({"$limit": 1}, startAfter=FRAGMENT), 20, "$limit is not permitted"),
         (stream({"$densify": {}}), 20, "$densify is not permitted in a $changeStream pipeline"),
         (stream({"$changeStream": {}}), 40602, "only valid as the first stage"),
         (stream({"$_internalSplitPipeline": {}}), 5491300, "not allowed in user requests"),
@@ -105,7 +115,7 @@ def test_clients_cannot_watch_the_config_database():
 def test_null_options_count_as_absent():
     request = parse(**stream(resumeAfter=None, startAtOperationTime=None, fullDocument=None))
     assert request.start is None
-    assert parse(maxTimeMS=None, collation=None).max_time_ms is None
+    assert parse(hint=None, collation=None).max_time_ms is None
 
 
 def test_accepted_options_are_kept():

@@ -13,6 +13,7 @@ from tests.doubles.scripted_cluster import (
     read_until,
     stream,
 )
+from tests.doubles.scripted_member import invalidate
 from tests.harness.until import PATIENCE, until
 from tests.unit.router.streams.clients import BIG, opened, write
 
@@ -49,6 +50,32 @@ async def test_a_slow_client_delays_no_other_and_loses_no_events(cluster: Script
     await until(lambda: cluster.open_cursors == REMOTES)
     write(cluster, 140)
     assert await read_until(slow, 1) == await read_until(fast, 1) == [140]
+
+
+async def test_a_slow_client_after_an_invalidate_goes_on_at_its_own_place(
+    cluster: ScriptedCluster,
+):
+    """Oplogs may have passed the invalidate's time."""
+    registry = cluster.registry(share_log_bytes=3 * BIG, share_linger=0.01)
+    token = invalidate(cluster.shards["s0"], 102)
+    after = [{"$changeStream": {"startAfter": {"_data": token}}}]
+    slow, fast = await opened(registry, 2, pipeline=after)
+    write(cluster, 105, 106)
+    for client in (slow, fast):
+        assert await read_until(client, 2) == [105, 106]
+    for member in cluster.shards.values():
+        member.opened.clear()
+    for second in range(107, 127):
+        write(cluster, second, size=BIG)
+        assert await read_until(fast, 1) == [second]
+    assert await read_until(slow, 20) == [*range(107, 127)]
+    starts = [
+        each["pipeline"][0]["$changeStream"]
+        for member in cluster.shards.values()
+        for each in member.opened
+    ]
+    assert len(starts) == len(cluster.shards)
+    assert all(each["startAtOperationTime"].time >= 106 for each in starts)
 
 
 async def test_a_client_that_never_waits_gets_all_events(cluster: ScriptedCluster):

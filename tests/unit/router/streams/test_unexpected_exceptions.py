@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from types import FrameType
 from typing import Any
 
@@ -19,41 +20,18 @@ import bson
 from bson import Timestamp
 from structlog.testing import capture_logs
 
-import router
 from router.cursors.registry import CursorRegistry
 from router.request.stream_request import StreamRequest, parse_request
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, numbers, start_cluster
 from tests.harness.until import PATIENCE
+from tests.simulation.moves import Moves, frequent_moves
+from tests.simulation.planted import modules_of_the_path
 from tests.unit.router.sharing.narrow_clients import with_namespaces, write
 
-_ROUTER = Path(router.__file__).parent
-_FILES = frozenset(
-    str(_ROUTER / name)
-    for name in (
-        "merge/merger.py",
-        "merge/remote_queue.py",
-        "merge/event_log.py",
-        "merge/merged_stream.py",
-        "views/fan_out.py",
-        "views/partial_view.py",
-        "views/view.py",
-        "views/log_reader.py",
-        "views/resume_point.py",
-        "filters/index.py",
-        "filters/layouts.py",
-        "filters/paths.py",
-        "filters/conditions.py",
-        "streams/view_readers.py",
-        "streams/running_stream.py",
-        "sharing/policy.py",
-        "sharing/open_streams.py",
-        "sharing/reading.py",
-        "cursors/cursor.py",
-    )
-)
+_FILES = frozenset(str(module.__file__) for module in modules_of_the_path())
 _BEFORE_A_CURSOR = frozenset(
-    {"__init__", "start", "add", "first_batch", "open", "add_remote", "spawn"}
+    {"__init__", "start", "first_batch", "open", "add", "add_remote", "spawn"}
 )
 """Functions in which an exception refuses an opening: the client has no cursor to lose; or that
 begin a task: without it, a stream that nobody reads is never closed."""
@@ -72,6 +50,7 @@ class Planted:
 
     at: set[Line] = field(default_factory=set)
     seen: dict[Line, None] = field(default_factory=dict)
+    left_out: set[str] = field(default_factory=set)
     raised: list[Line] = field(default_factory=list)
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
@@ -79,7 +58,9 @@ class Planted:
             return None
         if event == "line":
             line = (frame.f_code.co_filename, frame.f_lineno)
-            if frame.f_code.co_name not in _BEFORE_A_CURSOR:
+            if frame.f_code.co_name in _BEFORE_A_CURSOR:
+                self.left_out.add(frame.f_code.co_name)
+            else:
                 self.seen[line] = None
             if line in self.at:
                 self.at.remove(line)
@@ -138,10 +119,10 @@ class Watcher:
                 self.registry.kill([cursor.cursor_id], OWNER)
 
 
-async def run(planted: Planted) -> None:
+async def run(planted: Planted) -> Moves:
     cluster: ScriptedCluster = with_namespaces(await start_cluster())
     registry = cluster.registry(
-        share_filters="always", share_scopes="always", share_linger=0.0, share_behind=1000.0
+        share_filters_from=1, share_scopes_from=1, share_linger=0.0, share_behind=1000.0
     )
     plain = Watcher(registry, 1, {}, 2)
     tenants = [Watcher(registry, 1, {"fullDocument.tenant": each}, each) for each in (1, 2)]
@@ -153,7 +134,8 @@ async def run(planted: Planted) -> None:
         [each for each in _SECONDS if each % 2 == 0],
     ]
     try:
-        with capture_logs(), traced(planted):  # to render tracebacks takes seconds
+        moving = frequent_moves({}, 0.3, Random("moves"))
+        with capture_logs(), moving as moves, traced(planted):  # tracebacks take seconds to render
             async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
                 for watcher, wanted in zip(everybody, expected, strict=True):
                     group.create_task(watcher.read(wanted[-1]))
@@ -165,13 +147,17 @@ async def run(planted: Planted) -> None:
         await cluster.close()
     for watcher, wanted in zip(everybody, expected, strict=True):
         assert watcher.got == wanted, (watcher.target, watcher.match, planted.raised)
+    return moves
 
 
 async def test_an_exception_at_any_line_loses_no_event() -> None:
     recorded = Planted()
-    await run(recorded)
+    moves = await run(recorded)
+    assert moves.to_shared
+    assert moves.to_own
+    assert recorded.left_out == _BEFORE_A_CURSOR
     lines = list(recorded.seen)
-    assert len(lines) > 400
+    assert len(lines) > 1000
     raised = 0
     for first in range(_RUNS):
         planted = Planted(at=set(lines[first::_RUNS]))

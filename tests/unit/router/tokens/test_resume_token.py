@@ -115,9 +115,15 @@ def test_trailing_bytes_and_lower_case_are_normalised():
     assert parse((T + "2B0229296E04FFFF").lower()).data == (T + "2B0229296E04").encode()
 
 
-def test_a_fragment_s_number_is_parsed():
-    data = T + "2B042C0100296E" + UUID_1 + "46646162630000" * 0 + "4600" + "2B04" + "04"
-    assert parse(data).fragment_num == 2
+@pytest.mark.parametrize("key", ["4600", "463C6100461E5F6964002B03800000000000000000"])
+@pytest.mark.parametrize(("number", "encoded"), [(None, ""), (0, "29"), (2, "2B04")])
+def test_a_fragment_s_number_is_parsed(key, number, encoded):
+    """Also after a document key with a fraction."""
+    whole = T + "2B042C0100296E" + UUID_1 + key
+    token = parse(whole + encoded + "04")
+    assert token.fragment_num == number
+    assert token.event_identifier.hex().upper() == key
+    assert token.whole_key.decode() == whole + "04"
 
 
 @pytest.mark.parametrize(

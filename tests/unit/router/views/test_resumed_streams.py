@@ -1,17 +1,30 @@
 """A merged stream that resumes after a token, or ends with an invalidate."""
 
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
 from random import Random
 
 import bson
 import pytest
+from bson.timestamp import Timestamp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.merge.actions import ReopenRemote
-from router.tokens.resume_token import token_of
+from router.tokens.resume_token import (
+    TIME_DIGITS,
+    ResumeToken,
+    cluster_time_of,
+    first_key,
+    token_of,
+)
+from router.views.log_reader import Batch
 from router.views.view import View
 from shard_client.errors import CommandError
-from tests.doubles.scripted_streams import Driver, PrivateStream, Script, batch, hwm
+from shard_client.remote_cursor.cursor_reply import CursorBatch, token_data
+from tests.doubles.scripted_streams import Driver, Event, PrivateStream, Script, batch, hwm
 from tests.unit.router.made_tokens import data_of, token_document
 from tests.unit.router.merge.streams_by_hand import (
     CONFIG,
@@ -180,6 +193,116 @@ def test_starting_after_an_invalidate_skips_each_shard_s_first(shown):
     arrive(stream, B, upto=60)
     assert times(stream.take(None).events) == [50, 50]
     assert stream.take(None).closed
+
+
+def is_end(event: Event) -> bool:
+    return ResumeToken.decode(event[0].decode()).from_invalidate
+
+
+@dataclass
+class Incarnations(Script):
+    """A shard whose collection is dropped again and again: each reading ends at an invalidate.
+
+    A filter leaves out the events that are not ``shown``.
+    """
+
+    shown: Callable[[Event], bool] = lambda _: True
+
+    def batches(self, start_at: Timestamp, rnd: Random) -> deque[CursorBatch]:
+        return self.beyond(first_key(start_at)).batches(start_at, rnd)
+
+    def beyond(self, after: bytes) -> Script:
+        found = [event for event in self.events if event[0] > after]
+        end = next((number for number, event in enumerate(found) if is_end(event)), None)
+        shown = list(filter(self.shown, found if end is None else found[: end + 1]))
+        last = self.last_pbrt if end is None else token_of(found[end][1])
+        return Script(shown, last, invalidated=end is not None)
+
+    def invalidates(self) -> tuple[list[Event], list[Event]]:
+        """Return the invalidate that a stream skips, and those that end it."""
+        ends = list(filter(is_end, self.events))
+        first = next((each for each in self.events if self.shown(each) or is_end(each)), None)
+        skipped = [each for each in ends[:1] if first and time_of(first) == time_of(each)]
+        return skipped, ends[len(skipped) :]
+
+
+def time_of(event: Event) -> bytes:
+    return event[0][:TIME_DIGITS]
+
+
+class MovingDriver(Driver):
+    """Moves the reader to a stream that is opened where it is, again and again."""
+
+    stream: PrivateStream
+
+    def take(self) -> Batch:
+        taken = super().take()
+        if not taken.closed and self.rnd.random() < 0.4:
+            reader = self.stream.log_reader
+            self.stream = make(
+                options={"startAtOperationTime": cluster_time_of(reader.needs)},
+                target="c",
+                shards=len(self.scripts) - 1,
+                spans=reader.needs_spans,
+            )
+            reader.continue_on(View(self.stream))
+            self.stream.log_reader = reader
+            self.pending.clear()
+            self.act(self.stream.start())
+        return taken
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(st.dictionaries(st.integers(11, 14), st.booleans()), min_size=1, max_size=3),
+    st.sampled_from([lambda _: True, lambda _: False, lambda event: not is_end(event)]),
+    st.sampled_from([Driver, MovingDriver]),
+    st.randoms(use_true_random=False),
+)
+def test_each_shard_skips_one_invalidate_wherever_the_client_moves(
+    drops: list[dict[int, bool]], shown: Callable[[Event], bool], driver: type[Driver], rnd: Random
+) -> None:
+    """``drops`` tells for each shard at which times it has a drop (true) or an insert."""
+    after = at(10, 0, invalidate=True)
+    drops[0][10] = True
+    shards: dict[str, Incarnations] = {}
+    for number, times_of in enumerate(drops):
+        events = [at(time, 0 if drop else number + 1) for time, drop in times_of.items()]
+        events += [at(time, 0, invalidate=True) for time, drop in times_of.items() if drop]
+        shards[f"shard{number}"] = Incarnations(sorted(events), END, shown=shown)
+    skipped, ends = zip(*(each.invalidates() for each in shards.values()), strict=True)
+    end = min([token_data(END), *(key for each in ends for key, _ in each)])
+    everything = [each for shard in shards.values() for each in filter(shown, shard.events)]
+    for each in filter(shown, chain.from_iterable(skipped)):
+        everything.remove(each)
+
+    stream = make(
+        options={"startAfter": bson.decode(token_of(after[1]))}, target="c", shards=len(drops)
+    )
+    scripts = {**shards, "config": Script([], END)}
+    run = driver(
+        stream, scripts, rnd, lambda shard, token: shards[shard].beyond(token_data(token))
+    ).run()
+    assert run.events == [raw for key, raw in sorted(everything) if after[0] < key <= end]
+    assert token_data(run.taken[-1].pbrt) == end
+    assert run.taken[-1].closed is (end != token_data(END))
+
+
+@pytest.mark.parametrize("shown", [True, False])
+@pytest.mark.parametrize("ends", [A, B])
+@pytest.mark.parametrize("first", [A, B])
+def test_one_token_may_end_one_shard_s_stream_and_not_the_other_s(ends, first, shown):
+    """A collection of one shard was dropped and replaced by one of two shards."""
+    data = data_of(10, 0, invalidate=True)
+    stream = resumed_after(data, how="startAfter", target="c")
+    arrive(stream, CONFIG, upto=99)
+    invalidated(stream, ends, 10, shown=shown)
+    for remote in (first, A + B - first):
+        actions, token = invalidated(stream, remote, 20, shown=shown)
+        assert actions == ([] if remote == ends else [ReopenRemote(remote, token)])
+    assert times(stream.take(None).events) == [20] * (3 if shown else 2)
+    taken = stream.take(None)
+    assert (taken.events, taken.pbrt, taken.closed) == ([], token, True)
 
 
 @pytest.mark.parametrize("together", [True, False])

@@ -27,7 +27,8 @@ from spark_sink.tables.delta_log import Batch, DeltaLog
 
 
 def write(folder: JobFolder, number: int, table: str = "bronze") -> None:
-    batch = Batch("q", number, {"_data": f"82{number}"})
+    begin = {"_data": f"82{number - 1}"} if number else {}
+    batch = Batch("q", number, {"_data": f"82{number}"}, begin)
     AppendTable(folder.table(table)).write_rows(pa.table({"token": ["a"]}), batch)
 
 
