@@ -126,6 +126,27 @@ def restore_checkpoint(folder: JobFolder) -> int | None:
     return last
 
 
+def remove_damaged(folder: JobFolder) -> None:
+    """Remove a checkpoint that is damaged, and tell it; the tables tell where the job was.
+
+    Raises OptionError if they have no batch.
+    """
+    folder.remove_checksums()
+    damage = folder.damage()
+    if not damage:
+        return
+    found = _batches(folder)
+    if not any(found.get(name) for name in ALL_BATCHES):
+        raise OptionError(
+            f"the file {folder.checkpoint}/{damage} is damaged, and the tables have no batch yet "
+            f"that tells where the job was: remove the folder {folder.checkpoint}, and start the "
+            "job again"
+        )
+    folder.remove_checkpoint()
+    text = "is damaged: the checkpoint is made again. Repeat a job seek that no start has followed"
+    print(f"the file {folder.checkpoint}/{damage} {text}", file=sys.stderr)  # noqa: T201
+
+
 def _batches(folder: JobFolder) -> dict[str, Batch | None]:
     """Return the newest batch of each table of a job, by name; None for one without batches.
 
@@ -137,26 +158,6 @@ def _batches(folder: JobFolder) -> dict[str, Batch | None]:
         log.require_whole()
         found[name] = Batch.of(log.position())
     return found
-
-
-def remove_damaged(folder: JobFolder) -> None:
-    """Remove a checkpoint that is damaged, and tell it; the tables tell where the job was.
-
-    Raises OptionError if they have no batch.
-    """
-    folder.remove_checksums()
-    damage = folder.damage()
-    if not damage:
-        return
-    if not any(DeltaLog(folder.table(name)).position().get("offset") for name in ALL_BATCHES):
-        raise OptionError(
-            f"the file {folder.checkpoint}/{damage} is damaged, and the tables have no batch yet "
-            f"that tells where the job was: remove the folder {folder.checkpoint}, and start the "
-            "job again"
-        )
-    folder.remove_checkpoint()
-    text = "is damaged: the checkpoint is made again. Repeat a job seek that no start has followed"
-    print(f"the file {folder.checkpoint}/{damage} {text}", file=sys.stderr)  # noqa: T201
 
 
 def _lacks_batches(folder: JobFolder, name: str) -> OptionError:
@@ -265,7 +266,7 @@ def seek(folder: JobFolder, to: str) -> str:
             f"--to {to} is in the future: the job would write nothing until then. Give the present "
             "or an earlier time, or set the clock of this machine"
         )
-    kept, passed, told = before.signals.without_batch(), before.position, ""
+    kept, passed, told = before.signals.without_batch(), max(reached, key=key_of), ""
     if kept.position is not None and is_after(position, kept.position):
         kept, told = replace(kept, position=None), ", without the signals that were sent before"
     sought = before.moved(position, heartbeat=before.heartbeat, signals=kept, sought=passed)

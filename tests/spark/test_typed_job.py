@@ -239,7 +239,10 @@ def test_any_name_of_a_field_may_be_in_a_typed_table(
     rebuilding.rebuild_current(spark, where)
     assert CurrentTable.existing(str(folder / "current")).read(spark).schema == before.schema
     assert DeltaTable(folder / "current").metadata().configuration == settings
-    assert rows_of(folder) == rows
+    again = rows_of(folder)
+    assert [{**again[n], "keyRange": None} for n in rows] == [
+        {**row, "keyRange": None} for row in rows.values()
+    ]
     shop.orders.insert_one({"_id": 6, "customer": 6, "NaMe": 1})
     run_once(spark, shop, folder, **form)
     assert differences(spark, shop, folder) == {"bronze": set(), "current": set()}
