@@ -140,15 +140,22 @@ def elements_of(document: bytes) -> list[tuple[bytes, Slice]]:
     size = sum([len(name) + len(each.value) for name, each in found.items()]) + 2 * len(found)
     if size + _EMPTY_BYTES == len(document):  # no name occurs twice
         return list(found.items())
-    elements = []
+    return [(name, Slice(kind, document[at:end])) for kind, name, at, end in _places(document)]
+
+
+def place_of(document: bytes, name: bytes) -> tuple[int, int] | None:
+    """Return where the value of a top-level field begins and ends; None if there is none."""
+    return next(((at, end) for _, each, at, end in _places(document) if each == name), None)
+
+
+def _places(document: bytes) -> Iterator[tuple[int, bytes, int, int]]:
+    """Return type, name, begin and end of the values of a document."""
     position, end = 4, len(document) - 1
     while position < end:
         kind, name_end = document[position], document.index(0, position + 1)
         stop = _end_of(document, kind, name_end + 1)
-        name = document[position + 1 : name_end]
-        elements.append((name, Slice(kind, document[name_end + 1 : stop])))
+        yield kind, document[position + 1 : name_end], name_end + 1, stop
         position = stop
-    return elements
 
 
 def value_at(fields: Mapping[bytes, Slice], path: bytes) -> Slice | None:

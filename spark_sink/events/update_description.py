@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import bson
@@ -187,7 +188,7 @@ class _Update:
         if self.paths.are_exact:
             known = self.paths.parts(path.encode(errors="surrogateescape"))
             return path.split(".") if known is None else list(map(_name, known))
-        meanings = [*_meanings(document, path.split("."), fits)]
+        meanings = [*islice(_meanings(document, path.split("."), fits), 2)]
         if len(meanings) > 1:
             raise ValueError(
                 f"the path {path} may stand for several fields, since names may have dots. Remove "

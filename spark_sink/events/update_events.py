@@ -20,7 +20,6 @@ from collections.abc import Iterable, Mapping
 
 from spark_sink.events.runs import Run
 from spark_sink.events.slices import (
-    DOCUMENT,
     INT32,
     STRING,
     Slice,
@@ -29,6 +28,7 @@ from spark_sink.events.slices import (
     document_slice,
     elements_of,
     fields_of,
+    place_of,
     string_of,
 )
 
@@ -55,19 +55,13 @@ def described(run: Run) -> Run:
 
 
 def _described(event: bytes) -> bytes:
-    at = event.rfind(_MARK)
-    value = event[at + len(_MARK) : -1]
-    if len(value) != _SIZE(value)[0]:  # other fields follow, or the mark is one within a document
-        fields = fields_of(event)
-        if _RAW not in fields:
-            return event
-        return document_of(
-            (_DESCRIPTION, Slice(DOCUMENT, _description(each.value))) if name == _RAW
-            else (name, each)
-            for name, each in fields.items()
-        )  # fmt: skip
-    body = event[4:at] + _NEW_MARK + _description(value)
-    return _INT.pack(len(body) + 5) + body + b"\0"
+    place = place_of(event, _RAW)
+    if place is None:  # it is the name of a field of a document
+        return event
+    start, end = place
+    head = event[4 : start - len(_MARK)]
+    body = b"".join((head, _NEW_MARK, _description(event[start:end]), event[end:]))
+    return _INT.pack(len(body) + 4) + body
 
 
 def _description(raw: bytes) -> bytes:

@@ -257,7 +257,7 @@ def rebuild(
             with session("rebuild", spark_settings) as spark:
                 table = rebuild_at(spark, folder, time, into)
             typer.echo(f"{table.address} has {table.count()} documents")
-            if names := unread_names(table.state.unread):
+            if names := unread_names(table.state.lacking):
                 typer.echo(f"it lacks documents of {names}: {UNREAD_THEN}", err=True)
             return
         held.enter_context(folder.locked())

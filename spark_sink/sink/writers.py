@@ -74,8 +74,11 @@ class DocumentWriter:
         except BulkWriteError as error:
             details: Mapping[str, Any] = error.details or {}
             first = next(iter(details.get("writeErrors", ())), details)
+            where = first.get("op", {}).get("q", {})
+            key = {name: each for name, each in where.items() if name != self.options.token_field}
             raise StreamError(
-                "the cluster refuses a write of the sink: fix the reason, and restart the query",
+                f"the cluster refuses a write of the sink (key {key}): fix the reason, and restart "
+                "the query",
                 first.get("errmsg", error),
             ) from None
         except PyMongoError as error:
@@ -207,7 +210,7 @@ class DocumentWriter:
                 self._report_missing(collection, change)
                 continue
             token = key_in(copy, (field,))[field]
-            if token is not None and token >= change.token:
+            if isinstance(token, type(change.token)) and token >= change.token:
                 continue
             where = {**change.key, field: {"$exists": False} if token is None else token}
             try:

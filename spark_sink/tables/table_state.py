@@ -136,6 +136,12 @@ class TableState:
         return replace(self, unread={**self.unread, **since}, lost=())
 
     @property
+    def lacking(self) -> Unread:
+        """The collections of which the table lacks documents, and since which token."""
+        lost = {(each.database, each.collection): each.token for each in self.lost}
+        return {**lost, **self.unread}
+
+    @property
     def document(self) -> dict[str, Any]:
         """The state for a commit, with the cluster time of `through` for readers."""
         found: dict[str, Any] = to_document(self)

@@ -147,6 +147,19 @@ def test_updates_as_the_oplog_has_them_are_applied_exactly_whatever_the_names():
     assert doubles < compared / 20
 
 
+@pytest.mark.parametrize("others", [{}, {"fullDocumentBeforeChange": {"rawUpdateDescription": {}}}])
+def test_only_the_events_own_field_becomes_its_description(others: dict[str, Any]):
+    raw = {"rawUpdateDescription": {"$v": 2, "diff": {"u": {"rawUpdateDescription": {"a.b": 1}}}}}
+    event = {"_id": 1, "documentKey": {"_id": {"rawUpdateDescription": {}}}, **raw, **others}
+    other = bson.encode({"fullDocument": {"rawUpdateDescription": {"diff": {}}}})
+    [found, same] = described(Run(["1", "2"], [bson.encode(event), other])).events
+    fields = {SET: {"rawUpdateDescription": {"a.b": 1}}, REMOVED: [], TRUNCATED: []}
+    expected = {("updateDescription" if n in raw else n): v for n, v in event.items()}
+    assert bson.decode(found) == {**expected, "updateDescription": fields}
+    assert list(bson.decode(found)) == list(expected)
+    assert same is other
+
+
 # Undefined, a symbol, a DBPointer, and text that is no UTF-8.
 RARE = (
     b"\x06u\0", b"\x0eu\0\x02\0\0\0a\0", b"\x0cu\0\x02\0\0\0a\x00123456789012",
