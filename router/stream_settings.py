@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from router.block_sizes import DEFAULT_BLOCK_SIZES, BlockSizes
 from router.parameter import MINUTES, milliseconds, one_of, parameter
 from shard_client.remote_cursor.remote_settings import RemoteSettings
-from shard_client.replica_set.read_preference import LOCAL_THRESHOLD
+from shard_client.replica_set.read_preference import LOCAL_THRESHOLD, PRIMARY, ReadPreference
 from shard_client.wire.connection_pool import PoolLimits
 
 _MIB = 1024 * 1024
 _SHARE_OF_ONE = 0.8
+_SELECTION = 15.0
 _MODES = one_of("auto", "always", "never")
 
 
@@ -25,6 +26,15 @@ class ConnectionSettings(RemoteSettings):
         "openTimeoutMs", 30.0, "Time limit for opening a stream on all shards.", least=100
     )
     """For all remotes of a new stream to answer, unreachable shards included."""
+
+    def opening_time(self, preference: ReadPreference) -> float:
+        """Return the seconds for opening a stream that reads the members of ``preference``.
+
+        Where it is not the primaries, no member may ever suit: as much as mongos waits for one.
+        """
+        most = _SELECTION if preference.mode != PRIMARY.mode else self.open_timeout
+        return min(self.open_timeout, most)
+
     member_connections: int = parameter(
         "ShardingTaskExecutorPoolMaxSize",
         1000,

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from spark_sink.session.spark_session import register as register
     from spark_sink.source.schema_inference import infer_schema as infer_schema
     from spark_sink.tables.current_query import apply_changes as apply_changes
-    from spark_sink.tables.verify import verify as verify
+    from spark_sink.verification.collections import verify as verify
 
 _MODULES = {
     "apply_changes": "spark_sink.tables.current_query",
@@ -54,7 +54,7 @@ _MODULES = {
     "parse_documents": "spark_sink.rows.document_parsing",
     "read_at": "spark_sink.jobs.point_in_time",
     "register": "spark_sink.session.spark_session",
-    "verify": "spark_sink.tables.verify",
+    "verify": "spark_sink.verification.collections",
 }
 
 

@@ -53,7 +53,10 @@ _DEFAULT_URI = "mongodb://127.0.0.1:27020"
 
 
 Table = StrEnum("Table", ["bronze", "current", "messages", "transactions"])
-ComparedTable = StrEnum("ComparedTable", ["bronze", "current"])
+ComparedTable = StrEnum(
+    "ComparedTable",
+    ["bronze", "current", "messages", "transactions", "notifications", "quarantine"],
+)
 SignalKind = Literal["execute-snapshot", "stop-snapshot", "pause-snapshot", "resume-snapshot"]
 SnapshotType = Literal["incremental", "blocking"]
 
@@ -283,28 +286,29 @@ def verify(
         str | None,
         typer.Option(
             "--since",
-            help="The cluster time from which on the bronze table is compared, such as "
-            "2026-01-31T12:00:00Z. Default: its first event.",
+            help="The cluster time from which on tables are compared with the stream, such as "
+            "2026-01-31T12:00:00Z. Default: their first event.",
         ),
     ] = None,
     as_json: AsJson = False,
     conf: Settings = None,
 ) -> None:
-    """Verify the tables against the cluster.
+    """Verify the tables, and say what was compared with what.
 
-    The bronze table is compared with the stream, the current table with the collections. The exit
-    status is 1 if there is a difference.
+    The rows of each table are compared with the checksum of those that were written, bronze,
+    messages and transactions with the stream, and current with the collections. The exit status is
+    1 if there is a difference.
     """
-    from spark_sink.jobs.absent_names import warn_of_absent_names
     from spark_sink.jobs.own_router import require_router
-    from spark_sink.jobs.verification import verify_job
+    from spark_sink.source.unmatched_names import warn_of_unmatched_names
+    from spark_sink.verification.job import verify_job
 
     wanted = table
     spark_settings = pairs_of(conf, "--conf")
     with failures():
         folder = job_in(out)
         require_router({"uri": uri})
-        warn_of_absent_names({**folder.record().options, "uri": uri})
+        warn_of_unmatched_names({**folder.record().options, "uri": uri})
         with session("verify", spark_settings) as spark:
             found = verify_job(spark, folder, uri, wanted, since)
     if as_json:
@@ -312,7 +316,7 @@ def verify(
     else:
         for name, each in found.items():
             typer.echo(f"{name}: {each}")
-    raise typer.Exit(_DIFFERENT if any(each.count for each in found.values()) else 0)
+    raise typer.Exit(_DIFFERENT if any(each.count or each.failed for each in found.values()) else 0)
 
 
 for command, name in ((compact, "compact"), (rebuild, "rebuild"), (at, "at"), (seek, "seek")):
@@ -355,7 +359,6 @@ def _run(
     maintain: float | None = None,
     checkpoint: str = "",
 ) -> None:
-    from spark_sink.jobs.absent_names import warn_of_absent_names
     from spark_sink.jobs.job_folder import JobFolder
     from spark_sink.jobs.maintenance import Schedule
     from spark_sink.jobs.own_router import require_router
@@ -363,24 +366,28 @@ def _run(
     from spark_sink.jobs.query_run import quiet_stop, run_until_stopped
     from spark_sink.jobs.rebuilding import restore_checkpoint
     from spark_sink.jobs.router_report import RouterReport
-    from spark_sink.jobs.tables_job import TablesJob
-    from spark_sink.jobs.verifier import Verifier
+    from spark_sink.jobs.tables_job import TablesJob, take_over
+    from spark_sink.source.unmatched_names import warn_of_unmatched_names
+    from spark_sink.verification.verifier import Verifier
 
     if rounds is not None and "current" not in record.tables:
         raise OptionError("--verify-every compares the current table: add --table current")
     code = 0
     folder, given = JobFolder(out, checkpoint), {**record.options, "uri": uri}
     require_router(given)
-    warn_of_absent_names(given)
+    warn_of_unmatched_names(given)
+    folder.mend(record)
     with folder.locked(), RouterReport(folder.address, given) as router, quiet_stop(end):
+        epoch = take_over(folder)
         restore_checkpoint(folder)
         folder.begin(record, once=trigger is None)
         with session("run", pairs_of(settings, "--conf")) as spark:
             metrics = JobMetrics()
-            verifier = None
+            verifier = findings = None
             if rounds is not None:
                 verifier = Verifier(folder, given, rounds, metrics.add_round)
-            tables_job = TablesJob(folder, record, uri, verifier, metrics)
+                findings = verifier.findings
+            tables_job = TablesJob(folder, record, uri, findings, metrics, epoch)
             if metrics_port is not None:
                 metrics.serve(metrics_port)
             listeners = metrics.add, router.add

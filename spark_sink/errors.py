@@ -70,9 +70,10 @@ def stream_refused(error: PyMongoError) -> StreamError:
     code = error.code if isinstance(error, OperationFailure) else None
     if code == _HISTORY_LOST:
         return HistoryLostError(
-            "history lost: the shards' oplogs no longer contain this position. Start the "
-            "query with onHistoryLost=snapshot, which reads the collections again, or with a new "
-            "checkpointLocation, and make the oplogs larger",
+            "history lost: the shards' oplogs no longer contain the stream's position. Set a job "
+            "to a later one with job seek, or start it with onHistoryLost=snapshot: both read the "
+            "collections again. Start a query with onHistoryLost=snapshot or a new "
+            "checkpointLocation. Make the oplogs larger",
             error,
         )
     if code == _NOT_ALLOWED and "requires authentication" in str(error):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from uuid import uuid4
 
@@ -55,11 +56,11 @@ class Folder:
         return bool(self._files.get_file_info(path).type == kind)
 
     def text(self, path: str) -> str | None:
-        """Return the text of a file; None if there is none."""
+        """Return the text of a file, with U+FFFD for what is no UTF-8; None if there is none."""
         if not self.has(path):
             return None
         with self._files.open_input_stream(path) as stream:
-            return bytes(stream.read()).decode()
+            return bytes(stream.read()).decode(errors="replace")
 
     def write(self, path: str, text: str) -> None:
         """Write a file, and create its folder.
@@ -75,7 +76,9 @@ class Folder:
         try:
             with self._files.open_output_stream(draft) as stream:
                 stream.write(text.encode())
-            if local:
+            if local:  # otherwise a power failure leaves an empty file
+                with open(f"{self._files.base_path}{draft}", "rb") as written:
+                    os.fsync(written.fileno())
                 self.move(draft, path)
         except OSError:
             if local:

@@ -1,8 +1,8 @@
 """Sharing the result of one asynchronous call among concurrent callers."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, TypeVar
 
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
@@ -13,11 +13,12 @@ _T = TypeVar("_T")
 class SharedAnswer(Generic[_T]):
     """Shares one call of ``ask`` among all callers of ``get`` that arrive during the previous one.
 
-    Each caller gets the result of a call that was started after its ``get``. ``name`` is the name
-    of the task. Must be created in a running loop; ``await close()`` ends the call in flight.
+    Each caller gets the result of a call that was started after its ``get``, or the failure of one
+    that ended after it: nobody waits for two that fail. ``name`` is the name of the task. Must be
+    created in a running loop; ``await close()`` ends the call in flight.
     """
 
-    def __init__(self, ask: Callable[[], Awaitable[_T]], name: str) -> None:
+    def __init__(self, ask: Callable[[], Coroutine[Any, Any, _T]], name: str) -> None:
         self._ask = ask
         self._name = name
         self._asking: asyncio.Task[_T] | None = None
@@ -36,8 +37,10 @@ class SharedAnswer(Generic[_T]):
             if running is not None:
                 # The running call was started before this ``get``, so its result may be too old.
                 await asyncio.wait((running,))
+                if not running.cancelled() and (failure := running.exception()) is not None:
+                    raise failure
             if self._asking is None or self._asking is running:
-                task = asyncio.get_running_loop().create_task(self._call(), name=self._name)
+                task = asyncio.get_running_loop().create_task(self._ask(), name=self._name)
                 self._asking = task
                 task.add_done_callback(self._answered)
             asking = self._asking
@@ -60,9 +63,6 @@ class SharedAnswer(Generic[_T]):
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.wait((self._asking,))
-
-    async def _call(self) -> _T:
-        return await self._ask()
 
     def _answered(self, task: asyncio.Task[_T]) -> None:
         if self._asking is task:

@@ -5,7 +5,7 @@ from typing import Any
 
 from bson.decimal128 import Decimal128
 
-from router.request.field_errors import missing_field, unknown_field, wrong_type
+from router.request.field_errors import missing_field, negative, unknown_field, wrong_type
 from router.request.generic_fields import NUMBERS, as_int64
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
@@ -76,7 +76,5 @@ def at_least_zero(command: Mapping[str, Any], name: str, field: str) -> int | No
         return None
     number = whole_number(value, f"{name}.{field}")
     if number < 0:
-        raise CommandError(
-            51024, f"BSON field '{field}' value must be >= 0, actual value '{number}'"
-        )
+        raise negative(field, number)
     return number

@@ -90,23 +90,15 @@ class Merger:
         if remote.watermark is not None:
             self._watermarks.remove((remote.watermark, number))
 
-    def add_batch(
-        self,
-        number: int,
-        events: list[Event],
-        reached: Watermark,
-        size: int | None = None,
-    ) -> None:
+    def add_batch(self, number: int, events: list[Event], reached: Watermark, size: int) -> None:
         """Add one batch of a remote: ``events`` in order, then the watermark ``reached``.
 
-        ``size`` is the size of the events in bytes, computed here if absent. The merger takes
-        ownership of the list. Raises MergeOrderError, and adds nothing, if the batch is out of
-        order, goes below the remote's earlier watermark or above its new one.
+        ``size`` is the size of the events in bytes. The merger takes ownership of the list. Raises
+        MergeOrderError, and adds nothing, if the batch is out of order, goes below the remote's
+        earlier watermark or above its new one.
         """
         remote = self.remotes[number]
         watermark, held = remote.watermark, remote.buffered
-        if size is None:
-            size = sum(map(len, map(BSON, events)))
         remote.add_batch(events, reached, size, self._sizes.coalesce_bytes)
         if watermark is None:
             self._silent.discard(number)

@@ -4,8 +4,14 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from router.bson_text import type_name
-from router.request.field_errors import missing_field, not_boolean, unknown_field, wrong_type
-from router.request.generic_fields import NUMBERS, check_generic_fields
+from router.request.field_errors import (
+    missing_field,
+    negative,
+    not_boolean,
+    unknown_field,
+    wrong_type,
+)
+from router.request.generic_fields import NUMBERS, as_int64, check_generic_fields
 from router.request.read_preference import check_read_preference
 from router.request.stages import check_document, check_shape
 from shard_client.error_codes import ErrorCode
@@ -122,9 +128,7 @@ def _check_cursor(cursor: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, _NUMBERS):
             raise wrong_type("cursor.batchSize", value, *NUMBERS)
         if value < 0:
-            raise CommandError(
-                51024, f"BSON field 'batchSize' value must be >= 0, actual value '{int(value)}'"
-            )
+            raise negative(name, as_int64(value))
 
 
 def _check_field(name: str, value: Any) -> None:
@@ -134,8 +138,8 @@ def _check_field(name: str, value: Any) -> None:
             _check_passthrough(value)
     elif name in _FLAGS and not isinstance(value, bool):
         raise not_boolean(name, value)
-    elif name == "maxTimeMS":
-        _check_max_time(value)
+    elif name == "maxTimeMS" and isinstance(value, _NUMBERS) and value < 0:
+        raise negative(name, as_int64(value))
     elif name == "bypassDocumentValidation" and not isinstance(value, bool | int | float):
         raise wrong_type("aggregate.bypassDocumentValidation", value, "bool", *NUMBERS)
     elif name == "hint" and not isinstance(value, str | Mapping):
@@ -144,15 +148,6 @@ def _check_field(name: str, value: Any) -> None:
         raise CommandError(
             ErrorCode.TypeMismatch,
             f"explain must be a boolean, not {type_name(value)}",
-        )
-
-
-def _check_max_time(value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, _NUMBERS):
-        raise wrong_type("aggregate.maxTimeMS", value, *NUMBERS)
-    if value < 0:
-        raise CommandError(
-            51024, f"BSON field 'maxTimeMS' value must be >= 0, actual value '{int(value)}'"
         )
 
 

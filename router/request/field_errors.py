@@ -34,6 +34,12 @@ def wrong_type_inside(name: str, value: Any, expected: str) -> CommandError:
     return CommandError(ErrorCode.TypeMismatch, message)
 
 
+def negative(name: str, number: int) -> CommandError:
+    """Return the error for a number below zero."""
+    message = f"BSON field '{name}' value must be >= 0, actual value '{number}'"
+    return CommandError(51024, message)
+
+
 def not_boolean(name: str, value: Any) -> CommandError:
     """Return the error for a flag that is not a boolean."""
     return CommandError(

@@ -132,10 +132,10 @@ def check_arguments(pipeline: Sequence[Mapping[str, Any]]) -> None:
             raise CommandError(7182800, f"{SPLIT} spec should be an empty object")
 
 
-def check_positions(pipeline: Sequence[Mapping[str, Any]], *, resumes_fragment: bool) -> None:
+def check_positions(pipeline: Sequence[Mapping[str, Any]], *, in_event: bool) -> None:
     """Check the positions of the stages; raises mongos's CommandError.
 
-    A stream that ``resumes_fragment``, that is, starts after a part of an event, must split events.
+    A stream that starts ``in_event``, after a fragment of it, must split events.
     """
     names = [stage_name(stage) for stage in pipeline]
     if CHANGE_STREAM in names[1:]:
@@ -161,7 +161,7 @@ def check_positions(pipeline: Sequence[Mapping[str, Any]], *, resumes_fragment: 
         raise CommandError(
             7182803, f"{SPLIT} is at the wrong position in the pipeline after optimization"
         )
-    if resumes_fragment and SPLIT not in names:
+    if in_event and SPLIT not in names:
         raise CommandError(
             ErrorCode.ChangeStreamFatalError,
             "To resume from a split event, the $changeStream pipeline must include a "

@@ -9,6 +9,7 @@ import bson
 from bson.timestamp import Timestamp
 
 from router.request.aggregate_fields import check_aggregate, check_for_change_stream
+from router.request.generic_fields import as_int64
 from router.request.options import (
     STARTS,
     AfterToken,
@@ -135,11 +136,6 @@ class StreamRequest:
         )
 
 
-def _names_fragment(start: Start) -> bool:
-    """Return whether a stream starts after a fragment of an event."""
-    return isinstance(start, AfterToken) and start.token.fragment_num is not None
-
-
 def parse_request(database: str, command: Mapping[str, Any]) -> StreamRequest:
     """Parse a client's ``aggregate`` into a StreamRequest.
 
@@ -165,7 +161,8 @@ def parse_request(database: str, command: Mapping[str, Any]) -> StreamRequest:
         check_namespace(spec, database, collection)
         start = parse_start(spec, collection)
     check_arguments(pipeline)
-    check_positions(pipeline, resumes_fragment=_names_fragment(start))
+    in_event = isinstance(start, AfterToken) and start.token.fragment_num is not None
+    check_positions(pipeline, in_event=in_event)
     if not opens_stream:
         raise CommandError(ErrorCode.CommandNotFound, "no such command: 'aggregate'")
     passthrough, max_time = command.get("$_passthroughToShard"), command.get("maxTimeMS")
@@ -176,8 +173,8 @@ def parse_request(database: str, command: Mapping[str, Any]) -> StreamRequest:
         change_stream_options={k: v for k, v in spec.items() if k not in STARTS},
         stages=tuple(pipeline[1:]),
         start=start,
-        batch_size=None if batch_size is None else int(batch_size),
-        max_time_ms=None if max_time is None else int(max_time),
+        batch_size=None if batch_size is None else as_int64(batch_size),
+        max_time_ms=None if max_time is None else as_int64(max_time),
         read_preference=command.get("$readPreference"),
         extras={name: command[name] for name in _PASSED_ON if name in command},
         explain=bool(command.get("explain")),

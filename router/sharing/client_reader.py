@@ -117,8 +117,8 @@ class ClientReader:
             try:
                 return source, *await streams.find_or_open(source.request, *wanted)
             except CommandError as error:
-                if start_at is None and RESUMABLE_LABEL in error.labels:
-                    raise  # its own stream would need the times of the same shards
+                if after is None and RESUMABLE_LABEL in error.labels:
+                    raise  # its own stream would wait as long for the same servers
                 streams.refused(self._candidates, source, error, begun)
         enter = streams.find_or_open if after is None else streams.find_or_open_later
         return own, *await enter(own.request, *wanted)

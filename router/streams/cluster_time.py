@@ -70,7 +70,7 @@ class ClusterTimeFetcher:
             await answer.close()
 
     async def _ask(self, preference: ReadPreference, only: str | None) -> Now:
-        deadline = asyncio.get_running_loop().time() + self._limits.open_timeout
+        deadline = asyncio.get_running_loop().time() + self._limits.opening_time(preference)
         listed = await self._cluster.shards(self._limits.open_timeout)
         if not listed.hosts and only is None:
             raise no_shards()

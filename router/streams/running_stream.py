@@ -28,6 +28,7 @@ from shard_client import spans
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch
+from shard_client.replica_set.read_preference import ReadPreference
 
 log = structlog.get_logger()
 
@@ -98,7 +99,9 @@ class RunningStream:
 
     async def _open(self, cluster_time: ClusterTimeFetcher, needed: Set[ShardSpan]) -> None:
         """Open the remotes and wait until each has answered; after ``open_timeout``, one shard."""
-        limits, deadline = self._limits, self._loop.time() + self._limits.open_timeout
+        limits = self._limits
+        most = limits.opening_time(ReadPreference.of(self._request.read_preference))
+        deadline = self._loop.time() + most
         with spans.recorded("open remotes", {"db.system.name": "mongodb"}):
             try:
                 stream = self.stream = await merged_stream(
@@ -122,7 +125,7 @@ class RunningStream:
             except TimeoutError:
                 remotes = self._remotes.values()
                 late = sorted(each.target for each in remotes if not each.opened)
-                missing = f"no answer from {', '.join(late)} within {limits.open_timeout} s"
+                missing = f"no answer from {', '.join(late)} within {most} s"
                 # A shard has accepted the request: the others are waited for in an open stream.
                 if not any(each.opened and not each.topology for each in remotes):
                     raise CommandError(

@@ -67,10 +67,9 @@ class ResumePoint:
         beyond += events[end:]
         if beyond:
             if not self.found:
-                raise CommandError(
-                    ErrorCode.ChangeStreamFatalError,
+                raise _fatal(
                     "cannot resume stream; the resume token was not found. "
-                    + _text(token_of(beyond[0])),
+                    + _text(token_of(beyond[0]))
                 )
             self.passed = True
         return beyond
@@ -79,17 +78,15 @@ class ResumePoint:
         """Check that an event before the token is not the last of the token's event."""
         key = event_key(event)
         if key == of_event + _END:
-            raise CommandError(
-                ErrorCode.ChangeStreamFatalError,
+            raise _fatal(
                 "Attempted to resume from a split event fragment, but the event in the resumed "
-                "stream was not large enough to be split",
+                "stream was not large enough to be split"
             )
         if key.startswith(of_event) and len(set(fragment_of(event))) == 1:
-            raise CommandError(
-                ErrorCode.ChangeStreamFatalError,
+            raise _fatal(
                 "Attempted to resume from a split event, but the resumed stream produced a "
                 "different split. Ensure that the pipeline used to resume is the same as the "
-                "original",
+                "original"
             )
 
     def _order(self, key: bytes) -> int:
@@ -116,3 +113,7 @@ def _text(token: bytes) -> str:
         return render(decode(token))
     except ProtocolError as error:
         return str(error)
+
+
+def _fatal(message: str) -> CommandError:
+    return CommandError(ErrorCode.ChangeStreamFatalError, message)

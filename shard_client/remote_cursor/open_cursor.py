@@ -68,6 +68,25 @@ class OpenCursor:
         return True
 
 
+async def kill_all(
+    left: list[OpenCursor],
+    borrow: Borrow,
+    deadline: float,
+    kill_later: Callable[[OpenCursor], None],
+) -> None:
+    """Kill cursors before ``deadline`` on the running loop's clock.
+
+    From the first whose member does not answer in time, or where the task is cancelled, they are
+    passed to ``kill_later``.
+    """
+    try:
+        while left and await left[-1].kill(borrow, deadline):
+            left.pop()
+    finally:
+        for each in left:
+            kill_later(each)
+
+
 def encode_opening(opening: tuple[str, Mapping[str, Any]], clock: ClusterClock) -> bytes:
     """Return the raw command that opens a cursor: its database, its ``aggregate``, and the time."""
     database, command = opening

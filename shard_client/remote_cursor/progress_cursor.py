@@ -11,7 +11,7 @@ from shard_client.cluster_clock import ClusterClock
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, ProtocolError
 from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark
-from shard_client.remote_cursor.open_cursor import OpenCursor, encode_opening
+from shard_client.remote_cursor.open_cursor import OpenCursor, encode_opening, kill_all
 from shard_client.remote_cursor.remote_settings import Dialer, RemoteSettings, SentCommands
 from shard_client.wire.connection import Connection
 
@@ -137,11 +137,14 @@ class ProgressCursor:
 
         If its member does not answer in time, it is killed later.
         """
+        dialer = self._dialer
+        await kill_all(self.take_cursors(), dialer.borrow, deadline, dialer.kill_later)
+
+    def take_cursors(self) -> list[OpenCursor]:
+        """Return the cursors that are open, which the caller kills."""
         cursors = [each for each in (self._left_behind, self._cursor) if each is not None]
         self._left_behind = self._cursor = None
-        for cursor in cursors:
-            if not await cursor.kill(self._dialer.borrow, deadline):
-                self._dialer.kill_later(cursor)
+        return cursors
 
     def join(self, watermark: Watermark, size: int, *, ended: bool) -> Watermark:
         """Return the watermark of both cursors after a batch of the main cursor.

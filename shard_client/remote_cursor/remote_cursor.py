@@ -16,7 +16,7 @@ from shard_client.remote_cursor.batch_size import BatchSize
 from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark
 from shard_client.remote_cursor.cursor_spans import CursorSpans
 from shard_client.remote_cursor.member_link import MemberLink
-from shard_client.remote_cursor.open_cursor import OpenCursor, encode_opening
+from shard_client.remote_cursor.open_cursor import OpenCursor, encode_opening, kill_all
 from shard_client.remote_cursor.progress_cursor import Probing, ProgressCursor
 from shard_client.remote_cursor.remote_settings import Dialer, RemoteSettings, SentCommands
 from shard_client.remote_cursor.retry_policy import from_network, is_resumable
@@ -105,7 +105,7 @@ class RemoteCursor:
     @property
     def state(self) -> str:
         """The current state: "failing", "paused", "reading" or "opening"."""
-        if self._failing_since is not None:
+        if self.failing_for is not None:
             return "failing"
         if self._cursor is None:
             return "opening"
@@ -113,8 +113,13 @@ class RemoteCursor:
 
     @property
     def failing_for(self) -> float | None:
-        """Seconds since the first failure of the current outage; None if there is none."""
-        return None if self._failing_since is None else self._loop.time() - self._failing_since
+        """Seconds since the first failure of the current outage; None if there is none.
+
+        A cursor that was opened again and stays paused has none: the next getMore may show one.
+        """
+        if self._failing_since is None or self._resumed is not None:
+            return None
+        return self._loop.time() - self._failing_since
 
     async def read(self) -> CursorBatch | None:
         """Return the next batch; None once the cursor is closed, or after an invalidated batch.
@@ -202,13 +207,21 @@ class RemoteCursor:
         """
         self._stopping = True
         deadline = self._loop.time() + self._settings.close_timeout
-        async with asyncio.TaskGroup() as both:
-            if self._progress is not None:
-                both.create_task(self._end_probing(self._progress, deadline))
-            await self._end_reading()
-            self._spans.ended()
-            await self._link.stop_guarding()
-            await self._kill(deadline)
+        try:
+            async with asyncio.TaskGroup() as both:
+                if self._progress is not None:
+                    both.create_task(self._end_probing(self._progress, deadline))
+                await self._end_reading()
+                self._spans.ended()
+                await self._link.stop_guarding()
+                later = self._dialer.kill_later
+                await kill_all(self._take_cursors(), self._link.borrow, deadline, later)
+        finally:
+            # A close that is cancelled leaves cursors to be killed later.
+            left = [] if self._progress is None else self._progress.take_cursors()
+            for cursor in (*left, *self._take_cursors()):
+                self._dialer.kill_later(cursor)
+            self._link.release()
 
     async def _end_reading(self) -> None:
         if self._parked is not None:
@@ -304,6 +317,7 @@ class RemoteCursor:
         batch.split()
         if batch.cursor_id:
             self._cursor = OpenCursor(connection.address, batch.namespace, batch.cursor_id)
+        _check_open(batch)
         return batch
 
     async def _read_on(self, cursor: OpenCursor) -> CursorBatch | None:
@@ -323,8 +337,7 @@ class RemoteCursor:
             self._asked = True
             self._ask_for_more(cursor)
         batch.split()
-        if not (batch.cursor_id or batch.invalidated):
-            raise CommandError(ErrorCode.CursorNotFound, "the shard has closed the cursor")
+        _check_open(batch)
         if self._failing_since is not None:
             self._recovered(self._loop.time() - self._failing_since)
         return self._arrived(batch)
@@ -400,12 +413,13 @@ class RemoteCursor:
         if self._resumed is not None and not self._resumed.done():
             self._resumed.set_result(None)
 
-    async def _kill(self, deadline: float) -> None:
+    def _take_cursors(self) -> list[OpenCursor]:
         cursors = [each for each in (self._left_behind, self._cursor) if each is not None]
-        self._cursor = self._left_behind = None
-        try:
-            for cursor in cursors:
-                if not await cursor.kill(self._link.borrow, deadline):
-                    self._dialer.kill_later(cursor)
-        finally:
-            self._link.release()
+        self._left_behind = self._cursor = None
+        return cursors
+
+
+def _check_open(batch: CursorBatch) -> None:
+    """Raise CommandError 43 if the shard has closed a cursor that was not invalidated."""
+    if not (batch.cursor_id or batch.invalidated):
+        raise CommandError(ErrorCode.CursorNotFound, "the shard has closed the cursor")

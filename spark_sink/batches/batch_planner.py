@@ -20,6 +20,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 
 from bson.raw_bson import RawBSONDocument
@@ -39,10 +40,11 @@ from spark_sink.events.positions import (
     after,
     is_after,
     key_of,
+    time_in,
     time_of,
 )
 from spark_sink.options.stream_options import StreamOptions
-from spark_sink.stream.event_stream import STALLED_AFTER, EventStream
+from spark_sink.stream.event_stream import STALLED_AFTER, EventStream, read_runs
 
 # Seconds that a call waits for a first event, that it samples a stream that is not idle, and after
 # which the stream is idle. Every event of a batch waits as long for its commit.
@@ -352,13 +354,32 @@ class BatchPlanner:
     def _bounds(
         self, start: Position, end: Position, events: int | None, shards: int
     ) -> list[Timestamp]:
-        """Return where the batch is divided, so that each task reads `events_per_task`."""
-        per_task = self._options.events_per_partition
+        """Return where the batch is divided, so that each task reads `events_per_partition`."""
+        most = self._options.events_per_partition * shards
         begin, until = time_of(start), time_of(end)
-        if not per_task or events is None or begin is None or until is None:
+        if not most or begin is None or until is None:
             return []
-        parts = min(_MAX_RANGES, -(-events // (per_task * shards)))
-        return self._event_rate.split_points(begin, until, parts)
+        if events is None:
+            return sorted(each for each in {*self._counted(start, end, most)} if begin < each)
+        return self._event_rate.split_points(begin, until, min(_MAX_RANGES, -(-events // most)))
+
+    def _counted(self, start: Position, end: Position, most: int) -> list[Timestamp]:
+        """Return where a batch of an unknown size is divided, after `most` events each.
+
+        It reads the tokens of all of them. `most` doubles where there would be over _MAX_RANGES.
+        """
+        bounds: list[Timestamp] = []
+        count = 0
+        with closing(self._stream(start)) as stream:
+            for run in read_runs(stream, end):
+                for key in run.keys:
+                    if count == most:
+                        bounds.append(time_in(key))
+                        count = 0
+                        if len(bounds) == _MAX_RANGES:
+                            bounds, most = bounds[1::2], most * 2
+                    count += 1
+        return bounds
 
     def _idle_until(self, start: Position) -> Timestamp | None:
         """Return the time up to which there is no event after `start`, if the cursor was idle."""

@@ -188,20 +188,32 @@ def document_of(fields: Iterable[tuple[bytes, Slice]]) -> bytes:
     return _INT.pack(len(body) + 5) + body + b"\0"
 
 
-def flattened(document: bytes) -> bytes:
+def flattened(document: bytes) -> tuple[bytes, dict[bytes, Slice]]:
     """Return the BSON document with the fields of documents in it as fields of its own.
 
     A name is the path with underscores, such as `address_city`. Arrays and empty documents stay.
+    The first of several fields with one name counts. Also return the fields of the document that
+    contain such fields.
     """
-    return document_of(_leaves(document, b""))
+    fields = fields_of(document)
+    found: dict[bytes, Slice] = {}
+    sources: dict[bytes, bytes] = {}
+    alike: dict[bytes, Slice] = {}
+    for name, value in fields.items():
+        for path, leaf in _leaves(name, value):
+            if path not in found:
+                found[path], sources[path] = leaf, name
+            else:
+                alike |= {sources[path]: fields[sources[path]], name: value}
+    return document_of(found.items()), alike
 
 
-def _leaves(document: bytes, prefix: bytes) -> Iterator[tuple[bytes, Slice]]:
-    for name, value in fields_of(document).items():
-        if value.kind == DOCUMENT and len(value.value) > _EMPTY_BYTES:
-            yield from _leaves(value.value, prefix + name + b"_")
-        else:
-            yield prefix + name, value
+def _leaves(path: bytes, value: Slice) -> Iterator[tuple[bytes, Slice]]:
+    if value.kind == DOCUMENT and len(value.value) > _EMPTY_BYTES:
+        for name, inner in fields_of(value.value).items():
+            yield from _leaves(path + b"_" + name, inner)
+    else:
+        yield path, value
 
 
 def _end_of(document: bytes, kind: int, start: int) -> int:

@@ -266,7 +266,7 @@ def rebuild(
             with session("rebuild", spark_settings) as spark:
                 table = rebuild_current(spark, folder)
             typer.echo(f"{table.address} has {table.count()} documents")
-        if folder.query() is None or not lost:
+        if not lost or folder.query() is None:
             last = rebuild_checkpoint(folder)
             typer.echo(f"the checkpoint is that of batch {last}")
 

@@ -12,14 +12,15 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from spark_sink.errors import OptionError
+from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.documents import from_json
+from spark_sink.events.positions import key_of
 from spark_sink.folders import Folder, absolute, is_local, open_folder
 from spark_sink.source.offsets import Offset
 
@@ -37,6 +38,9 @@ class JobRecord:
         deletes: "hard" or "soft".
         flatten: whether the fields of documents in documents are columns.
         checkpoint: the folder of the checkpoint, empty for the one in the job's.
+        since: a token since which the source has had these options; empty for the beginning.
+        columns: the form of a current table whose columns follow the documents, with which
+            `job rebuild` makes it again: the schema of documents as JSON, and the key's fields.
     """
 
     namespaces: tuple[str, ...] = ()
@@ -47,6 +51,8 @@ class JobRecord:
     flatten: bool = False
     checkpoint: str = ""
     messages: dict[str, str] = field(default_factory=dict)
+    since: str = ""
+    columns: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -135,14 +141,25 @@ class JobFolder:
         OptionError if the folder has a job that these options cannot continue.
         """
         batches = self.batches()
+        since = ""
         if batches:
-            self._refuse(self.record(), record, once=once)
+            old = self.record()
+            self._refuse(old, record, once=once)
+            is_same = old.options == record.options
+            since = old.since if is_same else key_of(batches[-1].end.position)
             if once and batches[-1].end.running is None:
                 raise OptionError(
                     f"the job in {self.address} has finished its snapshot: use another --out"
                 )
         inside = self.checkpoint == f"{self.address}/checkpoint"
-        kept = replace(record, checkpoint="" if inside else self.checkpoint)
+        checkpoint = "" if inside else self.checkpoint
+        columns = self.record().columns if self.exists else {}
+        kept = replace(record, checkpoint=checkpoint, since=since, columns=columns)
+        self._folder.write("job.json", json.dumps(asdict(kept), indent=2))
+
+    def keep_columns(self, columns: dict[str, Any]) -> None:
+        """Write the form of the current table. Raises OSError."""
+        kept = replace(self.record(), columns=columns)
         self._folder.write("job.json", json.dumps(asdict(kept), indent=2))
 
     def record(self) -> JobRecord:
@@ -150,7 +167,24 @@ class JobFolder:
         text = self._folder.text("job.json")
         if text is None:
             raise OptionError(f"there is no job in {self.address}: correct --out")
-        return from_json(JobRecord, text)
+        try:
+            return from_json(JobRecord, text)
+        except (ValueError, KeyError, TypeError):
+            raise OptionError(
+                f"the file {self.address}/job.json is damaged: start the job with its arguments of "
+                "before, which writes it again"
+            ) from None
+
+    def mend(self, record: JobRecord) -> None:
+        """Write what the job is started with if that is lost or damaged, and tell it."""
+        if not self.exists and not self._numbered("offsets"):
+            return
+        with suppress(OptionError):
+            self.record()
+            return
+        kept = replace(record, checkpoint=self._checkpoint)
+        self._folder.write("job.json", json.dumps(asdict(kept), indent=2))
+        print("job.json was damaged, and has the arguments of this start now", file=sys.stderr)  # noqa: T201
 
     def _refuse(self, old: JobRecord, new: JobRecord, *, once: bool) -> None:
         fixed = [
@@ -180,8 +214,9 @@ class JobFolder:
 
     def offset(self, batch: int) -> dict[str, Any]:
         """Return the offset at which a batch ends; empty where the checkpoint has none."""
-        lines = (Folder(self.checkpoint).text(f"offsets/{batch}") or "").splitlines()
-        return json.loads(lines[-1]) if len(lines) > 2 and lines[-1] != "-" else {}
+        lines = (self._whole(f"offsets/{batch}") or "-").splitlines()
+        found: dict[str, Any] = {} if lines[-1] == "-" else json.loads(lines[-1])
+        return found
 
     def last_committed(self) -> LoggedBatch | None:
         """Return the newest batch with a commit entry."""
@@ -190,8 +225,32 @@ class JobFolder:
 
     def query(self) -> str | None:
         """Return the id of the query, which begins with its checkpoint; None before the first."""
-        text = Folder(self.checkpoint).text("metadata")
+        text = self._whole("metadata")
         return None if text is None else str(json.loads(text)["id"])
+
+    def damage(self) -> str:
+        """Return a file of the checkpoint that is not whole; empty if there is none.
+
+        Spark renames its files before they are on the disk, so a power failure may cut the last
+        ones.
+        """
+        folder = Folder(self.checkpoint)
+        for log in ("offsets", "commits"):
+            for number in self._numbered(log):
+                if not is_whole(f"{log}/{number}", folder.text(f"{log}/{number}") or ""):
+                    return f"{log}/{number}"
+        text = folder.text("metadata")
+        return "" if text is None or is_whole("metadata", text) else "metadata"
+
+    def _whole(self, path: str) -> str | None:
+        """Return the text of a file of the checkpoint; None for no file. Raises StreamError."""
+        text = Folder(self.checkpoint).text(path)
+        if text is not None and not is_whole(path, text):
+            raise StreamError(
+                f"the file {self.checkpoint}/{path} is damaged: start the job, which makes the "
+                "checkpoint again from the tables"
+            )
+        return text
 
     def write_checkpoint(
         self, query: str, offsets: Mapping[int, Mapping[str, Any]], committed: int
@@ -207,6 +266,15 @@ class JobFolder:
     def remove_checkpoint(self) -> None:
         """Remove what Spark keeps in the checkpoint."""
         Folder(self.checkpoint).remove("offsets", "commits", "sources", "metadata", ".metadata.crc")
+
+    def remove_checksums(self) -> None:
+        """Remove Spark's checksums, which may be cut, or those of files that were replaced since.
+
+        Spark checks a file if there is one.
+        """
+        folder = Folder(self.checkpoint)
+        for log in ("", "offsets", "commits"):
+            folder.remove(*(e.path for e in folder.listed(log) if e.base_name.endswith(".crc")))
 
     def plan_batch(self, number: int, offset: Mapping[str, Any]) -> None:
         """Write the offset at which a batch ends that the next start of the job makes.
@@ -224,6 +292,21 @@ class JobFolder:
         found = Folder(self.checkpoint).listed(log)
         times = {int(each.base_name): each.mtime for each in found if each.base_name.isdecimal()}
         return dict(sorted(times.items()))
+
+
+def is_whole(path: str, text: str) -> bool:
+    """Return whether a file of a checkpoint, such as offsets/7 or metadata, has its end.
+
+    Each line but the version is a JSON object, and none of its beginnings is one.
+    """
+    fewest = {"offsets": 3, "commits": 2}.get(path.split("/")[0], 1)
+    lines = text.splitlines()
+    objects = lines if fewest == 1 else lines[1:]
+    try:
+        found = [json.loads(each) for each in objects if each != "-"]  # "-" is no offset
+    except ValueError:
+        return False
+    return len(lines) >= fewest and all(isinstance(each, dict) for each in found)
 
 
 def _offset_text(offset: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import bson
 import pyarrow as pa
 import pyarrow.compute as pc
 from bson.timestamp import Timestamp
@@ -44,7 +45,9 @@ from spark_sink.options.snapshot_options import snapshot_options
 from spark_sink.options.stream_options import named_options
 from spark_sink.options.values import cluster_time
 from spark_sink.source.offsets import Offset
+from spark_sink.tables.advance import Advance
 from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.ddl_events import SNAPSHOT_END
 from spark_sink.tables.delta_log import Batch, DeltaLog
 from spark_sink.tables.fold import TABLE, VERSION
 from spark_sink.tables.parquet_parts import BATCH
@@ -52,7 +55,6 @@ from spark_sink.tables.staged_changes import CHANGE_COLUMNS
 from spark_sink.tables.table_scan import TableScan, scans_of
 from spark_sink.tables.table_state import Covers, TableState, Unread, unread_after
 from spark_sink.tables.transactions import COUNT_COLUMNS, Transactions
-from spark_sink.tables.verify import Advance, snapshot_ends
 
 # Seconds of cluster time in which the commits of one transaction on several shards lie.
 _COMMIT_SECONDS = 60
@@ -179,11 +181,17 @@ def bronze_at(folder: JobFolder, time: Timestamp) -> tuple[list[TableScan], Batc
     cut = history.whole_cut(after(time).time)
     log = history.logs[BRONZE]
     log.require_whole()
-    position = log.position()
-    batch = Batch(position["query"], position[BATCH], to_offset(AtTime(cut)))
+    newest = log.batch()
+    batch = Batch(newest.query, newest.number, to_offset(AtTime(cut)))
     require_begun(log, folder.record(), cut)
     scans = scans_of(log, CHANGE_COLUMNS, _counts_before(log, cut))
     return scans, batch, history.lacking(cut)
+
+
+def snapshot_ends(log: DeltaLog) -> list[Mapping[str, Any]]:
+    """Return the events of the ends of snapshots in a table of all rows."""
+    found = log.scan(["event"], pc.field("operationType") == SNAPSHOT_END)
+    return [bson.decode(event) for rows in found for event in rows["event"].to_pylist()]
 
 
 def _counts_before(log: DeltaLog, cut: Timestamp) -> pc.Expression:
@@ -250,8 +258,9 @@ class _History:
         """Read the newest commits of each table, of its query of today."""
         for name, log in self.logs.items():
             query = log.position().get("query")
-            found = log.positions(limit).items()
-            self.commits[name] = {n: each for n, each in found if each.get("query") == query}
+            found = log.positions(limit) or {log.version or 0: log.position()}  # have expired
+            own = {n: each for n, each in found.items() if each.get("query") == query}
+            self.commits[name] = own if query else {}
         current = self.commits.get(CURRENT, {})
         self._states = {each[BATCH]: each for each in current.values()}
         of_all = [
@@ -266,9 +275,12 @@ class _History:
 
     def _require_reached(self, time: Timestamp) -> None:
         """Raise StreamError unless the tables have all events of a cluster time."""
-        reached = [self.position(batch) for batch in self._ends][:1]
-        if not reached or key_of(reached[0]) < key_of(after(time)):
-            moment = time_of(reached[0]) if reached else None
+        positions = [log.position() for name, log in self.logs.items() if name in ALL_BATCHES]
+        offsets = [Offset.read(each["offset"]) for each in positions if each.get("offset")]
+        reached = [each.position for each in offsets if each.time is not None]
+        first = min(reached, key=key_of, default=None)
+        if first is None or key_of(first) < key_of(after(time)):
+            moment = None if first is None else time_of(first)
             text = "no cluster time" if moment is None else f"{moment.as_datetime().isoformat()}"
             raise StreamError(
                 f"the tables of the job in {self._folder.address} have reached {text} only: let "
@@ -357,12 +369,17 @@ class _History:
         return min((each["first"] for each in found), default=None)
 
     def versions(self, batch: int) -> dict[str, int]:
-        """Return the newest version of each table that has no later batch."""
+        """Return the newest version of each table that has no later batch, if it had one then.
+
+        Raises StreamError if the commit that tells it has been deleted.
+        """
         found = {}
         for name, commits in self.commits.items():
             chosen = [version for version, each in commits.items() if each[BATCH] <= batch]
             if chosen:
                 found[name] = max(chosen)
+            elif commits and not self.logs[name].has_all_commits:
+                raise self.nothing_at(self.cut(batch))
         return found
 
     def nothing_at(self, time: Timestamp) -> StreamError:

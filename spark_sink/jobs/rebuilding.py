@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+import pyarrow as pa
 from bson.timestamp import Timestamp
 from pyspark.sql import SparkSession
 
@@ -26,6 +28,7 @@ from spark_sink.jobs.tables_job import (
     NOTIFIED,
     QUARANTINE,
     table_form,
+    take_over,
 )
 from spark_sink.options.values import cluster_time_position, resume_token
 from spark_sink.rows.arrow_types import arrow_schema
@@ -33,16 +36,18 @@ from spark_sink.source.offsets import Offset
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import Batch, DeltaLog
-from spark_sink.tables.former_tables import FormerFolder
 from spark_sink.tables.range_merge import QUARANTINE as UNAPPLIED
-from spark_sink.tables.staged_changes import CHANGE_COLUMNS, ChangeReport, StageScan, remove_changes
+from spark_sink.tables.staged_changes import (
+    CHANGE_COLUMNS,
+    ChangeReport,
+    StageScan,
+    remove_interrupted,
+)
 from spark_sink.tables.table_scan import TableScan, scans_of
 from spark_sink.tables.tasks import run_tasks
 
 # How far the clock of this machine may be behind that of the cluster.
 _AHEAD_SECONDS = 60
-# The most commits of a table that are read.
-_COMMITS = 1_000
 
 
 def rebuild_checkpoint(folder: JobFolder) -> int:
@@ -52,47 +57,36 @@ def rebuild_checkpoint(folder: JobFolder) -> int:
     OptionError if there is a checkpoint, or if the tables cannot tell where the job was, and
     StreamError if one of them was restored.
     """
+    remove_damaged(folder)
     if folder.query() is not None or folder.batches():
-        raise OptionError(
-            f"the job in {folder.address} has a checkpoint: start the job, or remove the folder "
-            f"{folder.checkpoint} before, if it is damaged"
-        )
-    found = {
-        name: _batches_of(DeltaLog(folder.table(name)))
-        for name in folder.record().tables
-        if name in ALL_BATCHES
-    }
-    offsets = {each["batch"]: each["offset"] for some in found.values() for each in some}
-    queries = {each["query"] for positions in found.values() for each in positions}
-    if not offsets:
+        raise OptionError(f"the job in {folder.address} has a checkpoint: start the job")
+    found = {name: each for name, each in _batches(folder).items() if name in ALL_BATCHES}
+    if not any(found.values()):
         raise OptionError(f"the tables of the job in {folder.address} have no batch: start the job")
+    last = max(each.number for each in found.values() if each)
+    offsets = {each.number - 1: each.begin for each in found.values() if each and each.begin}
+    offsets |= {each.number: each.offset for each in found.values() if each}
+    queries = {each.query for each in found.values() if each}
     if len(queries) > 1:
         raise OptionError(
             f"the tables of the job in {folder.address} are not of one query: restore the folder "
             "from a backup, or start the job in another one"
         )
-    last = max(offsets)
-    newest = {
-        name: max((each["batch"] for each in positions), default=-1)
-        for name, positions in found.items()
-    }
-    for name, number in newest.items():
-        if last - number > 1:
+    for name, each in found.items():
+        if last - (each.number if each else -1) > 1:
             raise _lacks_batches(folder, name)
-    committed = last - 1
-    if last and committed not in offsets:
-        if min(newest.values()) < last:
-            raise OptionError(
-                f"the tables of the job in {folder.address} do not tell the offset of batch "
-                f"{committed}: start the job in another folder"
-            )
-        offsets[committed], committed = offsets[last], last  # Spark reads the offset before, too
-    folder.write_checkpoint(queries.pop(), offsets, committed)
-    return int(last)
+    if last and last - 1 not in offsets:
+        raise OptionError(
+            f"the tables of the job in {folder.address} do not tell the offset of batch "
+            f"{last - 1}: start the job in another folder"
+        )
+    kept = {number: offset for number, offset in offsets.items() if number >= last - 1}
+    folder.write_checkpoint(queries.pop(), kept, last - 1)
+    return last
 
 
 def restore_checkpoint(folder: JobFolder) -> int | None:
-    """Make the checkpoint again if it is lost, or older than the tables, and tell it.
+    """Make the checkpoint again if it is lost, damaged, or older than the tables, and tell it.
 
     Batches with the numbers of later ones would be left out. Return the checkpoint's last batch, or
     None if it is as it was. Raises OptionError if the tables cannot tell where the job was, if the
@@ -101,37 +95,68 @@ def restore_checkpoint(folder: JobFolder) -> int | None:
     """
     if not folder.exists:
         return None
-    logs = {name: DeltaLog(folder.table(name)) for name in folder.record().tables}
-    for log in logs.values():
-        log.require_whole()
-    kept = {name: log.position() for name, log in logs.items()}
-    query, why = folder.query(), "lost"
-    if query is None:
-        if not any(each.get("query") for each in kept.values()):
-            return None
-    else:
-        if any(each.get("query", query) not in ("", query) for each in kept.values()):
+    remove_damaged(folder)
+    kept, query, why = _batches(folder), folder.query(), "lost"
+    newest = {name: -1 if each is None else each.number for name, each in kept.items()}
+    last = max(newest.values())
+    done = last - 1
+    if query is not None:
+        if any(each.query != query for each in kept.values() if each):
             raise OptionError(
                 f"the checkpoint {folder.checkpoint} is not that of the tables in "
                 f"{folder.address}: remove it, and the next start makes it again from the tables"
             )
         batches = folder.batches()
         done = max((each.number for each in batches if each.committed is not None), default=-1)
-        planned = batches[-1].number if batches else -1
-        numbers = {n: each["batch"] for n, each in kept.items() if each.get("query") == query}
-        for name in logs.keys() & {*ALL_BATCHES}:
-            is_former = numbers.get(name) is None and (
-                logs[name].exists or FormerFolder(folder.table(name)).is_former
-            )
-            if done > numbers.get(name, -1) and not is_former:
-                raise _lacks_batches(folder, name)
-        if planned >= max(numbers.values(), default=-1):
-            return None
-        folder.remove_checkpoint()
         why = "older than the tables"
+        if batches and batches[-1].number >= last:
+            others = [b for b in kept.values() if b and folder.offset(b.number) != b.offset]
+            why = "of another start" if any(folder.offset(b.number) for b in others) else ""
+    needed = dict.fromkeys(newest.keys() & {*ALL_BATCHES}, done)
+    for name, number in ((n, b) for each in kept.values() if each for n, b in each.written.items()):
+        needed[name] = max(needed.get(name, -1), number if number <= done else -1)
+    for name, number in needed.items():
+        if newest.get(name, -1) < number:
+            raise _lacks_batches(folder, name)
+    if not why or last < 0:
+        return None
+    folder.remove_checkpoint()
     last = rebuild_checkpoint(folder)
     print(f"the checkpoint was {why}, and is again that of batch {last}", file=sys.stderr)  # noqa: T201
     return last
+
+
+def _batches(folder: JobFolder) -> dict[str, Batch | None]:
+    """Return the newest batch of each table of a job, by name; None for one without batches.
+
+    Raises StreamError if an older version of a table was restored.
+    """
+    found: dict[str, Batch | None] = {}
+    for name in {**dict.fromkeys(folder.record().tables), QUARANTINE: None, NOTIFIED: None}:
+        log = DeltaLog(folder.table(name))
+        log.require_whole()
+        found[name] = Batch.of(log.position())
+    return found
+
+
+def remove_damaged(folder: JobFolder) -> None:
+    """Remove a checkpoint that is damaged, and tell it; the tables tell where the job was.
+
+    Raises OptionError if they have no batch.
+    """
+    folder.remove_checksums()
+    damage = folder.damage()
+    if not damage:
+        return
+    if not any(DeltaLog(folder.table(name)).position().get("offset") for name in ALL_BATCHES):
+        raise OptionError(
+            f"the file {folder.checkpoint}/{damage} is damaged, and the tables have no batch yet "
+            f"that tells where the job was: remove the folder {folder.checkpoint}, and start the "
+            "job again"
+        )
+    folder.remove_checkpoint()
+    text = "is damaged: the checkpoint is made again. Repeat a job seek that no start has followed"
+    print(f"the file {folder.checkpoint}/{damage} {text}", file=sys.stderr)  # noqa: T201
 
 
 def _lacks_batches(folder: JobFolder, name: str) -> OptionError:
@@ -158,9 +183,8 @@ def rebuild_current(spark: SparkSession | None, folder: JobFolder) -> CurrentTab
     """
     log = DeltaLog(folder.table(BRONZE))
     log.require_whole()
-    position = log.position()
+    batch = log.batch()
     require_begun(log, folder.record())
-    batch = Batch(position["query"], position["batch"], position["offset"])
     lacking = lacking_at(folder.record(), Offset.read(batch.offset))
     scans = scans_of(log, CHANGE_COLUMNS)
     return _replayed(spark, scans, folder.address, batch, lacking, folder.record())
@@ -194,7 +218,7 @@ def _replayed(
     """Make a current table of rows of bronze, as the batch with that number."""
     folder = JobFolder(into)
     table = CurrentTable(folder.table(CURRENT), form=table_form(record))
-    remove_changes(table.address)  # of an interrupted attempt
+    remove_interrupted(table.address, 1)  # what another attempt to rebuild has left
     tasks = [StageScan(each, table.address, table.state.keys) for each in scans]
     staged = run_tasks(spark, ChangeReport, tasks)
     quarantine = AppendTable(folder.table(QUARANTINE))
@@ -204,20 +228,10 @@ def _replayed(
     return table
 
 
-def _batches_of(log: DeltaLog) -> Sequence[dict[str, Any]]:
-    """Return the positions of the two newest batches of a table. Raises StreamError."""
-    log.require_whole()
-    found: dict[int, dict[str, Any]] = {}
-    for position in log.positions(_COMMITS).values():
-        if "query" in position:
-            found.setdefault(position["batch"], position)
-        if len(found) == 2:
-            break
-    return [*found.values()]
-
-
 def seek(folder: JobFolder, to: str) -> str:
-    """Plan the batch that leaves out all events before a position; return the position's time.
+    """Plan the batch that leaves out all events before a position; return where the job continues.
+
+    The signals in a collection that were sent before it are left out, too.
 
     A batch that was planned, and that the tables do not have whole, is replaced: it has no further
     events. So a seek may be corrected until the job has been started.
@@ -239,10 +253,11 @@ def seek(folder: JobFolder, to: str) -> str:
             "start: wait for its end"
         )
     position = _position(to)
-    for reached in _reached(folder, before):
-        if isinstance(reached, FromNow) or not is_after(position, reached):
+    reached = _reached(folder, before)
+    for each in reached:
+        if isinstance(each, FromNow) or not is_after(position, each):
             raise OptionError(
-                f"--to {to} is before the job's position ({key_of(reached)}): events would be in "
+                f"--to {to} is before the job's position ({key_of(each)}): events would be in "
                 "the tables twice. Start a job in another folder with startAtOperationTime"
             )
     if position.time.time > time.time() + _AHEAD_SECONDS:
@@ -250,10 +265,14 @@ def seek(folder: JobFolder, to: str) -> str:
             f"--to {to} is in the future: the job would write nothing until then. Give the present "
             "or an earlier time, or set the clock of this machine"
         )
-    kept, passed = before.signals.without_batch(), before.position
+    kept, passed, told = before.signals.without_batch(), before.position, ""
+    if kept.position is not None and is_after(position, kept.position):
+        kept, told = replace(kept, position=None), ", without the signals that were sent before"
     sought = before.moved(position, heartbeat=before.heartbeat, signals=kept, sought=passed)
+    take_over(folder)  # a start on another machine may still run
+    _note_end(folder, last.number + 1, sought.write())
     folder.plan_batch(last.number + 1, sought.write())
-    return datetime.fromtimestamp(position.time.time, UTC).isoformat()
+    return f"{datetime.fromtimestamp(position.time.time, UTC).isoformat()}{told}"
 
 
 def _last_whole(folder: JobFolder) -> LoggedBatch | None:
@@ -273,11 +292,20 @@ def _last_whole(folder: JobFolder) -> LoggedBatch | None:
 def _reached(folder: JobFolder, before: Offset) -> list[Position]:
     """Return where the job's events end: with its last batch, or with a later one in a table.
 
-    A batch of a seek has no events, so that another seek may take its place.
+    A batch of a seek has no events, so another seek may take its place.
     """
     offsets = (DeltaLog(folder.table(name)).position().get("offset") for name in ALL_BATCHES)
     ends = [Offset.read(offset) for offset in offsets if offset]
-    return [before.position, *(each.position for each in ends if each.sought is None)]
+    return [before.position, *(each.sought or each.position for each in ends)]
+
+
+def _note_end(folder: JobFolder, number: int, offset: Mapping[str, Any]) -> None:
+    """Let the tables that have a batch, which not all of them have, end it at another offset."""
+    for name in ALL_BATCHES:
+        log = DeltaLog(folder.table(name))
+        batch = Batch.of(log.position())
+        if batch is not None and batch.number == number:
+            log.append([], pa.schema([]), replace(batch, offset=offset), log.position())
 
 
 def _position(text: str) -> AtTime:

@@ -8,6 +8,7 @@ a batch that it has, so each change is in each table exactly once.
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -45,12 +46,11 @@ from spark_sink.source.schema import schema_for
 from spark_sink.source.tasks import snapshot_planner
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.append_table import AppendTable
-from spark_sink.tables.current_query import rewrite_former_current
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import Batch, DeltaLog
-from spark_sink.tables.former_tables import rewrite_former_batches
+from spark_sink.tables.prepare import PREPARED
 from spark_sink.tables.range_merge import QUARANTINE as UNAPPLIED
-from spark_sink.tables.staged_changes import ChangeReport, remove_changes
+from spark_sink.tables.staged_changes import ChangeReport, ChangeStage, remove_interrupted
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.transactions import Transactions
 
@@ -70,12 +70,14 @@ NOTIFICATIONS = pa.schema(
     ]
 )
 """The columns of a job's table of notifications."""
-_LAST_BATCH = 2**62
 # The batches whose counts are kept: Spark keeps the progress of as many.
 _KEPT = 100
 # Events of a batch: a batch costs Spark about as much whatever its size, and tasks hold no more
 # rows than a file's row group.
 _MAX_EVENTS = 200_000
+# How far a table that is verified may be behind in an idle cluster: servers keep history for five
+# minutes.
+_IDLE_ADVANCE = {"idleAdvanceSeconds": "30"}
 # How Spark writes a query's log to a local folder. Its default starts a program for each file, to
 # set permissions: 85 ms a batch, and 20 ms with this. Both write a file aside and rename it.
 _LOG_FILES = "spark.sql.streaming.checkpointFileManagerClass"
@@ -87,21 +89,55 @@ _BY_RENAME = (
 _PARTITIONS = {BRONZE: BRONZE_PARTITIONS, MESSAGES: MESSAGE_PARTITIONS}
 
 
-def appended_table(folder: JobFolder, name: str) -> AppendTable:
-    """Return one of the tables APPENDED of a job; bronze has all rows of the source."""
-    return AppendTable(folder.table(name), _PARTITIONS.get(name, ()))
+def appended_table(folder: JobFolder, name: str, epoch: int = 0) -> AppendTable:
+    """Return one of the tables APPENDED of a job; bronze has all rows of the source.
+
+    `epoch` is that of the start that writes to it.
+    """
+    return AppendTable(folder.table(name), _PARTITIONS.get(name, ()), epoch=epoch)
 
 
-class Verification(Protocol):
-    """What a verifier tells the batches of a job."""
+def take_over(folder: JobFolder) -> int:
+    """Let no earlier start of a job commit to its tables any more; return this start's epoch.
 
-    found: Mapping[str, Any]
-    """What is known of the current table, for its commits."""
-    advance: Mapping[str, str]
-    """Options of the source, unless the job has them."""
+    Raises StreamError if a later start has the tables.
+    """
+    addresses = [folder.table(name) for name in (*APPENDED, CURRENT)]
+    epoch = max(DeltaLog(each).later_epoch() for each in addresses)
+    for each in addresses:
+        DeltaLog(each, epoch=epoch).reload()
+    remove_interrupted(folder.table(CURRENT), epoch)
+    return epoch
+
+
+class Findings:
+    """What a verifier hands to the batches of its job, from another thread.
+
+    Args:
+        address: of the current table.
+        found: what is known of the table, for its commits.
+    """
+
+    def __init__(self, address: str, found: Mapping[str, Any]) -> None:
+        self.found = found
+        self._address = address
+        self._gone: list[Mapping[str, Any]] = []
+        self._lock = threading.Lock()
+
+    def remove(self, changes: Sequence[Mapping[str, Any]]) -> None:
+        """Let the next batch apply rows of PREPARED, which delete documents."""
+        with self._lock:
+            self._gone += changes
 
     def removals(self) -> list[ChangeReport]:
-        """Return changes that remove documents which the collections do not have, each once."""
+        """Return these changes, each once."""
+        with self._lock:
+            gone, self._gone = self._gone, []
+        if not gone:
+            return []
+        stage = ChangeStage(self._address, tolerant=True)
+        stage.add_prepared(pa.RecordBatch.from_pylist(gone, arrow_schema(PREPARED)))
+        return [stage.close()]
 
 
 class Written(NamedTuple):
@@ -127,8 +163,8 @@ class Figures(Protocol):
 class TablesJob:
     """A job in a folder, as its record says, which reads from the router at `uri`.
 
-    The `verifier` of the current table adds to its batches. `figures` counts the batches that are
-    in the tables.
+    The `findings` of a verifier of the current table go into its batches. `figures` counts the
+    batches that are in the tables. `epoch` is what `take_over` has returned.
     """
 
     def __init__(
@@ -136,15 +172,17 @@ class TablesJob:
         folder: JobFolder,
         record: JobRecord,
         uri: str,
-        verifier: Verification | None = None,
+        findings: Findings | None = None,
         figures: Figures | None = None,
+        epoch: int = 0,
     ) -> None:
         self._folder = folder
+        self._epoch = epoch
         self._record = record
         self._tables = record.tables
-        self._verifier = verifier
+        self._findings = findings
         self._figures = figures
-        advance = {} if verifier is None else verifier.advance
+        advance = {} if findings is None else _IDLE_ADVANCE
         self._options = {**advance, **record.options, "uri": uri}
         self._reads_again = parse_options(self._options).snapshot.reads_documents
         self._form = TableForm()
@@ -159,11 +197,9 @@ class TablesJob:
         """Start the query; an interrupted query continues from its checkpoint.
 
         `trigger` is the interval between batches, such as "10 seconds"; None: process all that is
-        available, and end. Tables of the former form are rewritten before. Raises OptionError for
-        an invalid schema.
+        available, and end. Raises OptionError for an invalid schema.
         """
         self._form = table_form(self._record)
-        self._rewrite_former(spark)
         if self._form.is_typed and not DeltaLog(self._folder.table(CURRENT)).exists:
             fields = _shard_keys(parse_options(self._options))
             names = [each.replace(".", "_") if self._form.flattens else each for each in fields]
@@ -183,6 +219,7 @@ class TablesJob:
             TRANSACTIONS in self._tables,
             self._folder.table(MESSAGES) if MESSAGES in self._tables else None,
             self._record.messages,
+            self._epoch,
         )
         options[TABLES] = to_json(tables)
         reader = JobSource(dict(options)).streamReader(StructType())
@@ -196,25 +233,25 @@ class TablesJob:
             writer = writer.trigger(processingTime=trigger)
         return writer.queryName("mergerouter").start()
 
-    def _rewrite_former(self, spark: SparkSession) -> None:
-        rewrite_former_current(spark, self._folder.table(CURRENT))
-        remove_changes(self._folder.table(CURRENT))  # of an interrupted batch
-        last = self._folder.last_committed()
-        if last is not None:
-            batch = Batch(self._folder.query() or "", last.number, last.offset)
-        else:  # either there is a batch that will be repeated, or no checkpoint
-            batch = Batch("", -1 if self._folder.batches() else _LAST_BATCH)
-        for name in APPENDED:
-            address, partitions = self._folder.table(name), _PARTITIONS.get(name, ())
-            rewrite_former_batches(spark, address, partitions, batch)
-
     def _commit(self, batch: DataFrame, number: int) -> None:
         """Commit a batch to the tables, from the reports of its tasks."""
-        verifier = self._verifier
-        verified = {} if verifier is None else verifier.found
-        of = Batch(self._folder.query() or "", number, self._folder.offset(number), verified)
+        findings = self._findings
+        begin, end = self._folder.offset(number - 1), self._folder.offset(number)
+        of = Batch(self._folder.query() or "", number, end, begin)
         at = Offset.read(of.offset)
         reports = self._reports(batch, of, at)
+        counted = Transactions()
+        for report in reports:
+            counted.add(Transactions(report.transactions))
+        unreadable = [each for report in reports for each in report.unreadable]
+        filled = {
+            TRANSACTIONS: TRANSACTIONS in self._tables and bool(counted.by_id),
+            NOTIFIED: bool(at.signals.notifications),
+            QUARANTINE: bool(unreadable),
+        }
+        newest = {n: number if now else self._table(n).newest for n, now in filled.items()}
+        verified = {} if findings is None else findings.found
+        of = replace(of, verified=verified, written={n: b for n, b in newest.items() if b >= 0})
         if BRONZE in self._tables:
             parts = [each for report in reports for each in report.bronze]
             with self._timed(BRONZE):
@@ -225,22 +262,20 @@ class TablesJob:
                 self._table(MESSAGES).commit(parts, message_schema(), of)
         if CURRENT in self._tables:
             if self._current is None:
-                self._current = CurrentTable(self._folder.table(CURRENT), form=self._form)
-            else:
-                self._current.reload()
+                address = self._folder.table(CURRENT)
+                self._current = CurrentTable(address, form=self._form, epoch=self._epoch)
+            self._current.reload()
             changes = [report.changes for report in reports if report.changes is not None]
-            changes += [] if verifier is None else verifier.removals()
+            changes += [] if findings is None else findings.removals()
             covers = (at.scope or Scope()).accepts if self._reads_again else None
             quarantine = self._table(QUARANTINE)
             spark, gained = batch.sparkSession, at.gained_since
             with self._timed(CURRENT):
                 self._current.apply_staged(spark, changes, of, quarantine, covers, gained)
-        elif parts := [each for report in reports for each in report.unreadable]:
-            self._table(QUARANTINE).commit(parts, arrow_schema(UNAPPLIED), of)
+            self._keep_columns(self._current.form)
+        elif unreadable:
+            self._table(QUARANTINE).commit(unreadable, arrow_schema(UNAPPLIED), of)
         if TRANSACTIONS in self._tables:
-            counted = Transactions()
-            for report in reports:
-                counted.add(Transactions(report.transactions))
             with self._timed(TRANSACTIONS):
                 self._table(TRANSACTIONS).write_rows(counted.rows(), of)
         self._notify(of, at)
@@ -249,6 +284,13 @@ class TablesJob:
         self.written.pop(number - _KEPT, None)
         if self._figures is not None:
             self._figures.count([each for report in reports for each in report.counts])
+
+    def _keep_columns(self, form: TableForm) -> None:
+        """Keep the columns of a typed table, which documents that are gone may have had."""
+        if form.schema is not None and form != self._form:
+            columns = {"schema": form.schema.jsonValue(), "keys": list(form.keys)}
+            self._folder.keep_columns(columns)
+            self._form = form
 
     def _reports(self, batch: DataFrame, of: Batch, at: Offset) -> list[TaskReport]:
         """Write the files of a batch, in the driver or in tasks, and return what they are."""
@@ -281,7 +323,7 @@ class TablesJob:
 
     def _table(self, name: str) -> AppendTable:
         if name not in self._opened:
-            self._opened[name] = appended_table(self._folder, name)
+            self._opened[name] = appended_table(self._folder, name, self._epoch)
         return self._opened[name]
 
 
@@ -304,10 +346,12 @@ def table_form(record: JobRecord) -> TableForm:
     schema, is_soft = record.schema, record.deletes == "soft"
     if schema == "none":
         return TableForm(keeps_deleted=is_soft)
+    keys = tuple(record.columns.get("keys", ("_id",)))
     if schema == "infer":
-        return TableForm(StructType([]), True, is_soft, record.flatten)
+        known = StructType.fromJson(record.columns.get("schema", StructType([]).jsonValue()))
+        return TableForm(known, True, is_soft, record.flatten, keys)
     try:
-        return TableForm(_documents_of(schema), False, is_soft, record.flatten).checked()
+        return TableForm(_documents_of(schema), False, is_soft, record.flatten, keys).checked()
     except ValueError as error:
         raise OptionError(f"--schema: {error}") from None
 

@@ -42,7 +42,7 @@ class TaskTables:
 
     Tasks write events that cannot be read to `quarantine`, unless the current table does that.
     `transactions` says whether the transactions are counted. The messages are made with
-    `message_options`.
+    `message_options`. `epoch` is that of the start of the job.
     """
 
     bronze: str | None
@@ -51,6 +51,7 @@ class TaskTables:
     transactions: bool
     messages: str | None = None
     message_options: Mapping[str, str] = field(default_factory=dict)
+    epoch: int = 0
 
 
 @dataclass
@@ -89,7 +90,7 @@ class TaskWriter:
             messages = Parts(tables.messages, message_schema(), MESSAGE_PARTITIONS, unique=UNIQUE)
             self._messages = self._files.enter_context(messages)
         if tables.current is not None:
-            self._changes = ChangeStage(tables.current, tolerant=True)
+            self._changes = ChangeStage(tables.current, tolerant=True, epoch=tables.epoch)
         else:
             unreadable = Parts(tables.quarantine, arrow_schema(QUARANTINE))
             self._unreadable = self._files.enter_context(unreadable)

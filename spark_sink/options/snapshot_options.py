@@ -6,7 +6,6 @@ chooses one of the others at each start of the query, from the state of the chec
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -16,6 +15,7 @@ from bson.timestamp import Timestamp
 
 from spark_sink.errors import OptionError
 from spark_sink.options import values
+from spark_sink.options.java_patterns import compiled
 from spark_sink.options.names import fields_in, option, parsed_option
 
 BASED = "snapshot.mode.configuration.based"
@@ -130,8 +130,8 @@ class SnapshotOptions:
         policy: when; None: `custom`, a function named `module:function`, chooses at each start.
         chunk_rows: about how many documents a task reads; None: a quarter of a micro-batch.
         filters: on documents, by namespace; None if the option is not given.
-        collections: regular expressions for whole names (`database.collection`) of the collections
-            that are read; empty: all of the stream's.
+        collections: regular expressions for whole names (`database.collection`), without regard to
+            case, of the collections that are read; empty: all of the stream's.
         delay: least seconds from the query's start to its snapshot.
     """
 
@@ -171,7 +171,7 @@ class SnapshotOptions:
     def accepts(self, database: str, collection: str) -> bool:
         """Return whether a snapshot reads a collection of the stream."""
         name = f"{database}.{collection}"
-        return not self.collections or any(re.fullmatch(each, name) for each in self.collections)
+        return not self.collections or any(compiled(e).fullmatch(name) for e in self.collections)
 
 
 def snapshot_options(given: Mapping[str, str]) -> SnapshotOptions:

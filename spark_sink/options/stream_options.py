@@ -136,7 +136,7 @@ class StreamOptions:
     max_bytes_per_trigger: int | None = option("maxBytesPerTrigger", values.size_in_bytes, None)
     in_total_order: bool = option("ordering", values.switch("perDocument", "total"), False)
     keeps_transactions: bool = option("provide.transaction.metadata", values.boolean, False)
-    events_per_partition: int = option("eventsPerPartition", values.positive, 0)
+    events_per_partition: int = option("eventsPerPartition", values.whole_number, 0)
     idle_advance_seconds: int = option("idleAdvanceSeconds", values.positive, 6 * 3600)
     raw_documents: bool = option("documents", values.switch("json", "raw", "typed"), False)
     document_schema: str | None = option("documentSchema", document_schema, None)

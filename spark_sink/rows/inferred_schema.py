@@ -9,7 +9,7 @@ have no type. So the schema of documents is the same in whatever order they come
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -99,6 +99,15 @@ def is_no_column(name: str) -> bool:
     return _NO_COLUMN.search(name) is not None
 
 
+def paths_of(kind: DataType, within: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Return the names of all fields of a type, each after those that it lies in."""
+    if isinstance(kind, ArrayType):
+        yield from paths_of(kind.elementType, within)
+    for each in kind.fields if isinstance(kind, StructType) else ():
+        yield (*within, each.name)
+        yield from paths_of(each.dataType, (*within, each.name))
+
+
 def schema_of(documents: Iterable[Mapping[str, Any]]) -> StructType:
     """Return the schema of documents, which are decoded with dates as DatetimeMS."""
     seen = SeenTypes()
@@ -141,10 +150,7 @@ def extends(wide: DataType, narrow: DataType) -> bool:
 
 
 def _count(kind: DataType) -> int:
-    if isinstance(kind, ArrayType):
-        return _count(kind.elementType)
-    fields = kind.fields if isinstance(kind, StructType) else []
-    return sum(1 + _count(each.dataType) for each in fields)
+    return sum(1 for _ in paths_of(kind))
 
 
 def _wider(left: DataType | None, right: DataType | None) -> DataType | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import decimal
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -74,6 +74,7 @@ _FIRST, _LAST = -62_135_596_800_000, 253_402_300_799_999
 _DAY = 86_400_000
 
 _Convert = Callable[[Any], Any]
+_NONE: Mapping[bytes, Slice] = {}
 
 
 class TypedDocuments:
@@ -112,14 +113,18 @@ class TypedDocuments:
                 misfits.append(index)
         return structs, misfits
 
-    def misfits(self, document: bytes) -> str | None:
-        """Return the top-level fields of a document that do not fit, as JSON; None for none."""
-        found = []
+    def misfits(self, document: bytes, others: Mapping[bytes, Slice] = _NONE) -> str | None:
+        """Return the top-level fields of a document that do not fit, as JSON; None for none.
+
+        `others` are further fields that do not.
+        """
+        found = {}
         for name, field in fields_of(document).items():
             single = document_of([(name, field)])
             if not self.read(Slice(DOCUMENT, single))[1]:
-                found.append((name, field))
-        return relaxed_json(Slice(DOCUMENT, document_of(found))) if found else None
+                found[name] = field
+        found |= others
+        return relaxed_json(Slice(DOCUMENT, document_of(found.items()))) if found else None
 
     def columns(
         self, get: Callable[[bytes], Slice | None], to_json: ToJson
@@ -326,7 +331,7 @@ def document_schema(text: str) -> str:
         raise ValueError("must not be empty")
     if is_json(text):
         TypedDocuments(from_json(text))
-    elif _NOT_NULL.search(text):
+    elif _NOT_NULL.search(_QUOTED.sub("", text)):
         raise ValueError("every field may be missing in a document: remove NOT NULL")
     else:
         require_types(text)

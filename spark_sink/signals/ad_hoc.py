@@ -8,6 +8,7 @@ tokens. A blocking snapshot is the same without events.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
@@ -16,6 +17,7 @@ from typing import Any
 
 from bson.timestamp import Timestamp
 
+from spark_sink.errors import HistoryLostError
 from spark_sink.events.positions import FromNow, Position, time_in, time_of
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.signals.channels import ReceivedSignal, SignalCollection, SignalFolder
@@ -33,6 +35,7 @@ from spark_sink.signals.notifications import (
     names_of,
     notification,
     progress_of,
+    signals_lost,
 )
 from spark_sink.signals.signal import (
     EXECUTE,
@@ -260,6 +263,10 @@ _OPEN = (
     "the query has a pipeline, whose stages work on events: start it with option snapshotFilters, "
     "which selects the documents of snapshots ({} is all)"
 )
+_LOST = (
+    "the oplogs no longer contain the position in the collection of signals {}: send those again "
+    "that were sent before the position of the stream"
+)
 
 
 class SignalProcessor:
@@ -278,11 +285,16 @@ class SignalProcessor:
         self._folder = None if given.folder is None else SignalFolder(given.folder)
         self._collection = None
         if given.collection is not None:
+            self._lost = _LOST.format(".".join(given.collection))
             watch = partial(client.watch_inserts, *given.collection, max_await=_AWAIT)
             self._collection = SignalCollection(watch, self._newest, options.retry_policy)
 
     def receive(self, state: SignalState, position: Position) -> SignalState:
-        """Return the state after new signals, at a position of the stream. Raises StreamError."""
+        """Return the state after new signals, at a position of the stream. Raises StreamError.
+
+        If the oplogs have lost the position of the collection of signals, but not the stream's,
+        the collection is read from there on, with a notification.
+        """
         if isinstance(position, FromNow):  # signals are read from the query's beginning on
             return state
         present: Container[str] = ()
@@ -291,7 +303,15 @@ class SignalProcessor:
             present = self._folder.present
             state = self.snapshots.process(state, signals, present)
         if self._collection is not None:
-            signals, reached = self._collection.receive(state.position or position)
+            try:
+                signals, reached = self._collection.receive(state.position or position)
+            except HistoryLostError:
+                if state.position is None:
+                    raise
+                signals, reached = self._collection.receive(position)
+                lost = signals_lost(state.position, position, time.time())
+                state = state.notified(lost)
+                print(f"warning: {self._lost}", file=sys.stderr)  # noqa: T201
             state = self.snapshots.process(replace(state, position=reached), signals, present)
         return state
 

@@ -17,7 +17,7 @@ from bson.timestamp import Timestamp
 from pyarrow import fs
 
 from spark_sink.errors import StreamError
-from spark_sink.events.positions import Position, after, key_of
+from spark_sink.events.positions import AtTime, Position, Token, after, key_of
 from spark_sink.events.slices import CODEC
 from spark_sink.folders import Folder, open_folder
 from spark_sink.options.retry_options import DEFAULT_RETRY_POLICY, RetryPolicy
@@ -188,12 +188,19 @@ class SignalCollection:
         self._empty_from: Position | None = None  # no signal up to `_reached`
 
     def receive(self, position: Position) -> tuple[list[ReceivedSignal], Position]:
-        """Return the signals after a position, and the position after them. Raises StreamError."""
+        """Return the signals after a position, and the position after them. Raises StreamError.
+
+        The position may be that of another collection's event: then those of its cluster time are
+        returned, too, of which some may have been received before.
+        """
         limit = ""
         if self._stream is None or position not in (self._reached, self._empty_from):
             self.close()
+            start = position
+            if isinstance(start, Token) and not start.is_high_water_mark:
+                start = AtTime(start.cluster_time)
             self._stream = EventStream(
-                self._watch, position, retry_policy=self._retry_policy, clock=self._clock
+                self._watch, start, retry_policy=self._retry_policy, clock=self._clock
             )
             limit = key_of(after(self._newest()))
         until = self._clock() + _CATCH_UP_TIMEOUT

@@ -11,7 +11,9 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from spark_sink.events.positions import AtTime, Position, to_offset
+from bson.timestamp import Timestamp
+
+from spark_sink.events.positions import AtTime, Position, time_of, to_offset
 from spark_sink.snapshot.plan import Collection, SnapshotPlan
 
 INITIAL = "Initial Snapshot"
@@ -90,10 +92,19 @@ def skipped(at: float) -> dict[str, Any]:
 
 def sought(passed: Position, position: AtTime, at: float) -> dict[str, Any]:
     """Return that the events between two positions were left out."""
-    places = {"from": to_offset(passed), "to": to_offset(position)}
-    time = position.time
-    texts = {name: json.dumps(place) for name, place in places.items()}
-    return notification(f"seek-{time.time}-{time.inc}", SEEK, SKIPPED, at, **texts)
+    return _skipped(SEEK, passed, position, at)
+
+
+def signals_lost(passed: Position, position: Position, at: float) -> dict[str, Any]:
+    """Return that the signals between two positions are lost, as the oplogs have rolled over."""
+    return _skipped(SIGNAL, passed, position, at)
+
+
+def _skipped(aggregate: str, passed: Position, position: Position, at: float) -> dict[str, Any]:
+    texts = {"from": json.dumps(to_offset(passed)), "to": json.dumps(to_offset(position))}
+    time = time_of(position) or Timestamp(0, 0)
+    identifier = f"{aggregate.lower()}-{time.time}-{time.inc}"
+    return notification(identifier, aggregate, SKIPPED, at, **texts)
 
 
 def _id_of(plan: SnapshotPlan) -> str:

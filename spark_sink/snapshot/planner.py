@@ -31,7 +31,7 @@ _SAMPLES = 20
 MAX_CHUNKS = 4096
 # The most tasks of a batch.
 MAX_TASKS = 64
-_SYSTEM_DATABASES = ("admin", "config", "local")
+SYSTEM_DATABASES = ("admin", "config", "local")
 _NOT_ALLOWED = 13
 
 
@@ -149,7 +149,7 @@ class SnapshotPlanner:
         scope = self._scope
         if scope.database is None:
             names = self._client.list_database_names()
-            databases = [name for name in names if name not in _SYSTEM_DATABASES]
+            databases = [name for name in names if name not in SYSTEM_DATABASES]
         else:
             databases = [scope.database]
         for database in databases:

@@ -60,6 +60,10 @@ class MergerouterDataSource(DataSource):
             options.snapshot.require_custom_mode()
             with closing(RouterClient(options)) as client:
                 client.require_stream()
+            if self.name() == FORMAT and options.batch_mode is None:  # a job has told them
+                from spark_sink.source.unmatched_names import warn_of_unmatched_names
+
+                warn_of_unmatched_names(self.options)
             return declared_schema(options)
 
     def reader(self, schema: StructType) -> MergerouterBatchReader:

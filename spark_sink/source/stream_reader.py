@@ -107,7 +107,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def _latest(self, start: Offset, max_events: int | None) -> Offset | None:
         """Return the end of the batch after `start`; None while there is nothing."""
-        signals = start.signals.without_batch()
+        signals = self._kept(start.signals)
         if self._decision is None:
             self._decision = SnapshotDecision(self.options.snapshot, start.position, start.snapshot)
         decision = self._decision
@@ -148,6 +148,12 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             heartbeat=heartbeat,
             signals=signals,
         )
+
+    def _kept(self, signals: SignalState) -> SignalState:
+        """Return the state without the batch's part, and without a position that is not used."""
+        if self.options.signals.collection is None:  # one that is added later is read from then on
+            signals = replace(signals, position=None)
+        return signals.without_batch()
 
     def _required(self, start: Offset, signals: SignalState) -> SignalState:
         """Return the signals with a request for what the sink lacks."""

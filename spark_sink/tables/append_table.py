@@ -9,18 +9,36 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
+from spark_sink.events.documents import from_document, to_document
+from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.tables.delta_log import Batch, DeltaLog
-from spark_sink.tables.parquet_parts import BATCH, Parts
+from spark_sink.tables.parquet_parts import BATCH, Parts, checksum_of
 from spark_sink.tables.table_scan import read_rows
+
+CHECKSUM = "checksum"
+"""The field of a table's state with the checksum of its rows."""
 
 
 class AppendTable:
-    """The table at an address, a path or a URI, with the partition columns of a new one."""
+    """The table at an address, a path or a URI, with the partition columns of a new one.
 
-    def __init__(self, address: str, partitions: Sequence[str] = ()) -> None:
+    `epoch` is that of the start of a job that writes to it.
+    """
+
+    def __init__(self, address: str, partitions: Sequence[str] = (), *, epoch: int = 0) -> None:
         self._partitions = tuple(partitions)
-        self.log = DeltaLog(address, partitions)
+        self.log = DeltaLog(address, partitions, epoch=epoch)
         """The commits of the table."""
+
+    @property
+    def name(self) -> str:
+        """The last part of its address."""
+        return self.log.address.rpartition("/")[2]
+
+    @property
+    def newest(self) -> int:
+        """The number of the newest batch that has rows here; -1 if there is none."""
+        return int(self.log.position().get("batch", -1))
 
     def read(
         self,
@@ -36,7 +54,10 @@ class AppendTable:
 
     def write_rows(self, rows: pa.Table, batch: Batch) -> None:
         """Append rows that the driver has, with the batch's number, as `commit`."""
-        if not rows.num_rows or self.log.has(batch):
+        if not rows.num_rows:
+            return
+        self.log.reload()
+        if self.log.has(batch):
             return
         numbers = pa.repeat(pa.scalar(batch.number, pa.int64()), rows.num_rows)
         numbered = rows.append_column(BATCH, numbers)
@@ -52,4 +73,11 @@ class AppendTable:
         """
         self.log.reload()
         if not self.log.has(batch):
-            self.log.append(parts, schema, batch)
+            checksum = stored_checksum(self.log) + checksum_of(parts)
+            self.log.append(parts, schema, batch, {CHECKSUM: to_document(checksum)})
+
+
+def stored_checksum(log: DeltaLog) -> Checksum:
+    """Return the checksum of the rows that a job has written to a table, as its state says."""
+    document = log.position().get(CHECKSUM)
+    return from_document(Checksum, document) if document else NO_ROWS

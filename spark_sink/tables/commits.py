@@ -1,4 +1,4 @@
-"""What the commits of a Delta table say: files, the positions of batches, and restored versions."""
+"""What the commits of a Delta table say: files, states, and restored versions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from deltalake.transaction import AddAction, CommitProperties, Transaction
 
 from spark_sink.errors import StreamError
 
-_POSITION = "mergerouter"
-"""The field of a commit with the position."""
+_STATE = "mergerouter"
+"""The field of a commit with the state."""
+_UNTOLD = ("ranges", "begin")
+"""The fields of states that nothing needs of an older version. Ranges grow with the table."""
 _RESTORE = "RESTORE"
 """The operation of a commit that makes an older version the newest one."""
 
@@ -28,8 +30,8 @@ def positions_of(commits: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, An
             continue
         if each.get("operation") == _RESTORE:
             kept = _restored_version(each, commits)
-        elif _POSITION in each:
-            found[each["version"]] = each[_POSITION]
+        elif _STATE in each:
+            found[each["version"]] = each[_STATE]
     return found
 
 
@@ -70,11 +72,16 @@ def action_of(part: Mapping[str, Any]) -> AddAction:
     )
 
 
+def told(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a commit says of a state, which is what older versions are asked for."""
+    return {name: each for name, each in state.items() if name not in _UNTOLD}
+
+
 def properties_of(
-    position: Mapping[str, Any], transactions: list[Transaction] | None = None
+    state: Mapping[str, Any], transactions: Sequence[Transaction]
 ) -> CommitProperties:
     """Return what a commit says beside the files."""
-    return CommitProperties({_POSITION: dict(position)}, app_transactions=transactions)
+    return CommitProperties({_STATE: told(state)}, app_transactions=[*transactions])
 
 
 def compacted(files: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, list[str]]]:

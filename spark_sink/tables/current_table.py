@@ -25,7 +25,6 @@ from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.ddl_events import DdlEvent, ddl_event_of
 from spark_sink.tables.delta_log import Batch, DeltaLog
 from spark_sink.tables.fold import DELETED, UNREAD, VERSION, Fold
-from spark_sink.tables.former_tables import FormerFolder
 from spark_sink.tables.key_ranges import ChangeGroup, Section, ranges_after, sections_of
 from spark_sink.tables.range_merge import QUARANTINE, MergeReport, MergeTask
 from spark_sink.tables.staged_changes import (
@@ -36,6 +35,7 @@ from spark_sink.tables.staged_changes import (
     read_groups,
     remove_changes,
     remove_files,
+    remove_interrupted,
 )
 from spark_sink.tables.table_form import KEY_RANGE, TableForm
 from spark_sink.tables.table_scan import read_rows
@@ -62,8 +62,8 @@ class CurrentTable:
 
     Args:
         keys: the fields of the document key that identify a document.
-        first: the state of a new table whose rows are known already.
         form: the columns to write; without it those of the table.
+        epoch: of the start of a job that writes to it.
     """
 
     def __init__(
@@ -71,13 +71,14 @@ class CurrentTable:
         target: str,
         keys: Sequence[str] = ("_id",),
         *,
-        first: TableState | None = None,
         form: TableForm | None = None,
+        epoch: int = 0,
     ) -> None:
-        self._log = DeltaLog(target, (KEY_RANGE,), (form or TableForm()).compared)
+        self._epoch = epoch
+        self._log = DeltaLog(target, (KEY_RANGE,), (form or TableForm()).compared, epoch=epoch)
         self._stored = self._stored_form()
         self._form = self._form_of(form or self._stored or TableForm())
-        self._state = first or self._read_state() or TableState(tuple(keys))
+        self._state = self._read_state() or TableState(tuple(keys))
         if self._state.keys != tuple(keys):
             raise OptionError(
                 f"the table at {target} has the keys {', '.join(self._state.keys)}: use these, "
@@ -95,7 +96,7 @@ class CurrentTable:
     def existing(cls, target: str, form: TableForm | None = None) -> CurrentTable:
         """Return the table in a folder, with its keys. Raises OptionError if there is none."""
         log = DeltaLog(target)
-        if not log.exists and FormerFolder(target).version() is None:
+        if not log.exists:
             raise OptionError(f"there is no current table at {target}: correct the path")
         return cls(target, log.position().get("keys", ("_id",)), form=form)
 
@@ -155,9 +156,11 @@ class CurrentTable:
 
         See `apply_staged`.
         """
+        self.reload()
+        remove_interrupted(self.address, self._epoch)
         if batch is not None and self._log.has(batch):
             return
-        stage = StageRows(self.address, self._state.keys, tolerant=quarantine is not None)
+        stage = StageRows(self.address, self._state.keys, quarantine is not None, self._epoch)
         staged = events.select(*CHANGE_COLUMNS).mapInArrow(stage, REPORT)
         reports = reports_in(ChangeReport, staged)
         self.apply_staged(events.sparkSession, reports, batch, quarantine)
@@ -245,20 +248,22 @@ class CurrentTable:
         problems = [each for report in reports for each in report.problems]
         if problems and quarantine is not None and batch is not None:
             quarantine.commit(problems, arrow_schema(QUARANTINE), batch)
+            batch = batch.wrote(quarantine.name)
         if covers is not None:
             lost = [each for report in reports for each in report.lost]
             state = state.without([e for e in lost if covers(e.database, e.collection)])
         replaced = affected | {each.base.name for each in written if each.base is not None}
         new = [each for report in reports for each in report.ranges]
-        state = replace(state, ranges=ranges_after(state.ranges, replaced, new))
+        added = sum((report.added for report in reports), state.checksum)
+        ranges = ranges_after(state.ranges, replaced, new)
+        state = replace(state, ranges=ranges, checksum=added - read.removed)
         if replaced or new or state != self._state or batch is not None:
             parts = [each for report in reports for each in report.parts]
-            position = state.position | ({} if batch is None else batch.position)
             replacement = {KEY_RANGE: sorted(replaced)}
             compared = [name for name in form.compared if name in form.stored.names]
             before = self._log.compared if self._log.exists else compared
             self._log.compare([name for name in before if name in compared])
-            self._log.replace(parts, form.stored, position, batch, **replacement)
+            self._log.replace(parts, form.stored, state.document, batch, **replacement)
             self._log.compare(compared)
             self._state, self._stored, self._form = state, form, form
             if self._log.version and self._log.version % _COMMITS_PER_VACUUM == 0:
@@ -351,12 +356,14 @@ class CurrentTable:
         for each in groups:
             by_file.setdefault(each.path, []).append(each)
         staged = [
-            Rename(self.address, path, ddl_events, tuple(found)) for path, found in by_file.items()
+            Rename(self.address, path, self._epoch, ddl_events, tuple(found))
+            for path, found in by_file.items()
         ]
         stored = [
             Rename(
                 self.address,
                 path,
+                self._epoch,
                 self._state.unknown(ddl_events),
                 columns=self._version_columns(),
             )
@@ -368,17 +375,12 @@ class CurrentTable:
         return report
 
     def _read_state(self) -> TableState | None:
-        if self._log.exists:
-            position = self._log.position()
-            if "keys" not in position:
-                raise OptionError(
-                    f"the Delta table at {self._log.address} is no current table: write to another "
-                    "folder"
-                )
-            return from_document(TableState, position)
-        if FormerFolder(self._log.address).version() is not None:
+        if not self._log.exists:
+            return None
+        state = self._log.position()
+        if "keys" not in state:
             raise OptionError(
-                f"the table at {self._log.address} has its former form: start its query or its job "
-                "once, which rewrites it as a Delta table"
+                f"the Delta table at {self._log.address} is no current table: write to another "
+                "folder"
             )
-        return None
+        return from_document(TableState, state)

@@ -1,18 +1,23 @@
 """The commits of a Delta table, through delta-rs: files, and what a version knows beside them.
 
-A commit is the file of the table's log that moves rows and position together. It has the numbers of
-batches as Delta's application transactions, so a repeated batch is recognised by the table itself.
-delta-rs accepts a transaction's number again, and lower ones, so callers ask `has` first. It does
-not notice a writer that only adds files to the folders that another one replaces; the number of the
-table's own application `mergerouter` therefore grows with each replacement.
+A commit is the file of the table's log that moves rows and state together: `table_states` says how.
+It has the numbers of batches as Delta's application transactions, so a repeated batch is recognised
+by the table itself. delta-rs accepts a transaction's number again, and lower ones, so callers ask
+`has` first. Of two commits that were planned from one version, both of which change the state, it
+refuses one.
+
+A start of a job has an epoch, a number that the table's property EPOCH has as well. A later start
+raises it by a commit of metadata, which Delta lets no other commit pass that was planned before, on
+any file system. So no commit of an earlier start can succeed after that.
 """
 
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import unquote
 
@@ -37,11 +42,13 @@ from spark_sink.tables.commits import (
     properties_of,
     require_no_restore,
     restored_error,
+    told,
 )
 from spark_sink.tables.parquet_parts import COMPARED
+from spark_sink.tables.table_states import APPLICATION, TableStates
 
-_REPLACEMENTS = "mergerouter"
-"""The application whose number grows with replacements."""
+EPOCH = "mergerouter.epoch"
+"""The property of a table with the number of the start that may write to it."""
 _CONFIGURATION = {
     "delta.deletedFileRetentionDuration": "interval 1 hours",
     "delta.logRetentionDuration": "interval 1 days",
@@ -57,27 +64,60 @@ _STATISTICS = "delta.dataSkippingStatsColumns"
 """Of a table: the columns of which commits have statistics."""
 _ORPHAN_HOURS = 7 * 24
 """The age at which a file that no commit names is deleted."""
-_VERSIONS_READ = (1, 20, None)
-"""How many commits are read to find the newest one with a position; None for all."""
+_COMMITS_READ = (1, 20, None)
+"""How many commits are read to find the newest one of a batch; None for all."""
+_EPOCHS = 2**40
+"""An epoch exceeds those before by a random number below, so two starts never have the same."""
+_ATTEMPTS = 10
+"""How often a start raises a table's epoch, if other commits are faster."""
+
+
+_NOTED = ("begin", "verified", "written")
+"""The fields of a batch that a table's state has only if they are known."""
 
 
 @dataclass(frozen=True)
 class Batch:
     """A micro-batch: the id of its query, its number, and the offset at its end.
 
-    `verified` is what is known of the table before it.
+    Args:
+        begin: the offset at its beginning; empty for a query's first batch, and if it is unknown.
+        verified: what is known of the table before it.
+        written: the newest batch that has rows in each of the job's tables that not all batches
+            have, by name; a table that has not so many is lost, or an older copy.
     """
 
     query: str
     number: int
     offset: Mapping[str, Any] = field(default_factory=dict)
+    begin: Mapping[str, Any] = field(default_factory=dict)
     verified: Mapping[str, Any] = field(default_factory=dict)
+    written: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def position(self) -> dict[str, Any]:
-        """What a commit says about the batch."""
-        known = {"verified": dict(self.verified)} if self.verified else {}
-        return {"query": self.query, "batch": self.number, "offset": dict(self.offset), **known}
+        """What a table's state says about the batch."""
+        found = {"query": self.query, "batch": self.number, "offset": dict(self.offset)}
+        noted = ((name, dict(getattr(self, name))) for name in _NOTED)
+        return found | {name: each for name, each in noted if each}
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> Batch | None:
+        """Return the batch of which a state tells; None if it tells of none."""
+        if "query" not in state:
+            return None
+        found = {name: state[name] for name in _NOTED if name in state}
+        return cls(state["query"], state["batch"], state["offset"], **found)
+
+    def wrote(self, name: str) -> Batch:
+        """Return this batch, which has rows in the table with that name."""
+        return replace(self, written={**self.written, name: self.number})
+
+    def is_same(self, other: Batch) -> bool:
+        """Return whether both have one number and the same events, as far as it is known."""
+        numbered = (self.query, self.number) == (other.query, other.number)
+        begins = self.begin and other.begin and self.begin != other.begin
+        return numbered and self.offset == other.offset and not begins
 
 
 class DeltaLog:
@@ -89,17 +129,25 @@ class DeltaLog:
     Args:
         partitions: the partition columns of a new table.
         compared: those with statistics in the commits of a new table.
+        epoch: of the start that writes to it; 0 for a writer that no other one may follow.
     """
 
     def __init__(
-        self, address: str, partitions: Sequence[str] = (), compared: Sequence[str] = COMPARED
+        self,
+        address: str,
+        partitions: Sequence[str] = (),
+        compared: Sequence[str] = COMPARED,
+        *,
+        epoch: int = 0,
     ) -> None:
         self.address = absolute(address)
         """The folder as a path or URI for Spark."""
         self._partitions = list(partitions)
         self._compared = compared
+        self._epoch = epoch
+        self._states = TableStates(self.address)
+        self._state: tuple[int | None, dict[str, Any]] = None, {}
         self._table = self._opened()
-        self._fixed: dict[str, Any] | None = None
 
     @property
     def exists(self) -> bool:
@@ -136,56 +184,133 @@ class DeltaLog:
             self._compared = names
         elif set(names) != set(self.compared):
             with self._failures():
-                self._table.alter.set_table_properties(
-                    {_STATISTICS: ",".join(names)}, commit_properties=properties_of(self.position())
-                )
+                self._table.alter.set_table_properties({_STATISTICS: ",".join(names)})
             self.reload()
 
     def reload(self) -> bool:
         """Read the commits since the version, and return whether there were any.
 
-        Raises StreamError if one of them has restored an older version.
+        Raises StreamError if one of them has restored an older version, or if it is by a later
+        start of the job.
         """
         before = self.version
         if self._table is None or before is None:
             self._table = self._opened()
-            return self.exists
+        else:
+            self._update(before)
+        self._take_epoch()
+        return self.version != before
+
+    def _update(self, before: int) -> None:
+        assert self._table is not None
         with self._failures():
             self._table.update_incremental()
             later = self._table.version() - before
-            require_no_restore(self.address, self._table.history(later) if later else [])
-        return later > 0
+            require_no_restore(self.address, self._table.history(later) if later > 0 else [])
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the version; 0 if no start has raised it."""
+        found = {} if self._table is None else self._table.metadata().configuration
+        return int(found.get(EPOCH, 0))
+
+    def later_epoch(self) -> int:
+        """Return an epoch for a start that follows the one which writes to the table."""
+        return self.epoch + 1 + secrets.randbelow(_EPOCHS)
+
+    def _take_epoch(self) -> None:
+        """Let the table have this start's epoch. Raises StreamError if it has a later one."""
+        for _ in range(_ATTEMPTS):
+            if self._table is None or self._epoch in (0, self.epoch):
+                return
+            self._require_epoch()
+            # The next attempt tells who was faster.
+            with self._failures(), suppress(CommitFailedError):
+                self._table.alter.set_table_properties(
+                    {EPOCH: str(self._epoch)}, raise_if_not_exists=False
+                )
+            self._update(self._table.version())
+        raise self._overtaken("")
+
+    def _require_epoch(self) -> None:
+        if 0 < self._epoch < self.epoch:
+            raise StreamError(
+                f"another start of this job has taken over the table at {self.address}, so this "
+                "one ends, and nothing is lost: run one process for each table. To go on here, "
+                "stop the other one first"
+            )
 
     def require_whole(self) -> None:
-        """Raise StreamError if an older version was restored: the numbers of its batches stay."""
-        last = self.position()
-        if "query" in last and self.has(Batch(last["query"], last["batch"] + 1)):
-            raise restored_error(self.address)
+        """Raise StreamError if an older version was restored, whose state is that of a later one.
+
+        Nothing tells it any more once the commits of both have expired.
+        """
+        state = self.position()
+        for limit in _COMMITS_READ if state else ():
+            commits = self._history(limit)
+            if newest := list(positions_of(commits).values())[:1]:
+                if newest[0] != told(state):
+                    raise restored_error(self.address)
+                return
+        require_no_restore(self.address, commits if state else [])
 
     def has(self, batch: Batch) -> bool:
-        """Return whether the table has the batch, or a later one of its query."""
-        last = self._transaction(batch.query)
-        return last is not None and last >= batch.number
+        """Return whether the table has the batch.
+
+        Raises StreamError if it has another batch with this number, or a later one: another start
+        of the job has written it.
+        """
+        number = self._transaction(batch.query)
+        if number is None or number < batch.number:
+            return False
+        last = Batch.of(self.position())
+        if last is None or not last.is_same(batch):
+            raise StreamError(
+                f"the table at {self.address} has another batch {batch.number} than this start of "
+                "the job has, because another start has written it: run one process for each "
+                "--out. Start the job again; it continues where the tables are"
+            )
+        return True
 
     def position(self) -> dict[str, Any]:
-        """Return what the newest commit of a batch says; empty if none does."""
-        if self._fixed is not None:
-            return self._fixed
-        for limit in _VERSIONS_READ:  # others may have committed since, such as by an optimize
-            for position in self.positions(limit).values():
-                return position
-        return {}
+        """Return the state of the version; empty if no batch and no change has given it one.
+
+        Raises StreamError if it is lost.
+        """
+        number = self._transaction(APPLICATION)
+        if number is not None and number != self._state[0]:
+            with self._failures():
+                self._state = number, self._states.read(number)
+        return self._state[1]
+
+    def batch(self) -> Batch:
+        """Return the newest batch. Raises StreamError if there is none."""
+        found = Batch.of(self.position())
+        if found is None:
+            raise StreamError(
+                f"the table at {self.address} does not tell of any batch, so no job has written "
+                "it: correct the path, or restore the folder with all its files"
+            )
+        return found
 
     def positions(self, limit: int | None = None) -> dict[int, dict[str, Any]]:
-        """Return what the newest `limit` commits say, by version, without those of others.
+        """Return the states of the newest `limit` commits, by version, without those of others.
 
-        The newest is the first. Those that a restored version is without are left out.
+        The newest is the first. Those that a restored version is without are left out, and so is
+        what `told` leaves out. A clean-up of the log removes commits, so there may be none.
         """
+        return positions_of(self._history(limit))
+
+    @property
+    def has_all_commits(self) -> bool:
+        """Whether no commit of the table has been deleted."""
+        return any(each["version"] == 0 for each in self._history(None))
+
+    def _history(self, limit: int | None) -> list[dict[str, Any]]:
         if self._table is None:
-            return {}
+            return []
         with self._failures():
-            commits = self._table.history(limit)
-        return positions_of(commits)
+            return self._table.history(limit)
 
     def at(self, version: int, position: Mapping[str, Any]) -> DeltaLog:
         """Return an older version to read, with what its commit says.
@@ -194,7 +319,6 @@ class DeltaLog:
         """
         found = DeltaLog(self.address, self._partitions)
         assert found._table is not None
-        found._fixed = dict(position)
         try:
             found._table.load_as_version(version)
         except DeltaError:
@@ -209,6 +333,7 @@ class DeltaLog:
                 "table's property delta.deletedFileRetentionDuration says how long they are kept. "
                 "Make the table of that time again with job rebuild --to"
             )
+        found._state = found._transaction(APPLICATION), dict(position)
         return found
 
     def actions(self, chosen: pc.Expression | None = None) -> list[dict[str, Any]]:
@@ -239,48 +364,61 @@ class DeltaLog:
         """Return the number of rows, by the statistics of files."""
         return sum(row["num_records"] or 0 for row in self.actions())
 
-    def append(self, parts: Sequence[Mapping[str, Any]], schema: pa.Schema, batch: Batch) -> None:
+    def append(
+        self,
+        parts: Sequence[Mapping[str, Any]],
+        schema: pa.Schema,
+        batch: Batch,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
         """Commit files with the rows of a batch.
 
         Args:
             parts: files that `parquet_parts` has written.
             schema: of all columns; new ones are added to the table. OptionError if others have
                 changed their type.
+            state: what the table's state says beside the batch, of the rows after it.
         """
         if self._table is not None:
             self._add_columns(schema)
-        transactions = [Transaction(batch.query, batch.number)]
-        self._write(parts, schema, properties_of(batch.position, transactions))
+        self._write(parts, schema, {**(state or {}), **batch.position}, batch)
 
     def replace(
         self,
         parts: Sequence[Mapping[str, Any]],
         schema: pa.Schema,
-        position: Mapping[str, Any],
+        state: Mapping[str, Any],
         batch: Batch | None = None,
         **partition: Collection[Any],
     ) -> None:
         """Commit files instead of those of the partitions with these values of one column.
 
-        The same commit gives the table this schema.
+        The same commit gives the table this schema and this state, and what the state before says
+        of a batch if there is no new one.
         """
-        transactions = [Transaction(_REPLACEMENTS, (self._transaction(_REPLACEMENTS) or 0) + 1)]
-        if batch is not None:
-            transactions.append(Transaction(batch.query, batch.number))
         filters = [(name, "in", [str(each) for each in v]) for name, v in partition.items() if v]
         if not filters and self._table is not None and _schema(schema) != self._table.schema():
             filters = [(name, "in", ["-"]) for name in self._partitions]  # which no file has
-        self._write(parts, schema, properties_of(position, transactions), filters)
+        before = batch or Batch.of(self.position())
+        said = {} if before is None else before.position
+        self._write(parts, schema, {**state, **said}, batch, filters)
 
     def _write(
         self,
         parts: Sequence[Mapping[str, Any]],
         schema: pa.Schema,
-        properties: CommitProperties,
+        state: Mapping[str, Any],
+        batch: Batch | None,
         filters: Any = None,
     ) -> None:
-        """Commit files, instead of those of the partitions that filters select."""
+        """Commit files and a state, instead of the files that filters of partitions select."""
         actions = [action_of(part) for part in parts]
+        with self._failures():
+            number = self._states.write(state)
+        transactions = [Transaction(APPLICATION, number)]
+        if batch is not None:
+            transactions.append(Transaction(batch.query, batch.number))
+        properties = properties_of(state, transactions)
         if self._table is None:
             self._create(actions, schema, properties)
             return
@@ -294,17 +432,19 @@ class DeltaLog:
                 commit_properties=properties,
                 post_commithook_properties=_NO_CLEANUP,
             )
+        self._state = number, dict(state)
         self.reload()
         if self._table.version() % _COMMITS_PER_CLEANUP == 0:
             with self._failures():
                 self._table.cleanup_metadata()
+                self._states.clean(number)
 
     def compact(self) -> tuple[int, int]:
         """Replace small files by large ones; return their numbers, before and after."""
         assert self._table is not None
-        before, said = self.actions(), properties_of(self.position())
+        before = self.actions()
         with self._failures():
-            self._table.optimize.compact(compacted(before), commit_properties=said)
+            self._table.optimize.compact(compacted(before))
         self.reload()
         return len(before), len(self.actions())
 
@@ -316,10 +456,9 @@ class DeltaLog:
         """
         assert self._table is not None
         with self._failures():
-            said = properties_of(self.position())
-            self._table.vacuum(dry_run=False, commit_properties=said)
+            self._table.vacuum(dry_run=False)
             if full:
-                self._table.vacuum(_ORPHAN_HOURS, dry_run=False, full=True, commit_properties=said)
+                self._table.vacuum(_ORPHAN_HOURS, dry_run=False, full=True)
         self.reload()
 
     def _create(
@@ -341,7 +480,7 @@ class DeltaLog:
                 if not DeltaTable.is_deltatable(self.address):
                     raise
                 raise CommitFailedError(str(error)) from None  # another writer has created it
-        self.reload()
+        self.reload()  # raises the epoch: delta-rs creates no table with properties of others
 
     def _add_columns(self, schema: pa.Schema) -> None:
         assert self._table is not None
@@ -351,9 +490,7 @@ class DeltaLog:
             return
         try:
             with self._failures():
-                self._table.alter.add_columns(
-                    changed, commit_properties=properties_of(self.position())
-                )
+                self._table.alter.add_columns(changed)
         except SchemaMismatchError as error:
             raise OptionError(
                 f"the table at {self.address} has other types of "
@@ -378,11 +515,7 @@ class DeltaLog:
         try:
             yield
         except CommitFailedError as error:
-            raise StreamError(
-                f"the table at {self.address} has been written by another query: let only one "
-                "query write to a table",
-                error,
-            ) from None
+            raise self._overtaken(error) from None
         except SchemaMismatchError:
             raise
         except (DeltaError, OSError) as error:
@@ -392,6 +525,16 @@ class DeltaLog:
             raise StreamError(
                 f"the table at {self.address} cannot be read or written: {remedy}", error
             ) from None
+
+    def _overtaken(self, error: object) -> StreamError:
+        """Return the error for a commit that another one has preceded."""
+        self._table = self._opened()
+        self._require_epoch()
+        return StreamError(
+            f"the table at {self.address} has been written by another query, or by another start "
+            "of this job: let only one of them write to a table",
+            error,
+        )
 
 
 def _schema(schema: pa.Schema) -> Schema:

@@ -10,7 +10,7 @@ import json
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import date, datetime
 from typing import Any, Self
@@ -20,13 +20,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from spark_sink.events.documents import from_document, to_document
 from spark_sink.folders import open_folder
+from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.rows.row_schema import UNIQUE_COLUMNS
 
 PartFile = dict[str, Any]
 """A file that was written: its path relative to the table, its size in bytes, the values of the
 partition columns (partition) and Delta's statistics (stats) as JSON, and when it was written, in
-milliseconds since 1970 (modified)."""
+milliseconds since 1970 (modified). The `checksum` is a document; those of all files of a task are
+that of its rows."""
 
 BATCH = "batch"
 """The column with the number of a row's batch, in tables to which batches are appended."""
@@ -73,6 +76,7 @@ class Parts:
             leave out files.
         indexed: further columns whose least and greatest values are in the files.
         unique: the columns whose values rarely repeat.
+        summed: whether the files get checksums.
     """
 
     def __init__(
@@ -85,8 +89,11 @@ class Parts:
         compared: Sequence[str] = COMPARED,
         indexed: Sequence[str] = (),
         unique: Sequence[str] = WITHOUT_DICTIONARY,
+        summed: bool = True,
     ) -> None:
         self._schema = schema
+        self._summed = summed
+        self._checksums: dict[Partition, Checksum] = defaultdict(Checksum)
         self._partitions = tuple(partitions)
         self._group_bytes = group_bytes
         self._compared = compared
@@ -129,6 +136,8 @@ class Parts:
         for partition, chosen in self._divided(rows):
             self._pending[partition].append(chosen.select(self._stored.names))
             self._pending_bytes += chosen.nbytes
+            if self._summed:
+                self._checksums[partition] += Checksum.of(chosen)
         if self._pending_bytes >= self._group_bytes:
             self._write_pending()
 
@@ -177,8 +186,9 @@ class Parts:
 
     def _end(self, partitions: Sequence[Partition]) -> None:
         for partition in partitions:
-            self._done.append(self._open[partition].close(self._compared))
-            del self._open[partition]
+            checksum = to_document(self._checksums.pop(partition, NO_ROWS))
+            part = self._open.pop(partition).close(self._compared)
+            self._done.append({**part, "checksum": checksum})
 
 
 class _Part:
@@ -228,6 +238,11 @@ class _Part:
             "modified": int(time.time() * 1000),
             "stats": stats,
         }
+
+
+def checksum_of(parts: Iterable[Mapping[str, Any]]) -> Checksum:
+    """Return the checksum of all rows of files."""
+    return sum((from_document(Checksum, each["checksum"]) for each in parts), NO_ROWS)
 
 
 def statistics(metadata: pq.FileMetaData, compared: Sequence[str] = COMPARED) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from pyspark.sql.types import StructType
 from spark_sink.errors import StreamError
 from spark_sink.folders import open_folder
 from spark_sink.rows.arrow_types import arrow_schema
+from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.rows.row_schema import columns
 from spark_sink.snapshot.plan import LostDocument
 from spark_sink.tables.fold import DELETED, FOLDED, TABLE, Fold
@@ -84,6 +85,7 @@ class MergeTask:
         try:
             return _Merge(self, formed, self._groups(formed)).report()
         except _UnsortedError:
+            formed = FormedRows(self.form)
             tables = [*self._unordered(formed)]
             rows = pa.concat_tables(tables) if tables else self.form.rows.empty_table()
             rows = _newest(rows, self.form.column("token"))
@@ -98,8 +100,8 @@ class MergeTask:
                 names = formed.names(file.schema_arrow.names)
                 for number in range(file.num_row_groups):
                     rows = file.read_row_group(number, columns=names, use_threads=False)
-                    rows = formed.from_file(rows, again=self.again)
-                    yield self._within(rows.combine_chunks())
+                    rows = self._within(rows)
+                    yield formed.from_file(rows, again=self.again).combine_chunks()
 
     def _groups(self, formed: FormedRows) -> Iterator[tuple[pa.Table, pa.Array]]:
         """Return the same rows, in order, and their places. Raises _UnsortedError."""
@@ -118,7 +120,9 @@ class MergeTask:
         """Return the rows of the section."""
         if not self.divided:
             return rows
-        places = places_of(rows)
+        # Other writers give texts other types of Arrow's.
+        keys = {name: rows[self.form.column(name)].cast(pa.string()) for name in KEY_COLUMNS}
+        places = places_of(pa.table(keys))
         chosen = pc.greater_equal(places, self.section.lower)
         if self.section.upper is not None:
             chosen = pc.and_(chosen, pc.less(places, self.section.upper))
@@ -129,14 +133,16 @@ class MergeTask:
 class MergeReport:
     """What a MergeTask has written: files of the table with their ranges, and of the quarantine.
 
-    `wanted` is the schema that the documents need, if the form's is too narrow. `lost` are the
-    documents that have left the table because an update does not tell what they are now.
+    `wanted` is the schema that the documents need, if the form's is too narrow. `added` is what the
+    checksum of the table gains. `lost` are the documents that have left the table because an update
+    does not tell what they are now.
     """
 
     parts: list[PartFile]
     ranges: list[KeyRange]
     problems: list[PartFile]
     wanted: dict[str, Any] | None
+    added: Checksum
     lost: list[LostDocument]
 
 
@@ -153,6 +159,7 @@ class _Merge:
         self._table = _RangeFiles(task.address, task.form, _limit(task), self._open)
         self._lost: list[LostDocument] = []
         self._problems = Parts(task.quarantine or task.address, arrow_schema(QUARANTINE))
+        self._added = NO_ROWS
 
     def report(self) -> MergeReport:
         """Write all rows. After a failure there are no files."""
@@ -176,7 +183,9 @@ class _Merge:
         parts, ranges = self._table.close()
         wanted = self._formed.wanted
         schema = None if wanted is None else wanted.jsonValue()
-        return MergeReport(parts, ranges, self._problems.close(), schema, self._lost)
+        problems = self._problems.close()
+        added = self._added + self._formed.changed
+        return MergeReport(parts, ranges, problems, schema, added, self._lost)
 
     def _changes(self) -> pa.Table:
         section = self._task.section
@@ -197,8 +206,8 @@ class _Merge:
             "kind": _kinds(base),
             "payload": base["document"],
         }
-        before = pa.table({name: columns[name] for name in changes.schema.names}, changes.schema)
-        prepared = _sorted(pa.concat_tables([before, changes])) if base.num_rows else changes
+        rows = pa.table({name: columns[name] for name in changes.schema.names}, changes.schema)
+        prepared = _sorted(pa.concat_tables([rows, changes])) if base.num_rows else changes
         whole, others = whole_documents(prepared)
         new = self._formed_rows(whole, changes)
         if others.num_rows:
@@ -211,6 +220,8 @@ class _Merge:
             self._quarantine(folded.filter(pc.invert(fits)))
             new = pa.concat_tables([new, self._formed_rows(folded.filter(fits), changes)])
             new = new.take(pc.sort_indices(places_of(new)))
+        before, after = map(self._task.form.to_files, (base, new))
+        self._added += Checksum.of(after) - Checksum.of(before)
         self._table.add(_merged(group, places.to_pylist(), touched.to_pylist(), new))
 
     def _formed_rows(self, folded: pa.Table, changes: pa.Table) -> pa.Table:
@@ -270,6 +281,7 @@ class _RangeFiles:
             compared=form.compared,
             indexed=() if form.schema is None else form.schema.fieldNames(),
             unique=tuple(map(form.column, WITHOUT_DICTIONARY)),
+            summed=False,
         )
         self._file: Parts | None = None
         self._range = ""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,8 +17,9 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from spark_sink.events.slices import fields_of
-from spark_sink.folders import open_folder
+from spark_sink.folders import Folder, open_folder
 from spark_sink.rows.arrow_types import arrow_schema
+from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.tables.ddl_events import DDL_TYPES, DdlEvent
 from spark_sink.tables.key_ranges import ChangeGroup, places_of
 from spark_sink.tables.prepare import PREPARED, Prepare
@@ -43,17 +45,20 @@ class ChangeReport:
         through: the token of the last event, empty if there is none.
         ddl: the BSON of DDL events and of ends of snapshots.
         streamed: of a snapshot's first row the token of the last event before it.
+        removed: the checksum of the table's rows that are staged.
     """
 
     groups: list[ChangeGroup] = field(default_factory=list)
     through: str = ""
     ddl: list[bytes] = field(default_factory=list)
     streamed: str = ""
+    removed: Checksum = NO_ROWS
 
     def add(self, other: ChangeReport) -> None:
         """Add what another task has read."""
         self.groups += other.groups
         self.ddl += other.ddl
+        self.removed += other.removed
         self.through = max(self.through, other.through)
         begun = [each for each in (self.streamed, other.streamed) if each]
         self.streamed = min(begun, default="")
@@ -66,9 +71,13 @@ class ChangeStage:
         address: the current table's.
         keys: the fields of the document key that identify a document.
         tolerant: an event without a key becomes a row, which Fold reports, instead of an error.
+        epoch: of the start of the job; a later start removes what earlier ones have staged.
     """
 
-    def __init__(self, address: str, keys: Sequence[str] = ("_id",), *, tolerant: bool) -> None:
+    def __init__(
+        self, address: str, keys: Sequence[str] = ("_id",), *, tolerant: bool, epoch: int = 0
+    ) -> None:
+        self._epoch = epoch
         self._prepare = Prepare(keys, (), tolerant)
         self._files, self._folder = open_folder(address)
         self._pending: list[pa.RecordBatch] = []
@@ -122,7 +131,7 @@ class ChangeStage:
         rows = rows.add_column(0, "place", places_of(rows))
         order = [("place", "ascending"), ("token", "ascending"), ("kind", "ascending")]
         rows = rows.take(pc.sort_indices(rows, sort_keys=order))
-        path = f"{_FOLDER}/{uuid.uuid4().hex}.parquet"
+        path = f"{_FOLDER}/{self._epoch}-{uuid.uuid4().hex}.parquet"
         if isinstance(self._files, fs.LocalFileSystem):
             self._files.create_dir(f"{self._folder}/{_FOLDER}")
         with self._files.open_output_stream(f"{self._folder}/{path}") as stream:
@@ -149,10 +158,11 @@ class StageRows:
     address: str
     keys: tuple[str, ...]
     tolerant: bool
+    epoch: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Stage the rows. Raises StreamError if it is not tolerant."""
-        stage = ChangeStage(self.address, self.keys, tolerant=self.tolerant)
+        stage = ChangeStage(self.address, self.keys, tolerant=self.tolerant, epoch=self.epoch)
         for batch in batches:
             stage.add(batch)
         yield report_batch([stage.close()])
@@ -184,29 +194,28 @@ class Rename:
 
     address: str
     path: str
+    epoch: int
     ddl_events: tuple[DdlEvent, ...]
     groups: tuple[ChangeGroup, ...] = ()
     columns: tuple[str, ...] = ()
 
     def __call__(self) -> ChangeReport:
         """Stage the rows. Raises OSError."""
-        stage, prepare = ChangeStage(self.address, tolerant=True), Prepare((), self.ddl_events)
-        moved: Iterable[pa.RecordBatch]
+        stage = ChangeStage(self.address, tolerant=True, epoch=self.epoch)
+        prepare = Prepare((), self.ddl_events)
         if self.groups:
             rows = read_groups(self.address, self.groups).drop_columns(["place"])
-            moved = map(prepare.after_ddl, rows.to_batches())
-        else:
-            moved = prepare.table_rows(self._stored())
-        for batch in moved:
-            stage.add_prepared(batch)
-        return stage.close()
-
-    def _stored(self) -> Iterator[pa.RecordBatch]:
+            for moved in map(prepare.after_ddl, rows.to_batches()):
+                stage.add_prepared(moved)
+            return stage.close()
+        removed = NO_ROWS
         files, folder = open_folder(self.address)
-        columns = list(self.columns)
         with files.open_input_file(f"{folder}/{self.path}") as stream:
-            for batch in pq.ParquetFile(stream).iter_batches(_ROWS_PER_GROUP, columns=columns):
-                yield batch.select(columns)
+            for stored in pq.ParquetFile(stream).iter_batches(_ROWS_PER_GROUP):
+                removed += Checksum.of(stored)
+                for moved in prepare.table_rows([stored.select(self.columns)]):
+                    stage.add_prepared(moved)
+        return replace(stage.close(), removed=removed)
 
 
 def read_groups(
@@ -225,18 +234,26 @@ def read_groups(
     return pa.concat_tables(tables) if tables else _STAGED.empty_table()
 
 
-def remove_changes(address: str, groups: Sequence[ChangeGroup] | None = None) -> None:
-    """Remove the files of staged changes that have been applied; without `groups` all. OSError."""
-    if groups is not None:
-        remove_files(address, (each.path for each in groups))
-        return
-    files, folder = open_folder(address)
-    if files.get_file_info(f"{folder}/{_FOLDER}").type == fs.FileType.Directory:
-        files.delete_dir(f"{folder}/{_FOLDER}")
+def remove_changes(address: str, groups: Iterable[ChangeGroup]) -> None:
+    """Remove the files of staged changes that have been applied. Raises OSError."""
+    remove_files(address, (each.path for each in groups))
+
+
+def remove_interrupted(address: str, before: int) -> None:
+    """Remove what starts with an epoch below `before` have staged. Raises OSError.
+
+    They may be running still, and cannot commit any more.
+    """
+    folder = Folder(address)
+    for each in folder.listed(_FOLDER):
+        if int(each.base_name.partition("-")[0]) < before:
+            with suppress(FileNotFoundError):  # another start removes it, too
+                folder.remove(each.path)
 
 
 def remove_files(address: str, paths: Iterable[str]) -> None:
-    """Remove files by their paths, relative to the table. Raises OSError."""
+    """Remove files, which need not exist, by their paths in the table. Raises OSError."""
     files, folder = open_folder(address)
     for path in sorted(set(paths)):
-        files.delete_file(f"{folder}/{path}")
+        with suppress(FileNotFoundError):
+            files.delete_file(f"{folder}/{path}")

@@ -26,10 +26,11 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from spark_sink.events.slices import CODEC, UNREADABLE, decoded_documents, flattened
+from spark_sink.events.slices import CODEC, UNREADABLE, Slice, decoded_documents, flattened
 from spark_sink.rows.arrow_types import arrow_schema
+from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.rows.extended_json import relaxed_documents
-from spark_sink.rows.inferred_schema import SeenTypes, extends, grown, is_no_column
+from spark_sink.rows.inferred_schema import SeenTypes, extends, grown, is_no_column, paths_of
 from spark_sink.rows.typed_documents import RESCUED, InferredDocuments, TypedDocuments
 from spark_sink.tables.fold import DELETED, TABLE
 from spark_sink.tables.parquet_parts import COMPARED
@@ -82,12 +83,13 @@ class TableForm:
         if self.schema is None or not self.schema.fields:
             raise ValueError("the schema names no field")
         TypedDocuments(self.schema)
-        allowed = grown(StructType([]), self.schema, _RESERVED).fieldNames()
-        for name in self.schema.fieldNames():
-            if name not in allowed or is_no_column(name):
+        allowed = {*paths_of(grown(StructType([]), self.schema, _RESERVED))}
+        for path in paths_of(self.schema):
+            if path not in allowed or is_no_column(path[-1]):
                 raise ValueError(
-                    f"{name!r} cannot be a column: a name must not contain spaces, dots, or any of "
-                    ",;{}()=, nor equal another one or one of the table's own but for its case"
+                    f"{'.'.join(path)!r} cannot be a column: a name must not contain spaces, dots, "
+                    "or any of ,;{}()=, nor equal another one or one of the table's own but for "
+                    "its case"
                 )
         return self
 
@@ -172,6 +174,8 @@ class FormedRows:
         self._rows = form.rows
         self._seen = SeenTypes()
         self._documents: TypedDocuments | None = None
+        self.changed = NO_ROWS
+        """What a checksum gains where the columns of rows of files were made again."""
         if form.schema is not None:
             kind = InferredDocuments if form.infers else TypedDocuments
             self._documents = kind(form.schema)
@@ -200,7 +204,10 @@ class FormedRows:
             made = self._made(rows[self._form.column("document")])
         names = self._rows.names
         columns = [made[each] if each in made else rows[self._form.column(each)] for each in names]
-        return pa.table(columns, names).cast(self._rows)
+        found = pa.table(columns, names).cast(self._rows)
+        if again:
+            self.changed += Checksum.of(self._form.to_files(found)) - Checksum.of(rows)
+        return found
 
     def from_fold(self, rows: pa.Table) -> tuple[pa.Table, dict[int, str]]:
         """Return rows of FOLDED without problems that can be read, and why others cannot.
@@ -245,12 +252,15 @@ class FormedRows:
         documents: list[bytes] = column.to_pylist()
         if self._documents is None:
             return {_DOCUMENTS: pa.array(relaxed_documents(documents), pa.string())}
+        alike: dict[int, dict[bytes, Slice]] = {}
         if self._form.flattens:
-            documents = list(map(flattened, documents))
+            pairs = list(map(flattened, documents))
+            documents = [each for each, _ in pairs]
+            alike = {index: fields for index, (_, fields) in enumerate(pairs) if fields}
         structs, misfits = self._documents.read_all(documents)
         rescued: list[str | None] = [None] * len(documents)
-        for index in misfits:
-            rescued[index] = self._documents.misfits(documents[index])
+        for index in {*misfits, *alike}:
+            rescued[index] = self._documents.misfits(documents[index], alike.get(index, {}))
         if self._form.infers:
             for document in decoded_documents([documents[index] for index in misfits], CODEC):
                 self._seen.add(document)

@@ -6,7 +6,7 @@ the same credentials as they are written. Executors import this module, which re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_
@@ -29,6 +29,8 @@ _TASK_BYTES = 64 * 1024 * 1024
 _ROWS = 10_000
 _FORMAT = ds.ParquetFileFormat()
 _PARTITION = "partition."
+MapRows = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+"""Makes rows of rows, in a task."""
 
 
 @dataclass(frozen=True)
@@ -86,14 +88,19 @@ def read_rows(
     log: DeltaLog,
     columns: Sequence[str] | None = None,
     chosen: pc.Expression | None = None,
+    mapped: tuple[MapRows, str] | None = None,
 ) -> DataFrame:
-    """Return columns, without some all of them, of the rows of a version that exists."""
+    """Return columns, without some all of them, of the rows of a version that exists.
+
+    With `mapped` the function's rows of them, which have the schema that is given as DDL. Their
+    names need not be such as `DataFrame.mapInArrow` can parse, without a backtick or a star.
+    """
     every = StructType.fromJson(log.schema)
     names = every.fieldNames() if columns is None else columns
     scans = scans_of(log, names, chosen)
-    kinds = StructType([every[name] for name in names])
+    function, kinds = mapped or (iter, StructType([every[name] for name in names]))
     numbers = spark.range(0, len(scans), 1, max(1, len(scans)))
-    return numbers.mapInArrow(_Rows(scans), kinds)
+    return numbers.mapInArrow(_Rows(scans, function), kinds)
 
 
 @dataclass(frozen=True)
@@ -101,11 +108,12 @@ class _Rows:
     """Reads the rows of scans, whose numbers are its rows: a function for `mapInArrow`."""
 
     scans: Sequence[TableScan]
+    function: MapRows
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch["id"].to_pylist():
-                yield from self.scans[number]()
+                yield from self.function(self.scans[number]())
 
 
 def _partition(action: Mapping[str, Any]) -> pc.Expression:

@@ -21,6 +21,7 @@ from bson.timestamp import Timestamp
 
 from spark_sink.events.documents import stored, to_document
 from spark_sink.events.positions import high_water_mark, time_in
+from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.snapshot.plan import LostDocument
 from spark_sink.tables.ddl_events import SNAPSHOT_END, DdlEvent, collections_of
 from spark_sink.tables.key_ranges import KeyRange
@@ -78,7 +79,7 @@ def targets_of(events: Iterable[DdlEvent]) -> list[Place]:
 
 
 def unread_document(unread: Unread) -> list[list[str]]:
-    """Return what is unread as part of a commit's position."""
+    """Return what is unread as part of a state."""
     return [[*place, token] for place, token in sorted(unread.items())]
 
 
@@ -100,7 +101,7 @@ def places_in(log: DeltaLog) -> set[Place]:
 
 @dataclass(frozen=True)
 class TableState:
-    """The form of a table, and its position, which the metadata of each commit contain.
+    """The form of a table, and its position, which the state of each version contains.
 
     Args:
         ranges: the ranges of keys, which are the partitions.
@@ -109,6 +110,7 @@ class TableState:
         complete_from: the token from which on the table has every document that an update changes.
         complete_in: the same for single namespaces, if a later snapshot has read them.
         unread: the collections that must be read again, with the token since which.
+        checksum: of all rows, without the partition column.
         lost: the documents that must be read again, since the last batch; if they are many, their
             collections are unread instead.
     """
@@ -121,6 +123,7 @@ class TableState:
     unread: Unread = field(
         default_factory=dict, metadata=stored(write=unread_document, read=unread_from)
     )
+    checksum: Checksum = NO_ROWS
     lost: tuple[LostDocument, ...] = ()
 
     def without(self, lost: Iterable[LostDocument]) -> TableState:
@@ -139,7 +142,7 @@ class TableState:
         return {**lost, **self.unread}
 
     @property
-    def position(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         """The state for a commit, with the cluster time of `through` for readers."""
         found: dict[str, Any] = to_document(self)
         if self.through:

@@ -35,7 +35,7 @@ from tests.differential.workload import THEMES, Client, Workload
 
 LIVE_STREAMS = 4
 PAST_STREAMS = 14
-FRAGMENT_STREAMS = 12
+FRAGMENT_STREAMS = 6
 _READ_SECONDS = 60.0
 _SEED_SECONDS = 600.0
 _LOCK_FAILED = 107
@@ -245,10 +245,12 @@ class _Run:
         tokens, times = self._starts(references, start, end)
         plans = [planner.past(n, tokens, times) for n in range(PAST_STREAMS)]
         fragments = [token for token in tokens if _FRAGMENT.search(token["_data"])]
-        if fragments:
-            plans += [planner.after_fragment(n, fragments) for n in range(FRAGMENT_STREAMS)]
         past = [pair_of(plan) for plan in plans]
         await asyncio.gather(*(pair.read(coming) for pair in past))
+        if fragments:
+            plans = [planner.after_fragment(n, fragments) for n in range(FRAGMENT_STREAMS)]
+            past += (inside := [pair_of(plan) for plan in plans])
+            await asyncio.gather(*(pair.read(coming) for pair in inside))
         pairs = [*live, *references, *past]
         if self._theme == "backlog":
             of_backlog = references[2].mongos.reading.all_tokens

@@ -239,7 +239,7 @@ class Workload:
 
     async def _large(self) -> None:
         documents = self._client[self.databases[0]].images
-        size = self._chance.choice((6, 9, 15)) * _MEGABYTE
+        size = self._chance.choice((6, 6, 9, 9, 15)) * _MEGABYTE
         where = {"_id": self._chance.choice(("large", 1.5)), "k": 1}
         await documents.insert_one({**where, "pad": "a" * size})
         images = {"changeStreamPreAndPostImages": {"enabled": True}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import bson
 import pyarrow as pa
@@ -16,7 +17,10 @@ from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import Batch
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage
 from tests.harness.object_store import BUCKET, ObjectStore, object_store
+from tests.unit.spark_sink.jobs.test_two_starts import check_two_starts, paused
 from tests.unit.spark_sink.tables.test_current_table import Stream, rows_of
+
+__all__ = ["paused"]
 
 pytest.importorskip("moto", reason="it stands in for S3")
 
@@ -56,6 +60,12 @@ def test_a_batch_that_meets_an_outage_is_written_once(store: ObjectStore) -> Non
     assert [each["mergerouter"]["batch"] for each in DeltaTable(address).history()] == [1, 0]
 
 
+@pytest.mark.usefixtures("store", "paused")
+@pytest.mark.parametrize("seed", range(2))
+def test_of_two_starts_on_a_store_no_event_is_lost_or_doubled(tmp_path: Path, seed: int) -> None:
+    check_two_starts(f"s3://{BUCKET}/job", tmp_path, seed)
+
+
 def test_of_two_writers_to_a_store_one_fails(store: ObjectStore) -> None:
     address = f"s3://{BUCKET}/job/bronze"
     AppendTable(address).write_rows(pa.table({"token": ["a"]}), Batch("q", 0))
@@ -64,5 +74,5 @@ def test_of_two_writers_to_a_store_one_fails(store: ObjectStore) -> None:
     with pytest.raises(StreamError, match="written by another query"):
         another.log.replace([], pa.schema([("token", pa.string())]), {"through": "c"})
     another = AppendTable(address.replace("s3://", "s3a://"))
-    assert another.log.position() == {"through": "b"}
+    assert another.log.position() == {"through": "b", **Batch("q", 0).position}
     assert another.log.count() == 1

@@ -1,6 +1,7 @@
 """``make object-store``: a job whose tables are on an object store that fails again and again.
 
-A local stand-in of S3, an embedded cluster and a router; writes go on all the time. In the end each
+A local stand-in of S3, a cluster and a router; writes go on all the time. Between the outages the
+job's host stalls, and another one takes over with a checkpoint of its own. In the end each
 event is in the tables once, they equal the collections, and the job's commands read them, all
 without Hadoop's client.
 """
@@ -24,8 +25,8 @@ from spark_sink import local_session, read_at
 from spark_sink.events.positions import AtTime, key_of
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.rebuilding import rebuild_at
-from spark_sink.jobs.verification import verify_job
 from spark_sink.source.offsets import Offset
+from spark_sink.verification.job import verify_job
 from tests.harness.clusters import start_cluster
 from tests.harness.object_store import BUCKET, object_store
 from tests.harness.routers import start_router
@@ -39,8 +40,8 @@ _COLUMNS = ["token", "op", "snapshot"]
 _OUT = f"s3://{BUCKET}/job"
 
 
-def run(seed: int, outages: int, folder: Path) -> list[str]:
-    """Return what is wrong in the end."""
+def run(seed: int, outages: int, folder: Path, *, stalls: int = 0) -> list[str]:
+    """Return what is wrong in the end, after some outages and some stalls."""
     chance = random.Random(seed)
     with object_store() as store, start_cluster(2, noop_interval=1) as cluster:
         os.environ.update(store.environment)
@@ -62,6 +63,12 @@ def run(seed: int, outages: int, folder: Path) -> list[str]:
                         f"outage {number + 1}: batch {job.committed}, start {job.starts}",
                         flush=True,
                     )
+                for number in range(stalls):
+                    other = JobProcess(
+                        router.uri, folder / f"other {number}", ["shop"], _OPTIONS, _OUT
+                    )
+                    _take_over(job, other, shop, chance)
+                    print(f"stall {number + 1}: batch {job.committed}", flush=True)
                 for number in range(2):  # the stream passes the reads of a late snapshot
                     last, then = shop.now(), collections_of(shop)
                     shop.client.shop.items.insert_one({"_id": number})
@@ -75,6 +82,26 @@ def run(seed: int, outages: int, folder: Path) -> list[str]:
 
 
 _OPTIONS = {"snapshotMode": "initial", "maxEventsPerTrigger": "50", "snapshotChunkRows": "50"}
+
+
+def _take_over(job: JobProcess, other: JobProcess, shop: Shop, chance: random.Random) -> None:
+    """Let another host write batches while a job's own stalls, and then go on."""
+    change_at_random(shop, chance.randrange(10**6), 60)
+    time.sleep(chance.uniform(0, 1.5))
+    job.pause()
+    try:
+        change_at_random(shop, chance.randrange(10**6), 60)
+        for _ in range(2):
+            _wait_for_batch(other)
+        if chance.randrange(2):
+            assert other.end() == 0
+        job.resume()
+        told = len(job.log.read_text())
+        wait_for(lambda: job.has_ended, "the end of the start that was paused", _SECONDS)
+        assert "another start" in job.log.read_text()[told:], job.last_output()
+    finally:
+        other.kill()
+    _wait_for_batch(job)
 
 
 def _wait_for_batch(job: JobProcess) -> None:
@@ -145,9 +172,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--outages", type=int, default=3)
+    parser.add_argument("--stalls", type=int, default=3)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        problems = run(given.seed, given.outages, Path(folder))
+        problems = run(given.seed, given.outages, Path(folder), stalls=given.stalls)
     print("\n".join(problems) or "each event is in the tables once")
     raise SystemExit(1 if problems else 0)
 

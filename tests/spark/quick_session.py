@@ -6,4 +6,5 @@ QUICK = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.adaptive.enabled": "false",
     "spark.default.parallelism": "1",
+    "spark.python.authenticate.socketTimeout": "120s",  # on a machine with much to do
 }

@@ -25,8 +25,10 @@ from typer.testing import CliRunner
 from spark_sink.cli import job
 from spark_sink.errors import OptionError
 from spark_sink.events.documents import to_document
+from spark_sink.events.positions import AtTime, key_of
 from spark_sink.folders import is_local
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
+from spark_sink.jobs.rebuilding import restore_checkpoint
 from spark_sink.jobs.status import lines_of, status_of
 from spark_sink.jobs.tables_job import (
     DEFAULT_TABLES,
@@ -34,10 +36,13 @@ from spark_sink.jobs.tables_job import (
     TablesJob,
     namespace_options,
 )
-from spark_sink.jobs.verification import verify_job
 from spark_sink.signals.state import Request, SignalState
 from spark_sink.snapshot.plan import Progress, SnapshotPlan
+from spark_sink.source.offsets import Offset
+from spark_sink.source.unmatched_names import warn_of_unmatched_names
 from spark_sink.tables.current_table import CurrentTable
+from spark_sink.verification.job import verify_job
+from tests.harness.clusters import TestCluster
 from tests.harness.ports import free_port
 from tests.spark.conftest import Shop
 from tests.spark.quick_session import QUICK
@@ -77,9 +82,11 @@ def run_once(
 
 
 def differences(spark: SparkSession, shop: Shop, folder: Path) -> dict[str, set[str]]:
+    """The differences in tables; those of all others have none."""
     found = verify_job(spark, JobFolder(str(folder)), shop.uri, shown=1000)
     assert all(each.remark == "" for each in found.values())
-    return {name: {row["difference"] for row in each.first} for name, each in found.items()}
+    kinds = {name: {row["difference"] for row in each.first} for name, each in found.items()}
+    return {name: each for name, each in kinds.items() if each or name in DEFAULT_TABLES}
 
 
 @pytest.mark.timeout(900)
@@ -156,7 +163,7 @@ def test_a_job_writes_a_snapshot_and_changes_and_stops_on_a_signal(
     events = bronze.to_pyarrow_dataset().filter(pc.field("operationType") == "insert").head(1)
     write_deltalake(bronze, events, mode="append")
     bronze.delete(f"namespace = '{shop.database}.items'")
-    assert differences(spark, shop, folder)["bronze"] == {"missing", "doubled"}
+    assert differences(spark, shop, folder)["bronze"] == {"missing", "doubled", "checksum"}
 
 
 def test_a_batch_that_is_repeated_is_in_the_tables_once(
@@ -291,8 +298,32 @@ def test_a_bad_pipeline_is_told_before_spark_starts(
     assert "RawBSON" not in result.output
 
 
+def test_a_job_goes_on_after_a_power_failure(
+    tmp_path: Path, shop: Shop, spark: SparkSession
+) -> None:
+    """Spark renames files before they are on the disk, so some may be empty or cut."""
+    shop.insert(10)
+    run_once(spark, shop, tmp_path)
+    checkpoint = tmp_path / "checkpoint"
+    kinds = ("offsets", 0), ("commits", 5), ("metadata", 9), ("offsets/.{}.crc", 10), ("both", 0)
+    for name, length in kinds:
+        last = JobFolder(str(tmp_path)).batches()[-1].number
+        paths = [checkpoint / name.format(last)]
+        if name == "both":
+            paths = [checkpoint / each / str(last) for each in ("offsets", "commits")]
+        elif paths[0].is_dir():
+            paths = [paths[0] / str(last)]
+        for path in paths:
+            path.write_bytes(path.read_bytes()[:length])
+        shop.insert(5)
+        restore_checkpoint(JobFolder(str(tmp_path)))
+        run_once(spark, shop, tmp_path)
+    assert differences(spark, shop, tmp_path) == {"bronze": set(), "current": set()}
+    assert len(rows_of(tmp_path)) == 10 + 1 + 5 * len(kinds)
+
+
 @pytest.mark.parametrize("name", ["run", "verify"])
-def test_a_misspelled_collection_is_told(
+def test_what_matches_nothing_is_told(
     name: str, tmp_path: Path, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def session(*_: object) -> None:
@@ -310,6 +341,45 @@ def test_a_misspelled_collection_is_told(
     assert result.output == (
         f"warning: the cluster does not have {names[0]} (did you mean {names[1]}?), none.a: "
         "correct the name, or create it\nerror: Spark starts\n"
+    )
+
+
+def test_lists_that_match_nothing_and_what_has_no_stream_are_told(
+    shop: Shop, cluster: TestCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each once, and nothing else; names of patterns match without regard to case."""
+    shop.insert(1)
+    base = shop.client[shop.database]
+    base.create_collection("open", viewOn="orders", pipeline=[])
+    if cluster.real:  # the embedded cluster makes a collection of it
+        base.create_collection("Weather", timeseries={"timeField": "at"})
+    options = {
+        "uri": shop.uri,
+        "signalCollection": "ops.signals",
+        "database.include.list": f"{shop.database},none",
+        "collection.include.list": f"{shop.database}[.]ORDERS,{shop.database}[.](open|weather),a.b",
+        "snapshot.include.collection.list": f"{shop.database.upper()}.ORDERS,c.d",
+        "snapshotFilters": json.dumps(
+            {f"{shop.database}.orders": {}, f"{shop.database}.items": {}}
+        ),
+        "field.exclude.list": f"*.orders.x,{shop.database}.itms.x",
+        "field.renames": "*.*.y:z",
+    }
+    warn_of_unmatched_names(options)
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: the cluster does not have ops.signals: correct the name, or create it",
+        "warning: nothing matches none of database.include.list, a.b of collection.include.list, "
+        f"c.d of snapshot.include.collection.list, {shop.database}.items of snapshotFilters, "
+        f"{shop.database}.itms of field.exclude.list: correct the option, or create it",
+        "warning: "
+        f"{f'the time series collection {shop.database}.Weather, ' if cluster.real else ''}"
+        f"the view {shop.database}.open: left out, because MongoDB has no change stream of it",
+    ]
+    excluded = {"collection.exclude.list": f"{shop.database}.(open|weather),ordrs"}
+    warn_of_unmatched_names({"uri": shop.uri, "database": shop.database, **excluded})
+    assert capsys.readouterr().err == (
+        "warning: nothing matches ordrs of collection.exclude.list: correct the option, or create "
+        "it\n"
     )
 
 
@@ -377,6 +447,12 @@ def test_a_job_continues_only_with_its_own_options(tmp_path: Path) -> None:
     assert folder.record().namespaces == ("shop.orders",)
     folder.begin(JobRecord(("shop.items",)))
     assert folder.record().namespaces == ("shop.items",)
+    assert folder.record().since == ""
+    position = AtTime(Timestamp(5, 1))
+    folder.plan_batch(1, Offset(position).write())
+    for options in ({}, {"fullDocument": "required"}, {"fullDocument": "required"}):
+        folder.begin(JobRecord(("shop.items",), options))
+        assert folder.record().since == (key_of(position) if options else "")
     with pytest.raises(OptionError, match=r"reads shop\.items, not shop\.orders"):
         folder.begin(JobRecord(("shop.orders",)), once=True)
 

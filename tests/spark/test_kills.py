@@ -1,4 +1,4 @@
-"""One seed of the jobs that are killed: the tables lack nothing, and have nothing twice."""
+"""One seed of the jobs that are killed, or stall: tables lack nothing, and have nothing twice."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.spark import object_store
 from tests.spark.kills.run import run_seed
 
 # `make spark-kills` has the other kinds of faults, too.
@@ -24,3 +25,8 @@ def test_a_job_that_is_killed_keeps_its_tables_equal(spark: SparkSession, tmp_pa
     assert sorted(outcome.faults) == sorted(KINDS)
     assert outcome.events > 0
     assert outcome.starts > outcome.faults.count("driver")
+
+
+def test_a_job_that_stalls_ends_after_another_host_has_taken_over(tmp_path: Path) -> None:
+    pytest.importorskip("moto", reason="it stands in for S3")
+    assert object_store.run(0, 0, tmp_path, stalls=2) == []

@@ -30,7 +30,7 @@ from spark_sink.jobs.tables_job import (
     appended_table,
     namespace_options,
 )
-from spark_sink.jobs.verification import verify_job
+from spark_sink.verification.job import verify_job
 from tests.spark.conftest import Shop
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
@@ -134,8 +134,10 @@ def test_a_repeated_batch_is_in_the_table_once(
     assert json.loads(json.loads(written(tmp_path)[-1][1])["id"]) == 17
     partitions = DeltaTable(tmp_path / MESSAGES).partitions()
     assert {each["topic"] for each in partitions} == {f"p.{shop.database}.orders"}
-    with pytest.raises(OptionError, match="none of the tables that are compared: bronze, current"):
-        verify_job(spark, JobFolder(str(tmp_path)), shop.uri)
+    outcomes = verify_job(spark, JobFolder(str(tmp_path)), shop.uri).values()
+    assert [(each.count, each.remark) for each in outcomes] == [(0, "")] * 2
+    with pytest.raises(OptionError, match="has no table bronze: correct --table"):
+        verify_job(spark, JobFolder(str(tmp_path)), shop.uri, ["bronze"])
 
 
 def test_messages_and_documents_are_read_as_of_one_time(

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import bson
 import pyarrow as pa
 import pytest
+from bson.timestamp import Timestamp
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from spark_sink.events.positions import after, high_water_mark
-from spark_sink.options.stream_options import parse_options
+from spark_sink.events.positions import AtTime, after, high_water_mark, to_offset
+from spark_sink.options.stream_options import SignalOptions, parse_options
 from spark_sink.signals.channels import send
 from spark_sink.source.stream_reader import MergerouterStreamReader
+from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.ddl_events import DDL_TYPES, collections_of, ddl_event_of
 from spark_sink.tables.fold import Fold
 from spark_sink.tables.prepare import Prepare
+from tests.doubles.event_history import history_lost
+from tests.harness.until import wait_for
 from tests.spark.conftest import Shop
 from tests.spark.test_current_tables import change_at_random
 
@@ -222,3 +227,50 @@ def test_signals_wait_for_the_end_of_an_initial_snapshot(shop: Shop, tmp_path: P
         assert query.table == expected(shop)
     finally:
         query.reader.stop()
+
+
+def test_signals_whose_position_the_oplogs_have_lost_do_not_end_the_query(
+    shop: Shop,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after a `job seek` of before, or with a collection that was taken out and added again."""
+    name = f"{shop.database}.signals"
+    start = f"{shop.created.time},{shop.created.inc}"
+    query = Query(shop, tmp_path, signalCollection=name, startAtOperationTime=start)
+    signals = shop.client[shop.database].signals
+
+    def log(identifier: str) -> None:
+        signals.insert_one({"_id": identifier, "type": "log", "data": {"message": "x"}})
+        told = (identifier, "Signal", "LOGGED")
+        wait_for(lambda: query.batch() is not None and told in query.notified, identifier)
+
+    log("first")
+    rolled_over = AtTime(Timestamp(1, 1))
+    query.offset["signals"]["position"] = to_offset(rolled_over)
+
+    def watch(client: RouterClient, *place: Any, **given: Any) -> Any:
+        if place[-1] == rolled_over:
+            raise history_lost()
+        return watch_inserts(client, *place, **given)
+
+    watch_inserts = RouterClient.watch_inserts
+    monkeypatch.setattr(RouterClient, "watch_inserts", watch)
+    query.kill()
+    log("second")
+    assert f"position in the collection of signals {name}" in capsys.readouterr().err
+    log("third")
+    lost = [each for each, *kind in query.notified if kind == ["Signal", "SKIPPED"]]
+    assert [each.partition("-")[0] for each in lost] == ["signal"]
+    assert capsys.readouterr().err == ""
+
+    # Without the collection, its position is not kept.
+    with_signals, query.options = query.options, replace(query.options, signals=SignalOptions())
+    query.kill()
+    shop.insert(1)
+    assert "position" not in query.batch()["signals"]
+    query.options = with_signals
+    query.kill()
+    log("fourth")
+    query.reader.stop()

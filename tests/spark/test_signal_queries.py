@@ -17,8 +17,8 @@ from spark_sink import apply_changes, verify
 from spark_sink.cli import job
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.tables_job import TablesJob, namespace_options
-from spark_sink.jobs.verification import verify_job
 from spark_sink.tables.current_table import CurrentTable
+from spark_sink.verification.job import verify_job
 from tests.spark.conftest import Shop
 from tests.spark.test_current_tables import (
     change_at_random,
@@ -195,5 +195,5 @@ def test_a_job_processes_signals_and_writes_notifications(
     run()
     outcomes = verify_job(spark, where, shop.uri, shown=100)
     assert {name: (each.count, each.remark) for name, each in outcomes.items()} == {
-        "bronze": (0, ""), "current": (0, ""),
+        "bronze": (0, ""), "current": (0, ""), "notifications": (0, ""),
     }  # fmt: skip

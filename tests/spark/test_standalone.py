@@ -17,8 +17,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_sink.jobs.job_folder import JobFolder
-from spark_sink.jobs.verification import verify_job
 from spark_sink.session.java_runtime import find_java
+from spark_sink.verification.job import verify_job
 from tests.spark.conftest import Shop
 from tests.spark.test_exactly_once import REPOSITORY, WAIT, Query
 from tests.spark.test_job import rows_of
@@ -133,4 +133,5 @@ def test_a_cluster_of_two_workers_runs_the_job(
     assert {name: (each.count, each.remark) for name, each in found.items()} == {
         "bronze": (0, ""),
         "current": (0, ""),
+        "notifications": (0, ""),
     }

@@ -23,8 +23,8 @@ from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.progress import JobMetrics
 from spark_sink.jobs.status import lines_of, status_of
 from spark_sink.jobs.tables_job import TablesJob, namespace_options, table_form
-from spark_sink.jobs.verification import verify_job
 from spark_sink.tables.current_table import CurrentTable
+from spark_sink.verification.job import verify_job
 from tests.spark.conftest import Shop
 from tests.spark.test_job import differences
 
@@ -112,7 +112,8 @@ def test_columns_follow_the_documents_of_a_job(
     table.update(updates={"total": "total + 1"}, predicate="_id = 2")
     found = verify_job(spark, JobFolder(str(tmp_path)), shop.uri, ["current"])["current"].first
     place = {"namespace": f"{shop.database}.orders", "key": '{"$numberInt": "2"}'}
-    assert list(found) == [{**place, "difference": "columns", "fields": ["total"]}]
+    assert found[0]["difference"] == "checksum"
+    assert found[1:] == [{**place, "difference": "columns", "fields": ["total"]}]
 
 
 def test_typed_tables_of_one_time_and_from_bronze(
@@ -185,3 +186,60 @@ def test_a_schema_is_checked() -> None:
         with pytest.raises(OptionError, match=message) as raised:
             table_form(JobRecord(schema=schema))
         assert "--schema" in str(raised.value)
+
+
+NAMES = (
+    "NAME", "name", "a`b", "`", "``", "a.b", ".", 'q"uote', "it's", "*", "st*r", "a[0]", " ", "x y",
+    "", "new\nline", "tab\t", "😀", "é", "$x", "select", "a-b", "a,b", "x;y", "a\\b", "%41", "a/b",
+    "a:b", "#", "<>", "_token", "keyRange", "x=y", "(",
+)  # fmt: skip
+"""Names of fields that a parser of SQL, of Delta or of Parquet reads as something else."""
+
+
+@pytest.mark.parametrize("kind", ["infer", "flatten", "file"])
+def test_any_name_of_a_field_may_be_in_a_typed_table(
+    tmp_path: Path, shop: Shop, spark: SparkSession, kind: str
+) -> None:
+    """The rows are the documents, also in a table that is made again; its columns are as before."""
+    columns = ", ".join(f"`{each.replace('`', '``')}` INT" for each in ("a`b", "*", 'q"', "NAME"))
+    form: dict[str, Any] = {"schema": "infer", "flatten": kind == "flatten"}
+    if kind == "file":
+        form["schema"] = f"_id INT, {columns}, `ne``st` STRUCT<{columns}>"
+    folder, where = tmp_path / "job", JobFolder(str(tmp_path / "job"))
+    values = {each: number for number, each in enumerate(NAMES)}
+    shop.orders.insert_many(
+        [{"_id": 1, "customer": 7, "name": "later", "gone": 1}, {"_id": 2, "customer": 2}]
+    )
+    run_once(spark, shop, folder, **form)
+    shop.orders.insert_one({"_id": 0, "customer": 1, **values, "ne`st": values})
+    run_once(spark, shop, folder, **form)
+    # No document has the field `gone` and the name that came first any more.
+    shop.orders.replace_one({"_id": 1, "customer": 7}, {"customer": 7, "list": [values]})
+    time = shop.now()
+    run_once(spark, shop, folder, **form)
+    assert differences(spark, shop, folder) == {"bronze": set(), "current": set()}
+
+    before, rows = CurrentTable.existing(str(folder / "current")).read(spark), rows_of(folder)
+    found = {each["_id"]: each.asDict(recursive=True) for each in before.collect()}
+    own = {"_document", "_clusterTime", "keyRange"}  # of other types of Python's
+    for number, row in found.items():
+        assert {**row, **dict.fromkeys(own)} == {**rows[number], **dict.fromkeys(own)}
+    rescued = json.loads(rows[0]["_rescued"]).keys()
+    for name, value in values.items():
+        assert str(rows[0].get(name)) == str(value) or name in rescued, name
+    if kind != "file":
+        assert {"gone", "name", "a`b", "*", "😀"} <= rows[0].keys()
+        assert "NAME" in rescued
+    read = read_at(spark, str(folder), f"{time.time},{time.inc}")["current"]
+    assert read.columns == before.columns
+    assert read.count() == 3
+
+    settings = DeltaTable(folder / "current").metadata().configuration
+    shutil.rmtree(folder / "current")
+    rebuilding.rebuild_current(spark, where)
+    assert CurrentTable.existing(str(folder / "current")).read(spark).schema == before.schema
+    assert DeltaTable(folder / "current").metadata().configuration == settings
+    assert rows_of(folder) == rows
+    shop.orders.insert_one({"_id": 6, "customer": 6, "NaMe": 1})
+    run_once(spark, shop, folder, **form)
+    assert differences(spark, shop, folder) == {"bronze": set(), "current": set()}

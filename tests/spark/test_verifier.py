@@ -17,12 +17,12 @@ from spark_sink.jobs.commands import Rounds
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.progress import JobMetrics
 from spark_sink.jobs.status import lines_of, status_of
-from spark_sink.jobs.verifier import Verifier
 from spark_sink.options.stream_options import parse_options
 from spark_sink.source.stream_reader import MergerouterStreamReader
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import Batch, DeltaLog
 from spark_sink.tables.staged_changes import ChangeStage
+from spark_sink.verification.verifier import Verifier
 from tests.harness.until import wait_for
 from tests.spark.conftest import Shop
 from tests.spark.test_current_tables import change_at_random, collections_of, damage
@@ -68,8 +68,8 @@ class QuickJob:
             for rows in self._reader.read(partition):
                 stage.add(rows)
         self._offset, self._number = end, self._number + 1
-        batch = Batch("q", self._number, end, self.verifier.found)
-        changes = [stage.close(), *self.verifier.removals()]
+        batch = Batch("q", self._number, end, verified=self.verifier.findings.found)
+        changes = [stage.close(), *self.verifier.findings.removals()]
         CurrentTable(self._target).apply_staged(None, changes, batch)
         self._reader.commit(end)
 
@@ -91,13 +91,13 @@ def test_differences_are_found_and_repaired(
     change_at_random(shop, 1, 40)
     job = QuickJob(shop, folder, metrics)
     walked = 2 * len(collections_of(shop))
-    job.until(lambda: job.verifier.found.get("rows") == walked, "a round")
-    assert job.verifier.found["differences"] == 0
+    job.until(lambda: job.verifier.findings.found.get("rows") == walked, "a round")
+    assert job.verifier.findings.found["differences"] == 0
     job.close()
 
     damage(folder.table("current"), damaged)
     job = QuickJob(shop, folder, metrics)
-    found = job.verifier
+    found = job.verifier.findings
     job.until(lambda: found.found.get("differences"), "the differences")
     assert found.found["differences"] == 4
     kinds = {each["difference"]: each for each in found.found["first"]}
@@ -107,14 +107,14 @@ def test_differences_are_found_and_repaired(
     job.close()
 
     # Rounds repair a part of many differences, until there are none.
-    monkeypatch.setattr("spark_sink.jobs.verifier._MOST_KEPT", 1)
+    monkeypatch.setattr("spark_sink.verification.verifier._MOST_KEPT", 1)
     damage(folder.table("current"), damaged)
     job = QuickJob(shop, folder, metrics)
     change_at_random(shop, 2, 20)
     job.until(
         lambda: (
-            job.verifier.found.get("differences") == 0
-            and status_of(str(tmp_path))["verified"] == job.verifier.found
+            job.verifier.findings.found.get("differences") == 0
+            and status_of(str(tmp_path))["verified"] == job.verifier.findings.found
         ),
         "the repair",
     )

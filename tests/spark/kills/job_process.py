@@ -41,7 +41,7 @@ class JobProcess:
         options: dict[str, str],
         out: str | None = None,
     ) -> None:
-        self.folder = JobFolder(out or str(folder))
+        self.folder = JobFolder(out or str(folder), str(folder) if out else "")
         self.log = folder.with_suffix(".log")
         self.starts = 0
         self.ends: list[int] = []
@@ -83,6 +83,21 @@ class JobProcess:
                 stderr=log,
                 start_new_session=True,
             )
+
+    def pause(self) -> None:
+        """Stop driver, JVM and workers, as a virtual machine that stalls."""
+        assert self._process is not None
+        os.killpg(self._process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let them run again."""
+        assert self._process is not None
+        os.killpg(self._process.pid, signal.SIGCONT)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the last start has ended by itself."""
+        return self._process is not None and self._process.poll() is not None
 
     def kill(self) -> None:
         """Kill driver, JVM and workers with SIGKILL."""

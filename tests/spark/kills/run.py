@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pymongo
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from pymongo.errors import OperationFailure
 from pyspark.sql import SparkSession
 
@@ -21,11 +21,11 @@ from spark_sink.errors import OptionError
 from spark_sink.events.positions import AtTime, from_offset, key_of
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.rebuilding import seek
-from spark_sink.jobs.verification import verify_job
 from spark_sink.options.scope import Scope
 from spark_sink.signals.channels import send
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.current_table import CurrentTable
+from spark_sink.verification.job import verify_job
 from tests.harness.clusters import Client, TestCluster, real_servers_named, start_cluster
 from tests.harness.ports import free_port
 from tests.harness.routers import RouterProcess, start_router
@@ -34,6 +34,7 @@ from tests.spark.conftest import Shop
 from tests.spark.kills.job_process import JobProcess
 from tests.spark.kills.writer import Writer
 from tests.spark.test_current_tables import collections_of, documents_in
+from tests.unit.spark_sink.verification.test_checksums import damages
 
 _COMMIT_SECONDS = 240.0
 _DOCUMENTS = 1500
@@ -44,6 +45,7 @@ _DATABASE = "shop"
 _LAST = {"_id": -1}
 """The document that is written last."""
 
+_TABLES = ("bronze", "current", "messages", "notifications", "quarantine")
 _POSITION = ("_data", "_typeBits", "startAtOperationTime")
 _SPLITS = (2, 7)  # customers are 0 to 9, and conftest's Shop has split at 5
 _SCOPES = (
@@ -253,6 +255,7 @@ def run_seed(
             # The embedded mongos has no change streams: there the router's is read by pymongo.
             truth = cluster.mongos_uri if cluster.real else router.uri
             outcome.problems += _problems(spark, shop, job.folder, truth)
+            outcome.problems += _damage_unseen(spark, shop, job.folder, chance)
         finally:
             job.kill()
             faults.router.stop()
@@ -335,6 +338,19 @@ def _problems(spark: SparkSession, shop: Shop, folder: JobFolder, truth: str) ->
             f"bronze lacks {len(missing)} events of a plain stream, and has {len(extra)} more"
         )
     return found + _messages_missing(folder, begin) + _notified_twice(folder)
+
+
+def _damage_unseen(
+    spark: SparkSession, shop: Shop, folder: JobFolder, chance: random.Random
+) -> list[str]:
+    """Change a value or a row of a table at random, for `verify` to find, and undo that."""
+    name = chance.choice([each for each in _TABLES if DeltaTable.is_deltatable(folder.table(each))])
+    rows = DeltaTable(folder.table(name)).to_pyarrow_table()
+    what, damaged = chance.choice([*damages(rows, chance)])
+    write_deltalake(folder.table(name), damaged, mode="overwrite")
+    seen = verify_job(spark, folder, shop.uri, [name])[name].count
+    write_deltalake(folder.table(name), rows, mode="overwrite")
+    return [] if seen else [f"verify does not find the damage to {name}: {what}"]
 
 
 def _offset_of(folder: JobFolder) -> dict[str, Any]:

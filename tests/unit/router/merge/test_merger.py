@@ -39,6 +39,17 @@ def origin(raw: bytes) -> tuple[int, int]:
     return int(number), int(remote)
 
 
+def arrive(
+    made: Merger,
+    remote: int,
+    events: list[tuple[bytes, bytes]],
+    watermark: bytes,
+    token: bytes = b"token",
+) -> None:
+    size = sum(len(raw) for _, raw in events)
+    made.add_batch(remote, events, Watermark(watermark, token), size)
+
+
 def released(made: Merger) -> list[bytes]:
     events: list[bytes] = []
     while (block := made.next_block()) is not None:
@@ -89,7 +100,7 @@ def test_any_cut_and_any_order_of_arrival_merge_into_the_same_sequence(history):
     watermarks: dict[int, bytes] = {}
     seen = []
     for remote, events, watermark in arrivals:
-        made.add_batch(remote, list(events), Watermark(watermark, b"token"))
+        arrive(made, remote, list(events), watermark)
         watermarks[remote] = watermark
         now = released(made)
         if now:
@@ -111,7 +122,7 @@ def test_unreleased_events_count_as_buffered(history):
     made = merger(remotes)
     expected = dict.fromkeys(range(remotes), 0)
     for remote, events, watermark in arrivals:
-        made.add_batch(remote, list(events), Watermark(watermark, b"token"))
+        arrive(made, remote, list(events), watermark)
         expected[remote] += weight(len(events), sum(len(raw) for _, raw in events))
         if (block := made.next_block()) is not None:
             for one, size in block.shares.items():
@@ -120,9 +131,7 @@ def test_unreleased_events_count_as_buffered(history):
 
 
 def add(made: Merger, remote: int, numbers: Sequence[int], watermark: int) -> None:
-    made.add_batch(
-        remote, [event(n, remote) for n in numbers], Watermark(key(watermark), b"p%d" % watermark)
-    )
+    arrive(made, remote, [event(n, remote) for n in numbers], key(watermark), b"p%d" % watermark)
 
 
 def test_no_event_is_ready_before_every_remote_has_watermarkd():
@@ -151,11 +160,7 @@ def test_block_sizes_do_not_depend_on_remotes_and_batches(remotes, batch):
         for start in range(0, each, batch):
             numbers = range(start, min(each, start + batch))
             filler = b"x" * (DEFAULT_BLOCK_SIZES.coalesce_bytes // batch)
-            made.add_batch(
-                remote,
-                [event(n, remote, filler) for n in numbers],
-                Watermark(key(numbers[-1]), b"p"),
-            )
+            arrive(made, remote, [event(n, remote, filler) for n in numbers], key(numbers[-1]))
     sizes = []
     while (block := made.next_block()) is not None:
         sizes.append(len(block.events))

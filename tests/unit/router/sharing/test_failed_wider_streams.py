@@ -10,7 +10,7 @@ from router.request.stream_request import StreamRequest
 from router.sharing import failed_streams
 from router.sharing.client_reader import ClientReader
 from router.streams.admission import Quota
-from shard_client.errors import CommandError
+from shard_client.errors import RESUMABLE_LABEL, CommandError
 from tests.doubles.scripted_cluster import (
     ScriptedCluster,
     read_through_move,
@@ -109,6 +109,22 @@ async def test_a_wider_stream_that_cannot_be_opened_is_tried_once(
     assert len(tried) == 1
     write(cluster, 101, "c")
     assert await read_until(cursors[2], 1) == [101]
+
+
+async def test_an_outage_is_waited_for_once(
+    cluster: ScriptedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = cluster.registry(share_scopes="always")
+    tried = []
+
+    async def hang(request: StreamRequest, *args: Any) -> Any:
+        tried.append(request.namespace)
+        raise CommandError(133, "no answer within 30 s", labels=(RESUMABLE_LABEL,))
+
+    monkeypatch.setattr(registry._streams, "find_or_open", hang)
+    with pytest.raises(CommandError, match="no answer"):
+        await opened(registry, "a")
+    assert tried == ["db.$cmd.aggregate"]
 
 
 async def test_a_refusal_of_one_client_s_stream_does_not_affect_others(

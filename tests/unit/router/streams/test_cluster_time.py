@@ -8,6 +8,8 @@ import asyncio
 import pytest
 from bson import Timestamp
 
+from router.catalog.shared_answer import SharedAnswer
+from shard_client.errors import CommandError
 from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, numbers, stream
 from tests.doubles.scripted_member import ScriptedMember
 from tests.harness.until import PATIENCE, until
@@ -45,6 +47,26 @@ async def test_concurrent_openings_share_one_request_for_the_time(cluster: Scrip
         # Each opening sends one, to check that the member is still primary.
         assert shard.commands["hello"] - before <= 2 + len(requests)
         assert shard.commands["aggregate"] == 1 + len(requests)
+
+
+async def test_nobody_waits_for_two_requests_that_fail() -> None:
+    asked, hanging = 0, asyncio.Event()
+
+    async def ask() -> None:
+        nonlocal asked
+        asked += 1
+        await hanging.wait()
+        raise CommandError(133, "no answer within 30 s")
+
+    answer = SharedAnswer(ask, "ask the time")
+    callers = [asyncio.create_task(answer.get()) for _ in range(2)]
+    await until(lambda: asked == 1)
+    callers.append(asyncio.create_task(answer.get()))
+    await asyncio.sleep(0)
+    hanging.set()
+    await asyncio.wait(callers)
+    assert [str(each.exception()) for each in callers] == [str(callers[0].exception())] * 3
+    assert asked == 1
 
 
 async def test_a_stream_opens_over_the_connection_of_the_time_request(

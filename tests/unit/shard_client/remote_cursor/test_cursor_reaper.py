@@ -1,7 +1,10 @@
 """Cursors that their members could not kill when they were closed."""
 
+import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import replace
+
+import pytest
 
 from shard_client.errors import NetworkError
 from shard_client.remote_cursor.cursor_reaper import CursorReaper
@@ -40,6 +43,28 @@ async def test_the_cursor_of_a_closed_stream_is_killed_once_its_member_answers(
     await until(lambda: not len(reader.cursor_reaper))
     reader.pool.close()
     await until(lambda: not member.writers)
+
+
+@pytest.mark.parametrize("hanging", [{"killCursors"}, {"getMore", "killCursors"}], ids=str)
+async def test_a_cancelled_close_leaves_no_cursor(member: ScriptedMember, hanging: set[str]):
+    reader = Reader(member, replace(SETTINGS, await_unknown=20.0))
+    await reader.start_waiting()
+    member.noop(101)
+    await reader.probed()
+    assert len(member.cursors) == 2, "the main cursor and the progress cursor"
+    member.hang |= hanging
+    if "getMore" not in hanging:
+        member.stop_waiting()
+    closing = asyncio.create_task(reader.cursor.close())
+    if "getMore" not in hanging:
+        await until(lambda: member.commands["killCursors"] == 2)
+    else:
+        await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait({closing})
+    member.hang.clear()
+    await until(lambda: not member.cursors)
+    await reader.cursor_reaper.close()
 
 
 async def test_a_cursor_left_on_another_member_is_killed_too(member: ScriptedMember):

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import structlog.testing
+from bson import Int64
 
 from shard_client.errors import RESUMABLE_LABEL
 from tests.doubles.scripted_member import ScriptedMember
@@ -95,6 +96,8 @@ async def test_paused_time_does_not_count_as_failure(member: ScriptedMember):
     reader.cursor.pause()
     member.cut()
     await until(lambda: member.commands["aggregate"] > 1)
+    await until(lambda: reader.cursor.state == "paused")
+    assert reader.cursor.failing_for is None, "it is open again"
     await asyncio.sleep(1.6)  # longer than the failure timeout, which no event reports
     member.cut()
     reader.cursor.resume()
@@ -102,6 +105,18 @@ async def test_paused_time_does_not_count_as_failure(member: ScriptedMember):
     await until(lambda: reader.keys == keys(101))
     assert not reader.failures
     await reader.cursor.close()
+
+
+async def test_a_cursor_that_is_closed_as_it_is_opened_is_opened_again(member: ScriptedMember):
+    reader = Reader(member)
+    closed = {"id": Int64(0), "ns": "db.$cmd.aggregate", "firstBatch": []}
+    member.failures["aggregate"] = [{"ok": 1.0, "cursor": closed}]
+    reader.start()
+    member.insert(101)
+    await until(lambda: reader.keys == keys(101))
+    assert member.commands["aggregate"] == 2
+    await reader.close()
+    assert not reader.failures
 
 
 @pytest.mark.parametrize("code", [43, 202, 237, 10107])

@@ -451,3 +451,25 @@ def test_an_end_before_its_start_is_refused():
     first, second = Token(history.insert(1)["_id"]), Token(history.insert(2)["_id"])
     with pytest.raises(StreamError, match="cannot end at"):
         planner(history).tasks(PlannedBatch(second, first))
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("per_task", [0, 500, 10_000, 10])
+def test_a_range_of_unknown_size_is_divided_by_its_events(per_task: int, sharded: bool) -> None:
+    """As `spark.read` reads changes: most events are in the last second of a long range."""
+    history = History()
+    start = AtTime(history.now)
+    for number in range(3_000):
+        if number < 300:
+            history.tick(seconds=60)
+        history.insert(number)
+    batch = PlannedBatch(start, Token(history.events[-1]["_id"]))
+    tasks = planner(history, sharded=sharded, events_per_partition=per_task).tasks(batch)
+    read = [keys(history, [each]) for each in tasks]
+    assert sorted(key for each in read for key in each) == history.keys
+    assert history.open_streams == 0
+    # Each of them has as many events but the last one, until there would be too many.
+    shards = SHARDS if sharded else 1
+    sizes = {0: 3000, 500: 500, 10_000: 3000, 10: 80 if not sharded else 20}
+    expected = [sizes[per_task]] * ((3000 - 1) // (sizes[per_task] * shards)) * shards
+    assert list(map(len, read))[: len(expected)] == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,18 +13,22 @@ import pyarrow as pa
 import pytest
 from bson.timestamp import Timestamp
 from deltalake import DeltaTable
+from typer.testing import CliRunner
 
+from spark_sink.cli import job
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.positions import AtTime
-from spark_sink.jobs.job_folder import JobFolder, JobRecord
+from spark_sink.jobs.job_folder import JobFolder, JobRecord, is_whole
 from spark_sink.jobs.rebuilding import restore_checkpoint, seek
+from spark_sink.signals.state import SignalState
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.delta_log import Batch, DeltaLog
 
 
 def write(folder: JobFolder, number: int, table: str = "bronze") -> None:
-    batch = Batch("q", number, {"_data": f"82{number}"})
+    begin = {"_data": f"82{number - 1}"} if number else {}
+    batch = Batch("q", number, {"_data": f"82{number}"}, begin)
     AppendTable(folder.table(table)).write_rows(pa.table({"token": ["a"]}), batch)
 
 
@@ -148,6 +153,101 @@ def test_a_checkpoint_in_the_folder_moves_with_it(tmp_path: Path) -> None:
     assert JobFolder(str(tmp_path / "b")).checkpoint == str(tmp_path / "b" / "checkpoint")
 
 
+QUERY = "bf5a9a40-b5b2-421d-bc56-f88242bf23cc"
+FILES = {
+    "metadata": f'{{"id":"{QUERY}"}}',
+    "offsets/2": 'v1\n{"batchWatermarkMs":0,"conf":{"a":"b"}}\n{"_data": "822", "scope": {}}',
+    "offsets/1": 'v1\n{"batchWatermarkMs":0,"conf":{}}\n-',
+    "commits/1": 'v1\n{"nextBatchWatermarkMs":0}',
+    "commits/0": 'v1\n{"nextBatchWatermarkMs":0}',
+}
+"""Files of a checkpoint, as Spark writes them."""
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_a_file_that_is_cut_at_any_length_is_known_as_such(path: str) -> None:
+    text = FILES[path]
+    assert is_whole(path, text)
+    assert is_whole(path, f"{text}\n")
+    for length in range(len(text)):
+        assert not is_whole(path, text[:length]), text[:length]
+        assert not is_whole(path, text[:length] + "\0" * (len(text) - length))
+
+
+@pytest.mark.parametrize("path", FILES)
+@pytest.mark.parametrize("part", [0.0, 0.5, 0.99])
+def test_a_damaged_checkpoint_is_made_again_from_the_tables(
+    tmp_path: Path, path: str, part: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = job_with_batches(tmp_path / "job")
+    for each, whole in FILES.items():
+        (Path(folder.checkpoint) / each).write_text(whole.replace(QUERY, "q"))
+    damaged = Path(folder.checkpoint) / path
+    text = damaged.read_text()
+    damaged.write_text(text[: int(len(text) * part)])
+    (damaged.parent / f".{damaged.name}.crc").write_bytes(b"crc\0")
+
+    # The other commands name the remedy.
+    for command in (["status"], ["offsets"], ["verify"], ["seek", "--to=2030-01-01T00:00:00Z"]):
+        if path.startswith("commits") or (path == "metadata" and command[0] != "seek"):
+            continue  # they do not read it
+        if command[0] == "verify":
+            continue  # it asks the router first
+        told = CliRunner().invoke(job, [*command, "--out", folder.address])
+        assert told.exit_code == 1, told.output
+        assert f"{path} is damaged: start the job, which makes the checkpoint again" in told.output
+    assert restore_checkpoint(folder) == 2
+    error = capsys.readouterr().err
+    assert f"{path} is damaged: the checkpoint is made again" in error
+    assert "is again that of batch 2" in error
+    assert [folder.query(), folder.batches()[-1].offset] == ["q", {"_data": "822"}]
+    assert [*Path(folder.checkpoint).rglob(".*.crc")] == []
+    assert restore_checkpoint(folder) is None
+    assert capsys.readouterr().err == ""
+
+
+def test_a_checkpoint_that_is_damaged_before_the_first_batch_is_not_replaced(
+    tmp_path: Path,
+) -> None:
+    folder = JobFolder(str(tmp_path))
+    folder.begin(JobRecord())
+    folder.write_checkpoint("q", {0: {}}, -1)
+    (tmp_path / "checkpoint" / "offsets" / "0").write_text("")
+    with pytest.raises(OptionError, match=r"offsets/0 is damaged, .* remove the folder"):
+        restore_checkpoint(folder)
+    shutil.rmtree(folder.checkpoint)
+    assert restore_checkpoint(folder) is None
+
+
+def test_a_damaged_record_is_written_again_by_the_next_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, path = job_with_batches(tmp_path), tmp_path / "job.json"
+    record, text = folder.record(), path.read_bytes()
+    for length in range(len(text)):
+        path.write_bytes(text[:length])
+        with pytest.raises(OptionError, match="damaged: start the job with its arguments of befo"):
+            folder.record()
+    for command in ("status", "offsets", "compact", "rebuild", "verify"):
+        told = CliRunner().invoke(job, [command, "--out", folder.address])
+        assert (told.exit_code, told.output.count("\n")) == (2, 1), told.output
+        assert "job.json is damaged" in told.output
+    capsys.readouterr()
+    for content in (text[:0], text[:40], None):
+        if content is None:
+            path.unlink()
+        else:
+            path.write_bytes(content)
+        again = JobFolder(folder.address)
+        again.mend(record)
+        assert capsys.readouterr().err.startswith("job.json was damaged, and has")
+        assert restore_checkpoint(again) is None
+        again.begin(record)
+        assert again.record() == record
+    again.mend(record)
+    assert capsys.readouterr().err == ""
+
+
 def end_at(seconds: int) -> dict[str, Any]:
     return Offset(AtTime(Timestamp(seconds, 1))).write()
 
@@ -176,6 +276,21 @@ def test_a_seek_may_be_corrected_until_the_job_has_been_started(tmp_path: Path) 
     seek(folder, "400,1")
     with pytest.raises(OptionError, match="before the job's position"):
         seek(folder, "250,1")
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(150, ""), (300, ", without the signals")])
+def test_a_seek_moves_the_position_in_the_collection_of_signals(
+    tmp_path: Path, seconds: int, told: str
+) -> None:
+    """Otherwise each later start ends with a lost history, also after another seek."""
+    folder = JobFolder(str(tmp_path))
+    folder.begin(JobRecord(tables=("bronze",)))
+    signals = SignalState(("a",), position=AtTime(Timestamp(200, 1)))
+    folder.write_checkpoint("q", {0: Offset(AtTime(Timestamp(100, 1)), signals=signals).write()}, 0)
+    for _ in range(2):
+        assert told in seek(folder, f"{seconds},1")
+        sought = Offset.read(folder.offset(1))
+        assert sought.signals == (replace(signals, position=None) if told else signals)
 
 
 def test_a_seek_follows_a_batch_that_only_spark_has_not_committed(tmp_path: Path) -> None:

@@ -15,10 +15,11 @@ from typer.testing import CliRunner, Result
 
 import spark_sink.cli as command
 from spark_sink.errors import SourceError
-from spark_sink.jobs import absent_names, own_router, query_run
+from spark_sink.jobs import own_router, query_run
 from spark_sink.jobs.router_report import RouterReport
 from spark_sink.jobs.stop_request import StopRequest
 from spark_sink.jobs.tables_job import TablesJob, Written
+from spark_sink.source import unmatched_names
 from tests.unit.spark_sink.jobs.test_progress import progress
 
 URI = "mongodb://127.0.0.1:27999"
@@ -83,7 +84,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(RouterReport, "_send", send)
     monkeypatch.setattr(own_router, "own_router", Router)
     monkeypatch.setattr(own_router, "require_router", require)
-    monkeypatch.setattr(absent_names, "warn_of_absent_names", lambda *_: None)
+    monkeypatch.setattr(unmatched_names, "warn_of_unmatched_names", lambda *_: None)
     monkeypatch.setattr(command, "session", session)
     monkeypatch.setattr(TablesJob, "start", start)
     return happened

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pyspark
@@ -87,14 +89,20 @@ def test_options_and_uri_define_the_scope(uri, options, scope):
         ({"collection.include.list": ".*a", "filters.match.mode": "literal"}, set()),
         ({"collection.include.list": "Shop.a", "filters.match.mode": "literal"}, set()),
         ({"database": "shop", "collection.exclude.list": "shop.a"}, {"shop.ab"}),
+        (
+            {"database.exclude.list": "x", "snapshot.include.collection.list": r"SHOP\.A,st.*"},
+            {"shop.a", "stock.a"},
+        ),
     ],
 )
 def test_debeziums_lists_choose_namespaces(given, accepted):
-    scope = parse_options({"mongodb.connection.string": URI, **given}).scope
+    found = parse_options({"mongodb.connection.string": URI, **given})
+    scope = found.scope
     names = ["shop.a", "shop.ab", "stock.a", "other.a"]
     if scope.database is not None:
         names = [name for name in names if name.startswith(f"{scope.database}.")]
-    assert {name for name in names if scope.accepts(*name.split("."))} == accepted
+    both = scope.accepts, found.snapshot.accepts
+    assert {each for each in names if all(f(*each.split(".")) for f in both)} == accepted
     offset = Offset.read(json.loads(json.dumps(Offset(FromNow(), scope).write())))
     assert offset == Offset(FromNow(), scope)
     offset.require_scope(scope)
@@ -354,3 +362,24 @@ def test_writing_on_an_old_spark_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     for make in (source.writer, source.streamWriter):
         with pytest.raises(OptionError, match="writing requires Spark"):
             make(schema, False)
+
+
+def test_documented_defaults_are_accepted_and_change_nothing() -> None:
+    page = Path(__file__).parents[4] / "docs" / "spark-reference.md"
+    section = page.read_text().split("\n## Options\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \| (.*?) \|", section, re.MULTILINE)
+    defaults = {
+        name: text.split(":")[0]
+        for names, texts in rows
+        for name, text in zip(re.findall("`(.*?)`", names), texts.split(", ") * 9, strict=False)
+        if re.fullmatch(r"\w+(: .*)?", text) and text not in ("required", "now")
+        if "…" not in name and "selection" not in name  # a prefix; the default ends sooner
+    }
+    assert len(defaults) >= 20
+    needed = {
+        "unknownFields": {"documents": "typed", "documentSchema": "a INT"},
+        "retriable.restart.connector.wait.ms": {"errors.max.retries": "1"},
+    }
+    for name, text in defaults.items():
+        beside = {"uri": URI, **needed.get(name, {})}
+        assert parse_options({**beside, name: text}) == parse_options(beside), name

@@ -291,3 +291,8 @@ def test_a_document_fits_the_schema_that_is_inferred_from_it(document):
     found, fits = documents_of_schema.read(Slice(DOCUMENT, encoded))
     assert fits
     pa.array([found], type=to_arrow_type(schema, timezone="UTC"))
+
+
+@pytest.mark.parametrize("text", ["`not null` INT, `a``b` INT, `*` INT COMMENT 'is NOT NULL'"])
+def test_quoted_names_and_comments_may_contain_anything(text: str) -> None:
+    assert document_schema(text) == text

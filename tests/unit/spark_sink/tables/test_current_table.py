@@ -26,13 +26,14 @@ from pyspark.sql.types import StructType
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.documents import from_json, to_json
 from spark_sink.events.positions import high_water_mark
+from spark_sink.rows.checksum import Checksum
 from spark_sink.tables import current_table, key_ranges, range_merge, staged_changes
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import Batch, DeltaLog
 from spark_sink.tables.key_ranges import places_of
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS, ChangeReport, ChangeStage
-from spark_sink.tables.table_form import TableForm
+from spark_sink.tables.table_form import KEY_RANGE, TableForm
 from spark_sink.tables.table_state import Covers
 
 DATABASE = "shop"
@@ -186,7 +187,10 @@ def apply(
 
 
 def documents_in(folder: Path) -> Documents:
-    rows = DeltaTable(folder).to_pyarrow_table().to_pylist()
+    table = DeltaTable(folder).to_pyarrow_table()
+    checksum = Checksum.of(table, without=(KEY_RANGE,))
+    assert checksum == CurrentTable.existing(str(folder)).state.checksum
+    rows = table.to_pylist()
     found = {(row["collection"], bson.decode(row["document"])["_id"]): row for row in rows}
     assert len(found) == len(rows)
     for row in rows:
@@ -195,10 +199,9 @@ def documents_in(folder: Path) -> Documents:
 
 
 def check_ranges(folder: Path) -> int:
-    """Check that files are ordered, and that the commit knows their ranges; return their number."""
+    """Check that files are ordered, and that the state knows their ranges; return their number."""
     table = DeltaTable(folder)
-    [position] = [each["mergerouter"] for each in table.history(1)]
-    ranges = {name: (first, last) for name, first, last in position["ranges"]}
+    ranges = {name: bounds for name, *bounds in DeltaLog(str(folder)).position()["ranges"]}
     before = ""
     actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
     actions.sort(key=lambda each: ranges[each["partition.keyRange"]])
@@ -207,7 +210,7 @@ def check_ranges(folder: Path) -> int:
         rows = pa.parquet.read_table(folder / each["path"], partitioning=None)
         places = places_of(rows).to_pylist()
         assert places == sorted(set(places))
-        assert (places[0], places[-1]) == ranges[each["partition.keyRange"]]
+        assert [places[0], places[-1]] == ranges[each["partition.keyRange"]]
         assert before < places[0]
         before = places[-1]
         least = (each["min.token"], each["max.token"])

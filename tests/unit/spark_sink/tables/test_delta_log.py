@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from spark_sink.errors import OptionError, StreamError
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.delta_log import Batch, DeltaLog
 from spark_sink.tables.parquet_parts import Parts
+from spark_sink.tables.table_states import TableStates
 
 SCHEMA = pa.schema(
     [
@@ -129,8 +130,7 @@ def test_one_commit_replaces_buckets_and_moves_the_position(tmp_path: Path) -> N
         written(tmp_path, rows_of([100], bucket=1)), SCHEMA, {"through": "b"}, batch(4), bucket=[1]
     )
     assert tokens_of(tmp_path) == [*(f"82{number:06}" for number in range(0, 10, 2)), "82000100"]
-    assert DeltaLog(str(tmp_path)).position() == {"through": "b"}
-    assert log.has(batch(3))
+    assert DeltaLog(str(tmp_path)).position() == {"through": "b", **batch(4).position}
     assert log.has(batch(4))
     assert not log.has(batch(5))
     assert not log.has(batch(1, "another query"))
@@ -138,7 +138,7 @@ def test_one_commit_replaces_buckets_and_moves_the_position(tmp_path: Path) -> N
     log.replace([], SCHEMA, {"through": "c"}, bucket=[0])
     log.replace([], SCHEMA, {"through": "d"})
     assert tokens_of(tmp_path) == ["82000100"]
-    assert log.position() == {"through": "d"}
+    assert log.position() == {"through": "d", **batch(4).position}
     assert reader.to_pyarrow_table().num_rows == 10  # readers of a version keep it
 
 
@@ -159,8 +159,26 @@ def test_a_batch_is_appended_once(tmp_path: Path) -> None:
     assert not file.exists()
     assert tokens_of(tmp_path) == [f"82{number:06}" for number in range(3)]
     again = DeltaLog(str(tmp_path))
-    assert [again.has(batch(number)) for number in range(4)] == [True, True, True, False]
+    assert [again.has(batch(number)) for number in (2, 3)] == [True, False]
     assert again.position() == {"query": "q", "batch": 2, "offset": {"_data": "822"}}
+
+
+OTHERS = {
+    "an earlier batch": Batch("q", 4, {"_data": "824"}, {"_data": "823"}),
+    "another end": Batch("q", 5, {"_data": "825b"}, {"_data": "824"}),
+    "another beginning": Batch("q", 5, {"_data": "825"}, {"_data": "824b"}),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_a_batch_is_the_same_only_with_the_same_offsets(other: Batch, tmp_path: Path) -> None:
+    log = DeltaLog(str(tmp_path))
+    ours = Batch("q", 5, {"_data": "825"}, {"_data": "824"})
+    log.append(written(tmp_path, rows_of([5]), ()), SCHEMA, ours)
+    assert log.has(ours)
+    with pytest.raises(StreamError, match="another start has written it: run one process"):
+        log.has(other)
+    assert not log.has(Batch("q", 6, {"_data": "826"}, {"_data": "825"}))
 
 
 def test_files_of_a_batch_that_the_table_has_are_not_committed_again(tmp_path: Path) -> None:
@@ -185,6 +203,31 @@ def test_of_two_writers_one_fails(kind: str, tmp_path: Path) -> None:
     with pytest.raises(StreamError, match="has been written by another query"):
         commit(second, 1)
     assert tokens_of(tmp_path) == ["82000000"]
+
+
+@pytest.mark.parametrize("kind", ["append", "replace", "compare", "add columns"])
+def test_a_commit_that_an_earlier_start_has_planned_is_refused(kind: str, tmp_path: Path) -> None:
+    DeltaLog(str(tmp_path), ("bucket",)).append([], SCHEMA, batch(0))
+    earlier = DeltaLog(str(tmp_path), ("bucket",), epoch=5)
+    earlier.reload()
+    parts = written(tmp_path, rows_of([1]))
+    later = DeltaLog(str(tmp_path), ("bucket",), epoch=earlier.later_epoch())
+    later.reload()
+    wider = SCHEMA.append(pa.field("wider", pa.string()))
+    commits: dict[str, Callable[[], None]] = {
+        "append": lambda: earlier.append(parts, SCHEMA, batch(1)),
+        "replace": lambda: earlier.replace(parts, SCHEMA, {}, batch(1), bucket=[0]),
+        "compare": lambda: earlier.compare(["token"]),
+        "add columns": lambda: earlier.append(parts, wider, batch(1)),
+    }
+    with pytest.raises(StreamError, match="another start of this job has taken over the table"):
+        commits[kind]()
+    with pytest.raises(StreamError, match="another start of this job has taken over"):
+        DeltaLog(str(tmp_path), epoch=5).reload()
+    later.append(parts, SCHEMA, batch(1))
+    DeltaTable(tmp_path).optimize.compact()  # others may compact it
+    later.append([], SCHEMA, batch(2))
+    assert tokens_of(tmp_path) == ["82000001"]
 
 
 def test_of_two_writers_that_create_a_table_one_fails(tmp_path: Path) -> None:
@@ -285,3 +328,19 @@ def test_a_task_writes_a_row_group_of_many_batches(tmp_path: Path) -> None:
     assert pc.sum(pc.binary_length(file.read(["event"])["event"])).as_py() == sum(range(50))
     assert part["size"] == (tmp_path / part["path"]).stat().st_size
     assert written(tmp_path, [], ()) == []
+
+
+def test_the_ranges_of_a_table_are_written_again_only_if_they_change(tmp_path: Path) -> None:
+    states, ranges = TableStates(str(tmp_path)), [["a", "", "b"]] * 1000
+    numbers = [states.write({"ranges": ranges, "batch": number}) for number in range(3)]
+    sizes = [(tmp_path / "_mergerouter" / f"{n}.json").stat().st_size for n in numbers]
+    assert max(sizes[1:]) < 100 < sizes[0]
+    for number in numbers[:2]:
+        os.utime(tmp_path / "_mergerouter" / f"{number}.json", (0, 0))
+    states.clean(numbers[2])
+    again = TableStates(str(tmp_path))
+    assert again.read(numbers[2]) == {"ranges": ranges, "batch": 2}
+    with pytest.raises(StreamError, match=r"has lost its file _mergerouter/.*from a backup"):
+        again.read(numbers[1])
+    wider = again.write({"ranges": [*ranges, ["c", "d", "e"]], "batch": 3})
+    assert len(TableStates(str(tmp_path)).read(wider)["ranges"]) == 1001

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
@@ -20,16 +22,17 @@ import pytest
 from bson.decimal128 import Decimal128
 from bson.int64 import Int64
 from deltalake import DeltaTable
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, DoubleType, LongType, StringType, StructField, StructType
 
 from spark_sink.errors import OptionError
 from spark_sink.events.slices import DOCUMENT, Slice
+from spark_sink.rows.checksum import Checksum
 from spark_sink.rows.typed_documents import InferredDocuments, TypedDocuments
 from spark_sink.tables import current_table
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import Batch
-from spark_sink.tables.table_form import TableForm
+from spark_sink.tables.table_form import KEY_RANGE, TableForm
 from tests.unit.spark_sink.tables.test_current_table import Stream, killed, small, staged
 
 __all__ = ["small"]
@@ -52,7 +55,10 @@ def apply(
 def rows_in(folder: Path) -> dict[int, dict[str, Any]]:
     """The rows by `_id`, after a check of each row against its document, and of three readers."""
     table = DeltaTable(folder)
-    rows = table.to_pyarrow_table().to_pylist()
+    found = table.to_pyarrow_table()
+    checksum = CurrentTable.existing(str(folder)).state.checksum
+    assert Checksum.of(found, without=(KEY_RANGE,)) == checksum
+    rows = found.to_pylist()
     schema = TableForm.of(json.loads(table.schema().to_json())).schema
     assert schema is not None
     documents = InferredDocuments(schema)
@@ -67,10 +73,10 @@ def rows_in(folder: Path) -> dict[int, dict[str, Any]]:
     assert len(by_id) == len(rows)
     read = polars.scan_delta(str(folder)).select(names).collect().to_dicts()
     assert {row["_id"]: list(row.values()) for row in read} == by_id
-    found = duckdb.from_arrow(table.to_pyarrow_dataset()).project(
+    relation = duckdb.from_arrow(table.to_pyarrow_dataset()).project(
         ", ".join(f'"{name}"' for name in names)
     )
-    counted = found.aggregate(", ".join(f'count("{name}")' for name in names))
+    counted = relation.aggregate(", ".join(f'count("{name}")' for name in names))
     filled = tuple(sum(row[name] is not None for row in rows) for name in names)
     assert counted.fetchall() == [filled]
     return {row["_id"]: row for row in rows}
@@ -242,6 +248,81 @@ def test_documents_in_documents_are_flattened(tmp_path: Path) -> None:
     assert (rows[1]["a_b_y"], rows[3]["a"]) == ([{"z": 1}], 5)
     assert all(row["_rescued"] is None and "e" not in row for row in rows.values())
     assert bson.decode(rows[1]["_document"]) == stream.collections["a", 1]
+
+
+@pytest.mark.parametrize(
+    ("document", "column", "rescued"),
+    [
+        ({"a_b": 1, "a": {"b": 2, "c": 3}}, 1, {"a_b": 1, "a": {"b": 2, "c": 3}}),
+        ({"a": {"b": 2}, "a_b": 1}, 2, {"a_b": 1, "a": {"b": 2}}),
+        ({"a": {"b": None}, "a_b": 1}, None, {"a": {"b": None}, "a_b": 1}),
+        ({"a": {"b": 2}, "a_b": {}}, 2, {"a": {"b": 2}, "a_b": {}}),
+        ({"a": {"b": 2**60}, "a_b": 1}, None, {"a": {"b": 2**60}, "a_b": 1}),  # nor does it fit
+        ({"a": {"b": 2**60}}, None, {"a_b": 2**60}),
+        ({"a_b": 1}, 1, None),
+    ],
+)
+@pytest.mark.parametrize("infers", [True, False])
+def test_of_fields_with_one_name_none_is_lost(
+    document: dict[str, Any], column: Any, rescued: Any, infers: bool, tmp_path: Path
+) -> None:
+    stream, folder = Stream(1), tmp_path / "current"
+    fields = [StructField("_id", LongType()), StructField("a_b", DoubleType())]
+    schema = StructType([*fields, StructField("a_c", LongType())])
+    form = TableForm(StructType([]) if infers else schema, infers, flattens=True)
+    apply(folder, [stream.change(1, a_b=0.5, a={"c": 1}), stream.change(2, **document)], 0, form)
+    rows = {row["_id"]: row for row in DeltaTable(folder).to_pyarrow_table().to_pylist()}
+    assert rows[2]["a_b"] == column
+    assert (rows[2]["_rescued"] and json.loads(rows[2]["_rescued"])) == rescued
+    # The same field within one document in the document.
+    apply(folder, [stream.change(3, x={"a_c": 5, "a": {"c": 6}})], 1, form)
+    rows = {row["_id"]: row for row in DeltaTable(folder).to_pyarrow_table().to_pylist()}
+    assert json.loads(rows[3]["_rescued"])["x"] == {"a_c": 5, "a": {"c": 6}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "refused"),
+    [
+        (["a", "A"], "A"),
+        (["a`b", "*", 'q"', "😀"], ""),
+        ([("x", ["a", "A"])], "x.A"),
+        ([("x", [("y", ["z", "p q"])])], "x.y.p q"),
+        ([("x", ["_token", ""])], "x."),
+        (["_token"], "_token"),
+    ],
+)
+def test_names_of_a_given_schema_must_be_such_as_columns_can_have(
+    fields: list[Any], refused: str
+) -> None:
+    def struct(fields: list[Any]) -> StructType:
+        return StructType(
+            [
+                StructField(each, LongType())
+                if isinstance(each, str)
+                else StructField(each[0], ArrayType(struct(each[1])))
+                for each in fields
+            ]
+        )
+
+    form = TableForm(struct(fields))
+    if not refused:
+        assert form.checked() is form
+    else:
+        with pytest.raises(ValueError, match=re.escape(f"{refused!r} cannot be a column")):
+            form.checked()
+
+
+def test_the_documented_recipe_keeps_the_documents_own_columns(tmp_path: Path) -> None:
+    """Mongoose's `__v` and Spring's `_class` begin with an underscore, as the table's own do."""
+    stream, folder = Stream(1), tmp_path / "orders" / "current"
+    soft = replace(INFER, keeps_deleted=True)
+    apply(folder, [stream.change(1, __v=3, _class="shop.Order", _n=1)], 0, soft)
+    page = Path(__file__).parents[4] / "docs" / "spark-reference.md"
+    [recipe] = re.findall(r"\n\n((?:    .*\n)+)\n(?=`--flatten`)", page.read_text())
+    found: dict[str, Any] = {"DeltaTable": DeltaTable}
+    code = textwrap.dedent(recipe).replace("orders/current", str(folder))
+    exec(code, found)
+    assert found["documents"].to_pylist() == [stream.collections["a", 1]]
 
 
 @pytest.mark.parametrize("form", [INFER, TableForm()])

@@ -1,7 +1,6 @@
-"""Verifies the tables of a job against the stream and the collections.
+"""Slices of a current table, compared with the documents of the version's cluster time.
 
-A running job compares rows of a version with the documents of its cluster time. It reads the rows
-by their places through pyarrow, without Spark.
+Rows are read by their places through pyarrow, without Spark.
 """
 
 from __future__ import annotations
@@ -18,35 +17,23 @@ import pyarrow.parquet as pq
 from bson import json_util
 from bson.codec_options import DatetimeConversion
 from bson.timestamp import Timestamp
-from pyspark import StorageLevel
-from pyspark.sql import DataFrame, SparkSession
 
-from spark_sink.errors import OptionError
 from spark_sink.events.documents import from_document
 from spark_sink.events.positions import after, high_water_mark
 from spark_sink.events.slices import DOCUMENT, fields_of
 from spark_sink.folders import open_folder
-from spark_sink.jobs.job_folder import JobFolder, JobRecord
-from spark_sink.jobs.point_in_time import time_from_text, unread_names
-from spark_sink.jobs.tables_job import (
-    BRONZE,
-    CURRENT,
-    DEFAULT_TABLES,
-    namespace_options,
-)
-from spark_sink.options.stream_options import StreamOptions, named_options, parse_options
+from spark_sink.options.stream_options import StreamOptions
 from spark_sink.snapshot.plan import Chunk, Collection
 from spark_sink.snapshot.reader import SnapshotTask
 from spark_sink.source.offsets import Offset
 from spark_sink.source.tasks import chunk_task, read_task
-from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.fold import DELETED
 from spark_sink.tables.key_ranges import KEY_COLUMNS, places_of
 from spark_sink.tables.prepare import Prepare
 from spark_sink.tables.table_form import KEY_RANGE, TableForm
 from spark_sink.tables.table_state import TableState
-from spark_sink.tables.verify import DOUBLED, difference_of, verify, verify_bronze, verify_columns
+from spark_sink.verification.collections import DOUBLED, difference_of
 
 PLACE = "place"
 """The column that says where a row lies in the order of the table."""
@@ -138,7 +125,7 @@ class VersionRows:
 Key = Mapping[str, Any]
 """A document's key: KEY_COLUMNS."""
 Difference = dict[str, Any]
-"""KEY_COLUMNS, a row of `tables.verify.DIFFERENCES`, and the `token` of the table's row."""
+"""KEY_COLUMNS, a row of `collections.DIFFERENCES`, and the `token` of the table's row."""
 
 
 @dataclass(frozen=True)
@@ -249,127 +236,3 @@ def filter_of(keys: Iterable[str]) -> dict[str, Any]:
     text = f'{{"_id": {{"$in": [{",".join(keys)}]}}}}'
     found: dict[str, Any] = json_util.loads(text, json_options=_ANY_DATE)
     return found
-
-
-_DOCUMENT_OPTIONS = (
-    "database",
-    "collection",
-    "database.include.list",
-    "database.exclude.list",
-    "collection.include.list",
-    "collection.exclude.list",
-    "filters.match.mode",
-    "snapshotFilters",
-    "field.exclude.list",
-    "field.renames",
-)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The differences of a table: their number, the first of them, and why it was not compared."""
-
-    count: int
-    first: Sequence[Mapping[str, Any]] = ()
-    remark: str = ""
-
-    def to_document(self) -> dict[str, Any]:
-        """Return the outcome for json.dumps."""
-        return {"differences": self.count, "first": list(self.first), "remark": self.remark}
-
-    def __str__(self) -> str:
-        if self.remark and not self.count:
-            return self.remark
-        if not self.count:
-            return "no difference"
-        lines = [f"{self.count} differences"]
-        lines += ["  " + " ".join(str(value) for value in row.values()) for row in self.first]
-        return "\n".join([*lines, *([self.remark] if self.remark else [])])
-
-
-def verify_job(
-    spark: SparkSession,
-    folder: JobFolder,
-    uri: str,
-    tables: Sequence[str] | None = None,
-    since: str | None = None,
-    *,
-    shown: int = 20,
-) -> dict[str, Outcome]:
-    """Return the outcome for each table of the job in a folder. Raises SourceError.
-
-    Args:
-        uri: the router.
-        tables: which ones; None for all that the job writes.
-        since: the cluster time from which on the bronze table is compared.
-        shown: the most differences to return.
-    """
-    record = folder.record()
-    wanted = tables or [name for name in record.tables if name in DEFAULT_TABLES]
-    for name in wanted:
-        if name not in record.tables:
-            raise OptionError(f"the job in {folder.address} has no table {name}: correct --table")
-    if not wanted:
-        raise OptionError(
-            f"the job in {folder.address} has none of the tables that are compared: "
-            f"{', '.join(DEFAULT_TABLES)}"
-        )
-    last = folder.last_committed()
-    if last is None:
-        return dict.fromkeys(wanted, Outcome(0, remark="not compared: no batch is committed yet"))
-    scope = parse_options({**record.options, "uri": uri}).scope
-    if last.end.scope not in (None, scope):
-        remark = "not compared: the job has not changed its collections yet"
-        return dict.fromkeys(wanted, Outcome(0, remark=remark))
-    found = {}
-    if BRONZE in wanted:
-        found[BRONZE] = _bronze(spark, folder, record, uri, since, shown)
-    if CURRENT in wanted:
-        given = {**namespace_options(record.namespaces), **record.options}
-        options = {"uri": uri, **document_options(given)}
-        log = DeltaLog(folder.table(CURRENT))
-        form = replace(
-            TableForm.of(log.schema), infers=record.schema == "infer", flattens=record.flatten
-        )
-        differences = verify(spark, folder.table(CURRENT), **options)
-        outcome = _outcome(differences.union(verify_columns(spark, log, form)), shown)
-        found[CURRENT] = replace(outcome, remark=_unread(folder.table(CURRENT)))
-    return found
-
-
-def _unread(address: str) -> str:
-    names = unread_names(CurrentTable.existing(address).state.unread)
-    return f"not compared: {names}, which the job must read again" if names else ""
-
-
-def _bronze(
-    spark: SparkSession,
-    folder: JobFolder,
-    record: JobRecord,
-    uri: str,
-    since: str | None,
-    shown: int,
-) -> Outcome:
-    """Compare a version of the table with the stream up to the offset that its commit states."""
-    log = DeltaLog(folder.table(BRONZE))
-    if not log.exists:
-        return Outcome(0, remark="not compared: there is no Delta table yet")
-    if Offset.read(log.position()["offset"]).running is not None:
-        return Outcome(0, remark="not compared: the snapshot has not ended yet")
-    moment = None if since is None else time_from_text(since, "--since")
-    options = {**record.options, "uri": uri}
-    return _outcome(verify_bronze(spark, log, options, moment), shown)
-
-
-def document_options(options: Mapping[str, str]) -> dict[str, str]:
-    """Return those options of the source that select the documents and fields of a table."""
-    given = named_options(options)
-    return {name: text for name, text in given.items() if name in _DOCUMENT_OPTIONS}
-
-
-def _outcome(differences: DataFrame, shown: int) -> Outcome:
-    kept = differences.persist(StorageLevel.MEMORY_AND_DISK)
-    try:
-        return Outcome(kept.count(), [row.asDict() for row in kept.take(shown)])
-    finally:
-        kept.unpersist()

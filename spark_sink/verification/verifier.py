@@ -31,31 +31,27 @@ from spark_sink.events.positions import after, high_water_mark
 from spark_sink.jobs.commands import Rounds
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.status import verified_line
-from spark_sink.jobs.tables_job import CURRENT
-from spark_sink.jobs.verification import (
+from spark_sink.jobs.tables_job import CURRENT, Findings
+from spark_sink.options.stream_options import parse_options
+from spark_sink.signals.channels import send
+from spark_sink.snapshot.plan import Chunk
+from spark_sink.source.tasks import snapshot_planner
+from spark_sink.stream.router_client import RouterClient
+from spark_sink.tables.key_ranges import KEY_COLUMNS
+from spark_sink.tables.prepare import EVENT
+from spark_sink.verification.collections import document_options
+from spark_sink.verification.slices import (
     PLACE,
     Comparison,
     Difference,
     Key,
     TableVersion,
     VersionRows,
-    document_options,
     filter_of,
     newest_version,
     place_of,
 )
-from spark_sink.options.stream_options import parse_options
-from spark_sink.rows.arrow_types import arrow_schema
-from spark_sink.signals.channels import send
-from spark_sink.snapshot.plan import Chunk
-from spark_sink.source.tasks import snapshot_planner
-from spark_sink.stream.router_client import RouterClient
-from spark_sink.tables.key_ranges import KEY_COLUMNS
-from spark_sink.tables.prepare import EVENT, PREPARED
-from spark_sink.tables.staged_changes import ChangeReport, ChangeStage
 
-# How far the table of an idle job may be behind: servers keep history for five minutes.
-_IDLE_ADVANCE_SECONDS = 30
 # Seconds of reading in a slice.
 _SLICE_SECONDS = 30
 # The most keys of one read, and rows of a slice, whose documents are in memory.
@@ -104,8 +100,8 @@ class Verifier:
         options: of the source, with `uri`.
         rounds: how it verifies. To repair is to request a snapshot of the keys that differ, and to
             remove documents that are gone.
-        done: gets of each round the time through which it has verified, in seconds since 1970, the
-            rows compared, and the keys that differ.
+        done: called after each round with the time through which it has verified, in seconds since
+            1970, the rows compared, and the keys that differ.
 
     Raises OptionError if a pipeline decides which documents the table has.
     """
@@ -132,13 +128,9 @@ class Verifier:
         self._comparison = Comparison(self._options, self._pace)
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="verifier", daemon=True)
-        self._gone: list[dict[str, Any]] = []
-        self._lock = threading.Lock()
-        position = VersionRows(self._address).position
-        self.found: Mapping[str, Any] = position.get("verified", {})
-        """What the last complete round has found, as the commits of the table have it."""
-        self.advance: Mapping[str, str] = {"idleAdvanceSeconds": str(_IDLE_ADVANCE_SECONDS)}
-        """The option of the source with which the table of an idle job can be verified."""
+        found = VersionRows(self._address).position.get("verified", {})
+        self.findings = Findings(self._address, found)
+        """What the last complete round has found, and what its repair removes."""
 
     def __enter__(self) -> Verifier:
         """Begin the first round."""
@@ -149,16 +141,6 @@ class Verifier:
         """End the round, within the time of one read."""
         self._ending.set()
         self._thread.join(_RETRY_SECONDS)
-
-    def removals(self) -> list[ChangeReport]:
-        """Return changes that remove documents which the collections do not have, each once."""
-        with self._lock:
-            gone, self._gone = self._gone, []
-        if not gone:
-            return []
-        stage = ChangeStage(self._address, tolerant=True)
-        stage.add_prepared(pa.RecordBatch.from_pylist(gone, arrow_schema(PREPARED)))
-        return [stage.close()]
 
     def _run(self) -> None:
         due = time.monotonic()
@@ -188,8 +170,8 @@ class Verifier:
             now = len(found.differences)
             if left := found.count - now:
                 _tell(f"repair: {now:,} differences now, {left:,} in the next rounds")
-        self.found = found.to_document()
-        _tell(f"verified {verified_line(self.found)}")
+        self.findings.found = found.to_document()
+        _tell(f"verified {verified_line(self.findings.found)}")
         self._done(found.through.time, found.rows, found.count)
 
     def _retried(self, work: Callable[[], _Result]) -> _Result:
@@ -276,9 +258,8 @@ class Verifier:
         """Let the next batch remove documents that did not exist at a cluster time."""
         change = {"token": high_water_mark(after(when).time), "kind": EVENT, "documentKey": None}
         change["payload"] = bson.encode({"operationType": "delete"})
-        with self._lock:
-            for each in differences:
-                self._gone.append({**{name: each[name] for name in KEY_COLUMNS}, **change})
+        keys = ({name: each[name] for name in KEY_COLUMNS} for each in differences)
+        self.findings.remove([{**key, **change} for key in keys])
 
     def _request(self, differences: list[Difference]) -> None:
         """Request a snapshot of the documents that the table lacks or has otherwise."""

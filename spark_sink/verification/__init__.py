@@ -1,0 +1,1 @@
+"""Verifies tables: against what was written to them, the stream, and the collections."""

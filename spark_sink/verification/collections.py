@@ -1,0 +1,212 @@
+"""Compares a current table with its collections, and its columns with the documents in them.
+
+The collections keep changing, so both sides are advanced to one later position of the stream: the
+documents are read as a snapshot, and then the events up to that position are applied to the table's
+rows and to the snapshot's. What differs then differed before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from spark_sink.events.positions import after
+from spark_sink.events.slices import ARRAY, DOCUMENT, Slice, elements_of
+from spark_sink.options.scope import Scope
+from spark_sink.options.stream_options import named_options, parse_options
+from spark_sink.stream.router_client import RouterClient
+from spark_sink.tables.advance import Advance
+from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.key_ranges import KEY_COLUMNS
+from spark_sink.tables.prepare import batch_of
+from spark_sink.tables.table_form import FormedRows, TableForm
+from spark_sink.tables.table_scan import read_rows
+from spark_sink.tables.table_state import unread_after
+
+DOUBLED = "doubled"
+"""The difference of a document, or an event, that has several rows."""
+DIFFERENCES = "namespace string, key string, difference string, fields array<string>"
+_DIFFERENCES = pa.schema(
+    [
+        *((name, pa.string()) for name in ("namespace", "key", "difference")),
+        ("fields", pa.list_(pa.string())),
+    ]
+)
+
+
+_DOCUMENT_OPTIONS = (
+    "database",
+    "collection",
+    "database.include.list",
+    "database.exclude.list",
+    "collection.include.list",
+    "collection.exclude.list",
+    "filters.match.mode",
+    "snapshotFilters",
+    "field.exclude.list",
+    "field.renames",
+)
+
+
+def document_options(options: Mapping[str, str]) -> dict[str, str]:
+    """Return those options of the source that select the documents and fields of a table."""
+    given = named_options(options)
+    return {name: text for name, text in given.items() if name in _DOCUMENT_OPTIONS}
+
+
+def verify(spark: SparkSession, target: str, **options: str) -> DataFrame:
+    """Return the differences between the table at `target` and the collections.
+
+    The options are those of the source that the table was made with (uri, database, collection, and
+    snapshotFilters if the table holds a part of the documents).
+
+    Columns: namespace, key, difference ("missing" in the table, "extra" in the table, "different",
+    or DOUBLED), and the fields that differ. The order of fields is not compared: an update without
+    a post-image does not state where a server has put a new field. Collections outside of the scope
+    are not compared, nor are those that the table must read again. Raises StreamError, and
+    HistoryLostError if the table is too far behind.
+    """
+    scope = parse_options(options).scope
+    newest = CurrentTable.existing(target)
+    through = newest.state.through
+    reader = spark.read.format("mergerouter").options(**_raw(options))
+    documents = reader.options(mode="snapshot").load().persist(StorageLevel.MEMORY_AND_DISK)
+    documents.count()  # all of them are read before the end is chosen
+    with closing(RouterClient(parse_options(options))) as client:
+        end = after(client.present()).time
+    changes = reader.options(
+        mode="changes", startAfter=through, endAtOperationTime=f"{end.time},{end.inc}"
+    ).load()
+    changes = changes.persist(StorageLevel.MEMORY_AND_DISK)
+    advance = Advance(newest.state.keys, changes)
+    left, right = advance.of_table(newest.versions(spark)), advance.of_documents(documents)
+    place = ["namespace", "key"]
+    pairs = left.select(*place, F.col("document").alias("table")).join(
+        right.select(*place, F.col("document").alias("collection")), place, "full_outer"
+    )
+    unequal = pairs.where(~F.col("table").eqNullSafe(F.col("collection")))
+    unread = unread_after(newest.state.unread, advance.ddl_events, scope.accepts)
+    found = unequal.mapInArrow(_Differences(scope, frozenset(unread)), DIFFERENCES)
+    return found.union(_doubled(newest.versions(spark, deleted=True)))
+
+
+def _doubled(rows: DataFrame) -> DataFrame:
+    """Return the documents that have several rows, which others must have written."""
+    name = F.concat_ws(".", "database", "collection").alias("namespace")
+    counted = rows.groupBy(*KEY_COLUMNS).count().where("count > 1")
+    return counted.select(name, "key", F.lit(DOUBLED), F.array().cast("array<string>"))
+
+
+def verify_columns(spark: SparkSession, log: DeltaLog, form: TableForm) -> DataFrame:
+    """Return the rows whose columns are not those that the form makes of their BSON.
+
+    Columns: those of `verify`, with "columns" as the difference, and the names of these columns.
+    """
+    return read_rows(spark, log, mapped=(_Columns(form), DIFFERENCES))
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Finds the rows of `verify_columns`: a function for `mapInArrow`."""
+
+    form: TableForm
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        formed = FormedRows(self.form)
+        for batch in batches:
+            rows = pa.Table.from_batches([batch])
+            pair = formed.from_file(rows), formed.from_file(rows, again=True)
+            stored, made = map(self.form.to_files, pair)
+            unequal = [name for name in made.column_names if stored[name] != made[name]]
+            fields: dict[int, list[str]] = {}
+            for name in unequal:
+                both = zip(stored[name].to_pylist(), made[name].to_pylist(), strict=True)
+                for row, (left, right) in enumerate(both):
+                    if str(_bare(left)) != str(_bare(right)):
+                        fields.setdefault(row, []).append(name)
+            keys = rows.select(map(self.form.column, KEY_COLUMNS)).to_pylist()
+            found = [(row, *keys[row].values()) for row in fields]
+            yield batch_of(
+                (
+                    (f"{database}.{collection}", key, "columns", fields[row])
+                    for row, database, collection, key in found
+                ),
+                _DIFFERENCES,
+            )
+
+
+def _bare(value: Any) -> Any:
+    """Return a value of a column without empty arrays and documents.
+
+    Rows that were written before a column have null there instead.
+    """
+    if isinstance(value, dict):
+        found = {name: _bare(each) for name, each in value.items()}
+        return {name: each for name, each in found.items() if each is not None} or None
+    return [_bare(each) for each in value] or None if isinstance(value, list) else value
+
+
+def _raw(options: Mapping[str, str]) -> dict[str, str]:
+    """Return options with which every document can be read."""
+    forms = ("documentSchema", "unknownFields")
+    return {**{n: text for n, text in options.items() if n not in forms}, "documents": "raw"}
+
+
+@dataclass(frozen=True)
+class _Differences:
+    """Makes rows of DIFFERENCES of pairs, without those of collections that are not compared."""
+
+    scope: Scope
+    unread: frozenset[tuple[str, str]]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            found = map(difference_of, filter(self._is_compared, batch.to_pylist()))
+            yield pa.RecordBatch.from_pylist([each for each in found if each], _DIFFERENCES)
+
+    def _is_compared(self, row: Mapping[str, Any]) -> bool:
+        database, _, collection = row["namespace"].partition(".")
+        return (
+            self.scope.accepts(database, collection) and (database, collection) not in self.unread
+        )
+
+
+def difference_of(row: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return how the BSON in `table` differs from that in `collection`, as DIFFERENCES.
+
+    None stands for a document that is not there.
+    """
+    place = {"namespace": row["namespace"], "key": row["key"]}
+    if row["table"] is None:
+        return {**place, "difference": "missing", "fields": []}
+    if row["collection"] is None:
+        return {**place, "difference": "extra", "fields": []}
+    table, collection = _by_name(row["table"]), _by_name(row["collection"])
+    unequal = {name for name in table | collection if table.get(name) != collection.get(name)}
+    fields = sorted(name.decode(errors="replace") for name in unequal)
+    return {**place, "difference": "different", "fields": fields} if fields else None
+
+
+def _by_name(document: bytes) -> dict[bytes, list[Any]]:
+    """Return the values of each name of a document, in order, without the order of names."""
+    found: dict[bytes, list[Any]] = {}
+    for name, value in elements_of(document):
+        found.setdefault(name, []).append(_comparable(value))
+    return found
+
+
+def _comparable(value: Slice) -> Any:
+    """Return a value without the order of its fields, but with its types."""
+    if value.kind == DOCUMENT:
+        return _by_name(value.value)
+    if value.kind == ARRAY:
+        return [_comparable(each) for _, each in elements_of(value.value)]
+    return value

@@ -1,0 +1,262 @@
+"""Verifies all tables of a job, and says what was compared with what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from bson.timestamp import Timestamp
+from pyspark import StorageLevel
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from spark_sink.errors import HistoryLostError, OptionError, SourceError
+from spark_sink.events.positions import AtTime, after, key_of, time_in
+from spark_sink.jobs.job_folder import JobFolder, JobRecord
+from spark_sink.jobs.point_in_time import snapshot_ends, time_from_text, unread_names
+from spark_sink.jobs.query_run import cause_of
+from spark_sink.jobs.tables_job import (
+    BRONZE,
+    CURRENT,
+    MESSAGES,
+    NOTIFIED,
+    QUARANTINE,
+    TRANSACTIONS,
+    namespace_options,
+)
+from spark_sink.options.stream_options import parse_options
+from spark_sink.source.offsets import Offset
+from spark_sink.tables.append_table import stored_checksum
+from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.parquet_parts import BATCH
+from spark_sink.tables.table_form import TableForm
+from spark_sink.tables.table_scan import read_rows
+from spark_sink.verification.checksums import checksum_difference
+from spark_sink.verification.collections import document_options, verify, verify_columns
+from spark_sink.verification.stream import (
+    MARKS,
+    NOT_EVENTS,
+    Events,
+    bronze_differences,
+    events_of,
+    message_differences,
+    transaction_differences,
+)
+
+
+@dataclass
+class Outcome:
+    """What was found in a table.
+
+    Args:
+        count: the number of differences.
+        first: some of them.
+        compared: what was compared with what, as lines.
+        remarks: why something was not compared.
+        failed: whether that is a failure.
+    """
+
+    count: int = 0
+    first: list[Mapping[str, Any]] = field(default_factory=list)
+    compared: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    failed: bool = False
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the outcome for json.dumps."""
+        found = {"differences": self.count, "first": self.first, "compared": self.compared}
+        return {**found, "remark": self.remark, "failed": self.failed}
+
+    @property
+    def remark(self) -> str:
+        """The remarks as one text."""
+        return "; ".join(self.remarks)
+
+    def add(self, differences: DataFrame, shown: int) -> None:
+        """Add differences, and show some more."""
+        kept = differences.persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            self.count += kept.count()
+            self.first += [row.asDict() for row in kept.take(max(0, shown - len(self.first)))]
+        finally:
+            kept.unpersist()
+
+    def __str__(self) -> str:
+        told = f"{self.count} differences" if self.count else "no difference"
+        rows = (" ".join(str(each) for each in row.values() if each != []) for row in self.first)
+        compared = (f"compared: {each}" for each in self.compared)
+        lines = [*rows, *compared, *self.remarks]
+        if not (self.count or self.compared):
+            return self.remark
+        return "\n  ".join([told, *lines])
+
+
+def verify_job(
+    spark: SparkSession,
+    folder: JobFolder,
+    uri: str,
+    tables: Sequence[str] | None = None,
+    since: str | None = None,
+    *,
+    shown: int = 20,
+) -> dict[str, Outcome]:
+    """Return the outcome for each table of the job in a folder. Raises SourceError.
+
+    A failure is an outcome as well, so that the others are told.
+
+    Args:
+        uri: the router.
+        tables: which ones; None for all.
+        since: the cluster time from which on tables are compared with the stream.
+        shown: the most differences of a table to return.
+    """
+    record, last = folder.record(), folder.last_committed()
+    logs = {name: DeltaLog(folder.table(name)) for name in (*record.tables, QUARANTINE, NOTIFIED)}
+    wanted = tables or [name for name in logs if name in record.tables or logs[name].exists]
+    for name in wanted:
+        if name not in logs:
+            raise OptionError(f"the job in {folder.address} has no table {name}: correct --table")
+    found = {name: Outcome() for name in wanted}
+    for name, outcome in found.items():
+        if not logs[name].exists:
+            outcome.remarks.append("not compared: there is no Delta table yet")
+            continue
+        with _failures(found, name):
+            rows = stored_checksum(logs[name]).rows
+            if difference := checksum_difference(spark, logs[name]):
+                outcome.first.append(difference)
+                outcome.count += 1
+            outcome.compared.append(f"all rows with the checksum of the {rows:,} that were written")
+    compared = {name: logs[name] for name in wanted if logs[name].exists}
+    options = {**record.options, "uri": uri}
+    if last is None or not _is_of_scope(last.end, options):
+        why = "no batch is committed yet" if last is None else "the job has not changed them yet"
+        for name in compared:
+            found[name].remarks.append(f"not compared with the collections: {why}")
+        return found
+    moment = None if since is None else time_from_text(since, "--since")
+    of_events = [name for name in (BRONZE, MESSAGES, TRANSACTIONS) if name in compared]
+    with _failures(found, *of_events):
+        _compare_events(
+            spark, record, options, last.number, last.end, compared, found, moment, shown
+        )
+    if CURRENT in compared:
+        with _failures(found, CURRENT):
+            _compare_documents(spark, record, uri, compared[CURRENT], found[CURRENT], shown)
+    return found
+
+
+@contextmanager
+def _failures(found: Mapping[str, Outcome], *names: str) -> Iterator[None]:
+    """Note a failure of Spark or of the source in the outcomes of these tables."""
+    try:
+        yield
+    except (SourceError, PySparkException, OSError) as error:
+        for each in map(found.__getitem__, names):
+            each.failed = True
+            each.remarks.append(f"not compared: {cause_of(error)}")
+
+
+def _is_of_scope(at: Offset, options: Mapping[str, str]) -> bool:
+    return at.scope in (None, parse_options(options).scope)
+
+
+def _compare_documents(
+    spark: SparkSession, record: JobRecord, uri: str, log: DeltaLog, found: Outcome, shown: int
+) -> None:
+    given = {**namespace_options(record.namespaces), **record.options}
+    form = replace(
+        TableForm.of(log.schema), infers=record.schema == "infer", flattens=record.flatten
+    )
+    differences = verify(spark, log.address, **{"uri": uri, **document_options(given)})
+    found.add(differences.union(verify_columns(spark, log, form)), shown)
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    found.compared.append(f"the documents with the collections at {now}, and with their columns")
+    if names := unread_names(CurrentTable.existing(log.address).state.unread):
+        found.remarks.append(f"not compared: {names}, which the job must read again")
+
+
+def _compare_events(
+    spark: SparkSession,
+    record: JobRecord,
+    options: Mapping[str, str],
+    number: int,
+    at: Offset,
+    logs: Mapping[str, DeltaLog],
+    found: Mapping[str, Outcome],
+    since: Timestamp | None,
+    shown: int,
+) -> None:
+    """Compare the rows of tables up to a batch, which ends at an offset, with the stream."""
+    compare: dict[str, Callable[[DataFrame, Events], DataFrame]] = {
+        BRONZE: bronze_differences,
+        MESSAGES: partial(message_differences, options=record.messages),
+        TRANSACTIONS: transaction_differences,
+    }
+    chosen = {name: logs[name] for name in compare if name in logs}
+    if not chosen:
+        return
+    if at.running is not None:
+        for name in chosen:
+            found[name].remarks.append(
+                "not compared with the stream: the snapshot has not ended yet"
+            )
+        return
+    until = F.coalesce(F.col(BATCH) <= number, F.lit(True))
+    rows = {name: read_rows(spark, log).where(until) for name, log in chosen.items()}
+    firsts = [each for name, log in chosen.items() for each in _first_tokens(name, log, rows[name])]
+    if not firsts:
+        return
+    first = min(firsts) if since is None else key_of(AtTime(since))
+    if at.since is not None:
+        first = max(first, key_of(AtTime(at.since)))
+    begin = _iso(time_in(first))
+    try:
+        events = events_of(spark, options, first, record.since, at.position)
+    except HistoryLostError:
+        for name in chosen:
+            found[name].remarks.append(
+                f"not compared with the stream: the oplogs no longer contain {begin}, with which "
+                "the comparison begins. Pass a later time with --since"
+            )
+        return
+    events.rows.persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        for name in chosen:
+            with _failures(found, name):
+                found[name].add(compare[name](rows[name], events), shown)
+                end = _iso(time_in(key_of(at.position)))
+                found[name].compared.append(f"the events from {begin} to {end} with the stream")
+                if record.since > first:
+                    found[name].compared.append(
+                        f"of the events up to {_iso(time_in(record.since))} only whether they "
+                        "are there, because the job had other options"
+                    )
+    finally:
+        events.rows.unpersist()
+
+
+def _first_tokens(name: str, log: DeltaLog, rows: DataFrame) -> Iterator[str]:
+    """Return where the events of a table begin: with the first one, or after the first snapshot."""
+    token = "first_token" if name == TRANSACTIONS else "token"
+    events = rows.where(~F.col(token).rlike(MARKS))
+    if name == BRONZE:
+        events = events.where(~F.col("snapshot") & ~F.col("operationType").isin(*NOT_EVENTS))
+        ends = sorted(
+            (each for each in snapshot_ends(log) if not each.get("requested")),
+            key=lambda event: str(event["_id"]["_data"]),
+        )
+        yield from (key_of(after(each["clusterTime"])) for each in ends[:1])
+    least = events.agg(F.min(token)).collect()[0][0]
+    if least is not None:
+        yield least
+
+
+def _iso(time: Timestamp) -> str:
+    return time.as_datetime().isoformat()

@@ -1,0 +1,287 @@
+"""Compares the rows of tables with the stream, while the oplogs have its events.
+
+The events are read again with the job's options, and the code that made the rows of the tables
+makes them again. Only a batch's number and the shard of a row are not compared: they say how a
+batch was read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType
+
+from spark_sink.debezium.message_table import MESSAGE_ROWS, MessageTable, table_options
+from spark_sink.events.positions import AtTime, Position, Token, time_in
+from spark_sink.events.slices import fields_of
+from spark_sink.jobs.task_tables import DATE
+from spark_sink.options.snapshot_options import MODE_OPTIONS
+from spark_sink.options.stream_options import named_options, parse_options
+from spark_sink.rows.arrow_types import arrow_schema
+from spark_sink.source.tasks import planner_for
+from spark_sink.stream.router_client import RouterClient
+from spark_sink.tables.transactions import COUNT_COLUMNS, TRANSACTIONS, Transactions
+from spark_sink.verification.collections import DOUBLED
+
+NOT_EVENTS = ("snapshotEnd", "heartbeat", "read")
+"""The operation types of rows that are not events of the stream."""
+MARKS = "^82.{16}2B..29"
+"""The tokens of such rows, as a regular expression."""
+_OTHER_STARTS = (*MODE_OPTIONS, "startAtOperationTime", "resumeAfter", "startAfter")
+_LOOKED_UP = "updateLookup"
+# Whether the stream has all documents of an event that a table may have. Servers keep images for a
+# shorter time than events, and a document that is looked up is as new as the read.
+_CERTAIN = "certain"
+_IMAGES = ("fullDocument", "fullDocumentBeforeChange")
+# The time at which a message was made.
+_CLOCK = r'"ts_(ms|us|ns)":\d+'
+
+
+@dataclass(frozen=True)
+class Events:
+    """The events of the stream with which tables are compared.
+
+    Args:
+        rows: of the source, with _CERTAIN.
+        first: a token, at or below that of the first event.
+        whole: the token above which all columns are compared. The job had other options before, so
+            the rows differ.
+    """
+
+    rows: DataFrame
+    first: str
+    whole: str
+
+
+def events_of(
+    spark: SparkSession, options: Mapping[str, str], first: str, whole: str, end: Position
+) -> Events:
+    """Return the events from a token up to a position.
+
+    `options` are those of the source. Raises StreamError, and HistoryLostError if the oplogs do not
+    reach back so far.
+    """
+    start = time_in(first)
+    given = {n: text for n, text in named_options(options).items() if n not in _OTHER_STARTS}
+    given |= {"mode": "changes", "startAtOperationTime": f"{start.time},{start.inc}"}
+    match end:
+        case Token():
+            given["endAt"] = end.data
+        case AtTime(time):
+            given["endAtOperationTime"] = f"{time.time},{time.inc}"
+    parsed = parse_options(given)
+    with closing(RouterClient(parsed)) as client, closing(planner_for(client, parsed, None)) as old:
+        old.require_history(AtTime(start))
+    rows = spark.read.format("mergerouter").options(**given).load()
+    kind, certain = F.col("operationType"), F.lit(True)
+    if parsed.full_document == _LOOKED_UP:
+        certain = kind != "update"
+    elif parsed.full_document is not None:
+        certain = (kind != "update") | F.col(_IMAGES[0]).isNotNull()
+    if parsed.full_document_before_change is not None:
+        certain = certain & (kind.isin("insert", "read") | F.col(_IMAGES[1]).isNotNull())
+    rows = rows.withColumn(_CERTAIN, F.coalesce(certain, F.lit(True)))
+    return Events(rows.where(F.col("token") >= first), first, whole)
+
+
+def bronze_differences(kept: DataFrame, events: Events) -> DataFrame:
+    """Return how rows of bronze differ from the events.
+
+    Columns: token, namespace, operationType; difference: "missing" or DOUBLED in the rows, "extra",
+    which the stream does not have, or "different"; and the `fields` that are different.
+    """
+    is_event = ~F.col("operationType").isin(*NOT_EVENTS) & ~F.col("snapshot")
+    kept = kept.where(F.coalesce(is_event, F.lit(True)) & (F.col("token") >= events.first))
+    shown = ["token", "namespace", "operationType"]
+    found = _differences(kept, _dated(events.rows), ["token"], shown, events.whole)
+    return _of_one_version(found).orderBy("token")
+
+
+def message_differences(kept: DataFrame, events: Events, options: Mapping[str, str]) -> DataFrame:
+    """Return how rows of a table of messages differ from those that are made of the events.
+
+    `options` are those of the messages. Columns: token, index, topic, and those of
+    `bronze_differences`.
+    """
+    rows = [each for each in kept.schema.fields if each.name in MESSAGE_ROWS.names]
+    schema = StructType(rows).add(_CERTAIN, "boolean")
+    made = events.rows.mapInArrow(_Made(dict(options), schema), schema)
+    is_event = ~F.col("token").rlike(MARKS) & (F.col("token") >= events.first)
+    without_clock = F.regexp_replace("value", _CLOCK, "")
+    kept, made = (
+        each.where(is_event).withColumn("value", without_clock) for each in (kept, _dated(made))
+    )
+    shown = ["token", "index", "topic"]
+    return _differences(kept, made, ["token", "index"], shown, events.whole).drop("times")
+
+
+def transaction_differences(kept: DataFrame, events: Events) -> DataFrame:
+    """Return how the rows of a table of transactions differ from those of the events.
+
+    A transaction may have several rows. Columns: id, and those of `bronze_differences`.
+    """
+    schema = StructType([each for each in kept.schema.fields if each.name in TRANSACTIONS.names])
+    counted = events.rows.select(*COUNT_COLUMNS).mapInArrow(_Counted(), schema)
+    kept, counted = (
+        _whole_transactions(each).where(F.col("token") >= events.first) for each in (kept, counted)
+    )
+    return _differences(kept, counted, ["id"], ["id"], events.whole).drop("times")
+
+
+def _dated(rows: DataFrame) -> DataFrame:
+    day = F.to_date(F.to_utc_timestamp("clusterTime", F.current_timezone()))
+    return rows.withColumn(DATE, day)
+
+
+@dataclass(frozen=True)
+class _Made:
+    """Makes messages of rows of the source, with _CERTAIN: a function for `mapInArrow`."""
+
+    options: Mapping[str, str]
+    schema: StructType
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        table, schema = MessageTable(table_options(self.options)), arrow_schema(self.schema)
+        for batch in batches:
+            pairs = zip(batch["token"].to_pylist(), batch[_CERTAIN].to_pylist(), strict=True)
+            certain = dict(pairs)
+            for rows in table.of_rows(batch):
+                known = pa.array(map(certain.get, rows["token"].to_pylist()), pa.bool_())
+                rows = rows.append_column(_CERTAIN, known)
+                yield from rows.select(schema.names).cast(schema).to_batches()
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """Counts the transactions of rows of the source: a function for `mapInArrow`."""
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        counted = Transactions()
+        for batch in batches:
+            counted.count(batch)
+        yield from counted.rows().to_batches()
+
+
+def _whole_transactions(rows: DataFrame) -> DataFrame:
+    """Return a row for each transaction, with its first token as `token`."""
+    names = rows.select("id", F.explode("data_collections").alias("name", "number"))
+    names = names.groupBy("id", "name").agg(F.sum("number").alias("number"))
+    pairs = F.sort_array(F.collect_list(F.struct("name", "number"))).alias("data_collections")
+    whole = rows.groupBy("id").agg(
+        F.sum("event_count").alias("event_count"),
+        F.max("clusterTime").alias("clusterTime"),
+        F.min("first_token").alias("token"),
+        F.max("last_token").alias("last_token"),
+    )
+    return whole.join(names.groupBy("id").agg(pairs), "id", "left")
+
+
+def _differences(
+    kept: DataFrame, sent: DataFrame, keys: Sequence[str], shown: Sequence[str], whole: str
+) -> DataFrame:
+    """Return how rows differ in the columns of both sides, by keys.
+
+    Columns: `shown`, difference, fields, and the number of `times` that a row is kept.
+    """
+    names = [name for name in sent.columns if name in kept.columns and name != "shard"]
+    extra = [_CERTAIN] if _CERTAIN in sent.columns else []
+    kept, sent = _comparable(kept), _comparable(sent)
+    left = kept.groupBy(*keys).agg(
+        F.count("*").alias("times"), F.first(F.struct(*names)).alias("kept")
+    )
+    certain = [F.col(name) for name in extra]
+    right = sent.select(*keys, F.struct(*names).alias("sent"), *certain)
+    pairs = left.join(right, list(keys), "full_outer").drop(*keys)
+    unequal = pairs.where(~F.col("kept").eqNullSafe(F.col("sent")) | (F.col("times") > 1))
+    kinds = [each for each in sent.schema.fields if each.name in shown]
+    schema = StructType(kinds).add("difference", "string")
+    schema = schema.add("fields", ArrayType(StringType())).add("times", "long")
+    return unequal.mapInArrow(_Pairs(tuple(shown), schema, whole), schema)
+
+
+def _comparable(rows: DataFrame) -> DataFrame:
+    """Return rows with maps as JSON, because Spark does not compare them."""
+    for each in rows.schema.fields:
+        if _has_map(each.dataType):
+            rows = rows.withColumn(each.name, F.to_json(F.struct(each.name)))
+    return rows
+
+
+def _has_map(kind: DataType) -> bool:
+    if isinstance(kind, StructType):
+        return any(_has_map(each.dataType) for each in kind.fields)
+    if isinstance(kind, ArrayType):
+        return _has_map(kind.elementType)
+    return isinstance(kind, MapType)
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Says how pairs of rows differ: a function for `mapInArrow`."""
+
+    shown: tuple[str, ...]
+    schema: StructType
+    whole: str
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        schema = arrow_schema(self.schema)
+        for batch in batches:
+            found = filter(None, map(self._difference, batch.to_pylist()))
+            yield pa.RecordBatch.from_pylist(list(found), schema)
+
+    def _difference(self, pair: Mapping[str, Any]) -> dict[str, Any] | None:
+        kept, sent, fields = pair["kept"], pair["sent"], []
+        row = sent or kept
+        if kept is None:
+            difference = "missing"
+        elif sent is None:
+            difference = "extra"
+        elif pair["times"] > 1:
+            difference = DOUBLED
+        else:
+            difference = "different"
+            fields = _unequal(kept, sent, certain=pair.get(_CERTAIN) is not False)
+            if not fields or row["token"] <= self.whole:
+                return None
+        found = {name: row[name] for name in self.shown}
+        return {**found, "difference": difference, "fields": fields, "times": pair["times"]}
+
+
+def _unequal(kept: Mapping[str, Any], sent: Mapping[str, Any], *, certain: bool) -> list[str]:
+    """Return the names of the values that differ, of which some are not certain."""
+    names = [name for name in sent if kept[name] != sent[name]]
+    if certain:
+        return names
+    left = {*_IMAGES, "value"}
+    if "event" in names and kept["event"] is not None:
+        events = [fields_of(each["event"]) for each in (kept, sent)]
+        rest = [{k: v for k, v in each.items() if k.decode() not in _IMAGES} for each in events]
+        left |= {"event"} if rest[0] == rest[1] else set()
+    return [name for name in names if name not in left]
+
+
+def _of_one_version(found: DataFrame) -> DataFrame:
+    """Return differences without those between the two tokens of one event.
+
+    Servers of 6.0 give an event another token in streams that split large events
+    (docs/protocol.md#resume-tokens), and rows may be older than the option that splits them. Both
+    tokens have the cluster time, the place in a transaction and the collection's UUID.
+    """
+    token, is_extra = F.col("token"), F.col("difference") == "extra"
+    is_missing, is_first_version = F.col("difference") == "missing", token.substr(19, 4) == "2B02"
+    event = F.regexp_replace(token, "^(.{18})2B0[24](.*?5A1004.{32})?.*", "$1$2")
+    of_event = (event, "namespace", "operationType", is_extra == is_first_version)
+    rows = Window.partitionBy(*of_event)
+    others = F.when(is_extra, F.count_if(is_missing).over(rows))
+    others = others.otherwise(F.count_if(is_extra).over(rows))
+    place = F.row_number().over(Window.partitionBy(*of_event, "difference").orderBy("token"))
+    known = (is_extra | is_missing) & (place <= others)
+    told = F.when(~known, F.col("difference")).when(F.col("times") > 1, DOUBLED)
+    found = found.withColumn("difference", told).drop("times")
+    return found.where(F.col("difference").isNotNull())

@@ -1,0 +1,172 @@
+"""A job without Spark and a router, whose stream is a list of events.
+
+Its batches go through the job's own commits to all six tables. An offset lies between two events.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import bson
+from bson.raw_bson import RawBSONDocument
+from bson.timestamp import Timestamp
+from deltalake import DeltaTable
+
+from spark_sink.events.positions import AtTime, time_in
+from spark_sink.folders import Folder
+from spark_sink.jobs.job_folder import JobFolder, JobRecord
+from spark_sink.jobs.rebuilding import restore_checkpoint
+from spark_sink.jobs.tables_job import TablesJob, take_over
+from spark_sink.jobs.task_tables import TaskReport, TaskTables, TaskWriter, bronze_schema
+from spark_sink.rows.event_rows import EventRows
+from spark_sink.signals.state import SignalState
+from spark_sink.source.offsets import Offset
+from spark_sink.tables.delta_log import Batch
+from tests.unit.spark_sink.tables.test_current_table import Stream
+
+RECORD = JobRecord(
+    tables=("bronze", "messages", "current", "transactions"),
+    messages={"prefix": "shop"},
+    options={"snapshotMode": "no_data", "database": "shop"},
+)
+BESIDE = ("transactions", "notifications", "quarantine")
+"""The tables that not all batches have."""
+SIX = ("bronze", "messages", "current", *BESIDE)
+
+
+class Script:
+    """A stream of changes in transactions of some `size`, a few of documents that nobody has."""
+
+    def __init__(self, seed: int, count: int = 40, size: int = 3) -> None:
+        stream = Stream(seed)
+        self.collections = stream.collections
+        """The documents in the end."""
+        self.events: list[dict[str, Any]] = []
+        for number in range(count):
+            stream.number += 1  # so that an offset lies between two events
+            if number % 5 == 4:
+                event = stream.change(100 + number)
+                del stream.collections["a", 100 + number], event["fullDocument"]
+                update = {"updatedFields": {"n": 1}}
+                event |= {"operationType": "update", "updateDescription": update}
+            else:
+                [event] = stream.changes(1, keys=8)
+            session = {"id": bson.Binary(b"s" * 16, 4), "uid": b""}
+            event |= {"lsid": session, "txnNumber": number // size}
+            self.events.append({**event, "clusterTime": time_in(event["_id"]["_data"])})
+
+    def time(self, count: int) -> Timestamp:
+        """Return the cluster time of the last of the first events."""
+        found: Timestamp = self.events[count - 1]["clusterTime"]
+        return found
+
+    def end(self, count: int) -> dict[str, Any]:
+        """Return the offset behind the first events; each second one has a notification."""
+        told = {"id": f"end {count}", "aggregate_type": "a", "type": "b", "additional_data": {}}
+        signals = SignalState(notifications=({**told, "timestamp": 1},) if count % 2 else ())
+        time = self.time(count)
+        return Offset(AtTime(Timestamp(time.time, time.inc + 1)), signals=signals).write()
+
+    def before(self, offset: Mapping[str, Any]) -> int:
+        """Return how many events are before an offset."""
+        cut = Offset.read(offset).time if offset else Timestamp(0, 0)
+        assert cut is not None
+        return sum(each["clusterTime"] < cut for each in self.events)
+
+
+class ScriptedJob(TablesJob):
+    """A job that reads the events of a script between two offsets."""
+
+    def __init__(self, folder: JobFolder, script: Script, epoch: int) -> None:
+        super().__init__(folder, RECORD, "mongodb://none", epoch=epoch)
+        self._script, self._rows = script, bronze_schema(EventRows().schema)
+        bronze, messages, current, _, _, quarantine = map(folder.table, SIX)
+        self._written_to = TaskTables(
+            bronze, current, quarantine, True, messages, RECORD.messages, epoch
+        )
+
+    def commit(self, number: int) -> None:
+        """Commit a batch, as Spark calls it."""
+        self._commit(SimpleNamespace(sparkSession=None), number)  # type: ignore[arg-type]
+
+    def _reports(self, batch: Any, of: Batch, at: Offset) -> list[TaskReport]:
+        first, last = map(self._script.before, (of.begin, of.offset))
+        rows, events = EventRows(), self._script.events[first:last]
+        with TaskWriter(self._written_to, rows.schema, of.number) as writer:
+            for each in rows.arrow_batches(RawBSONDocument(bson.encode(e)) for e in events):
+                writer.add(each)
+            return [writer.close()]
+
+
+def follow(
+    out: str,
+    checkpoint: Path,
+    script: Script,
+    seed: int = 0,
+    pause: Callable[[], None] = lambda: None,
+    batches: int = 1_000,
+) -> None:
+    """Run a start of the job for some batches, at most until the script's end.
+
+    It plans batches of its own, by seed, and calls `pause` between the steps.
+    """
+    chance, folder = random.Random(seed), JobFolder(out, str(checkpoint))
+    epoch = take_over(folder)
+    pause()
+    restore_checkpoint(folder)
+    folder.begin(RECORD)
+    job, log = ScriptedJob(folder, script, epoch), Folder(str(checkpoint))
+    log.write("metadata", '{"id": "q"}')
+    for _ in range(batches):
+        done = folder.last_committed()
+        number, begin = (0, 0) if done is None else (done.number + 1, script.before(done.offset))
+        if not folder.offset(number):
+            if begin == len(script.events):
+                return
+            end = min(len(script.events), begin + chance.randrange(1, 9))
+            folder.plan_batch(number, script.end(end))
+            pause()
+        job.commit(number)
+        pause()
+        log.write(f"commits/{number}", "v1\n{}")
+
+
+def rows_in(out: str, name: str) -> list[dict[str, Any]]:
+    """Return the rows of a table."""
+    found: list[dict[str, Any]] = DeltaTable(f"{out}/{name}").to_pyarrow_table().to_pylist()
+    return found
+
+
+def documents_in(out: str) -> dict[tuple[str, int], dict[str, Any]]:
+    """Return the documents of a folder's current table, each of which has one row."""
+    rows = rows_in(out, "current")
+    found = {(r["collection"], bson.decode(r["document"])["_id"]): r for r in rows}
+    assert len(found) == len(rows)
+    return {place: bson.decode(row["document"]) for place, row in found.items()}
+
+
+def check_tables(out: str, script: Script) -> None:
+    """Check that each table has each event of the script once, and applied."""
+    tables = {name: rows_in(out, name) for name in SIX}
+    tokens = [each["_id"]["_data"] for each in script.events]
+    assert sorted(each["token"] for each in tables["bronze"]) == tokens
+    assert documents_in(out) == script.collections
+    messages = [(each["token"], each["index"]) for each in tables["messages"]]
+    assert len(messages) == len({*messages})
+    assert {token for token, _ in messages} == {*tokens}
+    counted: Counter[str] = Counter()
+    for each in tables["transactions"]:
+        counted[each["id"]] += each["event_count"]
+    numbers = Counter(each["txnNumber"] for each in script.events)
+    assert sorted(counted.values()) == sorted(numbers.values())
+    unknown = [e["_id"]["_data"] for e in script.events if e["documentKey"]["_id"] >= 100]
+    assert sorted(each["token"] for each in tables["quarantine"]) == unknown
+    last = {r["batch"]: r["token"] for r in sorted(tables["bronze"], key=lambda r: r["token"])}
+    ends = {tokens.index(token) + 1 for token in last.values()}
+    told = sorted(each["id"] for each in tables["notifications"])
+    assert told == sorted(f"end {number}" for number in ends if number % 2)

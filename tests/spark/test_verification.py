@@ -1,0 +1,182 @@
+"""`job verify`: whole rows of all tables, with the stream, the collections and their checksums."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+from spark_sink.cli import job
+from spark_sink.jobs.job_folder import JobFolder, JobRecord
+from spark_sink.jobs.tables_job import (
+    BRONZE,
+    CURRENT,
+    MESSAGES,
+    TRANSACTIONS,
+    TablesJob,
+    namespace_options,
+)
+from tests.spark.conftest import Shop
+from tests.unit.spark_sink.verification.test_checksums import other
+
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
+
+TABLES = (BRONZE, CURRENT, MESSAGES, TRANSACTIONS)
+_SCHEMA = "_id BIGINT, n INT, tags MAP<STRING, INT>"
+OPTIONS: list[dict[str, str]] = [
+    {"fullDocument": "whenAvailable", "fullDocumentBeforeChange": "whenAvailable"},
+    {"fullDocument": "updateLookup", "documents": "typed", "documentSchema": _SCHEMA},
+]
+
+
+def run_once(spark: SparkSession, shop: Shop, folder: Path, **options: str) -> None:
+    """Run a job with all tables in this process, up to the present."""
+    chosen = {**namespace_options([shop.database]), "snapshotMode": "initial", **options}
+    where = JobFolder(str(folder))
+    record = JobRecord((shop.database,), chosen, TABLES, messages={"prefix": "p"})
+    where.begin(record)
+    TablesJob(where, record, shop.uri).start(spark, None).awaitTermination()
+
+
+def change_everything(shop: Shop) -> None:
+    for number in range(20, 27):
+        key = {"_id": number, "customer": number % 10}
+        shop.orders.insert_one({**key, "n": 1, "tags": {"a": 1}})
+        shop.orders.update_one(key, {"$set": {"n": 2}, "$unset": {"tags": 1}})
+        shop.orders.replace_one(key, {**key, "n": 3})
+    shop.orders.delete_one({"_id": 26, "customer": 6})
+    for number in range(30, 33):
+        with shop.client.start_session() as session, session.start_transaction():
+            for each in (number, number + 5):  # on both shards
+                document = {"_id": each, "customer": each % 10}
+                shop.orders.insert_one(document, session=session)
+    shop.client[shop.database].items.insert_one({"_id": 1})
+    shop.client[shop.database].items.rename("things")
+
+
+def changed(rows: pa.Table, name: str, row: int) -> pa.Table:
+    """Rows of which one has another value in a column."""
+    values = rows[name].to_pylist()
+    values[row] = other(values[row])
+    column = pa.array(values, rows.schema.field(name).type)
+    return rows.set_column(rows.column_names.index(name), name, column)
+
+
+def damage(folder: Path, name: str, left: set[str], is_event: Callable[[Any], bool]) -> set[str]:
+    """Change each column of a table but some, in another event each; return the columns.
+
+    Other events are removed and doubled.
+    """
+    rows = DeltaTable(folder / name).to_pyarrow_table()
+    waiting = [row for row, values in enumerate(rows.to_pylist()) if is_event(values)]
+    done = set()
+    for column in rows.column_names:
+        filled = rows[column].is_valid().to_pylist()
+        row = next((each for each in waiting if filled[each]), None)
+        if row is not None and column not in left:
+            waiting.remove(row)
+            rows, done = changed(rows, column, row), {*done, column}
+    if len(waiting) > 1:
+        kept = [each for each in range(rows.num_rows) if each != waiting[0]]
+        rows = rows.take([*kept, waiting[1]])
+    write_deltalake(folder / name, rows, mode="overwrite")
+    return done
+
+
+def damage_events(folder: Path, options: Mapping[str, str]) -> dict[str, set[str]]:
+    """Damage what is compared with the stream; return which columns, by table."""
+    looks_up = options["fullDocument"] == "updateLookup"
+
+    def in_bronze(row: Mapping[str, Any]) -> bool:
+        kind = row["operationType"]
+        return kind not in ("read", "snapshotEnd") and not (looks_up and kind == "update")
+
+    own = {"token", "batch", "shard", "operationType", "snapshot"}
+    return {
+        BRONZE: damage(folder, BRONZE, own, in_bronze),
+        MESSAGES: damage(
+            folder,
+            MESSAGES,
+            {"token", "index", "batch"},
+            lambda row: '"op":"c"' in (row["value"] or ""),
+        ),
+        TRANSACTIONS: damage(
+            folder, TRANSACTIONS, {"id", "batch", "first_token", "last_token"}, lambda row: True
+        ),
+    }
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["images", "looked up, typed"])
+def test_whole_rows_are_compared_with_the_stream(
+    options: dict[str, str],
+    tmp_path: Path,
+    shop: Shop,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @contextmanager
+    def session(*_: Any) -> Iterator[SparkSession]:
+        yield spark
+
+    monkeypatch.setattr("spark_sink.cli.session", session)
+
+    def verified(status: int) -> dict[str, Any]:
+        arguments = ["verify", "--json", "--uri", shop.uri, "--out", str(tmp_path)]
+        result = CliRunner().invoke(job, arguments)
+        assert result.exit_code == status, result.output
+        found: dict[str, Any] = json.loads(result.stdout)
+        return found
+
+    shop.insert(5)
+    shop.client[shop.database].command(
+        "collMod", "orders", changeStreamPreAndPostImages={"enabled": True}
+    )
+    run_once(spark, shop, tmp_path, **options)
+    change_everything(shop)
+    run_once(spark, shop, tmp_path, **options)
+    found = verified(0)
+    assert found.keys() == {*TABLES, "notifications"}
+    for name, each in found.items():
+        assert (each["differences"], each["remark"]) == (0, ""), (name, each)
+        kinds = [line.partition(" with ")[0].partition(" from ")[0] for line in each["compared"]]
+        against = ["the documents" if name == CURRENT else "the events"]
+        assert kinds == ["all rows", *(against if name in TABLES else [])]
+
+    whole = {name: DeltaTable(tmp_path / name).to_pyarrow_table() for name in TABLES}
+    expected = damage_events(tmp_path, options)
+    found = verified(1)
+    for name, columns in expected.items():
+        first = found[name]["first"]
+        fields = {each for row in first for each in row.get("fields", ())}
+        assert fields == columns, (name, first)
+        kinds = {row["difference"] for row in first}
+        most = {"missing", "doubled"} if name != TRANSACTIONS else set()
+        assert kinds == {"checksum", "different", *most}, (name, first)
+
+    # What the stream does not have, the checksum has: a snapshot's rows, and keys of documents.
+    for name in TABLES:
+        rows = whole[name]
+        if name == BRONZE:
+            read = rows["operationType"].to_pylist().index("read")
+            rows = rows.take([each for each in range(rows.num_rows) if each != read])
+        if name == CURRENT:
+            rows = changed(rows, "documentKey", 0)
+        write_deltalake(tmp_path / name, rows, mode="overwrite")
+    found = verified(1)
+    kinds = {name: [row["difference"] for row in each["first"]] for name, each in found.items()}
+    assert {name for name, each in kinds.items() if each} == {BRONZE, CURRENT}, found
+    assert kinds[BRONZE] == ["checksum"]
+    assert "checksum" in kinds[CURRENT]
+
+    # With the rows as they were, there is no difference.
+    for name in (BRONZE, CURRENT):
+        write_deltalake(tmp_path / name, whole[name], mode="overwrite")
+    verified(0)

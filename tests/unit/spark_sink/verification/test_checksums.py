@@ -1,0 +1,203 @@
+"""Every damage to every column of every table of a job is found by the checksum, without a cluster.
+
+Before, `verify` found rows that bronze lacked or had twice, and documents of current.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import bson
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from bson.raw_bson import RawBSONDocument
+from bson.timestamp import Timestamp
+from deltalake import DeltaTable, write_deltalake
+from pyspark.sql.types import ArrayType, IntegerType, LongType, MapType, StringType, StructType
+
+from spark_sink.jobs.tables_job import NOTIFICATIONS
+from spark_sink.jobs.task_tables import (
+    BRONZE_PARTITIONS,
+    MESSAGE_PARTITIONS,
+    TaskTables,
+    TaskWriter,
+    bronze_schema,
+    message_schema,
+)
+from spark_sink.rows.arrow_types import arrow_schema
+from spark_sink.rows.event_rows import EventRows
+from spark_sink.rows.typed_documents import TypedDocuments
+from spark_sink.tables.append_table import AppendTable
+from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.delta_log import Batch, DeltaLog
+from spark_sink.tables.range_merge import QUARANTINE
+from spark_sink.tables.table_form import KEY_RANGE, TableForm
+from spark_sink.tables.transactions import Transactions
+from spark_sink.verification.checksums import checksum_difference
+
+FORMS = {
+    "current": TableForm(),
+    "current, typed": TableForm(StructType([]), infers=True),
+    "current, deletes kept": TableForm(keeps_deleted=True),
+    "current, typed, deletes kept": TableForm(StructType([]), infers=True, keeps_deleted=True),
+}
+DOCUMENTS = (
+    StructType()
+    .add("_id", LongType())
+    .add("n", IntegerType())
+    .add("tags", ArrayType(StringType()))
+    .add("more", MapType(StringType(), IntegerType()))
+    .add("part", StructType().add("a", IntegerType()).add("b", StringType()))
+)
+TABLES = (
+    *("bronze", "bronze, typed", "messages", "transactions", "notifications", "quarantine"),
+    *FORMS,
+)
+
+
+def event(number: int, kind: str, identifier: int, **fields: Any) -> RawBSONDocument:
+    time = Timestamp(1_700_000_000, number)
+    token = f"82{time.time:08X}{time.inc:08X}2B042C0100296E5A1004{7:032X}46645F696400{number:04X}04"
+    found: dict[str, Any] = {"_id": {"_data": token}, "operationType": kind, "clusterTime": time}
+    found |= {"wallTime": datetime(2026, 1, 31, tzinfo=UTC), **fields}
+    found |= {"ns": {"db": "shop", "coll": "orders"}, "documentKey": {"_id": identifier}}
+    return RawBSONDocument(bson.encode(found))
+
+
+def events(batch: int) -> list[RawBSONDocument]:
+    """The events of a batch: a snapshot's rows, changes, and those of a transaction."""
+    session = {"lsid": {"id": bson.Binary(b"s" * 16, 4)}, "txnNumber": bson.Int64(batch)}
+    found = []
+    for number in range(8):
+        document = {"_id": number, "n": batch, "tags": ["a", "b"], "more": {"x": 1}}
+        document |= {"part": {"a": 1, "b": "c"}, "price": 2.5, "left": None}
+        kind = ("read" if batch == 0 else "replace", "insert", "replace")[number % 3]
+        of = {**session, "fullDocumentBeforeChange": document} if number > 5 else {}
+        found.append(event(10 * batch + number + 1, kind, number, fullDocument=document, **of))
+    description = {"updatedFields": {"n": 7}, "removedFields": []}
+    found.append(event(10 * batch + 9, "update", 1, updateDescription=description))
+    found.append(event(10 * batch + 10, "delete", 2))
+    return found
+
+
+def written(folder: Path, name: str) -> DeltaLog:
+    """A table of two batches, written as the tasks and the driver of a job write it."""
+    log = AppendTable(str(folder)).log
+    for number in range(2):
+        batch = Batch("q", number, {"n": number})
+        address, typed = str(folder), TypedDocuments(DOCUMENTS) if "typed" in name else None
+        rows = EventRows(typed=typed if name.startswith("bronze") else None)
+        of = {name.partition(",")[0]: address}
+        tables = TaskTables(
+            of.get("bronze"), of.get("current"), address, True, of.get("messages"), {"prefix": "p"}
+        )
+        with TaskWriter(tables, rows.schema, number) as writer:
+            for each in rows.arrow_batches(events(number)):
+                writer.add(each)
+            report = writer.close()
+        match name:
+            case "bronze" | "bronze, typed":
+                table = AppendTable(address, BRONZE_PARTITIONS)
+                table.commit(report.bronze, bronze_schema(rows.schema), batch)
+            case "messages":
+                table = AppendTable(address, MESSAGE_PARTITIONS)
+                table.commit(report.messages, message_schema(), batch)
+            case "transactions":
+                AppendTable(address).write_rows(Transactions(report.transactions).rows(), batch)
+            case "notifications":
+                row = {"id": f"{number}", "aggregate_type": "a", "type": "t", "timestamp": number}
+                row["additional_data"] = [("k", "v"), ("l", "w")]
+                told = pa.Table.from_pylist([row] * 2, NOTIFICATIONS)
+                AppendTable(address).write_rows(told, batch)
+            case "quarantine":
+                schema = arrow_schema(QUARANTINE)
+                row = {each.name: str(number) for each in schema if each.type == pa.string()}
+                row |= {"clusterTime": number, "event": b"e"}
+                told = pa.Table.from_pylist([row] * 2, schema).drop_columns(["batch"])
+                AppendTable(address).write_rows(told, batch)
+            case _:
+                current = CurrentTable(address, form=FORMS[name])
+                assert report.changes is not None
+                quarantine = AppendTable(str(folder.with_name("unapplied")))
+                current.apply_staged(None, [report.changes], batch, quarantine)
+    log.reload()
+    return DeltaLog(str(folder))
+
+
+def other(value: Any) -> Any:
+    """Another value of the same type."""
+    match value:
+        case bool():
+            return not value
+        case int() | float() | Decimal():
+            return value + 1
+        case str():
+            return value + "x"
+        case bytes():
+            return value + b"x"
+        case dict():
+            name = next(iter(value))
+            return {**value, name: other(value[name])}
+        case [(str() as name, content), *rest]:
+            return [(name, other(content)), *rest]
+        case [first, *rest]:
+            return [other(first), *rest]
+        case None:
+            return None
+        case _:
+            return value.replace(year=value.year - 1)
+
+
+def damages(rows: pa.Table, chance: random.Random) -> Iterator[tuple[str, pa.Table]]:
+    """Tables in which one cell or one row differs, or two have changed places, by what was done."""
+    for at, name in enumerate(rows.column_names):
+        if name == KEY_RANGE:
+            continue
+        values = rows[name].to_pylist()
+        filled = [row for row, value in enumerate(values) if value is not None]
+        for row in chance.sample(filled, min(2, len(filled))):
+            changed, nulled = [*values], [*values]
+            changed[row], nulled[row] = other(values[row]), None
+            for what, column in (("changed", changed), ("nulled", nulled)):
+                array = pa.array(column, rows.schema.field(name).type)
+                yield f"{name} {what}", rows.set_column(at, name, array)
+        different = [row for row in filled if values[row] != values[filled[0]]]
+        if different:
+            swapped = [*values]
+            swapped[filled[0]], swapped[different[0]] = values[different[0]], values[filled[0]]
+            array = pa.array(swapped, rows.schema.field(name).type)
+            yield f"{name} swapped", rows.set_column(at, name, array)
+    for row in chance.sample(range(rows.num_rows), min(2, rows.num_rows)):
+        others = [each for each in range(rows.num_rows) if each != row]
+        yield "a row removed", rows.take(others)
+        yield "a row doubled", rows.take([*range(rows.num_rows), row])
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_damage_to_every_column_is_found(name: str, tmp_path: Path) -> None:
+    log = written(tmp_path / "table", name)
+    assert checksum_difference(None, log) is None
+    log.compact()
+    log.vacuum(full=True)
+    log = DeltaLog(log.address)
+    assert checksum_difference(None, log) is None
+    rows = DeltaTable(log.address).to_pyarrow_table()
+    assert rows.num_rows >= 2
+    filled = {each for each in rows.column_names if rows[each].null_count < rows.num_rows}
+
+    def found_in(table: pa.Table) -> Any:
+        write_deltalake(log.address, table, mode="overwrite")
+        return checksum_difference(None, DeltaLog(log.address))
+
+    tried = set()
+    for what, damaged in damages(rows, random.Random(name)):
+        tried.add(what.split()[0])
+        assert found_in(damaged) is not None, what
+    assert tried >= filled - {KEY_RANGE}
+    assert found_in(rows.take(pc.sort_indices(rows[rows.column_names[0]]))) is None
