@@ -70,8 +70,9 @@ class Folder:
         """
         parent, slash, name = path.rpartition("/")
         files = self._files.base_fs
-        files.create_dir(f"{self._files.base_path}{parent}".rstrip("/"))
         local = isinstance(files, fs.LocalFileSystem)
+        if local:  # others make folders as they need them
+            files.create_dir(f"{self._files.base_path}{parent}".rstrip("/"))
         draft = f"{parent}{slash}.{name}-{uuid4().hex}" if local else path
         try:
             with self._files.open_output_stream(draft) as stream:

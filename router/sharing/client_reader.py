@@ -117,8 +117,11 @@ class ClientReader:
             try:
                 return source, *await streams.find_or_open(source.request, *wanted)
             except CommandError as error:
-                if after is None and RESUMABLE_LABEL in error.labels:
-                    raise  # its own stream would wait as long for the same servers
+                is_over = self._loop.time() - begun >= streams.opening_time(own.request)
+                if RESUMABLE_LABEL in error.labels and (
+                    start_at is None or (after is None and is_over)
+                ):
+                    raise  # its own stream would need the same servers, and as long
                 streams.refused(self._candidates, source, error, begun)
         enter = streams.find_or_open if after is None else streams.find_or_open_later
         return own, *await enter(own.request, *wanted)

@@ -22,6 +22,7 @@ from router.streams.noop_writer import NoOpWriter
 from router.streams.running_stream import RunningStream
 from router.tokens.resume_token import first_key
 from shard_client.errors import RESUMABLE_LABEL, CommandError
+from shard_client.replica_set.read_preference import ReadPreference
 
 log = structlog.get_logger()
 
@@ -206,6 +207,10 @@ class OpenStreams:
         """Return whether a reader that starts at ``time`` has no backlog to read."""
         newest = self.cluster.clock.time or time
         return newest.time - time.time <= self._limits.share_behind
+
+    def opening_time(self, request: StreamRequest) -> float:
+        """Return the seconds within which a client's stream is to be opened."""
+        return self._limits.opening_time(ReadPreference.of(request.read_preference))
 
     def refused(
         self, candidates: Candidates, source: Source, error: CommandError, begun: float

@@ -265,10 +265,15 @@ class DeltaLog:
             return False
         last = Batch.of(self.position())
         if last is None or not last.is_same(batch):
+            remedy = (
+                "run one process for each --out. Start the job again; it continues where the "
+                "tables are"
+                if batch.offset
+                else "start the query with its newest checkpointLocation, or with a new one"
+            )
             raise StreamError(
-                f"the table at {self.address} has another batch {batch.number} than this start of "
-                "the job has, because another start has written it: run one process for each "
-                "--out. Start the job again; it continues where the tables are"
+                f"the table at {self.address} has another batch {batch.number} than this start, "
+                f"because another start has written it: {remedy}"
             )
         return True
 

@@ -39,8 +39,8 @@ _LOOKED_UP = "updateLookup"
 # shorter time than events, and a document that is looked up is as new as the read.
 _CERTAIN = "certain"
 _IMAGES = ("fullDocument", "fullDocumentBeforeChange")
-# The time at which a message was made.
-_CLOCK = r'"ts_(ms|us|ns)":\d+'
+# The times in a message, of which one is that at which it was made.
+_CLOCK = r'"[^"]*ts_(ms|us|ns)": ?\d+'
 
 
 @dataclass(frozen=True)

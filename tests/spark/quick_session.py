@@ -6,5 +6,4 @@ QUICK = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.adaptive.enabled": "false",
     "spark.default.parallelism": "1",
-    "spark.python.authenticate.socketTimeout": "120s",  # on a machine with much to do
 }

@@ -41,6 +41,7 @@ from spark_sink.snapshot.plan import Progress, SnapshotPlan
 from spark_sink.source.offsets import Offset
 from spark_sink.source.unmatched_names import warn_of_unmatched_names
 from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.verification.job import verify_job
 from tests.harness.clusters import TestCluster
 from tests.harness.ports import free_port
@@ -61,7 +62,7 @@ def rows_of(folder: Path, table: str = "bronze") -> list[dict[str, Any]]:
 
 def positions_of(folder: Path, table: str) -> list[dict[str, Any]]:
     """What the commits of a table say, the newest first."""
-    return [commit["mergerouter"] for commit in DeltaTable(folder / table).history()]
+    return [*DeltaLog(str(folder / table)).positions().values()]
 
 
 def run_once(

@@ -1,4 +1,7 @@
-"""Executors need only the package as a zip, without the router, orjson, numpy and deltalake."""
+"""Executors need only the package as a zip, without the router, orjson and deltalake.
+
+Those that write no tables need no numpy.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ sys.path.insert(0, sys.argv[1])
 for name in "router shard_client embedded orjson numpy motor deltalake typer".split():
     sys.modules[name] = None
 import spark_sink.source.data_source
+del sys.modules["numpy"]
 import spark_sink.jobs.job_source, spark_sink.tables.range_merge, spark_sink.tables.table_scan
 print(spark_sink.source.data_source.__file__)
 """

@@ -114,7 +114,7 @@ async def test_a_wider_stream_that_cannot_be_opened_is_tried_once(
 async def test_an_outage_is_waited_for_once(
     cluster: ScriptedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    registry = cluster.registry(share_scopes="always")
+    registry = cluster.registry(share_scopes="always", open_timeout=0.0)
     tried = []
 
     async def hang(request: StreamRequest, *args: Any) -> Any:
