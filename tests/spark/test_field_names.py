@@ -19,13 +19,13 @@ from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pyspark.sql import SparkSession
-from spark_sink.tables.verify import difference_of
 
 from spark_sink.debezium import to_debezium
 from spark_sink.events.slices import document_of, elements_of
 from spark_sink.jobs import rebuilding
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.tables.current_table import CurrentTable
+from spark_sink.verification.collections import difference_of
 from tests.harness.clusters import real_servers_named
 from tests.spark.conftest import Shop
 from tests.spark.field_names import doubled, write_by_chance
