@@ -265,7 +265,7 @@ def seek(folder: JobFolder, to: str) -> str:
             f"--to {to} is in the future: the job would write nothing until then. Give the present "
             "or an earlier time, or set the clock of this machine"
         )
-    kept, passed, told = before.signals.without_batch(), before.position, ""
+    kept, passed, told = before.signals.without_batch(), max(reached, key=key_of), ""
     if kept.position is not None and is_after(position, kept.position):
         kept, told = replace(kept, position=None), ", without the signals that were sent before"
     sought = before.moved(position, heartbeat=before.heartbeat, signals=kept, sought=passed)
