@@ -29,4 +29,4 @@ def test_a_job_that_is_killed_keeps_its_tables_equal(spark: SparkSession, tmp_pa
 
 def test_a_job_that_stalls_ends_after_another_host_has_taken_over(tmp_path: Path) -> None:
     pytest.importorskip("moto", reason="it stands in for S3")
-    assert object_store.run(0, 0, tmp_path, stalls=2) == []
+    assert object_store.run(0, 0, tmp_path, stalls=1) == []
