@@ -6,16 +6,15 @@ for example between an int and an equal double; the type bits record them.
 
 import re
 import struct
-import uuid
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
+from decimal import Decimal
 from math import copysign
 from typing import Any, Final
 
 from bson.binary import Binary
 from bson.code import Code
 from bson.datetime_ms import DatetimeMS
-from bson.dbref import DBRef
 from bson.decimal128 import Decimal128
 from bson.int64 import Int64
 from bson.max_key import MaxKey
@@ -24,13 +23,8 @@ from bson.objectid import ObjectId
 from bson.regex import Regex
 from bson.timestamp import Timestamp
 
-from embedded.keystring_numbers import (
-    decimal_zero_kind,
-    encode_decimal,
-    encode_double,
-    encode_integer,
-    stored_exponent,
-)
+from embedded.keystring_numbers import encode_double, encode_integer
+from shard_client.errors import CommandError
 
 MIN_KEY: Final = 10
 NULLISH: Final = 20
@@ -55,7 +49,7 @@ _LONG_BITS: Final = (0, 1)
 _DOUBLE_BITS: Final = (1, 0)
 _DECIMAL_BITS: Final = (1, 1)
 _MINUS_ZERO_BITS: Final = (1, 1, 0, 0, 0)
-_DECIMAL_ZERO_PREFIX: Final = 0x1A
+_EXPONENT_BIAS: Final = 6176
 
 
 class KeyStringBuilder:
@@ -98,15 +92,14 @@ class KeyStringBuilder:
 
     def _decimal(self, value: Decimal128) -> None:
         number = value.to_decimal()
-        if number.is_zero():
-            kind = decimal_zero_kind(number)
-            self._bits += _as_bits((kind >> 12) + _DECIMAL_ZERO_PREFIX, 5)
-            self._bits += _as_bits(kind & 0xFFF, 12)
-        else:
-            self._bits += _DECIMAL_BITS
-            if number.is_finite():
-                self._bits += _as_bits(stored_exponent(number), 6)
-        self._parts.append(encode_decimal(number))
+        double, exponent = float(number), number.as_tuple().exponent
+        if Decimal(double) != number or number.is_zero() or not isinstance(exponent, int):
+            raise CommandError(
+                238, f"the embedded cluster makes no tokens for the decimal {value}",
+                code_name="NotImplemented",
+            )  # fmt: skip
+        self._bits += _DECIMAL_BITS + _as_bits((exponent + _EXPONENT_BIAS) & 0x3F, 6)
+        self._parts.append(encode_double(double))
 
     def _string(self, value: str) -> None:
         self._bits.append(0)
@@ -115,7 +108,7 @@ class KeyStringBuilder:
     def _object_id(self, value: ObjectId) -> None:
         self._parts.append(b"\x64" + value.binary)
 
-    def _binary(self, value: bytes | uuid.UUID) -> None:
+    def _binary(self, value: bytes) -> None:
         self._parts.append(_binary(value))
 
     def _timestamp(self, value: Timestamp) -> None:
@@ -125,7 +118,7 @@ class KeyStringBuilder:
         millis = int(value) if isinstance(value, DatetimeMS) else int(DatetimeMS(value))
         self._parts.append(struct.pack(">BQ", DATE, (millis + (1 << 63)) & ((1 << 64) - 1)))
 
-    def _regex(self, value: "Regex[Any] | re.Pattern[Any]") -> None:
+    def _regex(self, value: "Regex[Any]") -> None:
         self._parts.append(_regex(value))
 
     def _code(self, value: Code) -> None:
@@ -144,9 +137,6 @@ class KeyStringBuilder:
     def _object(self, document: Mapping[str, Any]) -> None:
         self._parts.append(b"\x46")
         self._fields(document)
-
-    def _reference(self, value: DBRef) -> None:
-        self._object(value.as_doc())
 
     def _fields(self, document: Mapping[str, Any]) -> None:
         for name, value in document.items():
@@ -200,19 +190,16 @@ _APPENDERS: Final[dict[type, Callable[[KeyStringBuilder, Any], None]]] = {
     str: _Builder._string,
     dict: _Builder._object,
     Mapping: _Builder._object,
-    DBRef: _Builder._reference,
     list: _Builder._array,
     tuple: _Builder._array,
     bytes: _Builder._binary,
     Binary: _Builder._binary,
-    uuid.UUID: _Builder._binary,
     ObjectId: _Builder._object_id,
     type(None): _Builder._constant,
     datetime: _Builder._date,
     DatetimeMS: _Builder._date,
     Timestamp: _Builder._timestamp,
     Regex: _Builder._regex,
-    re.Pattern: _Builder._regex,
     MinKey: _Builder._constant,
     MaxKey: _Builder._constant,
 }
@@ -221,14 +208,14 @@ _CLASSES: Final[dict[type, int]] = {
     bool: FALSE,
     **dict.fromkeys((int, Int64, float, Decimal128), NUMERIC),
     str: STRING,
-    **dict.fromkeys((dict, Mapping, DBRef), OBJECT),
+    **dict.fromkeys((dict, Mapping), OBJECT),
     **dict.fromkeys((list, tuple), ARRAY),
-    **dict.fromkeys((bytes, Binary, uuid.UUID), BIN_DATA),
+    **dict.fromkeys((bytes, Binary), BIN_DATA),
     ObjectId: OBJECT_ID,
     type(None): NULLISH,
     **dict.fromkeys((datetime, DatetimeMS), DATE),
     Timestamp: TIMESTAMP,
-    **dict.fromkeys((Regex, re.Pattern), REGEX),
+    Regex: REGEX,
     MinKey: MIN_KEY,
     MaxKey: MAX_KEY,
 }
@@ -246,17 +233,16 @@ def _appender_of_base(value: Any) -> Callable[[KeyStringBuilder, Any], None]:
     return _APPENDERS[_base_of(value)]
 
 
-def _as_bits(number: int, count: int) -> list[int]:
-    return [(number >> place) & 1 for place in range(count - 1, -1, -1)]
+def _as_bits(number: int, count: int) -> tuple[int, ...]:
+    return tuple((number >> place) & 1 for place in range(count - 1, -1, -1))
 
 
 def _c_string(text: str) -> bytes:
     return text.encode().replace(b"\x00", b"\x00\xff") + b"\x00"
 
 
-def _binary(value: bytes | uuid.UUID) -> bytes:
-    data = value.bytes if isinstance(value, uuid.UUID) else bytes(value)
-    subtype = 4 if isinstance(value, uuid.UUID) else getattr(value, "subtype", 0)
+def _binary(value: bytes) -> bytes:
+    data, subtype = bytes(value), getattr(value, "subtype", 0)
     if len(data) < 0xFF:
         return bytes((BIN_DATA, len(data), subtype)) + data
     return struct.pack(">BBIB", BIN_DATA, 0xFF, len(data), subtype) + data
@@ -272,7 +258,7 @@ _FLAGS: Final = (
 )
 
 
-def _regex(value: "Regex[Any] | re.Pattern[Any]") -> bytes:
+def _regex(value: "Regex[Any]") -> bytes:
     pattern = value.pattern.encode() if isinstance(value.pattern, str) else value.pattern
     flags = "".join(letter for flag, letter in _FLAGS if value.flags & flag)
     return bytes((REGEX,)) + pattern + b"\x00" + flags.encode() + b"\x00"

@@ -11,8 +11,6 @@ from shard_client.errors import CommandError
 MOST_DRIFT: Final = 365 * 86_400
 """Seconds that a client's cluster time may be ahead of the wall clock."""
 
-_NO_SIGNATURE = {"hash": b"\x00" * 20, "keyId": 0}
-
 
 class LogicalClock:
     """A source of MongoDB cluster times (docs/protocol.md#sharded-cluster).
@@ -39,10 +37,6 @@ class LogicalClock:
     def advance(self, cluster_time: Timestamp) -> None:
         """Adopt another party's cluster time if it is greater."""
         self._latest = max(self._latest, as_ordinal(cluster_time))
-
-    def document(self) -> dict[str, Any]:
-        """Return the ``$clusterTime`` document of replies, unsigned as on an open server."""
-        return {"clusterTime": self.time, "signature": _NO_SIGNATURE}
 
 
 def client_time(command: Mapping[str, Any], now: float) -> Timestamp | None:

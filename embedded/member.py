@@ -13,8 +13,6 @@ from bson.objectid import ObjectId
 from bson.timestamp import Timestamp
 
 from embedded.access.control import AccessControl
-from embedded.access.settings import OPEN, Security
-from embedded.access.users import Users
 from embedded.cursors import CursorTable
 from embedded.elections import Elections
 from embedded.errors import no_such_transaction
@@ -49,7 +47,7 @@ class Member:
         clock: a logical clock to share; by default the member has one of its own.
         wall: the wall clock, in seconds since 1970.
         random: the source of UUIDs and cursor ids.
-        security: how the cluster is secured.
+        access: who may use the server; by default everybody.
     """
 
     def __init__(
@@ -65,7 +63,7 @@ class Member:
         clock: LogicalClock | None = None,
         wall: Callable[[], float] = time.time,
         random: Random | None = None,
-        security: Security = OPEN,
+        access: AccessControl | None = None,
     ) -> None:
         self.name = name
         self.role: Role = role
@@ -81,7 +79,7 @@ class Member:
         self.oplog = Oplog(oplog_size)
         self.journal = Journal(self.clock, self.oplog, wall)
         self.catalog = Catalog(self.new_uuid)
-        self.access = AccessControl(Users(self.catalog, security.key), security)
+        self.access = access or AccessControl()
         self.cursors = CursorTable(self._random)
         self.sessions = SessionTable()
         self.topology_version = self.new_process()

@@ -8,7 +8,7 @@ import bson
 
 from embedded.change_streams.oplog_filter import NOOP_EVENTS, SYSTEM_NOOP_EVENTS
 from embedded.change_streams.request import StreamRequest
-from embedded.change_streams.resume_token import ResumeToken
+from embedded.change_streams.resume_token import ResumeToken, Start
 from embedded.change_streams.transactions import Operation
 from embedded.change_streams.update_description import describe_update
 from shard_client.errors import CommandError
@@ -68,7 +68,7 @@ class EventMaker:
     client's token, because they are compared with it.
     """
 
-    def __init__(self, request: StreamRequest, start: ResumeToken, version: int) -> None:
+    def __init__(self, request: StreamRequest, start: Start, version: int) -> None:
         self._request = request
         self._start = start
         self._version = version

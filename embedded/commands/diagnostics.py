@@ -6,7 +6,6 @@ from typing import Any
 
 from bson.int64 import Int64
 
-from embedded.change_streams import explain_change_stream, is_change_stream
 from embedded.commands.request import Request, command
 from embedded.storage.bson_values import Document
 from shard_client.errors import CommandError
@@ -63,12 +62,6 @@ async def get_parameter(request: Request) -> Document:
     return found
 
 
-@command("setParameter", "setFeatureCompatibilityVersion", "fsync", "logRotate", "profile")
-async def accept(_request: Request) -> Document:
-    """Accept a command that has no effect on a server without files."""
-    return {}
-
-
 @command("serverStatus")
 async def server_status(request: Request) -> Document:
     """Return a small part of a server's status."""
@@ -108,51 +101,4 @@ async def default_concerns(_request: Request) -> Document:
     return {
         "defaultReadConcern": {"level": "local"},
         "defaultWriteConcern": {"w": "majority", "wtimeout": 0},
-    }
-
-
-@command("explain")
-async def explain(request: Request) -> Document:
-    """Return a plan of COLLSCAN, or IDHACK for a condition on ``_id``, without running it."""
-    explained = request.field("explain", dict, {})
-    name = next(iter(explained), "")
-    if name not in ("find", "aggregate", "count", "distinct", "update", "delete", "findAndModify"):
-        raise CommandError(59, f"Explain failed due to unknown command: {name}")
-    if name == "aggregate" and is_change_stream(explained):
-        return explain_change_stream(request.mongod, request.database, explained)
-    condition = explained.get("filter") or explained.get("query") or {}
-    stage = "IDHACK" if "_id" in condition else "COLLSCAN"
-    planner: Document = {
-        "namespace": f"{request.database}.{explained[name]}",
-        "parsedQuery": condition,
-        "winningPlan": {"stage": stage},
-        "rejectedPlans": [],
-    }
-    return {"explainVersion": "1", "queryPlanner": planner, "command": explained}
-
-
-@command("collStats", "collstats")
-async def collection_stats(request: Request) -> Document:
-    """Return the numbers of a collection's documents and indexes."""
-    collection = request.collection
-    if collection is None:
-        return {"ns": request.ns, "count": 0, "nindexes": 0, "size": 0}
-    return {
-        "ns": request.ns,
-        "count": len(collection),
-        "size": 0,
-        "nindexes": len(collection.indexes),
-        "capped": bool(collection.options.get("capped")),
-    }
-
-
-@command("dbStats", "dbstats")
-async def database_stats(request: Request) -> Document:
-    """Return the numbers of a database's collections, documents and indexes."""
-    collections = request.mongod.catalog.collections(request.database)
-    return {
-        "db": request.database,
-        "collections": len(collections),
-        "objects": sum(map(len, collections)),
-        "indexes": sum(len(each.indexes) for each in collections),
     }

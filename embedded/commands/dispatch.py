@@ -18,12 +18,9 @@ from embedded.commands import (  # noqa: F401 (imported to be registered)
     logins,
     reads,
     replication,
-    roles,
     sessions,
-    users,
     writes,
 )
-from embedded.commands.arguments import check_arguments
 from embedded.commands.request import COMMANDS, IN_TRANSACTIONS, Handler, Request
 from embedded.errors import TRANSIENT_TRANSACTION, command_not_found, no_such_transaction
 from embedded.logical_clock import as_ordinal
@@ -48,11 +45,7 @@ async def execute(mongod: Member, database: str, command: Document, client: Clie
     handler = COMMANDS.get(name)
     if handler is None:
         raise command_not_found(name)
-    access = mongod.access
-    if access.enforced and not client.in_process:
-        access.check(name, database, command, client)
-        access.own_sessions(name, command, client)
-    check_arguments(name, command)
+    mongod.access.check(name, database, command, client)
     request = Request(mongod, database, name, command, client)
     if command.get("lsid") is not None:
         request.session = mongod.sessions.get(command["lsid"])

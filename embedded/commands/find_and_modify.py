@@ -36,7 +36,7 @@ def _run(request: Request) -> Document:
         return {"lastErrorObject": {"n": int(gone is not None)}, "value": value}
     if "update" not in arguments:
         raise failed_to_parse("Either an update or remove=true must be specified")
-    change = Update(arguments["update"], condition, arguments.get("arrayFilters") or ())
+    change = Update(arguments["update"], condition)
     changed = update_first(
         request, matcher, change, number, order=order, upsert=bool(arguments.get("upsert"))
     )

@@ -126,7 +126,7 @@ async def _update(request: Request, statement: Document, number: int) -> Documen
     if not isinstance(statement.get("q"), dict) or "u" not in statement:
         raise failed_to_parse("an update statement requires 'q' and 'u'")
     matcher = Matcher(statement["q"])
-    change = Update(statement["u"], statement["q"], statement.get("arrayFilters") or ())
+    change = Update(statement["u"], statement["q"])
     multi = bool(statement.get("multi"))
     if multi and change.is_replacement:
         raise failed_to_parse("multi update is not supported for replacement-style update")
@@ -215,7 +215,7 @@ def update_first(
         return Changed(None, None)
     collection = writable_collection(request)
     mongod = request.mongod
-    document = change.upserted(mongod.wall(), mongod.new_object_id())
+    document = change.upserted(mongod.new_object_id())
     document = with_id(document, mongod.new_object_id)
     validate(collection, document)
     unit.insert(collection, document, number)
@@ -236,10 +236,15 @@ def change_document(
         DocumentLocked: a transaction holds the document.
         CommandError: the update cannot be applied, or its result is invalid.
     """
-    updated = change.apply(document, request.mongod.wall())
+    updated = change.apply(document)
     if updated.o is None:
         return Changed(document, document)
     validate(collection, updated.document)
+    if collection.document_key(document) != collection.document_key(updated.document):
+        raise CommandError(
+            20, "the embedded cluster does not move documents whose shard key changes",
+            code_name="IllegalOperation",
+        )  # fmt: skip
     size = len(bson.encode(updated.document))
     if size > MAX_DOCUMENT_SIZE:
         raise CommandError(

@@ -235,13 +235,6 @@ class ClusterCatalog:
         collection.namespace = to
         self.collections[to] = collection
 
-    async def rewrite_collection(self, collection: ShardedCollection, old_uuid: Binary) -> None:
-        """Record the new key and chunks, and possibly UUID, of a sharded collection."""
-        change = {"key": dict(collection.key.pattern), "uuid": collection.uuid}
-        await self._update("collections", {"_id": collection.namespace}, {"$set": change})
-        await self._delete("chunks", {"uuid": old_uuid}, many=True)
-        await self._insert("chunks", [_chunk_document(collection, c) for c in collection.chunks])
-
     async def replace_chunks(
         self, collection: ShardedCollection, gone: Iterable[Chunk], new: Iterable[Chunk]
     ) -> None:

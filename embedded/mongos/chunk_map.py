@@ -7,7 +7,6 @@ from typing import Any
 
 from bson import ObjectId
 
-from embedded.mongos.key_ranges import KeyRange
 from embedded.mongos.shard_key import KeyValues, ShardKey
 from embedded.storage.ordering import SortKey, sort_key
 from shard_client.errors import CommandError
@@ -79,16 +78,16 @@ class ChunkMap:
         """
         return self.chunk_of(self.key.of_document(document)).shard
 
-    def owners(self, ranges: Iterable[KeyRange] | None) -> set[str]:
-        """Return the shards that own any key of ``ranges``; all owners for ``None``."""
-        if ranges is None:
-            return self.shards
-        found: set[str] = set()
-        for span in ranges:
-            first = max(0, bisect_right(self._lows, order(span.low)) - 1)
-            last = bisect_right(self._lows, order(span.high))
-            found.update(chunk.shard for chunk in self._chunks[first : max(last, first + 1)])
-        return found
+    def owners(self, prefix: KeyValues) -> set[str]:
+        """Return the shards that own any key that begins with these values."""
+        if len(prefix) == len(self.key.fields):
+            return {self.chunk_of(prefix).shard}
+        wanted, width = order(prefix), len(prefix)
+        return {
+            chunk.shard
+            for chunk in self._chunks
+            if order(chunk.low[:width]) <= wanted <= order(chunk.high[:width])
+        }
 
     def split(self, at: KeyValues) -> tuple[Chunk, Chunk]:
         """Split the chunk that contains ``at``; the second part starts with ``at``.

@@ -14,10 +14,10 @@ async def list_collections(request: Request) -> Document:
     primary = request.catalog.primary_of(request.database)
     namespace = f"{request.database}.$cmd.listCollections"
     if primary is None:
-        return open_cursor(request, namespace, [], None)
+        return await open_cursor(request, namespace, [], None)
     reply = await request.send(primary, as_sent(request, without=["cursor"]))
     size = request.command.get("cursor", {}).get("batchSize")
-    return open_cursor(request, namespace, reply["cursor"]["firstBatch"], size)
+    return await open_cursor(request, namespace, reply["cursor"]["firstBatch"], size)
 
 
 async def list_indexes(request: Request) -> Document:
@@ -34,11 +34,11 @@ async def list_indexes(request: Request) -> Document:
         member = request.catalog.holders(placement.sharded)[0]
     reply = await request.send(member, as_sent(request, without=["cursor"]))
     size = request.command.get("cursor", {}).get("batchSize")
-    return open_cursor(request, request.namespace, reply["cursor"]["firstBatch"], size)
+    return await open_cursor(request, request.namespace, reply["cursor"]["firstBatch"], size)
 
 
 async def list_databases(request: Request) -> Document:
-    """List the databases that the client may see, of all shards and of the config server."""
+    """List the databases of all shards and of the config server."""
     catalog = request.catalog
     commands = {member: {"listDatabases": 1} for member in (*catalog.shards, catalog.config)}
     replies = replies_of(await request.send_all(commands))
@@ -52,8 +52,7 @@ async def list_databases(request: Request) -> Document:
             known = found.setdefault(name, {"name": name, "sizeOnDisk": 0, "empty": False})
             known["sizeOnDisk"] += size
             known.setdefault("shards", {})[member.id] = size
-    access = request.state.access
-    listed = [found[name] for name in sorted(found) if access.sees(request.client, name)]
+    listed = [found[name] for name in sorted(found)]
     if "filter" in request.command:
         listed = [entry for entry in listed if matches(request.field("filter", dict), entry)]
     if request.command.get("nameOnly"):

@@ -9,8 +9,6 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
-from bson import Binary
-
 from embedded.mongos.catalog import ShardedCollection
 from embedded.mongos.chunk_map import Chunk, order
 from embedded.mongos.members import Member
@@ -128,15 +126,10 @@ async def copy_catalog_entry(donor: Member, to: Member, collection: ShardedColle
     """Create a sharded collection on one more shard, with the same UUID, options and indexes."""
     local = donor.mongod.catalog.require(collection.namespace)
     if to.mongod.catalog.get(collection.namespace) is None:
-        await create_like(local, to)
+        create = {"create": local.name, **_options(local), "uuid": local.uuid}
+        await to.execute(local.database, create, from_migrate=True)
+        await _create_indexes(local, to, from_migrate=True)
     to.mongod.set_shard_key(collection.namespace, collection.key.fields)
-
-
-async def create_like(local: Collection, to: Member, uuid: Binary | None = None) -> None:
-    """Create a collection like ``local`` on one more shard, with ``uuid`` or the same UUID."""
-    create = {"create": local.name, **_options(local), "uuid": uuid or local.uuid}
-    await to.execute(local.database, create, from_migrate=True)
-    await _create_indexes(local, to, from_migrate=True)
 
 
 def _options(collection: Collection) -> Document:

@@ -12,10 +12,10 @@ from bson import Binary, ObjectId
 from embedded.access.control import AccessControl
 from embedded.clients import Client
 from embedded.commands.request import checked_collection
+from embedded.cursors import CursorTable
 from embedded.errors import no_such_transaction, type_mismatch
 from embedded.mongod import Mongod
 from embedded.mongos.catalog import ClusterCatalog, ShardedCollection
-from embedded.mongos.cursors import CursorTable
 from embedded.mongos.members import Member, Outcome, execute_on_all
 from embedded.mongos.namespace_locks import NamespaceLocks
 from embedded.mongos.transactions import Transaction, TransactionTable

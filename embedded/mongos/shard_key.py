@@ -9,6 +9,7 @@ from typing import Any
 import bson
 from bson import Decimal128, Int64, MaxKey, MinKey
 
+from embedded.storage.bson_values import MISSING
 from shard_client.errors import CommandError
 
 KeyValues = tuple[Any, ...]
@@ -93,15 +94,6 @@ class ShardKey:
             )  # fmt: skip
         return tuple(document[path] for path in self.fields)
 
-    def key_fields(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the document's key fields, without absent ones."""
-        found = {}
-        for path in self.fields:
-            value = field_at(document, path)
-            if value is not MISSING:
-                found[path] = value
-        return found
-
     def _value(self, document: Mapping[str, Any], path: str) -> Any:
         value = field_at(document, path)
         if value is MISSING:
@@ -112,14 +104,6 @@ class ShardKey:
                 f"field '{path}'", code_name="ShardKeyNotFound",
             )  # fmt: skip
         return value
-
-
-class _Missing:
-    """The type of MISSING."""
-
-
-MISSING = _Missing()
-"""The value of an absent field in ``field_at``."""
 
 
 def field_at(document: Mapping[str, Any], path: str) -> Any:

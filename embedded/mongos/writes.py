@@ -8,16 +8,10 @@ from bson import ObjectId
 from embedded.errors import failed_to_parse
 from embedded.mongos.bulk import BulkResult, ordered_batches, picked, unordered_batches
 from embedded.mongos.catalog import ShardedCollection
-from embedded.mongos.key_change import update_one_with_its_key
 from embedded.mongos.members import Member, replies_of
 from embedded.mongos.request import Placement, Request
 from embedded.mongos.statements import bulk_command, send_statement
-from embedded.mongos.targeting import (
-    is_replacement,
-    may_change_key,
-    targets_of_delete,
-    targets_of_update,
-)
+from embedded.mongos.targeting import targets_of_delete, targets_of_update
 from embedded.storage.bson_values import Document
 from shard_client.errors import CommandError
 
@@ -59,7 +53,7 @@ async def insert(request: Request) -> Document:
 
 
 async def update(request: Request) -> Document:
-    """Update documents on their shards; a changed shard key may move a document.
+    """Update documents on their shards.
 
     Raises:
         CommandError: an error for the whole command.
@@ -114,17 +108,8 @@ def _check_statement(statement: Statement) -> None:
 async def _update_statement(
     request: Request, placement: Placement, statement: Statement, position: int, result: BulkResult
 ) -> None:
-    collection = placement.sharded
-    if collection is not None and may_change_key(collection, statement["u"]):
-        if not statement.get("multi"):
-            await update_one_with_its_key(request, placement, statement, position, result)
-            return
-        if not isinstance(statement["u"], list) and not is_replacement(statement["u"]):
-            raise CommandError(
-                72, "Multi-update operations are not allowed when updating the shard key field.",
-                code_name="InvalidOptions",
-            )  # fmt: skip
     async with request.hold(placement.namespace):
+        collection = placement.sharded
         targets = targets_of_update(collection, statement) if collection else None
         await send_statement(request, placement, targets, statement, position, result)
 

@@ -1,12 +1,11 @@
-"""Aggregation pipelines: the stages of change streams, and mongomock's for the rest."""
+"""Aggregation pipelines: the stages on single documents, and mongomock's for the rest."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from embedded.storage.bson_values import MISSING, Document, copied
-from embedded.storage.expressions import Expression
+from embedded.storage.bson_values import Document, copied
+from embedded.storage.document_stages import DOCUMENT_STAGES, compiled
 from embedded.storage.mongomock_rules import ReadableCollection, library_errors, run_stage
-from embedded.storage.projection import Transformation, add_fields, project, unset
 from embedded.storage.queries import Matcher, sort_documents
 from shard_client.errors import CommandError
 
@@ -46,7 +45,11 @@ def aggregate(
                 40323, "A pipeline stage specification object must contain exactly one field."
             )
         [(name, argument)] = stage.items()
-        if name in _STAGES:
+        if name in DOCUMENT_STAGES:
+            run = compiled(stage)
+            changed = (run(document) for document in current)
+            current = [document for document in changed if document is not None]
+        elif name in _STAGES:
             with library_errors():
                 current = _STAGES[name](current, argument)
         elif name == "$unionWith":
@@ -70,44 +73,6 @@ def _union(argument: Any, read: CollectionReader | None) -> list[Document]:
     return aggregate(read(name) if read else (), inner, read=read)
 
 
-def _match(documents: list[Document], condition: Any) -> list[Document]:
-    matcher = Matcher(condition)
-    return [document for document in documents if matcher(document)]
-
-
-def _each(
-    make: Callable[[Any], Transformation],
-) -> Callable[[list[Document], Any], list[Document]]:
-    """Make a stage from a transformation of one document."""
-
-    def run(documents: list[Document], argument: Any) -> list[Document]:
-        transform = make(argument)
-        return [transform(document) for document in documents]
-
-    return run
-
-
-def _replace_root(argument: Any) -> Transformation:
-    if not isinstance(argument, Mapping) or "newRoot" not in argument:
-        raise CommandError(40231, "no newRoot specified for the $replaceRoot stage")
-    return _replace_with(argument["newRoot"])
-
-
-def _replace_with(argument: Any) -> Transformation:
-    expression = Expression(argument)
-
-    def replaced(document: Document) -> Document:
-        value = expression.evaluate(document)
-        if not isinstance(value, dict):
-            raise CommandError(
-                40228, "'newRoot' expression must evaluate to an object, but resulting value was: "
-                f"{'MISSING' if value is MISSING else value}",
-            )  # fmt: skip
-        return value
-
-    return replaced
-
-
 def _group(documents: list[Document], argument: Any) -> list[Document]:
     groups = run_stage(documents, "$group", argument)
     return [{"_id": group.pop("_id"), **group} for group in groups]
@@ -125,16 +90,9 @@ def _sort_by_count(documents: list[Document], expression: Any) -> list[Document]
 
 
 _STAGES: dict[str, Callable[[list[Document], Any], list[Document]]] = {
-    "$match": _match,
     "$sort": lambda documents, order: sort_documents(documents, order),
     "$limit": lambda documents, count: documents[:count],
     "$skip": lambda documents, count: documents[count:],
-    "$unset": _each(unset),
-    "$set": _each(add_fields),
-    "$addFields": _each(add_fields),
-    "$project": _each(project),
-    "$replaceRoot": _each(_replace_root),
-    "$replaceWith": _each(_replace_with),
     "$group": _group,
     "$sortByCount": _sort_by_count,
     "$count": _count,

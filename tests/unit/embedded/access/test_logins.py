@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from embedded.access.settings import Security
+
 from embedded.access.users import MEMBER
 from embedded.clients import Client
 from embedded.mongod import Mongod

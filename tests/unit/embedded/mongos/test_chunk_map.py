@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 from bson import Decimal128, Int64, MaxKey, MinKey, ObjectId, Regex
+from embedded.mongos.key_ranges import exact_key, key_ranges
 from hypothesis import given
 from hypothesis import strategies as st
 
 from embedded.mongos.chunk_map import Chunk, ChunkMap, order
-from embedded.mongos.key_ranges import exact_key, key_ranges
 from embedded.mongos.shard_key import ShardKey, hashed_value
 from shard_client.errors import CommandError
 

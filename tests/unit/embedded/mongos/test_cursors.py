@@ -4,8 +4,8 @@ import asyncio
 from random import Random
 
 import pytest
-
 from embedded.mongos.cursors import CursorTable
+
 from shard_client.errors import CommandError
 
 DOCUMENTS = [{"_id": i} for i in range(250)]

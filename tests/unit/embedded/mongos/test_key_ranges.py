@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 from bson import MaxKey, MinKey
-
 from embedded.mongos.key_ranges import KeyRange, key_ranges
+
 from embedded.mongos.shard_key import ShardKey
 
 KEY = ShardKey({"a": 1, "b": 1, "c": 1})
