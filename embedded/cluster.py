@@ -12,10 +12,11 @@ from bson.objectid import ObjectId
 from embedded.access.control import AccessControl
 from embedded.cursors import CursorTable
 from embedded.errors import bad_value
+from embedded.logical_clock import LogicalClock
 from embedded.mongod import Mongod
 from embedded.mongos.catalog import ClusterCatalog
 from embedded.mongos.endpoint import Mongos
-from embedded.mongos.members import ClusterTime, Member
+from embedded.mongos.members import Member
 from embedded.mongos.namespace_locks import NamespaceLocks
 from embedded.mongos.request import ClusterState, Identity
 from embedded.mongos.transactions import TransactionTable
@@ -62,7 +63,7 @@ class EmbeddedCluster:
         self._access = access or AccessControl()
         self._running: dict[str, Mongod] = {}
         self.config_server = self._make("cfg", is_config=True)
-        gossip = ClusterTime()
+        gossip = LogicalClock(lambda: 0.0)  # it never ticks by itself
         locks = NamespaceLocks()
         self._state = ClusterState(
             catalog=ClusterCatalog(Member("config", self.config_server, gossip), gossip),

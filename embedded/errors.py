@@ -45,6 +45,16 @@ def command_not_found(name: str) -> CommandError:
     return CommandError(59, f"no such command: '{name}'", code_name="CommandNotFound")
 
 
+def shard_key_changed() -> CommandError:
+    """Return error 20: an update of a shard key that is no retryable write of one document."""
+    return CommandError(
+        20,
+        "Must run update to shard key field with retryWrites: true, on one document, and outside "
+        "of transactions",
+        code_name="IllegalOperation",
+    )
+
+
 def write_conflict() -> CommandError:
     """Return error 112: two transactions wrote one document; the client may retry."""
     return CommandError(

@@ -11,7 +11,7 @@ import bson
 from bson.binary import Binary
 from bson.timestamp import Timestamp
 
-from embedded.images import PreImages
+from embedded.images import Images, StoredImages
 from embedded.logical_clock import LogicalClock, as_ordinal
 from embedded.oplog import NULL_OP_TIME, Oplog, OplogEntry
 from embedded.storage.bson_values import Document, IdKey, id_key
@@ -24,12 +24,12 @@ _MAX_ENTRY_BYTES = 16 * 1024 * 1024
 
 
 class Journal:
-    """The oplog, the clock that stamps its entries, the pre-images, and transactions' isolation."""
+    """The oplog, the clock that stamps its entries, the images, and transactions' isolation."""
 
     def __init__(self, clock: LogicalClock, oplog: Oplog, wall: Callable[[], float]) -> None:
         self.clock = clock
         self.oplog = oplog
-        self.images = PreImages()
+        self.images = StoredImages()
         self.isolation = Isolation()
         self._wall = wall
 
@@ -81,11 +81,12 @@ class Journal:
     def apply(self, operation: Operation, ts: Timestamp, image_ts: Timestamp, index: int) -> None:
         """Apply a logged operation.
 
-        Stores the pre-image, records the old document for open snapshots, and changes the document.
+        Stores the images, records the old document for open snapshots, and changes the document.
         """
         collection = operation.collection
         if operation.before is not None and collection.keeps_images:
-            self.images.keep(collection.uuid, image_ts, index, operation.before)
+            images = Images(operation.before, operation.after)
+            self.images.keep(collection.uuid, image_ts, index, images)
             self.images.forget_through(self.oplog.truncated_through)
         self.isolation.note(collection, operation.key, operation.before, as_ordinal(ts))
         operation.apply()

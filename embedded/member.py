@@ -16,6 +16,7 @@ from embedded.access.control import AccessControl
 from embedded.cursors import CursorTable
 from embedded.elections import Elections
 from embedded.errors import no_such_transaction
+from embedded.images import Images
 from embedded.journal import Journal
 from embedded.logical_clock import LogicalClock
 from embedded.oplog import Oplog, OplogEntry
@@ -149,11 +150,11 @@ class Member:
             return None
         return found
 
-    def pre_image(self, uuid: bytes, ts: Timestamp, apply_ops_index: int = 0) -> Document | None:
-        """Return the document before the change that the entry at ``ts`` logged.
+    def images(self, uuid: bytes, ts: Timestamp, apply_ops_index: int = 0) -> Images | None:
+        """Return the document before and after the change that the entry at ``ts`` logged.
 
         ``apply_ops_index`` is the operation's index in that entry's ``applyOps``. Returns None if
-        no pre-image is stored.
+        no images are stored.
         """
         return self.journal.images.get(uuid, ts, apply_ops_index)
 
@@ -192,9 +193,7 @@ class Member:
             CommandError: 48 NamespaceExists.
         """
         collection = self.catalog.create(database, name, options, uuid)
-        o = {"create": collection.logged_name, **collection.options}
-        if "clusteredIndex" not in o:
-            o["idIndex"] = dict(ID_INDEX)
+        o = {"create": name, **collection.options, "idIndex": dict(ID_INDEX)}
         self.journal.log_command(database, o, uuid=collection.uuid, from_migrate=from_migrate)
         return collection
 
@@ -202,7 +201,7 @@ class Member:
         """Drop a collection and log it."""
         self.journal.log_command(
             collection.database,
-            {"drop": collection.logged_name},
+            {"drop": collection.name},
             uuid=collection.uuid,
             o2={"numRecords": len(collection)},
             from_migrate=from_migrate,

@@ -260,6 +260,5 @@ def _of_view(kind: str, view: Mapping[str, Any]) -> _Draft:
     description = None if kind == "d" else _without(view, "_id")
     operation_type = {"i": "create", "u": "modify", "d": "drop"}[kind]
     draft = _Draft(operation_type, database, collection, description=description, from_view=True)
-    unpacks = any("$_internalUnpackBucket" in stage for stage in view.get("pipeline", ()))
-    draft.ns_type = "timeseries" if unpacks else "view"
+    draft.ns_type = "view"
     return draft

@@ -14,10 +14,9 @@ _EXPANDED_COMMANDS: Final = (
     "dropIndexes",
     "collMod",
 )
-NOOP_EVENTS: Final = ("shardCollection", "refineCollectionShardKey", "reshardCollection")
+NOOP_EVENTS: Final = ("shardCollection",)
 SYSTEM_NOOP_EVENTS: Final = ("migrateLastChunkFromShard",)
 _SHOWN_SYSTEM: Final = ("system.js", "system.views")
-_SHOWN_SYSTEM_PREFIXES: Final = ("system.resharding.", "system.buckets.")
 
 
 class OplogFilter:
@@ -63,8 +62,7 @@ class OplogFilter:
         if self._request.collection is not None:
             return collection == self._request.collection
         if collection.startswith("system."):
-            shown = collection in _SHOWN_SYSTEM or collection.startswith(_SHOWN_SYSTEM_PREFIXES)
-            return self._system and shown
+            return self._system and collection in _SHOWN_SYSTEM
         return not collection.startswith("$")
 
     def _view(self, database: str, collection: str) -> bool:

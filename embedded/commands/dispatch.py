@@ -30,7 +30,7 @@ from embedded.storage.bson_values import Document
 from embedded.transactions import Transaction
 from shard_client.errors import CommandError
 
-_ENDS = frozenset({"commitTransaction", "abortTransaction", "prepareTransaction"})
+_ENDS = frozenset({"commitTransaction", "abortTransaction"})
 
 
 async def execute(mongod: Member, database: str, command: Document, client: Client) -> Document:

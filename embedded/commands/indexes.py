@@ -80,7 +80,7 @@ def _log_created(
         for each in new:
             journal.log_command(
                 request.database,
-                {"createIndexes": collection.logged_name, **each},
+                {"createIndexes": collection.name, **each},
                 uuid=collection.uuid,
                 from_migrate=migrating,
             )
@@ -88,7 +88,7 @@ def _log_created(
         journal.log_command(
             request.database,
             {
-                "commitIndexBuild": collection.logged_name,
+                "commitIndexBuild": collection.name,
                 "indexBuildUUID": request.mongod.new_uuid(),
                 "indexes": new,
             },
@@ -110,7 +110,7 @@ async def drop_indexes(request: Request) -> Document:
         specification = collection.drop_index(name)
         request.mongod.journal.log_command(
             request.database,
-            {"dropIndexes": collection.logged_name, "index": name},
+            {"dropIndexes": collection.name, "index": name},
             uuid=collection.uuid,
             o2=specification,
             from_migrate=request.client.from_migrate,

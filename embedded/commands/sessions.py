@@ -19,7 +19,7 @@ async def refresh_sessions(_request: Request) -> Document:
     return {}
 
 
-@command("endSessions", "killSessions", "killAllSessions")
+@command("endSessions", "killSessions")
 async def end_sessions(request: Request) -> Document:
     """Abort the sessions' transactions and close their cursors."""
     sessions = request.command[request.name]
@@ -63,9 +63,3 @@ async def abort_transaction(request: Request) -> Document:
     """Abort a transaction."""
     request.mongod.abort_transaction(*_numbers(request))
     return {}
-
-
-@command("prepareTransaction")
-async def prepare_transaction(request: Request) -> Document:
-    """Prepare a transaction for a commit on several shards."""
-    return {"prepareTimestamp": request.mongod.prepare_transaction(*_numbers(request))}

@@ -16,7 +16,7 @@ from embedded.commands.writing import (
     when_unlocked,
     writable_collection,
 )
-from embedded.errors import bad_value, failed_to_parse
+from embedded.errors import bad_value, failed_to_parse, shard_key_changed
 from embedded.storage.bson_values import MISSING, Document, id_key
 from embedded.storage.collection import Collection
 from embedded.storage.queries import Matcher
@@ -241,10 +241,7 @@ def change_document(
         return Changed(document, document)
     validate(collection, updated.document)
     if collection.document_key(document) != collection.document_key(updated.document):
-        raise CommandError(
-            20, "the embedded cluster does not move documents whose shard key changes",
-            code_name="IllegalOperation",
-        )  # fmt: skip
+        raise shard_key_changed()
     size = len(bson.encode(updated.document))
     if size > MAX_DOCUMENT_SIZE:
         raise CommandError(

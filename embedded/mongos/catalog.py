@@ -1,14 +1,13 @@
 """The cluster's metadata: shards, databases, sharded collections and their chunks."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
 from bson import Binary, ObjectId, Timestamp
 
-from embedded.mongos.chunk_map import Chunk, ChunkMap
-from embedded.mongos.members import ClusterTime, Member
+from embedded.logical_clock import LogicalClock
+from embedded.mongos.chunk_map import ChunkMap
+from embedded.mongos.members import Member
 from embedded.mongos.shard_key import ShardKey
 from embedded.storage.bson_values import Document
 from shard_client.errors import CommandError
@@ -19,7 +18,7 @@ CONFIG_DATABASES = frozenset({"admin", "config"})
 
 @dataclass
 class ShardedCollection:
-    """One sharded collection, as config.collections and config.chunks describe it."""
+    """One sharded collection, as config.collections describes it."""
 
     namespace: str
     uuid: Binary
@@ -45,14 +44,14 @@ class Database:
 
 
 class ClusterCatalog:
-    """The cluster's metadata, in memory and written through to the config server's collections.
+    """The cluster's metadata, in memory; but for chunks, config's collections have it, too.
 
     Args:
         config: the config server.
         gossip: the mongos's cluster time.
     """
 
-    def __init__(self, config: Member, gossip: ClusterTime) -> None:
+    def __init__(self, config: Member, gossip: LogicalClock) -> None:
         self.config = config
         self.gossip = gossip
         self.databases: dict[str, Database] = {}
@@ -201,9 +200,8 @@ class ClusterCatalog:
         return [shard for shard in self.shards if shard.id in owners]
 
     async def add_collection(self, collection: ShardedCollection, now: datetime) -> None:
-        """Record a newly sharded collection and its chunks."""
+        """Record a newly sharded collection."""
         self.collections[collection.namespace] = collection
-        await self._insert("chunks", [_chunk_document(collection, c) for c in collection.chunks])
         await self._insert(
             "collections",
             [
@@ -221,10 +219,9 @@ class ClusterCatalog:
         )
 
     async def forget_collection(self, collection: ShardedCollection) -> None:
-        """Remove a dropped collection and its chunks."""
+        """Remove a dropped collection."""
         del self.collections[collection.namespace]
         await self._delete("collections", {"_id": collection.namespace})
-        await self._delete("chunks", {"uuid": collection.uuid}, many=True)
 
     async def rename_collection(self, collection: ShardedCollection, to: str) -> None:
         """Record the new name of a sharded collection."""
@@ -234,19 +231,6 @@ class ClusterCatalog:
         del self.collections[collection.namespace]
         collection.namespace = to
         self.collections[to] = collection
-
-    async def replace_chunks(
-        self, collection: ShardedCollection, gone: Iterable[Chunk], new: Iterable[Chunk]
-    ) -> None:
-        """Record chunks that were split or moved."""
-        kept = {chunk.id: chunk for chunk in new}
-        for chunk in gone:
-            if chunk.id not in kept:
-                await self._delete("chunks", {"_id": chunk.id})
-        for chunk in kept.values():
-            await self._update(
-                "chunks", {"_id": chunk.id}, _chunk_document(collection, chunk), upsert=True
-            )
 
     # The config server's collections
 
@@ -258,15 +242,11 @@ class ClusterCatalog:
     async def _insert(self, name: str, documents: list[Document]) -> None:
         await self._write({"insert": name, "documents": documents})
 
-    async def _update(
-        self, name: str, query: Document, update: Document, *, upsert: bool = False
-    ) -> None:
-        await self._write(
-            {"update": name, "updates": [{"q": query, "u": update, "upsert": upsert}]}
-        )
+    async def _update(self, name: str, query: Document, update: Document) -> None:
+        await self._write({"update": name, "updates": [{"q": query, "u": update}]})
 
-    async def _delete(self, name: str, query: Document, *, many: bool = False) -> None:
-        await self._write({"delete": name, "deletes": [{"q": query, "limit": 0 if many else 1}]})
+    async def _delete(self, name: str, query: Document) -> None:
+        await self._write({"delete": name, "deletes": [{"q": query, "limit": 1}]})
 
     async def _write(self, command: Document) -> None:
         reply = await self.config.execute("config", command)
@@ -277,14 +257,3 @@ class ClusterCatalog:
 def _writes_on(shard: Member) -> int:
     """Return the oplog's length, as a measure of the size of a shard's files."""
     return len(shard.mongod.oplog)
-
-
-def _chunk_document(collection: ShardedCollection, chunk: Chunk) -> dict[str, Any]:
-    return {
-        "_id": chunk.id,
-        "uuid": collection.uuid,
-        "min": collection.key.document(chunk.low),
-        "max": collection.key.document(chunk.high),
-        "shard": chunk.shard,
-        "lastmod": Timestamp(*chunk.version),
-    }

@@ -52,8 +52,7 @@ async def move_chunk(
         )
         event = {"migrateChunkToNewShard": namespace, "fromShardId": donor.id, "toShardId": to.id}
         note_event(donor, collection, text, event)
-    moved = collection.chunks.move(chunk, to.id)
-    await request.catalog.replace_chunks(collection, [chunk], [moved])
+    collection.chunks.move(chunk, to.id)
     if donor.id not in collection.chunks.shards:
         text = f"Migrate the last chunk for {namespace} off shard {donor.id}"
         event = {"migrateLastChunkFromShard": namespace, "shardId": donor.id}
@@ -105,7 +104,7 @@ async def drop_cloned(donor: Member, database: str, copied: Iterable[Collection]
     Raises:
         CommandError: the shard's error.
     """
-    for each in sorted(copied, key=lambda each: each.logged_name):
+    for each in sorted(copied, key=lambda each: each.name):
         await donor.execute(database, {"drop": each.name})
     for name, _ in _views_of(donor, database):
         await donor.execute(database, {"drop": name}, from_migrate=True)

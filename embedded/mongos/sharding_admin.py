@@ -162,9 +162,7 @@ async def split(request: Request) -> Document:
     key = collection.key
     async with request.state.locks.exclusive(collection.namespace):
         at = key.bound(request.field("middle", dict))
-        chunk = collection.chunks.chunk_of(at)
-        halves = collection.chunks.split(at)
-        await request.catalog.replace_chunks(collection, [chunk], halves)
+        collection.chunks.split(at)
     return {}
 
 

@@ -5,9 +5,10 @@ from typing import Any
 
 from bson import ObjectId
 
-from embedded.errors import failed_to_parse
+from embedded.errors import failed_to_parse, shard_key_changed
 from embedded.mongos.bulk import BulkResult, ordered_batches, picked, unordered_batches
 from embedded.mongos.catalog import ShardedCollection
+from embedded.mongos.key_change import move_document
 from embedded.mongos.members import Member, replies_of
 from embedded.mongos.request import Placement, Request
 from embedded.mongos.statements import bulk_command, send_statement
@@ -111,7 +112,14 @@ async def _update_statement(
     async with request.hold(placement.namespace):
         collection = placement.sharded
         targets = targets_of_update(collection, statement) if collection else None
+        earlier = len(result.errors)
         await send_statement(request, placement, targets, statement, position, result)
+        refused = [error["code"] for error in result.errors[earlier:]]
+        if collection is not None and request.retryable and refused == [shard_key_changed().code]:
+            [target] = targets or ()
+            await move_document(request, collection, request.catalog.shard(target), statement)
+            del result.errors[earlier:]
+            result.add({"n": 1, "nModified": 1}, [position])
 
 
 async def _delete_statement(

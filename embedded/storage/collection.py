@@ -48,11 +48,6 @@ class Collection:
         return f"{self.database}.{self.name}"
 
     @property
-    def logged_name(self) -> str:
-        """The name in the oplog; for a time-series collection, that of its buckets."""
-        return f"system.buckets.{self.name}" if "timeseries" in self.options else self.name
-
-    @property
     def keeps_images(self) -> bool:
         """Whether pre-images are stored (changeStreamPreAndPostImages)."""
         return bool(self.options.get("changeStreamPreAndPostImages", {}).get("enabled"))
