@@ -19,6 +19,5 @@ class Client:
     peer: str = ""
     in_process: bool = False
     from_migrate: bool = False
-    metadata: dict[str, Any] | None = None
     account: Any = None
     conversation: Any = None

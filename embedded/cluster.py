@@ -18,7 +18,7 @@ from embedded.mongos.catalog import ClusterCatalog
 from embedded.mongos.endpoint import Mongos
 from embedded.mongos.members import Member
 from embedded.mongos.namespace_locks import NamespaceLocks
-from embedded.mongos.request import ClusterState, Identity
+from embedded.mongos.request import ClusterState
 from embedded.mongos.transactions import TransactionTable
 from embedded.server import Server
 
@@ -71,7 +71,7 @@ class EmbeddedCluster:
             locks=locks,
             transactions=TransactionTable(locks),
             cursors=CursorTable(self._random),
-            identity=Identity(token_version, self._random),
+            process_id=ObjectId(),
             access=self._access,
             wall=wall,
         )

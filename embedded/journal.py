@@ -206,11 +206,12 @@ class CommittedWrites:
 
         Raises:
             CommandError: 11000 DuplicateKey.
-            DocumentLocked: a transaction has written the document or one of its unique keys.
+            DocumentLocked: a transaction has written the document.
         """
         key = id_key(document["_id"])
-        self._refuse_locked(collection, key, document)
-        collection.check_unique(document, inserting=True)
+        self._refuse_locked(collection, key)
+        if collection.get(key) is not None:
+            collection.refuse_duplicate_id(document)
         entry = insert_entry(collection, document)
         self._make(Operation(collection, key, None, document, entry), statement)
 
@@ -220,12 +221,10 @@ class CommittedWrites:
         """Replace ``before`` with ``after``; ``o`` is the entry's change.
 
         Raises:
-            CommandError: 11000 DuplicateKey.
-            DocumentLocked: a transaction has written the document or one of its unique keys.
+            DocumentLocked: a transaction has written the document.
         """
         key = id_key(after["_id"])
-        self._refuse_locked(collection, key, after)
-        collection.check_unique(after, inserting=False)
+        self._refuse_locked(collection, key)
         entry = update_entry(collection, before, o)
         self._make(Operation(collection, key, before, after, entry), statement)
 
@@ -240,13 +239,8 @@ class CommittedWrites:
         entry = delete_entry(collection, before)
         self._make(Operation(collection, key, before, None, entry), statement)
 
-    def _refuse_locked(
-        self, collection: Collection, key: IdKey, document: Document | None = None
-    ) -> None:
-        isolation = self._journal.isolation
-        holder = isolation.holder(collection, key)
-        if holder is None and document is not None:
-            holder = isolation.clashing(collection, document)
+    def _refuse_locked(self, collection: Collection, key: IdKey) -> None:
+        holder = self._journal.isolation.holder(collection, key)
         if holder is not None:
             raise DocumentLocked(holder)
 

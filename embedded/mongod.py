@@ -87,7 +87,7 @@ class Mongod(Member):
         """
         await self._answers.wait()
         try:
-            time = client_time(command, self.wall())
+            time = client_time(command)
             if time is not None:
                 self.clock.advance(time)
             self.elections.check(command)

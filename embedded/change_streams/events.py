@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import bson
 
-from embedded.change_streams.oplog_filter import NOOP_EVENTS, SYSTEM_NOOP_EVENTS
+from embedded.change_streams.oplog_filter import NOOP_EVENTS
 from embedded.change_streams.request import StreamRequest
 from embedded.change_streams.resume_token import ResumeToken, Start
 from embedded.change_streams.transactions import Operation
@@ -248,7 +248,7 @@ def _split(ns: str) -> tuple[str, str]:
 
 
 def _of_noop(database: str, collection: str, what: Mapping[str, Any]) -> _Draft:
-    for name in NOOP_EVENTS + SYSTEM_NOOP_EVENTS:
+    for name in NOOP_EVENTS:
         if name in what:
             return _Draft(name, database, collection, description=_without(what, name))
     raise CommandError(1, f"no change event for the no-op {next(iter(what), '')}")

@@ -6,7 +6,7 @@ Source: docs/protocol.md#events (the events that these commands cause).
 from bson.binary import Binary
 
 from embedded.commands.request import Request, command
-from embedded.commands.views import create_view, drop_view, modify_view
+from embedded.commands.views import create_view, drop_view
 from embedded.errors import namespace_exists, namespace_not_found
 from embedded.storage.bson_values import Document
 from embedded.storage.collection import Collection
@@ -20,7 +20,6 @@ _MODIFIABLE = (
     "validator", "validationLevel", "validationAction", "changeStreamPreAndPostImages",
     "expireAfterSeconds",
 )  # fmt: skip
-_INDEX_MODIFIABLE: tuple[str, ...] = ("expireAfterSeconds", "hidden")
 _VALIDATION = frozenset({"validator", "validationLevel", "validationAction"})
 
 
@@ -125,13 +124,11 @@ async def modify(request: Request) -> Document:
     mongod, given = request.mongod, request.command
     collection = mongod.catalog.get(request.ns)
     if collection is None:
-        modify_view(request)
-        return {}
+        raise namespace_not_found("ns does not exist")
     changes = {name: given[name] for name in _MODIFIABLE if name in given}
     before = {"collectionOptions_old": {"uuid": collection.uuid, **collection.options}}
     if "index" in given:
-        changes["index"] = request.field("index", dict, {})
-        before["indexOptions_old"] = _modify_index(collection, changes["index"])
+        raise CommandError(238, "collMod of an index is not implemented")
     _modify_options(collection, changes)
     mongod.journal.log_command(
         request.database,
@@ -146,8 +143,6 @@ async def modify(request: Request) -> Document:
 def _modify_options(collection: Collection, changes: Document) -> None:
     options = collection.options
     for name, value in changes.items():
-        if name == "index":
-            continue
         if value in ({}, None) or (name, value) == ("expireAfterSeconds", "off"):
             options.pop(name, None)
         else:
@@ -156,16 +151,3 @@ def _modify_options(collection: Collection, changes: Document) -> None:
         # With a validator, collMod also sets the defaults of its level and its action.
         options.setdefault("validationLevel", "strict")
         options.setdefault("validationAction", "error")
-
-
-def _modify_index(collection: Collection, change: Document) -> Document:
-    """Change an index; return the former values of the changed options."""
-    for specification in collection.indexes.values():
-        if specification["name"] == change.get("name") or specification["key"] == change.get(
-            "keyPattern"
-        ):
-            changed = [name for name in _INDEX_MODIFIABLE if name in change]
-            former = {name: specification.get(name, False) for name in changed}
-            specification.update((name, change[name]) for name in changed)
-            return former
-    raise CommandError(27, "cannot find index for collMod", code_name="IndexNotFound")

@@ -1,7 +1,6 @@
 """Diagnostic commands, with which drivers and shells inspect a server."""
 
 import os
-import platform
 from typing import Any
 
 from bson.int64 import Int64
@@ -35,13 +34,6 @@ async def build_info(request: Request) -> Document:
         "maxBsonObjectSize": 16_777_216,
         "storageEngines": ["ephemeralForTest"],
     }
-
-
-@command("hostInfo")
-async def host_info(_request: Request) -> Document:
-    """Describe the machine."""
-    system = {"hostname": platform.node(), "cpuAddrSize": 64, "numCores": os.cpu_count()}
-    return {"system": system, "os": {"type": platform.system(), "name": platform.platform()}}
 
 
 @command("getParameter")
@@ -87,18 +79,3 @@ async def get_log(request: Request) -> Document:
     if request.command["getLog"] == "*":
         return {"names": ["global", "startupWarnings"]}
     return {"totalLinesWritten": 0, "log": []}
-
-
-@command("currentOp")
-async def current_op(_request: Request) -> Document:
-    """Return no operations, because none run for long."""
-    return {"inprog": []}
-
-
-@command("getDefaultRWConcern")
-async def default_concerns(_request: Request) -> Document:
-    """Return the default concerns of a new cluster."""
-    return {
-        "defaultReadConcern": {"level": "local"},
-        "defaultWriteConcern": {"w": "majority", "wtimeout": 0},
-    }

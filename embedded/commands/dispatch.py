@@ -21,7 +21,7 @@ from embedded.commands import (  # noqa: F401 (imported to be registered)
     sessions,
     writes,
 )
-from embedded.commands.request import COMMANDS, IN_TRANSACTIONS, Handler, Request
+from embedded.commands.request import COMMANDS, IN_TRANSACTIONS, Request
 from embedded.errors import TRANSIENT_TRANSACTION, command_not_found, no_such_transaction
 from embedded.logical_clock import as_ordinal
 from embedded.member import Member
@@ -54,34 +54,20 @@ async def execute(mongod: Member, database: str, command: Document, client: Clie
     _reach_read_time(request)
     transaction = request.transaction
     if transaction is None:
-        return await _in_time(request, handler)
+        return await handler(request)
     if name not in IN_TRANSACTIONS:
         raise CommandError(
             263, f"Cannot run '{name}' in a multi-document transaction.",
             code_name="OperationNotSupportedInTransaction",
         )  # fmt: skip
     try:
-        return await _in_time(request, handler)
+        return await handler(request)
     except CommandError as error:
         if transaction.is_open:
             mongod.journal.abort(transaction)
         if error.code in (112, 246) and TRANSIENT_TRANSACTION not in error.labels:
             error.labels |= {TRANSIENT_TRANSACTION}
         raise
-
-
-async def _in_time(request: Request, handler: Handler) -> Document:
-    """Run the handler; raise CommandError 50 MaxTimeMSExpired after ``maxTimeMS`` milliseconds."""
-    limit = request.command.get("maxTimeMS")
-    if not limit or request.name == "getMore":
-        return await handler(request)
-    try:
-        async with asyncio.timeout(limit / 1000):
-            return await handler(request)
-    except TimeoutError:
-        raise CommandError(
-            50, "operation exceeded time limit", code_name="MaxTimeMSExpired"
-        ) from None
 
 
 def _join(request: Request, session: Session) -> None:

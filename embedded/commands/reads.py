@@ -25,7 +25,8 @@ from embedded.errors import bad_value, type_mismatch
 from embedded.sessions import session_key
 from embedded.storage.aggregation import aggregate
 from embedded.storage.bson_values import Document, id_key
-from embedded.storage.queries import Matcher, project, sort_documents
+from embedded.storage.projection import project
+from embedded.storage.queries import Matcher, sort_documents
 from shard_client.errors import CommandError
 
 
@@ -43,12 +44,8 @@ def _documents(request: Request, ns: str, matcher: Matcher) -> Iterator[Document
         return iter(())
     database = ns.partition(".")[0]
     source = list(_documents(request, f"{database}.{view['viewOn']}", Matcher({})))
-    shown = aggregate(source, view["pipeline"], read=_reader(request, database))
+    shown = aggregate(source, view["pipeline"])
     return (document for document in shown if matcher(document))
-
-
-def _reader(request: Request, database: str) -> Any:
-    return lambda name: _documents(request, f"{database}.{name}", Matcher({}))
 
 
 async def _reply(request: Request, cursor: OpenCursor, batch_size: int | None) -> Document:
@@ -83,7 +80,7 @@ async def find(request: Request) -> Document:
         found = iter(sort_documents(found, order))
     found = islice(found, skip, skip + limit if limit else None)
     if fields:
-        found = (project(document, fields) for document in found)
+        found = map(project(fields), found)
     in_process = request.client.in_process
     cursor = ListCursor(request.ns, iter(list(found)), unbounded=in_process)
     size = None if in_process else _count_argument(request, "batchSize", FIRST_BATCH)
@@ -149,7 +146,7 @@ async def run_aggregate(request: Request) -> Document:
         ns = request.ns
         matcher, pipeline = _leading_match(pipeline)
         source = _documents(request, ns, matcher)
-    found = aggregate(source, pipeline, read=_reader(request, request.database))
+    found = aggregate(source, pipeline)
     in_process = request.client.in_process
     cursor = ListCursor(ns, iter(found), unbounded=in_process)
     return await _reply(request, cursor, None if in_process else size)

@@ -6,7 +6,7 @@ Source: docs/protocol.md#events (the events that they cause).
 from typing import Any
 
 from embedded.commands.request import Request
-from embedded.errors import bad_value, namespace_exists, namespace_not_found
+from embedded.errors import namespace_exists
 from embedded.storage.bson_values import Document
 from embedded.storage.collection import Collection
 from shard_client.errors import CommandError
@@ -28,27 +28,6 @@ def create_view(request: Request) -> None:
     }
     request.unit.insert(_views(request), view, 0)
     mongod.catalog.views[ns] = view
-
-
-def modify_view(request: Request) -> None:
-    """Change the view that ``collMod`` names.
-
-    Raises:
-        CommandError: the view does not exist, ``viewOn`` is missing, or the pipeline is not
-            permitted in a view.
-    """
-    view = request.mongod.catalog.view(request.ns)
-    if view is None:
-        raise namespace_not_found("ns does not exist")
-    if "viewOn" not in request.command:
-        raise bad_value("Must specify both 'viewOn' and 'pipeline' when modifying a view")
-    changed: dict[str, Any] = {
-        "_id": request.ns,
-        "viewOn": request.command["viewOn"],
-        "pipeline": _pipeline(request),
-    }
-    request.unit.update(_views(request), view, changed, changed, 0)
-    request.mongod.catalog.views[request.ns] = changed
 
 
 def drop_view(request: Request) -> bool:

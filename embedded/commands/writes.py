@@ -12,7 +12,6 @@ from embedded.commands.request import Request, command
 from embedded.commands.writing import (
     Statements,
     take_turns,
-    validate,
     when_unlocked,
     writable_collection,
 )
@@ -89,7 +88,6 @@ async def insert(request: Request) -> Document:
 def _insert(request: Request, unit: WriteUnit, document: Document, statement: int) -> None:
     collection = writable_collection(request)
     document = with_id(document, request.mongod.new_object_id)
-    validate(collection, document)
     unit.insert(collection, document, statement)
 
 
@@ -217,7 +215,6 @@ def update_first(
     mongod = request.mongod
     document = change.upserted(mongod.new_object_id())
     document = with_id(document, mongod.new_object_id)
-    validate(collection, document)
     unit.insert(collection, document, number)
     return Changed(None, document)
 
@@ -239,7 +236,6 @@ def change_document(
     updated = change.apply(document)
     if updated.o is None:
         return Changed(document, document)
-    validate(collection, updated.document)
     if collection.document_key(document) != collection.document_key(updated.document):
         raise shard_key_changed()
     size = len(bson.encode(updated.document))

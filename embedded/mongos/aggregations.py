@@ -1,6 +1,6 @@
 """aggregate: a pipeline over documents that are gathered from the shards."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from embedded.change_streams import UserStages, is_single_document
@@ -78,12 +78,4 @@ async def _over_collection(request: Request, pipeline: Pipeline) -> list[Documen
         members = members_for(request, placement, filter_)
         inner: Document = {"find": request.collection, "filter": filter_}
         documents = all_documents(await request.send_all(dict.fromkeys(members, inner)))
-
-    def stored(name: str) -> Iterator[Document]:
-        """Yield the documents of another collection, for $lookup and $unionWith."""
-        for shard in request.catalog.shards:
-            collection = shard.mongod.catalog.get(f"{request.database}.{name}")
-            if collection is not None:
-                yield from collection.documents()
-
-    return run_pipeline(documents, pipeline, read=stored)
+    return run_pipeline(documents, pipeline)

@@ -140,7 +140,7 @@ class ClusterCatalog:
 
         Raises:
             CommandError: 70 if the cluster has no shard; 48 NamespaceExists if the database exists
-                on another shard than ``primary``; 13297 if it exists under a name in another case.
+                on another shard than ``primary``.
         """
         existing = self.primary_of(name)
         if existing is not None:
@@ -150,7 +150,6 @@ class ClusterCatalog:
                     f"{primary.id}", code_name="NamespaceExists",
                 )  # fmt: skip
             return existing
-        self._check_case(name)
         chosen = primary or self._emptiest_shard()
         entry = Database(name, chosen.id, self.config.mongod.new_uuid(), self.gossip.time)
         self.databases[name] = entry
@@ -172,14 +171,6 @@ class ClusterCatalog:
         """Remove a dropped database."""
         if self.databases.pop(name, None) is not None:
             await self._delete("databases", {"_id": name})
-
-    def _check_case(self, name: str) -> None:
-        for other in self.databases:
-            if other.lower() == name.lower():
-                raise CommandError(
-                    13297, f"db already exists with different case already have: [{other}] trying "
-                    f"to create [{name}]", code_name="DatabaseDifferCase",
-                )  # fmt: skip
 
     def _emptiest_shard(self) -> Member:
         candidates = [shard for shard in self.shards if shard.id not in self._draining]

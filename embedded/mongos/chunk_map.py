@@ -73,11 +73,13 @@ class ChunkMap:
         """Return the shards that own any key that begins with these values."""
         if len(prefix) == len(self.key.fields):
             return {self.chunk_of(prefix).shard}
-        wanted, width = order(prefix), len(prefix)
+        width = len(prefix)
+        lowest = order((*prefix, *self.key.lowest[width:]))
+        highest = order((*prefix, *self.key.highest[width:]))
         return {
             chunk.shard
             for chunk in self._chunks
-            if order(chunk.low[:width]) <= wanted <= order(chunk.high[:width])
+            if order(chunk.low) <= highest and lowest < order(chunk.high)
         }
 
     def split(self, at: KeyValues) -> None:

@@ -17,9 +17,9 @@ from shard_client.wire.frames import MAX_DOCUMENT_SIZE, MAX_MESSAGE_SIZE, MAX_WR
 _LONGEST_WAIT = 60.0
 
 ON_CONFIG_SERVER = (
-    "ping", "buildInfo", "buildinfo", "whatsmyuri", "getParameter", "hostInfo", "getLog",
-    "currentOp", "getDefaultRWConcern", "startSession", "refreshSessions", "saslStart",
-    "saslContinue", "logout", "connectionStatus", "createUser", "dropUser", "usersInfo",
+    "ping", "buildInfo", "buildinfo", "whatsmyuri", "getParameter", "getLog", "startSession",
+    "refreshSessions", "saslStart", "saslContinue", "logout", "connectionStatus", "createUser",
+    "dropUser", "usersInfo",
 )  # fmt: skip
 """Commands to which a mongos and the config server give the same answers."""
 
@@ -39,7 +39,7 @@ async def hello(request: Request) -> Document:
 
     Source: docs/protocol.md#wire-protocol.
     """
-    config, process_id = request.catalog.config.mongod, request.state.identity.process_id
+    config, process_id = request.catalog.config.mongod, request.state.process_id
     wait = request.command.get("maxAwaitTimeMS")
     known = request.command.get("topologyVersion")
     if wait is not None and known is not None and known.get("processId") == process_id:

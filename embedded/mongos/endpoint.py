@@ -36,16 +36,12 @@ class Mongos:
         """
         request = Request(self._state, database, command, client)
         try:
-            time = client_time(command, self._state.wall())
+            time = client_time(command)
             if time is not None:
                 self._state.catalog.gossip.advance(time)
             reply = {**await self._execute(request), "ok": 1.0}
         except CommandError as error:
             reply = error.to_reply()
-        except Exception as error:
-            # An unexpected error in one command must not end the mongos.
-            log.exception("command failed", command=request.name)
-            reply = CommandError(1, f"{type(error).__name__}: {error}").to_reply()
         return self._with_times(request, reply)
 
     def connection_closed(self, client: Client) -> None:

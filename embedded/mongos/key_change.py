@@ -14,6 +14,14 @@ from embedded.mongos.request import Request
 from embedded.storage.updates import Update
 
 
+def has_moved(request: Request) -> bool:
+    """Return whether this retryable write has moved a document before."""
+    if not request.retryable:
+        return False
+    lsid, number = request.command["lsid"], int(request.command["txnNumber"])
+    return request.state.transactions.has_committed(lsid, number)
+
+
 async def move_document(
     request: Request, collection: ShardedCollection, member: Member, statement: Mapping[str, Any]
 ) -> None:

@@ -2,7 +2,6 @@
 
 from embedded.errors import namespace_not_found
 from embedded.mongos.ddl import as_sent
-from embedded.mongos.members import replies_of
 from embedded.mongos.reads import open_cursor
 from embedded.mongos.request import Request
 from embedded.storage.bson_values import Document
@@ -38,24 +37,12 @@ async def list_indexes(request: Request) -> Document:
 
 
 async def list_databases(request: Request) -> Document:
-    """List the databases of all shards and of the config server."""
+    """List the databases of all shards and of the config server; sizes are 0."""
     catalog = request.catalog
-    commands = {member: {"listDatabases": 1} for member in (*catalog.shards, catalog.config)}
-    replies = replies_of(await request.send_all(commands))
-    found: dict[str, Document] = {}
-    for member, reply in replies.items():
-        for entry in reply["databases"]:
-            name = entry["name"]
-            if name == "local" or (member is catalog.config) != (name in ("admin", "config")):
-                continue
-            size = int(entry.get("sizeOnDisk", 0))
-            known = found.setdefault(name, {"name": name, "sizeOnDisk": 0, "empty": False})
-            known["sizeOnDisk"] += size
-            known.setdefault("shards", {})[member.id] = size
-    listed = [found[name] for name in sorted(found)]
+    names = set(catalog.config.mongod.catalog.databases())
+    for shard in catalog.shards:
+        names.update(shard.mongod.catalog.databases())
+    listed = [{"name": name, "sizeOnDisk": 0, "empty": False} for name in sorted(names)]
     if "filter" in request.command:
         listed = [entry for entry in listed if matches(request.field("filter", dict), entry)]
-    if request.command.get("nameOnly"):
-        return {"databases": [{"name": entry["name"]} for entry in listed]}
-    total = sum(entry["sizeOnDisk"] for entry in listed)
-    return {"databases": listed, "totalSize": total, "totalSizeMb": total >> 20}
+    return {"databases": listed, "totalSize": 0, "totalSizeMb": 0}

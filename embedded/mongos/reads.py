@@ -10,7 +10,8 @@ from embedded.mongos.targeting import targets_of_filter
 from embedded.sessions import session_key
 from embedded.storage.bson_values import Document
 from embedded.storage.ordering import sort_key
-from embedded.storage.queries import project, sort_documents
+from embedded.storage.projection import project
+from embedded.storage.queries import sort_documents
 from shard_client.errors import CommandError
 
 _FIND_OPTIONS = ("collation", "hint", "min", "max", "allowDiskUse")
@@ -43,7 +44,9 @@ async def find(request: Request) -> Document:
         if sort:
             documents = sort_documents(documents, sort)
         chosen = documents[skip : skip + limit if limit else None]
-        return await _cursor(request, [project(document, projection) for document in chosen])
+        if projection:
+            chosen = [*map(project(projection), chosen)]
+        return await _cursor(request, chosen)
 
 
 async def count(request: Request) -> Document:
@@ -90,14 +93,12 @@ def _check_uuid(request: Request, placement: Placement | None) -> None:
     wanted = request.command.get("collectionUUID")
     if wanted is None:
         return
-    actual: str | None = None
-    if placement is not None:
-        collection = placement.primary.mongod.catalog.by_uuid(wanted)
-        if placement.sharded is not None and bytes(placement.sharded.uuid) == bytes(wanted):
-            actual = request.collection
-        elif collection is not None:
-            actual = collection.ns.partition(".")[2]
-    if actual != request.collection:
+    stored = None if placement is None else placement.primary.mongod.catalog.by_uuid(wanted)
+    if placement is not None and placement.sharded is not None:
+        found = bytes(placement.sharded.uuid) == bytes(wanted)
+    else:
+        found = stored is not None and stored.ns == request.namespace
+    if not found:
         raise CommandError(
             361,
             "Collection UUID does not match that specified",
@@ -106,7 +107,7 @@ def _check_uuid(request: Request, placement: Placement | None) -> None:
                 "db": request.database,
                 "collectionUUID": wanted,
                 "expectedCollection": request.collection,
-                "actualCollection": actual,
+                "actualCollection": None if stored is None else stored.name,
             },
         )
 

@@ -1,13 +1,11 @@
 """One client command with its context in the embedded mongos."""
 
-import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from random import Random
 from typing import Any, Protocol, TypeVar
 
-from bson import Binary, ObjectId
+from bson import ObjectId
 
 from embedded.access.control import AccessControl
 from embedded.clients import Client
@@ -47,19 +45,6 @@ class ShardServers(Protocol):
 
 
 @dataclass(frozen=True)
-class Identity:
-    """The identity of the endpoint: the version that it emulates, and the source of its ids."""
-
-    token_version: int
-    random: Random
-    process_id: ObjectId = field(default_factory=ObjectId)
-
-    def new_uuid(self) -> Binary:
-        """Return a random UUID, for sessions and databases."""
-        return Binary.from_uuid(uuid.UUID(bytes=self.random.randbytes(16), version=4))
-
-
-@dataclass(frozen=True)
 class ClusterState:
     """The state that all requests share."""
 
@@ -68,7 +53,7 @@ class ClusterState:
     locks: NamespaceLocks
     transactions: TransactionTable
     cursors: CursorTable
-    identity: Identity
+    process_id: ObjectId
     access: AccessControl
     wall: Callable[[], float]
     """The wall clock, in seconds since 1970."""

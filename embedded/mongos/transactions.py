@@ -118,6 +118,11 @@ class TransactionTable:
             self.abort(oldest)
         return transaction
 
+    def has_committed(self, lsid: Document, number: int) -> bool:
+        """Return whether the session's latest transaction is this one and has committed."""
+        latest = self._latest.get(session_key(lsid))
+        return latest is not None and (latest.number, latest.state) == (number, "committed")
+
     async def hold(self, transaction: Transaction, namespace: str) -> None:
         """Hold a shared lock on ``namespace`` until the transaction ends.
 

@@ -6,10 +6,10 @@ from typing import Any
 from bson import ObjectId
 
 from embedded.errors import failed_to_parse, shard_key_changed
-from embedded.mongos.bulk import BulkResult, ordered_batches, picked, unordered_batches
+from embedded.mongos.bulk import BulkResult, batches, picked
 from embedded.mongos.catalog import ShardedCollection
-from embedded.mongos.key_change import move_document
-from embedded.mongos.members import Member, replies_of
+from embedded.mongos.key_change import has_moved, move_document
+from embedded.mongos.members import Member
 from embedded.mongos.request import Placement, Request
 from embedded.mongos.statements import bulk_command, send_statement
 from embedded.mongos.targeting import targets_of_delete, targets_of_update
@@ -36,20 +36,13 @@ async def insert(request: Request) -> Document:
                 request, "documents", picked(documents, positions), positions, ordered=ordered
             )
 
-        if ordered:
-            for member, positions in ordered_batches(owners):
-                if member is not None:
-                    reply = await request.send(member, command(positions), write=True)
-                    result.add(reply, positions)
-                if any(error["index"] in positions for error in result.errors):
-                    break
-            result.errors = sorted(result.errors, key=lambda error: error["index"])[:1]
-        else:
-            groups = unordered_batches(owners)
-            commands = {member: command(positions) for member, positions in groups.items()}
-            outcomes = await request.send_all(commands, write=True)
-            for member, reply in replies_of(outcomes).items():
-                result.add(reply, groups[member])
+        for member, positions in batches(owners):
+            if member is not None:
+                result.add(await request.send(member, command(positions), write=True), positions)
+            if ordered and any(error["index"] in positions for error in result.errors):
+                break
+    if ordered:
+        result.errors = sorted(result.errors, key=lambda error: error["index"])[:1]
     return result.reply()
 
 
@@ -112,11 +105,19 @@ async def _update_statement(
     async with request.hold(placement.namespace):
         collection = placement.sharded
         targets = targets_of_update(collection, statement) if collection else None
+        if has_moved(request):
+            result.add({"n": 1, "nModified": 1}, [position])
+            return
         earlier = len(result.errors)
         await send_statement(request, placement, targets, statement, position, result)
         refused = [error["code"] for error in result.errors[earlier:]]
-        if collection is not None and request.retryable and refused == [shard_key_changed().code]:
-            [target] = targets or ()
+        if (
+            collection is not None
+            and targets
+            and request.retryable
+            and refused == [shard_key_changed().code]
+        ):
+            [target] = targets
             await move_document(request, collection, request.catalog.shard(target), statement)
             del result.errors[earlier:]
             result.add({"n": 1, "nModified": 1}, [position])

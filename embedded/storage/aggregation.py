@@ -5,40 +5,21 @@ from typing import Any
 
 from embedded.storage.bson_values import Document, copied
 from embedded.storage.document_stages import DOCUMENT_STAGES, compiled
-from embedded.storage.mongomock_rules import ReadableCollection, library_errors, run_stage
-from embedded.storage.queries import Matcher, sort_documents
+from embedded.storage.mongomock_rules import library_errors, run_stage
+from embedded.storage.queries import sort_documents
 from shard_client.errors import CommandError
-
-CollectionReader = Callable[[str], Iterable[Document]]
-
-
-class _Databases:
-    """The collections that $lookup reads."""
-
-    def __init__(self, read: CollectionReader | None) -> None:
-        self._read = read
-
-    def get_collection(self, name: str) -> ReadableCollection:
-        return ReadableCollection(self._read(name) if self._read else (), Matcher)
-
-    __getitem__ = get_collection
 
 
 def aggregate(
-    documents: Iterable[Document],
-    pipeline: Sequence[Mapping[str, Any]],
-    *,
-    read: CollectionReader | None = None,
+    documents: Iterable[Document], pipeline: Sequence[Mapping[str, Any]]
 ) -> list[Document]:
     """Run a pipeline over documents, without changing them.
 
-    ``read`` returns the documents of another collection of the database ($lookup, $unionWith).
-
     Raises:
-        CommandError: 40324 for an unknown stage; 238 for a stage that is not implemented.
+        CommandError: 40324 for an unknown stage; 238 for a stage that is not implemented, such as
+            those that use other collections.
     """
     current = list(documents)
-    private = False
     for stage in pipeline:
         if not isinstance(stage, Mapping) or len(stage) != 1:
             raise CommandError(
@@ -52,25 +33,14 @@ def aggregate(
         elif name in _STAGES:
             with library_errors():
                 current = _STAGES[name](current, argument)
-        elif name == "$unionWith":
-            with library_errors():
-                current = current + _union(argument, read)
-        elif name in ("$out", "$merge"):
+        elif name in _ON_OTHER_COLLECTIONS:
             raise CommandError(238, f"{name} is not implemented", code_name="NotImplemented")
         else:
-            if not private and name in _STAGES_THAT_WRITE:
-                current, private = [copied(document) for document in current], True
-            current = run_stage(current, name, argument, _Databases(read))
+            current = run_stage(copied(current), name, argument)
     return current
 
 
-_STAGES_THAT_WRITE = frozenset({"$lookup", "$unwind", "$graphLookup"})
-
-
-def _union(argument: Any, read: CollectionReader | None) -> list[Document]:
-    name = argument if isinstance(argument, str) else argument["coll"]
-    inner = [] if isinstance(argument, str) else argument.get("pipeline", [])
-    return aggregate(read(name) if read else (), inner, read=read)
+_ON_OTHER_COLLECTIONS = frozenset({"$lookup", "$graphLookup", "$unionWith", "$out", "$merge"})
 
 
 def _group(documents: list[Document], argument: Any) -> list[Document]:

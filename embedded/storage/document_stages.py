@@ -52,7 +52,12 @@ def _predicate(condition: Any, variables: Mapping[str, Any], fold: Fold | None) 
         elif name in _LOGIC and isinstance(value, list) and value:
             tests.append(_LOGIC[name]([_predicate(item, variables, fold) for item in value]))
         elif name.startswith("$") and name != "$comment":
-            raise CommandError(2, f"unknown top level operator: {name}", code_name="BadValue")
+            raise CommandError(
+                2,
+                f"unknown top level operator: {name}. If you have a field name that starts with a "
+                "'$' symbol, consider using $getField or $setField.",
+                code_name="BadValue",
+            )
         else:
             plain[name] = value
     if plain:
