@@ -95,23 +95,23 @@ class Journal:
 
     def prepare(self, transaction: Transaction) -> Timestamp:
         """Log the transaction as prepared; return the prepare timestamp."""
-        entry = self._log_operations(transaction, at=None, prepare=True)[-1]
+        entry = self._log_operations(transaction, prepare=True)[-1]
         transaction.state = "prepared"
         transaction.prepared_at = entry["ts"]
         return entry["ts"]
 
-    def commit(self, transaction: Transaction, at: Timestamp | None) -> Timestamp:
+    def commit(self, transaction: Transaction) -> Timestamp:
         """Log and apply the transaction's operations; return the commit's cluster time."""
         if not transaction.operations and transaction.prepared_at is None:
             transaction.committed_at = self.oplog.last_ts or self.clock.time
             transaction.end("committed")
             return transaction.committed_at
         if transaction.prepared_at is None:
-            places = self._log_operations(transaction, at=at, prepare=False)
+            places = self._log_operations(transaction, prepare=False)
             ts = places[-1]["ts"]
         else:
             places = transaction.chain
-            ts = self._log_end(transaction, at)
+            ts = self._log_end(transaction)
         transaction.committed_at = ts
         index = iter(
             (entry["ts"], i) for entry in places for i in range(len(entry["o"]["applyOps"]))
@@ -128,9 +128,9 @@ class Journal:
             self.log(fields | {"o": {"abortTransaction": 1}})
         transaction.end("aborted")
 
-    def _log_end(self, transaction: Transaction, at: Timestamp | None) -> Timestamp:
+    def _log_end(self, transaction: Transaction) -> Timestamp:
         fields = self._transaction_fields(transaction, transaction.prepared_at)
-        at = at or self.clock.tick()
+        at = self.clock.tick()
         command = {"commitTransaction": 1, "commitTimestamp": at}
         return self.log(fields | {"o": command}, at=at)["ts"]
 
@@ -144,9 +144,7 @@ class Journal:
             "prevOpTime": NULL_OP_TIME if previous is None else {"ts": previous, "t": _TERM},
         }
 
-    def _log_operations(
-        self, transaction: Transaction, *, at: Timestamp | None, prepare: bool
-    ) -> list[OplogEntry]:
+    def _log_operations(self, transaction: Transaction, *, prepare: bool) -> list[OplogEntry]:
         """Log the operations in as many linked entries as their size requires."""
         parts = _parts([operation.entry for operation in transaction.operations])
         previous: Timestamp | None = None
@@ -160,7 +158,7 @@ class Journal:
             if last and len(parts) > 1:
                 o["count"] = len(transaction.operations)
             fields = self._transaction_fields(transaction, previous)
-            entry = self.log(fields | {"o": o}, at=at if len(parts) == 1 else None)
+            entry = self.log(fields | {"o": o})
             previous = entry["ts"]
             transaction.chain.append(entry)
         return transaction.chain

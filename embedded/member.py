@@ -247,13 +247,10 @@ class Member:
             raise no_such_transaction(f"Transaction {txn_number} has been {transaction.state}.")
         return self.journal.prepare(transaction)
 
-    def commit_transaction(
-        self, lsid: dict[str, Any], txn_number: int, commit_time: Timestamp | None = None
-    ) -> Timestamp:
+    def commit_transaction(self, lsid: dict[str, Any], txn_number: int) -> Timestamp:
         """Commit a transaction, prepared or not; return the cluster time of the commit.
 
-        ``commit_time`` must be greater than this member's last oplog entry; the default is a new
-        tick. Committing again returns the same time.
+        Committing again returns the same time.
 
         Raises:
             CommandError: 251 NoSuchTransaction if it was aborted or is unknown.
@@ -263,7 +260,7 @@ class Member:
             raise no_such_transaction(f"Transaction {txn_number} has been aborted.")
         if transaction.committed_at is not None:
             return transaction.committed_at
-        return self.journal.commit(transaction, commit_time)
+        return self.journal.commit(transaction)
 
     def abort_transaction(self, lsid: dict[str, Any], txn_number: int) -> None:
         """Abort a transaction.

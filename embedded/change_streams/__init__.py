@@ -14,7 +14,7 @@ from embedded.change_streams.cursor import (
     is_change_stream,
     open_change_stream,
 )
-from embedded.change_streams.user_stages import UserStages, is_single_document
+from embedded.change_streams.user_stages import UserStages
 
 __all__ = [
     "Batch",
@@ -22,6 +22,5 @@ __all__ = [
     "UserStages",
     "first_batch_size",
     "is_change_stream",
-    "is_single_document",
     "open_change_stream",
 ]

@@ -38,7 +38,7 @@ class UserStages:
         given = stages[:-1] if self.splits else stages
         own = [stage for stage in given if next(iter(stage)) not in _WITHOUT_EFFECT]
         for stage in own:
-            if not is_single_document(stage):
+            if next(iter(stage)) not in DOCUMENT_STAGES:
                 raise CommandError(40324, f"Unrecognized pipeline stage name: '{[*stage]}'")
         early = _leading_matches(own, without="fullDocument")
         unless_updated = _leading_matches(own, without="fullDocumentBeforeChange")
@@ -78,8 +78,3 @@ def _leading_matches(stages: Sequence[Mapping[str, Any]], without: str) -> int:
             break
         count += 1
     return count
-
-
-def is_single_document(stage: Mapping[str, Any]) -> bool:
-    """Return whether change streams permit the stage."""
-    return next(iter(stage)) in DOCUMENT_STAGES

@@ -1,13 +1,11 @@
 """Diagnostic commands, with which drivers and shells inspect a server."""
 
 import os
-from typing import Any
 
 from bson.int64 import Int64
 
 from embedded.commands.request import Request, command
 from embedded.storage.bson_values import Document
-from shard_client.errors import CommandError
 
 
 @command("ping")
@@ -34,24 +32,6 @@ async def build_info(request: Request) -> Document:
         "maxBsonObjectSize": 16_777_216,
         "storageEngines": ["ephemeralForTest"],
     }
-
-
-@command("getParameter")
-async def get_parameter(request: Request) -> Document:
-    """Return the few parameters that clients read."""
-    version = ".".join(request.mongod.version.split(".")[:2])
-    known: dict[str, Any] = {
-        "featureCompatibilityVersion": {"version": version},
-        "enableTestCommands": False,
-        "periodicNoopIntervalSecs": int(request.mongod.noop_interval),
-        "authenticationMechanisms": [],
-    }
-    if request.command["getParameter"] == "*":
-        return known
-    found = {name: known[name] for name in request.command if name in known}
-    if not found:
-        raise CommandError(72, "no option found to get", code_name="InvalidOptions")
-    return found
 
 
 @command("serverStatus")

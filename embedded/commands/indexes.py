@@ -153,18 +153,3 @@ async def list_collections(request: Request) -> Document:
     if request.command.get("nameOnly"):
         found = [{"name": each["name"], "type": each["type"]} for each in found]
     return await _listing(request, f"{database}.$cmd.listCollections", found)
-
-
-@command("listDatabases")
-async def list_databases(request: Request) -> Document:
-    """List databases; sizes are not computed and are 0."""
-    catalog = request.mongod.catalog
-    matcher = Matcher(request.field("filter", dict, {}))
-    found: list[Document] = []
-    for name in catalog.databases():
-        entry: Document = {"name": name, "sizeOnDisk": Int64(0), "empty": False}
-        if matcher(entry):
-            found.append({"name": name} if request.command.get("nameOnly") else entry)
-    if request.command.get("nameOnly"):
-        return {"databases": found}
-    return {"databases": found, "totalSize": Int64(0), "totalSizeMb": Int64(0)}

@@ -134,29 +134,12 @@ async def run_aggregate(request: Request) -> Document:
     if is_change_stream(request.command):
         return await _reply(request, _StreamCursor(request), size)
     size = FIRST_BATCH if size is None else size
-    if request.command["aggregate"] == 1:
-        ns = f"{request.database}.$cmd.aggregate"
-        source: Iterator[Document] = iter(())
-        if pipeline and "$documents" in pipeline[0]:
-            given = pipeline[0]["$documents"]
-            if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
-                raise CommandError(5858203, "$documents must be an array of objects")
-            source, pipeline = iter(given), pipeline[1:]
-    else:
-        ns = request.ns
-        matcher, pipeline = _leading_match(pipeline)
-        source = _documents(request, ns, matcher)
+    ns = request.ns
+    source = _documents(request, ns, Matcher({}))
     found = aggregate(source, pipeline)
     in_process = request.client.in_process
     cursor = ListCursor(ns, iter(found), unbounded=in_process)
     return await _reply(request, cursor, None if in_process else size)
-
-
-def _leading_match(pipeline: list[Any]) -> tuple[Matcher, list[Any]]:
-    """Split off a leading $match, so that a condition on ``_id`` selects documents directly."""
-    if pipeline and isinstance(pipeline[0], dict) and isinstance(pipeline[0].get("$match"), dict):
-        return Matcher(pipeline[0]["$match"]), pipeline[1:]
-    return Matcher({}), pipeline
 
 
 class _StreamCursor:

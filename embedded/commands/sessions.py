@@ -54,7 +54,7 @@ def _numbers(request: Request) -> tuple[Document, int]:
 @command("commitTransaction")
 async def commit_transaction(request: Request) -> Document:
     """Commit a transaction. Committing it again succeeds."""
-    request.mongod.commit_transaction(*_numbers(request), request.command.get("commitTimestamp"))
+    request.mongod.commit_transaction(*_numbers(request))
     return {}
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from embedded.change_streams import UserStages, is_single_document
+from embedded.change_streams import UserStages
 from embedded.mongos.reads import all_documents, members_for, open_cursor
 from embedded.mongos.request import Request
 from embedded.storage.aggregation import aggregate as run_pipeline
@@ -60,8 +60,6 @@ def _from_given(request: Request, pipeline: Pipeline) -> list[Document]:
         given = given["$literal"]
     if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
         raise CommandError(5858203, "$documents must be an array of objects")
-    if not all(map(is_single_document, rest)):
-        return run_pipeline(given, rest)
     stages = UserStages.of(rest, request.command)
     results = (stages.apply(document) for document in given if stages.wants(document))
     return [result for result in results if result is not None]

@@ -1,9 +1,9 @@
 """The cluster's metadata: shards, databases, sharded collections and their chunks."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 
-from bson import Binary, ObjectId, Timestamp
+from bson import Binary, Timestamp
 
 from embedded.logical_clock import LogicalClock
 from embedded.mongos.chunk_map import ChunkMap
@@ -25,7 +25,6 @@ class ShardedCollection:
     chunks: ChunkMap
     unique: bool
     timestamp: Timestamp
-    epoch: ObjectId = field(default_factory=ObjectId)
 
     @property
     def key(self) -> ShardKey:
@@ -39,8 +38,6 @@ class Database:
 
     name: str
     primary: str
-    uuid: Binary
-    timestamp: Timestamp
 
 
 class ClusterCatalog:
@@ -67,14 +64,12 @@ class ClusterCatalog:
         return list(self._shards.values())
 
     def shard(self, name: str) -> Member:
-        """Return a shard by id, host string or address.
+        """Return a shard by id.
 
         Raises:
             CommandError: 70 ShardNotFound.
         """
         found = self._shards.get(name)
-        if found is None:
-            found = next((m for m in self.shards if name in (m.host, m.host.split("/")[1])), None)
         if found is None:
             raise CommandError(70, f"Shard {name} not found", code_name="ShardNotFound")
         return found
@@ -151,21 +146,14 @@ class ClusterCatalog:
                 )  # fmt: skip
             return existing
         chosen = primary or self._emptiest_shard()
-        entry = Database(name, chosen.id, self.config.mongod.new_uuid(), self.gossip.time)
-        self.databases[name] = entry
-        version = {"uuid": entry.uuid, "timestamp": entry.timestamp, "lastMod": 1}
-        await self._insert(
-            "databases", [{"_id": name, "primary": chosen.id, "partitioned": False,
-                           "version": version}],
-        )  # fmt: skip
+        self.databases[name] = Database(name, chosen.id)
+        await self._insert("databases", [{"_id": name, "primary": chosen.id}])
         return chosen
 
     async def move_primary(self, name: str, to: Member) -> None:
         """Make ``to`` the primary shard of a database."""
         self.databases[name].primary = to.id
-        await self._update(
-            "databases", {"_id": name}, {"$set": {"primary": to.id}, "$inc": {"version.lastMod": 1}}
-        )
+        await self._update("databases", {"_id": name}, {"$set": {"primary": to.id}})
 
     async def forget_database(self, name: str) -> None:
         """Remove a dropped database."""
@@ -198,7 +186,6 @@ class ClusterCatalog:
             [
                 {
                     "_id": collection.namespace,
-                    "lastmodEpoch": collection.epoch,
                     "lastmod": now,
                     "timestamp": collection.timestamp,
                     "uuid": collection.uuid,

@@ -17,7 +17,7 @@ from shard_client.wire.frames import MAX_DOCUMENT_SIZE, MAX_MESSAGE_SIZE, MAX_WR
 _LONGEST_WAIT = 60.0
 
 ON_CONFIG_SERVER = (
-    "ping", "buildInfo", "buildinfo", "whatsmyuri", "getParameter", "getLog", "startSession",
+    "ping", "buildInfo", "buildinfo", "whatsmyuri", "getLog", "startSession",
     "refreshSessions", "saslStart", "saslContinue", "logout", "connectionStatus", "createUser",
     "dropUser", "usersInfo",
 )  # fmt: skip
@@ -91,8 +91,3 @@ async def command_line(request: Request) -> Document:
 async def is_db_grid(_request: Request) -> Document:
     """Confirm that this is a mongos."""
     return {"isdbgrid": 1, "hostname": platform.node()}
-
-
-async def accept(_request: Request) -> Document:
-    """Accept a command that has no effect here."""
-    return {}

@@ -7,7 +7,7 @@ from embedded.errors import TRANSIENT_TRANSACTION
 from embedded.logical_clock import as_ordinal, client_time
 from embedded.mongos.aggregations import refuse_change_stream
 from embedded.mongos.command_table import COMMANDS, IN_TRANSACTIONS, ON_ADMIN_ONLY
-from embedded.mongos.request import ClusterState, Request, check_session_id
+from embedded.mongos.request import ClusterState, Request
 from embedded.storage.bson_values import Document
 from shard_client.errors import CommandError
 
@@ -59,8 +59,6 @@ class Mongos:
         self._state.access.check(name, request.database, request.command, request.client)
         if name in ("aggregate", "explain"):
             refuse_change_stream(request.command)
-        if "lsid" in request.command:
-            check_session_id(request.command["lsid"], f"{name}.lsid")
         request.transaction = self._state.transactions.statement(request.command)
         if request.transaction is None or name in _ENDS_OF_TRANSACTIONS:
             return await handler(request)

@@ -20,7 +20,6 @@ from embedded.mongos.transactions import Transaction, TransactionTable
 from embedded.storage.bson_values import Document
 from embedded.storage.type_names import type_name
 from shard_client.errors import CommandError
-from shard_client.wire.frames import MAX_WRITE_BATCH_SIZE
 
 Value = TypeVar("Value")
 
@@ -66,16 +65,6 @@ class Placement:
     namespace: str
     primary: Member
     sharded: ShardedCollection | None
-
-
-def check_session_id(lsid: Any, where: str) -> None:
-    """Check that ``lsid`` is a session id.
-
-    Raises:
-        CommandError: 14 TypeMismatch.
-    """
-    if not isinstance(lsid, dict) or not isinstance(lsid.get("id"), bytes):
-        raise type_mismatch(f"BSON field '{where}' is not a session id")
 
 
 @dataclass
@@ -152,29 +141,6 @@ class Request:
                 f"BSON field '{self.name}.{name}' is the wrong type '{type_name(value)}'"
             )
         return value
-
-    def statements(self, name: str) -> list[Document]:
-        """Return a bulk write's statements or documents.
-
-        Raises:
-            CommandError: 40414 if they are missing; 16 InvalidLength for an empty or too long list;
-                14 TypeMismatch if one is not a document.
-        """
-        given: list[Any] = self.field(name, list)
-        if not 1 <= len(given) <= MAX_WRITE_BATCH_SIZE:
-            raise CommandError(
-                16,
-                f"Write batch sizes must be between 1 and {MAX_WRITE_BATCH_SIZE}. "
-                f"Got {len(given)} operations.",
-                code_name="InvalidLength",
-            )
-        for index, statement in enumerate(given):
-            if not isinstance(statement, dict):
-                raise type_mismatch(
-                    f"BSON field '{self.name}.{name}.{index}' is the wrong type "
-                    f"'{type_name(statement)}', expected type 'object'"
-                )
-        return given
 
     def now(self) -> float:
         """Return the wall clock's time in seconds since 1970."""

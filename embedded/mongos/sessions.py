@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from embedded.mongos.request import Request, check_session_id
+from embedded.mongos.request import Request
 from embedded.sessions import session_key
 from embedded.storage.bson_values import Document
 from shard_client.errors import CommandError
@@ -12,7 +12,6 @@ async def end_sessions(request: Request) -> Document:
     """Run endSessions or killSessions: close the sessions' cursors and abort their transactions."""
     sessions: list[Any] = request.field(request.name, list)
     for lsid in sessions:
-        check_session_id(lsid, request.name)
         request.state.transactions.end_session(lsid)
         request.state.cursors.end_session(session_key(lsid))
     return {}

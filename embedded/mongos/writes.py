@@ -5,7 +5,7 @@ from typing import Any
 
 from bson import ObjectId
 
-from embedded.errors import failed_to_parse, shard_key_changed
+from embedded.errors import shard_key_changed
 from embedded.mongos.bulk import BulkResult, batches, picked
 from embedded.mongos.catalog import ShardedCollection
 from embedded.mongos.key_change import has_moved, move_document
@@ -23,7 +23,7 @@ async def insert(request: Request) -> Document:
     Raises:
         CommandError: a shard's error for the whole command.
     """
-    documents = [_with_id(document) for document in request.statements("documents")]
+    documents = [_with_id(document) for document in request.field("documents", list)]
     ordered = bool(request.command.get("ordered", True))
     result = BulkResult()
     placement = await request.placement_for_write(request.namespace)
@@ -69,9 +69,7 @@ Runner = Callable[[Request, Placement, Statement, int, BulkResult], Awaitable[No
 
 
 async def _one_by_one(request: Request, field: str, run: Runner, *, upserts: bool) -> Document:
-    statements = request.statements(field)
-    for statement in statements:
-        _check_statement(statement)
+    statements: list[Document] = request.field(field, list)
     ordered = bool(request.command.get("ordered", True))
     result = BulkResult(modified=0 if upserts else None)
     namespace = request.namespace
@@ -91,12 +89,6 @@ async def _one_by_one(request: Request, field: str, run: Runner, *, upserts: boo
         if result.errors and ordered:
             break
     return result.reply()
-
-
-def _check_statement(statement: Statement) -> None:
-    change = statement.get("u", {})
-    if not isinstance(statement.get("q"), dict) or not isinstance(change, dict | list):
-        raise failed_to_parse("'q' must be a document, and 'u' a document or a pipeline")
 
 
 async def _update_statement(

@@ -169,20 +169,6 @@ async def test_aborting_a_prepared_transaction_logs_it() -> None:
     assert len(await one.documents()) == 2
 
 
-async def test_commits_at_a_given_time_share_it() -> None:
-    members = [Driver(), Driver()]
-    for each in members:
-        await each.run(insert({"_id": 1}))
-        await each.start()
-        await each.within(insert({"_id": 2}))
-        each.mongod.prepare_transaction(SESSION, 1)
-    members[0].mongod.clock.advance(members[1].mongod.clock.time)
-    at = members[0].mongod.clock.tick()
-    for each in members:
-        assert each.mongod.commit_transaction(SESSION, 1, at) == at
-        assert each.mongod.oplog.last_ts == at
-
-
 async def test_a_large_transaction_is_a_chain_of_entries() -> None:
     one = Driver()
     await one.run(insert({"_id": 0}))
