@@ -38,11 +38,10 @@ async def list_indexes(request: Request) -> Document:
 
 async def list_databases(request: Request) -> Document:
     """List the databases of all shards and of the config server; sizes are 0."""
-    catalog = request.catalog
-    names = set(catalog.config.mongod.catalog.databases())
-    for shard in catalog.shards:
-        names.update(shard.mongod.catalog.databases())
-    listed = [{"name": name, "sizeOnDisk": 0, "empty": False} for name in sorted(names)]
+    members = (request.catalog.config, *request.catalog.shards)
+    names = {"admin"}.union(*(member.mongod.catalog.databases() for member in members))
+    sizes: Document = {} if request.command.get("nameOnly") else {"sizeOnDisk": 0, "empty": False}
+    listed = [{"name": name} | sizes for name in sorted(names)]
     if "filter" in request.command:
         listed = [entry for entry in listed if matches(request.field("filter", dict), entry)]
-    return {"databases": listed, "totalSize": 0, "totalSizeMb": 0}
+    return {"databases": listed} | ({"totalSize": 0, "totalSizeMb": 0} if sizes else {})
