@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import sys
-import time
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -19,13 +18,6 @@ if TYPE_CHECKING:
 
 READY = "Waiting for connections"
 _BAD_OPTIONS = 2
-
-
-class ClusterAuthMode(StrEnum):
-    """How the servers of a cluster, and the router, log in to each other."""
-
-    key_file = "keyFile"
-    x509 = "x509"
 
 
 class TlsMode(StrEnum):
@@ -52,13 +44,6 @@ def embedded(
         Path | None,
         typer.Option("--keyFile", help="The members' password; clients have to log in."),
     ] = None,
-    cluster_auth_mode: Annotated[
-        ClusterAuthMode,
-        typer.Option(
-            "--clusterAuthMode",
-            help="x509: a member's certificate is a login, too.",
-        ),
-    ] = ClusterAuthMode.key_file,
     tls_mode: Annotated[
         TlsMode, typer.Option("--tlsMode", help="requireTLS: all connections use TLS.")
     ] = TlsMode.disabled,
@@ -86,7 +71,7 @@ def embedded(
     import structlog
     import uvloop
 
-    from embedded.access.settings import Security
+    from embedded.access.control import AccessControl
     from embedded.cluster import EmbeddedCluster
     from shard_client.errors import plain_text
     from shard_client.wire.tls import TlsContexts, TlsFiles
@@ -94,8 +79,6 @@ def embedded(
     _log_as_json()
     if (tls_mode is TlsMode.disabled) != (tls_certificate is None):
         _refuse("--tlsMode requireTLS and --tlsCertificateKeyFile work only together: pass both")
-    if cluster_auth_mode is ClusterAuthMode.x509 and tls_ca is None:
-        _refuse("--clusterAuthMode x509 needs --tlsCAFile")
     try:
         tls = None
         if tls_certificate is not None:
@@ -105,13 +88,7 @@ def embedded(
                 connections_without_certificates=tls_without_certificates,
             )
             tls = TlsContexts(files)
-        security = Security.of(
-            time.time(),
-            authorization=auth,
-            key_file=key_file,
-            by_certificate=cluster_auth_mode is ClusterAuthMode.x509,
-            tls=tls,
-        )
+        access = AccessControl.of(auth, key_file, tls)
     except OSError as error:
         _refuse(f"cannot use {error.filename}: {error.strerror}" if error.filename else str(error))
     except ValueError as error:
@@ -122,7 +99,7 @@ def embedded(
         token_version=token_version,
         noop_interval=noop_interval,
         oplog_size=oplog_size,
-        security=security,
+        access=access,
     )
     try:
         uvloop.run(_run(cluster))

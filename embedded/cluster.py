@@ -10,15 +10,15 @@ import structlog
 from bson.objectid import ObjectId
 
 from embedded.access.control import AccessControl
-from embedded.access.settings import OPEN, Security
+from embedded.cursors import CursorTable
 from embedded.errors import bad_value
+from embedded.logical_clock import LogicalClock
 from embedded.mongod import Mongod
 from embedded.mongos.catalog import ClusterCatalog
-from embedded.mongos.cursors import CursorTable
 from embedded.mongos.endpoint import Mongos
-from embedded.mongos.members import ClusterTime, Member
+from embedded.mongos.members import Member
 from embedded.mongos.namespace_locks import NamespaceLocks
-from embedded.mongos.request import ClusterState, Identity
+from embedded.mongos.request import ClusterState
 from embedded.mongos.transactions import TransactionTable
 from embedded.server import Server
 
@@ -38,7 +38,7 @@ class EmbeddedCluster:
         oplog_size: how many entries each oplog keeps.
         wall: the wall clock, in seconds since 1970.
         random: the source of UUIDs and cursor ids.
-        security: authorization and TLS of all servers.
+        access: who may use the servers, by default everybody; and TLS of all servers.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class EmbeddedCluster:
         oplog_size: int = 200_000,
         wall: Callable[[], float] = time.time,
         random: Random | None = None,
-        security: Security = OPEN,
+        access: AccessControl | None = None,
     ) -> None:
         self._port = port
         self._names = [f"shard{index}" for index in range(shards)]
@@ -60,10 +60,10 @@ class EmbeddedCluster:
         self._oplog_size = oplog_size
         self._wall = wall
         self._random = random or Random()
-        self._security = security
+        self._access = access or AccessControl()
         self._running: dict[str, Mongod] = {}
         self.config_server = self._make("cfg", is_config=True)
-        gossip = ClusterTime()
+        gossip = LogicalClock(lambda: 0.0)  # it never ticks by itself
         locks = NamespaceLocks()
         self._state = ClusterState(
             catalog=ClusterCatalog(Member("config", self.config_server, gossip), gossip),
@@ -71,12 +71,12 @@ class EmbeddedCluster:
             locks=locks,
             transactions=TransactionTable(locks),
             cursors=CursorTable(self._random),
-            identity=Identity(token_version, self._random),
-            access=AccessControl(self.config_server.access.users, security),
+            process_id=ObjectId(),
+            access=self._access,
             wall=wall,
         )
         self.mongos = Mongos(self._state)
-        self._server = Server(self.mongos, security.tls)
+        self._server = Server(self.mongos, self._access.tls)
 
     async def start(self) -> None:
         """Start all servers and add the shards to the cluster.
@@ -92,8 +92,8 @@ class EmbeddedCluster:
 
     async def _start(self) -> None:
         await self.config_server.start()
-        if self._security.keys is not None:
-            keys = {"insert": "system.keys", "documents": self._security.keys.documents()}
+        if self._access.enforced:
+            keys = {"insert": "system.keys", "documents": self._access.keys()}
             await self._state.catalog.config.execute("admin", keys)
         version = {"insert": "version", "documents": [{"_id": 1, "clusterId": ObjectId()}]}
         await self._state.catalog.config.execute("config", version)
@@ -186,5 +186,5 @@ class EmbeddedCluster:
             noop_interval=self._noop_interval,
             wall=self._wall,
             random=Random(self._random.getrandbits(64)),
-            security=self._security,
+            access=self._access,
         )

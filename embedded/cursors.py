@@ -12,8 +12,7 @@ from typing import Any, Protocol
 import bson
 from bson.int64 import Int64
 
-from embedded.clients import UserName
-from embedded.errors import cursor_not_found
+from embedded.errors import cursor_not_found, type_mismatch
 from embedded.storage.bson_values import Document
 from shard_client.errors import CommandError
 
@@ -84,7 +83,6 @@ class ListCursor:
 class _Entry:
     cursor: OpenCursor
     session: bytes | None
-    owner: UserName | None
     used_at: float
     running: asyncio.Task[Batch] | None = None
 
@@ -99,10 +97,8 @@ class CursorTable:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(
-        self, cursor: OpenCursor, session: bytes | None, owner: UserName | None = None
-    ) -> Int64:
-        """Register a cursor and return its id; ``owner`` is the user that opened it.
+    def add(self, cursor: OpenCursor, session: bytes | None) -> Int64:
+        """Register a cursor and return its id.
 
         Raises:
             CommandError: 8 if 10,000 cursors are open.
@@ -112,17 +108,8 @@ class CursorTable:
         number = self._random.randrange(1 << 32, 1 << 63)
         while number in self._entries:
             number = self._random.randrange(1 << 32, 1 << 63)
-        self._entries[number] = _Entry(cursor, session, owner, now)
+        self._entries[number] = _Entry(cursor, session, now)
         return Int64(number)
-
-    def owner(self, number: int) -> UserName | None:
-        """Return the user that opened a cursor; None if no user did or there is no such cursor."""
-        entry = self._entries.get(number)
-        return None if entry is None else entry.owner
-
-    def __contains__(self, number: object) -> bool:
-        """Return whether a cursor of this id is open."""
-        return number in self._entries
 
     def _expire(self, now: float) -> None:
         for number, entry in list(self._entries.items()):
@@ -192,3 +179,62 @@ class CursorTable:
         """Close all cursors."""
         for number in list(self._entries):
             self.kill(number)
+
+
+async def first_reply(
+    table: CursorTable,
+    cursor: OpenCursor,
+    batch_size: int | None,
+    *,
+    session: bytes | None,
+    single: bool,
+) -> Document:
+    """Return the reply with the first batch; register the cursor if there are more documents.
+
+    ``single`` drops the documents after the first batch.
+
+    Raises:
+        CommandError: the cursor's error.
+    """
+    batch = await cursor.next_batch(batch_size, 0.0)
+    number = Int64(0)
+    if batch.is_last or single:
+        cursor.close()
+    else:
+        number = table.add(cursor, session)
+    return _reply("firstBatch", cursor, batch, number)
+
+
+async def next_reply(table: CursorTable, command: Document) -> Document:
+    """Return the reply to a getMore.
+
+    Raises:
+        CommandError: 14 TypeMismatch, 43 CursorNotFound, or the cursor's error.
+    """
+    number, wait = command["getMore"], command.get("maxTimeMS", 1000)
+    if not isinstance(number, Int64):
+        raise type_mismatch("BSON field 'getMore.getMore' is the wrong type, expected type 'long'")
+    cursor, batch = await table.next_batch(number, command.get("batchSize") or None, wait / 1000)
+    return _reply("nextBatch", cursor, batch, 0 if batch.is_last else number)
+
+
+def kill(table: CursorTable, numbers: list[Any]) -> Document:
+    """Close cursors and return the reply to a killCursors."""
+    killed = [each for each in numbers if table.kill(each)]
+    return {
+        "cursorsKilled": killed,
+        "cursorsNotFound": [each for each in numbers if each not in killed],
+        "cursorsAlive": [],
+        "cursorsUnknown": [],
+    }
+
+
+def _reply(name: str, cursor: OpenCursor, batch: Batch, number: int) -> Document:
+    return {
+        "cursor": {
+            name: batch.documents,
+            **batch.fields,
+            "id": Int64(number),
+            "ns": cursor.namespace,
+        }
+    }

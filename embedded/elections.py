@@ -12,8 +12,8 @@ from shard_client.errors import CommandError
 _ANSWERED_BY_ALL = frozenset(
     {
         "hello", "isMaster", "ismaster", "ping", "buildInfo", "buildinfo", "getMore",
-        "killCursors", "replSetGetStatus", "replSetGetConfig", "serverStatus", "endSessions",
-        "saslStart", "saslContinue", "authenticate", "logout", "connectionStatus", "whatsmyuri",
+        "killCursors", "serverStatus", "endSessions", "saslStart", "saslContinue", "logout",
+        "connectionStatus", "whatsmyuri",
     }
 )  # fmt: skip
 _READS = frozenset({"aggregate", "find", "count", "distinct", "listCollections", "listIndexes"})

@@ -1,6 +1,5 @@
 """The errors of embedded servers, with MongoDB's codes and messages."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from bson import json_util
@@ -45,6 +44,16 @@ def command_not_found(name: str) -> CommandError:
     return CommandError(59, f"no such command: '{name}'", code_name="CommandNotFound")
 
 
+def shard_key_changed() -> CommandError:
+    """Return error 20: an update of a shard key that is no retryable write of one document."""
+    return CommandError(
+        20,
+        "Must run update to shard key field with retryWrites: true, on one document, and outside "
+        "of transactions",
+        code_name="IllegalOperation",
+    )
+
+
 def write_conflict() -> CommandError:
     """Return error 112: two transactions wrote one document; the client may retry."""
     return CommandError(
@@ -70,14 +79,12 @@ def object_too_large(size: int) -> CommandError:
     )
 
 
-def duplicate_key(
-    ns: str, index: str, pattern: Mapping[str, Any], value: Mapping[str, Any]
-) -> CommandError:
-    """Return error 11000, with ``keyPattern`` and ``keyValue``."""
-    shown = ", ".join(f"{k}: {json_util.dumps(v)}" for k, v in value.items())
+def duplicate_key(ns: str, id_: Any) -> CommandError:
+    """Return error 11000 for the index on ``_id``, with ``keyPattern`` and ``keyValue``."""
+    shown = json_util.dumps(id_)
     return CommandError(
         11000,
-        f"E11000 duplicate key error collection: {ns} index: {index} dup key: {{ {shown} }}",
+        f"E11000 duplicate key error collection: {ns} index: _id_ dup key: {{ _id: {shown} }}",
         code_name="DuplicateKey",
-        extra={"keyPattern": dict(pattern), "keyValue": dict(value)},
+        extra={"keyPattern": {"_id": 1}, "keyValue": {"_id": id_}},
     )

@@ -11,7 +11,7 @@ import bson
 from bson.binary import Binary
 from bson.timestamp import Timestamp
 
-from embedded.images import PreImages
+from embedded.images import Images, StoredImages
 from embedded.logical_clock import LogicalClock, as_ordinal
 from embedded.oplog import NULL_OP_TIME, Oplog, OplogEntry
 from embedded.storage.bson_values import Document, IdKey, id_key
@@ -24,12 +24,12 @@ _MAX_ENTRY_BYTES = 16 * 1024 * 1024
 
 
 class Journal:
-    """The oplog, the clock that stamps its entries, the pre-images, and transactions' isolation."""
+    """The oplog, the clock that stamps its entries, the images, and transactions' isolation."""
 
     def __init__(self, clock: LogicalClock, oplog: Oplog, wall: Callable[[], float]) -> None:
         self.clock = clock
         self.oplog = oplog
-        self.images = PreImages()
+        self.images = StoredImages()
         self.isolation = Isolation()
         self._wall = wall
 
@@ -81,11 +81,12 @@ class Journal:
     def apply(self, operation: Operation, ts: Timestamp, image_ts: Timestamp, index: int) -> None:
         """Apply a logged operation.
 
-        Stores the pre-image, records the old document for open snapshots, and changes the document.
+        Stores the images, records the old document for open snapshots, and changes the document.
         """
         collection = operation.collection
         if operation.before is not None and collection.keeps_images:
-            self.images.keep(collection.uuid, image_ts, index, operation.before)
+            images = Images(operation.before, operation.after)
+            self.images.keep(collection.uuid, image_ts, index, images)
             self.images.forget_through(self.oplog.truncated_through)
         self.isolation.note(collection, operation.key, operation.before, as_ordinal(ts))
         operation.apply()
@@ -94,23 +95,23 @@ class Journal:
 
     def prepare(self, transaction: Transaction) -> Timestamp:
         """Log the transaction as prepared; return the prepare timestamp."""
-        entry = self._log_operations(transaction, at=None, prepare=True)[-1]
+        entry = self._log_operations(transaction, prepare=True)[-1]
         transaction.state = "prepared"
         transaction.prepared_at = entry["ts"]
         return entry["ts"]
 
-    def commit(self, transaction: Transaction, at: Timestamp | None) -> Timestamp:
+    def commit(self, transaction: Transaction) -> Timestamp:
         """Log and apply the transaction's operations; return the commit's cluster time."""
         if not transaction.operations and transaction.prepared_at is None:
             transaction.committed_at = self.oplog.last_ts or self.clock.time
             transaction.end("committed")
             return transaction.committed_at
         if transaction.prepared_at is None:
-            places = self._log_operations(transaction, at=at, prepare=False)
+            places = self._log_operations(transaction, prepare=False)
             ts = places[-1]["ts"]
         else:
             places = transaction.chain
-            ts = self._log_end(transaction, at)
+            ts = self._log_end(transaction)
         transaction.committed_at = ts
         index = iter(
             (entry["ts"], i) for entry in places for i in range(len(entry["o"]["applyOps"]))
@@ -127,9 +128,9 @@ class Journal:
             self.log(fields | {"o": {"abortTransaction": 1}})
         transaction.end("aborted")
 
-    def _log_end(self, transaction: Transaction, at: Timestamp | None) -> Timestamp:
+    def _log_end(self, transaction: Transaction) -> Timestamp:
         fields = self._transaction_fields(transaction, transaction.prepared_at)
-        at = at or self.clock.tick()
+        at = self.clock.tick()
         command = {"commitTransaction": 1, "commitTimestamp": at}
         return self.log(fields | {"o": command}, at=at)["ts"]
 
@@ -143,9 +144,7 @@ class Journal:
             "prevOpTime": NULL_OP_TIME if previous is None else {"ts": previous, "t": _TERM},
         }
 
-    def _log_operations(
-        self, transaction: Transaction, *, at: Timestamp | None, prepare: bool
-    ) -> list[OplogEntry]:
+    def _log_operations(self, transaction: Transaction, *, prepare: bool) -> list[OplogEntry]:
         """Log the operations in as many linked entries as their size requires."""
         parts = _parts([operation.entry for operation in transaction.operations])
         previous: Timestamp | None = None
@@ -159,7 +158,7 @@ class Journal:
             if last and len(parts) > 1:
                 o["count"] = len(transaction.operations)
             fields = self._transaction_fields(transaction, previous)
-            entry = self.log(fields | {"o": o}, at=at if len(parts) == 1 else None)
+            entry = self.log(fields | {"o": o})
             previous = entry["ts"]
             transaction.chain.append(entry)
         return transaction.chain
@@ -205,11 +204,12 @@ class CommittedWrites:
 
         Raises:
             CommandError: 11000 DuplicateKey.
-            DocumentLocked: a transaction has written the document or one of its unique keys.
+            DocumentLocked: a transaction has written the document.
         """
         key = id_key(document["_id"])
-        self._refuse_locked(collection, key, document)
-        collection.check_unique(document, inserting=True)
+        self._refuse_locked(collection, key)
+        if collection.get(key) is not None:
+            collection.refuse_duplicate_id(document)
         entry = insert_entry(collection, document)
         self._make(Operation(collection, key, None, document, entry), statement)
 
@@ -219,12 +219,10 @@ class CommittedWrites:
         """Replace ``before`` with ``after``; ``o`` is the entry's change.
 
         Raises:
-            CommandError: 11000 DuplicateKey.
-            DocumentLocked: a transaction has written the document or one of its unique keys.
+            DocumentLocked: a transaction has written the document.
         """
         key = id_key(after["_id"])
-        self._refuse_locked(collection, key, after)
-        collection.check_unique(after, inserting=False)
+        self._refuse_locked(collection, key)
         entry = update_entry(collection, before, o)
         self._make(Operation(collection, key, before, after, entry), statement)
 
@@ -239,13 +237,8 @@ class CommittedWrites:
         entry = delete_entry(collection, before)
         self._make(Operation(collection, key, before, None, entry), statement)
 
-    def _refuse_locked(
-        self, collection: Collection, key: IdKey, document: Document | None = None
-    ) -> None:
-        isolation = self._journal.isolation
-        holder = isolation.holder(collection, key)
-        if holder is None and document is not None:
-            holder = isolation.clashing(collection, document)
+    def _refuse_locked(self, collection: Collection, key: IdKey) -> None:
+        holder = self._journal.isolation.holder(collection, key)
         if holder is not None:
             raise DocumentLocked(holder)
 

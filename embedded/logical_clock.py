@@ -1,17 +1,9 @@
 """The cluster time of one process: a timestamp that only grows and spreads by gossip."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from bson.timestamp import Timestamp
-
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError
-
-MOST_DRIFT: Final = 365 * 86_400
-"""Seconds that a client's cluster time may be ahead of the wall clock."""
-
-_NO_SIGNATURE = {"hash": b"\x00" * 20, "keyId": 0}
 
 
 class LogicalClock:
@@ -40,28 +32,12 @@ class LogicalClock:
         """Adopt another party's cluster time if it is greater."""
         self._latest = max(self._latest, as_ordinal(cluster_time))
 
-    def document(self) -> dict[str, Any]:
-        """Return the ``$clusterTime`` document of replies, unsigned as on an open server."""
-        return {"clusterTime": self.time, "signature": _NO_SIGNATURE}
 
-
-def client_time(command: Mapping[str, Any], now: float) -> Timestamp | None:
-    """Return the cluster time in a client's command, or None if it has none.
-
-    ``now`` is the wall clock in seconds since 1970. Raises CommandError (205) if the time is more
-    than MOST_DRIFT ahead of it.
-    """
+def client_time(command: Mapping[str, Any]) -> Timestamp | None:
+    """Return the cluster time in a client's command, or None if it has none."""
     given = command.get("$clusterTime")
     time = given.get("clusterTime") if isinstance(given, Mapping) else None
-    if not isinstance(time, Timestamp):
-        return None
-    if time.time > now + MOST_DRIFT:
-        raise CommandError(
-            ErrorCode.ClusterTimeFailsRateLimiter,
-            f"New $clusterTime, {time.time}, is too far from this node's wall clock time, "
-            f"{int(now)}.",
-        )
-    return time
+    return time if isinstance(time, Timestamp) else None
 
 
 def as_ordinal(timestamp: Timestamp) -> int:

@@ -13,11 +13,10 @@ from bson.objectid import ObjectId
 from bson.timestamp import Timestamp
 
 from embedded.access.control import AccessControl
-from embedded.access.settings import OPEN, Security
-from embedded.access.users import Users
 from embedded.cursors import CursorTable
 from embedded.elections import Elections
 from embedded.errors import no_such_transaction
+from embedded.images import Images
 from embedded.journal import Journal
 from embedded.logical_clock import LogicalClock
 from embedded.oplog import Oplog, OplogEntry
@@ -49,7 +48,7 @@ class Member:
         clock: a logical clock to share; by default the member has one of its own.
         wall: the wall clock, in seconds since 1970.
         random: the source of UUIDs and cursor ids.
-        security: how the cluster is secured.
+        access: who may use the server; by default everybody.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class Member:
         clock: LogicalClock | None = None,
         wall: Callable[[], float] = time.time,
         random: Random | None = None,
-        security: Security = OPEN,
+        access: AccessControl | None = None,
     ) -> None:
         self.name = name
         self.role: Role = role
@@ -81,7 +80,7 @@ class Member:
         self.oplog = Oplog(oplog_size)
         self.journal = Journal(self.clock, self.oplog, wall)
         self.catalog = Catalog(self.new_uuid)
-        self.access = AccessControl(Users(self.catalog, security.key), security)
+        self.access = access or AccessControl()
         self.cursors = CursorTable(self._random)
         self.sessions = SessionTable()
         self.topology_version = self.new_process()
@@ -151,11 +150,11 @@ class Member:
             return None
         return found
 
-    def pre_image(self, uuid: bytes, ts: Timestamp, apply_ops_index: int = 0) -> Document | None:
-        """Return the document before the change that the entry at ``ts`` logged.
+    def images(self, uuid: bytes, ts: Timestamp, apply_ops_index: int = 0) -> Images | None:
+        """Return the document before and after the change that the entry at ``ts`` logged.
 
         ``apply_ops_index`` is the operation's index in that entry's ``applyOps``. Returns None if
-        no pre-image is stored.
+        no images are stored.
         """
         return self.journal.images.get(uuid, ts, apply_ops_index)
 
@@ -194,9 +193,7 @@ class Member:
             CommandError: 48 NamespaceExists.
         """
         collection = self.catalog.create(database, name, options, uuid)
-        o = {"create": collection.logged_name, **collection.options}
-        if "clusteredIndex" not in o:
-            o["idIndex"] = dict(ID_INDEX)
+        o = {"create": name, **collection.options, "idIndex": dict(ID_INDEX)}
         self.journal.log_command(database, o, uuid=collection.uuid, from_migrate=from_migrate)
         return collection
 
@@ -204,7 +201,7 @@ class Member:
         """Drop a collection and log it."""
         self.journal.log_command(
             collection.database,
-            {"drop": collection.logged_name},
+            {"drop": collection.name},
             uuid=collection.uuid,
             o2={"numRecords": len(collection)},
             from_migrate=from_migrate,
@@ -250,13 +247,10 @@ class Member:
             raise no_such_transaction(f"Transaction {txn_number} has been {transaction.state}.")
         return self.journal.prepare(transaction)
 
-    def commit_transaction(
-        self, lsid: dict[str, Any], txn_number: int, commit_time: Timestamp | None = None
-    ) -> Timestamp:
+    def commit_transaction(self, lsid: dict[str, Any], txn_number: int) -> Timestamp:
         """Commit a transaction, prepared or not; return the cluster time of the commit.
 
-        ``commit_time`` must be greater than this member's last oplog entry; the default is a new
-        tick. Committing again returns the same time.
+        Committing again returns the same time.
 
         Raises:
             CommandError: 251 NoSuchTransaction if it was aborted or is unknown.
@@ -266,7 +260,7 @@ class Member:
             raise no_such_transaction(f"Transaction {txn_number} has been aborted.")
         if transaction.committed_at is not None:
             return transaction.committed_at
-        return self.journal.commit(transaction, commit_time)
+        return self.journal.commit(transaction)
 
     def abort_transaction(self, lsid: dict[str, Any], txn_number: int) -> None:
         """Abort a transaction.

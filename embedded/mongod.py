@@ -24,7 +24,7 @@ class Mongod(Member):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._server = Server(self, self.access.security.tls)
+        self._server = Server(self, self.access.tls)
         self._noops: asyncio.Task[None] | None = None
         self._answers = asyncio.Event()
         self._answers.set()
@@ -87,7 +87,9 @@ class Mongod(Member):
         """
         await self._answers.wait()
         try:
-            self._adopt_time(command, client)
+            time = client_time(command)
+            if time is not None:
+                self.clock.advance(time)
             self.elections.check(command)
             reply = await self.execute(database, command, client)
             reply["ok"] = 1.0
@@ -95,20 +97,9 @@ class Mongod(Member):
             reply = error.to_reply()
         last = self.oplog.last_ts or self.clock.time
         reply["lastCommittedOpTime"] = last
-        if self.access.enforced:
-            reply["$clusterTime"] = self.access.shown(self.clock.time, client)
-        else:
-            reply["$clusterTime"] = self.clock.document()
+        reply["$clusterTime"] = self.access.shown(self.clock.time, client)
         reply["operationTime"] = last
         return reply
-
-    def _adopt_time(self, command: Document, client: Client) -> None:
-        time = client_time(command, self.wall())
-        if time is None:
-            return
-        if self.access.enforced:
-            self.access.check_time(command["$clusterTime"], self.clock.time, client)
-        self.clock.advance(time)
 
     async def execute(self, database: str, command: Document, client: Client) -> Document:
         """Run one command without gossip and return its reply.

@@ -4,7 +4,6 @@ Source: docs/protocol.md#wire-protocol (frames, streaming hello).
 """
 
 import asyncio
-import ssl
 from itertools import count
 from typing import Protocol, cast
 
@@ -27,7 +26,7 @@ from shard_client.wire.frames import (
     parse_message,
 )
 from shard_client.wire.op_query import OpQuery, build_op_reply
-from shard_client.wire.tls import Certificate, TlsContexts
+from shard_client.wire.tls import TlsContexts
 
 log = structlog.get_logger()
 
@@ -135,7 +134,6 @@ class _Connection(asyncio.Protocol):
         self._transport = transport
         peer = transport.get_extra_info("peername")
         self._client.peer = f"{peer[0]}:{peer[1]}" if peer else ""
-        self._client.login.certificate = _certificate(transport)
         if len(self._connections) >= _MAX_CONNECTIONS:
             log.warning("connection refused", reason="too many connections", peer=self._client.peer)
             transport.abort()
@@ -280,12 +278,3 @@ class _Connection(asyncio.Protocol):
         await self._writable.wait()
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frame)
-
-
-def _certificate(transport: asyncio.BaseTransport) -> Certificate | None:
-    """Return the verified certificate of a connection's client; None without one."""
-    session = transport.get_extra_info("ssl_object")
-    if session is None or session.context.verify_mode == ssl.CERT_NONE:
-        return None
-    der = session.getpeercert(binary_form=True)
-    return None if der is None else Certificate.of_peer(der)

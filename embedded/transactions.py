@@ -68,17 +68,6 @@ class Isolation:
                 past.setdefault(key, before)
         return past
 
-    def clashing(
-        self, collection: Collection, document: Document, mine: "Transaction | None" = None
-    ) -> "Transaction | None":
-        """Return another open transaction that has written a unique key of ``document``."""
-        if not collection.has_unique_indexes:
-            return None
-        for transaction in self.open:
-            if transaction is not mine and transaction.holds_key_of(collection, document):
-                return transaction
-        return None
-
     def close(self, transaction: "Transaction") -> None:
         """Release the transaction's locks and snapshot."""
         self.open.discard(transaction)
@@ -147,7 +136,10 @@ class Transaction:
             CommandError: 11000 DuplicateKey or 112 WriteConflict.
         """
         key = id_key(document["_id"])
-        self._check(collection, key, document, inserting=True)
+        written = self._written.get(collection.uuid, {})
+        if written.get(key, collection.get(key)) is not None:
+            collection.refuse_duplicate_id(document)
+        self._isolation.lock(collection, key, self)
         self._add(Operation(collection, key, None, document, insert_entry(collection, document)))
 
     def update(
@@ -161,10 +153,10 @@ class Transaction:
         """Replace ``before`` with ``after``; ``o`` is the entry's change.
 
         Raises:
-            CommandError: 11000 DuplicateKey or 112 WriteConflict.
+            CommandError: 112 WriteConflict.
         """
         key = id_key(after["_id"])
-        self._check(collection, key, after, inserting=False)
+        self._isolation.lock(collection, key, self)
         entry = update_entry(collection, before, o)
         self._add(Operation(collection, key, before, after, entry))
 
@@ -177,30 +169,6 @@ class Transaction:
         key = id_key(before["_id"])
         self._isolation.lock(collection, key, self)
         self._add(Operation(collection, key, before, None, delete_entry(collection, before)))
-
-    def _check(
-        self, collection: Collection, key: IdKey, document: Document, *, inserting: bool
-    ) -> None:
-        written = self._written.get(collection.uuid, {})
-        collection.check_unique(document, ignore=written, inserting=inserting)
-        for other, mine in written.items():
-            if mine is None:
-                continue
-            if other == key:
-                if inserting:
-                    collection.refuse_duplicate_id(document)
-            else:
-                collection.refuse_clash(mine, document)
-        if self._isolation.clashing(collection, document, self) is not None:
-            raise write_conflict()
-        self._isolation.lock(collection, key, self)
-
-    def holds_key_of(self, collection: Collection, document: Document) -> bool:
-        """Return whether another document written here shares a unique key with ``document``."""
-        return any(
-            mine is not None and key != id_key(document["_id"]) and collection.clash(mine, document)
-            for key, mine in self._written.get(collection.uuid, {}).items()
-        )
 
     def _add(self, operation: Operation) -> None:
         self.operations.append(operation)

@@ -59,7 +59,7 @@ def insert_entry(collection: Collection, document: Document) -> dict[str, Any]:
     """Return the ``i`` entry's fields, without time and session."""
     return {
         "op": "i",
-        "ns": f"{collection.database}.{collection.logged_name}",
+        "ns": f"{collection.database}.{collection.name}",
         "ui": collection.uuid,
         "o": document,
         "o2": collection.document_key(document),
@@ -74,7 +74,7 @@ def update_entry(collection: Collection, before: Document, o: Document) -> dict[
     """
     return {
         "op": "u",
-        "ns": f"{collection.database}.{collection.logged_name}",
+        "ns": f"{collection.database}.{collection.name}",
         "ui": collection.uuid,
         "o": o,
         "o2": collection.document_key(before),
@@ -85,7 +85,7 @@ def delete_entry(collection: Collection, before: Document) -> dict[str, Any]:
     """Return the ``d`` entry's fields, without time and session."""
     return {
         "op": "d",
-        "ns": f"{collection.database}.{collection.logged_name}",
+        "ns": f"{collection.database}.{collection.name}",
         "ui": collection.uuid,
         "o": collection.document_key(before),
     }

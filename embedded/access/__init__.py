@@ -1,5 +1,5 @@
-"""Access to an embedded server: users and roles, logins, authorization, and signed cluster times.
+"""Access to an embedded cluster: its users with their roles, logins, and signed cluster times.
 
-A member and the embedded mongos share this package: ``control.AccessControl`` is what each of them
-asks. Without a key file and without ``--auth``, users exist and may log in, and nobody has to.
+All servers of a cluster share one ``control.AccessControl``. Without a key file and without
+``--auth``, users may log in, and nobody has to.
 """

@@ -1,205 +1,108 @@
-"""Whether a client may run a command, and whether the cluster time that it sends is signed."""
+"""Whether a client may run a command, and the cluster times that clients are shown."""
 
-import ipaddress
-from collections.abc import Iterable, Mapping
-from hashlib import sha256
-from typing import Any
+import hmac
+import secrets
+from pathlib import Path
+from typing import Self
 
 import structlog
 from bson.binary import Binary
+from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
 from embedded.access.logins import Logins
-from embedded.access.privileges import CLUSTER, NOTHING, Privileges, Resource
-from embedded.access.requirements import WITHOUT_LOGIN, WITHOUT_RIGHTS, requirements
-from embedded.access.settings import Security
-from embedded.access.signatures import unsigned
-from embedded.access.users import Users, named_users
-from embedded.clients import Client, UserName
+from embedded.access.roles import WITHOUT_LOGIN, may_run
+from embedded.access.users import SERVERS, Users
+from embedded.clients import Client
 from embedded.logical_clock import as_ordinal
 from embedded.storage.bson_values import Document
 from embedded.storage.shell_text import bson_text
 from shard_client.errors import CommandError
+from shard_client.wire.authentication import read_key_file
+from shard_client.wire.tls import TlsContexts
 
 log = structlog.get_logger()
 
-_ON_SESSIONS = frozenset({"endSessions", "killSessions", "refreshSessions"})
+_RANGE = 0xFFFF
+"""All times that differ in these bits have one signature."""
 
-_FIRST_USER = Privileges(
-    {
-        Resource("admin"): frozenset({"createUser", "grantRole"}),
-        Resource("$external"): frozenset({"createUser", "grantRole"}),
-        CLUSTER: frozenset({"addShard", "replSetConfigure", "replSetGetStatus"}),
-    }
-)
-"""The rights of a client of the server's own machine while there are no users."""
+_NEVER = Timestamp(0xFFFFFFFF, 0)
+_UNSIGNED = {"hash": b"\x00" * 20, "keyId": 0}
 
 
 class AccessControl:
-    """The access to one server.
+    """The access to the servers of one cluster; by default it is open to all.
 
     Args:
-        users: the accounts; the embedded mongos shares the config server's.
-        security: how the cluster is secured.
+        authorization: whether clients have to log in; a key implies it.
+        key: the password of the servers themselves, the content of a key file.
+        tls: the contexts of TLS, which all connections then use.
     """
 
-    def __init__(self, users: Users, security: Security) -> None:
-        self.users = users
-        self.security = security
-        self.logins = Logins(users, security)
-        self.enforced = security.authorization
+    def __init__(
+        self,
+        *,
+        authorization: bool = False,
+        key: str | None = None,
+        tls: TlsContexts | None = None,
+    ) -> None:
+        self.users = Users(key)
+        self.logins = Logins(self.users)
+        self.enforced = authorization or key is not None
+        self.tls = tls
+        self._secret = secrets.token_bytes(20)
+        self._key_id = secrets.randbits(62) | 1
+
+    @classmethod
+    def of(cls, authorization: bool, key_file: Path | None, tls: TlsContexts | None) -> Self:
+        """Return the access to a new cluster; of several keys in the file, servers use the first.
+
+        Raises:
+            ValueError: the file is not a key file that only its owner can read.
+            OSError: the file cannot be read.
+        """
+        key = None if key_file is None else read_key_file(key_file).password
+        return cls(authorization=authorization, key=key, tls=tls)
 
     def check(self, name: str, database: str, command: Document, client: Client) -> None:
-        """Check that a client has logged in, if the command takes that, and may run the command.
+        """Check that a client may run a command. The first user may be created by anybody.
 
         Raises:
             CommandError: 13 Unauthorized.
         """
-        self.check_login(name, client)
-        self.check_rights(name, database, command, client)
-
-    def check_login(self, name: str, client: Client) -> None:
-        """Check that a client has logged in, if the command takes that.
-
-        Raises:
-            CommandError: 13 Unauthorized.
-        """
-        if name not in WITHOUT_LOGIN and self._privileges(client) is None:
+        if not self.enforced or client.in_process or name in WITHOUT_LOGIN:
+            return
+        account = self.logins.account(client)
+        if account is None:
+            if name == "createUser" and not self.users.exist:
+                return
             raise CommandError(
                 13, f"command {name} requires authentication", code_name="Unauthorized"
             )
-
-    def check_rights(self, name: str, database: str, command: Document, client: Client) -> None:
-        """Check that a client that has logged in may run a command.
-
-        Raises:
-            CommandError: 13 Unauthorized.
-        """
-        if name in WITHOUT_LOGIN or name in WITHOUT_RIGHTS:
-            return
-        privileges = self._privileges(client) or NOTHING
-        asked = requirements(name, database, {**command, "$db": database})
-        if not all(privileges.allow(*each) for each in asked):
-            raise self.refusal(database, command, client)
-
-    def refusal(self, database: str, command: Document, client: Client) -> CommandError:
-        """Return the error for a command that the client may not run."""
-        text = bson_text({**command, "$db": database})
-        log.info("Checking authorization failed", user=str(client.login.user), command=text[:1024])
-        return CommandError(
-            13, f"not authorized on {database} to execute command {text}", code_name="Unauthorized"
-        )
-
-    def allows(self, client: Client, resource: Resource, *actions: str) -> bool:
-        """Return whether a client may take actions on a resource."""
-        if not self.enforced or client.in_process:
-            return True
-        privileges = self._privileges(client)
-        return privileges is not None and privileges.allow(resource, actions)
-
-    def sees(self, client: Client, database: str) -> bool:
-        """Return whether ``listDatabases`` shows a database to a client."""
-        if self.allows(client, CLUSTER, "listDatabases"):
-            return True
-        privileges = self._privileges(client)
-        return privileges is not None and privileges.any_in(database)
-
-    def _privileges(self, client: Client) -> Privileges | None:
-        """Return a client's privileges, None before the login."""
-        account = self.logins.account(client)
-        if account is not None:
-            return account.privileges
-        return _FIRST_USER if not self.users.exist and _is_local(client) else None
-
-    def own_sessions(self, name: str, command: Document, client: Client) -> None:
-        """Mark the sessions in a command as those of the client's user, by the user's digest."""
-        user = client.login.user
-        if user is None:
-            return
-        digest = Binary(sha256(str(user).encode()).digest())
-        lsid = command.get("lsid")
-        if isinstance(lsid, dict):
-            command["lsid"] = {**lsid, "uid": digest}
-        listed = command.get(name)
-        if name in _ON_SESSIONS and isinstance(listed, list):
-            command[name] = [
-                {**each, "uid": digest} if isinstance(each, dict) else each for each in listed
-            ]
-
-    def check_owner(self, cursor_id: int, owner: UserName | None, client: Client) -> None:
-        """Check that a cursor that a client reads is its user's.
-
-        Raises:
-            CommandError: 13 Unauthorized.
-        """
-        if self.enforced and not client.in_process and owner != client.login.user:
+        if not may_run(account.grants, name, database):
+            text = bson_text({**command, "$db": database})
+            log.info("Checking authorization failed", user=str(account.name), command=name)
             raise CommandError(
                 13,
-                f"cursor id {cursor_id} was not created by the authenticated user :: caused by :: "
-                "User not authorized to access cursor",
+                f"not authorized on {database} to execute command {text}",
                 code_name="Unauthorized",
             )
 
-    def check_killing(
-        self, owners: Iterable[UserName | None], database: str, command: Document, client: Client
-    ) -> None:
-        """Check that the cursors in a killCursors are those of the client's user.
+    # Cluster times (docs/protocol.md#authentication)
 
-        Raises:
-            CommandError: 13 Unauthorized for a client that may not kill any cursor.
-        """
-        if not self.enforced or all(each == client.login.user for each in owners):
-            return
-        collection = Resource(database, str(command["killCursors"]))
-        if not any(self.allows(client, each, "killAnyCursor") for each in (CLUSTER, collection)):
-            raise self.refusal(database, command, client)
-
-    def check_users_info(self, database: str, command: Document, client: Client) -> None:
-        """Check that a client may see the users that ``usersInfo`` asks for; its own it may.
-
-        Raises:
-            CommandError: 13 Unauthorized; 2 BadValue if the command names no users.
-        """
-        if not self.enforced or client.in_process:
-            return
-        asked = command["usersInfo"]
-        if isinstance(asked, int | float):
-            databases = {database}
-        elif isinstance(asked, dict) and asked.get("forAllDBs"):
-            databases = {""}
-        else:
-            names = named_users(database, asked)
-            databases = {name.database for name in names if name != client.login.user}
-        if not all(self.allows(client, Resource(each), "viewUser") for each in databases):
-            raise self.refusal(database, command, client)
-
-    # Cluster times
-
-    def check_time(self, given: Mapping[str, Any], newest: Timestamp, client: Client) -> None:
-        """Check the signature of a client's ``$clusterTime``, if it is ahead of the server's.
-
-        Raises:
-            CommandError: 211 KeyNotFound, 204 TimeProofMismatch.
-        """
-        keys = self.security.keys
-        if keys is None or as_ordinal(given["clusterTime"]) <= as_ordinal(newest):
-            return
-        if not self.allows(client, CLUSTER, "advanceClusterTime"):
-            keys.check(given)
+    def keys(self) -> list[Document]:
+        """Return the documents of admin.system.keys: one key, with which all times are signed."""
+        key = {"purpose": "HMAC", "key": Binary(self._secret), "expiresAt": _NEVER}
+        return [{"_id": Int64(self._key_id), **key}]
 
     def shown(self, time: Timestamp, client: Client) -> Document:
         """Return the ``$clusterTime`` of a reply to a client.
 
-        Clients that may advance the clock get a dummy signature.
+        It is signed, except for servers and on open clusters.
         """
-        keys = self.security.keys
-        if keys is None or self.allows(client, CLUSTER, "advanceClusterTime"):
-            return unsigned(time)
-        return keys.sign(time)
-
-
-def _is_local(client: Client) -> bool:
-    try:
-        return ipaddress.ip_address(client.peer.rpartition(":")[0]).is_loopback
-    except ValueError:
-        return False
+        account = self.logins.account(client)
+        if not self.enforced or (account is not None and account.name == SERVERS):
+            return {"clusterTime": time, "signature": _UNSIGNED}
+        message = (as_ordinal(time) | _RANGE).to_bytes(8, "little")
+        digest = Binary(hmac.digest(self._secret, message, "sha1"))
+        return {"clusterTime": time, "signature": {"hash": digest, "keyId": Int64(self._key_id)}}

@@ -1,151 +1,106 @@
-"""The users and roles of one server, read from its collections admin.system.users and .roles."""
+"""The users of an embedded cluster, in memory."""
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from bson.binary import Binary
 from bson.objectid import ObjectId
 
-from embedded.access.builtin_roles import builtin_privileges
-from embedded.access.privileges import EVERYTHING, NOTHING, Privileges, parse_privileges
-from embedded.access.scram import SHA_256, make_credentials
-from embedded.clients import UserName
-from embedded.errors import bad_value
-from embedded.storage.bson_values import Document, id_key
-from embedded.storage.catalog import Catalog
+from embedded.access.roles import EVERYTHING, Grant, grants_of
+from embedded.access.scram import StoredPassword
+from embedded.storage.bson_values import Document
+from shard_client.errors import CommandError
+from shard_client.wire.authentication import MECHANISM, MEMBER, MEMBER_SOURCE
 
-MEMBER = UserName("__system", "local")
+
+class UserName(NamedTuple):
+    """A user's name and the database that it belongs to."""
+
+    user: str
+    database: str
+
+    def __str__(self) -> str:
+        return f"{self.user}@{self.database}"
+
+
+SERVERS = UserName(MEMBER, MEMBER_SOURCE)
 """The user as which the servers of a cluster log in to each other."""
 
-USERS, ROLES = "admin.system.users", "admin.system.roles"
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Account:
-    """A user with all that its roles give it.
-
-    ``document`` is the one in admin.system.users. ``roles`` has inherited roles, too.
-    """
+    """A user with its password, its roles and all that they grant."""
 
     name: UserName
-    document: Document
+    id: Binary
+    password: StoredPassword
     roles: list[Document]
-    privileges: Privileges
+    grants: tuple[Grant, ...]
 
-    @property
-    def credentials(self) -> Mapping[str, Any]:
-        """The user's credentials, by mechanism."""
-        found: Mapping[str, Any] = self.document["credentials"]
-        return found
+    def described(self) -> dict[str, Any]:
+        """Return the user as ``usersInfo`` shows it with its privileges."""
+        return {
+            "_id": f"{self.name.database}.{self.name.user}",
+            "userId": self.id,
+            "user": self.name.user,
+            "db": self.name.database,
+            "roles": self.roles,
+            "mechanisms": [MECHANISM],
+            "inheritedRoles": self.roles,
+            "inheritedPrivileges": self.privileges(),
+        }
+
+    def privileges(self) -> list[Document]:
+        """Return what the roles grant, as ``connectionStatus`` shows it."""
+        return [grant.document() for grant in self.grants]
 
 
 class Users:
-    """The accounts of one server; ``changed`` is to be called when a user or role has changed.
-
-    ``generation`` is a new id after each change.
+    """The accounts by name; ``generation`` is a new id after each change.
 
     Args:
-        catalog: the server's collections.
-        key: the content of the cluster's key file, the password of MEMBER; None without one.
+        key: the content of the key file, the password of the servers themselves; None without one.
     """
 
-    def __init__(self, catalog: Catalog, key: str | None = None) -> None:
+    def __init__(self, key: str | None) -> None:
         self.generation = ObjectId()
-        self._catalog = catalog
-        self._accounts: dict[UserName, Account | None] = {}
-        credentials = {} if key is None else make_credentials(MEMBER.user, key, [SHA_256])
-        self._member = Account(
-            MEMBER,
-            {"user": MEMBER.user, "db": MEMBER.database, "credentials": credentials, "roles": []},
-            [role_document("__system", MEMBER.database)],
-            EVERYTHING,
-        )
+        self._accounts: dict[UserName, Account] = {}
+        if key is not None:
+            roles = [{"role": MEMBER, "db": MEMBER_SOURCE}]
+            id_, password = Binary(bytes(16), 4), StoredPassword.of(key)
+            self._accounts[SERVERS] = Account(SERVERS, id_, password, roles, EVERYTHING)
 
     @property
     def exist(self) -> bool:
-        """Whether there is any user."""
-        collection = self._catalog.get(USERS)
-        return collection is not None and len(collection) > 0
-
-    def changed(self) -> None:
-        """Forget what was read of the collections."""
-        self.generation = ObjectId()
-        self._accounts.clear()
+        """Whether anybody has created a user."""
+        return bool(self._accounts.keys() - {SERVERS})
 
     def get(self, name: UserName) -> Account | None:
         """Return a user's account, None if there is no such user."""
-        if name == MEMBER:
-            return self._member
-        if name not in self._accounts:
-            document = self._read(USERS, name)
-            self._accounts[name] = None if document is None else self._account(name, document)
-        return self._accounts[name]
+        return self._accounts.get(name)
 
-    def role(self, name: UserName) -> Document | None:
-        """Return the document of a role that a user has created, None if there is none."""
-        return self._read(ROLES, name)
+    def listed(self, database: str) -> list[Account]:
+        """Return the users that belong to a database."""
+        return [each for name, each in self._accounts.items() if name.database == database]
 
-    def roles_exist(self, roles: Iterable[Mapping[str, Any]]) -> UserName | None:
-        """Return the first of the roles that does not exist, None if all do."""
-        for each in roles:
-            name = UserName(each["role"], each["db"])
-            if builtin_privileges(*name) is None and self.role(name) is None:
-                return name
-        return None
+    def create(self, name: UserName, id_: Binary, password: str, roles: list[Document]) -> None:
+        """Create a user.
 
-    def inherited(self, roles: Iterable[Mapping[str, Any]]) -> tuple[list[Document], Privileges]:
-        """Return all roles that these contain, themselves included, and their privileges."""
-        found: dict[UserName, None] = {}
-        privileges: list[Privileges] = []
-        waiting = [UserName(each["role"], each["db"]) for each in roles]
-        while waiting:
-            name = waiting.pop(0)
-            if name in found:
-                continue
-            found[name] = None
-            builtin = builtin_privileges(*name)
-            if builtin is not None:
-                privileges.append(builtin)
-                continue
-            document = self.role(name)
-            if document is not None:
-                privileges.append(parse_privileges(document["privileges"]))
-                waiting += [UserName(each["role"], each["db"]) for each in document["roles"]]
-        listed = [role_document(name.user, name.database) for name in found]
-        return listed, NOTHING.joined(privileges)
+        Raises:
+            CommandError: 51003 if the user exists.
+        """
+        if name in self._accounts:
+            raise CommandError(51003, f'User "{name}" already exists', code_name="Location51003")
+        stored = StoredPassword.of(password)
+        self._accounts[name] = Account(name, id_, stored, roles, grants_of(roles))
+        self.generation = ObjectId()
 
-    def _account(self, name: UserName, document: Document) -> Account:
-        return Account(name, document, *self.inherited(document["roles"]))
+    def drop(self, name: UserName) -> None:
+        """Drop a user, whose connections then count as not logged in.
 
-    def _read(self, namespace: str, name: UserName) -> Document | None:
-        collection = self._catalog.get(namespace)
-        if collection is None:
-            return None
-        return collection.get(id_key(document_id(name)))
-
-
-def document_id(name: UserName) -> str:
-    """Return the ``_id`` of a user or role."""
-    return f"{name.database}.{name.user}"
-
-
-def role_document(role: str, database: str) -> Document:
-    """Return a role as it is listed."""
-    return {"role": role, "db": database}
-
-
-def named_users(database: str, asked: Any) -> list[UserName]:
-    """Return the users that a ``usersInfo`` names.
-
-    Raises:
-        CommandError: 2 BadValue if it does not name users.
-    """
-    names = []
-    for each in asked if isinstance(asked, list) else [asked]:
-        if isinstance(each, str):
-            names.append(UserName(each, database))
-        elif isinstance(each, dict) and isinstance(each.get("user"), str):
-            names.append(UserName(each["user"], str(each.get("db", database))))
-        else:
-            raise bad_value("User and role names must be either strings or objects")
-    return names
+        Raises:
+            CommandError: 11 UserNotFound.
+        """
+        if self._accounts.pop(name, None) is None:
+            raise CommandError(11, f"User '{name}' not found", code_name="UserNotFound")
+        self.generation = ObjectId()

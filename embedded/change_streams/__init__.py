@@ -14,16 +14,13 @@ from embedded.change_streams.cursor import (
     is_change_stream,
     open_change_stream,
 )
-from embedded.change_streams.explanation import explain_change_stream
-from embedded.change_streams.user_stages import UserStages, is_single_document
+from embedded.change_streams.user_stages import UserStages
 
 __all__ = [
     "Batch",
     "ChangeStreamCursor",
     "UserStages",
-    "explain_change_stream",
     "first_batch_size",
     "is_change_stream",
-    "is_single_document",
     "open_change_stream",
 ]

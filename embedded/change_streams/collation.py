@@ -4,42 +4,18 @@ import unicodedata
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from embedded.storage.type_names import type_name
-from shard_client.errors import CommandError
-
-Fold = Callable[[Any], Any]
-"""Maps a value to one that is equal for all values that the collation compares as equal."""
+from embedded.storage.document_stages import Fold
 
 _DEFAULT_STRENGTH = 3
 
 
-def folding(collation: Any) -> Fold | None:
+def folding(collation: Mapping[str, Any] | None) -> Fold | None:
     """Return the folding that an aggregate's ``collation`` applies to strings, None for no folding.
 
     It applies to equality and order in filters, not to expressions.
-
-    Raises:
-        CommandError: the collation is not an object or has no locale.
     """
-    if collation is None:
-        return None
-    if not isinstance(collation, Mapping):
-        raise CommandError(
-            14,
-            f"BSON field 'aggregate.collation' is the wrong type '{type_name(collation)}', "
-            "expected type 'object'",
-            code_name="TypeMismatch",
-        )
-    if not collation:
-        return None
-    if "locale" not in collation:
-        raise CommandError(
-            40414,
-            "BSON field 'collation.locale' is missing but a required field",
-            code_name="Location40414",
-        )
-    strength = collation.get("strength", _DEFAULT_STRENGTH)
-    if collation["locale"] == "simple" or strength >= _DEFAULT_STRENGTH:
+    strength = (collation or {}).get("strength", _DEFAULT_STRENGTH)
+    if not collation or collation["locale"] == "simple" or strength >= _DEFAULT_STRENGTH:
         return None
     keeps_case, keeps_accents = bool(collation.get("caseLevel")), strength > 1
 

@@ -10,11 +10,10 @@ from bson.raw_bson import RawBSONDocument
 
 from embedded.change_streams.host import StreamHost
 from embedded.change_streams.request import StreamRequest, parse_request
-from embedded.change_streams.resume_token import ResumeToken
+from embedded.change_streams.resume_token import Start
 from embedded.change_streams.stream import ChangeStream
-from embedded.change_streams.user_stages import SPLIT, UserStages, check_stages
+from embedded.change_streams.user_stages import SPLIT, UserStages
 from embedded.logical_clock import as_ordinal, as_timestamp
-from embedded.storage.type_names import type_name
 from shard_client.errors import CommandError
 
 DEFAULT_FIRST_BATCH: Final = 101
@@ -185,13 +184,17 @@ def open_change_stream(
     target = command.get("aggregate")
     collection = target if isinstance(target, str) else None
     pipeline = command["pipeline"]
-    check_stages(pipeline)
-    _check_command(host, database, collection, command)
+    if collection is not None and host.catalog.view(f"{database}.{collection}") is not None:
+        raise CommandError(
+            166,
+            f"Namespace {database}.{collection} is a view, not a collection",
+            code_name="CommandNotSupportedOnView",
+        )
     version = 2 if host.token_version >= 2 or SPLIT in pipeline[-1] else 1
     request = parse_request(database, collection, pipeline[0], version)
     start = request.token
     if start is None:
-        start = ResumeToken.high_water_mark(_after_last(host), version)
+        start = Start.at(_after_last(host), version)
     stages = UserStages.of(pipeline[1:], command)
     return ChangeStreamCursor(host, request, ChangeStream(host, request, stages, start, version))
 
@@ -201,71 +204,7 @@ def _after_last(host: StreamHost) -> Any:
     return as_timestamp(1 if last is None else as_ordinal(last) + 1)
 
 
-def _check_command(
-    host: StreamHost, database: str, collection: str | None, command: Mapping[str, Any]
-) -> None:
-    level = (command.get("readConcern") or {}).get("level", "majority")
-    if level != "majority":
-        raise CommandError(
-            72,
-            f'Command aggregate does not support {{ readConcern: {{ level: "{level}", provenance: '
-            '"clientSupplied" } } :: caused by :: Aggregation stage $changeStream cannot run with '
-            f"a readConcern other than 'majority'. Current readConcern: {level}",
-            code_name="InvalidOptions",
-        )
-    if "startTransaction" in command or command.get("autocommit") is False:
-        raise CommandError(
-            263,
-            "Operation not permitted in transaction :: caused by :: Aggregation stage "
-            "$changeStream cannot run within a multi-document transaction.",
-            code_name="OperationNotSupportedInTransaction",
-        )
-    if collection is not None and host.catalog.view(f"{database}.{collection}") is not None:
-        raise CommandError(
-            166,
-            f"Namespace {database}.{collection} is a view, not a collection",
-            code_name="CommandNotSupportedOnView",
-        )
-    stored = None if collection is None else host.catalog.get(f"{database}.{collection}")
-    if stored is not None and "timeseries" in stored.options:
-        raise CommandError(
-            166,
-            f"Namespace {database}.{collection} is a timeseries collection",
-            code_name="CommandNotSupportedOnView",
-        )
-
-
 def first_batch_size(command: Mapping[str, Any]) -> int | None:
-    """Return ``cursor.batchSize`` of an aggregate command, None if it is absent.
-
-    Raises:
-        CommandError: ``cursor`` is missing or malformed.
-    """
-    cursor = command.get("cursor")
-    if cursor is None:
-        raise CommandError(
-            9,
-            "The 'cursor' option is required, except for aggregate with the explain argument",
-            code_name="FailedToParse",
-        )
-    if not isinstance(cursor, Mapping):
-        raise CommandError(
-            14,
-            f"BSON field 'cursor' is the wrong type '{type_name(cursor)}', expected type 'object'",
-            code_name="TypeMismatch",
-        )
-    for name in cursor:
-        if name != "batchSize":
-            raise CommandError(
-                40415,
-                f"BSON field 'cursor.{name}' is an unknown field.",
-                code_name="Location40415",
-            )
-    size = cursor.get("batchSize")
-    if size is None:
-        return None
-    if size < 0:
-        raise CommandError(
-            51024, f"BSON field 'batchSize' value must be >= 0, actual value '{size}'"
-        )
-    return int(size)
+    """Return ``cursor.batchSize`` of an aggregate command, None if it is absent."""
+    size = (command.get("cursor") or {}).get("batchSize")
+    return None if size is None else int(size)

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import bson
 
-from embedded.change_streams.oplog_filter import NOOP_EVENTS, SYSTEM_NOOP_EVENTS
+from embedded.change_streams.oplog_filter import NOOP_EVENTS
 from embedded.change_streams.request import StreamRequest
-from embedded.change_streams.resume_token import ResumeToken
+from embedded.change_streams.resume_token import ResumeToken, Start
 from embedded.change_streams.transactions import Operation
 from embedded.change_streams.update_description import describe_update
 from shard_client.errors import CommandError
@@ -68,7 +68,7 @@ class EventMaker:
     client's token, because they are compared with it.
     """
 
-    def __init__(self, request: StreamRequest, start: ResumeToken, version: int) -> None:
+    def __init__(self, request: StreamRequest, start: Start, version: int) -> None:
         self._request = request
         self._start = start
         self._version = version
@@ -248,7 +248,7 @@ def _split(ns: str) -> tuple[str, str]:
 
 
 def _of_noop(database: str, collection: str, what: Mapping[str, Any]) -> _Draft:
-    for name in NOOP_EVENTS + SYSTEM_NOOP_EVENTS:
+    for name in NOOP_EVENTS:
         if name in what:
             return _Draft(name, database, collection, description=_without(what, name))
     raise CommandError(1, f"no change event for the no-op {next(iter(what), '')}")
@@ -260,6 +260,5 @@ def _of_view(kind: str, view: Mapping[str, Any]) -> _Draft:
     description = None if kind == "d" else _without(view, "_id")
     operation_type = {"i": "create", "u": "modify", "d": "drop"}[kind]
     draft = _Draft(operation_type, database, collection, description=description, from_view=True)
-    unpacks = any("$_internalUnpackBucket" in stage for stage in view.get("pipeline", ()))
-    draft.ns_type = "timeseries" if unpacks else "view"
+    draft.ns_type = "view"
     return draft

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 from bson.binary import Binary
 from bson.timestamp import Timestamp
 
+from embedded.images import Images
 from embedded.oplog import Oplog
 from embedded.storage.catalog import Catalog
 
@@ -25,7 +26,5 @@ class StreamHost(Protocol):
     ) -> dict[str, Any] | None:
         """Return the current document with this key; None if it or the collection is gone."""
 
-    def pre_image(
-        self, uuid: bytes, ts: Timestamp, apply_ops_index: int = 0
-    ) -> dict[str, Any] | None:
-        """Return the document before the change logged at ``ts``, None if it is not stored."""
+    def images(self, uuid: bytes, ts: Timestamp, apply_ops_index: int = 0) -> Images | None:
+        """Return the document before and after the change logged at ``ts``, None if not stored."""

@@ -6,7 +6,7 @@ from typing import Any, Final
 from embedded.change_streams.events import ChangeEvent
 from embedded.change_streams.host import StreamHost
 from embedded.change_streams.request import StreamRequest
-from embedded.storage.diff import apply_diff
+from embedded.images import Images
 from embedded.storage.shell_text import document_text
 from shard_client.errors import CommandError
 
@@ -36,46 +36,38 @@ class ImageLookup:
         Raises:
             CommandError: 47 NoMatchingDocument if a required image does not exist.
         """
-        kind = event.operation_type
-        before: dict[str, Any] | None = None
+        kind, operation = event.operation_type, event.operation
+        stored: Images | None = None
+        if kind in _WITH_PRE_IMAGE and "ui" in operation.entry:
+            stored = self._host.images(
+                operation.entry["ui"], operation.image_ts, operation.image_index
+            )
         if self._before != "off" and kind in _WITH_PRE_IMAGE:
-            before = self._pre_image(event)
-            if before is None and self._before == "required":
+            if stored is None and self._before == "required":
                 raise _not_found(
                     "Change stream was configured to require a pre-image for all update, delete "
                     "and replace events, but the pre-image was not found for event: ",
                     event.document,
                 )
-            event.document["fullDocumentBeforeChange"] = before
-        if self._after != "default" and kind == "update":
-            after = self._post_image(event, before)
-            if after is None and self._after == "required":
+            event.document["fullDocumentBeforeChange"] = stored.before if stored else None
+        if self._after == "updateLookup" and kind == "update":
+            event.document["fullDocument"] = self._looked_up(event)
+        elif self._after != "default" and kind == "update":
+            if stored is None and self._after == "required":
                 raise _not_found(
                     "Change stream was configured to require a post-image for all update events, "
                     "but the post-image was not found for event: ",
                     event.document,
                 )
-            event.document["fullDocument"] = after
+            event.document["fullDocument"] = stored.after if stored else None
 
-    def _pre_image(self, event: ChangeEvent) -> dict[str, Any] | None:
-        operation = event.operation
-        return self._host.pre_image(
-            operation.entry["ui"], operation.image_ts, operation.image_index
-        )
-
-    def _post_image(
-        self, event: ChangeEvent, before: dict[str, Any] | None
-    ) -> dict[str, Any] | None:
-        operation = event.operation
-        if self._after == "updateLookup":
-            ns, uuid = operation.entry["ns"], operation.entry.get("ui")
-            present = None if self._same_collection else self._host.catalog.get(ns)
-            if present is not None:
-                uuid = present.uuid
-            return self._host.find_one(ns, uuid, dict(operation.entry["o2"]))
-        if self._before == "off":
-            before = self._pre_image(event)
-        return None if before is None else apply_diff(before, operation.entry["o"]["diff"])
+    def _looked_up(self, event: ChangeEvent) -> dict[str, Any] | None:
+        entry = event.operation.entry
+        ns, uuid = entry["ns"], entry.get("ui")
+        present = None if self._same_collection else self._host.catalog.get(ns)
+        if present is not None:
+            uuid = present.uuid
+        return self._host.find_one(ns, uuid, dict(entry["o2"]))
 
 
 def _not_found(message: str, event: Mapping[str, Any]) -> CommandError:

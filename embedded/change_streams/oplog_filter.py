@@ -14,10 +14,7 @@ _EXPANDED_COMMANDS: Final = (
     "dropIndexes",
     "collMod",
 )
-NOOP_EVENTS: Final = ("shardCollection", "refineCollectionShardKey", "reshardCollection")
-SYSTEM_NOOP_EVENTS: Final = ("migrateLastChunkFromShard",)
-_SHOWN_SYSTEM: Final = ("system.js", "system.views")
-_SHOWN_SYSTEM_PREFIXES: Final = ("system.resharding.", "system.buckets.")
+NOOP_EVENTS: Final = ("shardCollection",)
 
 
 class OplogFilter:
@@ -29,12 +26,11 @@ class OplogFilter:
 
     def __init__(self, request: StreamRequest) -> None:
         self._request = request
-        self._system = "showSystemEvents" in request.flags
         self._migrations = "showMigrationEvents" in request.flags
 
     def accepts(self, entry: Mapping[str, Any]) -> bool:
         """Return whether an entry of the oplog or a transaction becomes an event of the stream."""
-        if entry.get("fromMigrate") and not self._migrations and not self._migrated_system(entry):
+        if entry.get("fromMigrate") and not self._migrations:
             return False
         kind = entry["op"]
         if kind == "c":
@@ -43,14 +39,6 @@ class OplogFilter:
             return self._noop(entry)
         database, _, collection = entry["ns"].partition(".")
         return self._collection(database, collection) or self._view(database, collection)
-
-    def _migrated_system(self, entry: Mapping[str, Any]) -> bool:
-        """Return whether showSystemEvents shows this DDL entry of a migration."""
-        return (
-            self._system
-            and entry["op"] == "c"
-            and bool({"create", "createIndexes"} & entry["o"].keys())
-        )
 
     def _database(self, database: str) -> bool:
         if self._request.cluster:
@@ -62,10 +50,7 @@ class OplogFilter:
             return False
         if self._request.collection is not None:
             return collection == self._request.collection
-        if collection.startswith("system."):
-            shown = collection in _SHOWN_SYSTEM or collection.startswith(_SHOWN_SYSTEM_PREFIXES)
-            return self._system and shown
-        return not collection.startswith("$")
+        return not collection.startswith(("$", "system."))
 
     def _view(self, database: str, collection: str) -> bool:
         return (
@@ -94,8 +79,7 @@ class OplogFilter:
         what = entry.get("o2")
         if not what or not self._request.expanded:
             return False
-        names = NOOP_EVENTS + (SYSTEM_NOOP_EVENTS if self._system else ())
-        return any(name in what for name in names) and self._collection(*_split(entry["ns"]))
+        return any(name in what for name in NOOP_EVENTS) and self._collection(*_split(entry["ns"]))
 
 
 def _split(ns: str) -> tuple[str, str]:

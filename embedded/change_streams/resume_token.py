@@ -1,4 +1,4 @@
-"""Resume tokens of versions 1 and 2, encoded and decoded byte for byte.
+"""Resume tokens of versions 1 and 2: those that events get, and those that clients resume from.
 
 Source: docs/protocol.md#resume-tokens.
 """
@@ -9,18 +9,18 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 from bson.binary import Binary
-from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
+from embedded.errors import failed_to_parse
 from embedded.keystring import TIMESTAMP, KeyStringBuilder
-from embedded.keystring_decoding import decode_key
-from embedded.keystring_numbers import encode_integer
-from embedded.storage.shell_text import document_text
-from shard_client.errors import CommandError
+from embedded.keystring_numbers import POSITIVE_1_BYTE, ZERO, encode_integer
 
 HIGH_WATER_MARK: Final = 0
 EVENT: Final = 128
-_HEX: Final = frozenset("0123456789abcdefABCDEF")
+_FALSE, _TRUE = b"\x6e", b"\x6f"
+_UUID: Final = b"\x5a\x10\x04"
+_OBJECT: Final = 0x46
+_END: Final = b"\x04"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,6 @@ class ResumeToken:
         """Return the token that sorts before every event of ``cluster_time``."""
         return cls(cluster_time, version, HIGH_WATER_MARK)
 
-    @property
-    def is_high_water_mark(self) -> bool:
-        """Whether the token marks a time rather than an event."""
-        return self.token_type == HIGH_WATER_MARK and not self.from_invalidate
-
     def _encode(self) -> tuple[bytes, bytes]:
         at = self.cluster_time
         prefix = struct.pack(">BII", TIMESTAMP, at.time, at.inc) + encode_integer(self.version)
@@ -59,7 +54,7 @@ class ResumeToken:
             numbers += 1
         prefix += encode_integer(self.txn_op_index)
         if self.version >= 1:
-            prefix += b"\x6f" if self.from_invalidate else b"\x6e"
+            prefix += _TRUE if self.from_invalidate else _FALSE
         builder = KeyStringBuilder(prefix, 2 * numbers)
         if self.uuid is not None or self.version >= 2:
             builder.append(self.uuid)
@@ -89,134 +84,96 @@ class ResumeToken:
         """Return the token of the invalidate that follows this token's event."""
         return replace(self, from_invalidate=True)
 
-    def of_fragment(self, fragment: int | None) -> Self:
-        """Return the token of one fragment (from 0) of this token's event; None for all of it."""
+    def of_fragment(self, fragment: int) -> Self:
+        """Return the token of one fragment (from 0) of this token's event."""
         return replace(self, fragment=fragment)
 
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The token from which a client starts, as far as a stream reads it.
+
+    Attributes:
+        document: the token as the client sent it.
+        key: its KeyString.
+        unsplit_key: that of the whole event, if the token is a fragment's.
+        fragment: the number of that fragment, from 0; None for a whole event.
+        is_high_water_mark: whether the token marks a time rather than an event.
+    """
+
+    document: dict[str, Any]
+    key: bytes
+    unsplit_key: bytes
+    cluster_time: Timestamp
+    version: int
+    is_high_water_mark: bool
+    txn_op_index: int
+    from_invalidate: bool
+    uuid: Binary | None
+    fragment: int | None
+
     @classmethod
-    def parse(cls, token: Mapping[str, Any]) -> Self:
-        """Parse a token.
+    def at(cls, cluster_time: Timestamp, version: int) -> Self:
+        """Return a start before every event of ``cluster_time``."""
+        return cls.of(ResumeToken.high_water_mark(cluster_time, version).document())
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Self:
+        """Read a token that a server has made; the router refuses others.
 
         Raises:
-            CommandError: the token is malformed; codes as in docs/protocol.md#resume-tokens.
+            CommandError: 9 FailedToParse if it is no token.
         """
-        data = token.get("_data")
-        if not isinstance(data, str):
-            raise CommandError(
-                40647,
-                "Bad resume token: _data of missing or of wrong type. Expected string, got "
-                + document_text(token),
-            )
-        bits = token.get("_typeBits", b"")
-        if not isinstance(bits, bytes) or getattr(bits, "subtype", 0) != 0:
-            raise CommandError(
-                40648, f"Bad resume token: _typeBits of wrong type {document_text(token)}"
-            )
-        if len(data) % 2 or not _HEX.issuperset(data):
-            raise CommandError(
-                9, "resume token string was not a valid hex string", code_name="FailedToParse"
-            )
-        return cls._from_values(_Fields(decode_key(bytes.fromhex(data), bytes(bits))))
+        try:
+            return cls._read(document, bytes.fromhex(document["_data"]))
+        except (KeyError, TypeError, ValueError, IndexError, struct.error):
+            raise failed_to_parse("the resume token is none that a server has made") from None
 
     @classmethod
-    def _from_values(cls, fields: "_Fields") -> Self:
-        first = fields.next(40649, "invalid empty resume token")
-        cluster_time = first if isinstance(first, Timestamp) else Timestamp(0, 0)
-        version = fields.next_int(
-            50796,
-            "Resume Token does not contain version",
-            50854,
-            "Invalid resume token: wrong type for version",
-        )
-        if version not in (0, 1, 2):
-            raise CommandError(50795, "Invalid Resume Token: only supports version 0, 1 and 2")
-        token_type = EVENT
+    def _read(cls, document: Mapping[str, Any], key: bytes) -> Self:
+        seconds, increment = struct.unpack_from(">xII", key)
+        version, at = _integer(key, 9)
+        token_type, from_invalidate = EVENT, False
         if version >= 1:
-            token_type = fields.next_int(
-                51055,
-                "Resume Token does not contain tokenType",
-                51056,
-                "Resume Token tokenType is not an int.",
-            )
-            if token_type not in (EVENT, HIGH_WATER_MARK):
-                raise CommandError(51057, f"Token type {token_type} not recognized")
-        index = fields.next_int(
-            50793,
-            "Resume Token does not contain txnOpIndex",
-            50855,
-            "Resume Token txnOpIndex is not an integer",
-        )
-        if index < 0:
-            raise CommandError(50794, "Invalid Resume Token: txnOpIndex should be non-negative")
-        from_invalidate = False
+            token_type, at = _integer(key, at)
+        index, at = _integer(key, at)
         if version >= 1:
-            from_invalidate = fields.next(50872, "Resume Token does not contain fromInvalidate")
-            if not isinstance(from_invalidate, bool):
-                raise CommandError(50870, "Resume Token fromInvalidate is not a boolean.")
-        uuid, identifier, fragment = fields.event(version, token_type)
+            from_invalidate, at = key[at : at + 1] == _TRUE, at + 1
+        uuid = None
+        if key.startswith(_UUID, at):
+            uuid, at = Binary(key[at + 3 : at + 19], 4), at + 19
+        fragment, whole = None, key
+        if version >= 2 and key[at] == _OBJECT:
+            fragment, whole = _fragment(key)
         return cls(
-            cluster_time,
+            dict(document),
+            key,
+            whole,
+            Timestamp(seconds, increment),
             version,
-            token_type,
+            token_type == HIGH_WATER_MARK and not from_invalidate,
             index,
             from_invalidate,
             uuid,
-            identifier,
             fragment,
         )
 
 
-class _Fields:
-    """The values of a token's key, consumed one by one."""
+def _integer(key: bytes, at: int) -> tuple[int, int]:
+    """Return the non-negative integer at a place, and the place after it."""
+    if key[at] == ZERO:
+        return 0, at + 1
+    end = at + 2 + key[at] - POSITIVE_1_BYTE
+    return int.from_bytes(key[at + 1 : end]) >> 1, end
 
-    def __init__(self, values: list[Any]) -> None:
-        self._values = values
-        self._at = 0
 
-    def _more(self) -> bool:
-        return self._at < len(self._values)
+def _fragment(key: bytes) -> tuple[int | None, bytes]:
+    """Return the number that follows the document at the key's end, and the key without it.
 
-    def next(self, missing_code: int, missing: str) -> Any:
-        if not self._more():
-            raise CommandError(missing_code, missing)
-        self._at += 1
-        return self._values[self._at - 1]
-
-    def next_int(self, missing_code: int, missing: str, wrong_code: int, wrong: str) -> int:
-        value = self.next(missing_code, missing)
-        if not isinstance(value, int) or isinstance(value, (bool, Int64)):
-            raise CommandError(wrong_code, wrong)
-        return value
-
-    def event(
-        self, version: int, token_type: int
-    ) -> tuple[Binary | None, Mapping[str, Any] | None, int | None]:
-        """Consume the values after fromInvalidate: UUID, event identifier, fragment number."""
-        if not self._more():
-            if version >= 2:
-                raise CommandError(6189500, "Expected UUID or null")
-            return None, None, None
-        uuid = self.next(0, "")
-        if uuid is not None and not (isinstance(uuid, Binary) and uuid.subtype == 4):
-            raise CommandError(
-                207, f"Expected a UUID, found {document_text(uuid)}", code_name="InvalidUUID"
-            )
-        if not self._more():
-            if token_type == EVENT and version >= 2:
-                raise CommandError(6189501, "Expected an eventIdentifier for an event resume token")
-            return uuid, None, None
-        if token_type == HIGH_WATER_MARK:
-            raise CommandError(6189504, "Invalid high water mark token")
-        identifier = self.next(0, "")
-        if not isinstance(identifier, Mapping):
-            raise CommandError(6189503, "Resume Token eventIdentifier is not an object")
-        fragment = None
-        if self._more() and version >= 2:
-            fragment = self.next(0, "")
-            if not isinstance(fragment, int) or isinstance(fragment, bool) or fragment < 0:
-                raise CommandError(
-                    7182501, "Resume token 'fragmentNum' must be a non-negative integer."
-                )
-        if self._more():
-            raise CommandError(40646, "invalid oversized resume token")
-        return uuid, identifier, fragment
+    The document ends with a zero, and the number is below 128.
+    """
+    if key[-2] == ZERO and key[-3] == 0:
+        return 0, key[:-2] + _END
+    if key[-3] == POSITIVE_1_BYTE and key[-4] == 0 and key[-2]:
+        return key[-2] >> 1, key[:-3] + _END
+    return None, key

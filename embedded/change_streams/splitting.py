@@ -6,7 +6,7 @@ from typing import Any, Final
 import bson
 
 from embedded.change_streams.events import ChangeEvent, encode_event
-from embedded.change_streams.resume_token import ResumeToken
+from embedded.change_streams.resume_token import ResumeToken, Start
 from shard_client.errors import CommandError
 
 MAX_INTERNAL_SIZE: Final = 16 * 1024 * 1024 + 16 * 1024
@@ -23,8 +23,8 @@ class Splitter:
     dropped from its event.
     """
 
-    def __init__(self, resume: ResumeToken | None) -> None:
-        self._resume = resume if resume is not None and resume.fragment is not None else None
+    def __init__(self, resume: Start) -> None:
+        self._resume = None if resume.fragment is None else resume
 
     def split(self, event: ChangeEvent) -> list[ChangeEvent]:
         """Return the event, or its fragments.
@@ -34,7 +34,7 @@ class Splitter:
                 7182500 or 7182502 if the event cannot be split.
         """
         resume, self._resume = self._resume, None
-        resumed = resume is not None and resume.of_fragment(None).key() == event.key
+        resumed = resume is not None and resume.unsplit_key == event.key
         skip = (resume.fragment or 0) if resume is not None and resumed else 0
         if len(encode_event(event.document)) <= MAX_EVENT_SIZE:
             if resumed:

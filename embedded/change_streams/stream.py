@@ -16,7 +16,7 @@ from embedded.change_streams.host import StreamHost
 from embedded.change_streams.images import ImageLookup
 from embedded.change_streams.oplog_filter import OplogFilter
 from embedded.change_streams.request import StreamRequest
-from embedded.change_streams.resume_token import ResumeToken
+from embedded.change_streams.resume_token import ResumeToken, Start
 from embedded.change_streams.splitting import MAX_INTERNAL_SIZE, Splitter
 from embedded.change_streams.transactions import operations
 from embedded.change_streams.user_stages import UserStages
@@ -52,7 +52,7 @@ class ChangeStream:
         host: StreamHost,
         request: StreamRequest,
         stages: UserStages,
-        start: ResumeToken,
+        start: Start,
         version: int,
     ) -> None:
         self._host = host
@@ -63,10 +63,10 @@ class ChangeStream:
         self._images = ImageLookup(host, request)
         self._splitter = Splitter(start) if stages.splits else None
         self._invalidating = _INVALIDATING[_kind(request)]
-        self._start_key: bytes | None = start.key()
-        self._unsplit_start_key = start.of_fragment(None).key()
+        self._start_key: bytes | None = start.key
+        self._unsplit_start_key = start.unsplit_key
         self._start_after_invalidate = start.from_invalidate
-        self._resume_key = None if start.is_high_water_mark else start.key()
+        self._resume_key = None if start.is_high_water_mark else start.key
         self._resume_seen = False
         self._started = False
         self._start_ts = start.cluster_time
@@ -75,7 +75,7 @@ class ChangeStream:
         self._ready: deque[ChangeEvent] = deque()
         self._end: dict[str, Any] | None = None
         self._promised = as_ordinal(start.cluster_time)
-        self.resume_token: dict[str, Any] = start.document()
+        self.resume_token: dict[str, Any] = start.document
 
     @property
     def invalidated(self) -> bool:

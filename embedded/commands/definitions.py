@@ -6,14 +6,7 @@ Source: docs/protocol.md#events (the events that these commands cause).
 from bson.binary import Binary
 
 from embedded.commands.request import Request, command
-from embedded.commands.views import (
-    create_buckets_view,
-    create_view,
-    drop_buckets_view,
-    drop_view,
-    modify_buckets_view,
-    modify_view,
-)
+from embedded.commands.views import create_view, drop_view
 from embedded.errors import namespace_exists, namespace_not_found
 from embedded.storage.bson_values import Document
 from embedded.storage.collection import Collection
@@ -21,14 +14,12 @@ from shard_client.errors import CommandError
 
 _OPTIONS = (
     "capped", "size", "max", "validator", "validationLevel", "validationAction", "collation",
-    "changeStreamPreAndPostImages", "timeseries", "clusteredIndex", "expireAfterSeconds",
-    "storageEngine", "indexOptionDefaults", "encryptedFields",
+    "changeStreamPreAndPostImages",
 )  # fmt: skip
 _MODIFIABLE = (
     "validator", "validationLevel", "validationAction", "changeStreamPreAndPostImages",
-    "expireAfterSeconds", "cappedSize", "cappedMax", "timeseries",
+    "expireAfterSeconds",
 )  # fmt: skip
-_INDEX_MODIFIABLE: tuple[str, ...] = ("expireAfterSeconds", "hidden")
 _VALIDATION = frozenset({"validator", "validationLevel", "validationAction"})
 
 
@@ -40,24 +31,22 @@ async def create(request: Request) -> Document:
         create_view(request)
         return {}
     options = {name: given[name] for name in _OPTIONS if given.get(name)}
-    if "clusteredIndex" in options:
-        named = {"v": 2, "key": {"_id": 1}, "name": "_id_", **options["clusteredIndex"]}
-        options["clusteredIndex"] = named
+    for name in ("timeseries", "clusteredIndex"):
+        if name in given:
+            raise CommandError(238, f"{name} is not implemented", code_name="NotImplemented")
     existing = mongod.catalog.get(request.ns)
     if existing is not None and existing.options == options:
         return {}
     if existing is not None or mongod.catalog.view(request.ns) is not None:
         raise namespace_exists(request.ns)
     uuid: Binary | None = given.get("uuid") if request.client.in_process else None
-    collection = mongod.create_collection(
+    mongod.create_collection(
         request.database,
         request.target,
         options,
         uuid=uuid,
         from_migrate=request.client.from_migrate,
     )
-    if "timeseries" in options:
-        create_buckets_view(request, collection)
     return {}
 
 
@@ -68,8 +57,6 @@ async def drop(request: Request) -> Document:
     collection = mongod.catalog.get(ns)
     if collection is not None:
         count = len(collection.indexes)
-        if "timeseries" in collection.options:
-            drop_buckets_view(request, collection)
         mongod.drop_collection(collection, from_migrate=request.client.from_migrate)
         return {"nIndexesWas": count, "ns": ns}
     if drop_view(request):
@@ -137,35 +124,26 @@ async def modify(request: Request) -> Document:
     mongod, given = request.mongod, request.command
     collection = mongod.catalog.get(request.ns)
     if collection is None:
-        modify_view(request)
-        return {}
+        raise namespace_not_found("ns does not exist")
     changes = {name: given[name] for name in _MODIFIABLE if name in given}
     before = {"collectionOptions_old": {"uuid": collection.uuid, **collection.options}}
     if "index" in given:
-        changes["index"] = request.field("index", dict, {})
-        before["indexOptions_old"] = _modify_index(collection, changes["index"])
-    former = dict(collection.options)
+        raise CommandError(238, "collMod of an index is not implemented")
     _modify_options(collection, changes)
     mongod.journal.log_command(
         request.database,
-        {"collMod": collection.logged_name, **changes},
+        {"collMod": collection.name, **changes},
         uuid=collection.uuid,
         o2=before,
         from_migrate=request.client.from_migrate,
     )
-    if "timeseries" in changes:
-        modify_buckets_view(request, collection, former)
     return {}
 
 
 def _modify_options(collection: Collection, changes: Document) -> None:
     options = collection.options
     for name, value in changes.items():
-        if name == "index":
-            continue
-        if name == "timeseries":
-            options[name] = {**options.get(name, {}), **value}
-        elif value in ({}, None) or (name, value) == ("expireAfterSeconds", "off"):
+        if value in ({}, None) or (name, value) == ("expireAfterSeconds", "off"):
             options.pop(name, None)
         else:
             options[name] = value
@@ -173,16 +151,3 @@ def _modify_options(collection: Collection, changes: Document) -> None:
         # With a validator, collMod also sets the defaults of its level and its action.
         options.setdefault("validationLevel", "strict")
         options.setdefault("validationAction", "error")
-
-
-def _modify_index(collection: Collection, change: Document) -> Document:
-    """Change an index; return the former values of the changed options."""
-    for specification in collection.indexes.values():
-        if specification["name"] == change.get("name") or specification["key"] == change.get(
-            "keyPattern"
-        ):
-            changed = [name for name in _INDEX_MODIFIABLE if name in change]
-            former = {name: specification.get(name, False) for name in changed}
-            specification.update((name, change[name]) for name in changed)
-            return former
-    raise CommandError(27, "cannot find index for collMod", code_name="IndexNotFound")

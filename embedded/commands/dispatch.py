@@ -18,13 +18,10 @@ from embedded.commands import (  # noqa: F401 (imported to be registered)
     logins,
     reads,
     replication,
-    roles,
     sessions,
-    users,
     writes,
 )
-from embedded.commands.arguments import check_arguments
-from embedded.commands.request import COMMANDS, IN_TRANSACTIONS, Handler, Request
+from embedded.commands.request import COMMANDS, IN_TRANSACTIONS, Request
 from embedded.errors import TRANSIENT_TRANSACTION, command_not_found, no_such_transaction
 from embedded.logical_clock import as_ordinal
 from embedded.member import Member
@@ -33,7 +30,7 @@ from embedded.storage.bson_values import Document
 from embedded.transactions import Transaction
 from shard_client.errors import CommandError
 
-_ENDS = frozenset({"commitTransaction", "abortTransaction", "prepareTransaction"})
+_ENDS = frozenset({"commitTransaction", "abortTransaction"})
 
 
 async def execute(mongod: Member, database: str, command: Document, client: Client) -> Document:
@@ -48,11 +45,7 @@ async def execute(mongod: Member, database: str, command: Document, client: Clie
     handler = COMMANDS.get(name)
     if handler is None:
         raise command_not_found(name)
-    access = mongod.access
-    if access.enforced and not client.in_process:
-        access.check(name, database, command, client)
-        access.own_sessions(name, command, client)
-    check_arguments(name, command)
+    mongod.access.check(name, database, command, client)
     request = Request(mongod, database, name, command, client)
     if command.get("lsid") is not None:
         request.session = mongod.sessions.get(command["lsid"])
@@ -61,34 +54,20 @@ async def execute(mongod: Member, database: str, command: Document, client: Clie
     _reach_read_time(request)
     transaction = request.transaction
     if transaction is None:
-        return await _in_time(request, handler)
+        return await handler(request)
     if name not in IN_TRANSACTIONS:
         raise CommandError(
             263, f"Cannot run '{name}' in a multi-document transaction.",
             code_name="OperationNotSupportedInTransaction",
         )  # fmt: skip
     try:
-        return await _in_time(request, handler)
+        return await handler(request)
     except CommandError as error:
         if transaction.is_open:
             mongod.journal.abort(transaction)
         if error.code in (112, 246) and TRANSIENT_TRANSACTION not in error.labels:
             error.labels |= {TRANSIENT_TRANSACTION}
         raise
-
-
-async def _in_time(request: Request, handler: Handler) -> Document:
-    """Run the handler; raise CommandError 50 MaxTimeMSExpired after ``maxTimeMS`` milliseconds."""
-    limit = request.command.get("maxTimeMS")
-    if not limit or request.name == "getMore":
-        return await handler(request)
-    try:
-        async with asyncio.timeout(limit / 1000):
-            return await handler(request)
-    except TimeoutError:
-        raise CommandError(
-            50, "operation exceeded time limit", code_name="MaxTimeMSExpired"
-        ) from None
 
 
 def _join(request: Request, session: Session) -> None:

@@ -5,7 +5,8 @@ from embedded.commands.writes import delete_first, update_first
 from embedded.commands.writing import when_unlocked
 from embedded.errors import failed_to_parse
 from embedded.storage.bson_values import Document
-from embedded.storage.queries import Matcher, project
+from embedded.storage.projection import project
+from embedded.storage.queries import Matcher
 from embedded.storage.updates import Update
 
 
@@ -26,17 +27,21 @@ def _run(request: Request) -> Document:
     condition = request.field("query", dict, {})
     order = request.field("sort", dict, None)
     fields = request.field("fields", dict, {})
+    change_shown = project(fields) if fields else None
+
+    def shown(document: Document | None) -> Document | None:
+        return document if document is None or change_shown is None else change_shown(document)
+
     number = int(arguments.get("stmtId", 0))
     matcher = Matcher(condition)
     if arguments.get("remove"):
         if "update" in arguments or arguments.get("new"):
             raise failed_to_parse("Cannot specify both an update and remove=true")
         gone = delete_first(request, matcher, number, order)
-        value = None if gone is None else project(gone, fields)
-        return {"lastErrorObject": {"n": int(gone is not None)}, "value": value}
+        return {"lastErrorObject": {"n": int(gone is not None)}, "value": shown(gone)}
     if "update" not in arguments:
         raise failed_to_parse("Either an update or remove=true must be specified")
-    change = Update(arguments["update"], condition, arguments.get("arrayFilters") or ())
+    change = Update(arguments["update"], condition)
     changed = update_first(
         request, matcher, change, number, order=order, upsert=bool(arguments.get("upsert"))
     )
@@ -46,6 +51,5 @@ def _run(request: Request) -> Document:
     }
     if changed.before is None and changed.after is not None:
         result["upserted"] = changed.after["_id"]
-    shown = changed.after if arguments.get("new") else changed.before
-    value = None if shown is None else project(shown, fields)
-    return {"lastErrorObject": result, "value": value}
+    value = changed.after if arguments.get("new") else changed.before
+    return {"lastErrorObject": result, "value": shown(value)}

@@ -29,8 +29,6 @@ async def is_master(request: Request) -> Document:
 async def _answer(request: Request, primary_field: str) -> Document:
     mongod, given = request.mongod, request.command
     await _wait_for_change(request)
-    if "client" in given:
-        request.client.metadata = given["client"]
     last = mongod.oplog.last_ts or Timestamp(0, 0)
     last_date = datetime.fromtimestamp(last.time, UTC).replace(tzinfo=None)
     op_time = {"ts": last, "t": Int64(1)}

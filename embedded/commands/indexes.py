@@ -17,7 +17,7 @@ from shard_client.errors import CommandError
 
 @command("createIndexes", in_transactions=True)
 async def create_indexes(request: Request) -> Document:
-    """Create indexes. Only unique indexes have an effect here."""
+    """Create indexes, which have no effect but their events."""
     wanted = [_specification(each) for each in request.field("indexes", list, [])]
     if not wanted:
         raise bad_value("Must specify at least one index to create")
@@ -27,7 +27,7 @@ async def create_indexes(request: Request) -> Document:
     new = [each for each in wanted if not _is_there(collection, each)]
     was_empty = len(collection) == 0
     for specification in new:
-        collection.add_index(specification)
+        collection.indexes[specification["name"]] = specification
     _log_created(request, collection, new, was_empty=was_empty)
     reply: Document = {
         "numIndexesBefore": before,
@@ -45,31 +45,22 @@ def _specification(given: Document) -> Document:
         raise CommandError(
             67, "Index keys must be a non-empty document", code_name="CannotCreateIndex"
         )
+    if given.get("unique"):
+        raise CommandError(238, "unique indexes are not implemented", code_name="NotImplemented")
     name = given.get("name") or "_".join(f"{field}_{way}" for field, way in key.items())
     rest = {n: v for n, v in given.items() if n not in ("v", "key", "name", "ns")}
     return {"v": 2, "key": key, "name": name, **rest}
 
 
 def _is_there(collection: Collection, wanted: Document) -> bool:
-    same_name = collection.indexes.get(wanted["name"])
-    if same_name is not None:
-        if list(same_name["key"].items()) == list(wanted["key"].items()):
-            return True
+    present = collection.indexes.get(wanted["name"])
+    if present is not None and present["key"] != wanted["key"]:
         raise CommandError(
             86,
-            "An existing index has the same name as the requested index. When index names are not "
-            "specified, they are auto generated and can cause conflicts. Please refer to our "
-            "documentation.",
+            "An existing index has the same name as the requested index.",
             code_name="IndexKeySpecsConflict",
         )
-    for present in collection.indexes.values():
-        if list(present["key"].items()) == list(wanted["key"].items()):
-            raise CommandError(
-                85,
-                f"Index already exists with a different name: {present['name']}",
-                code_name="IndexOptionsConflict",
-            )
-    return False
+    return present is not None
 
 
 def _log_created(
@@ -80,7 +71,7 @@ def _log_created(
         for each in new:
             journal.log_command(
                 request.database,
-                {"createIndexes": collection.logged_name, **each},
+                {"createIndexes": collection.name, **each},
                 uuid=collection.uuid,
                 from_migrate=migrating,
             )
@@ -88,7 +79,7 @@ def _log_created(
         journal.log_command(
             request.database,
             {
-                "commitIndexBuild": collection.logged_name,
+                "commitIndexBuild": collection.name,
                 "indexBuildUUID": request.mongod.new_uuid(),
                 "indexes": new,
             },
@@ -107,10 +98,10 @@ async def drop_indexes(request: Request) -> Document:
     for name in _names(collection, request.command.get("index")):
         if name == "_id_":
             raise CommandError(72, "cannot drop _id index", code_name="InvalidOptions")
-        specification = collection.drop_index(name)
+        specification = collection.indexes.pop(name)
         request.mongod.journal.log_command(
             request.database,
-            {"dropIndexes": collection.logged_name, "index": name},
+            {"dropIndexes": collection.name, "index": name},
             uuid=collection.uuid,
             o2=specification,
             from_migrate=request.client.from_migrate,
@@ -162,18 +153,3 @@ async def list_collections(request: Request) -> Document:
     if request.command.get("nameOnly"):
         found = [{"name": each["name"], "type": each["type"]} for each in found]
     return await _listing(request, f"{database}.$cmd.listCollections", found)
-
-
-@command("listDatabases")
-async def list_databases(request: Request) -> Document:
-    """List databases; sizes are not computed and are 0."""
-    catalog = request.mongod.catalog
-    matcher = Matcher(request.field("filter", dict, {}))
-    found: list[Document] = []
-    for name in catalog.databases():
-        entry: Document = {"name": name, "sizeOnDisk": Int64(0), "empty": False}
-        if matcher(entry):
-            found.append({"name": name} if request.command.get("nameOnly") else entry)
-    if request.command.get("nameOnly"):
-        return {"databases": found}
-    return {"databases": found, "totalSize": Int64(0), "totalSizeMb": Int64(0)}

@@ -1,6 +1,11 @@
-"""Logins on a member, and who is logged in (docs/security.md)."""
+"""Logins, and the users of the cluster (docs/security.md)."""
 
+from bson.binary import Binary
+
+from embedded.access.roles import parse_roles
+from embedded.access.users import UserName
 from embedded.commands.request import Request, command
+from embedded.errors import bad_value
 from embedded.storage.bson_values import Document
 
 
@@ -14,27 +19,70 @@ async def sasl_start(request: Request) -> Document:
 @command("saslContinue")
 async def sasl_continue(request: Request) -> Document:
     """Go on with a login."""
-    logins = request.mongod.access.logins
-    return logins.go_on(request.client, request.database, request.command)
-
-
-@command("authenticate")
-async def authenticate(request: Request) -> Document:
-    """Log in with a certificate."""
-    logins = request.mongod.access.logins
-    return logins.authenticate(request.client, request.database, request.command)
+    return request.mongod.access.logins.go_on(request.client, request.command)
 
 
 @command("logout")
 async def log_out(request: Request) -> Document:
     """End the login of this connection."""
-    return request.mongod.access.logins.log_out(request.client, request.database)
+    return request.mongod.access.logins.log_out(request.client)
 
 
 @command("connectionStatus")
 async def connection_status(request: Request) -> Document:
     """Return the user that is logged in, with its roles and, on request, its privileges."""
     return request.mongod.access.logins.status(request.client, request.command)
+
+
+@command("createUser")
+async def create_user(request: Request) -> Document:
+    """Create a user with a password and built-in roles.
+
+    Raises:
+        CommandError: 51003 if the user exists; 31 RoleNotFound; 2 BadValue without a password.
+    """
+    password = request.field("pwd", str, "")
+    if not password:
+        raise bad_value("Must provide a 'pwd' field: users log in with passwords here")
+    roles = parse_roles(request.database, request.field("roles", list, []))
+    name = UserName(str(request.command["createUser"]), request.database)
+    user_id = Binary(bytes(request.mongod.new_uuid()), 4)
+    request.mongod.access.users.create(name, user_id, password, roles)
+    return {}
+
+
+@command("dropUser")
+async def drop_user(request: Request) -> Document:
+    """Drop a user; its connections count as not logged in.
+
+    Raises:
+        CommandError: 11 UserNotFound.
+    """
+    name = UserName(str(request.command["dropUser"]), request.database)
+    request.mongod.access.users.drop(name)
+    return {}
+
+
+@command("usersInfo")
+async def users_info(request: Request) -> Document:
+    """Return the named users, or all of the database, with their privileges."""
+    asked, users = request.command["usersInfo"], request.mongod.access.users
+    if isinstance(asked, int | float):
+        return {"users": [each.described() for each in users.listed(request.database)]}
+    found = []
+    for each in asked if isinstance(asked, list) else [asked]:
+        named = each if isinstance(each, dict) else {"user": each}
+        name = UserName(str(named.get("user")), str(named.get("db", request.database)))
+        account = users.get(name)
+        if account is not None:
+            found.append(account.described())
+    return {"users": found}
+
+
+@command("_getUserCacheGeneration")
+async def user_cache_generation(request: Request) -> Document:
+    """Return an id that differs after each change of a user."""
+    return {"cacheGeneration": request.mongod.access.users.generation}
 
 
 @command("whatsmyuri")

@@ -7,19 +7,26 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
 from embedded.change_streams import first_batch_size, is_change_stream, open_change_stream
 from embedded.commands.matching import select
 from embedded.commands.request import Request, command
-from embedded.cursors import FIRST_BATCH, Batch, ListCursor, OpenCursor
+from embedded.cursors import (
+    FIRST_BATCH,
+    Batch,
+    ListCursor,
+    OpenCursor,
+    first_reply,
+    kill,
+    next_reply,
+)
 from embedded.errors import bad_value, type_mismatch
 from embedded.sessions import session_key
 from embedded.storage.aggregation import aggregate
 from embedded.storage.bson_values import Document, id_key
-from embedded.storage.queries import Matcher, project, sort_documents
-from embedded.storage.type_names import type_name
+from embedded.storage.projection import project
+from embedded.storage.queries import Matcher, sort_documents
 from shard_client.errors import CommandError
 
 
@@ -37,35 +44,18 @@ def _documents(request: Request, ns: str, matcher: Matcher) -> Iterator[Document
         return iter(())
     database = ns.partition(".")[0]
     source = list(_documents(request, f"{database}.{view['viewOn']}", Matcher({})))
-    shown = aggregate(source, view["pipeline"], read=_reader(request, database))
+    shown = aggregate(source, view["pipeline"])
     return (document for document in shown if matcher(document))
 
 
-def _reader(request: Request, database: str) -> Any:
-    return lambda name: _documents(request, f"{database}.{name}", Matcher({}))
-
-
 async def _reply(request: Request, cursor: OpenCursor, batch_size: int | None) -> Document:
-    """Return the first batch; register the cursor if there are more documents."""
-    batch = await cursor.next_batch(batch_size, 0.0)
-    number = Int64(0)
-    if batch.is_last or request.command.get("singleBatch"):
-        cursor.close()
-    else:
-        session = session_key(request.session.lsid) if request.session is not None else None
-        number = request.mongod.cursors.add(cursor, session, request.client.login.user)
-    return _cursor_reply("firstBatch", cursor, batch, number)
-
-
-def _cursor_reply(name: str, cursor: OpenCursor, batch: Batch, number: int) -> Document:
-    fields = dict(batch.fields)
-    token = fields.pop("postBatchResumeToken", None)
-    content: Document = {name: batch.documents}
-    if token is not None:
-        content["postBatchResumeToken"] = token
-    content |= fields
-    content |= {"id": Int64(number), "ns": cursor.namespace}
-    return {"cursor": content}
+    return await first_reply(
+        request.mongod.cursors,
+        cursor,
+        batch_size,
+        session=session_key(request.session.lsid) if request.session is not None else None,
+        single=bool(request.command.get("singleBatch")),
+    )
 
 
 def _count_argument(request: Request, name: str, default: int | None = None) -> int | None:
@@ -90,7 +80,7 @@ async def find(request: Request) -> Document:
         found = iter(sort_documents(found, order))
     found = islice(found, skip, skip + limit if limit else None)
     if fields:
-        found = (project(document, fields) for document in found)
+        found = map(project(fields), found)
     in_process = request.client.in_process
     cursor = ListCursor(request.ns, iter(list(found)), unbounded=in_process)
     size = None if in_process else _count_argument(request, "batchSize", FIRST_BATCH)
@@ -144,53 +134,12 @@ async def run_aggregate(request: Request) -> Document:
     if is_change_stream(request.command):
         return await _reply(request, _StreamCursor(request), size)
     size = FIRST_BATCH if size is None else size
-    if request.command["aggregate"] == 1:
-        ns = f"{request.database}.$cmd.aggregate"
-        source: Iterator[Document] = iter(())
-        if pipeline and "$documents" in pipeline[0]:
-            given = pipeline[0]["$documents"]
-            if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
-                raise CommandError(5858203, "$documents must be an array of objects")
-            source, pipeline = iter(given), pipeline[1:]
-    elif pipeline and isinstance(pipeline[0], dict) and "$collStats" in pipeline[0]:
-        ns, source, pipeline = request.ns, iter([_statistics(request)]), pipeline[1:]
-    else:
-        ns = request.ns
-        matcher, pipeline = _leading_match(pipeline)
-        source = _documents(request, ns, matcher)
-    found = aggregate(source, pipeline, read=_reader(request, request.database))
+    ns = request.ns
+    source = _documents(request, ns, Matcher({}))
+    found = aggregate(source, pipeline)
     in_process = request.client.in_process
     cursor = ListCursor(ns, iter(found), unbounded=in_process)
     return await _reply(request, cursor, None if in_process else size)
-
-
-def _statistics(request: Request) -> Document:
-    """Return the document of $collStats; sizes are not computed and are 0."""
-    collection = request.mongod.catalog.require(request.ns)
-    sizes = dict.fromkeys(collection.indexes, 0)
-    stored: Document = {
-        "size": 0,
-        "count": len(collection),
-        "storageSize": 0,
-        "totalSize": 0,
-        "nindexes": len(sizes),
-        "totalIndexSize": 0,
-        "indexSizes": sizes,
-        "capped": bool(collection.options.get("capped")),
-    }
-    return {
-        "ns": request.ns,
-        "localTime": request.mongod.now(),
-        "storageStats": stored,
-        "count": len(collection),
-    }
-
-
-def _leading_match(pipeline: list[Any]) -> tuple[Matcher, list[Any]]:
-    """Split off a leading $match, so that a condition on ``_id`` selects documents directly."""
-    if pipeline and isinstance(pipeline[0], dict) and isinstance(pipeline[0].get("$match"), dict):
-        return Matcher(pipeline[0]["$match"]), pipeline[1:]
-    return Matcher({}), pipeline
 
 
 class _StreamCursor:
@@ -214,39 +163,10 @@ class _StreamCursor:
 @command("getMore", in_transactions=True)
 async def get_more(request: Request) -> Document:
     """Return a cursor's next batch."""
-    number = request.command["getMore"]
-    if not isinstance(number, Int64):
-        raise type_mismatch(
-            f"BSON field 'getMore.getMore' is the wrong type '{type_name(number)}', expected type "
-            "'long'"
-        )
-    cursors = request.mongod.cursors
-    if number in cursors:
-        request.mongod.access.check_owner(number, cursors.owner(number), request.client)
-    batch_size = _count_argument(request, "batchSize")
-    wait = request.field("maxTimeMS", (int, float), 1000) / 1000
-    cursor, batch = await cursors.next_batch(number, batch_size or None, wait)
-    return _cursor_reply("nextBatch", cursor, batch, 0 if batch.is_last else number)
+    return await next_reply(request.mongod.cursors, request.command)
 
 
 @command("killCursors")
 async def kill_cursors(request: Request) -> Document:
     """Close cursors and report which of them existed."""
-    killed: list[Int64] = []
-    missing: list[Int64] = []
-    numbers = request.field("cursors", list, [])
-    cursors = request.mongod.cursors
-    owners = [cursors.owner(each) for each in numbers if isinstance(each, int) and each in cursors]
-    request.mongod.access.check_killing(owners, request.database, request.command, request.client)
-    for number in numbers:
-        if not isinstance(number, int):
-            raise type_mismatch(
-                "BSON field 'killCursors.cursors' contains a value that is not a cursor id"
-            )
-        (killed if cursors.kill(number) else missing).append(Int64(number))
-    return {
-        "cursorsKilled": killed,
-        "cursorsNotFound": missing,
-        "cursorsAlive": [],
-        "cursorsUnknown": [],
-    }
+    return kill(request.mongod.cursors, request.field("cursors", list, []))

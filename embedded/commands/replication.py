@@ -1,4 +1,4 @@
-"""The initiation of the replica set, which is refused, and notes in the oplog.
+"""Notes in the oplog.
 
 Source: docs/protocol.md#sharded-cluster (appendOplogNote, idle members).
 """
@@ -9,12 +9,6 @@ from embedded.commands.request import Request, command
 from embedded.logical_clock import as_ordinal
 from embedded.storage.bson_values import Document
 from shard_client.errors import CommandError
-
-
-@command("replSetInitiate")
-async def initiate(_request: Request) -> Document:
-    """Refuse, because the set is initiated from the start."""
-    raise CommandError(23, "already initialized", code_name="AlreadyInitialized")
 
 
 @command("appendOplogNote")

@@ -4,7 +4,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from embedded.access.arguments import array, missing
 from embedded.clients import Client
 from embedded.errors import type_mismatch
 from embedded.journal import CommittedWrites
@@ -120,14 +119,3 @@ def checked_collection(database: str, name: Any) -> str:
             73, f"Invalid namespace specified '{database}.{name}'", code_name="InvalidNamespace"
         )
     return name
-
-
-def required_list(request: Request, name: str) -> list[Any]:
-    """Return a list that the command must have.
-
-    Raises:
-        CommandError: 40414 if it is missing; 14 TypeMismatch if it is no list.
-    """
-    if request.command.get(name) is None:
-        raise missing(request.name, name)
-    return array(f"{request.name}.{name}", request.command[name])

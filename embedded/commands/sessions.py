@@ -19,7 +19,7 @@ async def refresh_sessions(_request: Request) -> Document:
     return {}
 
 
-@command("endSessions", "killSessions", "killAllSessions")
+@command("endSessions", "killSessions")
 async def end_sessions(request: Request) -> Document:
     """Abort the sessions' transactions and close their cursors."""
     sessions = request.command[request.name]
@@ -54,7 +54,7 @@ def _numbers(request: Request) -> tuple[Document, int]:
 @command("commitTransaction")
 async def commit_transaction(request: Request) -> Document:
     """Commit a transaction. Committing it again succeeds."""
-    request.mongod.commit_transaction(*_numbers(request), request.command.get("commitTimestamp"))
+    request.mongod.commit_transaction(*_numbers(request))
     return {}
 
 
@@ -63,9 +63,3 @@ async def abort_transaction(request: Request) -> Document:
     """Abort a transaction."""
     request.mongod.abort_transaction(*_numbers(request))
     return {}
-
-
-@command("prepareTransaction")
-async def prepare_transaction(request: Request) -> Document:
-    """Prepare a transaction for a commit on several shards."""
-    return {"prepareTimestamp": request.mongod.prepare_transaction(*_numbers(request))}

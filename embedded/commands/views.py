@@ -1,17 +1,15 @@
-"""Views, which are documents of ``system.views``; every time-series collection has one.
+"""Views, which are documents of ``system.views``.
 
 Source: docs/protocol.md#events (the events that they cause).
 """
 
-from typing import Any, Final
+from typing import Any
 
 from embedded.commands.request import Request
-from embedded.errors import bad_value, namespace_exists, namespace_not_found
+from embedded.errors import namespace_exists
 from embedded.storage.bson_values import Document
 from embedded.storage.collection import Collection
 from shard_client.errors import CommandError
-
-_BUCKET_SECONDS: Final = {"seconds": 3600, "minutes": 86_400, "hours": 2_592_000}
 
 
 def create_view(request: Request) -> None:
@@ -32,50 +30,12 @@ def create_view(request: Request) -> None:
     mongod.catalog.views[ns] = view
 
 
-def modify_view(request: Request) -> None:
-    """Change the view that ``collMod`` names.
-
-    Raises:
-        CommandError: the view does not exist, ``viewOn`` is missing, or the pipeline is not
-            permitted in a view.
-    """
-    view = request.mongod.catalog.view(request.ns)
-    if view is None:
-        raise namespace_not_found("ns does not exist")
-    if "viewOn" not in request.command:
-        raise bad_value("Must specify both 'viewOn' and 'pipeline' when modifying a view")
-    changed: dict[str, Any] = {
-        "_id": request.ns,
-        "viewOn": request.command["viewOn"],
-        "pipeline": _pipeline(request),
-    }
-    request.unit.update(_views(request), view, changed, changed, 0)
-    request.mongod.catalog.views[request.ns] = changed
-
-
 def drop_view(request: Request) -> bool:
     """Drop the view of this name; return whether it existed."""
     view = request.mongod.catalog.views.pop(request.ns, None)
     if view is not None:
         request.unit.delete(_views(request), view, 0)
     return view is not None
-
-
-def create_buckets_view(request: Request, collection: Collection) -> None:
-    """Log the creation of a time-series collection's view, by which clients access it."""
-    request.unit.insert(_views(request), _buckets_view(collection), 0)
-
-
-def modify_buckets_view(request: Request, collection: Collection, before: Document) -> None:
-    """Log a change of a time-series collection's view; ``before`` are its former options."""
-    old, new = _buckets_view(collection, before), _buckets_view(collection)
-    if old != new:
-        request.unit.update(_views(request), old, new, new, 0)
-
-
-def drop_buckets_view(request: Request, collection: Collection) -> None:
-    """Log the drop of a time-series collection's view."""
-    request.unit.delete(_views(request), _buckets_view(collection), 0)
 
 
 def _views(request: Request) -> Collection:
@@ -94,16 +54,3 @@ def _pipeline(request: Request) -> list[Any]:
             code_name="OptionNotSupportedOnView",
         )
     return pipeline
-
-
-def _buckets_view(collection: Collection, options: Document | None = None) -> Document:
-    fields = (options or collection.options)["timeseries"]
-    unpack = {name: fields[name] for name in ("timeField", "metaField") if name in fields}
-    unpack["bucketMaxSpanSeconds"] = fields.get(
-        "bucketMaxSpanSeconds", _BUCKET_SECONDS[fields.get("granularity", "seconds")]
-    )
-    return {
-        "_id": collection.ns,
-        "viewOn": collection.logged_name,
-        "pipeline": [{"$_internalUnpackBucket": unpack}],
-    }

@@ -12,11 +12,10 @@ from embedded.commands.request import Request, command
 from embedded.commands.writing import (
     Statements,
     take_turns,
-    validate,
     when_unlocked,
     writable_collection,
 )
-from embedded.errors import bad_value, failed_to_parse
+from embedded.errors import bad_value, failed_to_parse, shard_key_changed
 from embedded.storage.bson_values import MISSING, Document, id_key
 from embedded.storage.collection import Collection
 from embedded.storage.queries import Matcher
@@ -89,7 +88,6 @@ async def insert(request: Request) -> Document:
 def _insert(request: Request, unit: WriteUnit, document: Document, statement: int) -> None:
     collection = writable_collection(request)
     document = with_id(document, request.mongod.new_object_id)
-    validate(collection, document)
     unit.insert(collection, document, statement)
 
 
@@ -126,7 +124,7 @@ async def _update(request: Request, statement: Document, number: int) -> Documen
     if not isinstance(statement.get("q"), dict) or "u" not in statement:
         raise failed_to_parse("an update statement requires 'q' and 'u'")
     matcher = Matcher(statement["q"])
-    change = Update(statement["u"], statement["q"], statement.get("arrayFilters") or ())
+    change = Update(statement["u"], statement["q"])
     multi = bool(statement.get("multi"))
     if multi and change.is_replacement:
         raise failed_to_parse("multi update is not supported for replacement-style update")
@@ -215,9 +213,8 @@ def update_first(
         return Changed(None, None)
     collection = writable_collection(request)
     mongod = request.mongod
-    document = change.upserted(mongod.wall(), mongod.new_object_id())
+    document = change.upserted(mongod.new_object_id())
     document = with_id(document, mongod.new_object_id)
-    validate(collection, document)
     unit.insert(collection, document, number)
     return Changed(None, document)
 
@@ -236,10 +233,11 @@ def change_document(
         DocumentLocked: a transaction holds the document.
         CommandError: the update cannot be applied, or its result is invalid.
     """
-    updated = change.apply(document, request.mongod.wall())
+    updated = change.apply(document)
     if updated.o is None:
         return Changed(document, document)
-    validate(collection, updated.document)
+    if collection.document_key(document) != collection.document_key(updated.document):
+        raise shard_key_changed()
     size = len(bson.encode(updated.document))
     if size > MAX_DOCUMENT_SIZE:
         raise CommandError(

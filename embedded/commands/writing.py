@@ -8,7 +8,6 @@ from embedded.commands.request import Request
 from embedded.errors import bad_value
 from embedded.storage.bson_values import Document
 from embedded.storage.collection import Collection
-from embedded.storage.queries import Matcher
 from embedded.transactions import DocumentLocked
 from shard_client.errors import CommandError
 
@@ -28,24 +27,6 @@ async def take_turns(done: int) -> None:
     """Let other tasks run after every 256 documents; ``done`` counts the documents so far."""
     if done % 256 == 255:
         await asyncio.sleep(0)
-
-
-def validate(collection: Collection, document: Document) -> None:
-    """Check ``document`` against the collection's validator.
-
-    Raises:
-        CommandError: 121 DocumentValidationFailure if it does not match.
-    """
-    validator = collection.options.get("validator")
-    if not validator or collection.options.get("validationAction") == "warn":
-        return
-    if collection.options.get("validationLevel") != "off" and not Matcher(validator)(document):
-        raise CommandError(
-            121,
-            "Document failed validation",
-            code_name="DocumentValidationFailure",
-            extra={"errInfo": {"failingDocumentId": document.get("_id")}},
-        )
 
 
 def writable_collection(request: Request) -> Collection:

@@ -48,7 +48,7 @@ class BulkResult:
         return reply
 
 
-def ordered_batches(owners: Iterable[Member | None]) -> Iterator[tuple[Member | None, list[int]]]:
+def batches(owners: Iterable[Member | None]) -> Iterator[tuple[Member | None, list[int]]]:
     """Split a sequence of statements into runs for one shard each, in order.
 
     Args:
@@ -65,15 +65,6 @@ def ordered_batches(owners: Iterable[Member | None]) -> Iterator[tuple[Member | 
         run.append(position)
     if run:
         yield current, run
-
-
-def unordered_batches(owners: Iterable[Member | None]) -> dict[Member, list[int]]:
-    """Group statements by shard; statements without a single shard are left out."""
-    groups: dict[Member, list[int]] = {}
-    for position, owner in enumerate(owners):
-        if owner is not None:
-            groups.setdefault(owner, []).append(position)
-    return groups
 
 
 def picked(values: Sequence[Any], positions: Iterable[int]) -> list[Any]:

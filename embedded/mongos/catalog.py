@@ -1,14 +1,13 @@
 """The cluster's metadata: shards, databases, sharded collections and their chunks."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
-from bson import Binary, ObjectId, Timestamp
+from bson import Binary, Timestamp
 
-from embedded.mongos.chunk_map import Chunk, ChunkMap
-from embedded.mongos.members import ClusterTime, Member
+from embedded.logical_clock import LogicalClock
+from embedded.mongos.chunk_map import ChunkMap
+from embedded.mongos.members import Member
 from embedded.mongos.shard_key import ShardKey
 from embedded.storage.bson_values import Document
 from shard_client.errors import CommandError
@@ -19,14 +18,13 @@ CONFIG_DATABASES = frozenset({"admin", "config"})
 
 @dataclass
 class ShardedCollection:
-    """One sharded collection, as config.collections and config.chunks describe it."""
+    """One sharded collection, as config.collections describes it."""
 
     namespace: str
     uuid: Binary
     chunks: ChunkMap
     unique: bool
     timestamp: Timestamp
-    epoch: ObjectId = field(default_factory=ObjectId)
 
     @property
     def key(self) -> ShardKey:
@@ -40,19 +38,17 @@ class Database:
 
     name: str
     primary: str
-    uuid: Binary
-    timestamp: Timestamp
 
 
 class ClusterCatalog:
-    """The cluster's metadata, in memory and written through to the config server's collections.
+    """The cluster's metadata, in memory; but for chunks, config's collections have it, too.
 
     Args:
         config: the config server.
         gossip: the mongos's cluster time.
     """
 
-    def __init__(self, config: Member, gossip: ClusterTime) -> None:
+    def __init__(self, config: Member, gossip: LogicalClock) -> None:
         self.config = config
         self.gossip = gossip
         self.databases: dict[str, Database] = {}
@@ -68,14 +64,12 @@ class ClusterCatalog:
         return list(self._shards.values())
 
     def shard(self, name: str) -> Member:
-        """Return a shard by id, host string or address.
+        """Return a shard by id.
 
         Raises:
             CommandError: 70 ShardNotFound.
         """
         found = self._shards.get(name)
-        if found is None:
-            found = next((m for m in self.shards if name in (m.host, m.host.split("/")[1])), None)
         if found is None:
             raise CommandError(70, f"Shard {name} not found", code_name="ShardNotFound")
         return found
@@ -141,7 +135,7 @@ class ClusterCatalog:
 
         Raises:
             CommandError: 70 if the cluster has no shard; 48 NamespaceExists if the database exists
-                on another shard than ``primary``; 13297 if it exists under a name in another case.
+                on another shard than ``primary``.
         """
         existing = self.primary_of(name)
         if existing is not None:
@@ -151,36 +145,20 @@ class ClusterCatalog:
                     f"{primary.id}", code_name="NamespaceExists",
                 )  # fmt: skip
             return existing
-        self._check_case(name)
         chosen = primary or self._emptiest_shard()
-        entry = Database(name, chosen.id, self.config.mongod.new_uuid(), self.gossip.time)
-        self.databases[name] = entry
-        version = {"uuid": entry.uuid, "timestamp": entry.timestamp, "lastMod": 1}
-        await self._insert(
-            "databases", [{"_id": name, "primary": chosen.id, "partitioned": False,
-                           "version": version}],
-        )  # fmt: skip
+        self.databases[name] = Database(name, chosen.id)
+        await self._insert("databases", [{"_id": name, "primary": chosen.id}])
         return chosen
 
     async def move_primary(self, name: str, to: Member) -> None:
         """Make ``to`` the primary shard of a database."""
         self.databases[name].primary = to.id
-        await self._update(
-            "databases", {"_id": name}, {"$set": {"primary": to.id}, "$inc": {"version.lastMod": 1}}
-        )
+        await self._update("databases", {"_id": name}, {"$set": {"primary": to.id}})
 
     async def forget_database(self, name: str) -> None:
         """Remove a dropped database."""
         if self.databases.pop(name, None) is not None:
             await self._delete("databases", {"_id": name})
-
-    def _check_case(self, name: str) -> None:
-        for other in self.databases:
-            if other.lower() == name.lower():
-                raise CommandError(
-                    13297, f"db already exists with different case already have: [{other}] trying "
-                    f"to create [{name}]", code_name="DatabaseDifferCase",
-                )  # fmt: skip
 
     def _emptiest_shard(self) -> Member:
         candidates = [shard for shard in self.shards if shard.id not in self._draining]
@@ -201,15 +179,13 @@ class ClusterCatalog:
         return [shard for shard in self.shards if shard.id in owners]
 
     async def add_collection(self, collection: ShardedCollection, now: datetime) -> None:
-        """Record a newly sharded collection and its chunks."""
+        """Record a newly sharded collection."""
         self.collections[collection.namespace] = collection
-        await self._insert("chunks", [_chunk_document(collection, c) for c in collection.chunks])
         await self._insert(
             "collections",
             [
                 {
                     "_id": collection.namespace,
-                    "lastmodEpoch": collection.epoch,
                     "lastmod": now,
                     "timestamp": collection.timestamp,
                     "uuid": collection.uuid,
@@ -221,10 +197,9 @@ class ClusterCatalog:
         )
 
     async def forget_collection(self, collection: ShardedCollection) -> None:
-        """Remove a dropped collection and its chunks."""
+        """Remove a dropped collection."""
         del self.collections[collection.namespace]
         await self._delete("collections", {"_id": collection.namespace})
-        await self._delete("chunks", {"uuid": collection.uuid}, many=True)
 
     async def rename_collection(self, collection: ShardedCollection, to: str) -> None:
         """Record the new name of a sharded collection."""
@@ -234,26 +209,6 @@ class ClusterCatalog:
         del self.collections[collection.namespace]
         collection.namespace = to
         self.collections[to] = collection
-
-    async def rewrite_collection(self, collection: ShardedCollection, old_uuid: Binary) -> None:
-        """Record the new key and chunks, and possibly UUID, of a sharded collection."""
-        change = {"key": dict(collection.key.pattern), "uuid": collection.uuid}
-        await self._update("collections", {"_id": collection.namespace}, {"$set": change})
-        await self._delete("chunks", {"uuid": old_uuid}, many=True)
-        await self._insert("chunks", [_chunk_document(collection, c) for c in collection.chunks])
-
-    async def replace_chunks(
-        self, collection: ShardedCollection, gone: Iterable[Chunk], new: Iterable[Chunk]
-    ) -> None:
-        """Record chunks that were split or moved."""
-        kept = {chunk.id: chunk for chunk in new}
-        for chunk in gone:
-            if chunk.id not in kept:
-                await self._delete("chunks", {"_id": chunk.id})
-        for chunk in kept.values():
-            await self._update(
-                "chunks", {"_id": chunk.id}, _chunk_document(collection, chunk), upsert=True
-            )
 
     # The config server's collections
 
@@ -265,15 +220,11 @@ class ClusterCatalog:
     async def _insert(self, name: str, documents: list[Document]) -> None:
         await self._write({"insert": name, "documents": documents})
 
-    async def _update(
-        self, name: str, query: Document, update: Document, *, upsert: bool = False
-    ) -> None:
-        await self._write(
-            {"update": name, "updates": [{"q": query, "u": update, "upsert": upsert}]}
-        )
+    async def _update(self, name: str, query: Document, update: Document) -> None:
+        await self._write({"update": name, "updates": [{"q": query, "u": update}]})
 
-    async def _delete(self, name: str, query: Document, *, many: bool = False) -> None:
-        await self._write({"delete": name, "deletes": [{"q": query, "limit": 0 if many else 1}]})
+    async def _delete(self, name: str, query: Document) -> None:
+        await self._write({"delete": name, "deletes": [{"q": query, "limit": 1}]})
 
     async def _write(self, command: Document) -> None:
         reply = await self.config.execute("config", command)
@@ -284,14 +235,3 @@ class ClusterCatalog:
 def _writes_on(shard: Member) -> int:
     """Return the oplog's length, as a measure of the size of a shard's files."""
     return len(shard.mongod.oplog)
-
-
-def _chunk_document(collection: ShardedCollection, chunk: Chunk) -> dict[str, Any]:
-    return {
-        "_id": chunk.id,
-        "uuid": collection.uuid,
-        "min": collection.key.document(chunk.low),
-        "max": collection.key.document(chunk.high),
-        "shard": chunk.shard,
-        "lastmod": Timestamp(*chunk.version),
-    }

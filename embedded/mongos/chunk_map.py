@@ -2,12 +2,9 @@
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from bson import ObjectId
-
-from embedded.mongos.key_ranges import KeyRange
 from embedded.mongos.shard_key import KeyValues, ShardKey
 from embedded.storage.ordering import SortKey, sort_key
 from shard_client.errors import CommandError
@@ -25,8 +22,6 @@ class Chunk:
     low: KeyValues
     high: KeyValues
     shard: str
-    id: ObjectId = field(default_factory=ObjectId)
-    version: tuple[int, int] = (1, 0)
 
 
 class ChunkMap:
@@ -62,11 +57,6 @@ class ChunkMap:
         """The shards that own at least one chunk."""
         return {chunk.shard for chunk in self._chunks}
 
-    @property
-    def version(self) -> tuple[int, int]:
-        """The highest chunk version."""
-        return max(chunk.version for chunk in self._chunks)
-
     def chunk_of(self, key: KeyValues) -> Chunk:
         """Return the chunk that contains ``key``; the last chunk also contains the highest key."""
         return self._chunks[max(0, bisect_right(self._lows, order(key)) - 1)]
@@ -79,18 +69,20 @@ class ChunkMap:
         """
         return self.chunk_of(self.key.of_document(document)).shard
 
-    def owners(self, ranges: Iterable[KeyRange] | None) -> set[str]:
-        """Return the shards that own any key of ``ranges``; all owners for ``None``."""
-        if ranges is None:
-            return self.shards
-        found: set[str] = set()
-        for span in ranges:
-            first = max(0, bisect_right(self._lows, order(span.low)) - 1)
-            last = bisect_right(self._lows, order(span.high))
-            found.update(chunk.shard for chunk in self._chunks[first : max(last, first + 1)])
-        return found
+    def owners(self, prefix: KeyValues) -> set[str]:
+        """Return the shards that own any key that begins with these values."""
+        if len(prefix) == len(self.key.fields):
+            return {self.chunk_of(prefix).shard}
+        width = len(prefix)
+        lowest = order((*prefix, *self.key.lowest[width:]))
+        highest = order((*prefix, *self.key.highest[width:]))
+        return {
+            chunk.shard
+            for chunk in self._chunks
+            if order(chunk.low) <= highest and lowest < order(chunk.high)
+        }
 
-    def split(self, at: KeyValues) -> tuple[Chunk, Chunk]:
+    def split(self, at: KeyValues) -> None:
         """Split the chunk that contains ``at``; the second part starts with ``at``.
 
         Raises:
@@ -102,17 +94,11 @@ class ChunkMap:
                 2, f"new split key {self.key.document(at)} is a boundary key of existing chunk "
                 f"[{self.key.document(chunk.low)},{self.key.document(chunk.high)})",
             )  # fmt: skip
-        major, minor = self.version
-        left = replace(chunk, high=at, version=(major, minor + 1))
-        right = Chunk(at, chunk.high, chunk.shard, version=(major, minor + 2))
+        left, right = replace(chunk, high=at), replace(chunk, low=at)
         index = self._chunks.index(chunk)
         self._chunks[index : index + 1] = [left, right]
         self._lows[index : index + 1] = [order(left.low), order(right.low)]
-        return left, right
 
-    def move(self, chunk: Chunk, to: str) -> Chunk:
-        """Assign ``chunk`` to the shard ``to`` and return the new chunk."""
-        major, _ = self.version
-        moved = replace(chunk, shard=to, version=(major + 1, 0))
-        self._chunks[self._chunks.index(chunk)] = moved
-        return moved
+    def move(self, chunk: Chunk, to: str) -> None:
+        """Assign ``chunk`` to the shard ``to``."""
+        self._chunks[self._chunks.index(chunk)] = replace(chunk, shard=to)

@@ -5,10 +5,9 @@ import structlog
 from embedded.clients import Client
 from embedded.errors import TRANSIENT_TRANSACTION
 from embedded.logical_clock import as_ordinal, client_time
-from embedded.mongos.aggregations import check_fields, refuse_change_stream
+from embedded.mongos.aggregations import refuse_change_stream
 from embedded.mongos.command_table import COMMANDS, IN_TRANSACTIONS, ON_ADMIN_ONLY
-from embedded.mongos.diagnostics import not_through_mongos
-from embedded.mongos.request import ClusterState, Request, check_session_id
+from embedded.mongos.request import ClusterState, Request
 from embedded.storage.bson_values import Document
 from shard_client.errors import CommandError
 
@@ -37,26 +36,13 @@ class Mongos:
         """
         request = Request(self._state, database, command, client)
         try:
-            self._adopt_time(command, client)
+            time = client_time(command)
+            if time is not None:
+                self._state.catalog.gossip.advance(time)
             reply = {**await self._execute(request), "ok": 1.0}
         except CommandError as error:
             reply = error.to_reply()
-            if error.code == 0:
-                del reply["code"], reply["codeName"]
-        except Exception as error:
-            # An unexpected error in one command must not end the mongos.
-            log.exception("command failed", command=request.name)
-            reply = CommandError(1, f"{type(error).__name__}: {error}").to_reply()
         return self._with_times(request, reply)
-
-    def _adopt_time(self, command: Document, client: Client) -> None:
-        time = client_time(command, self._state.wall())
-        if time is None:
-            return
-        gossip = self._state.catalog.gossip
-        if self._state.access.enforced:
-            self._state.access.check_time(command["$clusterTime"], gossip.time, client)
-        gossip.advance(time)
 
     def connection_closed(self, client: Client) -> None:
         """Do nothing, because cursors and transactions outlive connections."""
@@ -70,18 +56,9 @@ class Mongos:
             raise CommandError(
                 13, f"{name} may only be run against the admin database.", code_name="Unauthorized"
             )
-        access = self._state.access
-        if access.enforced:
-            access.check_login(name, request.client)
-            if name == "aggregate":
-                check_fields(request.command)
-            if handler is not not_through_mongos:
-                access.check_rights(name, request.database, request.command, request.client)
-            access.own_sessions(name, request.command, request.client)
+        self._state.access.check(name, request.database, request.command, request.client)
         if name in ("aggregate", "explain"):
             refuse_change_stream(request.command)
-        if "lsid" in request.command:
-            check_session_id(request.command["lsid"], f"{name}.lsid")
         request.transaction = self._state.transactions.statement(request.command)
         if request.transaction is None or name in _ENDS_OF_TRANSACTIONS:
             return await handler(request)

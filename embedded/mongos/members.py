@@ -7,29 +7,13 @@ from typing import Any
 from bson.timestamp import Timestamp
 
 from embedded.clients import Client
-from embedded.logical_clock import as_ordinal, as_timestamp
+from embedded.logical_clock import LogicalClock
 from embedded.mongod import Mongod
 from embedded.storage.bson_values import Document
 from shard_client.errors import CommandError
 
 _PLAIN = Client(in_process=True)
 _MIGRATION = Client(in_process=True, from_migrate=True)
-
-
-class ClusterTime:
-    """The largest cluster time that has passed through; it never ticks by itself."""
-
-    def __init__(self) -> None:
-        self._latest = 0
-
-    @property
-    def time(self) -> Timestamp:
-        """The largest cluster time so far."""
-        return as_timestamp(self._latest)
-
-    def advance(self, time: Timestamp) -> None:
-        """Adopt ``time`` if it is greater."""
-        self._latest = max(self._latest, as_ordinal(time))
 
 
 class Member:
@@ -41,7 +25,7 @@ class Member:
         gossip: the mongos's cluster time, exchanged with each call.
     """
 
-    def __init__(self, id: str, mongod: Mongod, gossip: ClusterTime) -> None:  # noqa: A002
+    def __init__(self, id: str, mongod: Mongod, gossip: LogicalClock) -> None:  # noqa: A002
         self.id = id
         self.mongod = mongod
         self._gossip = gossip

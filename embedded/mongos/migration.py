@@ -7,7 +7,6 @@ The oplog marks a migration's writes, so that change streams skip them (docs/pro
 import asyncio
 from collections.abc import Iterable
 from itertools import islice
-from typing import Any
 
 from bson import Binary
 
@@ -36,7 +35,6 @@ async def move_chunk(
     if donor is to:
         return
     namespace = collection.namespace
-    is_new_owner = to.id not in collection.chunks.shards
     if to.mongod.catalog.get(namespace) is None:
         await copy_catalog_entry(donor, to, collection)
     low, high = order(chunk.low), order(chunk.high)
@@ -47,19 +45,7 @@ async def move_chunk(
         if low <= order(collection.key.of_document(document)) < high
     ]
     await insert_documents(to, namespace, moving)
-    if is_new_owner:
-        text = (
-            f"Migrating chunk from shard {donor.id} to shard {to.id} with no chunks for this "
-            "collection"
-        )
-        event = {"migrateChunkToNewShard": namespace, "fromShardId": donor.id, "toShardId": to.id}
-        note_event(donor, collection, text, event)
-    moved = collection.chunks.move(chunk, to.id)
-    await request.catalog.replace_chunks(collection, [chunk], [moved])
-    if donor.id not in collection.chunks.shards:
-        text = f"Migrate the last chunk for {namespace} off shard {donor.id}"
-        event = {"migrateLastChunkFromShard": namespace, "shardId": donor.id}
-        note_event(donor, collection, text, event)
+    collection.chunks.move(chunk, to.id)
     await _delete(donor, local, moving)
 
 
@@ -78,24 +64,18 @@ async def clone_database(
         CommandError: a shard's error.
     """
     views, kept = f"{database}.system.views", set(sharded)
-    local = [each for each in donor.mongod.catalog.collections(database) if each.ns != views]
-    entries = [
-        (each, each.uuid if each.ns in kept else donor.mongod.new_uuid())
-        for each in sorted(local, key=lambda each: bytes(each.uuid))
-        if to.mongod.catalog.get(each.ns) is None
-    ]
-    to.adopt_time()
-    for each, uuid in entries:
-        to.mongod.create_collection(database, each.name, _options(each), uuid=uuid)
-    to.report_time()
-    for each, _ in entries:
-        await _create_indexes(each, to)
+    copied = []
+    for each in donor.mongod.catalog.collections(database):
+        if each.ns == views or to.mongod.catalog.get(each.ns) is not None:
+            continue
+        is_kept = each.ns in kept
+        await _create_like(each, to, each.uuid if is_kept else donor.mongod.new_uuid())
+        if not is_kept:
+            await insert_documents(to, each.ns, list(each.documents()))
+            copied.append(each)
     for name, view in _views_of(donor, database):
         options = {field: value for field, value in view.items() if field != "_id"}
         await to.execute(database, {"create": name, **options}, from_migrate=True)
-    copied = [each for each, _ in entries if each.ns not in kept]
-    for each in copied:
-        await insert_documents(to, each.ns, list(each.documents()))
     return copied
 
 
@@ -107,7 +87,7 @@ async def drop_cloned(donor: Member, database: str, copied: Iterable[Collection]
     Raises:
         CommandError: the shard's error.
     """
-    for each in sorted(copied, key=lambda each: each.logged_name):
+    for each in copied:
         await donor.execute(database, {"drop": each.name})
     for name, _ in _views_of(donor, database):
         await donor.execute(database, {"drop": name}, from_migrate=True)
@@ -126,24 +106,17 @@ def _views_of(member: Member, database: str) -> list[tuple[str, Document]]:
 
 async def copy_catalog_entry(donor: Member, to: Member, collection: ShardedCollection) -> None:
     """Create a sharded collection on one more shard, with the same UUID, options and indexes."""
-    local = donor.mongod.catalog.require(collection.namespace)
     if to.mongod.catalog.get(collection.namespace) is None:
-        await create_like(local, to)
+        local = donor.mongod.catalog.require(collection.namespace)
+        await _create_like(local, to, local.uuid, from_migrate=True)
     to.mongod.set_shard_key(collection.namespace, collection.key.fields)
 
 
-async def create_like(local: Collection, to: Member, uuid: Binary | None = None) -> None:
-    """Create a collection like ``local`` on one more shard, with ``uuid`` or the same UUID."""
-    create = {"create": local.name, **_options(local), "uuid": uuid or local.uuid}
-    await to.execute(local.database, create, from_migrate=True)
-    await _create_indexes(local, to, from_migrate=True)
-
-
-def _options(collection: Collection) -> Document:
-    return {name: value for name, value in collection.options.items() if name != "uuid"}
-
-
-async def _create_indexes(local: Collection, to: Member, *, from_migrate: bool = False) -> None:
+async def _create_like(
+    local: Collection, to: Member, uuid: Binary, *, from_migrate: bool = False
+) -> None:
+    create = {"create": local.name, **local.options, "uuid": uuid}
+    await to.execute(local.database, create, from_migrate=from_migrate)
     indexes = [index for name, index in local.indexes.items() if name != "_id_"]
     if indexes:
         command = {"createIndexes": local.name, "indexes": indexes}
@@ -177,12 +150,3 @@ def _batches(documents: Iterable[Document]) -> Iterable[list[Document]]:
     rest = iter(documents)
     while batch := list(islice(rest, _BATCH)):
         yield batch
-
-
-def note_event(
-    donor: Member, collection: ShardedCollection, message: Any, o2: dict[str, Any]
-) -> None:
-    """Append the no-op that change streams show as an event."""
-    donor.adopt_time()
-    donor.mongod.append_noop({"msg": message}, ns=collection.namespace, uuid=collection.uuid, o2=o2)
-    donor.report_time()

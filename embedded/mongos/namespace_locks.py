@@ -10,33 +10,24 @@ from shard_client.errors import CommandError
 
 @dataclass
 class _Lock:
-    users: int = 0
+    """The holders and waiters of one namespace; ``changed`` is replaced whenever they change."""
+
     shared: int = 0
     exclusive: bool = False
+    waiting_shared: int = 0
     waiting_exclusive: int = 0
-    waiters: list[asyncio.Future[None]] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
-    def open_to_sharing(self) -> bool:
-        return not self.exclusive and not self.waiting_exclusive
-
-    @property
-    def free(self) -> bool:
-        return not self.exclusive and not self.shared
-
-    def changed(self) -> None:
-        """Wake all waiters, so that they check the lock again."""
-        for waiter in self.waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-        self.waiters.clear()
+    def unused(self) -> bool:
+        return not (self.shared or self.exclusive or self.waiting_shared or self.waiting_exclusive)
 
 
 class NamespaceLocks:
     """Shared and exclusive locks by namespace, similar to MongoDB's intent and exclusive locks.
 
-    Reads and writes hold a shared lock, a transaction until it ends. Chunk migrations, DDL and
-    shard-key changes hold an exclusive lock. An exclusive waiter blocks new shared holders.
+    Reads and writes hold a shared lock, a transaction until it ends. Chunk migrations and DDL hold
+    an exclusive lock. An exclusive waiter blocks new shared holders.
 
     Args:
         timeout: the longest wait for a lock, in seconds.
@@ -70,19 +61,22 @@ class NamespaceLocks:
         Raises:
             CommandError: 24 LockTimeout.
         """
-        lock = self._enter(namespace)
+        lock = self._locks.setdefault(namespace, _Lock())
+        lock.waiting_shared += 1
         try:
-            await self._wait(namespace, lock, lambda: lock.open_to_sharing)
-        except BaseException:
-            self._leave(namespace, lock)
-            raise
-        lock.shared += 1
+            await self._wait(
+                namespace, lock, lambda: not lock.exclusive and not lock.waiting_exclusive
+            )
+            lock.shared += 1
+        finally:
+            lock.waiting_shared -= 1
+            self._changed(namespace, lock)
 
     def release_shared(self, namespace: str) -> None:
         """Release a lock that ``acquire_shared`` acquired."""
         lock = self._locks[namespace]
         lock.shared -= 1
-        self._leave(namespace, lock)
+        self._changed(namespace, lock)
 
     @asynccontextmanager
     async def exclusive(self, *namespaces: str) -> AsyncIterator[None]:
@@ -91,39 +85,32 @@ class NamespaceLocks:
         Raises:
             CommandError: 24 LockTimeout.
         """
-        held: list[str] = []
+        held: dict[str, _Lock] = {}
         try:
             for name in sorted(set(namespaces)):
-                await self._acquire_exclusive(name)
-                held.append(name)
+                held[name] = await self._acquire_exclusive(name)
             yield
         finally:
-            for name in held:
-                lock = self._locks[name]
+            for name, lock in held.items():
                 lock.exclusive = False
-                self._leave(name, lock)
+                self._changed(name, lock)
 
-    async def _acquire_exclusive(self, namespace: str) -> None:
-        lock = self._enter(namespace)
+    async def _acquire_exclusive(self, namespace: str) -> _Lock:
+        lock = self._locks.setdefault(namespace, _Lock())
         lock.waiting_exclusive += 1
         try:
-            await self._wait(namespace, lock, lambda: lock.free)
-        except BaseException:
+            await self._wait(namespace, lock, lambda: not lock.exclusive and not lock.shared)
+            lock.exclusive = True
+        finally:
             lock.waiting_exclusive -= 1
-            self._leave(namespace, lock)
-            raise
-        lock.waiting_exclusive -= 1
-        lock.exclusive = True
+            self._changed(namespace, lock)
+        return lock
 
     async def _wait(self, namespace: str, lock: _Lock, ready: Callable[[], bool]) -> None:
-        if ready():
-            return
         try:
             async with asyncio.timeout(self._timeout):
                 while not ready():
-                    waiter = asyncio.get_running_loop().create_future()
-                    lock.waiters.append(waiter)
-                    await waiter
+                    await lock.changed.wait()
         except TimeoutError:
             raise CommandError(
                 24,
@@ -132,13 +119,9 @@ class NamespaceLocks:
                 labels=["TransientTransactionError"],
             ) from None
 
-    def _enter(self, namespace: str) -> _Lock:
-        lock = self._locks.setdefault(namespace, _Lock())
-        lock.users += 1
-        return lock
-
-    def _leave(self, namespace: str, lock: _Lock) -> None:
-        lock.users -= 1
-        lock.changed()
-        if not lock.users:
+    def _changed(self, namespace: str, lock: _Lock) -> None:
+        """Wake all waiters, so that they check the lock again; forget an unused lock."""
+        lock.changed.set()
+        lock.changed = asyncio.Event()
+        if lock.unused:
             del self._locks[namespace]

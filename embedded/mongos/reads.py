@@ -3,13 +3,15 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from embedded.cursors import FIRST_BATCH, ListCursor, first_reply, kill, next_reply
 from embedded.mongos.members import Member, Outcome, replies_of
 from embedded.mongos.request import Placement, Request
 from embedded.mongos.targeting import targets_of_filter
 from embedded.sessions import session_key
 from embedded.storage.bson_values import Document
 from embedded.storage.ordering import sort_key
-from embedded.storage.queries import project, sort_documents
+from embedded.storage.projection import project
+from embedded.storage.queries import sort_documents
 from shard_client.errors import CommandError
 
 _FIND_OPTIONS = ("collation", "hint", "min", "max", "allowDiskUse")
@@ -24,7 +26,7 @@ async def find(request: Request) -> Document:
     placement = request.placement(request.namespace)
     _check_uuid(request, placement)
     if placement is None:
-        return _cursor(request, [])
+        return await _cursor(request, [])
     async with request.hold(request.namespace):
         members = members_for(request, placement, filter_)
         inner: Document = {"find": request.collection, "filter": filter_}
@@ -34,7 +36,7 @@ async def find(request: Request) -> Document:
         if len(members) == 1:
             inner |= {"projection": projection, "skip": skip, "limit": limit}
             reply = await request.send(members[0], inner)
-            return _cursor(request, reply["cursor"]["firstBatch"])
+            return await _cursor(request, reply["cursor"]["firstBatch"])
         if limit:
             inner["limit"] = skip + limit
         outcomes = await request.send_all(dict.fromkeys(members, inner))
@@ -42,7 +44,9 @@ async def find(request: Request) -> Document:
         if sort:
             documents = sort_documents(documents, sort)
         chosen = documents[skip : skip + limit if limit else None]
-        return _cursor(request, [project(document, projection) for document in chosen])
+        if projection:
+            chosen = [*map(project(projection), chosen)]
+        return await _cursor(request, chosen)
 
 
 async def count(request: Request) -> Document:
@@ -89,14 +93,12 @@ def _check_uuid(request: Request, placement: Placement | None) -> None:
     wanted = request.command.get("collectionUUID")
     if wanted is None:
         return
-    actual: str | None = None
-    if placement is not None:
-        collection = placement.primary.mongod.catalog.by_uuid(wanted)
-        if placement.sharded is not None and bytes(placement.sharded.uuid) == bytes(wanted):
-            actual = request.collection
-        elif collection is not None:
-            actual = collection.ns.partition(".")[2]
-    if actual != request.collection:
+    stored = None if placement is None else placement.primary.mongod.catalog.by_uuid(wanted)
+    if placement is not None and placement.sharded is not None:
+        found = bytes(placement.sharded.uuid) == bytes(wanted)
+    else:
+        found = stored is not None and stored.ns == request.namespace
+    if not found:
         raise CommandError(
             361,
             "Collection UUID does not match that specified",
@@ -105,7 +107,7 @@ def _check_uuid(request: Request, placement: Placement | None) -> None:
                 "db": request.database,
                 "collectionUUID": wanted,
                 "expectedCollection": request.collection,
-                "actualCollection": actual,
+                "actualCollection": None if stored is None else stored.name,
             },
         )
 
@@ -131,53 +133,32 @@ def all_documents(outcomes: Mapping[Member, Outcome]) -> list[Document]:
     ]
 
 
-def open_cursor(
+async def open_cursor(
     request: Request, namespace: str, documents: Iterable[Document], batch_size: int | None
 ) -> Document:
     """Return the first reply over ``documents`` and keep the rest for getMore."""
     lsid = request.command.get("lsid")
-    return request.state.cursors.open(
-        namespace,
-        documents,
-        batch_size=batch_size,
+    return await first_reply(
+        request.state.cursors,
+        ListCursor(namespace, iter(documents)),
+        FIRST_BATCH if batch_size is None else batch_size,
         session=session_key(lsid) if lsid else None,
-        owner=request.client.login.user,
-        single_batch=bool(request.command.get("singleBatch")),
+        single=bool(request.command.get("singleBatch")),
     )
 
 
 async def get_more(request: Request) -> Document:
     """Return a cursor's next batch."""
-    cursor_id = request.command["getMore"]
-    if isinstance(cursor_id, bool) or not isinstance(cursor_id, int):
-        raise CommandError(
-            14, "BSON field 'getMore.getMore' is the wrong type, expected type 'long'",
-            code_name="TypeMismatch",
-        )  # fmt: skip
-    cursors = request.state.cursors
-    if cursor_id in cursors:
-        request.state.access.check_owner(cursor_id, cursors.owner(cursor_id), request.client)
-    collection = str(request.command.get("collection", ""))
-    size = request.command.get("batchSize")
-    return cursors.more(int(cursor_id), request.database, collection, size)
+    return await next_reply(request.state.cursors, request.command)
 
 
 async def kill_cursors(request: Request) -> Document:
     """Close cursors and report which of them existed."""
-    cursors, numbers = request.state.cursors, request.field("cursors", list, [])
-    owners = [cursors.owner(each) for each in numbers if isinstance(each, int) and each in cursors]
-    request.state.access.check_killing(owners, request.database, request.command, request.client)
-    killed, unknown = cursors.kill(numbers)
-    return {
-        "cursorsKilled": killed,
-        "cursorsNotFound": unknown,
-        "cursorsAlive": [],
-        "cursorsUnknown": [],
-    }
+    return kill(request.state.cursors, request.field("cursors", list))
 
 
-def _cursor(request: Request, documents: Iterable[Document]) -> Document:
+async def _cursor(request: Request, documents: Iterable[Document]) -> Document:
     size = request.command.get("batchSize")
     if request.command.get("limit", 0) < 0:
         documents, size = list(documents), None
-    return open_cursor(request, request.namespace, documents, size)
+    return await open_cursor(request, request.namespace, documents, size)

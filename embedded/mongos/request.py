@@ -1,28 +1,25 @@
 """One client command with its context in the embedded mongos."""
 
-import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from random import Random
 from typing import Any, Protocol, TypeVar
 
-from bson import Binary, ObjectId
+from bson import ObjectId
 
 from embedded.access.control import AccessControl
 from embedded.clients import Client
 from embedded.commands.request import checked_collection
+from embedded.cursors import CursorTable
 from embedded.errors import no_such_transaction, type_mismatch
 from embedded.mongod import Mongod
 from embedded.mongos.catalog import ClusterCatalog, ShardedCollection
-from embedded.mongos.cursors import CursorTable
 from embedded.mongos.members import Member, Outcome, execute_on_all
 from embedded.mongos.namespace_locks import NamespaceLocks
 from embedded.mongos.transactions import Transaction, TransactionTable
 from embedded.storage.bson_values import Document
 from embedded.storage.type_names import type_name
 from shard_client.errors import CommandError
-from shard_client.wire.frames import MAX_WRITE_BATCH_SIZE
 
 Value = TypeVar("Value")
 
@@ -47,19 +44,6 @@ class ShardServers(Protocol):
 
 
 @dataclass(frozen=True)
-class Identity:
-    """The identity of the endpoint: the version that it emulates, and the source of its ids."""
-
-    token_version: int
-    random: Random
-    process_id: ObjectId = field(default_factory=ObjectId)
-
-    def new_uuid(self) -> Binary:
-        """Return a random UUID, for sessions and databases."""
-        return Binary.from_uuid(uuid.UUID(bytes=self.random.randbytes(16), version=4))
-
-
-@dataclass(frozen=True)
 class ClusterState:
     """The state that all requests share."""
 
@@ -68,7 +52,7 @@ class ClusterState:
     locks: NamespaceLocks
     transactions: TransactionTable
     cursors: CursorTable
-    identity: Identity
+    process_id: ObjectId
     access: AccessControl
     wall: Callable[[], float]
     """The wall clock, in seconds since 1970."""
@@ -81,16 +65,6 @@ class Placement:
     namespace: str
     primary: Member
     sharded: ShardedCollection | None
-
-
-def check_session_id(lsid: Any, where: str) -> None:
-    """Check that ``lsid`` is a session id.
-
-    Raises:
-        CommandError: 14 TypeMismatch.
-    """
-    if not isinstance(lsid, dict) or not isinstance(lsid.get("id"), bytes):
-        raise type_mismatch(f"BSON field '{where}' is not a session id")
 
 
 @dataclass
@@ -167,29 +141,6 @@ class Request:
                 f"BSON field '{self.name}.{name}' is the wrong type '{type_name(value)}'"
             )
         return value
-
-    def statements(self, name: str) -> list[Document]:
-        """Return a bulk write's statements or documents.
-
-        Raises:
-            CommandError: 40414 if they are missing; 16 InvalidLength for an empty or too long list;
-                14 TypeMismatch if one is not a document.
-        """
-        given: list[Any] = self.field(name, list)
-        if not 1 <= len(given) <= MAX_WRITE_BATCH_SIZE:
-            raise CommandError(
-                16,
-                f"Write batch sizes must be between 1 and {MAX_WRITE_BATCH_SIZE}. "
-                f"Got {len(given)} operations.",
-                code_name="InvalidLength",
-            )
-        for index, statement in enumerate(given):
-            if not isinstance(statement, dict):
-                raise type_mismatch(
-                    f"BSON field '{self.name}.{name}.{index}' is the wrong type "
-                    f"'{type_name(statement)}', expected type 'object'"
-                )
-        return given
 
     def now(self) -> float:
         """Return the wall clock's time in seconds since 1970."""

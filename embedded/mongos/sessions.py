@@ -2,29 +2,18 @@
 
 from typing import Any
 
-from embedded.mongos.request import Request, check_session_id
+from embedded.mongos.request import Request
 from embedded.sessions import session_key
 from embedded.storage.bson_values import Document
 from shard_client.errors import CommandError
-
-
-async def start_session(request: Request) -> Document:
-    """Return a new session id."""
-    return {"id": {"id": request.state.identity.new_uuid()}, "timeoutMinutes": 30}
 
 
 async def end_sessions(request: Request) -> Document:
     """Run endSessions or killSessions: close the sessions' cursors and abort their transactions."""
     sessions: list[Any] = request.field(request.name, list)
     for lsid in sessions:
-        check_session_id(lsid, request.name)
         request.state.transactions.end_session(lsid)
         request.state.cursors.end_session(session_key(lsid))
-    return {}
-
-
-async def refresh_sessions(request: Request) -> Document:
-    """Do nothing, because sessions do not expire here."""
     return {}
 
 

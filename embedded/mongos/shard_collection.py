@@ -63,7 +63,7 @@ async def _shard(
     was_empty = len(found) == 0
     for document in found.documents():
         key.of_document(document)
-    await _ensure_index(primary, namespace, key, unique=unique, was_empty=was_empty)
+    await _ensure_index(primary, namespace, key, was_empty=was_empty)
     placed = _initial_chunks(request, primary, key, spread=was_empty)
     collection = ShardedCollection(
         namespace, found.uuid, ChunkMap(key, placed), unique, request.catalog.gossip.time
@@ -77,9 +77,7 @@ async def _shard(
     return collection
 
 
-async def _ensure_index(
-    primary: Member, namespace: str, key: ShardKey, *, unique: bool, was_empty: bool
-) -> None:
+async def _ensure_index(primary: Member, namespace: str, key: ShardKey, *, was_empty: bool) -> None:
     database, _, name = namespace.partition(".")
     wanted = list(key.pattern.items())
     indexes = primary.mongod.catalog.require(namespace).indexes.values()
@@ -94,8 +92,6 @@ async def _ensure_index(
         "key": dict(wanted),
         "name": "_".join(f"{field}_{kind}" for field, kind in wanted),
     }
-    if unique:
-        index["unique"] = True
     await primary.execute(database, {"createIndexes": name, "indexes": [index]})
 
 

@@ -1,26 +1,20 @@
-"""Shard keys: patterns, key values of documents, and MongoDB's hash."""
+"""Shard keys: patterns, key values of documents, and their hash."""
 
 import hashlib
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import bson
-from bson import Decimal128, Int64, MaxKey, MinKey
+from bson import Int64, MaxKey, MinKey
 
+from embedded.storage.bson_values import MISSING
 from shard_client.errors import CommandError
 
 KeyValues = tuple[Any, ...]
 """The values of a full shard key in the order of the pattern, with hashed fields already hashed."""
 
 SHARD_KEY_NOT_FOUND = 61
-_CANONICAL = {
-    0x01: 10, 0x02: 15, 0x03: 20, 0x04: 25, 0x05: 30, 0x06: 0, 0x07: 35, 0x08: 40, 0x09: 45,
-    0x0A: 5, 0x0B: 50, 0x0C: 55, 0x0D: 60, 0x0E: 15, 0x0F: 65, 0x10: 10, 0x11: 47, 0x12: 10,
-    0x13: 10, 0x7F: 127, 0xFF: -1,
-}  # fmt: skip
-_NUMBERS = (0x01, 0x10, 0x12, 0x13)
 _INT64_MAX = (1 << 63) - 1
 
 
@@ -93,15 +87,6 @@ class ShardKey:
             )  # fmt: skip
         return tuple(document[path] for path in self.fields)
 
-    def key_fields(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the document's key fields, without absent ones."""
-        found = {}
-        for path in self.fields:
-            value = field_at(document, path)
-            if value is not MISSING:
-                found[path] = value
-        return found
-
     def _value(self, document: Mapping[str, Any], path: str) -> Any:
         value = field_at(document, path)
         if value is MISSING:
@@ -112,14 +97,6 @@ class ShardKey:
                 f"field '{path}'", code_name="ShardKeyNotFound",
             )  # fmt: skip
         return value
-
-
-class _Missing:
-    """The type of MISSING."""
-
-
-MISSING = _Missing()
-"""The value of an absent field in ``field_at``."""
 
 
 def field_at(document: Mapping[str, Any], path: str) -> Any:
@@ -138,43 +115,16 @@ def field_at(document: Mapping[str, Any], path: str) -> Any:
 
 
 def hashed_value(value: Any) -> int:
-    """Return MongoDB's 64-bit hash of a value, which determines the location of hashed shard keys.
+    """Return the 64-bit hash of a value, which determines the location of hashed shard keys.
 
-    It is the first eight bytes of an MD5 over the seed, the value's canonical type and the value.
-    All numbers with the same integer part have the same hash.
+    As in MongoDB, numbers with the same integer part have the same hash; the hash is another one.
     """
-    element = bson.encode({"": value})[4:-1]
-    digest = hashlib.md5(struct.pack("<i", 0), usedforsecurity=False)
-    _hash_element(digest, value, element[0], element[2:], name=None)
-    return int(struct.unpack_from("<q", digest.digest())[0])
-
-
-def _hash_element(digest: Any, value: Any, kind: int, payload: bytes, name: bytes | None) -> None:
-    digest.update(struct.pack("<i", _CANONICAL[kind]))
-    if name is not None:
-        digest.update(name + b"\0")
-    if kind in _NUMBERS:
-        digest.update(struct.pack("<q", _integer_part(value)))
-    elif kind in (0x03, 0x04):
-        pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
-        for field, inner in pairs:
-            encoded = bson.encode({str(field): inner})[4:-1]
-            label = str(field).encode()
-            _hash_element(digest, inner, encoded[0], encoded[len(label) + 2 :], label)
-        digest.update(struct.pack("<i", 0) + b"\0")
-    else:
-        digest.update(payload)
-
-
-def _integer_part(value: Any) -> int:
-    number = value.to_decimal() if isinstance(value, Decimal128) else value
-    if number != number:  # NaN is hashed as zero
-        return 0
-    if number >= _INT64_MAX:
-        return _INT64_MAX
-    if number <= -_INT64_MAX - 1:
-        return -_INT64_MAX - 1
-    return int(number)
+    if isinstance(value, float) and value == value and abs(value) < _INT64_MAX:
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = Int64(value)
+    digest = hashlib.md5(bson.encode({"": value}), usedforsecurity=False).digest()
+    return int.from_bytes(digest[:8], "little", signed=True)
 
 
 def _is_number(value: Any) -> bool:

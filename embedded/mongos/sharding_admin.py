@@ -1,14 +1,11 @@
 """Administrative commands: shards, chunks and primary shards."""
 
-from typing import Any
-
 from embedded.errors import bad_value
 from embedded.mongos.catalog import ShardedCollection
 from embedded.mongos.chunk_map import Chunk, order
 from embedded.mongos.members import Member
 from embedded.mongos.migration import clone_database, drop_cloned, move_chunk
 from embedded.mongos.request import Request
-from embedded.mongos.shard_key import KeyValues
 from embedded.storage.bson_values import Document
 from shard_client.errors import CommandError
 
@@ -156,34 +153,28 @@ async def move_primary(request: Request) -> Document:
 
 
 async def split(request: Request) -> Document:
-    """Split a chunk at ``middle``, or the chunk of ``find`` or ``bounds`` at its median.
+    """Split a chunk at ``middle``.
 
     Raises:
-        CommandError: 118 if the collection is not sharded; 2 BadValue for an invalid split point;
-            96 CannotSplit if the chunk has no key inside its bounds.
+        CommandError: 118 if the collection is not sharded; 2 BadValue for an invalid split point.
     """
     collection = _collection(request, "split")
     key = collection.key
     async with request.state.locks.exclusive(collection.namespace):
-        if "middle" in request.command:
-            at = key.bound(request.command["middle"])
-        else:
-            at = _median(request, collection, _named_chunk(request, collection))
-        chunk = collection.chunks.chunk_of(at)
-        halves = collection.chunks.split(at)
-        await request.catalog.replace_chunks(collection, [chunk], halves)
+        at = key.bound(request.field("middle", dict))
+        collection.chunks.split(at)
     return {}
 
 
 async def move(request: Request) -> Document:
-    """Run moveChunk or moveRange: move one chunk to another shard.
+    """Run moveChunk: move the chunk of ``find``, or the one that begins at ``min``.
 
     Raises:
         CommandError: 118 if the collection is not sharded; 2 BadValue if no chunk has the bounds; a
             shard's error.
     """
     collection = _collection(request, request.name)
-    to = request.catalog.shard(str(request.command.get("to") or request.command.get("toShard")))
+    to = request.catalog.shard(request.field("to", str))
     async with request.state.locks.exclusive(collection.namespace):
         chunk = _named_chunk(request, collection)
         await move_chunk(request, collection, chunk, to)
@@ -202,44 +193,11 @@ def _collection(request: Request, name: str) -> ShardedCollection:
 
 
 def _named_chunk(request: Request, collection: ShardedCollection) -> Chunk:
-    command, key, chunks = request.command, collection.key, collection.chunks
-    if "find" in command:
-        return chunks.chunk_of(key.of_document(command["find"]))
-    bounds: list[Document] = command.get("bounds") or [command.get("min"), command.get("max")]
-    given: list[KeyValues] = [key.bound(bound) for bound in bounds if bound is not None]
-    if not given:
-        raise bad_value("need to specify find, bounds, min or max")
-    if "min" in command or "bounds" in command:
-        chunk = chunks.chunk_of(given[0])
-        exact = order(chunk.low) == order(given[0])
-    else:
-        chunk = next(c for c in chunks if order(given[0]) <= order(c.high))
-        exact = order(chunk.high) == order(given[0])
-    if not exact or (len(given) == 2 and order(chunk.high) != order(given[1])):
-        raise bad_value(f"no chunk found with the shard key bounds {bounds}")
+    key, chunks = collection.key, collection.chunks
+    if "find" in request.command:
+        return chunks.chunk_of(key.of_document(request.command["find"]))
+    low = key.bound(request.field("min", dict))
+    chunk = chunks.chunk_of(low)
+    if order(chunk.low) != order(low):
+        raise bad_value(f"no chunk begins at {request.command['min']}")
     return chunk
-
-
-def _median(request: Request, collection: ShardedCollection, chunk: Chunk) -> KeyValues:
-    owner = request.catalog.shard(chunk.shard)
-    low, high = order(chunk.low), order(chunk.high)
-    documents = owner.mongod.catalog.require(collection.namespace).documents()
-    keys = [collection.key.of_document(document) for document in documents]
-    inside = sorted((key for key in keys if low < order(key) < high), key=order)
-    if not inside:
-        raise CommandError(
-            96, "cannot split chunk: it has too few documents", code_name="CannotSplit"
-        )
-    return inside[len(inside) // 2]
-
-
-async def balancer_status(request: Request) -> Document:
-    """Answer the balancer commands; the embedded cluster has no balancer."""
-    round_: dict[str, Any] = {"mode": "off", "inBalancerRound": False, "numBalancerRounds": 0}
-    return round_ if request.name == "balancerStatus" else {}
-
-
-async def shard_map(request: Request) -> Document:
-    """Return the hosts of the shards and of the config server (getShardMap)."""
-    members = [request.catalog.config, *request.catalog.shards]
-    return {"map": {member.id: member.host for member in members}}

@@ -30,8 +30,6 @@ class Transaction:
     """The participants, the coordinator first, and whether each has written."""
     namespaces: set[str] = field(default_factory=set)
     expiry: asyncio.TimerHandle | None = None
-    reply: Document | None = None
-    """The reply of a retryable write that was run as this transaction."""
 
     def fields_for(self, member: Member) -> Document:
         """Return the session fields of a statement on ``member``, which becomes a participant."""
@@ -120,12 +118,10 @@ class TransactionTable:
             self.abort(oldest)
         return transaction
 
-    def reply_of(self, lsid: Document, number: int) -> Document | None:
-        """Return the reply of a retryable write that was run as this transaction, else None."""
+    def has_committed(self, lsid: Document, number: int) -> bool:
+        """Return whether the session's latest transaction is this one and has committed."""
         latest = self._latest.get(session_key(lsid))
-        if latest is None or latest.number != number or latest.state != "committed":
-            return None
-        return latest.reply
+        return latest is not None and (latest.number, latest.state) == (number, "committed")
 
     async def hold(self, transaction: Transaction, namespace: str) -> None:
         """Hold a shared lock on ``namespace`` until the transaction ends.

@@ -5,19 +5,14 @@ from typing import Any
 
 from bson import ObjectId
 
-from embedded.errors import failed_to_parse
-from embedded.mongos.bulk import BulkResult, ordered_batches, picked, unordered_batches
+from embedded.errors import shard_key_changed
+from embedded.mongos.bulk import BulkResult, batches, picked
 from embedded.mongos.catalog import ShardedCollection
-from embedded.mongos.key_change import update_one_with_its_key
-from embedded.mongos.members import Member, replies_of
+from embedded.mongos.key_change import has_moved, move_document
+from embedded.mongos.members import Member
 from embedded.mongos.request import Placement, Request
 from embedded.mongos.statements import bulk_command, send_statement
-from embedded.mongos.targeting import (
-    is_replacement,
-    may_change_key,
-    targets_of_delete,
-    targets_of_update,
-)
+from embedded.mongos.targeting import targets_of_delete, targets_of_update
 from embedded.storage.bson_values import Document
 from shard_client.errors import CommandError
 
@@ -28,7 +23,7 @@ async def insert(request: Request) -> Document:
     Raises:
         CommandError: a shard's error for the whole command.
     """
-    documents = [_with_id(document) for document in request.statements("documents")]
+    documents = [_with_id(document) for document in request.field("documents", list)]
     ordered = bool(request.command.get("ordered", True))
     result = BulkResult()
     placement = await request.placement_for_write(request.namespace)
@@ -41,25 +36,18 @@ async def insert(request: Request) -> Document:
                 request, "documents", picked(documents, positions), positions, ordered=ordered
             )
 
-        if ordered:
-            for member, positions in ordered_batches(owners):
-                if member is not None:
-                    reply = await request.send(member, command(positions), write=True)
-                    result.add(reply, positions)
-                if any(error["index"] in positions for error in result.errors):
-                    break
-            result.errors = sorted(result.errors, key=lambda error: error["index"])[:1]
-        else:
-            groups = unordered_batches(owners)
-            commands = {member: command(positions) for member, positions in groups.items()}
-            outcomes = await request.send_all(commands, write=True)
-            for member, reply in replies_of(outcomes).items():
-                result.add(reply, groups[member])
+        for member, positions in batches(owners):
+            if member is not None:
+                result.add(await request.send(member, command(positions), write=True), positions)
+            if ordered and any(error["index"] in positions for error in result.errors):
+                break
+    if ordered:
+        result.errors = sorted(result.errors, key=lambda error: error["index"])[:1]
     return result.reply()
 
 
 async def update(request: Request) -> Document:
-    """Update documents on their shards; a changed shard key may move a document.
+    """Update documents on their shards.
 
     Raises:
         CommandError: an error for the whole command.
@@ -81,9 +69,7 @@ Runner = Callable[[Request, Placement, Statement, int, BulkResult], Awaitable[No
 
 
 async def _one_by_one(request: Request, field: str, run: Runner, *, upserts: bool) -> Document:
-    statements = request.statements(field)
-    for statement in statements:
-        _check_statement(statement)
+    statements: list[Document] = request.field(field, list)
     ordered = bool(request.command.get("ordered", True))
     result = BulkResult(modified=0 if upserts else None)
     namespace = request.namespace
@@ -105,28 +91,28 @@ async def _one_by_one(request: Request, field: str, run: Runner, *, upserts: boo
     return result.reply()
 
 
-def _check_statement(statement: Statement) -> None:
-    change = statement.get("u", {})
-    if not isinstance(statement.get("q"), dict) or not isinstance(change, dict | list):
-        raise failed_to_parse("'q' must be a document, and 'u' a document or a pipeline")
-
-
 async def _update_statement(
     request: Request, placement: Placement, statement: Statement, position: int, result: BulkResult
 ) -> None:
-    collection = placement.sharded
-    if collection is not None and may_change_key(collection, statement["u"]):
-        if not statement.get("multi"):
-            await update_one_with_its_key(request, placement, statement, position, result)
-            return
-        if not isinstance(statement["u"], list) and not is_replacement(statement["u"]):
-            raise CommandError(
-                72, "Multi-update operations are not allowed when updating the shard key field.",
-                code_name="InvalidOptions",
-            )  # fmt: skip
     async with request.hold(placement.namespace):
+        collection = placement.sharded
         targets = targets_of_update(collection, statement) if collection else None
+        if has_moved(request):
+            result.add({"n": 1, "nModified": 1}, [position])
+            return
+        earlier = len(result.errors)
         await send_statement(request, placement, targets, statement, position, result)
+        refused = [error["code"] for error in result.errors[earlier:]]
+        if (
+            collection is not None
+            and targets
+            and request.retryable
+            and refused == [shard_key_changed().code]
+        ):
+            [target] = targets
+            await move_document(request, collection, request.catalog.shard(target), statement)
+            del result.errors[earlier:]
+            result.add({"n": 1, "nModified": 1}, [position])
 
 
 async def _delete_statement(

@@ -1,4 +1,4 @@
-"""The ``$v: 2`` diffs of the oplog: computed from updates, and applied.
+"""The ``$v: 2`` diffs of the oplog, computed from updates.
 
 A diff of a document has the sections ``d`` (deleted fields), ``u`` (changed), ``i`` (new), and
 ``s<field>`` for changes inside a field. A diff of an array has ``a: true``, ``l`` (new length),
@@ -9,7 +9,7 @@ from typing import Any
 
 import bson
 
-from embedded.storage.bson_values import MISSING, Document, copied, identical
+from embedded.storage.bson_values import MISSING, Document, identical
 
 _ENTRY_OVERHEAD = 15
 """Bytes of ``{$v: 2, diff: ...}`` around a diff."""
@@ -77,49 +77,6 @@ def _array_diff(before: list[Any], after: list[Any]) -> Document | None:
         diff |= {f"s{index}": value for value in inside.values()}
     as_document = {str(index): value for index, value in enumerate(after)}
     return diff if _size(as_document) > _size(diff) else None
-
-
-def apply_diff(document: Document, diff: Document) -> Document:
-    """Return a copy of ``document`` with ``diff`` applied."""
-    result: Document = copied(document)
-    _apply_to_document(result, diff)
-    return result
-
-
-def _apply_to_document(document: Document, diff: Document) -> None:
-    for section, content in diff.items():
-        if section == "d":
-            for name in content:
-                document.pop(name, None)
-        elif section == "u":
-            document.update(content)
-        elif section == "i":
-            for name, value in content.items():
-                document.pop(name, None)
-                document[name] = value
-        else:
-            name = section[1:]
-            if content.get("a"):
-                _apply_to_array(document[name], content)
-            else:
-                _apply_to_document(document[name], content)
-
-
-def _apply_to_array(array: list[Any], diff: Document) -> None:
-    for section, content in diff.items():
-        if section == "a":
-            continue
-        if section == "l":
-            del array[content:]
-            continue
-        index = int(section[1:])
-        array.extend([None] * (index + 1 - len(array)))
-        if section[0] == "u":
-            array[index] = content
-        elif content.get("a"):
-            _apply_to_array(array[index], content)
-        else:
-            _apply_to_document(array[index], content)
 
 
 class DiffLog:

@@ -123,25 +123,6 @@ class _Evaluation(mongomock_aggregate._Parser):
         chosen = parts[1] if _truth(self._or_missing(parts[0])) else parts[2]
         return _or_raise(self._or_missing(chosen))
 
-    def _get_field(self, argument: Any) -> Any:
-        if isinstance(argument, Mapping) and "field" in argument:
-            name, holder = argument["field"], self._or_missing(argument.get("input", "$$CURRENT"))
-        else:
-            name, holder = argument, self._doc_dict
-        if isinstance(name, Mapping):
-            name = self.parse(name)
-        return _or_raise(holder.get(name, MISSING) if isinstance(holder, Mapping) else MISSING)
-
-    def _object_to_array(self, argument: Any) -> Any:
-        value = self._or_missing(argument)
-        if not isinstance(value, Mapping):
-            return None
-        return [{"k": name, "v": item} for name, item in value.items()]
-
-    def _type(self, argument: Any) -> str:
-        value = self._or_missing(argument)
-        return "missing" if value is MISSING else type_name(value)
-
     def _bson_size(self, argument: Any) -> int | None:
         value = self._or_missing(_as_list(argument)[0])
         if value is MISSING or value is None:
@@ -165,9 +146,6 @@ _OPERATORS: Final[dict[str, Callable[[_Evaluation, Any], Any]]] = {
     "$cond": _Evaluation._cond,
     "$ifNull": _Evaluation._if_null,
     "$mergeObjects": _Evaluation._merge,
-    "$getField": _Evaluation._get_field,
-    "$objectToArray": _Evaluation._object_to_array,
-    "$type": _Evaluation._type,
     "$bsonSize": _Evaluation._bson_size,
 }
 

@@ -4,10 +4,10 @@ Only the rules are used, never mongomock's storage. The callers (``queries``, ``
 ``aggregation``) correct its differences from MongoDB.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import mongomock
 from bson.errors import InvalidDocument
@@ -23,13 +23,6 @@ NOTHING: Any = filtering.NOTHING  # type: ignore[attr-defined]
 
 Filterer: Any = filtering._Filterer
 """The class of mongomock's matcher; its ``_operator_map`` holds the operators."""
-
-
-class Databases(Protocol):
-    """The database interface that mongomock's stages need for $lookup."""
-
-    def get_collection(self, name: str) -> Any:
-        """Return an object whose ``find(condition)`` returns documents."""
 
 
 _MISUSE = (
@@ -66,9 +59,7 @@ def _collection() -> Any:
     return mongomock.MongoClient()["rules"]["rules"]
 
 
-def run_stage(
-    documents: list[Document], name: str, argument: Any, databases: Databases | None = None
-) -> list[Document]:
+def run_stage(documents: list[Document], name: str, argument: Any) -> list[Document]:
     """Run one pipeline stage.
 
     Raises:
@@ -78,7 +69,7 @@ def run_stage(
         raise CommandError(40324, f"Unrecognized pipeline stage name: '{name}'")
     run: Any = aggregate.process_pipeline
     with library_errors():
-        return list(run(documents, databases, [{name: argument}], None))
+        return list(run(documents, None, [{name: argument}], None))
 
 
 def update_array(operator: str, value: Any, argument: Any) -> Any:
@@ -87,22 +78,3 @@ def update_array(operator: str, value: Any, argument: Any) -> Any:
     with library_errors():
         _collection()._apply_update_document(holder, {}, {operator: {"v": argument}}, False)
     return holder.get("v", MISSING)
-
-
-def project_fields(document: Document, fields: Mapping[str, Any]) -> Document:
-    """Return the fields of ``document`` that a find's projection includes or does not exclude."""
-    with library_errors():
-        return dict(_collection()._copy_only_fields(document, dict(fields), dict))
-
-
-class ReadableCollection:
-    """Documents in the form in which mongomock's $lookup reads a collection."""
-
-    def __init__(self, documents: Iterable[Document], select: Any) -> None:
-        self._documents = documents
-        self._select = select
-
-    def find(self, condition: Mapping[str, Any] | None = None) -> list[Document]:
-        """Return the documents that match."""
-        chosen = self._select(condition or {})
-        return [document for document in self._documents if chosen(document)]

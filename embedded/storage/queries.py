@@ -12,8 +12,6 @@ from embedded.storage.mongomock_rules import (
     NOTHING,
     Filterer,
     library_errors,
-    project_fields,
-    run_stage,
 )
 from embedded.storage.ordering import EMPTY_ARRAY, NULL, SortKey, sort_key
 from embedded.storage.type_names import has_type
@@ -169,9 +167,8 @@ class _BsonFilterer(Filterer):  # type: ignore[misc]
             "$gte": _comparing(lambda a, b: a >= b),
             "$lt": _comparing(lambda a, b: a < b),
             "$lte": _comparing(lambda a, b: a <= b),
-            "$type": lambda value, wanted: value is not NOTHING and has_type(value, wanted),
             "$mod": lambda value, wanted: value is not NOTHING and _modulo(value, wanted),
-            "$size": lambda value, wanted: isinstance(value, list) and len(value) == wanted,
+            "$type": lambda value, wanted: value is not NOTHING and has_type(value, wanted),
         }
 
 
@@ -214,23 +211,3 @@ def sort_documents(documents: Iterable[Document], order: Mapping[str, int]) -> l
             continue
         result.sort(key=partial(_key_at, path, direction), reverse=direction < 0)
     return result
-
-
-def project(document: Document, projection: Mapping[str, Any]) -> Document:
-    """Return ``document`` with a find's ``projection`` applied."""
-    if not projection:
-        return document
-    if any(_is_computed(value) for value in projection.values()):
-        [projected] = run_stage([document], "$project", dict(projection))
-        return projected
-    fields = {
-        name: value if isinstance(value, dict) else int(bool(value))
-        for name, value in projection.items()
-    }
-    return project_fields(document, fields)
-
-
-def _is_computed(value: Any) -> bool:
-    if isinstance(value, str):
-        return True
-    return isinstance(value, dict) and not {"$slice", "$elemMatch"} & value.keys()

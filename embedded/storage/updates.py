@@ -3,19 +3,19 @@
 Source: docs/protocol.md#events (updateDescription).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from bson.objectid import ObjectId
 
-from embedded.errors import bad_value, failed_to_parse, type_mismatch
+from embedded.errors import failed_to_parse, type_mismatch
 from embedded.storage.aggregation import aggregate
 from embedded.storage.bson_values import MISSING, Document, copied, identical, value_at
 from embedded.storage.diff import DiffLog, compute_diff
 from embedded.storage.field_updates import appends, new_value
-from embedded.storage.queries import is_operators, matches
+from embedded.storage.queries import is_operators
 from shard_client.errors import CommandError
 
 
@@ -32,24 +32,18 @@ class Update:
 
     Args:
         specification: an update document, a replacement, or a pipeline (a list).
-        condition: the statement's filter, for the positional ``$``.
-        array_filters: the statement's ``arrayFilters``.
+        condition: the statement's filter, the base of an upsert.
 
     Raises:
-        CommandError: 9 FailedToParse, 40 ConflictingUpdateOperators or 56 EmptyFieldName.
+        CommandError: 9 FailedToParse, 40 ConflictingUpdateOperators or 56 EmptyFieldName; 238 for
+            paths with ``$``.
     """
 
-    def __init__(
-        self,
-        specification: Any,
-        condition: Mapping[str, Any],
-        array_filters: Sequence[Mapping[str, Any]] = (),
-    ) -> None:
+    def __init__(self, specification: Any, condition: Mapping[str, Any]) -> None:
         if not isinstance(specification, Mapping | list):
             raise failed_to_parse("Update argument must be either an object or an array")
         self.specification: Any = specification
         self._condition = condition
-        self._array_filters = {_identifier(each): each for each in array_filters}
         self.is_pipeline = isinstance(specification, list)
         self.is_replacement = not self.is_pipeline and not is_operators(specification)
         self._changes: list[tuple[str, str, Any]] = []
@@ -57,10 +51,8 @@ class Update:
             self._changes = list(_changes(specification))
             _check_conflicts([path for _, path, _ in self._changes])
 
-    def apply(self, document: Document, now: float) -> Updated:
+    def apply(self, document: Document) -> Updated:
         """Return the result for ``document``, which is not changed.
-
-        ``now`` is the time in seconds since 1970.
 
         Raises:
             CommandError: the update cannot be applied to this document.
@@ -75,17 +67,14 @@ class Update:
                 return Updated(document, None)
             diff = compute_diff(document, after)
             return Updated(after, after if diff is None else {"$v": 2, "diff": diff})
-        after, log = self._operate(document, now, inserting=False)
+        after, log = self._operate(document, inserting=False)
         if not log:
             return Updated(document, None)
         _check_id(document, after)
         return Updated(after, {"$v": 2, "diff": log.diff()})
 
-    def upserted(self, now: float, new_id: ObjectId) -> Document:
-        """Return the document that an upsert inserts, with ``new_id`` if it has no ``_id``.
-
-        ``now`` is the time in seconds since 1970.
-        """
+    def upserted(self, new_id: ObjectId) -> Document:
+        """Return the document that an upsert inserts, with ``new_id`` if it has no ``_id``."""
         base = _equalities(self._condition)
         if self.is_replacement:
             document = dict(self.specification)
@@ -94,7 +83,7 @@ class Update:
         elif self.is_pipeline:
             document = self._run_pipeline(base)
         else:
-            document, _ = self._operate(base, now, inserting=True)
+            document, _ = self._operate(base, inserting=True)
         given = document.pop("_id", new_id)
         return {"_id": given, **document}
 
@@ -110,81 +99,21 @@ class Update:
             after = {"_id": document["_id"], **after}
         return after
 
-    def _operate(
-        self, document: Document, now: float, *, inserting: bool
-    ) -> tuple[Document, DiffLog]:
+    def _operate(self, document: Document, *, inserting: bool) -> tuple[Document, DiffLog]:
         after: Document = copied(document)
         log = DiffLog()
-        for operator, pattern, argument in self._changes:
+        for operator, path, argument in self._changes:
             if operator == "$setOnInsert" and not inserting:
                 continue
-            if operator == "$rename":
-                self._rename(document, after, pattern, argument, log)
-                continue
-            for path in self._concrete_paths(after, pattern):
-                before = value_at(after, path)
-                value = new_value(operator, path, before, argument, now)
-                _store(after, path, before, value)
-                added = appends(operator, argument, before)
-                if added and value is not MISSING:
-                    _log_appended(document, path, value, added, log)
-                elif not identical(before, value):
-                    _log_change(document, after, path, before, value, log)
+            before = value_at(after, path)
+            value = new_value(operator, path, before, argument)
+            _store(after, path, before, value)
+            added = appends(operator, argument, before)
+            if added and value is not MISSING:
+                _log_appended(document, path, value, added, log)
+            elif not identical(before, value):
+                _log_change(document, after, path, before, value, log)
         return after, log
-
-    @staticmethod
-    def _rename(document: Document, after: Document, old: str, new: Any, log: DiffLog) -> None:
-        value = value_at(after, old)
-        if value is MISSING:
-            return
-        target = value_at(after, new)
-        remove_at(after, old)
-        log.deleted(document, old.split("."))
-        set_at(after, new, value)
-        if not identical(target, value):
-            _log_change(document, after, new, target, value, log)
-
-    def _concrete_paths(self, document: Document, pattern: str) -> list[str]:
-        """Replace ``$``, ``$[]`` and ``$[identifier]`` in a path by array indexes."""
-        if "$" not in pattern:
-            return [pattern]
-        paths = [""]
-        for part in pattern.split("."):
-            paths = [
-                f"{prefix}.{piece}" if prefix else piece
-                for prefix in paths
-                for piece in self._pieces(document, prefix, part)
-            ]
-        return paths
-
-    def _pieces(self, document: Document, prefix: str, part: str) -> list[str]:
-        if part == "$":
-            return [str(self._matched_index(document, prefix))]
-        if not part.startswith("$["):
-            return [part]
-        array = value_at(document, prefix)
-        if not isinstance(array, list):
-            raise bad_value(
-                f"The path '{prefix}' must exist in the document in order to apply array updates."
-            )
-        name = part[2:-1]
-        if not name:
-            return [str(index) for index in range(len(array))]
-        if name not in self._array_filters:
-            raise bad_value(f"No array filter found for identifier '{name}' in path '{prefix}'")
-        condition = _renamed(self._array_filters[name], name, "v")
-        return [str(i) for i, item in enumerate(array) if matches(condition, {"v": item})]
-
-    def _matched_index(self, document: Document, prefix: str) -> int:
-        array = value_at(document, prefix)
-        conditions = _renamed(
-            {n: c for n, c in self._condition.items() if _is_at_or_under(n, prefix)}, prefix, "v"
-        )
-        if isinstance(array, list) and conditions:
-            for index, item in enumerate(array):
-                if matches(conditions, {"v": [item]}):
-                    return index
-        raise bad_value("The positional operator did not find the match needed from the query.")
 
 
 def _store(after: Document, path: str, before: Any, value: Any) -> None:
@@ -198,24 +127,6 @@ def _store(after: Document, path: str, before: Any, value: Any) -> None:
 _PIPELINE_STAGES = frozenset(
     {"$set", "$addFields", "$unset", "$project", "$replaceRoot", "$replaceWith"}
 )
-
-
-def _identifier(array_filter: Mapping[str, Any]) -> str:
-    for name, value in array_filter.items():
-        if name in ("$and", "$or", "$nor"):
-            return _identifier(value[0])
-        return name.partition(".")[0]
-    raise failed_to_parse("Cannot use an expression without a top-level field name in arrayFilters")
-
-
-def _renamed(condition: Mapping[str, Any], old: str, new: str) -> Document:
-    result: Document = {}
-    for name, value in condition.items():
-        if name in ("$and", "$or", "$nor"):
-            result[name] = [_renamed(item, old, new) for item in value]
-        else:
-            result[new + name[len(old) :]] = value
-    return result
 
 
 def _is_at_or_under(path: str, prefix: str) -> bool:
@@ -245,7 +156,12 @@ def _path_order(path: str) -> list[tuple[int, int, str]]:
 
 def _check_conflicts(paths: list[str]) -> None:
     for path in paths:
-        if not path or path.startswith("$") or ".." in path or path.endswith("."):
+        if "$" in path:
+            raise CommandError(
+                238, f"the embedded cluster has no positional updates: {path}",
+                code_name="NotImplemented",
+            )  # fmt: skip
+        if not path or ".." in path or path.endswith("."):
             raise CommandError(
                 56,
                 f"The update path '{path}' contains an empty field name",

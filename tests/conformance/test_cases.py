@@ -11,7 +11,7 @@ from bson import Int64
 from tests.conformance.case_rules import rules_of
 from tests.conformance.recorded_workload import Workload
 from tests.conformance.streams import PATIENCE, Event, Stream, kinds
-from tests.harness.clusters import Client, TestCluster
+from tests.harness.clusters import Client, TestCluster, on_real_servers
 from tests.harness.raw_client import RawClient
 from tests.harness.routers import RouterProcess
 from tests.recordings.likeness import VARIES, assert_same
@@ -32,6 +32,9 @@ ON_AN_OPEN_CURSOR = [
     "getMore-after-kill",
 ]
 IN_PART = {"serverStatus", "explain"}
+PLAIN_AGGREGATES = {"aggregate-no-cursor", "aggregate-unknown-field"}
+"""Cases that the router passes on to the mongos."""
+
 ON_A_DROPPED_COLLECTION = {"resumeAfter-drop", "startAfter-invalidate"}
 """Cases whose end depends on how the shards' cluster times interleave."""
 SINGLE = sorted(cases().keys() - {*FRAGMENTS, *CONVERSATIONS, *ON_AN_OPEN_CURSOR, *IN_PART})
@@ -42,12 +45,13 @@ Document = Mapping[str, Any]
 
 def marked(names: list[str], *, conversation: bool = False) -> list[ParameterSet]:
     """Return the cases as test parameters, each marked with its rules."""
-    return [
-        pytest.param(
-            name, marks=[rule(*each) for each in rules_of(name, conversation=conversation)]
-        )
-        for name in names
-    ]
+    found = []
+    for name in names:
+        marks = [rule(*each) for each in rules_of(name, conversation=conversation)]
+        if name in PLAIN_AGGREGATES:
+            marks.append(on_real_servers("checks of an aggregate's fields"))
+        found.append(pytest.param(name, marks=marks))
+    return found
 
 
 @pytest.fixture
@@ -217,6 +221,7 @@ def test_resuming_after_a_fragment_gives_the_remaining_fragments(
     assert shown == workload.here(case["next"])
 
 
+@on_real_servers("explain")
 @rule("Cursor replies", "explain shows shardsPart, mergerPart and each shard's stages")
 async def test_explain_option_shows_the_recorded_stages(raw: RawClient, workload: Workload) -> None:
     [step] = cases()["explain"]["steps"]
@@ -250,6 +255,7 @@ def _stages(stages: list[Document]) -> list[str]:
     ]
 
 
+@on_real_servers("explain")
 @rule("Cursor replies", "explain shows shardsPart, mergerPart and each shard's stages")
 async def test_explain_command_shows_each_shard_s_stages(raw: RawClient) -> None:
     command = {"aggregate": "flat", "pipeline": [{"$changeStream": {}}, {"$match": {"a": 1}}]}

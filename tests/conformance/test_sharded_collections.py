@@ -8,7 +8,7 @@ from pymongo.database import Database
 
 from tests.conformance.data import Documents, shard_over_three
 from tests.conformance.streams import Event, Stream, kinds, next_tick, now
-from tests.harness.clusters import Client, TestCluster
+from tests.harness.clusters import Client, TestCluster, on_real_servers
 
 rule = pytest.mark.rule
 Data = Database[dict[str, Any]]
@@ -161,6 +161,7 @@ def test_a_stream_continues_when_its_collection_is_sharded(
             assert [e["_id"] for e in rest] == [e["_id"] for e in events[number + 1 :]]
 
 
+@on_real_servers("refineCollectionShardKey")
 @rule("Sharded cluster", MOVES)
 def test_events_keep_the_shard_key_of_their_time(client: Client, db: Data) -> None:
     """Each event has the shard key of its time, and resuming finds it by that key."""
@@ -182,6 +183,7 @@ def test_events_keep_the_shard_key_of_their_time(client: Client, db: Data) -> No
             assert stream.read(2 - number) == events[number + 1 :]
 
 
+@on_real_servers("time series")
 @rule("Sharded cluster", MOVES)
 def test_a_moved_primary_copies_and_drops_collections(
     client: Client, cluster: TestCluster, db: Data

@@ -8,7 +8,7 @@ import pytest
 from pymongo.database import Database
 
 from tests.conformance.streams import Stream, kinds, now, opening, refused
-from tests.harness.clusters import Client
+from tests.harness.clusters import Client, on_real_servers
 
 rule = pytest.mark.rule
 Data = Database[dict[str, Any]]
@@ -230,6 +230,7 @@ def test_an_error_on_an_event_fails_the_get_more(client: Client, db: Data) -> No
         assert stream.failure()["code"] == 43
 
 
+@on_real_servers("checks of inner pipelines")
 @rule("Opening", "inside another stage's pipeline: 51047, 40600, 31441")
 @pytest.mark.parametrize(
     ("stage", "code"),

@@ -7,6 +7,7 @@ from bson.binary import Binary
 from bson.timestamp import Timestamp
 
 from embedded.change_streams import ChangeStreamCursor, open_change_stream
+from embedded.images import Images
 from embedded.oplog import NULL_OP_TIME, Oplog, OplogEntry
 from embedded.storage.bson_values import Document
 from embedded.storage.catalog import Catalog
@@ -26,15 +27,15 @@ class HandmadeHost:
         self.oplog = Oplog(max_entries)
         self.catalog = Catalog(lambda: UUID_A)
         self.documents: dict[Any, Document] = {}
-        self.images: dict[tuple[Timestamp, int], Document] = {}
+        self.stored: dict[tuple[Timestamp, int], Images] = {}
         self._tick = 0
         self.noop()
 
     def find_one(self, ns: str, uuid: Any, document_key: Document) -> Document | None:
         return self.documents.get(document_key["_id"])
 
-    def pre_image(self, uuid: bytes, ts: Timestamp, apply_ops_index: int = 0) -> Document | None:
-        return self.images.get((ts, apply_ops_index))
+    def images(self, uuid: bytes, ts: Timestamp, apply_ops_index: int = 0) -> Images | None:
+        return self.stored.get((ts, apply_ops_index))
 
     def write(self, op: str, ns: str, o: Document, **fields: Any) -> Timestamp:
         self._tick += 1

@@ -11,7 +11,8 @@ import bson
 from bson.raw_bson import DEFAULT_RAW_BSON_OPTIONS
 from bson.timestamp import Timestamp
 
-from embedded.change_streams.resume_token import ResumeToken
+from embedded.change_streams.resume_token import Start
+from embedded.images import Images
 from embedded.oplog import NULL_OP_TIME, Oplog, OplogEntry
 from embedded.storage.bson_values import Document
 
@@ -85,7 +86,7 @@ def _diff(description: Document) -> Document:
 
 def _operation(event: Document) -> Document:
     kind = event["operationType"]
-    token = ResumeToken.parse(event["_id"])
+    token = Start.of(event["_id"])
     ns = f"{event['ns']['db']}.{event['ns'].get('coll', '')}"
     entry: Document = {"ns": ns}
     if token.uuid is not None:
@@ -160,20 +161,21 @@ class RecordedHost:
         self.token_version = token_version
         self.oplog = recorded_oplog(shard)
         self.catalog = _NoViews()
-        self._images: dict[Timestamp, Document] = {}
+        self._images: dict[Timestamp, Images] = {}
         for stream in ("coll-img", "coll-big-split"):
             fields: dict[Timestamp, Document] = defaultdict(dict)
             for raw in events(stream, shard):
                 event = bson.decode(raw)
-                fields[ResumeToken.parse(event["_id"]).cluster_time] |= event
+                fields[Start.of(event["_id"]).cluster_time] |= event
             for ts, event in fields.items():
                 if event.get("fullDocumentBeforeChange"):
-                    self._images[ts] = event["fullDocumentBeforeChange"]
+                    images = Images(event["fullDocumentBeforeChange"], event.get("fullDocument"))
+                    self._images[ts] = images
 
     def find_one(self, ns: str, uuid: Any, document_key: Document) -> Document | None:
         return None
 
-    def pre_image(self, uuid: bytes, ts: Timestamp, apply_ops_index: int = 0) -> Document | None:
+    def images(self, uuid: bytes, ts: Timestamp, apply_ops_index: int = 0) -> Images | None:
         return self._images.get(ts)
 
 

@@ -29,6 +29,7 @@ __all__ = [
     "RealCluster",
     "ServerBinaries",
     "TestCluster",
+    "on_real_servers",
     "real_servers_named",
     "start_cluster",
     "start_real_cluster",
@@ -54,6 +55,13 @@ def start_cluster(shards: int = 3, **options: Any) -> TestCluster:
 def real_servers_named() -> bool:
     """Return whether ``start_cluster`` starts MongoDB's own servers."""
     return REAL_SERVERS in os.environ or DOCKER_IMAGE in os.environ
+
+
+def on_real_servers(lacking: str) -> pytest.MarkDecorator:
+    """Return a mark for tests that need what the embedded cluster does not have."""
+    return pytest.mark.skipif(
+        not real_servers_named(), reason=f"the embedded cluster has no {lacking}"
+    )
 
 
 def start_real_cluster(shards: int = 3, **options: Any) -> RealCluster:

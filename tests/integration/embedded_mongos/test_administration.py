@@ -110,7 +110,6 @@ def test_move_primary_moves_a_database(client: Client, cluster: TestCluster) -> 
     client.admin.command("enableSharding", "moving", primaryShard="shard0")
     client.moving.c.insert_many([{"_id": i} for i in range(5)])
     client.moving.create_collection("v", viewOn="c", pipeline=[{"$match": {"_id": 3}}])
-    client.moving.create_collection("t", timeseries={"timeField": "at"})
     client.admin.command("movePrimary", "moving", to="shard2")
     assert client.moving.c.count_documents({}) == 5
     assert list(client.moving.v.find()) == [{"_id": 3}]

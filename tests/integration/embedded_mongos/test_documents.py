@@ -42,9 +42,8 @@ def test_a_cursor_returns_batches_and_can_be_killed(client: Client, orders: Any)
     assert code_of(error) == 43
 
 
-def test_aggregates_combine_all_shards(client: Client, orders: Any) -> None:
+def test_aggregates_combine_all_shards(orders: Any) -> None:
     fill(orders)
-    client.shop.names.insert_many([{"_id": "a", "name": "north"}, {"_id": "h", "name": "south"}])
     pipeline = [
         {"$match": {"n": {"$lt": 6}}},
         {"$group": {"_id": "$region", "total": {"$sum": "$n"}}},
@@ -53,17 +52,6 @@ def test_aggregates_combine_all_shards(client: Client, orders: Any) -> None:
     assert [(d["_id"], d["total"]) for d in orders.aggregate(pipeline)] == [
         ("a", 4), ("h", 6), ("p", 2), ("z", 3),
     ]  # fmt: skip
-    lookup = {"from": "orders", "localField": "_id", "foreignField": "region", "as": "orders"}
-    joined = list(client.shop.names.aggregate([{"$lookup": lookup}, {"$sort": {"_id": 1}}]))
-    assert [sorted(o["_id"] for o in d["orders"]) for d in joined] == [[0, 4, 8], [1, 5, 9]]
-
-
-def test_views_of_sharded_collections_can_be_read(client: Client, orders: Any) -> None:
-    fill(orders)
-    client.shop.create_collection("far", viewOn="orders", pipeline=[{"$match": {"region": "z"}}])
-    assert [d["_id"] for d in client.shop.far.aggregate([{"$sort": {"_id": 1}}])] == [3, 7, 11]
-    assert [d["_id"] for d in client.shop.far.find({"n": {"$gt": 3}}).sort("_id", -1)] == [11, 7]
-    assert client.shop.far.count_documents({}) == 3
 
 
 @pytest.mark.parametrize(
@@ -126,11 +114,9 @@ def test_a_bulk_may_mix_writes_of_all_kinds(orders: Any) -> None:
 
 
 def test_writes_to_missing_collections_create_none(client: Client) -> None:
-    index = {"keyPattern": {"x": 1}, "hidden": True}
-    for command, argument in (("dropIndexes", "x"), ("collMod", index)):
-        with pytest.raises(OperationFailure) as error:
-            client.nothing.command(command, "here", index=argument)
-        assert code_of(error) in (26, 2)
+    with pytest.raises(OperationFailure) as error:
+        client.nothing.command("dropIndexes", "here", index="x")
+    assert code_of(error) == 26
     assert client.nothing.here.update_one({"_id": 1}, {"$set": {"x": 1}}).matched_count == 0
     assert client.nothing.here.delete_many({}).deleted_count == 0
     assert list(client.nothing.here.find()) == []

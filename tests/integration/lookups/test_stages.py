@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pymongo.errors import OperationFailure
 
-from tests.harness.clusters import Client, TestCluster
+from tests.harness.clusters import Client, TestCluster, on_real_servers
 from tests.integration.lookups.both import (
     IMAGES,
     LOOKUP,
@@ -126,6 +126,7 @@ def test_lookups_combine_with_other_options(both: Both, db: Data, options: dict[
         assert before == [{"_id": 1}, {"_id": 1, "v": 1}]
 
 
+@on_real_servers("explain")
 def test_explain_shows_the_lookup_after_the_merge(router: Client, db: Data) -> None:
     command = {
         "aggregate": "a",

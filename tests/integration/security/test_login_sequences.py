@@ -9,8 +9,11 @@ from bson import Int64
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.harness.clusters import on_real_servers
 from tests.harness.raw_client import RawClient
 from tests.integration.security.clients import Servers, port_of, stream
+
+pytestmark = on_real_servers("checks of malformed logins")
 
 NONCE = "0123456789abcdefghijklmnopqrstuv"
 COMPARED = ("ok", "code", "codeName", "errmsg", "done", "saslSupportedMechs")

@@ -7,11 +7,15 @@ import pymongo
 import pytest
 from pymongo.errors import OperationFailure
 
+from tests.harness.clusters import on_real_servers
 from tests.harness.raw_client import RawClient
 from tests.integration.security.clients import Servers, client, port_of, stream
 
 
-@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-1", "SCRAM-SHA-256"])
+@pytest.mark.parametrize(
+    "mechanism",
+    [pytest.param("SCRAM-SHA-1", marks=on_real_servers("SCRAM-SHA-1")), "SCRAM-SHA-256"],
+)
 @pytest.mark.parametrize("kind", ["router", "alone"])
 def test_each_mechanism_logs_in(servers: Servers, kind: str, mechanism: str) -> None:
     address = getattr(servers, kind)
@@ -63,6 +67,7 @@ HANDSHAKE: list[tuple[str, dict[str, Any]]] = [
 COMPARED = ("ok", "code", "codeName", "errmsg", "saslSupportedMechs", "speculativeAuthenticate")
 
 
+@on_real_servers("checks of malformed logins")
 @pytest.mark.parametrize("kind", ["router", "alone"])
 async def test_handshakes_get_mongos_s_answers(servers: Servers, kind: str) -> None:
     answers = []
@@ -94,6 +99,7 @@ async def test_before_the_login_nothing_is_answered(servers: Servers, kind: str)
     assert {each["code"] for each in answers[1]} == {13}
 
 
+@on_real_servers("checks of malformed logins")
 @pytest.mark.parametrize("kind", ["router", "alone"])
 async def test_wrong_login_steps_get_mongos_s_answers(servers: Servers, kind: str) -> None:
     """A wrong nonce, a wrong proof, a replayed step and a foreign conversation."""

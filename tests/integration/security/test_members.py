@@ -15,7 +15,7 @@ from shard_client.replica_set.motor_control import NO_PRIMARY
 from shard_client.replica_set.read_preference import PRIMARY
 from shard_client.wire.access import Access
 from shard_client.wire.authentication import Credentials, read_key_file
-from tests.harness.clusters import Client, TestCluster
+from tests.harness.clusters import Client, TestCluster, on_real_servers
 from tests.harness.routers import start_router
 from tests.integration.security.clients import Servers, client
 from tests.integration.security.page import blocks
@@ -70,6 +70,7 @@ def privileges() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     return least, [*least, *yaml.safe_load(f"[{more}]")]
 
 
+@on_real_servers("roles of one's own")
 def test_a_router_of_least_privilege(
     secured: TestCluster, servers: Servers, tmp_path: Path
 ) -> None:

@@ -14,7 +14,7 @@ from pymongo.errors import OperationFailure
 from shard_client.errors import CommandError
 from shard_client.wire.authentication import Credentials
 from shard_client.wire.connection import Connection
-from tests.harness.clusters import Client, TestCluster
+from tests.harness.clusters import Client, TestCluster, on_real_servers
 from tests.harness.routers import start_router
 from tests.harness.until import PATIENCE, wait_for
 from tests.integration.security.clients import (
@@ -71,6 +71,7 @@ COMMANDS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@on_real_servers("mongos's privileges")
 @pytest.mark.parametrize("user", [None, "root", *USERS])
 def test_each_role_gets_mongos_s_answers(servers: Servers, user: str | None) -> None:
     with client(servers.mongos, user) as mongos, client(servers.router, user) as router:
@@ -122,6 +123,7 @@ def wait_for_answer(connected: Client, expected: Any) -> None:
     wait_for(lambda: answer(connected, "db", stream("c")) == expected, str(expected))
 
 
+@on_real_servers("revokeRolesFromUser")
 def test_streams_end_with_their_users_rights(servers: Servers) -> None:
     admin = pymongo.MongoClient(servers.cluster.mongos_uri).admin
     admin.command("createUser", "brief", pwd="brief", roles=USERS["reader"])

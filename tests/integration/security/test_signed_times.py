@@ -7,7 +7,10 @@ import pytest
 from bson import Int64, Timestamp
 from pymongo.errors import OperationFailure
 
+from tests.harness.clusters import on_real_servers
 from tests.integration.security.clients import Servers, client, stream
+
+pytestmark = on_real_servers("checks of signed times")
 
 
 def test_times_are_signed(servers: Servers) -> None:

@@ -11,7 +11,7 @@ import pytest
 from bson import Int64
 from pymongo.errors import OperationFailure
 
-from tests.harness.clusters import Client, TestCluster, real_servers_named
+from tests.harness.clusters import Client, TestCluster, on_real_servers
 from tests.harness.routers import start_router
 from tests.integration.security.clients import client, stream
 
@@ -28,14 +28,8 @@ CHANGES: dict[str, Change] = {
     "narrowed": lambda admin: admin.command("updateRole", "watcher", privileges=[]),
     "role dropped": lambda admin: admin.command("dropRole", "watcher"),
 }
-NEEDS_REAL = pytest.mark.skipif(
-    not real_servers_named(),
-    reason="the embedded cluster has no updateRole and no invalidateUserCache",
-)
-CASES = [
-    pytest.param(change, id=name, marks=NEEDS_REAL if name == "narrowed" else ())
-    for name, change in CHANGES.items()
-]
+pytestmark = on_real_servers("roles of one's own")
+CASES = [pytest.param(change, id=name) for name, change in CHANGES.items()]
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +98,6 @@ def test_a_change_elsewhere_ends_streams_within_seconds(
     assert seconds < _ELSEWHERE
 
 
-@NEEDS_REAL
 @pytest.mark.parametrize("address", ["router", "alone"])
 def test_the_cache_of_users_can_be_emptied(
     routers: dict[str, str], admin: Any, address: str

@@ -9,9 +9,11 @@ import pytest
 from pymongo.errors import OperationFailure
 
 from tests.harness.certificates import Authority
-from tests.harness.clusters import Client, TestCluster
+from tests.harness.clusters import Client, TestCluster, on_real_servers
 from tests.harness.routers import RouterProcess, start_router
 from tests.integration.tls.conftest import CLIENTS, SUBJECT
+
+pytestmark = on_real_servers("logins with certificates")
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["upstream", "alone"])

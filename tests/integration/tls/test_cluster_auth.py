@@ -7,9 +7,11 @@ import pymongo
 import pytest
 
 from tests.harness.certificates import Authority
-from tests.harness.clusters import Client, TestCluster, start_cluster
+from tests.harness.clusters import Client, TestCluster, on_real_servers, start_cluster
 from tests.harness.routers import RouterProcess, start_router
 from tests.harness.server_settings import ServerSettings, ServerTls
+
+pytestmark = on_real_servers("logins with certificates")
 
 
 @pytest.fixture(scope="module")

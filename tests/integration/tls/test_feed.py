@@ -18,7 +18,7 @@ import pytest
 from pymongo.errors import OperationFailure
 
 from tests.harness.certificates import Authority
-from tests.harness.clusters import Client, TestCluster
+from tests.harness.clusters import Client, TestCluster, on_real_servers
 from tests.harness.feed_client import Line, feed, refusal
 from tests.harness.routers import RouterProcess, start_router
 from tests.integration.tls.conftest import CLIENTS, SUBJECT, USER
@@ -54,6 +54,7 @@ def context(authority: Authority, certificate: Path | None) -> ssl.SSLContext:
     return made
 
 
+@on_real_servers("logins with certificates")
 async def test_a_certificate_logs_in(
     router: RouterProcess, cluster: TestCluster, authority: Authority, reader_file: Path
 ) -> None:
@@ -75,6 +76,7 @@ async def test_a_certificate_logs_in(
         assert await refusal(connected) == 13
 
 
+@on_real_servers("logins with certificates")
 async def test_a_certificate_alone_is_no_login(
     router: RouterProcess, authority: Authority, reader_file: Path
 ) -> None:
@@ -94,6 +96,7 @@ REFUSED: list[tuple[str | None, Line, int]] = [
 """The certificate of a client, fields of its login, and the error's code."""
 
 
+@on_real_servers("logins with certificates")
 @pytest.mark.parametrize(("certificate", "fields", "code"), REFUSED, ids=range(len(REFUSED)))
 async def test_refused_certificates(
     router: RouterProcess,
@@ -122,6 +125,7 @@ async def test_a_password_logs_in_by_tls(router: RouterProcess, authority: Autho
         assert "resolved" in (await connected.receive() or {})
 
 
+@on_real_servers("logins with certificates")
 async def test_a_dropped_user_loses_its_feed(
     router: RouterProcess, cluster: TestCluster, authority: Authority
 ) -> None:
@@ -146,6 +150,7 @@ async def test_a_dropped_user_loses_its_feed(
                 users.command("dropUser", subject)
 
 
+@on_real_servers("logins with certificates")
 @pytest.mark.skipif(which("openssl") is None, reason="openssl is not installed")
 def test_openssl_reads_the_feed(
     router: RouterProcess, authority: Authority, reader_file: Path

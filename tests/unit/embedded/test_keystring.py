@@ -1,10 +1,9 @@
-"""KeyStrings sort as their values do, and decode to them."""
+"""KeyStrings sort as their values do."""
 
 import math
-from contextlib import suppress
 from datetime import datetime
+from typing import Any
 
-import bson
 import pytest
 from bson.binary import Binary
 from bson.code import Code
@@ -18,26 +17,17 @@ from bson.timestamp import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedded.keystring import encode_key
-from embedded.keystring_decoding import decode_key
+from embedded.keystring import KeyStringBuilder
 from embedded.storage.ordering import sort_key
 from shard_client.errors import CommandError
 
 integers = st.integers(-(2**63), 2**63 - 1)
-doubles = st.floats(allow_nan=False)
-digits = st.integers(-(10**34) + 1, 10**34 - 1)
-decimals = st.builds(
-    lambda n, e: Decimal128(f"{n}E{e}"),
-    digits,
-    st.one_of(st.integers(-40, 10), st.integers(-330, 400)),
-)
+numbers = integers | st.floats(allow_nan=False) | st.just(Decimal128("2.50"))
 scalars = st.one_of(
     st.none(),
     st.booleans(),
-    integers,
+    numbers,
     integers.map(Int64),
-    doubles,
-    decimals,
     st.text(max_size=8),
     st.binary(max_size=300).map(Binary),
     st.binary(min_size=12, max_size=12).map(ObjectId),
@@ -45,14 +35,15 @@ scalars = st.one_of(
         lambda d: d.replace(microsecond=d.microsecond // 1000 * 1000)
     ),
     st.builds(Timestamp, st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1)),
-    st.sampled_from([MinKey(), MaxKey(), Regex("a.b", "im"), Code("x"), Code("y", {"a": 1})]),
+    st.sampled_from([MinKey(), MaxKey(), Regex("a.b", "im"), Code("x")]),
 )
-names = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=4)
-values = st.recursive(
-    scalars,
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(names, inner, max_size=3)),
-    max_leaves=6,
-)
+
+
+def encode_key(values: list[Any]) -> tuple[bytes, bytes]:
+    builder = KeyStringBuilder()
+    for value in values:
+        builder.append(value)
+    return builder.key(), builder.type_bits()
 
 
 @pytest.mark.parametrize(
@@ -85,7 +76,7 @@ values = st.recursive(
         (-math.inf, "1F0000000000000000"),
     ],
 )
-def test_known_keys_are_encoded_and_decoded(value, key):
+def test_known_keys_are_encoded(value, key):
     assert encode_key([value])[0].hex().upper() == key + "04"
 
 
@@ -104,33 +95,9 @@ def test_known_type_bits_are_encoded(value, bits):
     assert encode_key(value)[1].hex().upper() == bits
 
 
-def as_bson(value):
-    return bson.encode({"": value})
-
-
-@given(values)
-def test_values_round_trip(value):
-    key, bits = encode_key([value, 5])
-    found, five = decode_key(key, bits)
-    assert five == 5
-    assert encode_key([found, 5]) == (key, bits)
-    assert sort_key(bson.decode(as_bson(found))) == sort_key(bson.decode(as_bson(value)))
-
-
-def test_decimals_of_all_magnitudes_sort_and_round_trip():
-    texts = [
-        "-1E+400", "-12345678901234567890.12345", "-9007199254740993.5", "-1E-320", "0",
-        "1E-6176", "9.9E-400", "1E-320",
-        "3E-308", "0.1234567890123456789012345678901234", "1.000000000000000000000000000000001",
-        "1234567890123456.5", "9007199254740993.5", "9223372036854775808.5",
-        "12345678901234567890.12345", "1E+400",
-    ]  # fmt: skip
-    decimals = [Decimal128(text) for text in texts]
-    encoded = [encode_key([each]) for each in decimals]
-    assert [key for key, _bits in encoded] == sorted(key for key, _bits in encoded)
-    for each, (key, bits) in zip(decimals, encoded, strict=True):
-        [found] = decode_key(key, bits)
-        assert found.to_decimal() == each.to_decimal()
+def test_decimals_that_no_double_equals_are_refused():
+    with pytest.raises(CommandError):
+        encode_key([Decimal128("0.1")])
 
 
 @given(st.lists(scalars, min_size=2, max_size=5))
@@ -141,14 +108,8 @@ def test_keys_sort_as_values(items):
     ]
 
 
-@given(st.one_of(integers, doubles, decimals), st.one_of(integers, doubles, decimals))
+@given(numbers, numbers)
 def test_numbers_of_all_types_share_one_order(left, right):
     a, b = encode_key([left])[0], encode_key([right])[0]
     left_key, right_key = sort_key(left), sort_key(right)
     assert (a < b, a == b) == (left_key < right_key, left_key == right_key)
-
-
-@given(st.binary(max_size=60), st.binary(max_size=4))
-def test_garbage_is_an_error_or_values(key, bits):
-    with suppress(CommandError):
-        decode_key(key, bits)

@@ -92,4 +92,4 @@ def test_the_clock_only_grows_and_follows_wall_time_and_peers() -> None:
     assert clock.tick() == Timestamp(101, 1)
     wall = 50.0
     assert clock.tick() == Timestamp(101, 2)
-    assert clock.document()["clusterTime"] == Timestamp(101, 2)
+    assert clock.time == Timestamp(101, 2)

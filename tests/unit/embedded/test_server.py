@@ -69,9 +69,9 @@ async def test_a_driver_works_on_it(member: Mongod, options: str) -> None:
         collection = client.db.c
         await collection.insert_many([{"_id": i, "n": i} for i in range(500)])
         assert len(await collection.find(batch_size=100).to_list()) == 500
-        await collection.create_index("n", unique=True)
+        await collection.create_index("n")
         with pytest.raises(pymongo.errors.DuplicateKeyError):
-            await collection.insert_one({"n": 7})
+            await collection.insert_one({"_id": 7})
         found = await collection.find_one_and_update(
             {"_id": 7}, [{"$set": {"m": {"$add": ["$n", 1]}}}], return_document=True
         )

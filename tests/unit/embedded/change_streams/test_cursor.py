@@ -8,7 +8,8 @@ from bson.timestamp import Timestamp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedded.change_streams.resume_token import ResumeToken
+from embedded.change_streams.resume_token import ResumeToken, Start
+from embedded.images import Images
 from shard_client.errors import CommandError
 from tests.doubles.handmade_host import (
     UUID_A,
@@ -77,8 +78,10 @@ async def test_streams_are_invalidated_by_their_namespace_s_changes(on, command,
     if ends:
         cause, invalidate = batch.events
         assert list(invalidate) == ["_id", "operationType", "clusterTime", "wallTime"]
-        token = ResumeToken.parse(dict(cause["_id"]))
-        assert dict(invalidate["_id"]) == token.of_invalidate().document() == batch.pbrt
+        before, after = Start.of(cause["_id"]), Start.of(invalidate["_id"])
+        assert (before.from_invalidate, after.from_invalidate) == (False, True)
+        assert before.cluster_time == after.cluster_time
+        assert dict(invalidate["_id"]) == batch.pbrt
 
 
 async def test_a_full_batch_defers_the_end_to_the_next():
@@ -97,7 +100,7 @@ async def test_a_filtered_invalidate_still_ends_the_stream():
     cursor = host.watch({"$match": {"operationType": "insert"}}, on=("db", "a"))
     batch = await cursor.next_batch(None, 0)
     assert (batch.events, batch.closed, batch.invalidated) == ([], True, True)
-    assert ResumeToken.parse(batch.pbrt).from_invalidate
+    assert Start.of(batch.pbrt).from_invalidate
 
 
 async def test_the_last_pbrt_covers_a_filtered_invalidate():
@@ -107,7 +110,7 @@ async def test_the_last_pbrt_covers_a_filtered_invalidate():
     [drop] = (await cursor.next_batch(1, 0)).events
     end = await cursor.next_batch(1, 0)
     assert (end.events, end.closed, end.invalidated) == ([], True, True)
-    assert ResumeToken.parse(end.pbrt).from_invalidate
+    assert Start.of(end.pbrt).from_invalidate
     assert end.pbrt["_data"] > drop["_id"]["_data"]
 
 
@@ -145,7 +148,7 @@ async def test_lost_history_is_an_error():
 async def test_updates_have_the_requested_images():
     host = HandmadeHost()
     ts = host.update("db.a", 1, {"u": {"n": 2}})
-    host.images[ts, 0] = {"_id": 1, "n": 1}
+    host.stored[ts, 0] = Images({"_id": 1, "n": 1}, {"_id": 1, "n": 2})
     host.documents[1] = {"_id": 1, "n": 3}
     host.update("db.a", 4, {"u": {"n": 2}})
 
@@ -172,7 +175,7 @@ async def test_images_in_a_transaction_are_found_by_position():
     change = {"$v": 2, "diff": {"u": {"n": 2}}}
     update = {"op": "u", "ns": "db.a", "ui": UUID_A, "o": change, "o2": {"_id": 1}}
     ts = host.transaction([inserted("db.a", 0), update])
-    host.images[ts, 1] = {"_id": 1, "n": 1}
+    host.stored[ts, 1] = Images({"_id": 1, "n": 1}, {"_id": 1, "n": 2})
     batch = await host.watch(fullDocumentBeforeChange="required").next_batch(None, 0)
     assert dict(batch.events[1]["fullDocumentBeforeChange"]) == {"_id": 1, "n": 1}
 

@@ -1,10 +1,8 @@
 """Commands of operators and shells on the embedded mongos."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from bson import MaxKey, MinKey
 
 from embedded.clients import Client
 from embedded.cluster import EmbeddedCluster
@@ -19,40 +17,6 @@ class Mongos:
 
     async def run(self, database: str, command: dict[str, Any]) -> dict[str, Any]:
         return await self.cluster.mongos.run_command(database, command, self._client)
-
-
-@pytest.fixture
-async def mongos() -> AsyncIterator[Mongos]:
-    async with EmbeddedCluster(2, noop_interval=0) as cluster:
-        yield Mongos(cluster)
-
-
-async def test_a_chunk_is_split_at_its_median(mongos: Mongos) -> None:
-    await mongos.run("admin", {"shardCollection": "db.c", "key": {"x": 1}})
-    refused = await mongos.run("admin", {"split": "db.c", "find": {"x": 1}})
-    assert (refused["code"], refused["codeName"]) == (96, "CannotSplit")
-    documents = [{"_id": n, "x": n} for n in (50, 10, 40, 20, 30)]
-    await mongos.run("db", {"insert": "c", "documents": documents})
-    assert (await mongos.run("admin", {"split": "db.c", "find": {"x": 1}}))["ok"] == 1
-    found = await mongos.run("config", {"find": "chunks", "sort": {"min": 1}})
-    bounds = [(each["min"]["x"], each["max"]["x"]) for each in found["cursor"]["firstBatch"]]
-    assert bounds == [(MinKey(), 30), (30, MaxKey())]
-
-
-async def test_each_shard_gives_its_statistics_of_a_collection(mongos: Mongos) -> None:
-    await mongos.run("admin", {"shardCollection": "db.c", "key": {"x": 1}})
-    await mongos.run("db", {"insert": "c", "documents": [{"_id": 1, "x": 1}, {"_id": 2, "x": 2}]})
-    command = {"aggregate": "c", "pipeline": [{"$collStats": {"storageStats": {}}}], "cursor": {}}
-    [stored] = (await mongos.run("db", command))["cursor"]["firstBatch"]
-    assert stored["ns"] == "db.c"
-    assert stored["storageStats"]["count"] == 2
-    assert set(stored["storageStats"]["indexSizes"]) == {"_id_", "x_1"}
-
-
-async def test_status_and_operations_of_a_process_that_does_nothing(mongos: Mongos) -> None:
-    status = await mongos.run("admin", {"serverStatus": 1})
-    assert (status["ok"], status["process"]) == (1, "mongos")
-    assert (await mongos.run("admin", {"currentOp": 1}))["inprog"] == []
 
 
 @pytest.mark.parametrize(

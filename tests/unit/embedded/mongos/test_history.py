@@ -24,7 +24,7 @@ writes = st.one_of(
     st.tuples(st.just("change key"), ids, regions),
     st.tuples(st.just("delete"), ids),
     st.tuples(st.just("upsert"), ids, regions),
-    st.tuples(st.just("modify"), ids, regions),
+    st.tuples(st.just("modify"), ids),
 )
 steps = st.one_of(
     writes,
@@ -134,8 +134,8 @@ class Application:
                 return _update(where, {"$set": {"region": region}})
             case ("delete", _):
                 return {"delete": "orders", "deletes": [{"q": {"_id": key}, "limit": 1}]}
-            case ("modify", _, region):
-                change = [{"$set": {"region": region, "m": 1}}]
+            case ("modify", _):
+                change = [{"$set": {"m": 1}}]
                 return {"findAndModify": "orders", "query": where, "update": change}
         raise AssertionError(write)
 
@@ -157,8 +157,8 @@ class Application:
             case ("upsert", key, region):
                 document = self.model.setdefault(key, {"_id": key, "region": region})
                 document["n"] = document.get("n", 0) + 5
-            case ("modify", key, region):
-                self.model[key] |= {"region": region, "m": 1}
+            case ("modify", key):
+                self.model[key]["m"] = 1
 
 
 def _update(where: dict[str, Any], change: Any, **options: bool) -> dict[str, Any]:

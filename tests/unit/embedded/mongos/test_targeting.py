@@ -8,12 +8,7 @@ from bson import Binary, MinKey, Timestamp
 from embedded.mongos.catalog import ShardedCollection
 from embedded.mongos.chunk_map import Chunk, ChunkMap
 from embedded.mongos.shard_key import ShardKey
-from embedded.mongos.targeting import (
-    may_change_key,
-    target_of_find_and_modify,
-    targets_of_delete,
-    targets_of_update,
-)
+from embedded.mongos.targeting import target_of_one, targets_of_delete, targets_of_update
 from shard_client.errors import CommandError
 
 KEY = ShardKey({"region": 1, "_id": 1})
@@ -71,25 +66,6 @@ def test_delete_and_find_and_modify(orders: ShardedCollection) -> None:
     assert targets_of_delete(orders, {"q": {"n": 1}, "limit": 0}) == EVERYWHERE
     with pytest.raises(CommandError, match="shard key"):
         targets_of_delete(orders, {"q": {"n": 1}, "limit": 1})
-    assert target_of_find_and_modify(orders, {"region": "q", "_id": 3}) == "s2"
+    assert target_of_one(orders, {"region": "q", "_id": 3}, "upsert") == "s2"
     with pytest.raises(CommandError, match="must contain the shard key"):
-        target_of_find_and_modify(orders, {"region": "q"})
-
-
-@pytest.mark.parametrize(
-    ("update", "may"),
-    [
-        ({"$set": {"x": 1}}, False),
-        ({"$inc": {"regions": 1}}, False),
-        ({"$set": {"region": "z"}}, True),
-        ({"$set": {"region.sub": "z"}}, True),
-        ({"$rename": {"x": "region"}}, True),
-        ({"$unset": {"region": 1}}, True),
-        ([{"$set": {"x": 1}}], True),
-        ({"whole": "document"}, True),
-    ],
-)
-def test_only_some_updates_may_change_the_key(
-    orders: ShardedCollection, update: Any, may: bool
-) -> None:
-    assert may_change_key(orders, update) is may
+        target_of_one(orders, {"region": "q"}, "upsert")

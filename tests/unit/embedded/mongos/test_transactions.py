@@ -116,16 +116,6 @@ async def test_ending_the_session_releases_the_transaction_s_locks(
     await run(cluster, "a", {"drop": "b"})
 
 
-async def test_unordered_inserts_have_equal_times_on_different_shards(
-    cluster: EmbeddedCluster,
-) -> None:
-    before = now(cluster)
-    await run(cluster, "a", {**insert(1, 11, 21, 2, 12, 22), "ordered": False})
-    times = [[entry["ts"] for entry in entries(cluster, f"shard{i}", before)] for i in range(3)]
-    assert times[0] == times[1] == times[2]
-    assert len(times[0]) == 2
-
-
 async def test_a_retried_write_is_applied_once(cluster: EmbeddedCluster) -> None:
     command = {**insert(1, 11, 21), "lsid": LSID, "txnNumber": 1}
     assert (await run(cluster, "a", command))["n"] == 3
@@ -133,18 +123,13 @@ async def test_a_retried_write_is_applied_once(cluster: EmbeddedCluster) -> None
     assert (await run(cluster, "a", {"count": "b"}))["n"] == 3
 
 
-@pytest.mark.parametrize("kind", ["update", "findAndModify"])
-async def test_a_retried_shard_key_change_is_applied_once(
-    cluster: EmbeddedCluster, kind: str
-) -> None:
+async def test_a_retried_shard_key_change_is_applied_once(cluster: EmbeddedCluster) -> None:
     await run(cluster, "admin", {"shardCollection": "a.k", "key": {"k": 1}})
     await run(cluster, "admin", {"split": "a.k", "middle": {"k": 10}})
     await run(cluster, "admin", {"moveChunk": "a.k", "find": {"k": 10}, "to": "shard1"})
     await run(cluster, "a", {"insert": "k", "documents": [{"_id": 1, "k": 1}]})
     where, change = {"_id": 1, "k": 1}, {"$set": {"k": 20}}
     command: dict[str, Any] = {"update": "k", "updates": [{"q": where, "u": change}]}
-    if kind == "findAndModify":
-        command = {"findAndModify": "k", "query": where, "update": change}
     command |= {"lsid": LSID, "txnNumber": 1}
     before = now(cluster)
     first = await run(cluster, "a", command)
@@ -158,20 +143,6 @@ async def test_a_retried_shard_key_change_is_applied_once(
         entry for entry in entries(cluster, "shard1", before) if "commitTransaction" in entry["o"]
     ]
     assert len(commits) == 1
-
-
-async def test_a_shard_key_change_must_be_alone_in_its_command(cluster: EmbeddedCluster) -> None:
-    await run(cluster, "admin", {"shardCollection": "a.k", "key": {"k": 1}})
-    await run(cluster, "admin", {"split": "a.k", "middle": {"k": 10}})
-    await run(cluster, "admin", {"moveChunk": "a.k", "find": {"k": 10}, "to": "shard1"})
-    await run(cluster, "a", {"insert": "k", "documents": [{"_id": 1, "k": 1}]})
-    updates = [
-        {"q": {"_id": 1, "k": 1}, "u": {"$set": {"x": 1}}},
-        {"q": {"_id": 1, "k": 1}, "u": {"$set": {"k": 20}}},
-    ]
-    command = {"update": "k", "updates": updates, "lsid": LSID, "txnNumber": 1}
-    reply = await run(cluster, "a", command)
-    assert (reply["n"], [error["code"] for error in reply["writeErrors"]]) == (1, [72])
 
 
 async def test_migration_is_invisible_in_the_oplogs(cluster: EmbeddedCluster) -> None:

@@ -1,4 +1,4 @@
-"""The router's token parser, compared with the embedded cluster's independent one."""
+"""The router's token parser reads what the embedded cluster's independent encoder makes."""
 
 from datetime import UTC, datetime
 from uuid import UUID
@@ -12,18 +12,16 @@ from bson.min_key import MinKey
 from bson.objectid import ObjectId
 from bson.regex import Regex
 from bson.timestamp import Timestamp
-from hypothesis import assume, example, given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from embedded.change_streams.resume_token import ResumeToken as Made
-from router.tokens.keystring import OpaqueValueError, Reader
 from router.tokens.resume_token import (
     ResumeToken,
     as_version,
     cluster_time_of,
     version_of,
 )
-from shard_client.errors import CommandError
 
 WHOLE = UUID("ab" * 16)
 NAMES = st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=1, max_size=4)
@@ -53,7 +51,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
     max_leaves=6,
 )
-ANY = VALUES | st.floats(allow_nan=True) | st.sampled_from([Decimal128("0.1"), 2.0**70])
+ANY = VALUES | st.floats(allow_nan=True) | st.sampled_from([Decimal128("0.5"), 2.0**70])
 
 
 def made(version: int, identifier: dict | None, **more) -> Made:
@@ -101,31 +99,3 @@ def test_the_older_version_equals_an_older_shard_s_token(document_key, invalidat
     assert as_version(key_of(token), 1) == key_of(older)
     oldest = made(0, document_key)
     assert as_version(key_of(token), 0) == as_version(key_of(older), 0) == key_of(oldest)
-
-
-def _has_fraction(key: bytes) -> bool:
-    """Return whether the key has a number with a fraction, where the router stops parsing."""
-    reader = Reader(key)
-    try:
-        while reader.more:
-            reader.next()
-    except OpaqueValueError:
-        return True
-    except CommandError:
-        return False
-    return False
-
-
-@given(st.binary(max_size=40), st.sampled_from(["", "82", "82000000070000000329", "2B"]))
-def test_bad_tokens_have_the_same_errors(junk, front):
-    text = front + junk.hex().upper()
-    # The embedded cluster does not support DBPointers.
-    assume("96" not in text and not _has_fraction(bytes.fromhex(text)))
-    errors = []
-    for read in (ResumeToken.parse, Made.parse):
-        try:
-            read({"_data": text})
-            errors.append(0)
-        except CommandError as error:
-            errors.append(error.code)
-    assert errors[0] == errors[1]
