@@ -23,6 +23,7 @@ from spark_sink.jobs.job_folder import JobFolder, JobRecord, LoggedBatch
 from spark_sink.jobs.point_in_time import Lacking, bronze_at, lacking_at, require_begun
 from spark_sink.jobs.tables_job import (
     ALL_BATCHES,
+    APPENDED,
     BRONZE,
     CURRENT,
     NOTIFIED,
@@ -60,7 +61,7 @@ def rebuild_checkpoint(folder: JobFolder) -> int:
     remove_damaged(folder)
     if folder.query() is not None or folder.batches():
         raise OptionError(f"the job in {folder.address} has a checkpoint: start the job")
-    found = {name: each for name, each in _batches(folder).items() if name in ALL_BATCHES}
+    found = _batches(folder)
     if not any(found.values()):
         raise OptionError(f"the tables of the job in {folder.address} have no batch: start the job")
     last = max(each.number for each in found.values() if each)
@@ -73,7 +74,7 @@ def rebuild_checkpoint(folder: JobFolder) -> int:
             "from a backup, or start the job in another one"
         )
     for name, each in found.items():
-        if last - (each.number if each else -1) > 1:
+        if name in ALL_BATCHES and last - (each.number if each else -1) > 1:
             raise _lacks_batches(folder, name)
     if last and last - 1 not in offsets:
         raise OptionError(
@@ -135,8 +136,7 @@ def remove_damaged(folder: JobFolder) -> None:
     damage = folder.damage()
     if not damage:
         return
-    found = _batches(folder)
-    if not any(found.get(name) for name in ALL_BATCHES):
+    if not any(_batches(folder).values()):
         raise OptionError(
             f"the file {folder.checkpoint}/{damage} is damaged, and the tables have no batch yet "
             f"that tells where the job was: remove the folder {folder.checkpoint}, and start the "
@@ -295,14 +295,15 @@ def _reached(folder: JobFolder, before: Offset) -> list[Position]:
 
     A batch of a seek has no events, so another seek may take its place.
     """
-    offsets = (DeltaLog(folder.table(name)).position().get("offset") for name in ALL_BATCHES)
+    names = (*APPENDED, CURRENT)
+    offsets = (DeltaLog(folder.table(name)).position().get("offset") for name in names)
     ends = [Offset.read(offset) for offset in offsets if offset]
     return [before.position, *(each.sought or each.position for each in ends)]
 
 
 def _note_end(folder: JobFolder, number: int, offset: Mapping[str, Any]) -> None:
     """Let the tables that have a batch, which not all of them have, end it at another offset."""
-    for name in ALL_BATCHES:
+    for name in (*APPENDED, CURRENT):
         log = DeltaLog(folder.table(name))
         batch = Batch.of(log.position())
         if batch is not None and batch.number == number:
