@@ -98,8 +98,7 @@ def restore_checkpoint(folder: JobFolder) -> int | None:
         return None
     remove_damaged(folder)
     kept, query, why = _batches(folder), folder.query(), "lost"
-    newest = {name: -1 if each is None else each.number for name, each in kept.items()}
-    last = max(newest.values())
+    last = max((each.number for each in kept.values() if each), default=-1)
     done = last - 1
     if query is not None:
         if any(each.query != query for each in kept.values() if each):
@@ -113,18 +112,26 @@ def restore_checkpoint(folder: JobFolder) -> int | None:
         if batches and batches[-1].number >= last:
             others = [b for b in kept.values() if b and folder.offset(b.number) != b.offset]
             why = "of another start" if any(folder.offset(b.number) for b in others) else ""
-    needed = dict.fromkeys(newest.keys() & {*ALL_BATCHES}, done)
-    for name, number in ((n, b) for each in kept.values() if each for n, b in each.written.items()):
-        needed[name] = max(needed.get(name, -1), number if number <= done else -1)
-    for name, number in needed.items():
-        if newest.get(name, -1) < number:
-            raise _lacks_batches(folder, name)
+    for name in lacking_tables(kept, done):
+        raise _lacks_batches(folder, name)
     if not why or last < 0:
         return None
     folder.remove_checkpoint()
     last = rebuild_checkpoint(folder)
     print(f"the checkpoint was {why}, and is again that of batch {last}", file=sys.stderr)  # noqa: T201
     return last
+
+
+def lacking_tables(kept: Mapping[str, Batch | None], done: int) -> list[str]:
+    """Return the names of tables that lack batches, of which those up to `done` are complete.
+
+    `kept` has the newest batch of each table by name, None for one without batches.
+    """
+    needed = dict.fromkeys(kept.keys() & {*ALL_BATCHES}, done)
+    for name, number in ((n, b) for each in kept.values() if each for n, b in each.written.items()):
+        needed[name] = max(needed.get(name, -1), number if number <= done else -1)
+    newest = {name: each.number for name, each in kept.items() if each}
+    return [name for name, number in needed.items() if newest.get(name, -1) < number]
 
 
 def remove_damaged(folder: JobFolder) -> None:
