@@ -23,6 +23,7 @@ from spark_sink.jobs.job_folder import JobFolder, JobRecord, LoggedBatch
 from spark_sink.jobs.point_in_time import Lacking, bronze_at, lacking_at, require_begun
 from spark_sink.jobs.tables_job import (
     ALL_BATCHES,
+    APPENDED,
     BRONZE,
     CURRENT,
     NOTIFIED,
@@ -60,7 +61,7 @@ def rebuild_checkpoint(folder: JobFolder) -> int:
     remove_damaged(folder)
     if folder.query() is not None or folder.batches():
         raise OptionError(f"the job in {folder.address} has a checkpoint: start the job")
-    found = {name: each for name, each in _batches(folder).items() if name in ALL_BATCHES}
+    found = _batches(folder)
     if not any(found.values()):
         raise OptionError(f"the tables of the job in {folder.address} have no batch: start the job")
     last = max(each.number for each in found.values() if each)
@@ -73,7 +74,7 @@ def rebuild_checkpoint(folder: JobFolder) -> int:
             "from a backup, or start the job in another one"
         )
     for name, each in found.items():
-        if last - (each.number if each else -1) > 1:
+        if name in ALL_BATCHES and last - (each.number if each else -1) > 1:
             raise _lacks_batches(folder, name)
     if last and last - 1 not in offsets:
         raise OptionError(
@@ -97,8 +98,7 @@ def restore_checkpoint(folder: JobFolder) -> int | None:
         return None
     remove_damaged(folder)
     kept, query, why = _batches(folder), folder.query(), "lost"
-    newest = {name: -1 if each is None else each.number for name, each in kept.items()}
-    last = max(newest.values())
+    last = max((each.number for each in kept.values() if each), default=-1)
     done = last - 1
     if query is not None:
         if any(each.query != query for each in kept.values() if each):
@@ -112,18 +112,26 @@ def restore_checkpoint(folder: JobFolder) -> int | None:
         if batches and batches[-1].number >= last:
             others = [b for b in kept.values() if b and folder.offset(b.number) != b.offset]
             why = "of another start" if any(folder.offset(b.number) for b in others) else ""
-    needed = dict.fromkeys(newest.keys() & {*ALL_BATCHES}, done)
-    for name, number in ((n, b) for each in kept.values() if each for n, b in each.written.items()):
-        needed[name] = max(needed.get(name, -1), number if number <= done else -1)
-    for name, number in needed.items():
-        if newest.get(name, -1) < number:
-            raise _lacks_batches(folder, name)
+    for name in lacking_tables(kept, done):
+        raise _lacks_batches(folder, name)
     if not why or last < 0:
         return None
     folder.remove_checkpoint()
     last = rebuild_checkpoint(folder)
     print(f"the checkpoint was {why}, and is again that of batch {last}", file=sys.stderr)  # noqa: T201
     return last
+
+
+def lacking_tables(kept: Mapping[str, Batch | None], done: int) -> list[str]:
+    """Return the names of tables that lack batches, of which those up to `done` are complete.
+
+    `kept` has the newest batch of each table by name, None for one without batches.
+    """
+    needed = dict.fromkeys(kept.keys() & {*ALL_BATCHES}, done)
+    for name, number in ((n, b) for each in kept.values() if each for n, b in each.written.items()):
+        needed[name] = max(needed.get(name, -1), number if number <= done else -1)
+    newest = {name: each.number for name, each in kept.items() if each}
+    return [name for name, number in needed.items() if newest.get(name, -1) < number]
 
 
 def remove_damaged(folder: JobFolder) -> None:
@@ -135,8 +143,7 @@ def remove_damaged(folder: JobFolder) -> None:
     damage = folder.damage()
     if not damage:
         return
-    found = _batches(folder)
-    if not any(found.get(name) for name in ALL_BATCHES):
+    if not any(_batches(folder).values()):
         raise OptionError(
             f"the file {folder.checkpoint}/{damage} is damaged, and the tables have no batch yet "
             f"that tells where the job was: remove the folder {folder.checkpoint}, and start the "
@@ -295,14 +302,15 @@ def _reached(folder: JobFolder, before: Offset) -> list[Position]:
 
     A batch of a seek has no events, so another seek may take its place.
     """
-    offsets = (DeltaLog(folder.table(name)).position().get("offset") for name in ALL_BATCHES)
+    names = (*APPENDED, CURRENT)
+    offsets = (DeltaLog(folder.table(name)).position().get("offset") for name in names)
     ends = [Offset.read(offset) for offset in offsets if offset]
     return [before.position, *(each.sought or each.position for each in ends)]
 
 
 def _note_end(folder: JobFolder, number: int, offset: Mapping[str, Any]) -> None:
     """Let the tables that have a batch, which not all of them have, end it at another offset."""
-    for name in ALL_BATCHES:
+    for name in (*APPENDED, CURRENT):
         log = DeltaLog(folder.table(name))
         batch = Batch.of(log.position())
         if batch is not None and batch.number == number:

@@ -270,8 +270,11 @@ class TablesJob:
             covers = (at.scope or Scope()).accepts if self._reads_again else None
             quarantine = self._table(QUARANTINE)
             spark, gained = batch.sparkSession, at.gained_since
+            leads = not {BRONZE, MESSAGES} & {*self._tables}
             with self._timed(CURRENT):
-                self._current.apply_staged(spark, changes, of, quarantine, covers, gained)
+                self._current.apply_staged(
+                    spark, changes, of, quarantine, covers, gained, leads=leads
+                )
             self._keep_columns(self._current.form)
         elif unreadable:
             self._table(QUARANTINE).commit(unreadable, arrow_schema(UNAPPLIED), of)

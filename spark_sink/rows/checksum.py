@@ -5,9 +5,10 @@ The hash of a row is defined here, so that all versions of pyarrow and numpy agr
 have 64 bits and no sign, and wrap:
 
 - An integer, a boolean, a date in days and a timestamp in microseconds is a number itself, a float
-  is the bits of its double, a text (UTF-8) or bytes are their length, a decimal is its text. A list
-  or a map is its length plus the polynomial, below, of the hashes of its elements, which are rows
-  of their own. A struct is 1, and its fields are columns beside it.
+  is the bits of its double (of each NaN those that Spark writes), a text (UTF-8) or bytes are their
+  length, a decimal is its text. A list or a map is its length plus the polynomial, below, of the
+  hashes of its elements, which are rows of their own. A struct is 1, and its fields are columns
+  beside it.
 - A value that is not null adds `mix(number + tag)`, with the tag of its column. So a column that is
   null everywhere adds nothing, and the order of columns does not count.
 - The bytes of all texts of a row follow each other in the order of their columns' tags, with zeros
@@ -40,6 +41,7 @@ _33, _32 = np.uint64(33), np.uint64(32)
 # Words whose powers of the base are in a table, and bytes of rows that are hashed together.
 _BLOCK = 1 << 14
 _SLICE_BYTES = 1 << 23
+_NAN = pa.scalar(float("nan"))
 _PADS = pa.array([b"\0" * size for size in range(8)], pa.binary())
 
 
@@ -132,7 +134,8 @@ def _numbers(column: pa.Array) -> Words:
     elif pa.types.is_date32(kind):
         column = column.view(pa.int32())
     elif pa.types.is_floating(kind):
-        column = column.cast(pa.float64()).view(pa.int64())
+        doubles = column.cast(pa.float64())
+        column = pc.if_else(pc.is_nan(doubles), _NAN, doubles).view(pa.int64())
     whole = column if column.type == pa.int64() else column.cast(pa.int64())
     stored = np.frombuffer(whole.buffers()[1], np.uint64)
     found: Words = stored[whole.offset : whole.offset + len(whole)]

@@ -173,6 +173,8 @@ class CurrentTable:
         quarantine: AppendTable | None = None,
         covers: Covers | None = None,
         gained: Unread | None = None,
+        *,
+        leads: bool = False,
     ) -> None:
         """Apply what tasks have staged, and commit the result as the current version.
 
@@ -181,13 +183,16 @@ class CurrentTable:
         event leaves the table until a later event contains it. Without it such an event raises
         StreamError, and nothing is committed. Without `spark` the work is done in this process.
         `covers` says for which collections the state notes that they must be read again; without
-        it for none. `gained` are further ones, since before the batch.
+        it for none. `gained` are further ones, since before the batch. With `leads` no table but
+        the quarantine gets the batch before this one: then both begin with one batch, so that a
+        later start of the job takes over both.
         """
         read = ChangeReport()
         for each in reports:
             read.add(each)
         if batch is None or not self._log.has(batch):
-            self._apply(spark, read, batch, quarantine, covers, gained or {})
+            leads = leads and not self._log.exists
+            self._apply(spark, read, batch, quarantine, covers, gained or {}, leads)
         remove_changes(self.address, read.groups)
 
     def _apply(
@@ -198,6 +203,7 @@ class CurrentTable:
         quarantine: AppendTable | None,
         covers: Covers | None,
         gained: Unread,
+        leads: bool,
     ) -> None:
         ddl_events = tuple(sorted(map(ddl_event_of, read.ddl)))
         state = self._state.after(read, ddl_events)
@@ -246,7 +252,7 @@ class CurrentTable:
         rest = [Section(each.first, None, each) for each in others]
         form, written, reports = self._merged(spark, sections, rest, task)
         problems = [each for report in reports for each in report.problems]
-        if problems and quarantine is not None and batch is not None:
+        if (problems or leads) and quarantine is not None and batch is not None:
             quarantine.commit(problems, arrow_schema(QUARANTINE), batch)
             batch = batch.wrote(quarantine.name)
         if covers is not None:

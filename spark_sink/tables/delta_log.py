@@ -257,14 +257,15 @@ class DeltaLog:
     def has(self, batch: Batch) -> bool:
         """Return whether the table has the batch.
 
-        Raises StreamError if it has another batch with this number, or a later one: another start
-        of the job has written it.
+        Raises StreamError if it has another batch with this number, or a later one, or a job's
+        batch of another query: another start of the job has written it.
         """
         number = self._transaction(batch.query)
-        if number is None or number < batch.number:
-            return False
         last = Batch.of(self.position())
-        if last is None or not last.is_same(batch):
+        is_later = number is None or number < batch.number
+        if is_later and (last is None or not batch.offset or last.query == batch.query):
+            return False
+        if is_later or last is None or not last.is_same(batch):
             remedy = (
                 "run one process for each --out. Start the job again; it continues where the "
                 "tables are"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -15,11 +15,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from spark_sink.errors import HistoryLostError, OptionError, SourceError
+from spark_sink.errors import HistoryLostError, OptionError, SourceError, StreamError
 from spark_sink.events.positions import AtTime, after, key_of, time_in
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.point_in_time import snapshot_ends, time_from_text, unread_names
 from spark_sink.jobs.query_run import cause_of
+from spark_sink.jobs.rebuilding import lacking_tables
 from spark_sink.jobs.tables_job import (
     BRONZE,
     CURRENT,
@@ -33,7 +34,7 @@ from spark_sink.options.stream_options import parse_options
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.append_table import stored_checksum
 from spark_sink.tables.current_table import CurrentTable
-from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.delta_log import Batch, DeltaLog
 from spark_sink.tables.parquet_parts import BATCH
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_scan import read_rows
@@ -118,12 +119,18 @@ def verify_job(
     """
     record, last = folder.record(), folder.last_committed()
     logs = {name: DeltaLog(folder.table(name)) for name in (*record.tables, QUARANTINE, NOTIFIED)}
-    wanted = tables or [name for name in logs if name in record.tables or logs[name].exists]
+    lost = _lost_tables(logs, -1 if last is None else last.number)
+    wanted = tables or [n for n in logs if n in (*record.tables, *lost) or logs[n].exists]
     for name in wanted:
         if name not in logs:
             raise OptionError(f"the job in {folder.address} has no table {name}: correct --table")
     found = {name: Outcome() for name in wanted}
     for name, outcome in found.items():
+        if name in lost:
+            outcome.failed = True
+            outcome.remarks.append(
+                "the table lacks batches that the job has written: the next start says what to do"
+            )
         if not logs[name].exists:
             outcome.remarks.append("not compared: there is no Delta table yet")
             continue
@@ -150,6 +157,15 @@ def verify_job(
         with _failures(found, CURRENT):
             _compare_documents(spark, record, uri, compared[CURRENT], found[CURRENT], shown)
     return found
+
+
+def _lost_tables(logs: Mapping[str, DeltaLog], done: int) -> list[str]:
+    """Return the tables that are lost, or older than batch `done`, which is complete."""
+    kept: dict[str, Batch | None] = {}
+    for name, log in logs.items():
+        with suppress(StreamError):  # the comparison of the table tells it
+            kept[name] = Batch.of(log.position())
+    return lacking_tables(kept, done)
 
 
 @contextmanager

@@ -13,8 +13,16 @@ from typing import Any
 import pytest
 
 from spark_sink.errors import SourceError
+from spark_sink.jobs.job_folder import JobRecord
 from spark_sink.tables.delta_log import DeltaLog
-from tests.doubles.scripted_job import Script, ScriptedJob, check_tables, follow
+from tests.doubles.scripted_job import (
+    CURRENT_ALONE,
+    RECORD,
+    Script,
+    ScriptedJob,
+    check_tables,
+    follow,
+)
 
 
 class Start(threading.Thread):
@@ -24,9 +32,12 @@ class Start(threading.Thread):
     while it runs.
     """
 
-    def __init__(self, out: str, checkpoint: Path, script: Script, seed: int) -> None:
+    def __init__(
+        self, out: str, checkpoint: Path, script: Script, seed: int, record: JobRecord
+    ) -> None:
         super().__init__(daemon=True)
         self._follows = out, checkpoint, script, seed
+        self._record = record
         self._go, self._paused = threading.Semaphore(0), threading.Semaphore(0)
         self.ended: str | None = None
 
@@ -45,7 +56,7 @@ class Start(threading.Thread):
         self._go.acquire()
         ended = "a defect"
         try:
-            follow(*self._follows, self.step)
+            follow(*self._follows, self.step, record=self._record)
             ended = ""
         except SourceError as error:
             ended = str(error)
@@ -84,7 +95,7 @@ def take_turns(starts: list[Start], chance: random.Random) -> None:
     """Run the first start for a while, then others with it, until all have ended."""
     for each in starts:
         each.start()
-    for _ in range(chance.randrange(80)):
+    for _ in range(chance.randrange(chance.choice([8, 80]))):
         starts[0].turn()
     while left := [each for each in starts if each.ended is None]:
         chosen = chance.choice(left)
@@ -93,15 +104,19 @@ def take_turns(starts: list[Start], chance: random.Random) -> None:
 
 
 def check_two_starts(out: str, folder: Path, seed: int) -> None:
-    """Run two starts, and a last one, which finds what they left; then check the tables."""
+    """Run two starts, and a last one, which finds what they left; then check the tables.
+
+    A start that finds no tables begins a query of its own.
+    """
     chance, script = random.Random(seed), Script(seed)
-    starts = [Start(out, folder / str(n), script, seed + n) for n in range(3)]
+    record = chance.choice([RECORD, CURRENT_ALONE])
+    starts = [Start(out, folder / str(n), script, seed + n, record) for n in range(3)]
     take_turns(starts[:2], chance)
     take_turns(starts[2:], chance)
     assert starts[2].ended == "", [each.ended for each in starts]
     refused = [str(each.ended) for each in starts if each.ended]
     assert all("another start" in each for each in refused), refused
-    check_tables(out, script)
+    check_tables(out, script, record)
 
 
 @pytest.mark.usefixtures("paused")

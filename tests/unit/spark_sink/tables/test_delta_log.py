@@ -133,7 +133,9 @@ def test_one_commit_replaces_buckets_and_moves_the_position(tmp_path: Path) -> N
     assert DeltaLog(str(tmp_path)).position() == {"through": "b", **batch(4).position}
     assert log.has(batch(4))
     assert not log.has(batch(5))
-    assert not log.has(batch(1, "another query"))
+    assert not log.has(Batch("another query", 1))
+    with pytest.raises(StreamError, match="another start has written it"):
+        log.has(batch(5, "another query"))
     # A bucket that becomes empty, and a position without rows.
     log.replace([], SCHEMA, {"through": "c"}, bucket=[0])
     log.replace([], SCHEMA, {"through": "d"})
