@@ -206,7 +206,12 @@ class _HttpLog:
         """Log nothing."""
 
     def exception(self, message: str, *_details: object, exc_info: BaseException) -> None:
-        """Log that a request was refused with 400, or that the server has failed."""
+        """Log that a request was refused with 400, or that the server has failed.
+
+        A client that has gone before its answer is not logged.
+        """
+        if isinstance(exc_info, ConnectionError):
+            return
         if isinstance(exc_info, HttpProcessingError | web.RequestPayloadError):
             log.warning(
                 "Refused a request on the admin port that is not valid HTTP",

@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from bson.binary import Binary
-from bson.decimal128 import Decimal128
 from bson.timestamp import Timestamp
 
-from router.bson_text import type_name
-from router.commands.fields import exact_integer
 from router.request.field_errors import wrong_type_inside
+from router.request.generic_fields import exact_integer
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
@@ -63,7 +61,7 @@ def check_client_time(value: object, now: float) -> ClientTime:
         raise CommandError(
             ErrorCode.UnsupportedFormat, f"Unsupported SHA1Block hash length: {len(digest)}"
         )
-    key_id = _number(signature, "keyId")
+    key_id = exact_integer(_present(signature, "keyId"), "keyId")
     if time.time > now + MOST_DRIFT:
         raise CommandError(
             ErrorCode.ClusterTimeFailsRateLimiter,
@@ -78,16 +76,6 @@ def _field(document: Mapping[str, Any], name: str, kind: type, expected: str) ->
     if not isinstance(value, kind):
         raise wrong_type_inside(name, value, expected)
     return value
-
-
-def _number(document: Mapping[str, Any], name: str) -> int:
-    value = _present(document, name)
-    if isinstance(value, bool) or not isinstance(value, int | float | Decimal128):
-        raise CommandError(
-            ErrorCode.TypeMismatch,
-            f'Expected field "{name}" to have numeric type, but found {type_name(value)}',
-        )
-    return exact_integer(value, name)
 
 
 def _present(document: Mapping[str, Any], name: str) -> Any:

@@ -7,8 +7,8 @@ from typing import Any
 
 from bson.decimal128 import Decimal128
 
-from router.commands.fields import exact_integer
 from router.request.field_errors import wrong_type_inside
+from router.request.generic_fields import exact_integer
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 

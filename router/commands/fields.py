@@ -7,8 +7,6 @@ from bson.decimal128 import Decimal128
 
 from router.request.field_errors import missing_field, negative, unknown_field, wrong_type
 from router.request.generic_fields import NUMBERS, as_int64
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError
 
 # Fields that any command can carry besides its own; mongos gives them no command-specific meaning.
 GENERIC_FIELDS = frozenset(
@@ -22,8 +20,6 @@ GENERIC_FIELDS = frozenset(
         "tracking_info", "txnNumber", "writeConcern",
     }
 )  # fmt: skip
-
-_INT64_END = 2**63
 
 
 def check_known(command: Mapping[str, Any], name: str, known: frozenset[str]) -> None:
@@ -54,19 +50,6 @@ def whole_number(value: Any, path: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal128):
         raise wrong_type(path, value, *NUMBERS)
     return as_int64(value)
-
-
-def exact_integer(value: float | Decimal128, name: str) -> int:
-    """Return a number that must be that of a 64-bit integer; raises CommandError 2."""
-    number: Any = value.to_decimal() if isinstance(value, Decimal128) else value
-    if number != number or abs(number) >= _INT64_END or int(number) != number:
-        shown = f"{value}.0" if isinstance(value, float) and "." not in str(value) else value
-        raise CommandError(
-            ErrorCode.BadValue,
-            f'Expected field "{name}" to have a value exactly representable as a 64-bit integer, '
-            f"but found {name}: {shown}",
-        )
-    return int(number)
 
 
 def at_least_zero(command: Mapping[str, Any], name: str, field: str) -> int | None:

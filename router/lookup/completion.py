@@ -145,8 +145,9 @@ class Completion:
                 completed.append(event)
                 continue
             try:
+                any_size = self._plan.splits or self._stages is not None
                 completed.append(
-                    with_document(event, want.place, next(looked_up), any_size=self._plan.splits)
+                    with_document(event, want.place, next(looked_up), any_size=any_size)
                 )
             except StopIteration:
                 error = found.error

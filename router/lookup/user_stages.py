@@ -77,8 +77,8 @@ class UserStages:
     async def _transform_large(self, event: bytes, held: Holding) -> list[bytes]:
         """Return the results of an event that no command can carry.
 
-        Raises CommandError 10334 if a stage computes fields of it, or a condition compares fields
-        that are too large together.
+        Raises CommandError 10334 if a stage computes fields of it, a condition compares fields that
+        are too large together, or the result is as large and the stream does not split events.
         """
         for place, stage in enumerate(self._plan.stages):
             if len(event) <= MAX_EVENT_BYTES:
@@ -89,6 +89,8 @@ class UserStages:
                 event = projected(stage, event)
             elif not await self._meets(stage[name], event, held):
                 return []
+        if len(event) > MAX_EVENT_BYTES and not self._plan.splits:
+            raise too_large(event, len(event))
         return [event]
 
     async def _meets(self, condition: Condition, event: bytes, held: Holding) -> bool:

@@ -6,6 +6,7 @@ from typing import Any, Final
 from bson.decimal128 import Decimal128
 from bson.timestamp import Timestamp
 
+from router.bson_text import type_name
 from router.request.field_errors import wrong_type, wrong_type_inside
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
@@ -50,11 +51,33 @@ def _check_max_time(name: str, value: Any) -> None:
 
 
 def as_int64(value: float | Decimal128) -> int:
-    """Return a number as servers convert it: cut off, the nearest one in range, 0 for NaN."""
+    """Return a number as servers convert it: the nearest one in range, 0 for NaN.
+
+    Fractions are cut off, but those of decimals are rounded, half to even.
+    """
     number: Any = value.to_decimal() if isinstance(value, Decimal128) else value
     if number != number:
         return 0
-    return int(max(-_INT64_END, min(number, _INT64_END - 1)))
+    number = max(-_INT64_END, min(number, _INT64_END - 1))
+    return round(number) if isinstance(value, Decimal128) else int(number)
+
+
+def exact_integer(value: Any, name: str) -> int:
+    """Return a number that must be that of a 64-bit integer; raises CommandError 14 or 2."""
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal128):
+        raise CommandError(
+            ErrorCode.TypeMismatch,
+            f'Expected field "{name}" to have numeric type, but found {type_name(value)}',
+        )
+    number: Any = value.to_decimal() if isinstance(value, Decimal128) else value
+    if number != number or abs(number) >= _INT64_END or int(number) != number:
+        shown = f"{value}.0" if isinstance(value, float) and "." not in str(value) else value
+        raise CommandError(
+            ErrorCode.BadValue,
+            f'Expected field "{name}" to have a value exactly representable as a 64-bit integer, '
+            f"but found {name}: {shown}",
+        )
+    return int(number)
 
 
 def _check_read_concern(concern: Any) -> None:
@@ -90,9 +113,8 @@ def _check_option(name: str, value: Any) -> None:
         kind, expected = _TYPES[name]
         if not isinstance(value, kind):
             raise wrong_type_inside(name, value, expected)
-        missing = {"ts", "t"}.difference(value) if name == "afterOpTime" else ()
-        if missing:
-            raise CommandError(ErrorCode.NoSuchKey, f'Missing expected field "{max(missing)}"')
+        if name == "afterOpTime":
+            _check_op_time(value)
         if name == "level" and value not in _LEVELS:
             raise CommandError(
                 ErrorCode.FailedToParse,
@@ -101,13 +123,22 @@ def _check_option(name: str, value: Any) -> None:
             )
     elif name != "provenance":
         raise _invalid(f"Unrecognized option in readConcern: {name}")
-    elif not isinstance(value, str):
+    elif value is not None and not isinstance(value, str):
         raise wrong_type(_PROVENANCE, value, "string")
-    elif value not in _PROVENANCES:
+    elif value is not None and value not in _PROVENANCES:
         raise CommandError(
             ErrorCode.BadValue,
             f"Enumeration value '{value}' for field '{_PROVENANCE}' is not a valid value.",
         )
+
+
+def _check_op_time(value: Mapping[str, Any]) -> None:
+    for field in ("ts", "t"):
+        if field not in value:
+            raise CommandError(ErrorCode.NoSuchKey, f'Missing expected field "{field}"')
+        if field == "ts" and not isinstance(value[field], Timestamp):
+            raise wrong_type_inside(field, value[field], "timestamp")
+    exact_integer(value["t"], "t")
 
 
 def _invalid(message: str) -> CommandError:

@@ -30,8 +30,9 @@ _VERSION_DIGITS: Final = {b"29": 0, b"2B02": 1, b"2B04": 2}
 _CLASSIC_OPERATIONS: Final = frozenset(
     {"insert", "update", "replace", "delete", "drop", "rename", "dropDatabase", "invalidate"}
 )
-_FRAGMENT: Final = re.compile(rb"(?:\x29|\x2b.)\x04", re.DOTALL)
+_FRAGMENT: Final = re.compile(rb"(?:\x29|\x2b.|\x2c..)\x04", re.DOTALL)
 _ENDS_OF_MARKS: Final = frozenset({b"292904", b"2B0229296E04", b"2B0429296E1404"})
+_INT32_END: Final = 2**31
 _DOCUMENT_KEY: Final = b"\x46documentKey\0"
 
 
@@ -65,7 +66,8 @@ class ResumeToken:
         """The sort key of the whole event, if this is the token of a fragment of it."""
         if self.fragment_num is None:
             return self.data
-        return self.data[: -6 if self.fragment_num else -4] + b"04"
+        identifier = self.event_identifier.hex().upper().encode("ascii")
+        return self.data[: self.data.index(identifier) + len(identifier)] + b"04"
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> Self:
@@ -374,7 +376,7 @@ def _event(
     if reader.more and version >= 2:
         wrong = CommandError(7182501, "Resume token 'fragmentNum' must be a non-negative integer.")
         fragment = _integer(reader, wrong, wrong)
-        if fragment < 0:
+        if not 0 <= fragment < _INT32_END:
             raise wrong
     if reader.more:
         raise CommandError(40646, "invalid oversized resume token")

@@ -137,7 +137,8 @@ async def test_other_checks_come_before_client_times(pair: Pair) -> None:
 
 TIME_LIMITS: list[Any] = [
     1.5, None, "1", -1, 2**31, 900.0, True, float("nan"), float("inf"), -0.5, 2147483648.5, [],
-    Decimal128("1.5"), Decimal128("NaN"), Decimal128("1e300"), Int64(-(2**62)),
+    Decimal128("900.5"), Decimal128("NaN"), Decimal128("1e300"), Int64(-(2**62)),
+    Decimal128("-0.6"), Decimal128("2147483647.5"),
 ]  # fmt: skip
 SNAPSHOT: dict[str, Any] = {"level": "snapshot"}
 OPTIME: dict[str, Any] = {"ts": Timestamp(1, 1), "t": Int64(1)}
@@ -149,11 +150,14 @@ READ_CONCERNS: list[Any] = [
     {"level": 5, "x": 1},
     {"level": None},
     {"level": "nope"},
+    {"provenance": None},
     {"provenance": 5},
     {"provenance": "x"},
     {"provenance": "clientSupplied"},
     {"afterOpTime": 5},
     {"afterOpTime": {}},
+    *({"level": "majority", "afterOpTime": {**OPTIME, "t": term}} for term in ("1", True, 1.5)),
+    {"level": "majority", "afterOpTime": {"ts": 1, "t": "1"}},
     {"afterOpTime": OPTIME, "afterClusterTime": PAST},
     {**SNAPSHOT, "afterOpTime": OPTIME},
     *({"afterClusterTime": time} for time in (5, None, PAST, Timestamp(0, 0), Timestamp(0, 5))),

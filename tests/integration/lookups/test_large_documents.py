@@ -115,6 +115,24 @@ def test_stages_on_large_events_are_those_of_mongos(both: Both, db: Data) -> Non
         assert parts == ([of] * of if of > 1 else []), name
 
 
+def test_stages_make_a_large_event_small_enough_without_splitting(both: Both, db: Data) -> None:
+    start = tick(db.client)
+    db.a.insert_one({"_id": 1, "x": "a" * _NINE_MB})
+    db.a.update_one({"_id": 1}, {"$set": {"x": "b" * _NINE_MB, "v": 1}})
+    small: dict[str, Any] = {"$unset": "fullDocument.x"}
+    for stages in (
+        [{"$match": {"fullDocument.v": 1}}, small],
+        [small],
+        [PROJECTIONS["only"][0][0], small],
+    ):
+        events = both.read(db.name, "a", options=since(start), stages=stages)
+        assert events[-1]["fullDocument"] == {"_id": 1, "v": 1}
+    assert (
+        both.read(db.name, "a", options=since(start), stages=[{"$match": {"fullDocument.v": 2}}])
+        == []
+    )
+
+
 def test_a_fragment_of_an_event_that_is_now_small_is_not_found(
     both: Both, db: Data, cluster: TestCluster
 ) -> None:

@@ -251,6 +251,17 @@ async def test_bad_requests_are_answered_and_logged_in_few_words(
     assert len({each["reason"] for each in warned}) < 8
 
 
+async def test_a_client_that_has_gone_before_its_answer_makes_no_line() -> None:
+    with capture_logs() as logged:
+        async with facade() as made, admin_port(made, "token") as port:
+            for _ in range(100):
+                _reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(b"GET /" + _END + b"Expect: 100-continue\r\n\r\n")
+                writer.transport.abort()
+            assert (await ask(port, "/healthz")).status == 200
+    assert [each for each in logged if each["log_level"] != "info"] == []
+
+
 async def test_an_accept_header_without_a_format_gets_the_usual_one() -> None:
     async with watched_facade() as made, admin_port(made) as port:
         for accept in ("application/openmetrics-text; version=x", "text/plain; version=", ";;,"):

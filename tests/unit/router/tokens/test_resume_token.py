@@ -83,6 +83,7 @@ def test_a_high_water_mark_sorts_between_cluster_times():
         (HEAD + UUID_1 + "29", 6189503, "eventIdentifier is not an object"),
         (T + "2B042C0100296E14" + "4600" + "6E", 7182501, "fragmentNum"),
         (T + "2B042C0100296E14" + "4600" + "27FD", 7182501, "fragmentNum"),
+        (T + "2B042C0100296E14" + "4600" + "2F0100000000", 7182501, "fragmentNum"),
         (T + "2B042C0100296E14" + "4600" + "29" + "29", 40646, "oversized"),
         (HEAD + UUID_1 + "4600" + "29", 40646, "oversized"),
         ("82620B98", 15, "Invalid advance (8) past end of buffer[3] at offset: 0"),
@@ -116,7 +117,9 @@ def test_trailing_bytes_and_lower_case_are_normalised():
 
 
 @pytest.mark.parametrize("key", ["4600", "463C6100461E5F6964002B03800000000000000000"])
-@pytest.mark.parametrize(("number", "encoded"), [(None, ""), (0, "29"), (2, "2B04")])
+@pytest.mark.parametrize(
+    ("number", "encoded"), [(None, ""), (0, "29"), (2, "2B04"), (200, "2C0190")]
+)
 def test_a_fragment_s_number_is_parsed(key, number, encoded):
     """Also after a document key with a fraction."""
     whole = T + "2B042C0100296E" + UUID_1 + key
