@@ -22,6 +22,7 @@ _ELSEWHERE = {
     ("spark.md", "mergerouter job rebuild"): "tests/spark/test_point_in_time.py",
     ("spark.md", "mergerouter job run"): "tests/spark/test_job.py",
     ("spark.md", "mergerouter job signal"): "tests/spark/test_signal_queries.py",
+    ("spark.md", "mergerouter job verify"): "tests/spark/test_verification.py",
     ("spark.md", "mergerouter job seek"): "tests/spark/test_collections_change.py",
     ("spark-reference.md", "mergerouter job run"): "tests/spark/test_typed_job.py",
     ("debezium.md", "mergerouter job run"): "tests/spark/test_kills.py",
