@@ -136,7 +136,7 @@ async def run(planted: Planted) -> Moves:
     try:
         moving = frequent_moves({}, 0.3, Random("moves"))
         with capture_logs(), moving as moves, traced(planted):  # tracebacks take seconds to render
-            async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
+            async with asyncio.timeout(4 * PATIENCE), asyncio.TaskGroup() as group:  # traced
                 for watcher, wanted in zip(everybody, expected, strict=True):
                     group.create_task(watcher.read(wanted[-1]))
                 for second in _SECONDS:
