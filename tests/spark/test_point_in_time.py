@@ -43,6 +43,8 @@ def test_all_tables_are_read_as_of_one_time_and_made_again(
     def remember() -> None:
         moments.append((shop.now(), collections_of(shop)))
 
+    # A snapshot is read until the tick after the newest write, so the moment is after another one.
+    shop.client[f"{shop.database}-elsewhere"].ticks.insert_one({})
     remember()  # the stream has not passed the reads of the snapshot in any version
     for seed in range(2):
         change_at_random(shop, seed, 12)
