@@ -88,6 +88,11 @@ async def command_line(request: Request) -> Document:
     }
 
 
+async def get_parameter(_request: Request) -> Document:
+    """Return the parameter that drivers' own tests read."""
+    return {"enableTestCommands": False}
+
+
 async def is_db_grid(_request: Request) -> Document:
     """Confirm that this is a mongos."""
     return {"isdbgrid": 1, "hostname": platform.node()}

@@ -9,7 +9,7 @@ import bson
 import pytest
 from bson import json_util
 
-from tests.harness.clusters import Client, TestCluster
+from tests.harness.clusters import Client, TestCluster, on_real_servers
 from tests.harness.routers import RouterProcess
 from tests.harness.until import PATIENCE
 from tests.integration.lookups.both import (
@@ -145,6 +145,7 @@ def test_equal_ids_on_several_shards_are_distinguished(
     assert found == [{"_id": "x", "k": k, "v": k} for k in (1, 11)]
 
 
+@on_real_servers("change of a shard key in a transaction")
 def test_a_changed_shard_key_identifies_another_document(
     both: Both, db: Data, cluster: TestCluster
 ) -> None:
