@@ -33,7 +33,7 @@ _PATH = (
 )  # fmt: skip
 """The packages and modules that are on the path."""
 
-_OFF_THE_PATH = frozenset(
+OFF_THE_PATH = frozenset(
     {
         "__init__", "_begin", "_end", "_gone", "_join", "_keep", "_leave", "_moved", "_new",
         "_open", "_opening_done", "_remote_failed", "_stop_if_broken", "close", "compile_filter",
@@ -146,15 +146,15 @@ def _is_expected(module: ModuleType, line: Line, error: type[Exception]) -> bool
 def lines_of_the_path() -> tuple[Line, ...]:
     """Return all lines on which exceptions are planted."""
     lines: list[Line] = []
-    unseen = set(_OFF_THE_PATH)
+    unseen = set(OFF_THE_PATH)
     for module in modules_of_the_path():
         own = module.__name__.rpartition(".")[2]
-        if own in _OFF_THE_PATH:
+        if own in OFF_THE_PATH:
             unseen.discard(own)
             continue
         for qualified, function in _functions(ast.parse(inspect.getsource(module)), ""):
             unseen.discard(function.name)
-            if function.name not in _OFF_THE_PATH:
+            if function.name not in OFF_THE_PATH:
                 numbers = {each.lineno for each in _statements(function)}
                 lines += [Line(module.__name__, qualified, number) for number in sorted(numbers)]
     assert not unseen, f"not on the path, and nowhere else: {unseen}"
