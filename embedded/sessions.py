@@ -7,6 +7,7 @@ from typing import Any
 
 from embedded.storage.bson_values import Document
 from embedded.transactions import Transaction
+from shard_client.errors import CommandError
 
 _NOBODY = sha256(b"").digest()
 """The ``uid`` of sessions without authentication."""
@@ -69,7 +70,12 @@ def full_lsid(lsid: dict[str, Any]) -> dict[str, Any]:
     return {"id": lsid["id"], "uid": lsid.get("uid", _NOBODY)}
 
 
-def session_key(lsid: Mapping[str, Any]) -> bytes:
-    """Return what tells a session from others: its id and its user's digest."""
+def session_key(lsid: Any) -> bytes:
+    """Return what tells a session from others: its id and its user's digest.
+
+    Raises CommandError 14 TypeMismatch for what is no session.
+    """
+    if not isinstance(lsid, Mapping) or not isinstance(lsid.get("id"), bytes):
+        raise CommandError(14, "'lsid' is the wrong type, expected type 'object'")
     uid = lsid.get("uid")
     return bytes(lsid["id"]) + (bytes(uid) if isinstance(uid, bytes) else _NOBODY)

@@ -184,7 +184,7 @@ def token(second: int, tick: int = 1) -> str:
 
 
 def whole(number: int, second: int, **fields: Any) -> Change:
-    document = {"_id": number, **fields}
+    document = bson.encode({"_id": number, **fields})
     return Change(NAMESPACE, {"_id": number}, token(second), document=document)
 
 
@@ -217,7 +217,7 @@ def test_documents_do_not_wait_for_each_other() -> None:
 
 
 def test_a_document_that_moves_to_another_shard_is_not_deleted() -> None:
-    moved = Change(NAMESPACE, {"_id": 1}, token(5), document={"_id": 1, "customer": 2})
+    moved = Change(NAMESPACE, {"_id": 1}, token(5), document=bson.encode({"_id": 1, "customer": 2}))
     left = Change(NAMESPACE, {"_id": 1, "customer": 1}, moved.token + "04")
     assert rounds(moved, left) == [[moved]]
     later = Change(NAMESPACE, {"_id": 1, "customer": 1}, token(5, 2))
