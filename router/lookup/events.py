@@ -7,7 +7,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from router.lookup.keys import USUAL_KEY, DocumentKey
-from router.tokens.resume_token import ResumeToken, event_key
+from router.tokens.resume_token import ResumeToken, token_of
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, ProtocolError
 from shard_client.wire.bson_slices import (
@@ -19,6 +19,7 @@ from shard_client.wire.bson_slices import (
     iter_elements,
     string_value,
 )
+from shard_client.wire.documents import decode
 
 MAX_EVENT_BYTES: Final = 16 * 1024 * 1024 + 16 * 1024
 """The largest document that a server builds (docs/protocol.md#wire-protocol)."""
@@ -175,9 +176,12 @@ def with_document(
 
 def too_large(event: bytes, size: int) -> CommandError:
     """Return the error for an event that has become a document of ``size`` bytes."""
-    data = event_key(event).decode(errors="replace")
+    token = decode(token_of(event))
+    shown = [f'_data: "{token["_data"]}"']
+    if "_typeBits" in token:
+        shown.append(f"_typeBits: BinData(0, {token['_typeBits'].hex().upper()})")
     return CommandError(
         ErrorCode.BSONObjectTooLarge,
         f"BSONObj size: {size} (0x{size:X}) is invalid. Size must be between 0 and "
-        f'{MAX_EVENT_BYTES}(16MB) First element: _id: {{ _data: "{data}" }}',
+        f"{MAX_EVENT_BYTES}(16MB) First element: _id: {{ {', '.join(shown)} }}",
     )

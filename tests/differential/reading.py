@@ -36,7 +36,7 @@ OF_SHARD = "Error on remote shard"
 
 
 class DeadlineError(Exception):
-    """Reading a stream to its end took too long."""
+    """A stream stood still for too long before its end."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Reader:
     Args:
         port: the port of a mongos or a router.
         plan: the stream to read.
-        seconds: the time limit for reading to the end, from the moment at which it is known.
+        seconds: the longest time without an event or a later token.
     """
 
     def __init__(self, port: int, plan: Plan, seconds: float) -> None:
@@ -129,34 +129,31 @@ class Reader:
             most: the largest number of replies to read.
 
         Raises:
-            DeadlineError: the end was not reached in time.
+            DeadlineError: the stream stood still for too long before its end.
         """
-        reading = asyncio.ensure_future(self._read(end, most))
         try:
-            await asyncio.wait((reading, end), return_when=asyncio.FIRST_COMPLETED)
-            async with asyncio.timeout(self._seconds):
-                await reading
+            async with asyncio.timeout(self._seconds) as limit:
+                async with await RawClient.connect(self._port) as client:
+                    await self._open(client)
+                    if self._plan.bad is not None and self._cursor:
+                        await self._more(client, self._plan.bad)
+                    while self._cursor and self._batches < most and not self._is_past(end):
+                        more = self._plan.more[self._batches % len(self._plan.more)]
+                        before = self.reading.promises[-1:]
+                        self._batches += 1
+                        if not await self._more(client, more):
+                            break
+                        if self._batches == 1:
+                            await asyncio.sleep(self._plan.pause)
+                        if self.reading.promises[-1:] != before:
+                            limit.reschedule(asyncio.get_running_loop().time() + self._seconds)
+                    await self._close(client)
         except TimeoutError:
             at = self.reading.promises[-1:]
             raise DeadlineError(f"read {len(self.reading.events)} events, up to {at}") from None
         finally:
-            reading.cancel()
             self.opened.set()
         return self.reading
-
-    async def _read(self, end: "asyncio.Future[Timestamp]", most: int) -> None:
-        async with await RawClient.connect(self._port) as client:
-            await self._open(client)
-            if self._plan.bad is not None and self._cursor:
-                await self._more(client, self._plan.bad)
-            while self._cursor and self._batches < most and not self._is_past(end):
-                more = self._plan.more[self._batches % len(self._plan.more)]
-                self._batches += 1
-                if not await self._more(client, more):
-                    break
-                if self._batches == 1:
-                    await asyncio.sleep(self._plan.pause)
-            await self._close(client)
 
     def _is_past(self, end: "asyncio.Future[Timestamp]") -> bool:
         if not end.done() or not self.reading.promises:
