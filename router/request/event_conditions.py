@@ -145,6 +145,21 @@ def fields_used(stage: Mapping[str, Any]) -> Set[str] | None:
     return reads.fields if known else None
 
 
+def leaves_alone(stage: Mapping[str, Any], fields: Set[str]) -> bool:
+    """Return whether a stage certainly leaves these fields, named without a path, as they are."""
+    name = stage_name(stage)
+    operand = stage[name]
+    if name == "$match":
+        return True
+    if name in ("$set", "$addFields") and isinstance(operand, Mapping):
+        return fields.isdisjoint(path.partition(".")[0] for path in operand)
+    removed = fields_removed(stage)
+    if removed is not None:
+        return fields.isdisjoint(removed)
+    kept = operand if name == "$project" and isinstance(operand, Mapping) else {}
+    return all(isinstance(kept.get(each), (bool, int)) and bool(kept[each]) for each in fields)
+
+
 def fields_removed(stage: Mapping[str, Any]) -> frozenset[str] | None:
     """Return the first fields of the paths that a stage removes, or None if it does anything else.
 
