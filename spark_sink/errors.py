@@ -72,8 +72,8 @@ def stream_refused(error: PyMongoError) -> StreamError:
         return HistoryLostError(
             "history lost: the shards' oplogs no longer contain the stream's position. Set a job "
             "to a later one with job seek, or start it with onHistoryLost=snapshot: both read the "
-            "collections again. Start a query with onHistoryLost=snapshot or a new "
-            "checkpointLocation. Make the oplogs larger",
+            "collections again. Start a query with onHistoryLost=snapshot, or with a new "
+            "checkpointLocation if it ended within a batch. Make the oplogs larger",
             error,
         )
     if code == _NOT_ALLOWED and "requires authentication" in str(error):

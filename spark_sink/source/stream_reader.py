@@ -45,6 +45,12 @@ from spark_sink.source.tasks import (
 )
 from spark_sink.stream.router_client import RouterClient
 
+_OUTLIVED = (
+    "history lost: the snapshot took longer than the shards' oplogs hold events. Make the oplogs "
+    "larger, and start again with onHistoryLost=snapshot: that reads the collections anew. Or set "
+    "a job to the present with job seek: it reads them beside the stream, however long that takes"
+)
+
 
 class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans micro-batches on the driver, reads them in tasks.
@@ -132,6 +138,8 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             else:
                 batch = planner.next_batch(position, max_events)
         except HistoryLostError:
+            if start.snapshot is not None and not self._skips_snapshot:  # this start has read it
+                raise HistoryLostError(_OUTLIVED) from None
             if not decision.policy.if_history_is_lost:
                 raise
             return self._begin_snapshot(start, decision, replace(signals, position=None))
