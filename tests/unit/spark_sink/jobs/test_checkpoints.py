@@ -16,8 +16,8 @@ from bson.timestamp import Timestamp
 from deltalake import DeltaTable
 from typer.testing import CliRunner
 
-from spark_sink.cli import job
 from spark_sink.batches.batch_planner import BatchPlanner
+from spark_sink.cli import job
 from spark_sink.errors import HistoryLostError, OptionError, StreamError
 from spark_sink.events.positions import AtTime
 from spark_sink.jobs.job_folder import JobFolder, JobRecord, is_whole
