@@ -364,7 +364,7 @@ def _run(
     from spark_sink.jobs.own_router import require_router
     from spark_sink.jobs.progress import JobMetrics, ProgressReport
     from spark_sink.jobs.query_run import quiet_stop, run_until_stopped
-    from spark_sink.jobs.rebuilding import restore_checkpoint
+    from spark_sink.jobs.rebuilding import leave_out_lost, restore_checkpoint
     from spark_sink.jobs.router_report import RouterReport
     from spark_sink.jobs.tables_job import TablesJob, take_over
     from spark_sink.source.unmatched_names import warn_of_unmatched_names
@@ -381,6 +381,7 @@ def _run(
         epoch = take_over(folder)
         restore_checkpoint(folder)
         folder.begin(record, once=trigger is None)
+        leave_out_lost(folder, uri)
         with session("run", pairs_of(settings, "--conf")) as spark:
             metrics = JobMetrics()
             verifier = findings = None

@@ -99,10 +99,18 @@ class BatchPlanner:
         self._until = self._cluster.present()
 
     def require_history(self, start: Position) -> None:
-        """Raise HistoryLostError if the oplogs no longer contain a position, or StreamError."""
-        stream = self._stream(start)
-        stream.open()
-        stream.close()
+        """Raise HistoryLostError if the oplogs no longer contain a position, or StreamError.
+
+        A shard tells that when it begins to read, which is after the cursor was opened.
+        """
+        since, begun_at = time_of(start), self._clock()
+        with closing(self._stream(start)) as stream:
+            while not stream.next_run().keys:
+                reached = stream.position
+                if since is None or (reached is not None and reached.cluster_time > since):
+                    return
+                if stream.has_stalled(begun_at, self._clock()):
+                    raise StreamError(_STALLED)
 
     def next_batch(self, start: Position, max_events: int | None) -> PlannedBatch:
         """Return the batch after `start`, which is empty if there are no events.

@@ -334,7 +334,8 @@ def _lists(given: Mapping[str, str]) -> NamespaceLists:
     literal = parsed_option("filters.match.mode", values.switch("regex", "literal"), mode)
     parse = values.names if literal else values.patterns
     found: list[Any] = [
-        parsed_option(name, parse, given[name]) if name in given else () for name in _LISTS
+        tuple(sorted(parsed_option(name, parse, given[name]) if name in given else ()))
+        for name in _LISTS
     ]
     lists = NamespaceLists(*found)
     if (lists.databases and lists.not_databases) or (lists.collections and lists.not_collections):
@@ -360,4 +361,4 @@ def _scope(uri: str, given: Mapping[str, str]) -> Scope:
             collections = parsed_option("uri", values.collection_names, collection)
     if collections and database is None:
         raise OptionError("option 'collection' requires option 'database'")
-    return Scope(database, collections, _lists(given))
+    return Scope(database, tuple(sorted(collections)), _lists(given))  # in one order: to compare

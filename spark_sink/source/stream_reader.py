@@ -45,6 +45,12 @@ from spark_sink.source.tasks import (
 )
 from spark_sink.stream.router_client import RouterClient
 
+_OUTLIVED = (
+    "history lost: the snapshot took longer than the shards' oplogs hold events. Make the oplogs "
+    "larger, and start again with onHistoryLost=snapshot: that reads the collections anew. Or set "
+    "a job to the present with job seek: it reads them beside the stream, however long that takes"
+)
+
 
 class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans micro-batches on the driver, reads them in tasks.
@@ -66,6 +72,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         self._decision: SnapshotDecision | None = None
         self._signals: SignalProcessor | None = None
         self._ends_at_present = False
+        self._is_at_end = False  # later signals wait for the next start
         self._skips_snapshot = True  # until a snapshot begins, or a notification says so
 
     def __getstate__(self) -> dict[str, Any]:
@@ -124,14 +131,17 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             signals = self._required(start, signals)
             if start.scope != self.options.scope or start.sought is not None:
                 return self._change_scope(start, signals)
-            if processor is not None:
+            if processor is not None and not self._is_at_end:
                 signals = processor.receive(signals, position)
             if processor is not None and signals.blocks_stream:
                 planner.close()
                 batch = PlannedBatch(position, position)
             else:
                 batch = planner.next_batch(position, max_events)
+                self._is_at_end = self._ends_at_present and batch.end == batch.start
         except HistoryLostError:
+            if start.snapshot is not None and not self._skips_snapshot:  # this start has read it
+                raise HistoryLostError(_OUTLIVED) from None
             if not decision.policy.if_history_is_lost:
                 raise
             return self._begin_snapshot(start, decision, replace(signals, position=None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from dataclasses import replace
@@ -227,6 +228,36 @@ def test_signals_wait_for_the_end_of_an_initial_snapshot(shop: Shop, tmp_path: P
         assert query.table == expected(shop)
     finally:
         query.reader.stop()
+
+
+def test_signals_that_never_stop_do_not_keep_a_query_up_to_the_present(
+    shop: Shop, tmp_path: Path
+) -> None:
+    start = f"{shop.created.time},{shop.created.inc}"
+    name = f"{shop.database}.signals"
+    query = Query(shop, tmp_path, signalCollection=name, startAtOperationTime=start)
+    numbers = itertools.count()
+
+    def batches() -> int:
+        """Send a signal before each batch, to a query with the trigger availableNow."""
+        query.kill()
+        for done in range(20):
+            log = {"_id": next(numbers), "type": "log", "data": {"message": "x"}}
+            shop.client[shop.database].signals.insert_one(log)
+            if not done:
+                query.reader.prepareForTriggerAvailableNow()
+            before = query.offset
+            if query.batch() == before:
+                return done
+        raise AssertionError("it does not end")
+
+    shop.insert(5)
+    assert batches() > 0
+    first = len(query.notified)
+    assert first > 0
+    assert batches() > 0  # the next start has the signals that were sent after the end
+    assert len(query.notified) > first
+    query.reader.stop()
 
 
 def test_signals_whose_position_the_oplogs_have_lost_do_not_end_the_query(

@@ -17,7 +17,7 @@ from spark_sink.batches.batch_planner import FIRST_EVENT_TIMEOUT, SAMPLE_SIZE, B
 from spark_sink.batches.event_rate import ReportInbox
 from spark_sink.batches.planned_batch import ClusterAccess, PlannedBatch
 from spark_sink.batches.read_task import ReadTask, TaskReader, shard_tasks
-from spark_sink.errors import StreamError
+from spark_sink.errors import HistoryLostError, StreamError
 from spark_sink.events.positions import (
     AtTime,
     FromNow,
@@ -473,3 +473,22 @@ def test_a_range_of_unknown_size_is_divided_by_its_events(per_task: int, sharded
     sizes = {0: 3000, 500: 500, 10_000: 3000, 10: 80 if not sharded else 20}
     expected = [sizes[per_task]] * ((3000 - 1) // (sizes[per_task] * shards)) * shards
     assert list(map(len, read))[: len(expected)] == expected
+
+
+def test_a_lost_history_is_noticed_with_the_first_reply() -> None:
+    """Servers open a cursor at any time; they tell that the oplog has rolled over on reading."""
+    history = History()
+    start = AtTime(history.now)
+    history.insert(1)
+    planner(history).require_history(start)
+    planner(history).require_history(Token(history.insert(2)["_id"]))  # nothing follows
+
+    def watch(position: Position, shard: str | None = None) -> FakeStream:
+        opened = History.watch(history, position, shard)
+        history.failures = [history_lost()]
+        return opened
+
+    history.watch = watch  # type: ignore[method-assign, assignment]
+    with pytest.raises(HistoryLostError):
+        planner(history).require_history(start)
+    assert history.open_streams == 0
