@@ -140,21 +140,34 @@ def elements_of(document: bytes) -> list[tuple[bytes, Slice]]:
     size = sum([len(name) + len(each.value) for name, each in found.items()]) + 2 * len(found)
     if size + _EMPTY_BYTES == len(document):  # no name occurs twice
         return list(found.items())
-    return [(name, Slice(kind, document[at:end])) for kind, name, at, end in _places(document)]
+    places = places_in(document, 0, len(document))
+    return [(name, Slice(kind, document[at:end])) for kind, name, at, end in places]
 
 
 def place_of(document: bytes, name: bytes) -> tuple[int, int] | None:
     """Return where the value of a top-level field begins and ends; None if there is none."""
-    return next(((at, end) for _, each, at, end in _places(document) if each == name), None)
-
-
-def _places(document: bytes) -> Iterator[tuple[int, bytes, int, int]]:
-    """Return type, name, begin and end of the values of a document."""
-    position, end = 4, len(document) - 1
+    position, end, field = 4, len(document) - 1, name + b"\0"
     while position < end:
-        kind, name_end = document[position], document.index(0, position + 1)
-        stop = _end_of(document, kind, name_end + 1)
-        yield kind, document[position + 1 : name_end], name_end + 1, stop
+        at = document.index(0, position + 1) + 1
+        stop = _end_of(document, document[position], at)
+        if document.startswith(field, position + 1):
+            return at, stop
+        position = stop
+    return None
+
+
+def places_in(data: bytes, start: int, end: int) -> Iterator[tuple[int, bytes, int, int]]:
+    """Return type, name, begin and end of the values of a document, which lies there in data.
+
+    Raises InvalidBSON, or what indexing raises, if it is not whole.
+    """
+    position, end = start + 4, end - 1
+    while position < end:
+        kind, name_end = data[position], data.index(0, position + 1)
+        stop = _end_of(data, kind, name_end + 1)
+        if not name_end < stop <= end:
+            raise InvalidBSON("a field exceeds its document")
+        yield kind, data[position + 1 : name_end], name_end + 1, stop
         position = stop
 
 
@@ -218,8 +231,9 @@ def _leaves(path: bytes, value: Slice) -> Iterator[tuple[bytes, Slice]]:
 
 def _end_of(document: bytes, kind: int, start: int) -> int:
     """Return where a value ends. `fields_of` knows the common types by itself, which is faster."""
-    if kind in FIXED:
-        return start + FIXED[kind]
+    size = FIXED.get(kind)
+    if size is not None:
+        return start + size
     if kind in LED_BY_SIZE:
         counted = 0 if kind in SIZED else 5 if kind == BINARY else 4
         return int(start + counted + _SIZE(document, start)[0])

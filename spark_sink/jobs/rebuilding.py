@@ -28,6 +28,7 @@ from spark_sink.jobs.tables_job import (
     APPENDED,
     BRONZE,
     CURRENT,
+    MESSAGES,
     NOTIFIED,
     QUARANTINE,
     table_form,
@@ -168,7 +169,7 @@ def _batches(folder: JobFolder) -> dict[str, Batch | None]:
     found: dict[str, Batch | None] = {}
     for name in {**dict.fromkeys(folder.record().tables), QUARANTINE: None, NOTIFIED: None}:
         log = DeltaLog(folder.table(name))
-        log.require_whole()
+        log.require_whole(name if name in (BRONZE, MESSAGES) else "")
         found[name] = Batch.of(log.position())
     return found
 
@@ -196,7 +197,7 @@ def rebuild_current(spark: SparkSession | None, folder: JobFolder) -> CurrentTab
     Without `spark` the work is done in this process. Raises StreamError.
     """
     log = DeltaLog(folder.table(BRONZE))
-    log.require_whole()
+    log.require_whole(BRONZE)
     batch = log.batch()
     require_begun(log, folder.record())
     lacking = lacking_at(folder.record(), Offset.read(batch.offset))

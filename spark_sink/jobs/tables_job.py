@@ -248,6 +248,8 @@ class TablesJob:
             TRANSACTIONS: TRANSACTIONS in self._tables and bool(counted.by_id),
             NOTIFIED: bool(at.signals.notifications),
             QUARANTINE: bool(unreadable),
+            BRONZE: any(report.bronze for report in reports),
+            MESSAGES: any(report.messages for report in reports),
         }
         newest = {n: number if now else self._table(n).newest for n, now in filled.items()}
         verified = {} if findings is None else findings.found

@@ -253,8 +253,8 @@ class CurrentTable:
         form, written, reports = self._merged(spark, sections, rest, task)
         problems = [each for report in reports for each in report.problems]
         if (problems or leads) and quarantine is not None and batch is not None:
-            quarantine.commit(problems, arrow_schema(QUARANTINE), batch)
             batch = batch.wrote(quarantine.name)
+            quarantine.commit(problems, arrow_schema(QUARANTINE), batch)
         if covers is not None:
             lost = [each for report in reports for each in report.lost]
             state = state.without([e for e in lost if covers(e.database, e.collection)])

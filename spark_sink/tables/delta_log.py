@@ -44,8 +44,9 @@ from spark_sink.tables.commits import (
     restored_error,
     told,
 )
-from spark_sink.tables.parquet_parts import COMPARED
-from spark_sink.tables.table_states import APPLICATION, TableStates
+from spark_sink.tables.parquet_parts import BATCH, COMPARED
+from spark_sink.tables.table_form import KEY_RANGE
+from spark_sink.tables.table_states import APPLICATION, RANGES, TableStates
 
 EPOCH = "mergerouter.epoch"
 """The property of a table with the number of the start that may write to it."""
@@ -83,8 +84,8 @@ class Batch:
     Args:
         begin: the offset at its beginning; empty for a query's first batch, and if it is unknown.
         verified: what is known of the table before it.
-        written: the newest batch that has rows in each of the job's tables that not all batches
-            have, by name; a table that has not so many is lost, or an older copy.
+        written: the newest batch that has rows in each of the job's tables that batches are
+            appended to, by name; a table that has not so many is lost, or an older copy.
     """
 
     query: str
@@ -240,10 +241,12 @@ class DeltaLog:
                 "stop the other one first"
             )
 
-    def require_whole(self) -> None:
+    def require_whole(self, rows_of: str = "") -> None:
         """Raise StreamError if an older version was restored, whose state is that of a later one.
 
-        Nothing tells it any more once the commits of both have expired.
+        Once the commits of both have expired, the files tell it: those of a current table are not
+        its ranges. Others lack rows of the newest batch that has some, which the state knows by the
+        name `rows_of`; it is empty for a table from which others may remove them.
         """
         state = self.position()
         for limit in _COMMITS_READ if state else ():
@@ -253,6 +256,18 @@ class DeltaLog:
                     raise restored_error(self.address)
                 return
         require_no_restore(self.address, commits if state else [])
+        if not self._has_rows_of(state, rows_of):
+            raise restored_error(self.address)
+
+    def _has_rows_of(self, state: Mapping[str, Any], name: str) -> bool:
+        """Return whether the files are those of a state, however others have compacted them."""
+        if RANGES in state:
+            found = {each[f"partition.{KEY_RANGE}"] for each in self.actions()}
+            return found == {each[0] for each in state[RANGES]}
+        newest = state.get("written", {}).get(name)
+        return newest is None or any(
+            rows.num_rows for rows in self.scan([BATCH], pc.field(BATCH) == newest)
+        )
 
     def has(self, batch: Batch) -> bool:
         """Return whether the table has the batch.
