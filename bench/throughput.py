@@ -17,7 +17,7 @@ START = f"{FIRST_SECOND}:1"
 SIZES = {600: (1_920_000, (1, 2, 4, 8, 16)), 2048: (640_000, (1, 4, 16))}
 """Bytes of an event: the number of events per run, and the numbers of shards."""
 PACE = 140_000
-"""Events a second of one real shard, drained directly (docs/protocol.md#figures-from-elsewhere)."""
+"""Events a second of one real shard, drained directly."""
 PACED_SECONDS, PACED_SHARDS = 2, (1, 2, 4, 8, 16)
 SHARDS, SIZE = 4, 600
 BATCHES = {1: 20_000, 10: 100_000, 100: 240_000, 1000: 240_000}
