@@ -31,7 +31,7 @@ test-all: fetch pytest-real pytest-rest  ## all other tests, and those with clus
 demo: install  ## start everything, show the merge at work, end with a verdict
 	$(BIN)/mergerouter demo $(ARGS)
 
-bench: $(VENV)/.bench-installed  ## measure; a table and plots under bench/results
+bench: install  ## measure; tables under bench/results
 	$(BIN)/python -m bench $(ARGS)
 
 simulate: install  ## SEEDS seeds of the whole process in virtual time, with faults; ARGS="--shards 64" for many shards
@@ -62,7 +62,7 @@ object-store: install  ## a job on a stand-in of S3 that fails again and again; 
 driver-tests: install  ## pymongo's own change stream tests, through the router
 	$(BIN)/python -m tests.drivers $(ARGS)
 
-conformance: install  ## each rule, the test that holds it: docs/conformance.md
+conformance: install  ## each rule, the test that holds it: build/conformance.md
 	$(BIN)/pytest tests/conformance --conformance-report $(ARGS)
 
 help:  ## list the targets
@@ -109,10 +109,6 @@ install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[embedded,spark,dev]'
-	touch $@
-
-$(VENV)/.bench-installed: $(VENV)/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[embedded,spark,dev,bench]'
 	touch $@
 
 site: install  ## the documentation site, under build/site

@@ -3,7 +3,7 @@
 Batches of a MiB are allocated and freed many times a second. glibc's malloc returns each one to the
 kernel and maps the pages again, at the cost of a page fault per 4 KiB. Python's collector scans new
 events although they hold no cycles. With 2 KiB events this can take half the CPU time of splitting
-and rebuilding (bench/micro_allocation.py), depending on which block is at the end of the heap.
+and rebuilding, depending on which block is at the end of the heap.
 """
 
 import ctypes

@@ -16,7 +16,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from bench.events import FIRST_SECOND
 from bench.processes import children, cpu_seconds, own_cpu_seconds
-from bench.spark_reading import document_options
 from spark_sink import local_session
 from spark_sink.debezium import to_debezium
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
@@ -30,6 +29,7 @@ _WARM_UP = 2
 _LOOK = 0.1
 _PLANNER = b"streaming_source"
 _PARTS = ("jvm", "compilers", "tasks", "planner", "driver", "router")
+_DOCUMENT = "_id string, n long, tenant long, pad string"  # those of `bench.events`
 _COMPILERS = ("(C1 Comp", "(C2 Comp")
 
 
@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True, help="the router's port")
     parser.add_argument("--router", type=int, required=True, help="the router's process")
     parser.add_argument("--per-batch", type=int, required=True)
-    parser.add_argument("--documents", default="json", help="or envelope: Debezium's messages")
+    parser.add_argument("--documents", required=True, help="or envelope: Debezium's messages")
     parser.add_argument("--tables", nargs="+", default=[], help="write these tables of a job")
     parser.add_argument("--ordering", default="perDocument")
     parser.add_argument("--start", default=f"{FIRST_SECOND},1", help="as SECONDS,INCREMENT")
@@ -136,7 +136,8 @@ def options_of(args: argparse.Namespace) -> dict[str, str]:
         "startAtOperationTime": args.start,
         "maxEventsPerTrigger": str(args.per_batch),
         "ordering": args.ordering,
-        **document_options("raw" if args.documents == "envelope" else args.documents),
+        "documents": "raw" if args.documents == "envelope" else args.documents,
+        **({"documentSchema": _DOCUMENT} if args.documents == "typed" else {}),
     }
 
 

@@ -1,22 +1,29 @@
-"""Watched writes: the time at which each was acknowledged and at which its event arrived."""
+"""Writes that are watched: when each was acknowledged, and when its event arrived.
 
+Run as a program, it writes to some shards at a steady rate: it prints a line when it starts to
+write and stops when a line arrives on stdin. Then it prints as JSON each document's number and the
+time of its acknowledgement (``time.perf_counter``, one clock for all processes of a machine).
+"""
+
+import argparse
 import json
 import random
-import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
+from statistics import quantiles
 from typing import Any
 
-from pymongo import MongoClient
+from pymongo import MongoClient, WriteConcern
 from pymongo.collection import Collection
 
-from bench.processes import spawn
 from tests.harness.clusters import TestCluster
 
 DATABASE, COLLECTION = "bench", "events"
+_AT_A_TIME = 1_000
 
 Documents = Collection[dict[str, Any]]
 
@@ -33,6 +40,24 @@ def spread(cluster: TestCluster) -> None:
             admin.command("split", namespace, middle={"s": number})
         for number, shard in enumerate(shards[1:], 1):
             admin.command("moveChunk", namespace, find={"s": number}, to=shard)
+
+
+def fill(cluster: TestCluster, documents: int, document: Callable[[int], dict[str, Any]]) -> str:
+    """Insert documents 0 and up, on all shards in turn; return the start time for ``drain``.
+
+    Args:
+        cluster: the cluster, whose collection is spread.
+        documents: how many.
+        document: makes the fields of a document from its number, except ``_id`` and ``s``.
+    """
+    shards = len(cluster.shards)
+    with MongoClient[dict[str, Any]](cluster.mongos_uri) as client:
+        start = client.admin.command("ping")["$clusterTime"]["clusterTime"]
+        for first in range(0, documents, _AT_A_TIME):
+            numbers = range(first, min(documents, first + _AT_A_TIME))
+            batch = [{"_id": n, "s": n % shards, **document(n)} for n in numbers]
+            client[DATABASE][COLLECTION].insert_many(batch, ordered=False)
+    return f"{start.time}:{start.inc + 1}"
 
 
 @dataclass(slots=True)
@@ -108,31 +133,49 @@ def uneven(count: int, mean: float) -> list[float]:
     return [dice.uniform(0.5 * mean, 1.5 * mean) for _ in range(count)]
 
 
-@contextmanager
-def busy_shards(cluster: TestCluster, rate: int) -> Iterator[subprocess.Popen[str]]:
-    """Run a process during the block that writes ``rate`` documents a second to each shard."""
-    shards = len(cluster.shards)
-    process = spawn("-m", "bench.background_writes", cluster.mongos_uri, str(shards), str(rate))
-    try:
-        assert process.stdout is not None
-        process.stdout.readline()
-        yield process
-    finally:
-        process.terminate()
-        process.wait()
+def shares_of(seconds: list[float]) -> dict[str, float]:
+    """Return the 50th, 90th and 99th percentile and the largest of some times, in ms."""
+    shares = quantiles(seconds, n=100, method="inclusive") if len(seconds) > 1 else seconds * 99
+    chosen = {"p50": shares[49], "p90": shares[89], "p99": shares[98], "most": max(seconds)}
+    return {name: value * 1e3 for name, value in chosen.items()}
 
 
-def note_round_trips(uri: str, count: int) -> list[float]:
-    """Return the seconds of ``count`` no-op writes with majority write concern on the member at
-    ``uri``.
+def main() -> None:
+    """Write with one thread per shard until a line arrives on stdin."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("uri")
+    parser.add_argument("--shards", type=int, nargs="+", required=True, help="values of ``s``")
+    parser.add_argument(
+        "--rate", type=float, required=True, help="documents a second on each shard"
+    )
+    parser.add_argument("--first", type=int, default=0, help="the first document's number")
+    args = parser.parse_args()
+    client: MongoClient[dict[str, Any]] = MongoClient(args.uri)
+    documents = client[DATABASE].get_collection(COLLECTION, write_concern=WriteConcern("majority"))
+    stop, numbers = threading.Event(), count(args.first)
+    acknowledged: dict[int, float] = {}
 
-    This is the cost of a no-op write without the router (docs/protocol.md#sharded-cluster).
-    """
-    command = {"appendOplogNote": 1, "data": {"msg": json.dumps("bench")}}
-    took = []
-    with MongoClient[dict[str, Any]](uri) as client:
-        for _ in range(count):
-            begun = time.perf_counter()
-            client.admin.command({**command, "writeConcern": {"w": "majority"}})
-            took.append(time.perf_counter() - begun)
-    return took
+    def write(shard: int) -> None:
+        step = 1 / args.rate
+        begun = time.perf_counter()
+        for done in count(1):
+            number = next(numbers)
+            documents.insert_one({"_id": number, "s": shard, "pad": "x" * 200})
+            acknowledged[number] = time.perf_counter()
+            # On a machine that is too slow, drop the backlog.
+            if stop.wait(max(0.0, begun + done * step - time.perf_counter())):
+                return
+
+    threads = [threading.Thread(target=write, args=(shard,)) for shard in args.shards]
+    for thread in threads:
+        thread.start()
+    print("writing", flush=True)
+    sys.stdin.readline()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    print(json.dumps(acknowledged), flush=True)
+
+
+if __name__ == "__main__":
+    main()
