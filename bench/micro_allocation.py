@@ -1,4 +1,4 @@
-"""Savings of the settings in shard_client.allocation: split batches, hold them, build replies.
+"""Savings of the settings in router.memory: split batches, hold them, build replies.
 
 Run: .venv/bin/python -m bench.micro_allocation [--held 4]
 """
@@ -9,10 +9,10 @@ import resource
 import time
 
 from bench.events import event
-from shard_client.allocation import collect_less_often, keep_freed_memory
+from router.commands.answer import build_cursor_reply
+from router.memory import collect_less_often, keep_freed_memory
 from shard_client.remote_cursor.cursor_reply import (
     CursorBatch,
-    build_cursor_reply,
 )
 from shard_client.wire.frames import msg_header, reply_body
 
@@ -34,7 +34,7 @@ def measure(size: int, held: int, tuned: bool) -> tuple[float, float]:
     Args:
         size: bytes of an event.
         held: how many batches are held before replies are built from them.
-        tuned: whether to apply the settings of shard_client.allocation.
+        tuned: whether to apply the settings of router.memory.
     """
     count = BATCH_BYTES // size
     frame = memoryview(reply([event(number, size) for number in range(count)]))

@@ -14,7 +14,8 @@ from collections.abc import Callable
 import bson
 
 from bench.events import event
-from shard_client.remote_cursor.cursor_reply import CursorBatch, build_cursor_reply
+from router.commands.answer import build_cursor_reply
+from shard_client.remote_cursor.cursor_reply import CursorBatch
 from shard_client.wire.bson_slices import find
 from shard_client.wire.frames import msg_header
 

@@ -7,7 +7,7 @@ from bson.int64 import Int64
 
 from router.access.authorization import not_authorized
 from router.access.privileges import CLUSTER, Resource
-from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
+from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer, build_cursor_reply
 from router.commands.api_version import check_same_api
 from router.commands.call import Call, Command
 from router.commands.elsewhere import ANYBODY, get_more_elsewhere, kill_elsewhere
@@ -16,7 +16,6 @@ from router.cursors.owner import Owner
 from router.request.field_errors import wrong_type
 from router.request.generic_fields import as_int64
 from shard_client.errors import CommandError
-from shard_client.remote_cursor.cursor_reply import build_cursor_reply
 
 DEFAULT_AWAIT_MS = 1000
 _SECONDS_PER_MS = 0.001

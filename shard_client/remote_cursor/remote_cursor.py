@@ -8,7 +8,14 @@ from typing import Any, NamedTuple, TypeVar
 from shard_client.backoff import Backoff
 from shard_client.cluster_clock import ClusterClock
 from shard_client.error_codes import ErrorCode
-from shard_client.errors import RESUMABLE_LABEL, CommandError, NetworkError, ProtocolError
+from shard_client.errors import (
+    RESUMABLE_LABEL,
+    CommandError,
+    NetworkError,
+    ProtocolError,
+    from_network,
+    is_resumable,
+)
 from shard_client.remote_cursor.batch_size import BatchSize
 from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark
 from shard_client.remote_cursor.cursor_state import (
@@ -28,7 +35,6 @@ from shard_client.remote_cursor.open_cursor import OpenCursor, encode_opening, k
 from shard_client.remote_cursor.outages import Outages
 from shard_client.remote_cursor.progress_cursor import Probing, ProgressCursor
 from shard_client.remote_cursor.remote_settings import Dialer, RemoteSettings, SentCommands
-from shard_client.remote_cursor.retry_policy import from_network, is_resumable
 
 _T = TypeVar("_T")
 
