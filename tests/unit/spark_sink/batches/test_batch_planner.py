@@ -6,8 +6,10 @@ import json
 import pickle
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from bson.errors import InvalidBSON
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from hypothesis import given
@@ -473,3 +475,37 @@ def test_a_range_of_unknown_size_is_divided_by_its_events(per_task: int, sharded
     sizes = {0: 3000, 500: 500, 10_000: 3000, 10: 80 if not sharded else 20}
     expected = [sizes[per_task]] * ((3000 - 1) // (sizes[per_task] * shards)) * shards
     assert list(map(len, read))[: len(expected)] == expected
+
+
+class BreakingHistory(History):
+    """A history whose stream number `breaks` raises what no server sends."""
+
+    def __init__(self, breaks: int) -> None:
+        super().__init__()
+        self.breaks = breaks
+
+    def watch(self, position: Position, shard: str | None = None) -> FakeStream:
+        stream = super().watch(position, shard)
+        if self.opened == self.breaks:
+            monkey = Mock(side_effect=InvalidBSON("cut off"))
+            stream.try_reply = monkey  # type: ignore[method-assign]
+        return stream
+
+
+@pytest.mark.parametrize(
+    "stage", ["the sample", "the probe of an end", "the rest of a transaction"]
+)
+def test_a_stream_that_breaks_is_closed(stage: str) -> None:
+    history = BreakingHistory(1 if stage == "the sample" else 2)
+    in_transaction = {"lsid": {"id": b"session"}, "txnNumber": 1}
+    for number in range(3 * SAMPLE_SIZE):
+        history.tick(seconds=1)
+        event = history.insert(number)
+        if stage == "the rest of a transaction":
+            event |= in_transaction
+    keeps = stage == "the rest of a transaction"
+    plan = planner(history, keeps_transactions=keeps)
+    with pytest.raises(InvalidBSON):
+        plan.next_batch(AtTime(history.beginning), 5 if keeps else None)
+    plan.close()
+    assert history.open_streams == 0
