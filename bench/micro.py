@@ -25,6 +25,7 @@ from bson import ObjectId, Timestamp
 from bson.raw_bson import RawBSONDocument
 
 from bench.events import FIRST_SECOND, dealt, token
+from router.commands.answer import build_cursor_reply
 from router.lookup.completion import Completion
 from router.lookup.plan import LookupPlan
 from router.lookup.settings import LookupSettings
@@ -37,7 +38,7 @@ from router.views.log_reader import LogReader
 from router.views.starting_point import starting_point
 from router.views.view import View
 from shard_client.cluster_clock import ClusterClock
-from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark, build_cursor_reply
+from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark
 from shard_client.wire.connection import Connection
 from shard_client.wire.documents import encode
 from shard_client.wire.frame_protocol import FrameStream

@@ -15,9 +15,15 @@ from router.stream_settings import ConnectionSettings
 from shard_client.backoff import Backoff
 from shard_client.cluster_clock import ClusterClock
 from shard_client.error_codes import ErrorCode
-from shard_client.errors import RESUMABLE_LABEL, CommandError, NetworkError, WrongServerError
-from shard_client.remote_cursor.cursor_reaper import CursorReaper
-from shard_client.remote_cursor.retry_policy import from_network, is_resumable
+from shard_client.errors import (
+    RESUMABLE_LABEL,
+    CommandError,
+    NetworkError,
+    WrongServerError,
+    from_network,
+    is_resumable,
+)
+from shard_client.remote_cursor.open_cursor import CursorReaper
 from shard_client.replica_set.motor_control import MotorReplicaSet
 from shard_client.replica_set.read_preference import PRIMARY, ReadPreference
 from shard_client.replica_set.replica_set import ReplicaSet, no_member, parse_hosts

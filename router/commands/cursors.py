@@ -9,7 +9,7 @@ from bson.int64 import Int64
 
 from router.access.authorization import not_authorized
 from router.access.privileges import CLUSTER, Resource
-from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
+from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer, build_cursor_reply
 from router.commands.api_version import check_same_api
 from router.commands.call import Call, Command
 from router.commands.elsewhere import (
@@ -25,7 +25,6 @@ from router.request.generic_fields import as_int64
 from router.request.read_preference import check_read_preference
 from shard_client.error_codes import RESUMABLE_CODES, ErrorCode
 from shard_client.errors import CommandError, NetworkError
-from shard_client.remote_cursor.cursor_reply import build_cursor_reply
 
 DEFAULT_AWAIT_MS = 1000
 _SECONDS_PER_MS = 0.001

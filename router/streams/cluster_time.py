@@ -15,8 +15,7 @@ from router.request.stream_request import StreamRequest
 from router.stream_settings import ConnectionSettings
 from shard_client.cluster_clock import next_tick
 from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError, NetworkError
-from shard_client.remote_cursor.retry_policy import from_network
+from shard_client.errors import CommandError, NetworkError, from_network
 from shard_client.replica_set.read_preference import PRIMARY, ReadPreference
 from shard_client.wire.connection import Connection, format_address
 

@@ -13,7 +13,7 @@ from router.stream_settings import StreamSettings
 from router.streams.cluster_time import ClusterTimeFetcher, no_shards
 from router.tokens.resume_token import first_key
 from shard_client.cluster_clock import next_tick
-from shard_client.remote_cursor.remote_cursor import Opening
+from shard_client.remote_cursor.remote_cursor import OpeningCommand
 
 _Command = tuple[str, Mapping[str, object]]
 
@@ -57,7 +57,7 @@ async def merged_stream(
     )
 
 
-def opening_of(request: StreamRequest, action: OpenRemote | ReopenRemote) -> Opening:
+def opening_of(request: StreamRequest, action: OpenRemote | ReopenRemote) -> OpeningCommand:
     """Return a function that builds a remote's command: from its start, or after a watermark."""
     first = action.start_at if isinstance(action, OpenRemote) else action.start_after
     topology = isinstance(action, OpenRemote) and action.topology

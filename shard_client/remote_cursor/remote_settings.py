@@ -40,7 +40,7 @@ class Dialer(Protocol):
         ...
 
     def kill_later(self, cursor: OpenCursor) -> None:
-        """Kill a cursor once its member, which does not answer now, answers again."""
+        """Kill a cursor soon, or once its member answers again."""
         ...
 
 

@@ -26,7 +26,6 @@ from spark_sink.events.slices import (
     STRING,
     Slice,
     array_of,
-    document_of,
     document_slice,
     elements_of,
     fields_of,
@@ -42,7 +41,6 @@ _MARK, _NEW_MARK = (b"\x03" + name + b"\0" for name in (_RAW, _DESCRIPTION))
 PATHS = b"disambiguatedPaths"
 """The field of a description with the parts of paths that have several meanings."""
 _UPDATED = b"\x03updatedFields\0"
-
 
 
 def _rest(removed: Iterable[Slice], truncated: Iterable[Slice]) -> bytes:

@@ -6,8 +6,10 @@ import json
 import pickle
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from bson.errors import InvalidBSON
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from hypothesis import given
@@ -491,4 +493,38 @@ def test_a_lost_history_is_noticed_with_the_first_reply() -> None:
     history.watch = watch  # type: ignore[method-assign, assignment]
     with pytest.raises(HistoryLostError):
         planner(history).require_history(start)
+    assert history.open_streams == 0
+
+
+class BreakingHistory(History):
+    """A history whose stream number `breaks` raises what no server sends."""
+
+    def __init__(self, breaks: int) -> None:
+        super().__init__()
+        self.breaks = breaks
+
+    def watch(self, position: Position, shard: str | None = None) -> FakeStream:
+        stream = super().watch(position, shard)
+        if self.opened == self.breaks:
+            monkey = Mock(side_effect=InvalidBSON("cut off"))
+            stream.try_reply = monkey  # type: ignore[method-assign]
+        return stream
+
+
+@pytest.mark.parametrize(
+    "stage", ["the sample", "the probe of an end", "the rest of a transaction"]
+)
+def test_a_stream_that_breaks_is_closed(stage: str) -> None:
+    history = BreakingHistory(1 if stage == "the sample" else 2)
+    in_transaction = {"lsid": {"id": b"session"}, "txnNumber": 1}
+    for number in range(3 * SAMPLE_SIZE):
+        history.tick(seconds=1)
+        event = history.insert(number)
+        if stage == "the rest of a transaction":
+            event |= in_transaction
+    keeps = stage == "the rest of a transaction"
+    plan = planner(history, keeps_transactions=keeps)
+    with pytest.raises(InvalidBSON):
+        plan.next_batch(AtTime(history.beginning), 5 if keeps else None)
+    plan.close()
     assert history.open_streams == 0

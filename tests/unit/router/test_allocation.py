@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from shard_client.allocation import collect_less_often, keep_freed_memory
+from router.memory import collect_less_often, keep_freed_memory
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def test_the_collector_runs_less_often():
 
 def test_malloc_accepts_the_settings():
     # In a separate process, since the settings cannot be undone.
-    code = "from shard_client.allocation import keep_freed_memory as k; print(k(), k(1 << 29))"
+    code = "from router.memory import keep_freed_memory as k; print(k(), k(1 << 29))"
     command = [sys.executable, "-c", code]
     output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
     assert output.split() == [str(platform.libc_ver()[0] == "glibc")] * 2
