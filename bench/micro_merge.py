@@ -9,12 +9,11 @@ import time
 
 from bson.timestamp import Timestamp
 
-from router.merge.merged_stream import MergedStream
 from router.request.stream_request import parse_request
+from router.stream.log_reader import LogReader, starting_point
+from router.stream.merged_stream import MergedStream
+from router.stream.views import View
 from router.tokens.resume_token import high_water_mark
-from router.views.log_reader import LogReader
-from router.views.starting_point import starting_point
-from router.views.view import View
 from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark
 
 START = Timestamp(1_700_000_000, 1)

@@ -27,10 +27,7 @@ _ERRORS: tuple[type[Exception], ...] = (
     RecursionError, struct.error, decimal.Inexact, OverflowError,
 )  # fmt: skip
 
-_PATH = (
-    "router.merge", "router.views", "router.filters", "router.sharing",
-    "router.streams.view_readers", "router.streams.running_stream", "router.cursors.cursor",
-)  # fmt: skip
+_PATH = ("router.stream", "router.filters", "router.cursors.cursor")
 """The packages and modules that are on the path."""
 
 OFF_THE_PATH = frozenset(
@@ -40,7 +37,8 @@ OFF_THE_PATH = frozenset(
         "compile_project", "compile_unset", "describe", "enter", "fail", "find_or_open",
         "interrupt", "kill", "leave", "open", "remote_failed", "remove", "retire_remote", "spawn",
         "start", "stop_reading",
-        "actions", "match_compiler", "starting_point",
+        "admission", "match_compiler", "noop_writer", "opening", "pacing", "read_scheduler",
+        "starting_point", "watch_draining",
     }
 )  # fmt: skip
 """Functions and modules that serve when something is opened, entered, fails or ends, not between a

@@ -1,0 +1,239 @@
+"""The opening of a stream: which shards it reads, from which time, and with which commands
+(docs/design.md#opening-and-resuming)."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping, Set
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import NamedTuple
+
+import structlog
+from bson.timestamp import Timestamp
+
+from router.catalog.cluster import Cluster, ShardList
+from router.catalog.shared_answer import SharedAnswer
+from router.request.shard_commands import shard_command, topology_command
+from router.request.stream_request import StreamRequest
+from router.stream.membership import ShardSpan
+from router.stream.merged_stream import MergedStream
+from router.stream.remote_queue import OpenRemote, ReopenRemote
+from router.stream_settings import ConnectionSettings, StreamSettings
+from router.tokens.resume_token import first_key
+from shard_client.cluster_clock import next_tick
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError, NetworkError
+from shard_client.remote_cursor.remote_cursor import Opening
+from shard_client.remote_cursor.retry_policy import from_network
+from shard_client.replica_set.read_preference import PRIMARY, ReadPreference
+from shard_client.wire.connection import Connection, format_address
+
+log = structlog.get_logger()
+
+_PRIMARY_TIMEOUT = 1.0
+"""Seconds for which a stream that reads other members waits for a shard's primary."""
+
+_Asked = tuple[ReadPreference, str | None]
+
+
+class Now(NamedTuple):
+    """A time after all writes that the shards had made, and the shard list read just before it."""
+
+    time: Timestamp
+    listed: ShardList
+
+
+class ClusterTimeFetcher:
+    """Fetches the cluster time from the shards; calls made during a fetch share the next one.
+
+    A fetch sends one hello to each shard over a connection of the cluster's pool, and one more to
+    its primary where that is not the member to read from. ``await close()`` ends the fetches in
+    flight.
+    """
+
+    def __init__(self, cluster: Cluster, limits: ConnectionSettings) -> None:
+        self._cluster = cluster
+        self._limits = limits
+        self._answers: dict[_Asked, SharedAnswer[Now]] = {}
+
+    async def now(self, request: StreamRequest) -> Now:
+        """Return a time after all writes that the request's shards made before this call.
+
+        Writes made after the return have that time or a later one, but for those of a primary that
+        could not be reached. Raises CommandError, labelled as mongos labels it.
+        """
+        key = (ReadPreference.of(request.read_preference), request.passthrough_to_shard)
+        answer = self._answers.get(key)
+        if answer is None:
+            answer = self._answers[key] = SharedAnswer(partial(self._ask, *key), "ask the time")
+        try:
+            return await answer.get()
+        finally:
+            if answer.idle and self._answers.get(key) is answer:
+                del self._answers[key]
+
+    async def close(self) -> None:
+        """End the fetches in flight."""
+        for answer in list(self._answers.values()):
+            await answer.close()
+
+    async def _ask(self, preference: ReadPreference, only: str | None) -> Now:
+        deadline = asyncio.get_running_loop().time() + self._limits.opening_time(preference)
+        listed = await self._cluster.shards(self._limits.open_timeout)
+        if not listed.hosts and only is None:
+            raise no_shards()
+        asked = {shard: host for shard, host in listed.hosts.items() if only in (None, shard)}
+        left = max(0.0, deadline - asyncio.get_running_loop().time())
+        # Each hello returns its shard's time; the next tick is after all writes made so far.
+        async with connected(self._cluster, asked, preference, left) as connections:
+            time = next_tick(self._cluster.clock.time or Timestamp(0, 0))
+            await self._send_time(connections.values(), deadline)
+            if preference.mode != PRIMARY.mode:
+                await self._send_time_to_primaries(asked)
+            return Now(time, listed)
+
+    async def _send_time_to_primaries(self, shards: Mapping[str, str]) -> None:
+        """Send the newest cluster time to the shards' primaries, where other members are read.
+
+        A secondary passes it on to its primary only with its next heartbeat or fetch of the oplog;
+        until then the primary's writes could have times before the one returned. A shard without a
+        primary that answers does not keep the stream from being opened.
+        """
+        timeout = min(_PRIMARY_TIMEOUT, self._limits.connect_timeout)
+
+        async def send_time(shard: str, host: str) -> None:
+            dialer = self._cluster.dialer(shard, host)
+            try:
+                connection = await dialer.connect(timeout)
+                try:
+                    await self._send_time([connection], asyncio.get_running_loop().time() + timeout)
+                finally:
+                    dialer.release(connection)
+            except CommandError as error:
+                problem = "cannot send the cluster time to a primary"
+                log.debug(problem, target=shard, error=str(error))
+
+        async with asyncio.TaskGroup() as group:
+            for shard, host in shards.items():
+                group.create_task(send_time(shard, host), name=f"send the time to {shard}")
+
+    async def _send_time(self, connections: Iterable[Connection], deadline: float) -> None:
+        """Send the newest cluster time to the shards that are behind it.
+
+        If no cursor is opened, nothing else sends it to them, and their next writes would have
+        times before the one returned.
+        """
+        document = self._cluster.clock.document
+        behind = [each for each in connections if each.hello.get("$clusterTime") != document]
+        if document is None or not behind:
+            return
+        left = max(0.001, deadline - asyncio.get_running_loop().time())
+        timeout = min(left, self._limits.reply_timeout)
+
+        async def send_time(connection: Connection) -> None:
+            command = {"ping": 1, "$clusterTime": document}
+            try:
+                await connection.command("admin", command, timeout=timeout)
+            except NetworkError as error:
+                address = format_address(connection.address)
+                raise from_network(error, address) from error
+
+        async with _tasks() as group:
+            for each in behind:
+                group.create_task(send_time(each), name="send the time")
+
+
+@asynccontextmanager
+async def _tasks() -> AsyncIterator[asyncio.TaskGroup]:
+    """Wait for tasks; raises the first one's CommandError, labelled as mongos labels it."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except ExceptionGroup as failures:
+        first = failures.exceptions[0]
+        if isinstance(first, CommandError):
+            raise first.with_change_stream_label() from first
+        raise
+
+
+def no_shards() -> CommandError:
+    """Return the error for a cluster without shards."""
+    return CommandError(ErrorCode.ShardNotFound, "No shards found")
+
+
+@asynccontextmanager
+async def connected(
+    cluster: Cluster, shards: Mapping[str, str], preference: ReadPreference, timeout: float
+) -> AsyncIterator[Mapping[str, Connection]]:
+    """Connect to all shards concurrently within ``timeout`` seconds, for the block.
+
+    ``shards`` maps ids to host strings, since a shard may have been removed since the list was
+    read. Raises CommandError, labelled as mongos labels it.
+    """
+    connections: dict[str, Connection] = {}
+
+    async def connect(shard: str, host: str) -> None:
+        dialer = cluster.dialer(shard, host, preference=preference)
+        connections[shard] = await dialer.connect(timeout)
+
+    try:
+        async with _tasks() as group:
+            for shard, host in shards.items():
+                group.create_task(connect(shard, host), name=f"connect {shard}")
+        yield connections
+    finally:
+        for connection in connections.values():
+            cluster.release(connection)
+
+
+_Command = tuple[str, Mapping[str, object]]
+
+
+async def merged_stream(
+    request: StreamRequest,
+    cluster: Cluster,
+    cluster_time: ClusterTimeFetcher,
+    limits: StreamSettings,
+    spans: Set[ShardSpan] = frozenset(),
+) -> MergedStream:
+    """Return the merged stream of ``request``, with its shards and its start.
+
+    ``spans`` are those of the stream that its client has left. Raises CommandError, labelled as
+    mongos labels it, after ``open_timeout`` at the latest; 70 ShardNotFound if the cluster has no
+    shards.
+    """
+    start_at = request.start_time
+    if start_at is None:
+        start_at, listed = await cluster_time.now(request)
+    else:
+        listed = await cluster.shards(limits.open_timeout)
+    shards = listed.hosts
+    if not shards and request.passthrough_to_shard is None:
+        raise no_shards()
+    # A listed shard without a known end is still there. A missing shard without a known end left
+    # by the time the list was read, not long before.
+    left_by = first_key(next_tick(listed.by))
+    known = (
+        each._replace(until=left_by) if each.until is None and each.shard not in shards else each
+        for each in spans
+    )
+    return MergedStream(
+        request,
+        shards,
+        start_at=start_at,
+        topology_from=listed.before,
+        spans=sorted(known, key=lambda each: each[:3]),
+        draining=listed.draining,
+        sizes=limits.blocks,
+    )
+
+
+def opening_of(request: StreamRequest, action: OpenRemote | ReopenRemote) -> Opening:
+    """Return a function that builds a remote's command: from its start, or after a watermark."""
+    first = action.start_at if isinstance(action, OpenRemote) else action.start_after
+    topology = isinstance(action, OpenRemote) and action.topology
+
+    def opening(pbrt: bytes | None) -> _Command:
+        start = first if pbrt is None else pbrt
+        return topology_command(start) if topology else shard_command(request, start)
+
+    return opening
