@@ -57,15 +57,15 @@ class _Open:
 
     def add(self, quota: Quota, number: int) -> None:
         """Add to the numbers to which ``quota`` is charged."""
-        for each in {NOBODY, Quota(client=quota.client), Quota(user=quota.user)}:
-            self._counts[each] += number
-            if not self._counts[each]:
-                del self._counts[each]
+        for charged in {NOBODY, Quota(client=quota.client), Quota(user=quota.user)}:
+            self._counts[charged] += number
+            if not self._counts[charged]:
+                del self._counts[charged]
 
     @property
     def users(self) -> set[str]:
         """The users that have some."""
-        return {each.user for each in self._counts if each.user is not None}
+        return {quota.user for quota in self._counts if quota.user is not None}
 
 
 class Ticket:
@@ -121,11 +121,11 @@ class Admission:
         limits, count, (client, user) = self._limits, self._cursors.count, quota
         self._check(count(), limits.max_cursors, "maxCursors", "cursors are open")
         if client is not None:
-            most, of = limits.max_cursors_per_client, f"cursors of {client} are open"
-            self._check(count(client=client), most, "maxCursorsPerClient", of)
+            most, what = limits.max_cursors_per_client, f"cursors of {client} are open"
+            self._check(count(client=client), most, "maxCursorsPerClient", what)
         if user is not None:
-            most, of = limits.max_cursors_per_user, f"cursors of the user {user} are open"
-            self._check(count(user=user), most, "maxCursorsPerUser", of)
+            most, what = limits.max_cursors_per_user, f"cursors of the user {user} are open"
+            self._check(count(user=user), most, "maxCursorsPerUser", what)
         size = _HELD_PER_BYTE * request_bytes
         if size < LEAST_BATCH:
             return Ticket(self._cursors, quota)
@@ -167,8 +167,8 @@ class Admission:
         for parameter, user, memory in self._budgets(quota):
             holders = self._streams.count(user=user) * remotes + memory.lookups + 1
             if memory.lookups and self._too_many(holders, memory):
-                of = "" if user is None else f" of the user {user}"
-                reason = f"cursors{of} look documents up, which leaves no memory for another one"
+                whose = "" if user is None else f" of the user {user}"
+                reason = f"cursors{whose} look documents up, which leaves no memory for another one"
                 self._refuse(memory.lookups, parameter, reason)
 
     def users(self, most: int) -> list[dict[str, Any]]:
@@ -202,8 +202,8 @@ class Admission:
         if user is not None:
             by = f"{different} were opened by the user {user}"
             yield count(user=user), limits.max_streams_per_user, "maxStreamsPerUser", by
-        each = f"{different} are open, each with a connection to every shard"
-        yield count(), limits.streams_by_connections, "ShardingTaskExecutorPoolMaxSize", each
+        what = f"{different} are open, each with a connection to every shard"
+        yield count(), limits.streams_by_connections, "ShardingTaskExecutorPoolMaxSize", what
 
     def _budgets(self, quota: Quota) -> Iterator[tuple[Limiting, str | None, Memory]]:
         """Yield the budgets of memory that apply to ``quota``, each with its parameter and user."""

@@ -65,8 +65,8 @@ class ClientReader:
         cls, streams: OpenStreams, request: StreamRequest, quota: Quota = NOBODY
     ) -> Self:
         """Return a reader from the start of ``request`` on. Raises CommandError."""
-        of = {"db.system.name": "mongodb", "db.namespace": request.database}
-        with spans.recorded("open change stream", of) as span:
+        attributes = {"db.system.name": "mongodb", "db.namespace": request.database}
+        with spans.recorded("open change stream", attributes) as span:
             if request.collection is not None:
                 span.set_attribute("db.collection.name", request.collection)
             candidates = streams.policy.candidates(request)
@@ -280,7 +280,7 @@ class ClientReader:
         main = self._streams.stream_to_join(source.key)
         if main is not None and main is not self.stream and self._join(source, main):
             return True
-        if source.key != self._source.key and self._should_open(source, main):
+        if source.key != self._source.key and self._should_open(source):
             self._move()
         return False
 
@@ -303,13 +303,13 @@ class ClientReader:
         self._leave(left, main)
         return True
 
-    def _should_open(self, source: Source, main: RunningStream | None) -> bool:
+    def _should_open(self, source: Source) -> bool:
         """Return whether to move to ``source``, whose main stream cannot be joined now."""
         if source is self._candidates.own:
             return self._streams.admits(source.key, self._quota)
-        needs = self.log_reader.needs
-        if main is not None and main.healthy:
+        if self._streams.serves(source.key):
             return False
+        needs = self.log_reader.needs
         return self._may_begin(source, cluster_time_of(needs)) and self._may_narrow(source, needs)
 
     def _continues(self, error: CommandError) -> bool:

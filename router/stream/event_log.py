@@ -130,8 +130,8 @@ class EventLog:
         block, offset = self._at(number)
         end = len(block.events)
         if memory is not None:
-            held = accumulate(len(each) + EVENT_OVERHEAD for each in block.events[offset:])
-            fits = next((at for at, bytes_ in enumerate(held, 1) if bytes_ >= memory), end)
+            held = accumulate(len(event) + EVENT_OVERHEAD for event in block.events[offset:])
+            fits = next((count for count, size in enumerate(held, 1) if size >= memory), end)
             if offset + fits < end:
                 last = self._key_of(block.events[offset + fits - 1])
                 end = bisect_right(block.events, last, lo=offset + fits, key=self._key_of)

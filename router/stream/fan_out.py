@@ -99,8 +99,8 @@ class FanOut:
         positions = self._positions
         return {
             "readers": self.readers,
-            "filters": sum(len(each.whole.views.index) for each in positions),
-            "namespaces": sum(len(each.incarnations) for each in positions),
+            "filters": sum(len(position.whole.views.index) for position in positions),
+            "namespaces": sum(len(position.incarnations) for position in positions),
             "examined": Int64(self.examined),
             "matches": Int64(self.matches),
         }
@@ -118,7 +118,8 @@ class FanOut:
             return View(self.stream)
         log = self.stream.log
         number = log.number_beyond(after)
-        position = next((each for each in self._positions if each.number == number), None)
+        equal = (other for other in self._positions if other.number == number)
+        position = next(equal, None)
         if position is None:
             position = LogPosition(self.stream, number)
             self._positions.append(position)
@@ -197,8 +198,8 @@ class FanOut:
 
     def _join(self, position: LogPosition) -> None:
         """Merge the positions that have become equal."""
-        for other in [each for each in self._positions if each is not position]:
-            if other.number == position.number:
+        for other in list(self._positions):
+            if other is not position and other.number == position.number:
                 position.absorb(other)
                 self._positions.remove(other)
 
@@ -245,15 +246,15 @@ class FanOut:
             operation = _text(event, operations) or b""
             database = _text(event, database_names) or b""
             collection = _text(event, collections)
-            found = incarnations.get(Namespace(database, collection), ())
+            concerned = incarnations.get(Namespace(database, collection), ())
             if databases and collection is not None:
-                found = [*found, *incarnations.get(Namespace(database, None), ())]
+                concerned = [*concerned, *incarnations.get(Namespace(database, None), ())]
             if operation == RENAME:
                 in_database, name = self._targets.read(event)
                 if _text(event, in_database) == database:
                     target = Namespace(database, _text(event, name))
-                    found = [*found, *incarnations.get(target, ())]
-            for incarnation in found:
+                    concerned = [*concerned, *incarnations.get(target, ())]
+            for incarnation in concerned:
                 incarnation.add(event, operation)
                 met[incarnation] = None
         return list(met)
@@ -288,7 +289,7 @@ class FanOut:
             if first.filter.projections:
                 try:
                     project = first.filter.project
-                    passed = [project(each, allowances[id(each)]) for each in passed]
+                    passed = [project(event, allowances[id(event)]) for event in passed]
                 except TooLargeError as error:
                     self._give_up(views, identity, error)
                     continue
@@ -308,7 +309,7 @@ class FanOut:
             except TooLargeError as error:
                 if not error.owners:
                     raise
-                for identity in [each for each in views.by_identity if each in error.owners]:
+                for identity in [name for name in views.by_identity if name in error.owners]:
                     self._give_up(views, identity, error)
             else:
                 break

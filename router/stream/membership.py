@@ -94,13 +94,13 @@ class Membership:
 
         Of the removed shards only the latest are remembered.
         """
-        removed = [each for each in self._removed if (each.removed_at or b"") > key]
+        removed = [remote for remote in self._removed if (remote.removed_at or b"") > key]
         present = [
-            each
-            for each in self._merger.remotes.values()
-            if each.removed_at is None and not each.opening.topology
+            remote
+            for remote in self._merger.remotes.values()
+            if remote.removed_at is None and not remote.opening.topology
         ]
-        return frozenset(ShardSpan.of(each) for each in removed + present)
+        return frozenset(map(ShardSpan.of, removed + present))
 
     def change(self, events: list[Event]) -> list[Action]:
         """Apply the config server's events; open the shards that joined, one tick later.

@@ -81,11 +81,11 @@ class MergedStream:
         # The present shards come last: later events of the config server apply to them.
         begins = b"" if request.starts_after_invalidate else None
         skips: dict[str, bytes | None] = dict.fromkeys(shards, begins)
-        for each in spans:
-            if each.until is None:
-                skips[each.shard] = each.skips_at
+        for span in spans:
+            if span.until is None:
+                skips[span.shard] = span.skips_at
             else:
-                self._openings.append(self._membership.open_removed(each, start_at))
+                self._openings.append(self._membership.open_removed(span, start_at))
         for shard, host in shards.items():
             opening = self._membership.open(shard, host, start_at, skips_at=skips[shard])
             self._openings.append(opening)
@@ -246,8 +246,8 @@ class MergedStream:
             low_watermark is not None
             and not self._merger.ready
             and any(
-                self._merger.remotes[each].invalidated
-                for each in self._merger.holding(low_watermark)
+                self._merger.remotes[number].invalidated
+                for number in self._merger.holding(low_watermark)
             )
         )
 
@@ -276,7 +276,7 @@ class MergedStream:
         """
         if self.waiting_for is not None and (self.watermark(number) or b"") < self._merger.tail:
             return True
-        return any(each.remote == number for each in self.leaving)
+        return any(laggard.remote == number for laggard in self.leaving)
 
     @property
     def lagging(self) -> Sequence[Laggard]:
@@ -286,7 +286,7 @@ class MergedStream:
         streams have ended, are left out.
         """
         behind = self._merger.behind(self._merger.tail)
-        return self._waits([each for each in behind if self._may_move(each)])
+        return self._waits([number for number in behind if self._may_move(number)])
 
     @property
     def leaving(self) -> Sequence[Laggard]:
@@ -322,13 +322,15 @@ class MergedStream:
             return []  # a damaged token has no cluster time to pass
         remotes = self._merger.remotes
         return [
-            Laggard(each, latest) for each in numbers if (remotes[each].watermark or b"") < tail
+            Laggard(number, latest)
+            for number in numbers
+            if (remotes[number].watermark or b"") < tail
         ]
 
     def buffered_bytes(self, remote: int) -> int:
         """Return the bytes of events from ``remote`` that no client has read yet."""
-        found = self._merger.remotes.get(remote)
-        return 0 if found is None else found.buffered + self._unread.get(remote, 0)
+        queue = self._merger.remotes.get(remote)
+        return 0 if queue is None else queue.buffered + self._unread.get(remote, 0)
 
     @property
     def all_buffered_bytes(self) -> int:
@@ -352,8 +354,8 @@ class MergedStream:
 
     def watermark(self, remote: int) -> bytes | None:
         """Return the sort key of the remote's watermark, or None before its first batch."""
-        found = self._merger.remotes.get(remote)
-        return None if found is None else found.watermark
+        queue = self._merger.remotes.get(remote)
+        return None if queue is None else queue.watermark
 
     def _swallow(self, events: list[Event], size: int, key: bytes) -> tuple[list[Event], int]:
         """Remove the invalidate from the end of a batch, unless a user's $match has removed it."""

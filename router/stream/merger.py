@@ -146,7 +146,7 @@ class Merger:
         key = self.low_watermark
         if key is None:
             return None
-        return next(filter(None, (self.remotes[each].mark for each in self.holding(key))), None)
+        return next(filter(None, (self.remotes[number].mark for number in self.holding(key))), None)
 
     @property
     def ahead(self) -> bool:

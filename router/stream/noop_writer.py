@@ -176,12 +176,13 @@ class NoOpWriter:
 
         ``host`` is its host string, for a shard that is not in the shard list (yet).
         """
-        found = self._targets.get(name)
-        if found is None:
+        target = self._targets.get(name)
+        if target is None:
             self._forget_the_gone()
-            found = self._targets[name] = NoOpTarget(self._cluster, self._limits, self.loads, name)
-        found.host = host
-        return found
+            target = NoOpTarget(self._cluster, self._limits, self.loads, name)
+            self._targets[name] = target
+        target.host = host
+        return target
 
     async def close(self) -> None:
         """End no-op writes in flight and close their connections."""

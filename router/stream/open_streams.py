@@ -15,7 +15,7 @@ from router.request.stream_request import AtTime, StreamRequest
 from router.stream.admission import Admission, Quota
 from router.stream.membership import ShardSpan
 from router.stream.noop_writer import NoOpWriter
-from router.stream.opening import ClusterTimeFetcher
+from router.stream.opening import ClusterTimeFetcher, Opening
 from router.stream.running_stream import RunningStream
 from router.stream.sharing import Candidates, SharingPolicy, Source
 from router.stream_settings import StreamSettings
@@ -57,9 +57,9 @@ class OpenStreams:
         self._memory = memory
         self._loop = asyncio.get_running_loop()
         self.cluster_time = ClusterTimeFetcher(cluster, limits)
-        self._by_key: dict[bytes, list[RunningStream]] = {}
+        self._by_key: dict[bytes, list[Opening]] = {}
         """The streams by their identity; readers that have caught up join the first one."""
-        self._keys: dict[RunningStream, bytes | None] = {}
+        self._keys: dict[Opening, bytes | None] = {}
         """Each stream's identity; None for one that is not shared."""
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -80,27 +80,27 @@ class OpenStreams:
         key = request.sharing_key if self._limits.share else None
         while True:
             streams = [] if key is None else self._by_key.get(key, [])
-            unknown = next((each for each in streams if not each.preparation_done.is_set()), None)
-            if unknown is not None:
-                await unknown.located()
+            locating = next((stream for stream in streams if stream.is_locating), None)
+            if locating is not None:
+                await locating.located()
                 continue
-            if start_at is None and any(each.healthy for each in streams):
+            if start_at is None and any(stream.healthy for stream in streams):
                 start_at = (await self.cluster_time.now(request)).time
                 continue
-            found = None
+            joined = None
             if start_at is not None:
-                found = self._find(streams, start_at, after or first_key(start_at), spans)
-            stream = found or self._new(key, request, start_at, quota, spans)
-            stream.enter()
+                joined = self._find(streams, start_at, after or first_key(start_at), spans)
+            opening = joined or self._new(key, request, start_at, quota, spans)
+            opening.enter()
             try:
-                await stream.opened()
+                stream = await opening.opened()
                 start_at = start_at or stream.stream.start_at
                 if stream.stream.covers(after or first_key(start_at), spans):
                     return stream, start_at
             except BaseException:
-                stream.leave()
+                opening.leave()
                 raise
-            stream.leave()  # other readers have advanced past the start during the opening
+            opening.leave()  # other readers have advanced past the start during the opening
 
     async def find_or_open_later(
         self,
@@ -127,8 +127,8 @@ class OpenStreams:
                 log.info("a client waits for the shard list", error=str(error))
 
     def _find(
-        self, streams: list[RunningStream], start_at: Timestamp, after: bytes, spans: Set[ShardSpan]
-    ) -> RunningStream | None:
+        self, streams: list[Opening], start_at: Timestamp, after: bytes, spans: Set[ShardSpan]
+    ) -> Opening | None:
         """Return a stream that covers the events after ``after`` and is not far behind, or None.
 
         In a backlog a stream without readers must not be behind it at all, since the events in
@@ -136,17 +136,18 @@ class OpenStreams:
         is far behind as the one that others join.
         """
         in_backlog = not self.is_recent(start_at)
-        for stream in streams:
-            if self._is_late(stream, start_at) or not stream.is_located:
+        for opening in streams:
+            stream = opening.stream
+            if stream is None or self._is_late(opening, start_at):
                 continue
             if not stream.stream.covers(after, spans):
                 continue
             if in_backlog and not stream.readers and stream.stream.reached < after:
                 continue
             if self._is_late(streams[0], start_at):
-                streams.remove(stream)
-                streams.insert(0, stream)
-            return stream
+                streams.remove(opening)
+                streams.insert(0, opening)
+            return opening
         return None
 
     def _new(
@@ -156,51 +157,55 @@ class OpenStreams:
         start_at: Timestamp | None,
         quota: Quota,
         spans: Set[ShardSpan],
-    ) -> RunningStream:
+    ) -> Opening:
         ticket = self._admission.admit_stream(quota, self.cluster.targets)
         # A client that moves knows which invalidates its shards skip from where it is.
         if start_at is not None and (spans or not request.starts_after_invalidate):
             request = replace(request, start=AtTime(start_at))
         streams = [] if key is None else self._by_key.setdefault(key, [])
         is_joined = streams and not self._is_late(streams[0], start_at)
-        stream = RunningStream(
+        opening = Opening(
             request, self.cluster, self.cluster_time, self._noop_writer, self._limits,
             self._memory.of(quota.user), ticket, self._gone, spans,
         )  # fmt: skip
-        self._keys[stream] = key
-        streams.insert(len(streams) if is_joined else 0, stream)
-        return stream
+        self._keys[opening] = key
+        streams.insert(len(streams) if is_joined else 0, opening)
+        return opening
 
-    def _is_late(self, stream: RunningStream, start_at: Timestamp | None) -> bool:
+    def _is_late(self, opening: Opening, start_at: Timestamp | None) -> bool:
         """Return whether a stream is too far behind for a reader that starts at ``start_at``."""
         newest = self.cluster.clock.time
         time = min(filter(None, (start_at, newest)), default=None)
-        return not stream.healthy if time is None else stream.is_late(time)
+        if time is None or opening.stream is None:
+            return not opening.healthy
+        return not opening.healthy or opening.stream.is_late(time)
 
-    def _gone(self, stream: RunningStream) -> None:
-        if stream not in self._keys:
+    def _gone(self, opening: Opening) -> None:
+        if opening not in self._keys:
             return
-        key = self._keys.pop(stream)
+        key = self._keys.pop(opening)
         streams = [] if key is None else self._by_key.get(key, [])
-        if stream in streams:
-            if streams[0] is stream:
+        if opening in streams:
+            if streams[0] is opening:
                 streams.insert(1, streams.pop())
-            streams.remove(stream)
+            streams.remove(opening)
         if key is not None and not streams:
             self._by_key.pop(key, None)
-        self.spawn(stream.close(), "close remotes")
+        self.spawn(opening.close(), "close remotes")
 
     def stream_to_join(self, key: bytes) -> RunningStream | None:
         """Return the stream of this identity that readers join once they have caught up."""
         streams = self._by_key.get(key)
-        return streams[0] if streams else None
+        return streams[0].stream if streams else None
+
+    def serves(self, key: bytes) -> bool:
+        """Return whether the stream of this identity is open, or being opened."""
+        streams = self._by_key.get(key)
+        return bool(streams and streams[0].healthy)
 
     def admits(self, key: bytes, quota: Quota) -> bool:
         """Return whether ``quota`` may read the stream ``key`` beside those that move now."""
-        main = self.stream_to_join(key)
-        return (main is not None and main.healthy) or self._admission.streams_left(
-            quota
-        ) > self.moving
+        return self.serves(key) or self._admission.streams_left(quota) > self.moving
 
     def is_recent(self, time: Timestamp) -> bool:
         """Return whether a reader that starts at ``time`` has no backlog to read."""
@@ -243,8 +248,8 @@ class OpenStreams:
 
     async def close(self) -> None:
         """Close all remotes, within bounded time."""
-        for stream in list(self._keys):
-            self._gone(stream)
+        for opening in list(self._keys):
+            self._gone(opening)
         await self.cluster_time.close()
         while self._tasks:
             await asyncio.wait(self._tasks)

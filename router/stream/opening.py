@@ -1,8 +1,8 @@
-"""The opening of a stream: which shards it reads, from which time, and with which commands
+"""The opening of a stream: which shards it reads and from when, until they have answered
 (docs/design.md#opening-and-resuming)."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Set
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Set
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import NamedTuple
@@ -12,17 +12,19 @@ from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster, ShardList
 from router.catalog.shared_answer import SharedAnswer
-from router.request.shard_commands import shard_command, topology_command
+from router.memory import Memory
 from router.request.stream_request import StreamRequest
+from router.stream.admission import Ticket
 from router.stream.membership import ShardSpan
 from router.stream.merged_stream import MergedStream
-from router.stream.remote_queue import OpenRemote, ReopenRemote
+from router.stream.noop_writer import NoOpWriter
+from router.stream.running_stream import RunningStream
 from router.stream_settings import ConnectionSettings, StreamSettings
 from router.tokens.resume_token import first_key
+from shard_client import spans
 from shard_client.cluster_clock import next_tick
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError
-from shard_client.remote_cursor.remote_cursor import Opening
 from shard_client.remote_cursor.retry_policy import from_network
 from shard_client.replica_set.read_preference import PRIMARY, ReadPreference
 from shard_client.wire.connection import Connection, format_address
@@ -123,7 +125,11 @@ class ClusterTimeFetcher:
         times before the one returned.
         """
         document = self._cluster.clock.document
-        behind = [each for each in connections if each.hello.get("$clusterTime") != document]
+        behind = [
+            connection
+            for connection in connections
+            if connection.hello.get("$clusterTime") != document
+        ]
         if document is None or not behind:
             return
         left = max(0.001, deadline - asyncio.get_running_loop().time())
@@ -138,8 +144,8 @@ class ClusterTimeFetcher:
                 raise from_network(error, address) from error
 
         async with _tasks() as group:
-            for each in behind:
-                group.create_task(send_time(each), name="send the time")
+            for connection in behind:
+                group.create_task(send_time(connection), name="send the time")
 
 
 @asynccontextmanager
@@ -185,21 +191,18 @@ async def connected(
             cluster.release(connection)
 
 
-_Command = tuple[str, Mapping[str, object]]
-
-
 async def merged_stream(
     request: StreamRequest,
     cluster: Cluster,
     cluster_time: ClusterTimeFetcher,
     limits: StreamSettings,
-    spans: Set[ShardSpan] = frozenset(),
+    needed: Set[ShardSpan] = frozenset(),
 ) -> MergedStream:
     """Return the merged stream of ``request``, with its shards and its start.
 
-    ``spans`` are those of the stream that its client has left. Raises CommandError, labelled as
-    mongos labels it, after ``open_timeout`` at the latest; 70 ShardNotFound if the cluster has no
-    shards.
+    ``needed`` are the spans of the stream that its client has left. Raises CommandError, labelled
+    as mongos labels it, after ``open_timeout`` at the latest; 70 ShardNotFound if the cluster has
+    no shards.
     """
     start_at = request.start_time
     if start_at is None:
@@ -213,27 +216,153 @@ async def merged_stream(
     # by the time the list was read, not long before.
     left_by = first_key(next_tick(listed.by))
     known = (
-        each._replace(until=left_by) if each.until is None and each.shard not in shards else each
-        for each in spans
+        span._replace(until=left_by) if span.until is None and span.shard not in shards else span
+        for span in needed
     )
     return MergedStream(
         request,
         shards,
         start_at=start_at,
         topology_from=listed.before,
-        spans=sorted(known, key=lambda each: each[:3]),
+        spans=sorted(known, key=lambda span: span[:3]),
         draining=listed.draining,
         sizes=limits.blocks,
     )
 
 
-def opening_of(request: StreamRequest, action: OpenRemote | ReopenRemote) -> Opening:
-    """Return a function that builds a remote's command: from its start, or after a watermark."""
-    first = action.start_at if isinstance(action, OpenRemote) else action.start_after
-    topology = isinstance(action, OpenRemote) and action.topology
+class Opening:
+    """The opening of a stream, in a task of its own, which no client's cancellation ends.
 
-    def opening(pbrt: bytes | None) -> _Command:
-        start = first if pbrt is None else pbrt
-        return topology_command(start) if topology else shard_command(request, start)
+    First it locates the stream: its shards and its start. From then on it has a ``stream``, which
+    merges replies while other remotes are awaited, and which readers may enter. It ends as the
+    stream is open, or with an error. Those that enter before the stream is located are its first
+    readers.
 
-    return opening
+    ``cluster_time`` tells the start of a stream that starts now; ``ticket`` is returned once the
+    remotes are closed. ``gone`` is called when no reader can enter any more: run ``close`` then.
+    The shard spans ``needed`` are read even if their shards have left. The other arguments are as
+    for ``RunningStream``. Must be created in a running loop.
+    """
+
+    def __init__(
+        self,
+        request: StreamRequest,
+        cluster: Cluster,
+        cluster_time: ClusterTimeFetcher,
+        noop_writer: NoOpWriter,
+        limits: StreamSettings,
+        memory: Memory,
+        ticket: Ticket,
+        gone: Callable[["Opening"], None],
+        needed: Set[ShardSpan] = frozenset(),
+    ) -> None:
+        self.stream: RunningStream | None = None
+        """The stream, once it is located."""
+        self._request = request
+        self._cluster = cluster
+        self._cluster_time = cluster_time
+        self._noop_writer = noop_writer
+        self._limits = limits if request.passthrough_to_shard is None else limits.for_one_shard()
+        self._memory = memory
+        self._ticket = ticket
+        self._gone = gone
+        self._needed = needed
+        self._readers = 0
+        self._closed = False
+        loop = asyncio.get_running_loop()
+        self._located: asyncio.Future[None] = loop.create_future()
+        self._task = loop.create_task(self._open(), name="open remotes")
+
+    async def _open(self) -> RunningStream:
+        request, cluster, limits = self._request, self._cluster, self._limits
+        most = limits.opening_time(ReadPreference.of(request.read_preference))
+        deadline = asyncio.get_running_loop().time() + most
+        try:
+            with spans.recorded("open remotes", {"db.system.name": "mongodb"}):
+                merged = await merged_stream(
+                    request, cluster, self._cluster_time, limits, self._needed
+                )
+                stream = self.stream = RunningStream(
+                    request, merged, cluster, self._noop_writer, limits, self._memory, self._end,
+                    self._readers,
+                )  # fmt: skip
+                self._located.set_result(None)
+                await stream.open(most, deadline)
+        except BaseException as error:
+            self._end()
+            if isinstance(error, CommandError) or not isinstance(error, Exception):
+                raise
+            log.error("opening broke", exc_info=error)
+            raise CommandError.unexpected(error) from error
+        return stream
+
+    @property
+    def is_locating(self) -> bool:
+        """Whether its shards or its start are not known yet."""
+        return self.stream is None and not self._task.done()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether it is opening or open, and its stream has neither failed nor ended."""
+        opened = self._task
+        if self._closed or (opened.done() and (opened.cancelled() or opened.exception())):
+            return False
+        return self.stream is None or self.stream.healthy
+
+    async def located(self) -> None:
+        """Wait until its shards and its start are known, or it is closed.
+
+        Raises CommandError if they cannot be determined: a retry by the caller would fail as well.
+        """
+        await asyncio.wait((self._task, self._located), return_when=asyncio.FIRST_COMPLETED)
+        if self.stream is None and not self._task.cancelled():
+            await self.opened()
+
+    async def opened(self) -> RunningStream:
+        """Return the stream once it is open, as ``RunningStream.open`` says.
+
+        Raises CommandError, the first failure.
+        """
+        try:
+            return await asyncio.shield(self._task)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if self._closed and caller is not None and not caller.cancelling():
+                raise CommandError(
+                    ErrorCode.ShutdownInProgress, "the stream was closed while it was being opened"
+                ).with_change_stream_label() from None
+            raise
+
+    def enter(self) -> None:
+        """Add a reader."""
+        if self.stream is None:
+            self._readers += 1
+        else:
+            self.stream.enter()
+
+    def leave(self) -> None:
+        """Remove a reader; without one it is closed before it is located, later as the stream."""
+        if self.stream is not None:
+            self.stream.leave()
+            return
+        self._readers -= 1
+        if not self._readers:
+            self._end()
+
+    def _end(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._gone(self)
+
+    async def close(self) -> None:
+        """End the opening and close its stream, within bounded time. Idempotent."""
+        self._closed = True
+        self._task.cancel()
+        try:
+            await asyncio.wait((self._task,))
+            if not self._task.cancelled():
+                self._task.exception()  # of which there may be no waiter
+            if self.stream is not None:
+                await self.stream.close()
+        finally:
+            self._ticket.end()

@@ -344,7 +344,8 @@ class FlowControl:
         """Return the time to wait before the members that keep events back get no-op writes."""
         if self.rounds.dense(now):
             number = self.rounds.interval_number(now)
-            return COLLECTING if any(each.collects_in == number for each in remotes) else 0.0
+            collects = any(remote.collects_in == number for remote in remotes)
+            return COLLECTING if collects else 0.0
         limits = self._limits
         # If events arrive quickly, most members get past them by themselves.
         least = limits.await_watermark if self.pace.active(now) else 0.0

@@ -1,9 +1,7 @@
 """The read scheduler: which remotes read on, how long their getMores wait, and which get no-ops."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Iterator
-from contextlib import contextmanager
-from contextvars import Context
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -15,19 +13,16 @@ from bson.timestamp import Timestamp
 from router.catalog.cluster import Cluster
 from router.memory import Memory
 from router.request.progress_command import progress_command
+from router.request.shard_commands import shard_command, topology_command
 from router.request.stream_request import StreamRequest
 from router.stream.merged_stream import MergedStream
 from router.stream.noop_writer import MemberLoads, NoOpResult, NoOpWriter
-from router.stream.opening import opening_of
 from router.stream.pacing import COLLECTING, FlowControl, ReadState
-from router.stream.remote_queue import Action, CloseRemote, Laggard, OpenRemote, ReopenRemote
+from router.stream.remote_queue import Laggard, OpenRemote, ReopenRemote
 from router.stream.view_readers import ViewReaders
 from router.stream_settings import PacingSettings
 from router.tokens.resume_token import cluster_time_of
-from shard_client import spans
 from shard_client.cluster_clock import next_tick
-from shard_client.errors import CommandError
-from shard_client.remote_cursor.cursor_reply import CursorBatch
 from shard_client.remote_cursor.progress_cursor import Probing
 from shard_client.remote_cursor.remote_cursor import RemoteCursor
 from shard_client.replica_set.read_preference import PRIMARY, ReadPreference
@@ -112,13 +107,11 @@ class ScheduledRemote(ReadState):
         return document
 
 
-class RemoteCursors(dict[int, ScheduledRemote]):
-    """The open remotes of one stream by number. Must be created in a running loop.
+class Remotes(dict[int, ScheduledRemote]):
+    """The open remotes of one stream by number, each with a cursor that its owner reads and closes.
 
     ``request`` is what the shards are asked for; ``memory`` counts the remotes, and ``loads`` what
-    is sent to members. ``on_batch`` is called with a remote's number and each of its replies,
-    ``on_failure`` with its number, its permanent failure and the address that failed, if known.
-    ``outlasts`` returns, given a number, whether an outage of any length is waited for.
+    is sent to members.
     """
 
     def __init__(
@@ -128,9 +121,6 @@ class RemoteCursors(dict[int, ScheduledRemote]):
         limits: PacingSettings,
         memory: Memory,
         loads: MemberLoads,
-        on_batch: Callable[[int, CursorBatch], None],
-        on_failure: Callable[[int, CommandError, str | None], None],
-        outlasts: Callable[[int], bool],
     ) -> None:
         super().__init__()
         self._request = request
@@ -138,27 +128,44 @@ class RemoteCursors(dict[int, ScheduledRemote]):
         self._limits = limits
         self._memory = memory
         self._loads = loads
-        self._on_batch = on_batch
-        self._on_failure = on_failure
-        self._outlasts = outlasts
         self._preference = ReadPreference.of(request.read_preference)
-        self._closing: set[asyncio.Task[None]] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
 
-    def execute(self, actions: Iterable[Action], batch_bytes: Callable[[], int]) -> None:
-        """Open, reopen and close cursors; ``batch_bytes`` returns the size of a first batch."""
-        for action in actions:
-            if isinstance(action, OpenRemote):
-                log.debug("open remote", target=action.target, start_at=action.start_at)
-                remote = self[action.remote] = ScheduledRemote(action, self._limits)
-                self._memory.add(remotes=1)
-                self._open(remote, action, batch_bytes())
-            elif isinstance(action, ReopenRemote):
-                remote = self[action.remote]
-                self._close(remote)
-                self._open(remote, action, batch_bytes())
-            elif isinstance(action, CloseRemote) and action.remote in self:
-                self._remove(action.remote)
+    def add(self, action: OpenRemote) -> None:
+        """Add a remote, which has no cursor yet."""
+        log.debug("open remote", target=action.target, start_at=action.start_at)
+        self[action.remote] = ScheduledRemote(action, self._limits)
+        self._memory.add(remotes=1)
+
+    def remove(self, remote: ScheduledRemote) -> None:
+        """Remove a remote."""
+        del self[remote.number]
+        self._memory.add(remotes=-1)
+
+    def open(self, action: OpenRemote | ReopenRemote, batch_bytes: int) -> ScheduledRemote:
+        """Give a remote a new cursor, whose first batch has ``batch_bytes``; return the remote."""
+        request, remote = self._request, self[action.remote]
+        first = action.start_at if isinstance(action, OpenRemote) else action.start_after
+
+        def command(pbrt: bytes | None) -> tuple[str, dict[str, Any]]:
+            start = first if pbrt is None else pbrt
+            return topology_command(start) if remote.topology else shard_command(request, start)
+
+        preference = PRIMARY if remote.topology else self._preference
+        probing = None
+        if not remote.topology:
+            probing = Probing(
+                lambda pbrt: progress_command(*command(pbrt), pbrt), request.splits_large_events
+            )
+        remote.cursor = RemoteCursor(
+            remote.target,
+            dialer=self._cluster.dialer(remote.target, remote.host or None, preference=preference),
+            opening=command,
+            clock=self._cluster.clock,
+            settings=replace(self._limits, batch_target_bytes=batch_bytes),
+            sent=self._loads.of(remote.target),
+            probing=probing,
+        )
+        return remote
 
     def describe(self, stream: MergedStream) -> dict[str, Any]:
         """Return what serverStatus shows of the remotes of ``stream``.
@@ -178,99 +185,6 @@ class RemoteCursors(dict[int, ScheduledRemote]):
             ],
         }
 
-    def close(self) -> None:
-        """Kill all cursors, in the background."""
-        for number in list(self):
-            self._remove(number)
-
-    def _remove(self, number: int) -> None:
-        self._memory.add(remotes=-1)
-        self._close(self.pop(number))
-
-    async def closed(self) -> None:
-        """Wait until the closed cursors are killed, within bounded time."""
-        while self._closing:
-            await asyncio.wait(self._closing)
-
-    def _open(
-        self, remote: ScheduledRemote, action: OpenRemote | ReopenRemote, batch_bytes: int
-    ) -> None:
-        number, opening = action.remote, opening_of(self._request, action)
-        preference = PRIMARY if remote.topology else self._preference
-        settings = replace(self._limits, batch_target_bytes=batch_bytes)
-        probing = None
-        if not remote.topology:
-            probing = Probing(
-                lambda pbrt: progress_command(*opening(pbrt), pbrt),
-                self._request.splits_large_events,
-            )
-        remote.cursor = RemoteCursor(
-            remote.target,
-            dialer=self._cluster.dialer(remote.target, remote.host or None, preference=preference),
-            opening=opening,
-            clock=self._cluster.clock,
-            settings=settings,
-            sent=self._loads.of(remote.target),
-            probing=probing,
-        )
-        reading = self._follow(number, remote.cursor)
-        self._start(reading, f"remote cursor {remote.target}", spans.apart())
-
-    async def _follow(self, number: int, cursor: RemoteCursor) -> None:
-        """Read a cursor until it is closed, ends or fails."""
-        with self._failure_reported(number, cursor):
-            while True:
-                try:
-                    batch = await cursor.read()
-                except CommandError:
-                    if cursor.in_outage and self._outlasts(number):
-                        continue
-                    raise
-                if batch is None:
-                    return
-                self._on_batch(number, batch)
-                del batch  # the merge owns the events, and frees them while the next is awaited
-
-    def probe(self, remote: ScheduledRemote, seconds: float) -> None:
-        """Query a member's progress within ``seconds``; what it reports arrives as a batch."""
-        if remote.probing is None or remote.probing.done():
-            querying = self._query(remote.number, remote.cursor, seconds)
-            remote.probing = self._start(querying, f"progress cursor of {remote.target}")
-
-    async def _query(self, number: int, cursor: RemoteCursor, seconds: float) -> None:
-        with self._failure_reported(number, cursor):
-            batch = await cursor.probe_progress(seconds)
-            if batch is not None:
-                self._on_batch(number, batch)
-
-    @contextmanager
-    def _failure_reported(self, number: int, cursor: RemoteCursor) -> Iterator[None]:
-        """Report a failure of the block, unless the cursor is the remote's no longer."""
-        try:
-            yield
-            return
-        except CommandError as error:
-            failure = error
-        except Exception as error:
-            log.error("remote cursor broke", remote=cursor.name, exc_info=error)
-            failure = CommandError.unexpected(error)
-        if number in self and self[number].cursor is cursor:
-            self._on_failure(number, failure, cursor.address)
-
-    def _start(
-        self, work: Coroutine[Any, Any, None], name: str, context: Context | None = None
-    ) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work, name=name, context=context)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    def _close(self, remote: ScheduledRemote) -> None:
-        remote.end_delay()
-        task = self._start(remote.cursor.close(), f"close {remote.target}")
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
-
 
 _TRANSIT = 0.0003
 """Seconds by which a getMore's reply arrives after the end of its wait."""
@@ -283,20 +197,22 @@ _SOONEST = 0.02
 class ReadScheduler:
     """Applies flow control to the remotes of one stream, and moves idle members past its events.
 
-    The rules are in docs/design.md#a-remote-cursor and docs/design.md#idle-shards. ``remotes`` are
-    the open remotes by number, ``views`` has the readers. Must be created in a running loop.
+    The rules are in docs/design.md#a-remote-cursor and docs/design.md#idle-shards. ``views`` has
+    the readers; ``probe`` queries a member's progress, within so many seconds, in the background.
+    Must be created in a running loop.
     """
 
     def __init__(
         self,
         stream: MergedStream,
-        remotes: RemoteCursors,
+        remotes: Remotes,
         views: ViewReaders,
         noop_writer: NoOpWriter,
         limits: PacingSettings,
         memory: Memory,
+        probe: Callable[[ScheduledRemote, float], None],
     ) -> None:
-        self.opening = False
+        self.opening = True
         """Whether the stream is being opened: then no remote is paused although no client reads."""
         self._stream = stream
         self._remotes = remotes
@@ -304,6 +220,7 @@ class ReadScheduler:
         self._noop_writer = noop_writer
         self._limits = limits
         self._memory = memory
+        self._probe = probe
         self.flow = FlowControl(limits, memory)
         self._loop = asyncio.get_running_loop()
         self._unread = False
@@ -450,8 +367,8 @@ class ReadScheduler:
             return
         now, again, rounds = self._loop.time(), inf, self.flow.rounds
         dense, number = rounds.dense(now), rounds.interval_number(now)
-        for each in self._lagging:
-            remote = self._remotes.get(each.remote)
+        for laggard in self._lagging:
+            remote = self._remotes.get(laggard.remote)
             # A remote that fails, or is getting a no-op write, is checked again when that is over.
             if remote is None or remote.cursor.failing_for is not None:
                 continue
@@ -459,8 +376,8 @@ class ReadScheduler:
                 again = min(again, rounds.next_start(now) + COLLECTING)
                 continue
             if not remote.noop.pending:
-                remote.round, remote.asked = number, each.latest
-                self._get_past(remote, each, now)
+                remote.round, remote.asked = number, laggard.latest
+                self._get_past(remote, laggard, now)
             if not remote.noop.pending:
                 again = min(again, max(remote.noop.again, now + _SOONEST))
         if self._later is not None:
@@ -499,7 +416,7 @@ class ReadScheduler:
         remote = self._remotes.get(number)
         if remote is None or self._closed or self._unread:
             return None
-        times = (each.latest for each in self._lagging if each.remote == number)
+        times = (laggard.latest for laggard in self._lagging if laggard.remote == number)
         latest = max(times, default=None)
         if latest is None or remote.reached > latest:
             return None
@@ -548,4 +465,4 @@ class ReadScheduler:
             soon = (takes or 0.0) + self._limits.probe_worth
             may_probe = remote.may_probe(self._loop.time())
             if cursor.can_probe(soon if may_probe else max(soon, _LONG)):
-                self._remotes.probe(remote, remote.next_wait() if takes is None else takes)
+                self._probe(remote, remote.next_wait() if takes is None else takes)

@@ -2,7 +2,9 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Sequence, Set
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import Context
 from typing import Any
 
 import structlog
@@ -12,14 +14,11 @@ from bson.timestamp import Timestamp
 from router.catalog.cluster import Cluster
 from router.memory import Holding, Memory
 from router.request.stream_request import StreamRequest
-from router.stream.admission import Ticket
 from router.stream.log_reader import Batch, LogReader
-from router.stream.membership import ShardSpan
 from router.stream.merged_stream import MergedStream
 from router.stream.noop_writer import NoOpWriter
-from router.stream.opening import ClusterTimeFetcher, merged_stream
-from router.stream.read_scheduler import ReadScheduler, RemoteCursors
-from router.stream.remote_queue import Action
+from router.stream.read_scheduler import ReadScheduler, Remotes, ScheduledRemote
+from router.stream.remote_queue import Action, CloseRemote, OpenRemote, ReopenRemote
 from router.stream.view_readers import ViewReaders, Waiter
 from router.stream_settings import StreamSettings
 from router.tokens.resume_token import cluster_time_of
@@ -27,143 +26,93 @@ from shard_client import spans
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch
-from shard_client.replica_set.read_preference import ReadPreference
+from shard_client.remote_cursor.remote_cursor import RemoteCursor
 
 log = structlog.get_logger()
 
 
 class RunningStream:
-    """A merged stream with its remote cursors, opened by a task of its own, and its readers.
+    """A merged stream with its remotes, which it reads, and its readers.
 
-    It closes soon after the last reader has left. Readers pass their log readers to ``take`` and
-    ``wait``. ``stream`` and ``views`` are available once ``is_located``. Must be created in a
-    running loop.
+    It ends soon after the last reader has left. Readers pass their log readers to ``take`` and
+    ``wait``.
 
-    ``cluster_time`` tells the start of a stream that starts now; ``noop_writer`` counts the load of
-    members, too; ``memory`` counts the remotes, and the bytes of events that are held; ``ticket``
-    is returned once the remotes are closed. ``gone`` is called when no reader can enter any more:
-    run ``close`` then. The shard spans ``needed`` are read even if their shards have left.
+    ``noop_writer`` counts the load of members, too; ``memory`` counts the remotes, and the bytes of
+    events that are held. ``gone`` is called when no reader can enter any more: run ``close`` then.
+    ``readers`` have entered already. Must be created in a running loop.
     """
-
-    stream: MergedStream
-    views: ViewReaders
-    _read_scheduler: ReadScheduler
 
     def __init__(
         self,
         request: StreamRequest,
+        stream: MergedStream,
         cluster: Cluster,
-        cluster_time: ClusterTimeFetcher,
         noop_writer: NoOpWriter,
         limits: StreamSettings,
         memory: Memory,
-        ticket: Ticket,
-        gone: Callable[["RunningStream"], None],
-        needed: Set[ShardSpan] = frozenset(),
+        gone: Callable[[], None],
+        readers: int = 0,
     ) -> None:
-        if request.passthrough_to_shard is not None:
-            limits = limits.for_one_shard()
+        self.stream = stream
+        self.readers = readers
+        """The number of readers."""
         self._request = request
         self._cluster = cluster
         self._noop_writer = noop_writer
+        self._loads = noop_writer.loads
         self._limits = limits
-        self._memory = memory
         self._held = Holding(memory)
-        self._ticket = ticket
         self._gone = gone
         self._loop = asyncio.get_running_loop()
         self._held_since: float | None = None
         """The time since which the low watermark has held back events."""
-        self._remotes = RemoteCursors(
-            request, cluster, limits, memory, noop_writer.loads, self._batch_arrived,
-            self._remote_failed, self._outlasts,
-        )  # fmt: skip
+        self.views = ViewReaders(
+            stream, limits.share_filter_bytes, self._loads.reply_delays, self._distributed
+        )
+        self._remotes = Remotes(request, cluster, limits, memory, self._loads)
+        self._read_scheduler = ReadScheduler(
+            stream, self._remotes, self.views, noop_writer, limits, memory, self._probe
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+        """The tasks that read remotes, or watch for shards that have left."""
+        self._closing: set[asyncio.Task[None]] = set()
+        """The tasks that kill cursors."""
         self._draining: asyncio.Task[None] | None = None
-        self.readers = 0
-        """The number of readers."""
+        self._answered: asyncio.Future[None] = self._loop.create_future()
         self._events = 0
         self._lingering: asyncio.TimerHandle | None = None
         self._closed = False
-        self.is_located = False
-        """Whether its shards and its start are known."""
-        self.preparation_done = asyncio.Event()
-        """Set once it ``is_located``, or its shards or its start could not be determined."""
-        self._answered: asyncio.Future[None] = self._loop.create_future()
-        self._opening = self._loop.create_task(
-            self._open(cluster_time, needed), name="open remotes"
-        )
-        self._opening.add_done_callback(self._opening_done)
+        self._keep()
 
     # Life cycle.
 
-    async def _open(self, cluster_time: ClusterTimeFetcher, needed: Set[ShardSpan]) -> None:
-        """Open the remotes and wait until each has answered; after ``open_timeout``, one shard."""
-        limits = self._limits
-        most = limits.opening_time(ReadPreference.of(self._request.read_preference))
-        deadline = self._loop.time() + most
-        with spans.recorded("open remotes", {"db.system.name": "mongodb"}):
-            try:
-                stream = self.stream = await merged_stream(
-                    self._request, self._cluster, cluster_time, limits, needed
-                )
-                kept, delays = limits.share_filter_bytes, self._noop_writer.loads.reply_delays
-                self.views = ViewReaders(stream, kept, delays, self._distributed)
-                scheduler = self._read_scheduler = ReadScheduler(
-                    stream, self._remotes, self.views, self._noop_writer, limits, self._memory
-                )
-                self.is_located = True
-            finally:
-                self.preparation_done.set()
-            self._keep()
-            scheduler.client_reads()
-            scheduler.opening = True
-            self._remotes.execute(stream.start(), scheduler.batch_bytes)
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await self._answered
-            except TimeoutError:
-                remotes = self._remotes.values()
-                late = sorted(each.target for each in remotes if not each.opened)
-                missing = f"no answer from {', '.join(late)} within {most} s"
-                # A shard has accepted the request: the others are waited for in an open stream.
-                if not any(each.opened and not each.topology for each in remotes):
-                    raise CommandError(
-                        ErrorCode.FailedToSatisfyReadPreference, missing
-                    ).with_change_stream_label() from None
-                log.warning("stream opened without some shards", missing=missing)
-            finally:
-                scheduler.opening = False
+    async def open(self, most: float, deadline: float) -> None:
+        """Open the remotes and wait until each has answered; after the deadline, one shard.
 
-    def _opening_done(self, opening: asyncio.Task[None]) -> None:
-        self.preparation_done.set()
-        # Callers of ``opened`` get the failure too, but there may be none: retrieve it here.
-        if opening.cancelled() or opening.exception() is not None:
-            self._end()
-
-    async def located(self) -> None:
-        """Wait until it ``is_located``, or the opening is cancelled.
-
-        Raises CommandError if the start cannot be determined, since a retry by the caller would
-        fail as well.
+        ``most`` is the seconds up to ``deadline``, for messages. Raises CommandError, the first
+        failure.
         """
-        await self.preparation_done.wait()
-        if not self.is_located and self._opening.done() and not self._opening.cancelled():
-            await self.opened()
-
-    async def opened(self) -> None:
-        """Wait until the remotes have answered their openings, as ``_open`` does.
-
-        Raises CommandError, the first failure.
-        """
+        self._read_scheduler.client_reads()
+        self._execute(self.stream.start())
         try:
-            await asyncio.shield(self._opening)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if self._closed and task is not None and not task.cancelling():
+            async with asyncio.timeout_at(deadline):
+                await self._answered
+        except TimeoutError:
+            remotes = self._remotes.values()
+            late = sorted(remote.target for remote in remotes if not remote.opened)
+            missing = f"no answer from {', '.join(late)} within {most} s"
+            # A shard has accepted the request: the others are waited for in an open stream.
+            if not any(remote.opened and not remote.topology for remote in remotes):
                 raise CommandError(
-                    ErrorCode.ShutdownInProgress, "the stream was closed while it was being opened"
+                    ErrorCode.FailedToSatisfyReadPreference, missing
                 ).with_change_stream_label() from None
-            raise
+            log.warning("stream opened without some shards", missing=missing)
+        self._read_scheduler.opening = False
+
+    @property
+    def has_opened(self) -> bool:
+        """Whether the remotes have answered, as ``open`` says."""
+        return not self._read_scheduler.opening
 
     async def close(self) -> None:
         """Kill all remote cursors, within twice ``close_timeout`` plus one connection attempt.
@@ -171,24 +120,20 @@ class RunningStream:
         Idempotent.
         """
         self._closed = True
-        for each in (self._lingering, self._opening, self._draining):
-            if each is not None:
-                each.cancel()
-        try:
-            await asyncio.wait((self._opening,))
-            if self.is_located:
-                self._read_scheduler.close()
-                self.stop_reading()
-                self._held.size = 0
-                self.stream.close()
-            await self._remotes.closed()
-        finally:
-            self._ticket.end()
+        for timer in (self._lingering, self._draining):
+            if timer is not None:
+                timer.cancel()
+        self._read_scheduler.close()
+        self.stop_reading()
+        self._held.size = 0
+        self.stream.close()
+        while self._closing:
+            await asyncio.wait(self._closing)
 
     def _end(self) -> None:
         if not self._closed:
             self._closed = True
-            self._gone(self)
+            self._gone()
 
     def enter(self) -> None:
         """Add a reader."""
@@ -206,8 +151,7 @@ class RunningStream:
             return
         limits = self._limits
         if limits.share and self.healthy and limits.share_linger > 0:
-            if self.is_located:
-                self._read_scheduler.flow.clients_left()
+            self._read_scheduler.flow.clients_left()
             self._lingering = self._loop.call_later(limits.share_linger, self._end)
         else:
             self._end()
@@ -215,7 +159,7 @@ class RunningStream:
     def _keep(self) -> None:
         """Set how much of the log is kept: more for several readers than for one or none."""
         limits = self._limits
-        if self.is_located and limits.share:
+        if limits.share:
             alone = min(limits.share_alone_bytes, limits.share_log_bytes)
             self.stream.keep_bytes = limits.share_log_bytes if self.readers > 1 else alone
 
@@ -223,28 +167,20 @@ class RunningStream:
 
     @property
     def healthy(self) -> bool:
-        """Whether it is opening or open, and its stream has neither failed nor ended."""
-        if self._closed or (self._opening.done() and not self.has_opened):
-            return False
-        return not self.is_located or (self.stream.error is None and not self.stream.ended)
-
-    @property
-    def has_opened(self) -> bool:
-        """Whether the opening is over, and has not failed."""
-        opening = self._opening
-        return opening.done() and not opening.cancelled() and opening.exception() is None
+        """Whether readers may enter: it is not closed, and has neither failed nor ended."""
+        return not self._closed and self.stream.error is None and not self.stream.ended
 
     def is_late(self, time: Timestamp) -> bool:
         """Return whether it is far behind ``time``, or is not healthy and never reaches it."""
-        if not (self.healthy and self.is_located):
-            return not self.healthy
+        if not self.healthy:
+            return True
         return time.time - cluster_time_of(self.stream.reached).time > self._limits.share_behind
 
     def describe(self, cursor_ids: Sequence[int]) -> dict[str, Any]:
         """Return what serverStatus shows of the stream, which ``cursor_ids`` read."""
         fan_out = self.views.fan_out
         return {
-            "cursorIds": [Int64(each) for each in cursor_ids],
+            "cursorIds": [Int64(cursor_id) for cursor_id in cursor_ids],
             "namespace": self._request.namespace,
             "events": Int64(self._events),
             **({"filtered": fan_out.describe()} if fan_out.readers else {}),
@@ -267,7 +203,7 @@ class RunningStream:
         finally:
             self._stop_if_broken()
         self.views.fan_out.forget(log_reader.view, log_reader.number)
-        loads = self._noop_writer.loads
+        loads = self._loads
         loads.delivered += len(batch.events)
         loads.delivered_bytes += batch.size
         self._events += len(batch.events)
@@ -296,55 +232,144 @@ class RunningStream:
 
     def stop_reading(self) -> None:
         """Kill the remote cursors; released events can still be read."""
-        self._remotes.close()
+        for remote in list(self._remotes.values()):
+            self._close(remote)
         self.views.wake()
 
-    # Replies and failures of the remotes.
+    # The remotes.
 
-    def _batch_arrived(self, number: int, batch: CursorBatch) -> None:
+    def _execute(self, actions: Iterable[Action]) -> None:
+        """Open, reopen and close remotes, as the merge asks."""
+        for action in actions:
+            if isinstance(action, OpenRemote):
+                self._remotes.add(action)
+            elif (closed := self._remotes.get(action.remote)) is not None:
+                self._close(closed, reopens=isinstance(action, ReopenRemote))
+            if not isinstance(action, CloseRemote):
+                remote = self._remotes.open(action, self._read_scheduler.batch_bytes())
+                reading = self._read(remote, remote.cursor)
+                self._start(reading, f"remote cursor {remote.target}", spans.apart())
+
+    def _close(self, remote: ScheduledRemote, *, reopens: bool = False) -> None:
+        """Kill a remote's cursor in the background; remove the remote, unless it reopens."""
+        remote.end_delay()
+        if not reopens:
+            self._remotes.remove(remote)
+        killing = self._loop.create_task(remote.cursor.close(), name=f"close {remote.target}")
+        self._closing.add(killing)
+        killing.add_done_callback(self._closing.discard)
+
+    def _start(
+        self, work: Coroutine[Any, Any, None], name: str, context: Context | None = None
+    ) -> asyncio.Task[None]:
+        task = self._loop.create_task(work, name=name, context=context)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _read(self, remote: ScheduledRemote, cursor: RemoteCursor) -> None:
+        """Read a remote's cursor until it is closed, ends or fails."""
+        with self._guarded():
+            while True:
+                try:
+                    batch = await cursor.read()
+                except CommandError as error:
+                    if cursor.in_outage and self._outlasts(remote):
+                        continue
+                    self._remote_failed(remote, cursor, error)
+                    return
+                if batch is None:
+                    return
+                self._batch_arrived(remote, batch)
+                del batch  # the merge owns the events, and frees them while the next is awaited
+
+    def _probe(self, remote: ScheduledRemote, seconds: float) -> None:
+        """Query a member's progress within ``seconds``, unless it is being queried."""
+        if remote.probing is None or remote.probing.done():
+            name = f"progress cursor of {remote.target}"
+            remote.probing = self._start(self._query(remote, remote.cursor, seconds), name)
+
+    async def _query(self, remote: ScheduledRemote, cursor: RemoteCursor, seconds: float) -> None:
+        with self._guarded():
+            try:
+                batch = await cursor.probe_progress(seconds)
+            except CommandError as error:
+                self._remote_failed(remote, cursor, error)
+                return
+            if batch is not None:
+                self._batch_arrived(remote, batch)
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Fail the stream if the block raises: events, or a removal, may be lost."""
         try:
-            self._process(number, batch)
-        except Exception as error:  # noqa: BLE001 - whatever it is, events may be lost
+            yield
+        except Exception as error:  # noqa: BLE001 - whatever it is, no reader may wait for ever
             self.stream.fail(error)
-        self._stop_if_broken()
+            self._stop_if_broken()
 
-    def _process(self, number: int, batch: CursorBatch) -> None:
-        remote = self._remotes.get(number)
-        if remote is None or self._closed:
+    def _outlasts(self, remote: ScheduledRemote) -> bool:
+        """Return whether the stream waits for a remote however long it is away.
+
+        No event is lost while the low watermark stands still, and a client that resumed would not
+        be served sooner, unless the shard has left: drivers end a stream whose resumption fails.
+        """
+        return self._request.passthrough_to_shard is None and not self.stream.has_left(
+            remote.number
+        )
+
+    def _batch_arrived(self, remote: ScheduledRemote, batch: CursorBatch) -> None:
+        if self._closed or remote.number not in self._remotes:
             return
+        number = remote.number
         actions = self.stream.batch_arrived(number, batch)
         now = self._loop.time()
         if batch.events:
-            load = self._noop_writer.loads.of(remote.target)
+            load = self._loads.of(remote.target)
             load.events += len(batch.events)
             load.event_bytes += batch.size
             if self._held_since is None:
                 self._held_since = now
             self._count()
         if actions:
-            self._remotes.execute(actions, self._read_scheduler.batch_bytes)
+            self._execute(actions)
         if remote.topology and self.stream.draining and self._draining is None:
-            self._draining = self._loop.create_task(self._watch(), name="watch draining shards")
+            self._draining = self._start(self._watch_draining(), "watch draining shards")
         self._read_scheduler.batch_arrived(
             number, len(batch.events), batch.operation_time, now, complete=batch.complete
         )
-        if not self._answered.done() and all(each.opened for each in self._remotes.values()):
+        if not self._answered.done() and all(other.opened for other in self._remotes.values()):
             self._answered.set_result(None)
         self.views.arrived()
         # Prepare the next reply while the client processes the last one.
         self.stream.merge_ahead(self._limits.reply_target_bytes)
         if self._held_since is not None and not self.stream.is_held_back:
-            self._noop_writer.loads.low_watermark_waits.record(self._loop.time() - self._held_since)
+            self._loads.low_watermark_waits.record(self._loop.time() - self._held_since)
             self._held_since = None
+        self._stop_if_broken()
 
-    async def _watch(self) -> None:
-        """Close the remotes of draining shards that have left; write no-ops past the removals."""
+    async def _watch_draining(self) -> None:
+        """Read the shard list while shards drain, to close the remotes of those that have left.
+
+        A change stream need not report a removal (docs/protocol.md#sharded-cluster). All streams of
+        the process read the list at the same moments, so that one read serves them all. No-ops are
+        written past the removals.
+        """
         interval = self._limits.removed_shards_interval
-        async for actions in watch_draining(self.stream, self._cluster, interval):
-            self._remotes.execute(actions, self._read_scheduler.batch_bytes)
-            if self.stream.leaving:
-                self._read_scheduler.write_noops(self._loop.time(), arriving=True)
-            self.views.arrived()
+        with self._guarded():
+            while self.stream.draining and self.stream.error is None:
+                now = self._loop.time()
+                await asyncio.sleep(interval * math.floor(now / interval + 1) - now)
+                try:
+                    listed = await self._cluster.shards()
+                except CommandError as error:
+                    log.info("cannot tell whether a draining shard has left", error=str(error))
+                    continue
+                shards, draining = listed.hosts.keys(), listed.draining
+                self._execute(self.stream.shards_listed(shards, draining, listed.by))
+                if self.stream.leaving:
+                    self._read_scheduler.write_noops(self._loop.time(), arriving=True)
+                self.views.arrived()
         self._draining = None
 
     def _stop_if_broken(self) -> None:
@@ -368,23 +393,17 @@ class RunningStream:
         self._read_scheduler.read_on()
         self._read_scheduler.write_noops(self._loop.time())
 
-    def _outlasts(self, number: int) -> bool:
-        """Return whether the stream waits for a remote however long it is away.
-
-        No event is lost while the low watermark stands still, and a client that resumed would not
-        be served sooner, unless the shard has left: drivers end a stream whose resumption fails.
-        """
-        return self._request.passthrough_to_shard is None and not self.stream.has_left(number)
-
-    def _remote_failed(self, number: int, error: CommandError, address: str | None) -> None:
-        remote = self._remotes.get(number)
-        if remote is None or self._closed:
+    def _remote_failed(
+        self, remote: ScheduledRemote, cursor: RemoteCursor, error: CommandError
+    ) -> None:
+        if self._closed or self._remotes.get(remote.number) is None or remote.cursor is not cursor:
             return
-        log.warning("stream failed", target=remote.target, address=address, error=str(error))
+        target, address = remote.target, cursor.address
+        log.warning("stream failed", target=target, address=address, error=str(error))
         if remote.topology and error.code == ErrorCode.ChangeStreamHistoryLost:
             # A client that resumes causes the shard list to be read again, so no event is lost.
             error = CommandError(ErrorCode.RetryChangeStream, error.message)
-        self.stream.remote_failed(number, error, address)
+        self.stream.remote_failed(remote.number, error, address)
         if not self._answered.done():
             if remote.opened:
                 # A getMore failed while other remotes were being opened; the client's first
@@ -398,23 +417,3 @@ class RunningStream:
         """Update the count of bytes held, unless closed: the rest is freed with the last reader."""
         if not self._closed:
             self._held.size = self.stream.held_bytes + self.views.fan_out.held_bytes
-
-
-async def watch_draining(
-    stream: MergedStream, cluster: Cluster, interval: float
-) -> AsyncIterator[list[Action]]:
-    """Read the shard list every ``interval`` seconds while a shard of ``stream`` drains.
-
-    Yield the actions for the shards that have left, after each read. All streams of the process
-    read the list at the same moments, so that one read serves them all.
-    """
-    loop = asyncio.get_running_loop()
-    while stream.draining and stream.error is None:
-        now = loop.time()
-        await asyncio.sleep(interval * math.floor(now / interval + 1) - now)
-        try:
-            listed = await cluster.shards()
-        except CommandError as error:
-            log.info("cannot tell whether a draining shard has left", error=str(error))
-            continue
-        yield stream.shards_listed(listed.hosts.keys(), listed.draining, listed.by)

@@ -312,8 +312,8 @@ def wider_streams(request: StreamRequest, compiled: StreamFilter | None) -> tupl
     options = {**request.change_stream_options, "allChangesForCluster": True}
     whole = replace(request, collection=None, stages=())
     cluster = replace(whole, database="admin", change_stream_options=options)
-    wider = (cluster,) if collection is None else (cluster, whole)
-    return tuple(Source(each, compiled, namespace) for each in wider)
+    requests = (cluster,) if collection is None else (cluster, whole)
+    return tuple(Source(wider, compiled, namespace) for wider in requests)
 
 
 def mode_of(request: StreamRequest, name: str, default: str) -> str:
@@ -326,8 +326,8 @@ def mode_of(request: StreamRequest, name: str, default: str) -> str:
         return NEVER
     comment = request.extras.get("comment")
     if isinstance(comment, str):
-        found: dict[str, str] = dict(_IN_COMMENT.findall(comment))
-        return found.get(name, default)
+        modes: dict[str, str] = dict(_IN_COMMENT.findall(comment))
+        return modes.get(name, default)
     if isinstance(comment, Mapping):
         named = comment.get(name)
         return named if named in MODES else default
@@ -444,9 +444,9 @@ class SharingPolicy:
         """Count a client."""
         self.clients += 1
         for way in candidates.ways:
-            for each in way.sources:
+            for source in way.sources:
                 begins = way.mode == AUTO
-                way.demand.join(each.key, each.part, now, cost=each.cost, begins=begins)
+                way.demand.join(source.key, source.part, now, cost=source.cost, begins=begins)
 
     def leave(self, candidates: Candidates, now: float) -> None:
         """Stop counting a client."""
@@ -455,8 +455,8 @@ class SharingPolicy:
             self._leave(way, now)
 
     def _leave(self, way: WayOfSharing, now: float) -> None:
-        for each in way.sources:
-            way.demand.leave(each.key, each.part, now, cost=each.cost)
+        for source in way.sources:
+            way.demand.leave(source.key, source.part, now, cost=source.cost)
 
     def choose_source(self, candidates: Candidates, current: Source | None, now: float) -> Source:
         """Return the stream that should serve a client, which reads ``current`` now."""
@@ -491,22 +491,22 @@ class SharingPolicy:
 
         Empty for a stream without stages where ``shareScopes`` is never.
         """
-        found = self.candidates(request)
-        chosen = self.choose_source(found, None, now)
+        candidates = self.candidates(request)
+        chosen = self.choose_source(candidates, None, now)
         explained: dict[str, Any] = {}
         if request.stages:
-            reason = self._reason(found.filters, chosen, now)
+            reason = self._reason(candidates.filters, chosen, now)
             explained["filter"] = {
-                "evaluatedBy": "shards" if chosen is found.own else "router",
-                "shareFilters": found.filters.mode,
+                "evaluatedBy": "shards" if chosen is candidates.own else "router",
+                "shareFilters": candidates.filters.mode,
                 "reason": "a wider stream is read" if chosen.namespace is not None else reason,
             }
-        if not found.scopes.mode == self._limits.share_scopes == NEVER:
-            wider = found.own if chosen.namespace is None else chosen
+        if not candidates.scopes.mode == self._limits.share_scopes == NEVER:
+            wider = candidates.own if chosen.namespace is None else chosen
             explained["scope"] = {
                 "readFrom": wider.request.namespace,
-                "shareScopes": found.scopes.mode,
-                "reason": self._reason(found.scopes, chosen, now),
+                "shareScopes": candidates.scopes.mode,
+                "reason": self._reason(candidates.scopes, chosen, now),
             }
         return explained
 
@@ -514,7 +514,7 @@ class SharingPolicy:
         """Return why ``chosen`` is read, as far as one way of sharing is concerned."""
         if not way.sources:
             return way.reason
-        keys, demand = [each.key for each in way.sources], way.demand
+        keys, demand = [source.key for source in way.sources], way.demand
         failures = filter(None, (self._failed.explain(key, now) for key in keys))
         if chosen not in way.sources and (failure := next(failures, "")):
             return failure

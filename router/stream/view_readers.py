@@ -174,19 +174,15 @@ class ViewReaders:
 
     def _step(self) -> None:
         try:
-            self._next = None
+            for handle in (self._next, self._later):
+                if handle is not None:
+                    handle.cancel()
+            self._next = self._later = None
             if self._parts or self.fan_out.behind:
                 self._stepping = True
                 self._pass()
                 self._stepping = False
                 self._wake_or_continue()
-        except Exception as error:  # noqa: BLE001 - whatever it is, no reader may wait for ever
-            self._fail(error)
-
-    def _wake_late(self) -> None:
-        try:
-            self._later = None
-            self._wake_or_continue()
         except Exception as error:  # noqa: BLE001 - whatever it is, no reader may wait for ever
             self._fail(error)
 
@@ -231,7 +227,7 @@ class ViewReaders:
             if not more and now >= self._backlog_until:
                 woken = list(served)
             else:
-                woken = list(takewhile(lambda each: served[each][1] + delay <= now, served))
+                woken = list(takewhile(lambda view: served[view][1] + delay <= now, served))
             for view in woken:
                 complete(served.pop(view)[0], now)
             if woken:
@@ -239,7 +235,7 @@ class ViewReaders:
         if served and not more and self._later is None:  # else the next step decides
             due = next(iter(served.values()))[1] + delay
             until = max(self._not_before, min(due, self._backlog_until))
-            self._later = self._loop.call_at(until, self._wake_late)
+            self._later = self._loop.call_at(until, self._step)
 
     def _pass(self) -> None:
         """Pass a part of the released events on; release more if there is none left."""

@@ -3,7 +3,9 @@
 import asyncio
 from typing import Any
 
+from router.cursors.cursor import MergedCursor
 from router.cursors.registry import CursorRegistry
+from shard_client.errors import CommandError
 from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, stream
 
 BIG = 70_000
@@ -28,3 +30,11 @@ def noops(registry: CursorRegistry) -> dict[str, int]:
     """The targets that have got no-op writes, and how many."""
     counts = {target: load.noop_commands for target, load in registry.loads.items()}
     return {target: count for target, count in counts.items() if count}
+
+
+def fail_remote(cursor: MergedCursor, error: CommandError) -> None:
+    """Fail the first shard's remote of the stream that a cursor reads."""
+    running = cursor.running_stream
+    assert running is not None
+    remote = running._remotes[1]
+    running._remote_failed(remote, remote.cursor, error)

@@ -355,8 +355,9 @@ async def test_a_remote_s_batches_follow_the_remaining_memory(cluster: ScriptedC
         count += len((await cursor.next_batch(None, PATIENCE)).events)
     remote = next(
         each.cursor
-        for source in registry._streams._keys
-        for each in source._remotes.values()
+        for opening in registry._streams._keys
+        if opening.stream is not None
+        for each in opening.stream._remotes.values()
         if each.target == "s0" and each.cursor is not None
     )
     assert remote._batch_size.target == LEAST_BATCH

@@ -17,6 +17,7 @@ from tests.doubles.scripted_cluster import (
     read_until,
 )
 from tests.harness.until import PATIENCE
+from tests.unit.router.stream.clients import fail_remote
 from tests.unit.router.stream.narrow_clients import (
     explained_by,
     namespaces,
@@ -40,10 +41,9 @@ async def test_an_error_in_another_collection_moves_a_stream_to_its_own_remotes(
     (cursor,) = await opened(registry, "a")
     write(cluster, 101, "a")
     assert await read_until(cursor, 1) == [101]
-    assert cursor.running_stream is not None
     message = 'BSONObj size is invalid. First element: _id: { _data: "826B02" }'
     with capture_logs() as logs:
-        cursor.running_stream._remote_failed(1, CommandError(10334, message), None)
+        fail_remote(cursor, CommandError(10334, message))
         write(cluster, 103, "a")
         assert await read_through_move(cursor, 1) == [103]
     assert namespaces(registry) == ["db.a"]
@@ -72,9 +72,8 @@ async def test_streams_return_to_a_wider_one_a_while_after_it_failed(
     write(cluster, 101, "a")
     write(cluster, 102, "b")
     assert [await read_until(each, 1) for each in cursors] == [[101], [102]]
-    assert cursors[0].running_stream is not None
     error = CommandError(10334, "BSONObj size is invalid")
-    cursors[0].running_stream._remote_failed(1, error, None)
+    fail_remote(cursors[0], error)
     write(cluster, 103, "a")
     write(cluster, 104, "b")
     assert [await read_through_move(each, 1) for each in cursors] == [[103], [104]]

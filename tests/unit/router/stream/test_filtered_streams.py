@@ -26,6 +26,7 @@ from tests.doubles.scripted_cluster import (
 from tests.doubles.scripted_member import invalidate
 from tests.filters.chance import document
 from tests.harness.until import PATIENCE, until
+from tests.unit.router.stream.clients import fail_remote
 from tests.unit.router.stream.narrow_clients import explained_by
 from tests.unit.router.stream.tenants import matching, opened, tenant, write
 
@@ -219,9 +220,8 @@ async def test_an_error_in_another_event_moves_a_filter_to_the_shards(
     (cursor,) = await opened(registry, 1)
     write(cluster, 101, of=1)
     assert await read_until(cursor, 1) == [101]
-    assert cursor.running_stream is not None
     too_large = CommandError(10334, "BSONObj size is invalid")
-    cursor.running_stream._remote_failed(1, too_large, None)
+    fail_remote(cursor, too_large)
     write(cluster, 103, of=1)
     assert await read_through_move(cursor, 1) == [103]
     assert "filtered" not in registry.describe()[0]
@@ -336,9 +336,8 @@ async def test_an_unexpected_error_of_a_move_ends_the_cursor(
         raise KeyError("x")
 
     monkeypatch.setattr(ClientReader, "_migrate", fail)
-    assert cursor.running_stream is not None
     too_large = CommandError(10334, "BSONObj size is invalid")
-    cursor.running_stream._remote_failed(1, too_large, None)
+    fail_remote(cursor, too_large)
     with pytest.raises(CommandError) as caught:
         await read_through_move(cursor, 1)
     assert RESUMABLE_LABEL in caught.value.labels

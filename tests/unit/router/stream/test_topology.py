@@ -7,6 +7,7 @@ import pytest
 from bson import Timestamp
 
 from router.cursors.registry import CursorRegistry
+from router.stream.merged_stream import MergedStream
 from router.stream.opening import connected
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.replica_set.motor_control import MotorReplicaSet
@@ -53,10 +54,8 @@ def targets(registry: CursorRegistry) -> list[str]:
     return [each["target"] for each in registry.describe()[0]["remotes"]]
 
 
-async def test_a_removal_without_an_event_is_noticed(cluster: ScriptedCluster):
-    """As on 6.0, the shard drains and later is missing from the list."""
-    registry = cluster.registry(removed_shards_interval=0.01)
-    cursor, _ = await registry.open(stream(), OWNER)
+def drain(cluster: ScriptedCluster) -> None:
+    """Let the shard s1 drain."""
     for document in cluster.config.documents["shards"]:
         if document["_id"] == "s1":
             document["draining"] = True
@@ -69,6 +68,13 @@ async def test_a_removal_without_an_event_is_noticed(cluster: ScriptedCluster):
         ns=_NAMESPACE,
     )
     cluster.noop(104)
+
+
+async def test_a_removal_without_an_event_is_noticed(cluster: ScriptedCluster):
+    """As on 6.0, the shard drains and later is missing from the list."""
+    registry = cluster.registry(removed_shards_interval=0.01)
+    cursor, _ = await registry.open(stream(), OWNER)
+    drain(cluster)
     listed = cluster.config.commands["find"]
     await until(lambda: cluster.config.commands["find"] > listed + 1)
     assert targets(registry).count("s1") == 1
@@ -84,6 +90,21 @@ async def test_a_removal_without_an_event_is_noticed(cluster: ScriptedCluster):
     cluster.noop(202)
     assert (await read_until(cursor, 1))[-1] == 2
     assert cluster.config.commands["find"] <= listed + 1
+
+
+async def test_a_stream_that_cannot_watch_a_draining_shard_fails(
+    cluster: ScriptedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would not notice that the shard has left, and wait for it without end."""
+    registry = cluster.registry(removed_shards_interval=0.01)
+    cursor, _ = await registry.open(stream(), OWNER)
+    monkeypatch.setattr(MergedStream, "shards_listed", None)
+    drain(cluster)
+    with pytest.raises(CommandError) as caught:
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                await cursor.next_batch(None, PATIENCE)
+    assert RESUMABLE_LABEL in caught.value.labels
 
 
 async def extra(cluster: ScriptedCluster, name: str) -> ScriptedMember:
