@@ -201,8 +201,8 @@ class NoOpWriter:
                 continue
             del self._targets[name]
             task = asyncio.get_running_loop().create_task(target.close())
-            self._ended.add(task)
             task.add_done_callback(self._ended.discard)
+            self._ended.add(task)
 
 
 @lru_cache(maxsize=1)

@@ -242,8 +242,8 @@ class OpenStreams:
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run ``work`` in a task for which ``close`` waits."""
         task = self._loop.create_task(work, name=name)
-        self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        self._tasks.add(task)
         return task
 
     async def close(self) -> None:

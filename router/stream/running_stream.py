@@ -2,8 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import Context
 from typing import Any
 
@@ -247,8 +246,8 @@ class RunningStream:
                 self._close(closed, reopens=isinstance(action, ReopenRemote))
             if not isinstance(action, CloseRemote):
                 remote = self._remotes.open(action, self._read_scheduler.batch_bytes())
-                reading = self._read(remote, remote.cursor)
-                self._start(reading, f"remote cursor {remote.target}", spans.apart())
+                name = f"remote cursor {remote.target}"
+                self._start(name, self._read, remote, remote.cursor, context=spans.apart())
 
     def _close(self, remote: ScheduledRemote, *, reopens: bool = False) -> None:
         """Kill a remote's cursor in the background; remove the remote, unless it reopens."""
@@ -256,57 +255,59 @@ class RunningStream:
         if not reopens:
             self._remotes.remove(remote)
         killing = self._loop.create_task(remote.cursor.close(), name=f"close {remote.target}")
-        self._closing.add(killing)
         killing.add_done_callback(self._closing.discard)
+        self._closing.add(killing)
 
     def _start(
-        self, work: Coroutine[Any, Any, None], name: str, context: Context | None = None
+        self,
+        name: str,
+        work: Callable[..., Awaitable[None]],
+        *args: Any,
+        context: Context | None = None,
     ) -> asyncio.Task[None]:
-        task = self._loop.create_task(work, name=name, context=context)
-        self._tasks.add(task)
+        """Run ``work`` in a task; the stream fails if it raises, since events may be lost."""
+
+        async def guarded() -> None:
+            try:
+                await work(*args)
+            except Exception as error:  # noqa: BLE001 - whatever it is, no reader may wait for ever
+                self.stream.fail(error)
+                self._stop_if_broken()
+
+        task = self._loop.create_task(guarded(), name=name, context=context)
         task.add_done_callback(self._tasks.discard)
+        self._tasks.add(task)
         return task
 
     async def _read(self, remote: ScheduledRemote, cursor: RemoteCursor) -> None:
         """Read a remote's cursor until it is closed, ends or fails."""
-        with self._guarded():
-            while True:
-                try:
-                    batch = await cursor.read()
-                except CommandError as error:
-                    if cursor.in_outage and self._outlasts(remote):
-                        continue
-                    self._remote_failed(remote, cursor, error)
-                    return
-                if batch is None:
-                    return
-                self._batch_arrived(remote, batch)
-                del batch  # the merge owns the events, and frees them while the next is awaited
+        while True:
+            try:
+                batch = await cursor.read()
+            except CommandError as error:
+                if cursor.in_outage and self._outlasts(remote):
+                    continue
+                self._remote_failed(remote, cursor, error)
+                return
+            if batch is None:
+                return
+            self._batch_arrived(remote, batch)
+            del batch  # the merge owns the events, and frees them while the next is awaited
 
     def _probe(self, remote: ScheduledRemote, seconds: float) -> None:
         """Query a member's progress within ``seconds``, unless it is being queried."""
         if remote.probing is None or remote.probing.done():
             name = f"progress cursor of {remote.target}"
-            remote.probing = self._start(self._query(remote, remote.cursor, seconds), name)
+            remote.probing = self._start(name, self._query, remote, remote.cursor, seconds)
 
     async def _query(self, remote: ScheduledRemote, cursor: RemoteCursor, seconds: float) -> None:
-        with self._guarded():
-            try:
-                batch = await cursor.probe_progress(seconds)
-            except CommandError as error:
-                self._remote_failed(remote, cursor, error)
-                return
-            if batch is not None:
-                self._batch_arrived(remote, batch)
-
-    @contextmanager
-    def _guarded(self) -> Iterator[None]:
-        """Fail the stream if the block raises: events, or a removal, may be lost."""
         try:
-            yield
-        except Exception as error:  # noqa: BLE001 - whatever it is, no reader may wait for ever
-            self.stream.fail(error)
-            self._stop_if_broken()
+            batch = await cursor.probe_progress(seconds)
+        except CommandError as error:
+            self._remote_failed(remote, cursor, error)
+            return
+        if batch is not None:
+            self._batch_arrived(remote, batch)
 
     def _outlasts(self, remote: ScheduledRemote) -> bool:
         """Return whether the stream waits for a remote however long it is away.
@@ -334,7 +335,7 @@ class RunningStream:
         if actions:
             self._execute(actions)
         if remote.topology and self.stream.draining and self._draining is None:
-            self._draining = self._start(self._watch_draining(), "watch draining shards")
+            self._draining = self._start("watch draining shards", self._watch_draining)
         self._read_scheduler.batch_arrived(
             number, len(batch.events), batch.operation_time, now, complete=batch.complete
         )
@@ -356,20 +357,19 @@ class RunningStream:
         written past the removals.
         """
         interval = self._limits.removed_shards_interval
-        with self._guarded():
-            while self.stream.draining and self.stream.error is None:
-                now = self._loop.time()
-                await asyncio.sleep(interval * math.floor(now / interval + 1) - now)
-                try:
-                    listed = await self._cluster.shards()
-                except CommandError as error:
-                    log.info("cannot tell whether a draining shard has left", error=str(error))
-                    continue
-                shards, draining = listed.hosts.keys(), listed.draining
-                self._execute(self.stream.shards_listed(shards, draining, listed.by))
-                if self.stream.leaving:
-                    self._read_scheduler.write_noops(self._loop.time(), arriving=True)
-                self.views.arrived()
+        while self.stream.draining and self.stream.error is None:
+            now = self._loop.time()
+            await asyncio.sleep(interval * math.floor(now / interval + 1) - now)
+            try:
+                listed = await self._cluster.shards()
+            except CommandError as error:
+                log.info("cannot tell whether a draining shard has left", error=str(error))
+                continue
+            shards, draining = listed.hosts.keys(), listed.draining
+            self._execute(self.stream.shards_listed(shards, draining, listed.by))
+            if self.stream.leaving:
+                self._read_scheduler.write_noops(self._loop.time(), arriving=True)
+            self.views.arrived()
         self._draining = None
 
     def _stop_if_broken(self) -> None:

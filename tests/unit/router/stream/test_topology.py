@@ -101,9 +101,7 @@ async def test_a_stream_that_cannot_watch_a_draining_shard_fails(
     monkeypatch.setattr(MergedStream, "shards_listed", None)
     drain(cluster)
     with pytest.raises(CommandError) as caught:
-        async with asyncio.timeout(PATIENCE):
-            while True:
-                await cursor.next_batch(None, PATIENCE)
+        await read_until(cursor, 1)
     assert RESUMABLE_LABEL in caught.value.labels
 
 
