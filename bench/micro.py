@@ -31,12 +31,11 @@ from router.lookup.plan import LookupPlan
 from router.lookup.settings import LookupSettings
 from router.lookup.upstream_reads import UpstreamReads
 from router.memory import Memory
-from router.merge.merged_stream import MergedStream
 from router.request.stream_request import parse_request
+from router.stream.log_reader import LogReader, starting_point
+from router.stream.merged_stream import MergedStream
+from router.stream.views import View
 from router.tokens.resume_token import high_water_mark
-from router.views.log_reader import LogReader
-from router.views.starting_point import starting_point
-from router.views.view import View
 from shard_client.cluster_clock import ClusterClock
 from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark
 from shard_client.wire.connection import Connection

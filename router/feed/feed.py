@@ -17,10 +17,10 @@ from router.cursors.registry import CursorRegistry
 from router.feed.lines import read_line, write_error, write_line
 from router.feed.login import check_rights, log_in
 from router.feed.watch import Watch, parse_watch
+from router.stream.log_reader import Batch
 from router.tls.certificates import Certificates
 from router.tls.handshake import Handshakes, peer_certificate
 from router.tls.sockets import AcceptingPort
-from router.views.log_reader import Batch
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 from shard_client.wire.documents import decode

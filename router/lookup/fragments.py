@@ -11,8 +11,8 @@ from typing import Final
 import bson
 
 from router.lookup.events import MAX_EVENT_BYTES
+from router.stream.log_reader import fragment_of
 from router.tokens.resume_token import ResumeToken, token_of
-from router.views.resume_point import fragment_of
 from shard_client.errors import CommandError
 from shard_client.wire.bson_slices import document_of, find, iter_elements, string_value
 from shard_client.wire.documents import decode

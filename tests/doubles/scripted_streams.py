@@ -10,13 +10,12 @@ from typing import Any, Protocol
 import bson
 from bson.timestamp import Timestamp
 
-from router.merge.actions import Action, CloseRemote, OpenRemote, ReopenRemote
-from router.merge.merged_stream import MergedStream
 from router.request.stream_request import StreamRequest
+from router.stream.log_reader import MAX_BATCH_BYTES, Batch, LogReader, starting_point
+from router.stream.merged_stream import MergedStream
+from router.stream.remote_queue import Action, CloseRemote, OpenRemote, ReopenRemote
+from router.stream.views import View
 from router.tokens.resume_token import cluster_time_of, high_water_mark, token_of
-from router.views.log_reader import MAX_BATCH_BYTES, Batch, LogReader
-from router.views.starting_point import starting_point
-from router.views.view import View
 from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark, token_data
 

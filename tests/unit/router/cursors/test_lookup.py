@@ -9,8 +9,8 @@ import pytest
 from bson import Timestamp
 
 from router.cursors.registry import CursorRegistry
+from router.stream.log_reader import Batch
 from router.tokens.resume_token import token_of
-from router.views.log_reader import Batch
 from shard_client.errors import CommandError
 from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, stream
 from tests.doubles.scripted_member import event_token, mark_token
