@@ -24,7 +24,6 @@ _ENTRIES_AT_A_TIME: Final = 256
 """Oplog entries, or events, to process before other tasks run."""
 
 _ELEMENT_OVERHEAD: Final = 8
-_IN_GET_MORE: Final = "Executor error during getMore"
 
 
 class Batch(NamedTuple):

@@ -25,7 +25,6 @@ from embedded.oplog import OplogEntry
 from embedded.storage.shell_text import bson_text, document_text
 from shard_client.errors import CommandError
 
-_INITIATING: Final = {"msg": "initiating set"}
 _INVALIDATING: Final = {
     "collection": frozenset({"drop", "rename", "dropDatabase"}),
     "database": frozenset({"dropDatabase"}),
