@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -374,7 +375,7 @@ def _run(
         raise OptionError("--verify-every compares the current table: add --table current")
     code = 0
     folder, given = JobFolder(out, checkpoint), {**record.options, "uri": uri}
-    require_router(given)
+    record = replace(record, cluster=require_router(given))
     warn_of_unmatched_names(given)
     folder.mend(record)
     with folder.locked(), RouterReport(folder.address, given) as router, quiet_stop(end):

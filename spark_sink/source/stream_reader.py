@@ -145,6 +145,13 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             if not decision.policy.if_history_is_lost:
                 raise
             return self._begin_snapshot(start, decision, replace(signals, position=None))
+        return self._moved(start, batch, signals, max_events)
+
+    def _moved(
+        self, start: Offset, batch: PlannedBatch, signals: SignalState, max_events: int | None
+    ) -> Offset | None:
+        """Return the end of a batch, with the next chunks of what signals request."""
+        processor = self._signal_processor()
         if processor is not None:
             signals = processor.advance(signals, batch.end, max_events)
         if batch.end == batch.start and not signals.has_output:

@@ -173,6 +173,14 @@ class RouterClient:
             raise
         return [Shard(each["_id"], each.get("topologyTime")) for each in reply["shards"]]
 
+    def cluster_id(self) -> str:
+        """Return the id that the cluster was made with; empty if it cannot be read."""
+        try:
+            found = self._client.config.version.find_one()
+        except PyMongoError:  # not allowed, or a router without a mongos
+            return ""
+        return "" if found is None else str(found.get("clusterId", ""))
+
     @property
     def mongo(self) -> MongoClient[RawBSONDocument]:
         """The client itself, whose documents are RawBSONDocument."""

@@ -251,6 +251,18 @@ def test_a_damaged_record_is_written_again_by_the_next_start(
     assert capsys.readouterr().err == ""
 
 
+def test_a_job_is_not_continued_on_another_cluster(tmp_path: Path) -> None:
+    """The times of a checkpoint are in the oplogs of any cluster."""
+    folder, record = JobFolder(str(tmp_path)), JobRecord(tables=("bronze",))
+    folder.begin(record)
+    folder.write_checkpoint("q", {0: end_at(100)}, 0)
+    for cluster in ("", "65a1", "", "65a1"):  # without the privilege, it is unknown
+        folder.begin(replace(record, cluster=cluster))
+    with pytest.raises(OptionError, match="has documents of the cluster 65a1, not 65b2: start it"):
+        folder.begin(replace(record, cluster="65b2"))
+    assert folder.record().cluster == "65a1"
+
+
 def end_at(seconds: int) -> dict[str, Any]:
     return Offset(AtTime(Timestamp(seconds, 1))).write()
 
