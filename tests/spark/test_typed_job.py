@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import duckdb
@@ -33,12 +35,16 @@ TABLES = ("bronze", "current")
 
 
 def run_once(
-    spark: SparkSession, shop: Shop, folder: Path, options: dict[str, str] | None = None, **form: str
+    spark: SparkSession,
+    shop: Shop,
+    folder: Path,
+    options: Mapping[str, str] = MappingProxyType({}),
+    **form: str,
 ) -> Counter[str]:
     """Run the job up to the present; return what it has counted."""
     metrics = JobMetrics()
     names = (f"{shop.database}.orders",)
-    chosen = {**namespace_options(names), "snapshotMode": "initial", **(options or {})}
+    chosen = {**namespace_options(names), "snapshotMode": "initial", **options}
     where = JobFolder(str(folder))
     record = JobRecord(names, chosen, TABLES, **form)
     where.begin(record)
