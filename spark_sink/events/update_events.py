@@ -117,9 +117,9 @@ class _Description:
         for kind, name, at, stop in places_in(diff, start + len(_IS_ARRAY) * is_array, end):
             section, last = name[:1], name[1:]
             if is_array and name == b"l":
+                array = (b"field", string_of(prefix[:-1]))
                 length = (b"newSize", Slice(kind, diff[at:stop]))
-                field = (b"field", string_of(prefix[:-1]))
-                self._truncated.append(document_slice((field, length)))
+                self._truncated.append(document_slice((array, length)))
                 truncated.append(path)
             elif section == b"s":
                 if not is_array:
@@ -152,7 +152,7 @@ class _Description:
         paths = list(chain(*self._paths))
         if not self._are_plain:
             rest += _unclear(paths)
-        elif any([len(parts) > 1 for parts in paths]):
+        elif any(len(parts) > 1 for parts in paths):
             rest += _ALL_CLEAR
         body = b"".join((_UPDATED, _INT.pack(len(updated) + 5), updated, b"\0", rest))
         return _INT.pack(len(body) + 5) + body + b"\0"

@@ -120,6 +120,15 @@ class Batch:
         begins = self.begin and other.begin and self.begin != other.begin
         return numbered and self.offset == other.offset and not begins
 
+    def may_follow(self, last: Batch) -> bool:
+        """Return whether a table whose newest batch is `last` may get this later one.
+
+        It is of the same query, and the next one begins where the last one ends, if that is known.
+        """
+        is_next = self.number == last.number + 1
+        begins_there = not (is_next and self.begin) or self.begin == last.offset
+        return self.query == last.query and begins_there
+
 
 class DeltaLog:
     """The newest version of the table at an address, a path or a URI that delta-rs knows.
@@ -273,12 +282,12 @@ class DeltaLog:
         """Return whether the table has the batch.
 
         Raises StreamError if it has another batch with this number, or a later one, or a job's
-        batch of another query: another start of the job has written it.
+        batch which this one does not follow: another start of the job has written it.
         """
         number = self._transaction(batch.query)
         last = Batch.of(self.position())
         is_later = number is None or number < batch.number
-        if is_later and (last is None or not batch.offset or last.query == batch.query):
+        if is_later and (last is None or not batch.offset or batch.may_follow(last)):
             return False
         if is_later or last is None or not last.is_same(batch):
             remedy = (
@@ -288,7 +297,7 @@ class DeltaLog:
                 else "start the query with its newest checkpointLocation, or with a new one"
             )
             raise StreamError(
-                f"the table at {self.address} has another batch {batch.number} than this start, "
+                f"batch {batch.number} of this start does not fit the table at {self.address}, "
                 f"because another start has written it: {remedy}"
             )
         return True
