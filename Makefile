@@ -15,6 +15,13 @@ REAL_JOBS ?= 3
 # The longest first: what is left at the end are many short ones.
 REAL_TESTS := tests/faults tests/differential tests/debezium tests/filters tests/drivers tests/spark/test_exactly_once.py tests/spark/test_secured.py tests/spark/test_unreadable.py tests/integration tests/recordings tests/conformance
 
+# What pytest-rest leaves out: TESTS, and where there are real servers, what pytest-real has run on them. The embedded
+# cluster's own tests run on it in any case.
+LEFT_OUT := $(TESTS)
+ifdef MERGEROUTER_MONGO_BIN
+LEFT_OUT += $(filter-out tests/integration, $(REAL_TESTS)) $(filter-out %/embedded_mongos %/test_embedded_cli.py %/conftest.py %/__init__.py, $(wildcard tests/integration/*))
+endif
+
 SEEDS ?= 1000
 MINUTES ?= 30
 KILL_SEEDS ?= 10
@@ -91,9 +98,9 @@ fetch: install  ## what the tests use of other projects: pymongo's tests, Node's
 pytest: install  ## tests; ARGS goes to pytest
 	$(BIN)/pytest $(ARGS)
 
-pytest-rest: install  ## the tests that `make test` leaves out, on the embedded cluster
-	@echo "== the tests that make test leaves out, on the embedded cluster"
-	env -u MERGEROUTER_MONGO_BIN $(BIN)/pytest --dist loadgroup --numprocesses $(JOBS) $(addprefix --ignore=,$(TESTS)) $(ARGS)
+pytest-rest: install  ## the tests that `make test` and pytest-real leave out, on the embedded cluster
+	@echo "== the tests that have not run yet, on the embedded cluster"
+	env -u MERGEROUTER_MONGO_BIN $(BIN)/pytest --dist loadgroup --numprocesses $(JOBS) $(addprefix --ignore=,$(LEFT_OUT)) $(ARGS)
 
 pytest-real: install  ## the tests with clusters, on real servers where MERGEROUTER_MONGO_BIN names them
 ifdef MERGEROUTER_MONGO_BIN
