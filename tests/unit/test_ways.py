@@ -3,11 +3,11 @@
 import re
 import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import pytest_asyncio
 from bson import Timestamp
 
 from router.config.settings import Settings
@@ -94,8 +94,8 @@ def member(name: str, events: list[tuple[str, bytes]]) -> ReplayMember:
     return ReplayMember(name, lambda _: EventTape(7, "admin.$cmd.aggregate", START, prepared, END))
 
 
-@pytest_asyncio.fixture
-async def client() -> AsyncIterator[RawClient]:
+@asynccontextmanager
+async def routed() -> AsyncIterator[RawClient]:
     """A client of a router on a cluster whose one shard replays a batch."""
     found = [data_of(10 + number, 1) for number in range(EVENTS)]
     shard = member("s0", [(each, event(each, filler=FILLER)[1]) for each in found])
@@ -110,26 +110,25 @@ async def client() -> AsyncIterator[RawClient]:
         await each.stop()
 
 
-async def test_a_batch_takes_few_hops_all_of_them_in_the_table(client: RawClient) -> None:
+async def test_a_batch_takes_few_hops_all_of_them_in_the_table() -> None:
     trace, got = Trace(), 0
-    sys.setprofile(trace)
-    try:
-        opened = await client.command("db", OPENING)
-        more = {"getMore": opened["cursor"]["id"], "collection": "$cmd.aggregate"}
-        while got < EVENTS:
-            reply = await client.command("db", more)
-            got += len(reply["cursor"]["nextBatch"])
-    finally:
-        sys.setprofile(None)
+    async with routed() as client:
+        sys.setprofile(trace)
+        try:
+            opened = await client.command("db", OPENING)
+            more = {"getMore": opened["cursor"]["id"], "collection": "$cmd.aggregate"}
+            while got < EVENTS:
+                reply = await client.command("db", more)
+                got += len(reply["cursor"]["nextBatch"])
+        finally:
+            sys.setprofile(None)
     named = {name for row in table("A batch's way from socket to socket") for name in row}
     assert {name for _, name in trace.hops} <= named
     assert len(trace.hops) <= _MOST_HOPS
     assert len(trace.wrappers) <= _MOST_WRAPPERS, trace.wrappers
 
 
-async def test_an_opening_calls_each_function_of_its_table_once_and_in_order(
-    client: RawClient,
-) -> None:
+async def test_an_opening_calls_each_function_of_its_table_once_and_in_order() -> None:
     rows = table("The way of an opening from `aggregate` to the cursor")
     steps = [(path, name) for name, path in rows]
     called: dict[FrameType, tuple[str | None, str]] = {}
@@ -139,11 +138,12 @@ async def test_an_opening_calls_each_function_of_its_table_once_and_in_order(
         if step in steps:
             called[frame] = step
 
-    sys.setprofile(trace)
-    try:
-        await client.command("db", OPENING)
-    finally:
-        sys.setprofile(None)
+    async with routed() as client:
+        sys.setprofile(trace)
+        try:
+            await client.command("db", OPENING)
+        finally:
+            sys.setprofile(None)
     assert list(called.values()) == steps
     assert len(rows) <= _MOST_STEPS
     assert len({path for path, _ in steps}) == len(steps)
