@@ -37,7 +37,7 @@ from router.tls.certificates import Certificates
 from router.tls.handshake import Handshakes
 from router.tracing import SpanExport
 from router.upstream_mongos import UpstreamMongos, parse_upstream
-from shard_client.wire.access import Access
+from shard_client.wire.authentication import Access
 from shard_client.wire.tls import TlsContexts
 
 log = structlog.get_logger()

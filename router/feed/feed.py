@@ -25,8 +25,8 @@ from router.tls.sockets import AcceptingPort
 from router.views.log_reader import Batch
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
+from shard_client.wire.connection import probe_peer
 from shard_client.wire.documents import decode
-from shard_client.wire.keepalive import probe_peer
 
 log = structlog.get_logger()
 

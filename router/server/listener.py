@@ -15,9 +15,8 @@ from router.server.first_message import check_first_header
 from router.server.incoming import Shared
 from router.tls.handshake import Handshakes, peer_certificate
 from router.tls.sockets import BACKLOG, AcceptingPort
-from shard_client.wire.connection import is_loopback
+from shard_client.wire.connection import is_loopback, probe_peer
 from shard_client.wire.frame_protocol import FrameStream
-from shard_client.wire.keepalive import probe_peer
 
 log = structlog.get_logger()
 

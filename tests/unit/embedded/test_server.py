@@ -19,8 +19,7 @@ from shard_client.wire.frames import (
     compress_frame,
     parse_message,
 )
-from shard_client.wire.op_query import OpReply
-from tests.doubles.old_driver import build_op_query
+from tests.doubles.old_driver import build_op_query, op_reply_document
 from tests.harness.until import PATIENCE
 
 
@@ -49,10 +48,12 @@ class Wire:
         self.writer.write(frame)
         await self.writer.drain()
 
-    async def receive(self) -> Any:
+    async def receive_frame(self) -> bytes:
         head = await self.reader.readexactly(4)
-        rest = await self.reader.readexactly(struct.unpack("<i", head)[0] - 4)
-        return parse_message(head + rest)
+        return head + await self.reader.readexactly(struct.unpack("<i", head)[0] - 4)
+
+    async def receive(self) -> Any:
+        return parse_message(await self.receive_frame())
 
     async def ask(self, command: dict[str, Any], flags: int = 0) -> dict[str, Any]:
         await self.send(build_msg(bson.encode(command), request_id=1, flags=flags))
@@ -115,12 +116,10 @@ async def test_a_first_hello_in_an_op_query_is_answered(member: Mongod) -> None:
     wire = await Wire.to(member)
     query = bson.encode({"isMaster": 1, "helloOk": True})
     await wire.send(build_op_query("admin.$cmd", query, request_id=5))
-    message = await wire.receive()
-    assert isinstance(message.payload, OpReply)
-    reply = bson.decode(message.payload.documents[0])
+    reply = bson.decode(op_reply_document(await wire.receive_frame(), response_to=5))
     assert (reply["ismaster"], reply["helloOk"], reply["setName"]) == (True, True, "rs0")
     await wire.send(build_op_query("admin.$cmd", bson.encode({"ping": 1}), request_id=6))
-    reply = bson.decode((await wire.receive()).payload.documents[0])
+    reply = bson.decode(op_reply_document(await wire.receive_frame(), response_to=6))
     assert (reply["ok"], reply["code"]) == (0.0, 352)
     wire.writer.close()
 
