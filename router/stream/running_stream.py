@@ -18,7 +18,7 @@ from router.stream.merged_stream import MergedStream
 from router.stream.noop_writer import NoOpWriter
 from router.stream.read_scheduler import ReadScheduler, Remotes, ScheduledRemote
 from router.stream.remote_queue import Action, CloseRemote, OpenRemote, ReopenRemote
-from router.stream.view_readers import ViewReaders, Waiter
+from router.stream.view_readers import ViewReaders, Waiter, complete
 from router.stream_settings import StreamSettings
 from router.tokens.resume_token import cluster_time_of
 from shard_client import spans
@@ -65,9 +65,10 @@ class RunningStream:
         self._loop = asyncio.get_running_loop()
         self._held_since: float | None = None
         """The time since which the low watermark has held back events."""
-        self.views = ViewReaders(
-            stream, limits.share_filter_bytes, self._loads.reply_delays, self._distributed
-        )
+        self.views = ViewReaders(stream, limits.share_filter_bytes, self._loop.time)
+        self._step_at = math.inf
+        """The time of the next step of the views; infinity if none is due."""
+        self._next_step: asyncio.Handle | None = None
         self._remotes = Remotes(request, cluster, limits, memory, self._loads)
         self._read_scheduler = ReadScheduler(
             stream, self._remotes, self.views, noop_writer, limits, memory, self._probe
@@ -119,9 +120,9 @@ class RunningStream:
         Idempotent.
         """
         self._closed = True
-        for timer in (self._lingering, self._draining):
-            if timer is not None:
-                timer.cancel()
+        for pending in (self._lingering, self._draining, self._next_step):
+            if pending is not None:
+                pending.cancel()
         self._read_scheduler.close()
         self.stop_reading()
         self._held.size = 0
@@ -196,8 +197,8 @@ class RunningStream:
         self._read_scheduler.client_reads()
         enough = self._limits.reply_target_bytes if max_events is None else None
         try:
-            if max_events != 0 and not log_reader.is_ready():
-                self.views.advance(log_reader.view)
+            if max_events != 0 and not log_reader.is_ready() and log_reader.view.is_part:
+                self._advance(asked=True)
             batch = log_reader.take(max_events, max_bytes, enough)
         finally:
             self._stop_if_broken()
@@ -209,7 +210,7 @@ class RunningStream:
         self._count()
         self._read_scheduler.flow.client_took(batch.size)
         if not log_reader.view.is_part:
-            self.views.schedule()
+            self._schedule_step()
             self._read_scheduler.read_on()
         return batch
 
@@ -224,10 +225,54 @@ class RunningStream:
             # A resumed stream may just have dropped events that its client has, which frees budget.
             scheduler.read_on()
             scheduler.write_noops(self._loop.time())
+        timer = self._loop.call_later(timeout, complete, waiter)
         try:
-            await self.views.wait(log_reader, waiter, timeout)
+            self.views.add(log_reader, waiter)
+            self._schedule_step()
+            woken_at = await waiter
+            if woken_at is not None:
+                self._loads.reply_delays.record(self._loop.time() - woken_at)
         finally:
+            timer.cancel()
+            self.views.remove(log_reader.view)
             scheduler.client_reads()
+
+    def _schedule_step(self) -> None:
+        """Let the views take a step when one is due."""
+        due = self.views.due()
+        if due >= self._step_at:
+            return
+        if self._next_step is not None:
+            self._next_step.cancel()
+        self._step_at = due
+        if due <= self._loop.time():
+            self._next_step = self._loop.call_soon(self._step)
+        else:
+            self._next_step = self._loop.call_at(due, self._step)
+
+    def _step(self, *, asked: bool = False) -> None:
+        """Let the views take a step, and resume reading as far as that frees budget."""
+        try:
+            if self._next_step is not None:
+                self._next_step.cancel()
+            self._next_step, self._step_at = None, math.inf
+            self.views.step(asked=asked)
+            self._stop_if_broken()
+            self._count()
+            self._read_scheduler.read_on()
+            self._read_scheduler.write_noops(self._loop.time())
+            self._schedule_step()
+        except Exception as error:  # noqa: BLE001 - whatever it is, no reader may wait for ever
+            self._next_step, self._step_at = None, math.inf
+            self.views.fail(error)
+
+    def _advance(self, *, asked: bool = False) -> None:
+        """Let the views take a step now, unless they will in this iteration of the event loop.
+
+        Readers that never wait depend on it: they have ``asked``.
+        """
+        if self._step_at > -math.inf:
+            self._step(asked=asked)
 
     def stop_reading(self) -> None:
         """Kill the remote cursors; released events can still be read."""
@@ -341,7 +386,7 @@ class RunningStream:
         )
         if not self._answered.done() and all(other.opened for other in self._remotes.values()):
             self._answered.set_result(None)
-        self.views.arrived()
+        self._pass_on()
         # Prepare the next reply while the client processes the last one.
         self.stream.merge_ahead(self._limits.reply_target_bytes)
         if self._held_since is not None and not self.stream.is_held_back:
@@ -369,7 +414,7 @@ class RunningStream:
             self._execute(self.stream.shards_listed(shards, draining, listed.by))
             if self.stream.leaving:
                 self._read_scheduler.write_noops(self._loop.time(), arriving=True)
-            self.views.arrived()
+            self._pass_on()
         self._draining = None
 
     def _stop_if_broken(self) -> None:
@@ -386,12 +431,13 @@ class RunningStream:
             self._answered.set_exception(error)
         self.stop_reading()
 
-    def _distributed(self) -> None:
-        """Resume prefetching after events have been distributed to filtered readers."""
-        self._stop_if_broken()
-        self._count()
-        self._read_scheduler.read_on()
-        self._read_scheduler.write_noops(self._loop.time())
+    def _pass_on(self) -> None:
+        """Wake the readers that have something to read, since a batch has been merged."""
+        self.views.wake_for_release()
+        if self.views.has_parts:
+            self._advance()
+        else:
+            self._schedule_step()
 
     def _remote_failed(
         self, remote: ScheduledRemote, cursor: RemoteCursor, error: CommandError

@@ -3,12 +3,12 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from math import inf
 
 import pytest
 from bson import Timestamp
 
 from router.filters.stream_filter import compile_filter
-from router.histogram import Histogram
 from router.request.stream_request import parse_request
 from router.stream import view_readers
 from router.stream.log_reader import LogReader, starting_point
@@ -29,18 +29,40 @@ ALL = {"$gte": 0}
 class Backlog:
     """One shard's stream with several blocks of events; each tenant has every 100th event.
 
-    ``released`` is called after each block.
+    Steps are taken when they are due, as a running stream does. ``passed`` is called in each.
     """
 
     def __init__(
-        self, size: int = 0, kept_bytes: int = 0, released: Callable[[], None] = lambda: None
+        self, size: int = 0, kept_bytes: int = 0, passed: Callable[[], None] = lambda: None
     ) -> None:
         command = {"aggregate": 1, "pipeline": [{"$changeStream": {}}], "cursor": {}}
         request = parse_request("db", command)
         self.stream = MergedStream(request, {"s0": "h:1"}, start_at=START, topology_from=START)
-        self.readers = ViewReaders(self.stream, kept_bytes, Histogram((1.0,)), released)
+        self.loop = asyncio.get_running_loop()
+        self.readers = ViewReaders(self.stream, kept_bytes, self.loop.time)
         self.point = starting_point(request, START, 1)
         self.size = size
+        self.next_step: asyncio.Handle | None = None
+        pass_on = self.readers.fan_out.step
+
+        def step(clock: Callable[[], float], seconds: float) -> None:
+            pass_on(clock, seconds)
+            passed()
+
+        self.readers.fan_out.step = step  # type: ignore[method-assign]
+
+    def schedule(self) -> None:
+        if self.next_step is not None:
+            self.next_step.cancel()
+        due = self.readers.due()
+        if due <= self.loop.time():
+            self.next_step = self.loop.call_soon(self.step)
+        elif due < inf:
+            self.next_step = self.loop.call_at(due, self.step)
+
+    def step(self, *, asked: bool = False) -> None:
+        self.readers.step(asked=asked)
+        self.schedule()
 
     def reader(self, tenant: int | Mapping[str, int]) -> LogReader:
         wanted = compile_filter([{"$match": {"fullDocument.tenant": tenant}}])
@@ -64,7 +86,8 @@ class Backlog:
     def waiting(self, reader: LogReader) -> Waiter:
         """Let a reader wait; return what is done when it is woken."""
         waiter: Waiter = asyncio.get_running_loop().create_future()
-        self.readers._add(reader.view, reader.number, waiter)
+        self.readers.add(reader, waiter)
+        self.schedule()
         return waiter
 
     async def wait(self, *readers: LogReader) -> None:
@@ -73,7 +96,7 @@ class Backlog:
         async with asyncio.timeout(PATIENCE):
             await waiters[0]
         for reader in readers:
-            self.readers._remove(reader.view)
+            self.readers.remove(reader.view)
 
 
 @pytest.fixture
@@ -90,7 +113,7 @@ async def test_a_reader_with_few_events_waits_for_more() -> None:
     backlog.arrive()
     assert not backlog.readers.should_gather(second, None), "nothing is there"
     while second.view.log.end < 5:
-        backlog.readers.advance(second.view)
+        backlog.step(asked=True)
         await asyncio.sleep(0)
     assert backlog.readers.should_gather(second, None)
     assert not backlog.readers.should_gather(second, 5), "its batch would be full"
@@ -130,7 +153,7 @@ async def test_a_reader_with_few_events_waits_from_its_own_first_event_on(
 ) -> None:
     now = 0.0
 
-    def released() -> None:
+    def passed() -> None:
         nonlocal now
         now += 0.1
 
@@ -139,7 +162,7 @@ async def test_a_reader_with_few_events_waits_from_its_own_first_event_on(
     # A step passes on a block of some 2,000 events, or less where a reader is full. One reader gets
     # 60 of these and is full with some 75, in each second step; the other one gets 20, and its
     # delay ends with the third step.
-    backlog = Backlog(kept_bytes=108 * 1024, released=released)
+    backlog = Backlog(kept_bytes=108 * 1024, passed=passed)
     full, few = backlog.reader({"$lt": 3}), backlog.reader(50)
     backlog.arrive(5 * 2000)
     waiting = backlog.waiting(few)
@@ -153,7 +176,7 @@ async def test_a_reader_with_few_events_waits_from_its_own_first_event_on(
     assert backlog.stream.ready, "the backlog goes on"
     assert full.view.log.end > full.number
     assert not again.done(), "it has had events for a shorter time"
-    backlog.readers._remove(full.view)
+    backlog.readers.remove(full.view)
 
 
 async def test_a_woken_reader_reads_before_the_next_block() -> None:
@@ -172,10 +195,11 @@ async def test_a_woken_reader_reads_before_the_next_block() -> None:
 async def test_a_reader_may_use_what_others_leave() -> None:
     backlog = Backlog(size=1000, kept_bytes=16 * 1024 * 1024)
     reader = backlog.reader(ALL)
-    others = [backlog.reader(EVERY + number) for number in range(200)]
+    for number in range(200):
+        backlog.reader(EVERY + number)
     backlog.arrive()
     while backlog.stream.ready or backlog.readers.fan_out.behind:
-        backlog.readers.advance(others[0].view)
+        backlog.step(asked=True)
         await asyncio.sleep(0)
     assert not reader.lost, "its events fit into the memory of all readers"
     got = 0
