@@ -15,6 +15,7 @@ from typing import Any, Final
 from bson.binary import Binary
 from bson.code import Code
 from bson.datetime_ms import DatetimeMS
+from bson.dbref import DBRef
 from bson.decimal128 import Decimal128
 from bson.int64 import Int64
 from bson.max_key import MaxKey
@@ -28,7 +29,7 @@ from shard_client.errors import CommandError
 
 TIMESTAMP: Final = 130
 _FALSE, _TRUE = 110, 111
-_BIN_DATA, _DATE, _REGEX, _CODE = 90, 120, 140, 160
+_BIN_DATA, _DATE, _REGEX, _CODE, _CODE_WITH_SCOPE = 90, 120, 140, 160, 170
 _END: Final = b"\x04"
 _INT_BITS: Final = (0, 0)
 _LONG_BITS: Final = (0, 1)
@@ -117,7 +118,11 @@ class KeyStringBuilder:
         self._parts.append(bytes((_REGEX,)) + pattern + b"\0" + flags.encode() + b"\0")
 
     def _code(self, value: Code) -> None:
-        self._parts.append(bytes((_CODE,)) + _c_string(str(value)))
+        if value.scope is None:
+            self._parts.append(bytes((_CODE,)) + _c_string(str(value)))
+        else:
+            self._parts.append(bytes((_CODE_WITH_SCOPE,)) + _c_string(str(value)))
+            self._fields(value.scope)
 
     def _array(self, items: Iterable[Any]) -> None:
         self._parts.append(b"\x50")
@@ -127,6 +132,12 @@ class KeyStringBuilder:
 
     def _object(self, document: Mapping[str, Any]) -> None:
         self._parts.append(b"\x46")
+        self._fields(document)
+
+    def _reference(self, value: DBRef) -> None:
+        self._object(value.as_doc())
+
+    def _fields(self, document: Mapping[str, Any]) -> None:
         for name, value in document.items():
             place = len(self._parts)
             self.append(value)
@@ -171,6 +182,7 @@ _APPENDERS: Final[dict[type, Callable[[KeyStringBuilder, Any], None]]] = {
     str: _Builder._string,
     dict: _Builder._object,
     Mapping: _Builder._object,
+    DBRef: _Builder._reference,
     list: _Builder._array,
     bytes: _Builder._binary,
     Binary: _Builder._binary,
