@@ -11,10 +11,10 @@ from bson.timestamp import Timestamp
 
 from router.merge.merged_stream import MergedStream
 from router.request.stream_request import parse_request
-from router.tokens.resume_token import high_water_mark
 from router.views.log_reader import LogReader
 from router.views.starting_point import starting_point
 from router.views.view import View
+from shard_client.bson.resume_token import ResumeToken
 from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark
 
 START = Timestamp(1_700_000_000, 1)
@@ -73,7 +73,7 @@ def measure(shards: int, args: argparse.Namespace) -> tuple[float, float]:
     )
     position = LogReader(View(stream), starting_point(request, START, 1))
     config, *remotes = stream.start()
-    end = high_water_mark(Timestamp(2_000_000_000, 1), 1).raw
+    end = ResumeToken.high_water_mark(Timestamp(2_000_000_000, 1), 1).raw
     stream.batch_arrived(config.remote, CursorBatch(7, [], Watermark.of(end), 0))
     scripts = [batches(n, shards, args) for n in range(shards)]
     adding = taking = 0.0

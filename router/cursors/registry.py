@@ -32,8 +32,8 @@ from router.streams.explanation import explain_stream
 from router.streams.member_load import MemberLoads
 from router.streams.noop_writer import NoOpWriter
 from router.streams.running_stream import RunningStream
-from router.tokens.resume_token import cluster_time_of
 from router.views.log_reader import Batch
+from shard_client.bson.resume_token import cluster_time_of
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 from shard_client.wire.connection import Address

@@ -11,7 +11,7 @@ from bson.timestamp import Timestamp
 from router.merge.actions import Action, CloseRemote, OpenRemote
 from router.merge.merger import Merger
 from router.merge.remote_queue import RemoteQueue
-from router.tokens.resume_token import cluster_time_of, first_key
+from shard_client.bson.resume_token import cluster_time_of, first_key
 from shard_client.cluster_clock import next_tick
 from shard_client.remote_cursor.cursor_reply import Event
 

@@ -6,7 +6,7 @@ from operator import itemgetter
 from typing import Final, NoReturn
 
 from router.merge.actions import OpenRemote
-from router.tokens.resume_token import TIME_DIGITS
+from shard_client.bson.resume_token import TIME_DIGITS
 from shard_client.remote_cursor.cursor_reply import Event, Watermark
 
 KEY: Final = itemgetter(0)

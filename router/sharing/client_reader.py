@@ -15,11 +15,11 @@ from router.sharing.open_streams import OpenStreams
 from router.streams.admission import NOBODY, Quota
 from router.streams.running_stream import RunningStream
 from router.streams.view_readers import Waiter, complete
-from router.tokens.resume_token import TIME_DIGITS, cluster_time_of, is_high_water_mark
 from router.views.log_reader import Batch, LogReader
 from router.views.starting_point import starting_point
 from router.views.view import View
 from shard_client import spans
+from shard_client.bson.resume_token import TIME_DIGITS, cluster_time_of, is_high_water_mark
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 

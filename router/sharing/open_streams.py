@@ -20,7 +20,7 @@ from router.streams.admission import Admission, Quota
 from router.streams.cluster_time import ClusterTimeFetcher
 from router.streams.noop_writer import NoOpWriter
 from router.streams.running_stream import RunningStream
-from router.tokens.resume_token import first_key
+from shard_client.bson.resume_token import first_key
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.replica_set.read_preference import ReadPreference
 

@@ -11,7 +11,7 @@ from router.request.shard_commands import shard_command, topology_command
 from router.request.stream_request import StreamRequest
 from router.stream_settings import StreamSettings
 from router.streams.cluster_time import ClusterTimeFetcher, no_shards
-from router.tokens.resume_token import first_key
+from shard_client.bson.resume_token import first_key
 from shard_client.cluster_clock import next_tick
 from shard_client.remote_cursor.remote_cursor import Opening
 

@@ -14,7 +14,7 @@ from router.stream_settings import PacingSettings
 from router.streams.noop_writer import NoOpResult, NoOpWriter
 from router.streams.remote_cursors import RemoteCursors, ScheduledRemote
 from router.streams.view_readers import ViewReaders
-from router.tokens.resume_token import cluster_time_of
+from shard_client.bson.resume_token import cluster_time_of
 from shard_client.cluster_clock import next_tick
 
 log = structlog.get_logger()

@@ -20,8 +20,8 @@ from router.request.stream_request import StreamRequest
 from router.stream_settings import PacingSettings
 from router.streams.member_load import MemberLoads
 from router.streams.opening import opening_of
-from router.tokens.resume_token import cluster_time_of
 from shard_client import spans
+from shard_client.bson.resume_token import cluster_time_of
 from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch
 from shard_client.remote_cursor.progress_cursor import Probing

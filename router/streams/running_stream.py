@@ -22,9 +22,9 @@ from router.streams.read_scheduler import ReadScheduler
 from router.streams.remote_cursors import RemoteCursors
 from router.streams.removed_shards import watch_draining
 from router.streams.view_readers import ViewReaders, Waiter
-from router.tokens.resume_token import cluster_time_of
 from router.views.log_reader import Batch, LogReader
 from shard_client import spans
+from shard_client.bson.resume_token import cluster_time_of
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch

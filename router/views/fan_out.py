@@ -15,7 +15,6 @@ from router.filters.bounds import Allowance, TooLargeError
 from router.filters.fields import Element
 from router.filters.paths import PathReader
 from router.filters.stream_filter import EVERYTHING, StreamFilter
-from router.filters.values import STRING
 from router.merge.merged_stream import MergedStream
 from router.merge.merger import Block
 from router.merge.remote_queue import EVENT_OVERHEAD, weight
@@ -23,6 +22,7 @@ from router.views.namespace import RENAME, Namespace
 from router.views.partial_view import Incarnation, LogPosition, PartialView, Views
 from router.views.traffic import Traffic
 from router.views.view import View
+from shard_client.bson.values import STRING
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 

@@ -7,12 +7,12 @@ from typing import Final, NamedTuple
 from router.merge.event_log import ELEMENT_OVERHEAD, EventLog, cut
 from router.merge.membership import ShardSpan
 from router.merge.merged_stream import MergedStream
-from router.tokens.resume_token import TIME_DIGITS, event_key, token_of
 from router.views.resume_point import ResumePoint
 from router.views.starting_point import StartingPoint
 from router.views.view import View
+from shard_client.bson.resume_token import TIME_DIGITS
 from shard_client.errors import CommandError
-from shard_client.remote_cursor.cursor_reply import Watermark
+from shard_client.remote_cursor.cursor_reply import Watermark, event_key, token_of
 
 MAX_BATCH_BYTES: Final = 16 * 1024 * 1024
 

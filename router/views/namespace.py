@@ -4,8 +4,9 @@ from typing import Any, Final, NamedTuple
 
 import bson
 
-from router.tokens.resume_token import of_invalidate, token_of
+from shard_client.bson.resume_token import of_invalidate
 from shard_client.errors import ProtocolError
+from shard_client.remote_cursor.cursor_reply import token_of
 from shard_client.wire.documents import decode
 
 RENAME: Final = b"rename"

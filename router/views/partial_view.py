@@ -15,22 +15,19 @@ from router.filters.index import FilterIndex
 from router.filters.stream_filter import StreamFilter
 from router.merge.event_log import EventLog
 from router.merge.merged_stream import MergedStream
-from router.tokens.resume_token import (
-    TIME_DIGITS,
-    ResumeToken,
-    cluster_time_of,
-    event_key,
-    high_water_mark,
-    is_high_water_mark,
-    token_of,
-    version_of,
-)
 from router.views.namespace import Namespace, made_up_invalidate
 from router.views.traffic import Traffic
 from router.views.view import View
+from shard_client.bson.resume_token import (
+    TIME_DIGITS,
+    ResumeToken,
+    cluster_time_of,
+    is_high_water_mark,
+    version_of,
+)
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
-from shard_client.remote_cursor.cursor_reply import Watermark
+from shard_client.remote_cursor.cursor_reply import Watermark, event_key, token_of
 
 _TIME_AND_VERSION: Final = TIME_DIGITS + 4
 """Length of the part of a sort key that holds the cluster time and the version."""
@@ -343,6 +340,6 @@ class LogPosition:
             return None
         known = self._mark
         if known is None or known.key[:_TIME_AND_VERSION] != key[:_TIME_AND_VERSION]:
-            token: ResumeToken = high_water_mark(cluster_time_of(key), version)
+            token: ResumeToken = ResumeToken.high_water_mark(cluster_time_of(key), version)
             known = self._mark = Watermark(token.data, token.raw)
         return known

@@ -4,18 +4,18 @@ from bisect import bisect_left, bisect_right
 from typing import Final
 
 from router.bson_text import render
-from router.tokens.resume_token import (
+from shard_client.bson.resume_token import (
     AFTER_ANY_DIGIT,
     TIME_DIGITS,
     ResumeToken,
     as_version,
-    event_key,
-    token_of,
     version_of,
 )
+from shard_client.bson.values import DOCUMENT
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, ProtocolError
-from shard_client.wire.bson_slices import DOCUMENT, find
+from shard_client.remote_cursor.cursor_reply import event_key, token_of
+from shard_client.wire.bson_slices import find
 from shard_client.wire.documents import decode
 
 _END: Final = b"04"

@@ -5,13 +5,7 @@ from dataclasses import dataclass
 from bson.timestamp import Timestamp
 
 from router.request.stream_request import AfterToken, StreamRequest
-from router.tokens.resume_token import (
-    AFTER_ANY_DIGIT,
-    TIME_DIGITS,
-    ResumeToken,
-    first_key,
-    high_water_mark,
-)
+from shard_client.bson.resume_token import AFTER_ANY_DIGIT, TIME_DIGITS, ResumeToken, first_key
 from shard_client.remote_cursor.cursor_reply import Watermark
 
 
@@ -42,9 +36,9 @@ def starting_point(
         token = request.start.token
         if token.is_high_water_mark and token.version == 1 and request.splits_large_events:
             # mongos re-creates the mark in the version of fragments' tokens, except version 0.
-            token = high_water_mark(token.cluster_time, version)
+            token = ResumeToken.high_water_mark(token.cluster_time, version)
     else:
-        token = high_water_mark(start_at, version)
+        token = ResumeToken.high_water_mark(start_at, version)
     floor = token.data
     if token.version != version and not token.is_high_water_mark:
         # Keys of different versions at one cluster time are not comparable.

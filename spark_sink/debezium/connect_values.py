@@ -12,23 +12,25 @@ from dataclasses import dataclass
 
 from bson.decimal128 import Decimal128
 
-from spark_sink.debezium.java_json import CODE, DECIMAL, OBJECT_ID, JavaJson
-from spark_sink.debezium.options import quoted
-from spark_sink.events.slices import (
+from shard_client.bson.values import (
     ARRAY,
     BINARY,
+    CODE,
     DATE,
+    DECIMAL,
     DOCUMENT,
     DOUBLE,
     INT32,
     INT64,
+    OBJECT_ID,
+    REGEX,
     STRING,
     TIMESTAMP,
-    Slice,
-    fields_of,
 )
+from spark_sink.debezium.java_json import JavaJson
+from spark_sink.debezium.options import quoted
+from spark_sink.events.slices import Slice, fields_of
 
-_REGEX = 0x0B
 _OLD_BINARY = 2
 _JSON = JavaJson(relaxed=True, separator=",", plus=False)
 Tree = dict[str, "Tree"] | list["Tree"] | str
@@ -70,7 +72,7 @@ class ConnectValues:
             return f'"{data.hex()}"'
         if kind == DECIMAL:
             return f'"{Decimal128.from_bid(data)}"'
-        if kind == _REGEX:
+        if kind == REGEX:
             pattern, options, _ = (part.decode(errors="replace") for part in data.split(b"\0"))
             return {"regex": quoted(pattern), "options": quoted(options)}
         text = _JSON.value(kind, data)

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from shard_client.bson.values import ARRAY, DATE, DOCUMENT, INT32, INT64, TIMESTAMP
 from spark_sink.debezium.messages import (
     DOCUMENTS,
     NO_ORDER,
@@ -29,16 +30,7 @@ from spark_sink.debezium.text_columns import (
     values_of,
 )
 from spark_sink.events.header import OPERATIONS, READ
-from spark_sink.events.slices import (
-    ARRAY,
-    DATE,
-    DOCUMENT,
-    INT32,
-    INT64,
-    OBJECT_ID_KEY,
-    TIMESTAMP,
-    Slice,
-)
+from spark_sink.events.slices import OBJECT_ID_KEY, Slice
 from spark_sink.rows.layouts import Field, JoinedEvents, Layout, layouts_of
 
 _EMPTY_ARRAY = 5  # bytes

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from shard_client.bson.values import ARRAY, DOCUMENT, NULL
 from spark_sink.debezium.java_json import JavaJson
 from spark_sink.debezium.options import VERSIONS, MessageOptions, quoted
 from spark_sink.events.header import OPERATIONS, READ, namespace_of
 from spark_sink.events.heartbeats import HEARTBEAT
-from spark_sink.events.slices import ARRAY, DOCUMENT, NULL, OBJECT_ID_KEY, Slice, fields_of
+from spark_sink.events.slices import OBJECT_ID_KEY, Slice, fields_of
 
 NO_TRANSACTION = '"transaction":null}'
 """How the value of a change ends, unless it has its place in a transaction."""

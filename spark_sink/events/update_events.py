@@ -18,10 +18,9 @@ import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from shard_client.bson.values import INT32, STRING
 from spark_sink.events.runs import Run
 from spark_sink.events.slices import (
-    INT32,
-    STRING,
     Slice,
     array_of,
     document_of,

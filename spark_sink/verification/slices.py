@@ -18,9 +18,11 @@ from bson import json_util
 from bson.codec_options import DatetimeConversion
 from bson.timestamp import Timestamp
 
+from shard_client.bson.resume_token import high_water_mark
+from shard_client.bson.values import DOCUMENT
 from spark_sink.events.documents import from_document
-from spark_sink.events.positions import after, high_water_mark
-from spark_sink.events.slices import DOCUMENT, fields_of
+from spark_sink.events.positions import after
+from spark_sink.events.slices import fields_of
 from spark_sink.folders import open_folder
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.snapshot.plan import Chunk, Collection

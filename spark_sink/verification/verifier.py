@@ -26,8 +26,9 @@ from bson import json_util
 from bson.timestamp import Timestamp
 from pymongo.errors import PyMongoError
 
+from shard_client.bson.resume_token import high_water_mark
 from spark_sink.errors import OptionError, SourceError
-from spark_sink.events.positions import after, high_water_mark
+from spark_sink.events.positions import after
 from spark_sink.jobs.commands import Rounds
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.status import verified_line
@@ -256,7 +257,11 @@ class Verifier:
 
     def _remove(self, differences: list[Difference], when: Timestamp) -> None:
         """Let the next batch remove documents that did not exist at a cluster time."""
-        change = {"token": high_water_mark(after(when).time), "kind": EVENT, "documentKey": None}
+        change = {
+            "token": high_water_mark(after(when).time),
+            "kind": EVENT,
+            "documentKey": None,
+        }
         change["payload"] = bson.encode({"operationType": "delete"})
         keys = ({name: each[name] for name in KEY_COLUMNS} for each in differences)
         self.findings.remove([{**key, **change} for key in keys])

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import bson
+from bson.binary import Binary
 from bson.raw_bson import DEFAULT_RAW_BSON_OPTIONS
 from bson.timestamp import Timestamp
 
-from embedded.change_streams.resume_token import Start
 from embedded.images import Images
 from embedded.oplog import NULL_OP_TIME, Oplog, OplogEntry
 from embedded.storage.bson_values import Document
+from shard_client.bson.resume_token import ResumeToken
 
 DATA = Path(__file__).parents[1] / "recordings" / "data" / "workload.bson.gz"
 
@@ -86,11 +87,11 @@ def _diff(description: Document) -> Document:
 
 def _operation(event: Document) -> Document:
     kind = event["operationType"]
-    token = Start.of(event["_id"])
+    token = ResumeToken.parse(event["_id"])
     ns = f"{event['ns']['db']}.{event['ns'].get('coll', '')}"
     entry: Document = {"ns": ns}
     if token.uuid is not None:
-        entry["ui"] = token.uuid
+        entry["ui"] = Binary.from_uuid(token.uuid)
     if kind == "insert":
         return entry | {"op": "i", "o": event["fullDocument"], "o2": event["documentKey"]}
     if kind == "replace":
@@ -166,7 +167,7 @@ class RecordedHost:
             fields: dict[Timestamp, Document] = defaultdict(dict)
             for raw in events(stream, shard):
                 event = bson.decode(raw)
-                fields[Start.of(event["_id"]).cluster_time] |= event
+                fields[ResumeToken.parse(event["_id"]).cluster_time] |= event
             for ts, event in fields.items():
                 if event.get("fullDocumentBeforeChange"):
                     images = Images(event["fullDocumentBeforeChange"], event.get("fullDocument"))

@@ -7,15 +7,13 @@ from typing import Any
 from uuid import UUID
 
 import bson
-from bson.binary import Binary
 from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.decimal128 import Decimal128
 from bson.json_util import JSONOptions, loads
 from bson.timestamp import Timestamp
 
-from embedded.change_streams import resume_token as embedded_tokens
-from router.tokens import resume_token as router_tokens
-from shard_client.errors import CommandError
+from shard_client.bson import resume_token as tokens_of
+from shard_client.bson.values import MalformedError
 from spark_sink.events import positions as spark_tokens
 from tests.recordings.recorded import tokens
 
@@ -47,19 +45,14 @@ def test_recorded_tokens_are_decoded():
 
 def check_decoded(recorded: dict[str, Any]) -> None:
     time, data, document = Timestamp(*recorded["clusterTime"]), recorded["token"], raw(recorded)
-    uuid, key = UUID(data[_UUID]), data[_KEY]
 
-    token = router_tokens.ResumeToken.parse(bson.decode(document))
+    token = tokens_of.ResumeToken.parse(bson.decode(document))
     assert (token.cluster_time, token.version, token.token_type) == (time, 1, 128)
     assert (token.txn_op_index, token.from_invalidate) == (0, False)
-    assert (token.uuid, token.event_identifier.hex().upper()) == (uuid, key)
+    assert token.uuid == UUID(data[_UUID])
+    assert token.event_identifier.hex().upper() == data[_KEY]
     assert (token.fragment_num, token.is_high_water_mark) == (None, False)
     assert (token.data.decode(), token.raw) == (data, document)
-
-    start = embedded_tokens.Start.of(bson.decode(document))
-    assert (start.cluster_time, start.version, start.uuid) == (time, 1, Binary(uuid.bytes, 4))
-    assert (start.key.hex().upper(), start.fragment) == (data, None)
-    assert (start.is_high_water_mark, start.from_invalidate) == (False, False)
 
     position = spark_tokens.Token(bson.decode(document))
     assert (position.cluster_time, position.data, position.is_of_event_1) == (time, data, True)
@@ -74,19 +67,16 @@ def test_recorded_tokens_are_decoded_in_their_newer_form():
         data = recorded["token"]
         front = data[:18] + _FRONT.replace("2B02", "2B04", 1) + data[_UUID]
         newer = f"{front}{operation}46646F63756D656E744B657900{data[_KEY]}00"
-        assert router_tokens.as_version(f"{newer}04".encode(), 1).decode() == data
+        assert tokens_of.as_version(f"{newer}04".encode(), 1).decode() == data
         for number, text in ((None, ""), (0, "29"), (3, "2B06")):
-            token = router_tokens.ResumeToken.decode(f"{newer}{text}04")
+            token = tokens_of.ResumeToken.decode(f"{newer}{text}04")
             assert (token.fragment_num, token.whole_key.decode()) == (number, f"{newer}04")
-            start = embedded_tokens.Start.of({"_data": f"{newer}{text}04"})
-            assert (start.fragment, start.unsplit_key.hex().upper()) == (number, f"{newer}04")
 
 
 def test_the_invalidate_after_a_recorded_token_is_decoded():
     for recorded in tokens():
-        invalidate = router_tokens.of_invalidate(recorded["token"].encode()).decode()
-        assert router_tokens.ResumeToken.decode(invalidate).from_invalidate
-        assert embedded_tokens.Start.of({"_data": invalidate}).from_invalidate
+        invalidate = tokens_of.of_invalidate(recorded["token"].encode()).decode()
+        assert tokens_of.ResumeToken.decode(invalidate).from_invalidate
         assert spark_tokens.is_invalidate(invalidate)
 
 
@@ -94,19 +84,14 @@ def test_recorded_tokens_are_encoded():
     outcomes: Counter[str] = Counter()
     for recorded in tokens():
         value, data = value_of(recorded), recorded["token"]
-        token = embedded_tokens.ResumeToken(
-            Timestamp(*recorded["clusterTime"]),
-            1,
-            uuid=Binary(bytes.fromhex(data[_UUID]), 4),
-            event_identifier={"_id": value},
-        )
+        time, uuid = Timestamp(*recorded["clusterTime"]), UUID(data[_UUID])
         try:
-            made = token.document()
-        except CommandError:
+            made = tokens_of.ResumeToken.of_event(time, 1, {"_id": value}, uuid=uuid)
+        except MalformedError:
             assert isinstance(value, Decimal128), value
             assert Decimal(float(value.to_decimal())) != value.to_decimal()
             outcomes["refused"] += 1
             continue
-        assert bson.encode(made) == raw(recorded), value
+        assert made.raw == raw(recorded), value
         outcomes["equal"] += 1
     assert outcomes == {"equal": 118, "refused": 45}

@@ -8,8 +8,8 @@ from bson.timestamp import Timestamp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedded.change_streams.resume_token import ResumeToken, Start
 from embedded.images import Images
+from shard_client.bson.resume_token import ResumeToken
 from shard_client.errors import CommandError
 from tests.doubles.handmade_host import (
     UUID_A,
@@ -42,7 +42,7 @@ async def test_the_pbrt_of_an_empty_batch_is_the_end_of_the_oplog():
     await cursor.next_batch(0, 0)
     last = host.noop()
     batch = await cursor.next_batch(None, 0.001)
-    assert batch == ([], ResumeToken.high_water_mark(last, 1).document(), False, False)
+    assert batch == ([], ResumeToken.high_water_mark(last, 1).document, False, False)
 
 
 async def test_closing_ends_a_waiting_get_more():
@@ -78,7 +78,7 @@ async def test_streams_are_invalidated_by_their_namespace_s_changes(on, command,
     if ends:
         cause, invalidate = batch.events
         assert list(invalidate) == ["_id", "operationType", "clusterTime", "wallTime"]
-        before, after = Start.of(cause["_id"]), Start.of(invalidate["_id"])
+        before, after = ResumeToken.parse(cause["_id"]), ResumeToken.parse(invalidate["_id"])
         assert (before.from_invalidate, after.from_invalidate) == (False, True)
         assert before.cluster_time == after.cluster_time
         assert dict(invalidate["_id"]) == batch.pbrt
@@ -100,7 +100,7 @@ async def test_a_filtered_invalidate_still_ends_the_stream():
     cursor = host.watch({"$match": {"operationType": "insert"}}, on=("db", "a"))
     batch = await cursor.next_batch(None, 0)
     assert (batch.events, batch.closed, batch.invalidated) == ([], True, True)
-    assert Start.of(batch.pbrt).from_invalidate
+    assert ResumeToken.parse(batch.pbrt).from_invalidate
 
 
 async def test_the_last_pbrt_covers_a_filtered_invalidate():
@@ -110,7 +110,7 @@ async def test_the_last_pbrt_covers_a_filtered_invalidate():
     [drop] = (await cursor.next_batch(1, 0)).events
     end = await cursor.next_batch(1, 0)
     assert (end.events, end.closed, end.invalidated) == ([], True, True)
-    assert Start.of(end.pbrt).from_invalidate
+    assert ResumeToken.parse(end.pbrt).from_invalidate
     assert end.pbrt["_data"] > drop["_id"]["_data"]
 
 
@@ -259,8 +259,8 @@ async def test_a_stream_can_be_cut_at_any_watermark(history, version, size, data
 async def test_a_high_water_mark_sorts_before_the_events_of_its_time():
     host = HandmadeHost()
     ts = host.insert("db.a", {"_id": 1})
-    mark = ResumeToken.high_water_mark(ts, 1).document()
+    mark = ResumeToken.high_water_mark(ts, 1).document
     assert ids(await host.watch(resumeAfter=mark).next_batch(None, 0)) == [1]
     assert mark["_data"] == f"82{ts.time:08X}{ts.inc:08X}2B0229296E04"
-    newer = ResumeToken.high_water_mark(Timestamp(1, 2), 2).document()
+    newer = ResumeToken.high_water_mark(Timestamp(1, 2), 2).document
     assert newer["_data"] == "8200000001000000022B0429296E1404"

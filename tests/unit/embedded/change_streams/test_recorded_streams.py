@@ -5,7 +5,7 @@ import pytest
 from bson.timestamp import Timestamp
 
 from embedded.change_streams import first_batch_size, open_change_stream
-from embedded.change_streams.resume_token import ResumeToken, Start
+from shard_client.bson.resume_token import ResumeToken
 from shard_client.errors import CommandError
 from tests.doubles.recorded_host import (
     Conversation,
@@ -86,7 +86,7 @@ async def test_resuming_after_any_event_gives_the_rest(stream, shard):
     step = max(1, len(history) // 16)
     for cut in range(0, len(history), step):
         event = bson.decode(history[cut])
-        option = "startAfter" if Start.of(event["_id"]).from_invalidate else "resumeAfter"
+        option = "startAfter" if ResumeToken.parse(event["_id"]).from_invalidate else "resumeAfter"
         command = with_token(talk, option, event["_id"])
         cursor = open_change_stream(host, database(stream), command)
         first = await cursor.next_batch(0, 0)
@@ -115,7 +115,7 @@ async def test_batch_sizes_and_pbrts(batch_size):
             assert dict(batch.events[-1]["_id"]) == batch.pbrt
         found += [event.raw for event in batch.events]
     assert found == [event for recorded in talk for event in recorded.events]
-    assert batch.pbrt == ResumeToken.high_water_mark(host.oplog.last_ts, 1).document()
+    assert batch.pbrt == ResumeToken.high_water_mark(host.oplog.last_ts, 1).document
 
 
 async def test_a_high_water_mark_resumes_between_events():
@@ -123,7 +123,7 @@ async def test_a_high_water_mark_resumes_between_events():
     host = RecordedHost("shard1")
     history = [bson.decode(event) for recorded in talk for event in recorded.events]
     middle = history[90]["clusterTime"]
-    mark = ResumeToken.high_water_mark(middle, 1).document()
+    mark = ResumeToken.high_water_mark(middle, 1).document
     for option, value in (("resumeAfter", mark), ("startAtOperationTime", middle)):
         command = with_token(talk, option, value)
         rest = await drained(open_change_stream(host, "rec", command))
@@ -136,9 +136,9 @@ async def test_a_token_that_is_not_found_is_fatal():
     talk = conversations()["db", "shard1"]
     host = RecordedHost("shard1")
     event = bson.decode(talk[0].events[3])
-    token = Start.of(event["_id"])
-    other = ResumeToken(token.cluster_time, 1, uuid=token.uuid, event_identifier={"_id": "none"})
-    cursor = open_change_stream(host, "rec", with_token(talk, "resumeAfter", other.document()))
+    token = ResumeToken.parse(event["_id"])
+    other = ResumeToken.of_event(token.cluster_time, 1, {"_id": "none"}, uuid=token.uuid)
+    cursor = open_change_stream(host, "rec", with_token(talk, "resumeAfter", other.document))
     await cursor.next_batch(0, 0)
     with pytest.raises(CommandError) as error:
         await cursor.next_batch(None, 0)
@@ -162,10 +162,10 @@ async def test_start_after_another_shard_s_invalidate_skips_one():
     talk = conversations()["coll-orders", "shard1"]
     host = RecordedHost("shard1")
     drop, invalidate = (bson.decode(raw) for raw in talk[-1].events[-2:])
-    earlier = Start.of(invalidate["_id"])
+    earlier = ResumeToken.parse(invalidate["_id"])
     before = Timestamp(earlier.cluster_time.time, earlier.cluster_time.inc - 1)
-    other = ResumeToken(before, 1, from_invalidate=True, uuid=earlier.uuid)
-    command = with_token(talk, "startAfter", other.document())
+    other = ResumeToken.of_event(before, 1, None, from_invalidate=True, uuid=earlier.uuid)
+    command = with_token(talk, "startAfter", other.document)
     cursor = open_change_stream(host, "rec", command)
     with pytest.raises(CommandError) as error:
         await cursor.next_batch(None, 0)

@@ -8,9 +8,8 @@ from bson.timestamp import Timestamp
 from router.block_sizes import BlockSizes
 from router.merge.actions import CloseRemote, OpenRemote
 from router.merge.remote_queue import weight
-from router.tokens.resume_token import token_of
 from shard_client.errors import RESUMABLE_LABEL, CommandError
-from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark
+from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark, token_of
 from tests.doubles.scripted_streams import Driver, Script, batch, error_of, hwm
 from tests.unit.router.made_tokens import data_of, event
 from tests.unit.router.merge.streams_by_hand import (

@@ -13,9 +13,9 @@ from router.merge.merged_stream import MergedStream
 from router.request.stream_request import parse_request
 from router.streams import view_readers
 from router.streams.view_readers import ViewReaders, Waiter
-from router.tokens.resume_token import first_key
 from router.views.log_reader import LogReader
 from router.views.starting_point import starting_point
+from shard_client.bson.resume_token import first_key
 from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark
 from tests.doubles.scripted_streams import hwm
 from tests.harness.until import PATIENCE

@@ -5,9 +5,10 @@ from typing import Any
 
 from router.filters import bounds
 from router.filters.stream_filter import EVERYTHING, compile_filter
-from router.tokens.resume_token import first_key, token_of
 from router.views.fan_out import FanOut
 from router.views.namespace import Namespace
+from shard_client.bson.resume_token import first_key
+from shard_client.remote_cursor.cursor_reply import token_of
 from tests.doubles.scripted_streams import PrivateStream, batch, hwm
 from tests.unit.router.made_tokens import data_of, event
 from tests.unit.router.merge.streams_by_hand import CONFIG, START, A, opened

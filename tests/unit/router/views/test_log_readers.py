@@ -13,12 +13,12 @@ from router.block_sizes import BlockSizes
 from router.merge.actions import Action, CloseRemote, OpenRemote
 from router.merge.merged_stream import MergedStream
 from router.request.stream_request import StreamRequest, parse_request
-from router.tokens.resume_token import cluster_time_of, token_of
 from router.views.log_reader import Batch, LogReader
 from router.views.starting_point import starting_point
 from router.views.view import View
+from shard_client.bson.resume_token import cluster_time_of
 from shard_client.errors import CommandError
-from shard_client.remote_cursor.cursor_reply import CursorBatch, token_data
+from shard_client.remote_cursor.cursor_reply import CursorBatch, token_data, token_of
 from tests.doubles.scripted_streams import Driver, Event, PrivateStream, Script, hwm
 from tests.unit.router.made_tokens import data_of, event
 
