@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 from dataclasses import dataclass
+from json.encoder import encode_basestring
 
 from bson.decimal128 import Decimal128
 
@@ -28,7 +29,6 @@ from shard_client.bson.values import (
     TIMESTAMP,
 )
 from spark_sink.debezium.java_json import JavaJson
-from spark_sink.debezium.options import quoted
 from spark_sink.events.slices import Slice, fields_of
 
 _OLD_BINARY = 2
@@ -101,3 +101,19 @@ def text_of(tree: Tree) -> str:
     if isinstance(tree, list):
         return f"[{','.join(map(text_of, tree))}]"
     return f"{{{','.join(f'{quoted(name)}:{text_of(each)}' for name, each in tree.items())}}}"
+
+
+def quoted(text: str) -> str:
+    """Return a string as Kafka Connect's JSON converter writes it, with quotes."""
+    if text.isascii() and text.isprintable():
+        return encode_basestring(text)
+    parts = (_escaped(c) if c < " " or c > "\uffff" else encode_basestring(c)[1:-1] for c in text)
+    return f'"{"".join(parts)}"'
+
+
+def _escaped(character: str) -> str:
+    short = encode_basestring(character)[1:-1]
+    if character < " ":
+        return short if len(short) == 2 else f"\\u{ord(character):04X}"
+    units = character.encode("utf-16-be").hex().upper()
+    return f"\\u{units[:4]}\\u{units[4:]}"

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from shard_client.bson.values import CODE, DECIMAL, DOCUMENT, OBJECT_ID, STRING
-from spark_sink.debezium.connect_values import ConnectValues, Tree, text_of
+from spark_sink.debezium.connect_values import ConnectValues, Tree, quoted, text_of
 from spark_sink.debezium.java_json import JavaJson, escaped
-from spark_sink.debezium.options import quoted
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.slices import Slice, fields_of
 from spark_sink.options import values
