@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from decimal import Decimal
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -258,6 +259,7 @@ def _signed(first: int, body: bytes, negative: bool) -> bytes:
     return bytes((first,)) + (_inverted(body) if negative else body)
 
 
+@lru_cache(1024)
 def encode_integer(value: int) -> bytes:
     """Encode an integer of 32 or 64 bits."""
     if value == 0:
@@ -423,11 +425,6 @@ class Builder:
             self._parts.insert(place, bytes((kind,)) + name.encode() + b"\0")
         self._parts.append(b"\0")
 
-    @property
-    def size(self) -> int:
-        """The bytes of the values so far."""
-        return sum(map(len, self._parts))
-
     def key(self) -> bytes:
         """Return the key, with the byte that ends keys."""
         return b"".join(self._parts) + _END_OF_KEY
@@ -447,11 +444,15 @@ class Builder:
         return b"\x80" + struct.pack("<I", len(data)) + data
 
 
+_TYPE_CLASSES: Final[Mapping[int, int]] = {
+    **dict.fromkeys(range(Kind.NAN, Kind.POSITIVE_LARGE + 1), int(Kind.NAN)),
+    Kind.TRUE: int(Kind.FALSE),
+}
+
+
 def _type_class(first: int) -> int:
     """Return the byte of the type class, given the first byte of a value: one for all numbers."""
-    if Kind.NAN <= first <= Kind.POSITIVE_LARGE:
-        return Kind.NAN
-    return Kind.FALSE if first == Kind.TRUE else first
+    return _TYPE_CLASSES.get(first, first)
 
 
 _APPENDERS: Final[dict[type, Callable[[Builder, Any], None]]] = {

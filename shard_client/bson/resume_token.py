@@ -52,6 +52,7 @@ _OPERATION_DESCRIPTION: Final = b"operationDescription\0".hex().upper()
 _CLASSIC_OPERATIONS: Final = frozenset(
     {"insert", "update", "replace", "delete", "drop", "rename", "dropDatabase", "invalidate"}
 )
+_UUID_HEAD: Final = b"\x5a\x10\x04"
 _BOOLEANS: Final = (b"\x6e", b"\x6f")
 _END: Final = bytes((END,))
 _INT32_END: Final = 2**31
@@ -139,7 +140,7 @@ class ResumeToken:
         key = Builder(front, zero_bits=4 if version == 0 else 6)
         if uuid is not None or version >= 2:
             key.append(uuid)
-        start = key.size
+        before = len(front) + (len(_UUID_HEAD) + 16 if uuid is not None else version >= 2)
         if event_identifier is not None:
             key.append(event_identifier)
         encoded = key.key()
@@ -150,7 +151,7 @@ class ResumeToken:
             txn_op_index,
             from_invalidate,
             uuid,
-            encoded[start:-1],
+            encoded[before:-1],
             None,
             _digits(encoded),
             key.type_bits() or None,
@@ -415,7 +416,7 @@ def _uuid(reader: Reader) -> UUID | None:
     if value.kind == Kind.NULL:
         return None
     content = reader.content(value) if value.kind == Kind.BINARY else b""
-    if content[:2] != b"\x10\x04":
+    if content[:2] != _UUID_HEAD[1:]:
         raise MalformedError("uuid of a resume token must be a UUID", 207)
     return UUID(bytes=content[2:])
 

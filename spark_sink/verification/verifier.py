@@ -35,7 +35,7 @@ from spark_sink.jobs.status import verified_line
 from spark_sink.jobs.tables_job import CURRENT, Findings
 from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.channels import send
-from spark_sink.snapshot.plan import Chunk
+from spark_sink.snapshot.plan import Chunk, filter_of
 from spark_sink.source.tasks import snapshot_planner
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.key_ranges import KEY_COLUMNS
@@ -48,7 +48,6 @@ from spark_sink.verification.slices import (
     Key,
     TableVersion,
     VersionRows,
-    filter_of,
     newest_version,
     place_of,
 )
