@@ -25,6 +25,7 @@ endif
 SEEDS ?= 1000
 MINUTES ?= 30
 KILL_SEEDS ?= 10
+SPARK_ZIP ?= build/spark_sink.zip
 IMAGE ?= localhost/mergerouter:latest
 LOCK := --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate --no-header
 
@@ -80,9 +81,9 @@ format: install  ## format, and fix what ruff can fix
 	$(BIN)/ruff format .
 
 spark-zip:  ## build/spark_sink.zip, for spark-submit --py-files
-	mkdir -p build
-	rm -f build/spark_sink.zip
-	$(PYTHON) -m zipfile -c build/spark_sink.zip spark_sink
+	mkdir -p $(dir $(SPARK_ZIP))
+	rm -f $(SPARK_ZIP)
+	$(PYTHON) -m zipfile -c $(SPARK_ZIP) spark_sink shard_client
 
 lint: install  ## style, and the direction of imports
 	$(BIN)/ruff check .

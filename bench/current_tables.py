@@ -17,7 +17,7 @@ from bson.objectid import ObjectId
 from bson.timestamp import Timestamp
 from deltalake import DeltaTable
 
-from spark_sink.events.positions import high_water_mark
+from shard_client.bson.resume_token import high_water_mark
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import Batch
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS, ChangeStage

@@ -35,7 +35,7 @@ from router.request.stream_request import parse_request
 from router.stream.log_reader import LogReader, starting_point
 from router.stream.merged_stream import MergedStream
 from router.stream.views import View
-from router.tokens.resume_token import high_water_mark
+from shard_client.bson.resume_token import ResumeToken
 from shard_client.cluster_clock import ClusterClock
 from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark
 from shard_client.wire.connection import Connection
@@ -102,7 +102,7 @@ def merge(total: int = 200_000, size: int = 600, in_batch: int = 1_500) -> None:
             stream = MergedStream(request, names, start_at=_START, topology_from=_START)
             position = LogReader(View(stream), starting_point(request, _START, 1))
             config, *remotes = stream.start()
-            end = Watermark.of(high_water_mark(Timestamp((1 << 32) - 1, 1), 1).raw)
+            end = Watermark.of(ResumeToken.high_water_mark(Timestamp((1 << 32) - 1, 1), 1).raw)
             stream.batch_arrived(config.remote, CursorBatch(7, [], end, 0))
             scripts = [_batches(n, shards, total, size, in_batch) for n in range(shards)]
             adding = taking = 0.0

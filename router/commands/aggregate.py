@@ -18,17 +18,10 @@ from router.cursors.owner import Owner
 from router.request.aggregate_fields import check_aggregate
 from router.request.stream_commands import explains_change_stream, is_change_stream
 from router.request.stream_request import StreamRequest, parse_request
+from shard_client.bson.values import ARRAY, STRING
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
-from shard_client.wire.bson_slices import (
-    ARRAY,
-    STRING,
-    Element,
-    find,
-    iter_elements,
-    shortened,
-    string_value,
-)
+from shard_client.wire.bson_slices import Element, find, iter_elements, shortened, string_value
 from shard_client.wire.documents import decode
 
 _SECONDS_PER_MS = 0.001

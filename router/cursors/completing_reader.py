@@ -7,9 +7,8 @@ from router.memory import Holding, Memory
 from router.stream.client_reader import ClientReader
 from router.stream.event_log import ELEMENT_OVERHEAD, cut
 from router.stream.log_reader import Batch
-from router.tokens.resume_token import token_of
 from shard_client.errors import CommandError
-from shard_client.remote_cursor.cursor_reply import token_data
+from shard_client.remote_cursor.cursor_reply import token_data, token_of
 
 
 class CompletingReader:

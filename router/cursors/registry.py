@@ -32,7 +32,7 @@ from router.stream.noop_writer import MemberLoads, NoOpWriter
 from router.stream.open_streams import OpenStreams
 from router.stream.running_stream import RunningStream
 from router.stream_settings import StreamSettings
-from router.tokens.resume_token import cluster_time_of
+from shard_client.bson.resume_token import cluster_time_of
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 from shard_client.wire.connection import Address

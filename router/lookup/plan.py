@@ -14,7 +14,7 @@ from router.request.event_conditions import (
 )
 from router.request.stages import stage_name
 from router.request.stream_request import AfterToken, AtTime, StreamRequest
-from router.tokens.resume_token import ResumeToken
+from shard_client.bson.resume_token import ResumeToken
 
 UPDATE_LOOKUP: Final = "updateLookup"
 

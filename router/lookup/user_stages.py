@@ -19,10 +19,11 @@ from router.lookup.plan import LookupPlan
 from router.lookup.upstream_reads import UpstreamReads
 from router.memory import Holding
 from router.request.stages import stage_name
-from router.tokens.resume_token import token_of
+from shard_client.bson.values import DOCUMENT
 from shard_client.error_codes import RESUMABLE_CODES, ErrorCode
 from shard_client.errors import CommandError
-from shard_client.wire.bson_slices import DOCUMENT, find
+from shard_client.remote_cursor.cursor_reply import token_of
+from shard_client.wire.bson_slices import find
 from shard_client.wire.documents import decode
 
 _TARGETS: Final = 2

@@ -17,8 +17,8 @@ from router.stream.running_stream import RunningStream
 from router.stream.sharing import ALWAYS, Candidates, Source
 from router.stream.view_readers import Waiter, complete
 from router.stream.views import View
-from router.tokens.resume_token import TIME_DIGITS, cluster_time_of, is_high_water_mark
 from shard_client import spans
+from shard_client.bson.resume_token import TIME_DIGITS, cluster_time_of, is_high_water_mark
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 

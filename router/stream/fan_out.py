@@ -15,7 +15,6 @@ from router.filters.bounds import Allowance, TooLargeError
 from router.filters.fields import Element
 from router.filters.paths import PathReader
 from router.filters.stream_filter import EVERYTHING, StreamFilter
-from router.filters.values import STRING
 from router.stream.merged_stream import MergedStream
 from router.stream.merger import Block
 from router.stream.remote_queue import EVENT_OVERHEAD, weight
@@ -29,6 +28,7 @@ from router.stream.views import (
     View,
     Views,
 )
+from shard_client.bson.values import STRING
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 

@@ -13,21 +13,19 @@ from router.stream.event_log import ELEMENT_OVERHEAD, EventLog, cut
 from router.stream.membership import ShardSpan
 from router.stream.merged_stream import MergedStream
 from router.stream.views import View
-from router.tokens.resume_token import (
+from shard_client.bson.resume_token import (
     AFTER_ANY_DIGIT,
     TIME_DIGITS,
     ResumeToken,
     as_version,
-    event_key,
     first_key,
-    high_water_mark,
-    token_of,
     version_of,
 )
+from shard_client.bson.values import DOCUMENT
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, ProtocolError
-from shard_client.remote_cursor.cursor_reply import Watermark
-from shard_client.wire.bson_slices import DOCUMENT, find
+from shard_client.remote_cursor.cursor_reply import Watermark, event_key, token_of
+from shard_client.wire.bson_slices import find
 from shard_client.wire.documents import decode
 
 
@@ -58,9 +56,9 @@ def starting_point(
         token = request.start.token
         if token.is_high_water_mark and token.version == 1 and request.splits_large_events:
             # mongos re-creates the mark in the version of fragments' tokens, except version 0.
-            token = high_water_mark(token.cluster_time, version)
+            token = ResumeToken.high_water_mark(token.cluster_time, version)
     else:
-        token = high_water_mark(start_at, version)
+        token = ResumeToken.high_water_mark(start_at, version)
     floor = token.data
     if token.version != version and not token.is_high_water_mark:
         # Keys of different versions at one cluster time are not comparable.

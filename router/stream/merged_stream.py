@@ -18,15 +18,10 @@ from router.stream.remote_queue import (
     MergeOrderError,
     ReopenRemote,
 )
-from router.tokens.resume_token import (
-    ResumeToken,
-    cluster_time_of,
-    event_key,
-    first_key,
-)
+from shard_client.bson.resume_token import cluster_time_of, first_key, is_invalidate
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError
-from shard_client.remote_cursor.cursor_reply import CursorBatch, Event, Watermark
+from shard_client.remote_cursor.cursor_reply import CursorBatch, Event, Watermark, event_key
 
 CONFIG: Final = "config"
 
@@ -130,7 +125,7 @@ class MergedStream:
         if events:
             state.began(events[0][0])
         if batch.cursor_id == 0:
-            if not (batch.invalidated or ResumeToken.decode(key.decode("ascii")).from_invalidate):
+            if not (batch.invalidated or is_invalidate(key.decode("ascii"))):
                 return self._broken(remote, "its cursor ended", ErrorCode.CursorNotFound)
             if state.record_invalidate(key):
                 events, size = self._swallow(events, size, key)

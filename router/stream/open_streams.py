@@ -19,7 +19,7 @@ from router.stream.opening import ClusterTimeFetcher, Opening
 from router.stream.running_stream import RunningStream
 from router.stream.sharing import Candidates, SharingPolicy, Source
 from router.stream_settings import StreamSettings
-from router.tokens.resume_token import first_key
+from shard_client.bson.resume_token import first_key
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.replica_set.read_preference import ReadPreference
 

@@ -20,8 +20,8 @@ from router.stream.merged_stream import MergedStream
 from router.stream.noop_writer import NoOpWriter
 from router.stream.running_stream import RunningStream
 from router.stream_settings import ConnectionSettings, StreamSettings
-from router.tokens.resume_token import first_key
 from shard_client import spans
+from shard_client.bson.resume_token import first_key
 from shard_client.cluster_clock import next_tick
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, from_network

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple, NoReturn
 
 from bson.timestamp import Timestamp
 
-from router.tokens.resume_token import TIME_DIGITS
+from shard_client.bson.resume_token import TIME_DIGITS
 from shard_client.remote_cursor.cursor_reply import Event, Watermark
 
 

@@ -20,8 +20,8 @@ from router.stream.read_scheduler import ReadScheduler, Remotes, ScheduledRemote
 from router.stream.remote_queue import Action, CloseRemote, OpenRemote, ReopenRemote
 from router.stream.view_readers import ViewReaders, Waiter, complete
 from router.stream_settings import StreamSettings
-from router.tokens.resume_token import cluster_time_of
 from shard_client import spans
+from shard_client.bson.resume_token import cluster_time_of
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch

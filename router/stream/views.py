@@ -17,20 +17,17 @@ from router.filters.index import FilterIndex
 from router.filters.stream_filter import StreamFilter
 from router.stream.event_log import EventLog
 from router.stream.merged_stream import MergedStream
-from router.tokens.resume_token import (
+from shard_client.bson.resume_token import (
     TIME_DIGITS,
     ResumeToken,
     cluster_time_of,
-    event_key,
-    high_water_mark,
     is_high_water_mark,
     of_invalidate,
-    token_of,
     version_of,
 )
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, ProtocolError
-from shard_client.remote_cursor.cursor_reply import Watermark
+from shard_client.remote_cursor.cursor_reply import Watermark, event_key, token_of
 from shard_client.wire.documents import decode
 
 RENAME: Final = b"rename"
@@ -493,6 +490,6 @@ class LogPosition:
             return None
         known = self._mark
         if known is None or known.key[:_TIME_AND_VERSION] != key[:_TIME_AND_VERSION]:
-            token: ResumeToken = high_water_mark(cluster_time_of(key), version)
+            token: ResumeToken = ResumeToken.high_water_mark(cluster_time_of(key), version)
             known = self._mark = Watermark(token.data, token.raw)
         return known

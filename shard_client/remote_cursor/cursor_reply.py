@@ -12,10 +12,10 @@ from struct import Struct
 from struct import error as StructError  # noqa: N812 - a class by its nature
 from typing import Any, NamedTuple, Self
 
+from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
-from shard_client.errors import CommandError, ProtocolError
-from shard_client.wire.bson_slices import (
+from shard_client.bson.values import (
     ARRAY,
     BOOLEAN,
     DOCUMENT,
@@ -24,11 +24,9 @@ from shard_client.wire.bson_slices import (
     INT64,
     STRING,
     TIMESTAMP,
-    Element,
-    find,
-    iter_elements,
-    string_value,
 )
+from shard_client.errors import CommandError, ProtocolError
+from shard_client.wire.bson_slices import Element, find, iter_elements, string_value
 from shard_client.wire.documents import decode_reply
 
 Event = tuple[bytes, bytes]
@@ -172,6 +170,22 @@ def token_data(token: bytes) -> bytes:
         if 15 < end < len(token) - 1 and not token[end]:
             return token[15:end]
     return _token_data(token, 0, len(token))
+
+
+def token_of(event: bytes) -> bytes:
+    """Return the raw token document of a change event, normally its first field."""
+    if event[4:9] == b"\x03_id\x00":
+        end = 9 + int.from_bytes(event[9:13], "little")
+        return event[9:end]
+    identifier: RawBSONDocument = RawBSONDocument(event)["_id"]
+    return bytes(identifier.raw)
+
+
+def event_key(event: bytes) -> bytes:
+    """Return the sort key of a change event: its token's ``_data`` as bytes."""
+    if event[4:9] == b"\x03_id\x00" and event[13:20] == b"\x02_data\x00":
+        return event[24 : 23 + int.from_bytes(event[20:24], "little")]
+    return token_data(token_of(event))
 
 
 def _value(body: bytes, element: Element | None, kind: int) -> bytes | None:

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
+from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.batches.event_rate import EventRate, ReportInbox
 from spark_sink.batches.planned_batch import ClusterAccess, PlannedBatch
 from spark_sink.batches.read_task import ReadTask, merged_tasks, shard_tasks
@@ -40,7 +41,6 @@ from spark_sink.events.positions import (
     after,
     is_after,
     key_of,
-    time_in,
     time_of,
 )
 from spark_sink.options.stream_options import StreamOptions
@@ -412,7 +412,7 @@ class BatchPlanner:
             for run in read_runs(stream, end):
                 for key in run.keys:
                     if count == most:
-                        bounds.append(time_in(key))
+                        bounds.append(cluster_time_of(key))
                         count = 0
                         if len(bounds) == _MAX_RANGES:
                             bounds, most = bounds[1::2], most * 2

@@ -13,8 +13,10 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from spark_sink.debezium.messages import MESSAGE, NO_TRANSACTION, Made, Maker, Message, columns_of
-from spark_sink.debezium.options import MessageOptions, quoted
+from spark_sink.debezium.connect_values import quoted
+from spark_sink.debezium.envelope import NO_TRANSACTION
+from spark_sink.debezium.messages import MESSAGE, Made, Maker, Message, columns_of
+from spark_sink.debezium.options import MessageOptions
 from spark_sink.debezium.outbox import Outbox
 from spark_sink.debezium.schemas import with_schemas
 from spark_sink.debezium.unwrapping import Unwrap

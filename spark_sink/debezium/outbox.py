@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spark_sink.debezium.connect_values import ConnectValues, Tree, text_of
-from spark_sink.debezium.java_json import CODE, DECIMAL, OBJECT_ID, JavaJson, escaped
-from spark_sink.debezium.options import quoted
+from shard_client.bson.values import CODE, DECIMAL, DOCUMENT, OBJECT_ID, STRING
+from spark_sink.debezium.connect_values import ConnectValues, Tree, quoted, text_of
+from spark_sink.debezium.java_json import JavaJson, escaped
 from spark_sink.errors import OptionError, StreamError
-from spark_sink.events.slices import DOCUMENT, STRING, Slice, fields_of
+from spark_sink.events.slices import Slice, fields_of
 from spark_sink.options import values
 from spark_sink.options.java_patterns import translation
 from spark_sink.options.names import canonical, fields_in, option, option_names

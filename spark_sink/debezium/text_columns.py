@@ -19,17 +19,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from spark_sink.debezium.java_json import BOOL, OBJECT_ID, JavaJson, escaped
-from spark_sink.events.slices import (
+from shard_client.bson.values import (
     ARRAY,
+    BOOLEAN,
     DATE,
     DOCUMENT,
     DOUBLE,
     INT32,
     INT64,
     NULL,
+    OBJECT_ID,
     STRING,
 )
+from spark_sink.debezium.java_json import JavaJson, escaped
 from spark_sink.rows.layouts import (
     Field,
     JoinedEvents,
@@ -199,7 +201,8 @@ class TextColumns:
 
     _WRITERS: ClassVar[dict[int, Callable[[TextColumns, JoinedEvents, Field], Pieces]]] = {
         STRING: _strings, INT32: _numbers, INT64: _numbers, DATE: _dates, DOUBLE: _doubles,
-        OBJECT_ID: _identifiers, BOOL: _bools, NULL: _nulls, DOCUMENT: _documents, ARRAY: _arrays,
+        OBJECT_ID: _identifiers, BOOLEAN: _bools, NULL: _nulls, DOCUMENT: _documents,
+        ARRAY: _arrays,
     }  # fmt: skip
 
 

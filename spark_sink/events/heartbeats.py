@@ -13,7 +13,8 @@ import bson
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
-from spark_sink.events.positions import Position, high_water_mark, time_of
+from shard_client.bson.resume_token import high_water_mark
+from spark_sink.events.positions import Position, time_of
 
 HEARTBEAT = "heartbeat"
 """The operation type of these rows."""

@@ -10,7 +10,7 @@ from operator import lt
 
 from bson.raw_bson import RawBSONDocument
 
-from spark_sink.events.positions import AFTER_VERSION, PLAIN_EVENT, is_invalidate
+from shard_client.bson.resume_token import AFTER_VERSION, PLAIN_EVENT, is_invalidate
 
 _INT = struct.Struct("<i")
 _SIZE = _INT.unpack_from

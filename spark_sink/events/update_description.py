@@ -26,16 +26,8 @@ from typing import Any
 
 import bson
 
-from spark_sink.events.slices import (
-    CODEC,
-    DOCUMENT,
-    NULL,
-    Slice,
-    array_of,
-    document_slice,
-    elements_of,
-    fields_of,
-)
+from shard_client.bson.values import DOCUMENT, NULL
+from spark_sink.events.slices import CODEC, Slice, array_of, document_slice, elements_of, fields_of
 from spark_sink.events.update_events import Part, Paths
 
 _NOTHING = object()

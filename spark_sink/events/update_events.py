@@ -20,10 +20,9 @@ from itertools import chain
 
 from bson.errors import InvalidBSON
 
+from shard_client.bson.values import INT32, STRING
 from spark_sink.events.runs import Run
 from spark_sink.events.slices import (
-    INT32,
-    STRING,
     Slice,
     array_of,
     document_slice,

@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from spark_sink.events.slices import BINARY, COUNTED, FIXED, OBJECT_ID_KEY, SIZED, Slice
+from shard_client.bson.values import BINARY, FIXED, NESTED, TEXTS
+from spark_sink.events.slices import OBJECT_ID_KEY, Slice
 
 Places = NDArray[np.int64]
 
@@ -208,8 +209,8 @@ def stops_of(joined: JoinedEvents, kind: int, starts: Places, last: Places) -> P
     fixed = FIXED.get(kind)
     if fixed is not None:
         return starts + fixed
-    beyond = 4 if kind in COUNTED else 5 if kind == BINARY else 0
-    if not beyond and kind not in SIZED:
+    beyond = 4 if kind in TEXTS else 5 if kind == BINARY else 0
+    if not beyond and kind not in NESTED:
         return None
     # A size that would begin beyond its event is read from the event's front, and is invalid.
     within = starts + 4 <= last

@@ -15,7 +15,7 @@ from bson.timestamp import Timestamp
 from spark_sink.events.documents import stored
 from spark_sink.events.positions import Position
 from spark_sink.signals.signal import Condition, matches_any
-from spark_sink.snapshot.plan import Chunk, Collection, SnapshotPlan, value_of
+from spark_sink.snapshot.plan import Chunk, Collection, SnapshotPlan, filter_of
 
 # Ids of processed signals that are kept, beside those whose files are still present.
 _MAX_HANDLED = 1000
@@ -59,8 +59,7 @@ class Request:
     def condition(self, namespace: str) -> dict[str, Any] | None:
         """Return the filter on the documents of a collection; None: all are read."""
         if namespace in self.documents:
-            keys = (value_of(f'{{"v": {key}}}') for key in self.documents[namespace])
-            return {"_id": {"$in": list(keys)}}
+            return filter_of(self.documents[namespace])
         for each in self.conditions:
             if each.matches(namespace):
                 return each.document

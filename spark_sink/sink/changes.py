@@ -17,17 +17,10 @@ import bson
 from bson.codec_options import CodecOptions, TypeRegistry
 from bson.decimal128 import Decimal128
 
+from shard_client.bson.values import DOCUMENT, NULL
 from spark_sink.errors import StreamError
 from spark_sink.events.header import namespace_of
-from spark_sink.events.slices import (
-    CODEC,
-    DOCUMENT,
-    NULL,
-    Slice,
-    document_of,
-    fields_of,
-    value_at,
-)
+from spark_sink.events.slices import CODEC, Slice, document_of, fields_of, value_at
 from spark_sink.options import values
 from spark_sink.options.names import canonical, fields_in, option, option_names
 from spark_sink.options.stream_options import required_uri

@@ -10,6 +10,7 @@ all values of `_id`.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -151,3 +152,8 @@ def text_of(value: Any) -> str:
 def value_of(text: str) -> Any:
     """Return the bound that `text_of` wrote."""
     return json_util.loads(text, json_options=_ANY_DATE)["v"]
+
+
+def filter_of(keys: Iterable[str]) -> dict[str, Any]:
+    """Return the filter on documents whose `_id`s are given as canonical extended JSON."""
+    return {"_id": {"$in": [value_of(f'{{"v": {key}}}') for key in keys]}}

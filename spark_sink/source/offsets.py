@@ -13,6 +13,7 @@ from typing import Any
 
 from bson.timestamp import Timestamp
 
+from shard_client.bson.resume_token import high_water_mark
 from spark_sink.errors import StreamError
 from spark_sink.events.documents import from_document, stored, to_document
 from spark_sink.events.positions import (
@@ -21,7 +22,6 @@ from spark_sink.events.positions import (
     Token,
     after,
     from_offset,
-    high_water_mark,
     time_of,
     to_offset,
 )

@@ -15,6 +15,7 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pyspark.sql.datasource import InputPartition
 
+from shard_client.bson.resume_token import high_water_mark
 from spark_sink.batches.batch_planner import BatchPlanner
 from spark_sink.batches.event_rate import ReportInbox, report
 from spark_sink.batches.planned_batch import ClusterAccess
@@ -22,7 +23,7 @@ from spark_sink.batches.query_start import cluster_time_at, query_started
 from spark_sink.batches.read_task import ReadTask, TaskReader
 from spark_sink.events.header import join_fragments
 from spark_sink.events.heartbeats import Heartbeat
-from spark_sink.events.positions import AtTime, Position, Token, after, high_water_mark, time_of
+from spark_sink.events.positions import AtTime, Position, Token, after, time_of
 from spark_sink.events.runs import Run, run_of, sort_key
 from spark_sink.events.update_events import described
 from spark_sink.options.scope import Scope

@@ -13,7 +13,7 @@ from typing import Any
 import bson
 from bson.timestamp import Timestamp
 
-from spark_sink.events.positions import high_water_mark
+from shard_client.bson.resume_token import high_water_mark
 
 SNAPSHOT_END = "snapshotEnd"
 DDL_TYPES = ("drop", "dropDatabase", "rename", SNAPSHOT_END)

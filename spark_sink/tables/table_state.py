@@ -19,8 +19,8 @@ import bson
 import pyarrow as pa
 from bson.timestamp import Timestamp
 
+from shard_client.bson.resume_token import cluster_time_of, high_water_mark
 from spark_sink.events.documents import stored, to_document
-from spark_sink.events.positions import high_water_mark, time_in
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.snapshot.plan import LostDocument
 from spark_sink.tables.ddl_events import SNAPSHOT_END, DdlEvent, collections_of
@@ -146,7 +146,7 @@ class TableState:
         """The state for a commit, with the cluster time of `through` for readers."""
         found: dict[str, Any] = to_document(self)
         if self.through:
-            seconds = time_in(self.through).time
+            seconds = cluster_time_of(self.through).time
             found["clusterTime"] = datetime.fromtimestamp(seconds, UTC).isoformat()
         return found
 

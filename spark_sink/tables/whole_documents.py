@@ -8,7 +8,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_sink.events.slices import DOCUMENT
+from shard_client.bson.values import DOCUMENT
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.field_values import field_values
 from spark_sink.tables.fold import DELETED, FOLDED

@@ -17,8 +17,9 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from shard_client.bson.values import ARRAY, DOCUMENT
 from spark_sink.events.positions import after
-from spark_sink.events.slices import ARRAY, DOCUMENT, Slice, elements_of
+from spark_sink.events.slices import Slice, elements_of
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import named_options, parse_options
 from spark_sink.stream.router_client import RouterClient

@@ -15,7 +15,8 @@ import pytest
 from bson.timestamp import Timestamp
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from spark_sink.events.positions import AtTime, after, high_water_mark, to_offset
+from shard_client.bson.resume_token import high_water_mark
+from spark_sink.events.positions import AtTime, after, to_offset
 from spark_sink.options.stream_options import SignalOptions, parse_options
 from spark_sink.signals.channels import send
 from spark_sink.source.stream_reader import MergerouterStreamReader

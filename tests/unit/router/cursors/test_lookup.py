@@ -10,8 +10,8 @@ from bson import Timestamp
 
 from router.cursors.registry import CursorRegistry
 from router.stream.log_reader import Batch
-from router.tokens.resume_token import token_of
 from shard_client.errors import CommandError
+from shard_client.remote_cursor.cursor_reply import token_of
 from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, stream
 from tests.doubles.scripted_member import event_token, mark_token
 from tests.doubles.scripted_mongos import ScriptedMongos, scripted_mongos

@@ -6,7 +6,7 @@ from bson import Timestamp
 
 from router.lookup.fragments import MAX_WHOLE_BYTES, split, whole_events
 from router.stream.log_reader import ResumePoint
-from router.tokens.resume_token import ResumeToken
+from shard_client.bson.resume_token import ResumeToken
 from shard_client.errors import CommandError
 
 MIB = 1 << 20

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from router.block_sizes import DEFAULT_BLOCK_SIZES, BlockSizes
 from router.request.stream_request import parse_request
 from router.stream.membership import ShardSpan
-from router.tokens.resume_token import cluster_time_of, token_of
-from shard_client.remote_cursor.cursor_reply import token_data
+from shard_client.bson.resume_token import cluster_time_of
+from shard_client.remote_cursor.cursor_reply import token_data, token_of
 from tests.doubles.scripted_streams import PrivateStream, batch, hwm
 from tests.unit.router.made_tokens import data_of, event
 

@@ -7,7 +7,8 @@ from router.filters import bounds
 from router.filters.stream_filter import EVERYTHING, compile_filter
 from router.stream.fan_out import FanOut
 from router.stream.views import Namespace
-from router.tokens.resume_token import first_key, token_of
+from shard_client.bson.resume_token import first_key
+from shard_client.remote_cursor.cursor_reply import token_of
 from tests.doubles.scripted_streams import PrivateStream, batch, hwm
 from tests.unit.router.made_tokens import data_of, event
 from tests.unit.router.stream.streams_by_hand import CONFIG, START, A, opened

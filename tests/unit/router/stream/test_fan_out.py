@@ -14,8 +14,9 @@ from router.filters.index import FilterIndex
 from router.filters.stream_filter import EVERYTHING, StreamFilter, compile_filter
 from router.stream.fan_out import FanOut
 from router.stream.views import View
-from router.tokens.resume_token import first_key, token_of
+from shard_client.bson.resume_token import first_key
 from shard_client.errors import RESUMABLE_LABEL, CommandError
+from shard_client.remote_cursor.cursor_reply import token_of
 from tests.doubles.scripted_streams import PrivateStream, batch, hwm
 from tests.unit.router.made_tokens import data_of, event
 from tests.unit.router.stream.streams_by_hand import CONFIG, START, A, make, opened

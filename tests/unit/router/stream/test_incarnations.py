@@ -14,14 +14,9 @@ from hypothesis import strategies as st
 from router.filters.stream_filter import EVERYTHING, StreamFilter, compile_filter
 from router.request.stream_request import StreamRequest, parse_request
 from router.stream.views import made_up_invalidate
-from router.tokens.resume_token import (
-    event_key,
-    first_key,
-    is_high_water_mark,
-    of_invalidate,
-    token_of,
-)
+from shard_client.bson.resume_token import first_key, is_high_water_mark, of_invalidate
 from shard_client.errors import CommandError
+from shard_client.remote_cursor.cursor_reply import event_key, token_of
 from tests.doubles.narrowed import PartOfStream
 from tests.doubles.scripted_streams import Driver, Event, PrivateStream, Script, hwm
 from tests.unit.router.made_tokens import data_of, event

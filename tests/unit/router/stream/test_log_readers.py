@@ -15,9 +15,9 @@ from router.stream.log_reader import Batch, LogReader, starting_point
 from router.stream.merged_stream import MergedStream
 from router.stream.remote_queue import Action, CloseRemote, OpenRemote
 from router.stream.views import View
-from router.tokens.resume_token import cluster_time_of, token_of
+from shard_client.bson.resume_token import cluster_time_of
 from shard_client.errors import CommandError
-from shard_client.remote_cursor.cursor_reply import CursorBatch, token_data
+from shard_client.remote_cursor.cursor_reply import CursorBatch, token_data, token_of
 from tests.doubles.scripted_streams import Driver, Event, PrivateStream, Script, hwm
 from tests.unit.router.made_tokens import data_of, event
 

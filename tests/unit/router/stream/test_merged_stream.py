@@ -7,9 +7,8 @@ from bson.timestamp import Timestamp
 
 from router.block_sizes import BlockSizes
 from router.stream.remote_queue import CloseRemote, OpenRemote, weight
-from router.tokens.resume_token import token_of
 from shard_client.errors import RESUMABLE_LABEL, CommandError
-from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark
+from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark, token_of
 from tests.doubles.scripted_streams import Driver, Script, batch, error_of, hwm
 from tests.unit.router.made_tokens import data_of, event
 from tests.unit.router.stream.streams_by_hand import (

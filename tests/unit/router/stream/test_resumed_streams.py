@@ -15,15 +15,9 @@ from hypothesis import strategies as st
 from router.stream.log_reader import Batch
 from router.stream.remote_queue import ReopenRemote
 from router.stream.views import View
-from router.tokens.resume_token import (
-    TIME_DIGITS,
-    ResumeToken,
-    cluster_time_of,
-    first_key,
-    token_of,
-)
+from shard_client.bson.resume_token import TIME_DIGITS, ResumeToken, cluster_time_of, first_key
 from shard_client.errors import CommandError
-from shard_client.remote_cursor.cursor_reply import CursorBatch, token_data
+from shard_client.remote_cursor.cursor_reply import CursorBatch, token_data, token_of
 from tests.doubles.scripted_streams import Driver, Event, PrivateStream, Script, batch, hwm
 from tests.unit.router.made_tokens import data_of, token_document
 from tests.unit.router.stream.streams_by_hand import (

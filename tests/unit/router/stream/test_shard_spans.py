@@ -4,7 +4,7 @@ import pytest
 from bson.timestamp import Timestamp
 
 from router.stream.membership import ShardSpan, covers_all
-from router.tokens.resume_token import first_key
+from shard_client.bson.resume_token import first_key
 
 EARLY, THEN, LATER = Timestamp(5, 1), Timestamp(10, 1), Timestamp(20, 1)
 KEY = first_key(THEN)

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from router.request.stream_request import parse_request
 from router.stream.remote_queue import CloseRemote, OpenRemote
-from router.tokens.resume_token import cluster_time_of, token_of
+from shard_client.bson.resume_token import cluster_time_of
 from shard_client.errors import CommandError
-from shard_client.remote_cursor.cursor_reply import CursorBatch, token_data
+from shard_client.remote_cursor.cursor_reply import CursorBatch, token_data, token_of
 from tests.doubles.scripted_streams import Driver, PrivateStream, Script, batch, hwm
 from tests.unit.router.made_tokens import shard_event
 from tests.unit.router.stream.streams_by_hand import (

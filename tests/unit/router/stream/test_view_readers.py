@@ -14,7 +14,7 @@ from router.stream import view_readers
 from router.stream.log_reader import LogReader, starting_point
 from router.stream.merged_stream import MergedStream
 from router.stream.view_readers import ViewReaders, Waiter
-from router.tokens.resume_token import first_key
+from shard_client.bson.resume_token import first_key
 from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark
 from tests.doubles.scripted_streams import hwm
 from tests.harness.until import PATIENCE

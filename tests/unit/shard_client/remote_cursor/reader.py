@@ -10,7 +10,7 @@ from bson import Timestamp
 
 from router.request.progress_command import progress_command
 from router.stream.noop_writer import MemberLoad
-from router.tokens.resume_token import cluster_time_of
+from shard_client.bson.resume_token import cluster_time_of
 from shard_client.cluster_clock import ClusterClock
 from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch, token_data

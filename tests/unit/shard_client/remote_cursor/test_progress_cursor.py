@@ -8,7 +8,7 @@ from typing import Any
 
 from bson import Timestamp
 
-from router.tokens.resume_token import cluster_time_of
+from shard_client.bson.resume_token import cluster_time_of
 from tests.doubles.scripted_member import ScriptedMember
 from tests.harness.until import until
 from tests.unit.shard_client.remote_cursor.reader import SETTINGS, Reader, keys

@@ -15,19 +15,13 @@ from bson.timestamp import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shard_client.bson.resume_token import high_water_mark
 from spark_sink.batches.batch_planner import FIRST_EVENT_TIMEOUT, SAMPLE_SIZE, BatchPlanner
 from spark_sink.batches.event_rate import ReportInbox
 from spark_sink.batches.planned_batch import ClusterAccess, PlannedBatch
 from spark_sink.batches.read_task import ReadTask, TaskReader, shard_tasks
 from spark_sink.errors import HistoryLostError, StreamError
-from spark_sink.events.positions import (
-    AtTime,
-    FromNow,
-    Position,
-    Token,
-    high_water_mark,
-    is_after,
-)
+from spark_sink.events.positions import AtTime, FromNow, Position, Token, is_after
 from spark_sink.options.retry_options import RetryPolicy
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.source.offsets import Offset

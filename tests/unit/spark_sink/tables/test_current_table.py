@@ -23,9 +23,9 @@ from bson.timestamp import Timestamp
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql.types import StructType
 
+from shard_client.bson.resume_token import high_water_mark
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.documents import from_json, to_json
-from spark_sink.events.positions import high_water_mark
 from spark_sink.rows.checksum import Checksum
 from spark_sink.tables import current_table, key_ranges, range_merge, staged_changes
 from spark_sink.tables.append_table import AppendTable
@@ -403,7 +403,10 @@ def test_a_document_whose_key_changes_is_one_row(name: str, per_batch: int, tmp_
         events = []
         batch = changes[first : first + per_batch]
         for second, kind, key, document in batch:
-            event = {"_id": {"_data": high_water_mark(Timestamp(second, 1))}, "documentKey": key}
+            event = {
+                "_id": {"_data": high_water_mark(Timestamp(second, 1))},
+                "documentKey": key,
+            }
             event |= {"operationType": kind, "ns": {"db": DATABASE, "coll": "a"}}
             if kind == "update" and document is not None:
                 fields = {"updatedFields": {"n": document["n"]}, "removedFields": []}
