@@ -293,8 +293,11 @@ def of_invalidate(key: bytes) -> bytes:
     """
     raw = bytes.fromhex(key.decode("ascii"))
     reader = Reader(raw)
-    for _ in range(4):
-        reader.next()
+    try:
+        for _ in range(4):
+            reader.next()
+    except MalformedError as error:
+        raise MalformedError(f"a resume token is malformed: {error}", error.code) from error
     if raw[reader.position] != Kind.FALSE:
         raise ValueError("a resume token does not have fromInvalidate")
     at = 2 * reader.position

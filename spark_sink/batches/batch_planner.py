@@ -157,7 +157,7 @@ class BatchPlanner:
         self._buffered.clear()
 
     def _whole(self, plan: PlannedBatch) -> PlannedBatch:
-        """Return a batch that ends between transactions, if the limits say so."""
+        """Return the batch; its end moves to the end of a transaction if transactions are kept."""
         last_is_outside = self._is_idle and not self._in_transaction
         if not self._options.keeps_transactions or plan.events == 0 or last_is_outside:
             return plan

@@ -56,8 +56,8 @@ def check_decoded(recorded: dict[str, Any]) -> None:
 
     position = spark_tokens.Token(bson.decode(document))
     assert (position.cluster_time, position.data, position.is_of_event_1) == (time, data, True)
-    assert spark_tokens.is_of_document(data)
-    assert (position.is_high_water_mark, spark_tokens.is_invalidate(data)) == (False, False)
+    assert tokens_of.is_of_document(data)
+    assert (position.is_high_water_mark, tokens_of.is_invalidate(data)) == (False, False)
 
 
 def test_recorded_tokens_are_decoded_in_their_newer_form():
@@ -77,7 +77,7 @@ def test_the_invalidate_after_a_recorded_token_is_decoded():
     for recorded in tokens():
         invalidate = tokens_of.of_invalidate(recorded["token"].encode()).decode()
         assert tokens_of.ResumeToken.decode(invalidate).from_invalidate
-        assert spark_tokens.is_invalidate(invalidate)
+        assert tokens_of.is_invalidate(invalidate)
 
 
 def test_recorded_tokens_are_encoded():
