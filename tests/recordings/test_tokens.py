@@ -13,7 +13,7 @@ from bson.json_util import JSONOptions, loads
 from bson.timestamp import Timestamp
 
 from shard_client.bson import resume_token as tokens_of
-from shard_client.bson.values import MalformedError
+from shard_client.bson.values import MalformedValueError
 from spark_sink.events import positions as spark_tokens
 from tests.recordings.recorded import tokens
 
@@ -87,7 +87,7 @@ def test_recorded_tokens_are_encoded():
         time, uuid = Timestamp(*recorded["clusterTime"]), UUID(data[_UUID])
         try:
             made = tokens_of.ResumeToken.of_event(time, 1, {"_id": value}, uuid=uuid)
-        except MalformedError:
+        except MalformedValueError:
             assert isinstance(value, Decimal128), value
             assert Decimal(float(value.to_decimal())) != value.to_decimal()
             outcomes["refused"] += 1
