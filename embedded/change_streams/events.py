@@ -11,7 +11,7 @@ from embedded.change_streams.request import StreamRequest
 from embedded.change_streams.transactions import Operation
 from embedded.change_streams.update_description import describe_update
 from shard_client.bson.resume_token import ResumeToken
-from shard_client.bson.values import MalformedError
+from shard_client.bson.values import MalformedValueError
 from shard_client.errors import CommandError
 
 _CLASSIC: Final = frozenset(
@@ -138,7 +138,7 @@ class EventMaker:
                 txn_op_index=index,
                 uuid=None if uuid is None else uuid.as_uuid(),
             )
-        except MalformedError as error:
+        except MalformedValueError as error:
             raise CommandError(error.code, str(error), code_name="NotImplemented") from None
 
     def _draft(self, entry: Mapping[str, Any]) -> _Draft:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shard_client.bson.resume_token import ResumeToken
-from shard_client.bson.values import MalformedError
+from shard_client.bson.values import MalformedValueError
 from shard_client.errors import CommandError
 
 _OPTIONS = frozenset(
@@ -80,5 +80,5 @@ def parse_request(
 def _token(document: Mapping[str, Any]) -> ResumeToken:
     try:
         return ResumeToken.parse(document)
-    except MalformedError as error:
+    except MalformedValueError as error:
         raise CommandError(error.code, str(error)) from None

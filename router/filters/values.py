@@ -19,7 +19,7 @@ from shard_client.bson.values import (
     STRING,
     SYMBOL,
     UNDEFINED,
-    MalformedError,
+    MalformedValueError,
     value_end,
 )
 
@@ -127,7 +127,7 @@ def _inner_key(data: bytes, kind: int, start: int, end: int, depth: int) -> Hash
     if kind not in CONTAINERS:
         return (kind, data[start:end]) if end > start else (kind,)
     if depth == _MOST_DEPTH:
-        raise MalformedError("documents nest too deeply")
+        raise MalformedValueError("documents nest too deeply")
     parts: list[Hashable] = [kind]
     position = start + 4
     while (inner := data[position]) != 0:

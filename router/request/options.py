@@ -10,7 +10,7 @@ from bson.timestamp import Timestamp
 from router.bson_text import render
 from router.request.field_errors import not_boolean, unknown_field, wrong_type
 from shard_client.bson.resume_token import ResumeToken, checked_fields
-from shard_client.bson.values import MalformedError
+from shard_client.bson.values import MalformedValueError
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
@@ -70,7 +70,7 @@ def _refused(token: Mapping[str, Any]) -> Iterator[None]:
     """Raise mongos's CommandError if the client's token is malformed."""
     try:
         yield
-    except MalformedError as error:
+    except MalformedValueError as error:
         shown = {40647: f". Expected string, got {render(token)}", 40648: f" {render(token)}"}
         raise CommandError(error.code, f"{error}{shown.get(error.code, '')}") from None
 

@@ -29,7 +29,7 @@ from bson.objectid import ObjectId
 from bson.regex import Regex
 from bson.timestamp import Timestamp
 
-from shard_client.bson.values import MalformedError
+from shard_client.bson.values import MalformedValueError
 
 END: Final = 0x04
 _OVERFLOW: Final = 15
@@ -109,7 +109,7 @@ class Value(NamedTuple):
 class Reader:
     """Iterates over the values of a KeyString.
 
-    Raises MalformedError with a server's messages and codes for malformed bytes.
+    Raises MalformedValueError with a server's messages and codes for malformed bytes.
     """
 
     def __init__(self, data: bytes, position: int = 0) -> None:
@@ -158,7 +158,7 @@ class Reader:
         left = len(self.data) - self.position
         if size > left:
             # The server's message; its offset is always 0.
-            raise MalformedError(
+            raise MalformedValueError(
                 f"Invalid advance ({size}) past end of buffer[{left}] at offset: 0", _OVERFLOW
             )
         start = self.position
@@ -236,8 +236,8 @@ class Reader:
         return bool((content[-1] ^ (kind < Kind.ZERO)) & 1)
 
 
-def _malformed(code: int, what: str) -> MalformedError:
-    return MalformedError(f"KeyString format error: {what}", code)
+def _malformed(code: int, what: str) -> MalformedValueError:
+    return MalformedValueError(f"KeyString format error: {what}", code)
 
 
 def _integer_size(kind: int) -> int:
@@ -320,7 +320,7 @@ def _encode_large(value: float) -> bytes:
     return _signed(first, body.to_bytes(8), value < 0)
 
 
-class Builder:
+class KeyStringBuilder:
     """Builds one key from ascending values: ``append`` each, then call ``key`` and ``type_bits``.
 
     ``prefix`` is the encoding of leading values, ``zero_bits`` the number of their type bits, which
@@ -334,8 +334,8 @@ class Builder:
     def append(self, value: Any) -> None:
         """Add one BSON value.
 
-        Raises TypeError if it is no BSON value, and MalformedError for a decimal that no double
-        equals, which is not encoded here.
+        Raises TypeError if it is no BSON value, and MalformedValueError for a decimal that no
+        double equals, which is not encoded here.
         """
         (_APPENDERS.get(type(value)) or _appender_of_base(value))(self, value)
 
@@ -362,7 +362,9 @@ class Builder:
         number = value.to_decimal()
         double, exponent = float(number), number.as_tuple().exponent
         if not number.is_finite() or number.is_zero() or Decimal(double) != number:
-            raise MalformedError(f"no KeyString is made of the decimal {value}", _NOT_IMPLEMENTED)
+            raise MalformedValueError(
+                f"no KeyString is made of the decimal {value}", _NOT_IMPLEMENTED
+            )
         stored = (int(exponent) + _EXPONENT_BIAS) & 0x3F
         self._bits += _DECIMAL_BITS
         self._bits += [(stored >> place) & 1 for place in range(5, -1, -1)]
@@ -455,29 +457,29 @@ def _type_class(first: int) -> int:
     return _TYPE_CLASSES.get(first, first)
 
 
-_APPENDERS: Final[dict[type, Callable[[Builder, Any], None]]] = {
-    bool: Builder._bool,
-    Int64: Builder._long,
-    int: Builder._int,
-    float: Builder._double,
-    Decimal128: Builder._decimal,
-    Code: Builder._code,
-    str: Builder._string,
-    dict: Builder._object,
-    Mapping: Builder._object,
-    DBRef: Builder._reference,
-    list: Builder._array,
-    bytes: Builder._binary,
-    Binary: Builder._binary,
-    UUID: Builder._uuid,
-    ObjectId: Builder._object_id,
-    type(None): Builder._constant,
-    datetime: Builder._date,
-    DatetimeMS: Builder._date,
-    Timestamp: Builder._timestamp,
-    Regex: Builder._regex,
-    MinKey: Builder._constant,
-    MaxKey: Builder._constant,
+_APPENDERS: Final[dict[type, Callable[[KeyStringBuilder, Any], None]]] = {
+    bool: KeyStringBuilder._bool,
+    Int64: KeyStringBuilder._long,
+    int: KeyStringBuilder._int,
+    float: KeyStringBuilder._double,
+    Decimal128: KeyStringBuilder._decimal,
+    Code: KeyStringBuilder._code,
+    str: KeyStringBuilder._string,
+    dict: KeyStringBuilder._object,
+    Mapping: KeyStringBuilder._object,
+    DBRef: KeyStringBuilder._reference,
+    list: KeyStringBuilder._array,
+    bytes: KeyStringBuilder._binary,
+    Binary: KeyStringBuilder._binary,
+    UUID: KeyStringBuilder._uuid,
+    ObjectId: KeyStringBuilder._object_id,
+    type(None): KeyStringBuilder._constant,
+    datetime: KeyStringBuilder._date,
+    DatetimeMS: KeyStringBuilder._date,
+    Timestamp: KeyStringBuilder._timestamp,
+    Regex: KeyStringBuilder._regex,
+    MinKey: KeyStringBuilder._constant,
+    MaxKey: KeyStringBuilder._constant,
 }
 _CONSTANTS: Final = {type(None): b"\x14", MinKey: b"\x0a", MaxKey: b"\xf0"}
 _BOOLEANS: Final = (b"\x6e", b"\x6f")
@@ -491,7 +493,7 @@ _FLAGS: Final = (
 )
 
 
-def _appender_of_base(value: Any) -> Callable[[Builder, Any], None]:
+def _appender_of_base(value: Any) -> Callable[[KeyStringBuilder, Any], None]:
     for base, appender in _APPENDERS.items():
         if isinstance(value, base):
             return appender

@@ -15,8 +15,8 @@ import bson
 from bson.binary import Binary
 from bson.timestamp import Timestamp
 
-from shard_client.bson.keystring import END, Builder, Kind, Reader, check, encode_integer
-from shard_client.bson.values import MalformedError
+from shard_client.bson.keystring import END, KeyStringBuilder, Kind, Reader, check, encode_integer
+from shard_client.bson.values import MalformedValueError
 
 HIGH_WATER_MARK: Final = 0
 EVENT: Final = 128
@@ -81,18 +81,18 @@ class ResumeToken:
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> Self:
-        """Decode a token document; raises MalformedError with a server's message and code."""
+        """Decode a token document; raises MalformedValueError with a server's message and code."""
         return cls.decode(*checked_fields(document))
 
     @classmethod
     def decode(cls, text: str, type_bits: bytes | None = None) -> Self:
-        """Decode a token's ``_data``; raises MalformedError with a server's message and code."""
+        """Decode a token's ``_data``; raises MalformedValueError as ``parse`` does."""
         try:
             key = bytes.fromhex(text)
         except ValueError:
             key = None
         if key is None or (text and not text.isalnum()):
-            raise MalformedError("resume token string was not a valid hex string", 9)
+            raise MalformedValueError("resume token string was not a valid hex string", 9)
         check(key)
         reader = Reader(key)
         cluster_time = _cluster_time(reader)
@@ -128,7 +128,7 @@ class ResumeToken:
     ) -> Self:
         """Return the token of an event as a server makes it.
 
-        Raises MalformedError for a decimal that no double equals, which is not encoded here.
+        Raises MalformedValueError for a decimal that no double equals, which is not encoded here.
         """
         front = struct.pack(">BII", Kind.TIMESTAMP, cluster_time.time, cluster_time.inc)
         front += encode_integer(version)
@@ -137,7 +137,7 @@ class ResumeToken:
         front += encode_integer(txn_op_index)
         if version >= 1:
             front += _BOOLEANS[from_invalidate]
-        key = Builder(front, zero_bits=4 if version == 0 else 6)
+        key = KeyStringBuilder(front, zero_bits=4 if version == 0 else 6)
         if uuid is not None or version >= 2:
             key.append(uuid)
         before = len(front) + (len(_UUID_HEAD) + 16 if uuid is not None else version >= 2)
@@ -218,15 +218,15 @@ class ResumeToken:
 
 
 def checked_fields(document: Mapping[str, Any]) -> tuple[str, bytes | None]:
-    """Return a token document's ``_data`` and ``_typeBits``, or raise MalformedError."""
+    """Return a token document's ``_data`` and ``_typeBits``, or raise MalformedValueError."""
     data = document.get("_data")
     if not isinstance(data, str):
-        raise MalformedError("Bad resume token: _data of missing or of wrong type", 40647)
+        raise MalformedValueError("Bad resume token: _data of missing or of wrong type", 40647)
     if "_typeBits" not in document:
         return data, None
     type_bits = document["_typeBits"]
     if not isinstance(type_bits, bytes) or getattr(type_bits, "subtype", 0) != 0:
-        raise MalformedError("Bad resume token: _typeBits of wrong type", 40648)
+        raise MalformedValueError("Bad resume token: _typeBits of wrong type", 40648)
     return data, bytes(type_bits)
 
 
@@ -293,8 +293,11 @@ def of_invalidate(key: bytes) -> bytes:
     """
     raw = bytes.fromhex(key.decode("ascii"))
     reader = Reader(raw)
-    for _ in range(4):
-        reader.next()
+    try:
+        for _ in range(4):
+            reader.next()
+    except MalformedValueError as error:
+        raise MalformedValueError(f"a resume token is malformed: {error}", error.code) from error
     if raw[reader.position] != Kind.FALSE:
         raise ValueError("a resume token does not have fromInvalidate")
     at = 2 * reader.position
@@ -317,7 +320,7 @@ def as_version(key: bytes, version: int) -> bytes:
         time, _, kind, index, invalidate = (reader.next() for _ in range(5))
         rest = [reader.next()] if reader.more else []
         identifier = _identifier_of_version_1(reader) if reader.more else b""
-    except MalformedError:
+    except MalformedValueError:
         return key
     parts = [raw[time.start : time.end]]
     if version >= 1:
@@ -353,14 +356,14 @@ def _identifier_of_version_1(reader: Reader) -> bytes:
 
 def _cluster_time(reader: Reader) -> Timestamp:
     if not reader.more:
-        raise MalformedError("invalid empty resume token", 40649)
+        raise MalformedValueError("invalid empty resume token", 40649)
     value = reader.next()
     if value.kind != Kind.TIMESTAMP:
         return Timestamp(0, 0)
     return Timestamp(*struct.unpack(">II", reader.content(value)))
 
 
-def _integer(reader: Reader, missing: MalformedError, wrong: MalformedError) -> int:
+def _integer(reader: Reader, missing: MalformedValueError, wrong: MalformedValueError) -> int:
     if not reader.more:
         raise missing
     number = reader.integer(reader.next())
@@ -372,42 +375,42 @@ def _integer(reader: Reader, missing: MalformedError, wrong: MalformedError) -> 
 def _version(reader: Reader) -> int:
     version = _integer(
         reader,
-        MalformedError("Resume Token does not contain version", 50796),
-        MalformedError("Invalid resume token: wrong type for version", 50854),
+        MalformedValueError("Resume Token does not contain version", 50796),
+        MalformedValueError("Invalid resume token: wrong type for version", 50854),
     )
     if version not in (0, 1, 2):
-        raise MalformedError("Invalid Resume Token: only supports version 0, 1 and 2", 50795)
+        raise MalformedValueError("Invalid Resume Token: only supports version 0, 1 and 2", 50795)
     return version
 
 
 def _token_type(reader: Reader) -> int:
     token_type = _integer(
         reader,
-        MalformedError("Resume Token does not contain tokenType", 51055),
-        MalformedError("Resume Token tokenType is not an int.", 51056),
+        MalformedValueError("Resume Token does not contain tokenType", 51055),
+        MalformedValueError("Resume Token tokenType is not an int.", 51056),
     )
     if token_type not in (HIGH_WATER_MARK, EVENT):
-        raise MalformedError(f"Token type {token_type} not recognized", 51057)
+        raise MalformedValueError(f"Token type {token_type} not recognized", 51057)
     return token_type
 
 
 def _txn_op_index(reader: Reader) -> int:
     index = _integer(
         reader,
-        MalformedError("Resume Token does not contain txnOpIndex", 50793),
-        MalformedError("Resume Token txnOpIndex is not an integer", 50855),
+        MalformedValueError("Resume Token does not contain txnOpIndex", 50793),
+        MalformedValueError("Resume Token txnOpIndex is not an integer", 50855),
     )
     if index < 0:
-        raise MalformedError("Invalid Resume Token: txnOpIndex should be non-negative", 50794)
+        raise MalformedValueError("Invalid Resume Token: txnOpIndex should be non-negative", 50794)
     return index
 
 
 def _from_invalidate(reader: Reader) -> bool:
     if not reader.more:
-        raise MalformedError("Resume Token does not contain fromInvalidate", 50872)
+        raise MalformedValueError("Resume Token does not contain fromInvalidate", 50872)
     kind = reader.next().kind
     if kind not in (Kind.TRUE, Kind.FALSE):
-        raise MalformedError("Resume Token fromInvalidate is not a boolean.", 50870)
+        raise MalformedValueError("Resume Token fromInvalidate is not a boolean.", 50870)
     return kind == Kind.TRUE
 
 
@@ -417,7 +420,7 @@ def _uuid(reader: Reader) -> UUID | None:
         return None
     content = reader.content(value) if value.kind == Kind.BINARY else b""
     if content[:2] != _UUID_HEAD[1:]:
-        raise MalformedError("uuid of a resume token must be a UUID", 207)
+        raise MalformedValueError("uuid of a resume token must be a UUID", 207)
     return UUID(bytes=content[2:])
 
 
@@ -425,26 +428,28 @@ def _event(reader: Reader, version: int, token_type: int) -> tuple[UUID | None, 
     """Read the values after fromInvalidate: UUID, event identifier and fragment."""
     if not reader.more:
         if version > 1:
-            raise MalformedError("Expected UUID or null", 6189500)
+            raise MalformedValueError("Expected UUID or null", 6189500)
         return None, b"", None
     uuid = _uuid(reader)
     if not reader.more:
         if token_type == EVENT and version >= 2:
-            raise MalformedError("Expected an eventIdentifier for an event resume token", 6189501)
+            raise MalformedValueError(
+                "Expected an eventIdentifier for an event resume token", 6189501
+            )
         return uuid, b"", None
     if token_type == HIGH_WATER_MARK:
-        raise MalformedError("Invalid high water mark token", 6189504)
+        raise MalformedValueError("Invalid high water mark token", 6189504)
     kind, start, end = reader.next()
     if kind != Kind.OBJECT:
-        raise MalformedError("Resume Token eventIdentifier is not an object", 6189503)
+        raise MalformedValueError("Resume Token eventIdentifier is not an object", 6189503)
     fragment = None
     if reader.more and version >= 2:
-        wrong = MalformedError(
+        wrong = MalformedValueError(
             "Resume token 'fragmentNum' must be a non-negative integer.", 7182501
         )
         fragment = _integer(reader, wrong, wrong)
         if not 0 <= fragment < _INT32_END:
             raise wrong
     if reader.more:
-        raise MalformedError("invalid oversized resume token", 40646)
+        raise MalformedValueError("invalid oversized resume token", 40646)
     return uuid, reader.data[start:end], fragment

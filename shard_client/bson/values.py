@@ -37,7 +37,7 @@ UNCOUNTED: Final = {
 _length = Struct("<I").unpack_from
 
 
-class MalformedError(InvalidBSON, ValueError):
+class MalformedValueError(InvalidBSON, ValueError):
     """Bytes are no BSON value, KeyString or resume token.
 
     ``code`` is the number of the error with which a server refuses them.
@@ -51,8 +51,8 @@ class MalformedError(InvalidBSON, ValueError):
 def value_end(data: bytes, kind: int, start: int) -> int:
     """Return the offset just past the value of type ``kind`` at ``start``.
 
-    Lengths are trusted: a value that does not fit ends past the buffer. Raises MalformedError if
-    the type is unknown, and ValueError or struct.error if the data ends within a value's length.
+    Lengths are trusted: a value that does not fit ends past the buffer. Raises MalformedValueError
+    if the type is unknown, and ValueError or struct.error if the data ends within a value.
     """
     size = FIXED.get(kind)
     if size is not None:
@@ -62,4 +62,4 @@ def value_end(data: bytes, kind: int, start: int) -> int:
         return start + uncounted + int(_length(data, start)[0])
     if kind == REGEX:
         return data.index(0, data.index(0, start) + 1) + 1
-    raise MalformedError(f"unknown BSON type {kind:#x}")
+    raise MalformedValueError(f"unknown BSON type {kind:#x}")

@@ -200,7 +200,7 @@ class BatchPlanner:
             former.cursor.close()
 
     def _whole(self, plan: PlannedBatch) -> PlannedBatch:
-        """Return a batch that ends between transactions, if the limits say so."""
+        """Return the batch; its end moves to the end of a transaction if transactions are kept."""
         state = self._state
         last_is_outside = isinstance(state, _Sampled) and state.is_idle and not state.in_transaction
         if not self._options.keeps_transactions or plan.events == 0 or last_is_outside:

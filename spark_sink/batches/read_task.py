@@ -46,7 +46,7 @@ class ReadTask:
 
 
 class TaskReader:
-    """Reads a task's events, and knows afterwards what it has read."""
+    """Reads a task's events; `stats` then has their number, bytes and cluster times."""
 
     def __init__(
         self, task: ReadTask, watch: Watch, retry_policy: RetryPolicy = DEFAULT_RETRY_POLICY
@@ -96,7 +96,7 @@ class TaskReader:
         self._size += sum(map(len, run.events))
 
     def _own(self, run: Run) -> Run:
-        """Return the events that this task returns."""
+        """Leave out the events that another shard's task returns."""
         if not self._task.before:
             return run
         own = [index for index, key in enumerate(run.keys) if not self._is_anothers(key)]

@@ -1,8 +1,8 @@
 """Values of Kafka Connect, which Debezium's transforms make of BSON, as JSON.
 
 An ObjectId is its hex digits, a date or a timestamp milliseconds since 1970, binary data base64, a
-decimal its text. What the transforms fail on is written instead of lost: arrays of several types as
-they are, and values of types that Kafka Connect does not have as relaxed extended JSON.
+decimal its text. Values on which Debezium's transforms fail are written as well: arrays of several
+types unchanged, and values of types that Kafka Connect lacks as relaxed extended JSON.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Tree = dict[str, "Tree"] | list["Tree"] | str
 
 @dataclass(frozen=True)
 class ConnectValues:
-    """Makes values of BSON; `arrays_are_documents` says what arrays become."""
+    """Makes values of BSON; `arrays_are_documents` makes an array a document: `_0`, `_1`, …."""
 
     arrays_are_documents: bool = False
 
@@ -80,7 +80,7 @@ class ConnectValues:
 
 
 def _alike(elements: list[Tree]) -> list[Tree]:
-    """Return elements of an array, of which the documents have the fields of all, with nulls."""
+    """Return an array's elements; each document gets the fields of all, null if it lacks them."""
     documents = [each for each in elements if isinstance(each, dict)]
     names = dict.fromkeys(name for each in documents for name in each)
     filled: list[dict[str, Tree]] = [

@@ -2,8 +2,8 @@
 
 Debezium makes three kinds of texts: documents in the driver's mode STRICT, and keys and the fields
 of updates in its mode RELAXED, which differ from each other in their spaces. The texts are made
-from the bytes without decoding documents to objects, which costs less, and keeps what Python's
-types do not tell apart.
+from the bytes without decoding documents to objects. That costs less, and it preserves differences
+that Python's types lose.
 
 The rules: https://github.com/mongodb/mongo-java-driver/tree/main/bson/src/main/org/bson/json
 """
@@ -66,9 +66,9 @@ class JavaJson:
 
     Args:
         relaxed: the mode RELAXED instead of STRICT.
-        separator: what is written between the fields of a document: "," if the driver indents with
-            nothing, otherwise ", ".
-        plus: whether an exponent has its sign ("1.0E+20"), as of version 5.5 of the driver.
+        separator: the text between the fields of a document: "," if the driver indents by an empty
+            text, otherwise ", ".
+        plus: whether positive exponents have a sign ("1.0E+20"), as from version 5.5 of the driver.
     """
 
     def __init__(self, *, relaxed: bool, separator: str, plus: bool = True) -> None:
@@ -237,7 +237,7 @@ def _text(data: bytes) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return a string of JSON with the characters escaped that the driver escapes besides."""
+    """Return a JSON string, with those characters escaped that only the driver escapes."""
     if text.isascii() and "\x7f" not in text:
         return text
     return _uncommon_characters().sub(_as_units, text)
@@ -246,7 +246,7 @@ def escaped(text: str) -> str:
 def _with_exponent(value: float, *, plus: bool) -> str:
     """Return a number as Java's Double.toString writes it with an exponent.
 
-    It is the shortest decimal that is the number, of two digits at least.
+    It has the fewest digits that identify the double, but at least two.
     """
     text = repr(value)
     digits = len(re.sub(r"e.*|\D", "", text).strip("0"))
@@ -267,7 +267,7 @@ _WRITTEN = {
 
 @lru_cache(1)
 def _uncommon_characters() -> re.Pattern[str]:
-    """Return what finds the characters that the driver escapes beside JSON's."""
+    """Return a pattern of the characters that the driver escapes in addition to JSON's."""
     codes = (
         code for code in range(0x7F, 0x10000) if unicodedata.category(chr(code)) not in _WRITTEN
     )

@@ -1,4 +1,4 @@
-"""Makes batches of Debezium's messages of batches of rows."""
+"""Turns batches of rows into batches of Debezium's messages."""
 
 from __future__ import annotations
 
@@ -125,12 +125,12 @@ def _batch_of(messages: Iterable[Message]) -> pa.RecordBatch:
 
 @dataclass(frozen=True)
 class WithTransactions:
-    """Adds BEGIN, END, and the order of events to messages of a batch, for one of Spark's tasks.
+    """Adds BEGIN, END, and each event's order to a batch's messages, in one of Spark's tasks.
 
     Debezium counts while it reads the merged stream: a transaction begins with its first event and
-    ends with the first event that does not belong to it, whose time END has. The task gets all
-    messages of the batch, in any order, and returns them in the stream's. Events of a transaction
-    that ends with the batch are followed by END with the last event's time.
+    ends with the first event that does not belong to it; END has the time of that event. The task
+    gets all messages of the batch, in any order, and returns them in the stream's. Events of a
+    transaction that ends with the batch are followed by END with the last event's time.
     """
 
     options: MessageOptions

@@ -29,7 +29,7 @@ _NOTHING = Slice(NULL, b"")
 
 
 class Message(NamedTuple):
-    """A message, and what its place in the stream is found by.
+    """A message, and the fields that place it in its transaction.
 
     `transaction` is the transaction's id as JSON, `namespace` the collection's name, `time` the
     milliseconds since 1970 that `source.ts_ms` has; None and 0 in messages that are no changes.
@@ -56,9 +56,9 @@ def columns_of(messages: Iterable[Message]) -> list[pa.Array]:
 
 
 class Made(NamedTuple):
-    """Messages: of which event each is, its place among that event's, and the columns MESSAGE.
+    """Messages: for each its event's index, its place among that event's messages, its columns.
 
-    The former two are lists of integers, or arrays.
+    `rows` and `places` are lists or arrays of integers, `columns` those of MESSAGE.
     """
 
     rows: Any

@@ -1,7 +1,7 @@
-"""Debezium's transform MongoEventRouter: the documents of an outbox as messages of own topics.
+"""Debezium's transform MongoEventRouter: the documents of an outbox become messages.
 
-An application inserts a document into its outbox with the changes that it tells of, in one
-transaction. The message has the document's payload, a key and a topic that the document names.
+In one transaction an application changes its data and inserts a document, which announces the
+change, into its outbox. The message has the document's payload; the document names key and topic.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _with_java_number(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _text(value: Slice) -> str | None:
-    """Return the text that a value is in Kafka Connect; None if it is none."""
+    """Return a value's text if its type is a text in Kafka Connect, otherwise None."""
     found = _VALUES.value(value) if value.kind in _TEXTS else None
     return json.loads(found) if isinstance(found, str) else None
 
@@ -65,7 +65,7 @@ def _regex(text: str) -> str:
 
 
 def _replacement(text: str) -> str:
-    """Return a replacement of Java's as one of Python."""
+    """Translate a replacement for Java's regular expressions into Python's form."""
 
     def translated(found: re.Match[str]) -> str:
         if found["other"]:

@@ -4,8 +4,8 @@ Documents of a collection have few layouts, so that numpy finds a field's values
 a layout, and Arrow writes them as one column. What has no layout in common with enough others is
 written one by one.
 
-A text becomes a string within a message, so that it is written as the inside of a string of JSON,
-in which quotes and backslashes are escaped.
+A message contains the text as a string. So it is written as the content of a JSON string, with
+quotes and backslashes escaped.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ def joined_text(pieces: Pieces, rows: int) -> pa.Array:
 
 
 def combined(rows: int, parts: Sequence[tuple[Places, pa.Array]]) -> pa.Array:
-    """Return the column of `rows` rows whose parts have the values for the rows of their indexes.
+    """Return one column of `rows` rows from parts: indexes of rows, and the values of these rows.
 
-    Together the parts have each row once.
+    Each row is in exactly one part.
     """
     if len(parts) == 1:
         return parts[0][1]

@@ -20,7 +20,7 @@ _ENVELOPE = ("op", "ts_ms")
 
 @dataclass(frozen=True)
 class AddedField:
-    """A field of the envelope, or of its source, that values get under a name."""
+    """A field of the envelope, or of its source, that is added to values as `added`."""
 
     name: str
     of_source: bool

@@ -1,4 +1,4 @@
-"""Runs of events: what one server reply brings, processed together where possible."""
+"""Runs of events: the events of one server reply, processed together where possible."""
 
 from __future__ import annotations
 

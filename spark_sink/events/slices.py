@@ -131,7 +131,7 @@ def fields_of(document: bytes, wanted: Iterable[bytes] = ()) -> dict[bytes, Slic
 
 
 def elements_of(document: bytes) -> list[tuple[bytes, Slice]]:
-    """Return the top-level fields of a BSON document in order, doubled names among them.
+    """Return the top-level fields of a BSON document in order, also those with equal names.
 
     Raises InvalidBSON.
     """
@@ -201,11 +201,11 @@ def document_of(fields: Iterable[tuple[bytes, Slice]]) -> bytes:
 
 
 def flattened(document: bytes) -> tuple[bytes, dict[bytes, Slice]]:
-    """Return the BSON document with the fields of documents in it as fields of its own.
+    """Return the BSON document with nested fields moved to its top level.
 
     A name is the path with underscores, such as `address_city`. Arrays and empty documents stay.
-    The first of several fields with one name counts. Also return the fields of the document that
-    contain such fields.
+    The first of several fields with one name counts. Also return the document's fields that
+    contain fields of such a name.
     """
     fields = fields_of(document)
     found: dict[bytes, Slice] = {}

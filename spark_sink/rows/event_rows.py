@@ -163,7 +163,7 @@ class EventRows:
     def _row(
         self, key: str, raw: bytes, shard: str | None, readable: Mapping[bytes, Slice] | None = None
     ) -> tuple[Any, ...]:
-        """Return an event's row; `readable` are the fields of one that cannot be read whole."""
+        """Return an event's row; `readable` are its readable fields if others are not."""
         get = (fields_of(raw) if readable is None else readable).get
         documents: list[Any]
         operation, time, wall, ns, lsid, number, to, fragment = map(get, _HEADER)

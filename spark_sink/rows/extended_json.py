@@ -27,7 +27,7 @@ ToJson = Callable[[Slice | None], str | None]
 
 
 class Wrapped:
-    """Wraps a value of a subclass of `int` or `str`, which an encoder would write as such.
+    """Wraps a value of a subclass of `int` or `str`: an encoder would write a number or a text.
 
     Encoders do not know this class, so they call their `default` function with it.
     """

@@ -114,7 +114,7 @@ class Layout:
         return [Slice(kind, value) for value in self.values(name)]
 
     def object_id_keys(self, name: bytes) -> pa.Array | None:
-        """Return the ObjectIds of documents with an `_id` alone as text; None if one is another."""
+        """Return the ObjectIds of documents with an `_id` alone as text; None if any differs."""
         starts = self.fields[name].starts
         if not self._joined.begin_with(OBJECT_ID_KEY, starts).all():
             return None

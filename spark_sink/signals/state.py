@@ -30,11 +30,11 @@ class Request:
     """A snapshot that a signal requests.
 
     Args:
-        collections, excluded: regular expressions for names; names if it is required.
+        collections, excluded: regular expressions for names; plain names if `required`.
         plan: what remains, without the chunks of the batch; None before the beginning.
         unfiltered: the collections that it reads without a condition.
-        required: it is the table that lacks these collections, and no signal stops it.
-        documents: of collections that are not `unfiltered`, the keys to read, by namespace.
+        required: the table lacks these collections; no signal stops the request.
+        documents: the keys to read in collections that are not `unfiltered`, by namespace.
     """
 
     id: str
@@ -106,8 +106,8 @@ class SignalState:
     """The signals processed so far, and the snapshots that they request.
 
     `handled` are ids, the oldest first. `position` is that of the collection of signals, None for
-    the stream's. `required` is the last token at which a table has lacked collections that are
-    requested. `reading`, `ended` and `notifications` belong to the batch that ends here.
+    the stream's. `required` is the newest token at which a table lacked a requested
+    collection. `reading`, `ended` and `notifications` belong to the batch that ends here.
     """
 
     handled: tuple[str, ...] = ()
@@ -153,7 +153,7 @@ class SignalState:
         return replace(self, notifications=(*self.notifications, notification))
 
     def with_handled(self, identifier: str, present: Container[str]) -> SignalState:
-        """Return the state with a further id; ids in `present` stay, as they may come again."""
+        """Return the state with a further id; those in `present` stay: they may be sent again."""
         handled = [*self.handled, identifier]
         surplus = len(handled) - _MAX_HANDLED
         kept = [each for n, each in enumerate(handled) if n >= surplus or each in present]

@@ -48,7 +48,7 @@ class WriteOptions:
         keys: the fields that identify a document.
         token_field: the field of a document with the token of its last change.
         ignores_missing: skip an update of a missing document instead of failing.
-        ignores_others: the same for drops and renames of collections.
+        ignores_others: skip drops and renames of collections instead of failing.
     """
 
     uri: str = field(repr=False)
@@ -209,7 +209,7 @@ def key_in(document: bytes, paths: Iterable[str]) -> dict[str, Any]:
 
 
 def _encodable(value: Any) -> Any:
-    """Return Spark's values that BSON has no type of the same name for."""
+    """Return a value of Spark as one that BSON can encode."""
     if isinstance(value, Decimal):
         return Decimal128(value)
     if isinstance(value, date):

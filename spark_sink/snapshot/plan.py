@@ -46,7 +46,7 @@ class Collection:
 
 @dataclass(frozen=True)
 class LostDocument:
-    """A document that a table lacks since an event whose update it cannot apply.
+    """A document that a table lacks, because an event's update could not be applied to it.
 
     `key` is its `_id` as canonical extended JSON, `token` the event's.
     """
@@ -81,7 +81,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a snapshot has been planned: its collections, and chunks with about so many rows."""
+    """How far a snapshot is planned: its collections, its chunks, about how many rows."""
 
     collections: int = 0
     collections_planned: int = 0

@@ -180,17 +180,18 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         return processor.snapshots.require(signals, *self.unread(start))
 
     def unread(self, start: Offset) -> tuple[Mapping[tuple[str, str], str], Sequence[LostDocument]]:
-        """Return the collections, by database and name, that the sink lacks, and since which token.
+        """Return the collections, by database and name, that the sink lacks, each with a token.
 
-        Also return the documents that it lacks of others. `start` is where its last batch ends.
+        The sink lacks documents from that token on. Also return documents of other collections
+        that it lacks. `start` is where its last batch ends.
         """
         return {}, ()
 
     def _change_scope(self, start: Offset, signals: SignalState) -> Offset:
         """Return the end of a batch without events, after which the scope is the options'.
 
-        Before it, a batch of the old scope has the rest of a cluster time. After a gap, all
-        collections are gained.
+        A batch of the old scope first reads the cluster time to its end. After a gap, the sink
+        lacks all collections.
         """
         position, scope = start.position, self.options.scope
         if isinstance(position, FromNow):
@@ -293,7 +294,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         return Offset(plan.handover, self.options.scope, since, snapshot=plan, signals=signals)
 
     def _notify_skipped(self, signals: SignalState) -> SignalState:
-        """Return the signals with a notification, once, of a start without a snapshot."""
+        """Return the signals with the notification of a start without a snapshot, once."""
         if not self._skips_snapshot:
             return signals
         self._skips_snapshot = False

@@ -62,7 +62,7 @@ Task = ReadTask | SnapshotTask | SnapshotEnd | Heartbeat
 
 @dataclass
 class TaskPartition(InputPartition):
-    """What one task of Spark reads, and in which scope if that is not the options'."""
+    """The reading of one task of Spark, and its scope if it differs from the options'."""
 
     value: Task
     scope: Scope | None = None
@@ -85,7 +85,7 @@ def planner_for(
     *,
     loaded: float | None = None,
 ) -> BatchPlanner:
-    """Return a planner of batches for a query that was `loaded` at a time; None for no query."""
+    """Return a planner of batches; `loaded` is the time of a query's `load()`, if there is one."""
 
     def beginning() -> AtTime:
         clocks = client.clocks()

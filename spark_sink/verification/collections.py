@@ -2,7 +2,7 @@
 
 The collections keep changing, so both sides are advanced to one later position of the stream: the
 documents are read as a snapshot, and then the events up to that position are applied to the table's
-rows and to the snapshot's. What differs then differed before.
+rows and to the snapshot's. A difference between the results existed before.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def verify(spark: SparkSession, target: str, **options: str) -> DataFrame:
 
 
 def _doubled(rows: DataFrame) -> DataFrame:
-    """Return the documents that have several rows, which others must have written."""
+    """Return the documents that have several rows: another writer made the further ones."""
     name = F.concat_ws(".", "database", "collection").alias("namespace")
     counted = rows.groupBy(*KEY_COLUMNS).count().where("count > 1")
     return counted.select(name, "key", F.lit(DOUBLED), F.array().cast("array<string>"))

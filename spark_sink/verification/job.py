@@ -1,4 +1,4 @@
-"""Verifies all tables of a job, and says what was compared with what."""
+"""Verifies all tables of a job, and reports for each what was compared with what."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def verify_job(
 ) -> dict[str, Outcome]:
     """Return the outcome for each table of the job in a folder. Raises SourceError.
 
-    A failure is an outcome as well, so that the others are told.
+    A failure is an outcome as well, so that the other outcomes are reported.
 
     Args:
         uri: the router.

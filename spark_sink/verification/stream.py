@@ -1,8 +1,8 @@
 """Compares the rows of tables with the stream, while the oplogs have its events.
 
 The events are read again with the job's options, and the code that made the rows of the tables
-makes them again. Only a batch's number and the shard of a row are not compared: they say how a
-batch was read.
+makes them again. Only a batch's number and the shard of a row are not compared: they depend on how
+a batch was read.
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ class _Pairs:
 
 
 def _unequal(kept: Mapping[str, Any], sent: Mapping[str, Any], *, certain: bool) -> list[str]:
-    """Return the names of the values that differ, of which some are not certain."""
+    """Return the names of the values that differ; images count only if `certain`."""
     names = [name for name in sent if kept[name] != sent[name]]
     if certain:
         return names

@@ -239,7 +239,7 @@ class Verifier:
             self._remove([each for each in kept if each["difference"] == "extra"], version.time)
 
     def _version(self, found: _Round, later_than: TableVersion | None = None) -> TableVersion:
-        """Return the newest version, of which the first is later than another one's time."""
+        """Return the newest version, once its time is later than that of a given version."""
         while True:
             version = newest_version(self._address)
             if version is not None and (later_than is None or version.time > later_than.time):
@@ -266,7 +266,7 @@ class Verifier:
         self.findings.remove([{**key, **change} for key in keys])
 
     def _request(self, differences: list[Difference]) -> None:
-        """Request a snapshot of the documents that the table lacks or has otherwise."""
+        """Request a snapshot of the documents that the table lacks, or has with other content."""
         by_name: dict[str, list[str]] = {}
         for each in differences:
             if each["difference"] != "extra":

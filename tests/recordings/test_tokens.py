@@ -13,7 +13,7 @@ from bson.json_util import JSONOptions, loads
 from bson.timestamp import Timestamp
 
 from shard_client.bson import resume_token as tokens_of
-from shard_client.bson.values import MalformedError
+from shard_client.bson.values import MalformedValueError
 from spark_sink.events import positions as spark_tokens
 from tests.recordings.recorded import tokens
 
@@ -56,8 +56,8 @@ def check_decoded(recorded: dict[str, Any]) -> None:
 
     position = spark_tokens.Token(bson.decode(document))
     assert (position.cluster_time, position.data, position.is_of_event_1) == (time, data, True)
-    assert spark_tokens.is_of_document(data)
-    assert (position.is_high_water_mark, spark_tokens.is_invalidate(data)) == (False, False)
+    assert tokens_of.is_of_document(data)
+    assert (position.is_high_water_mark, tokens_of.is_invalidate(data)) == (False, False)
 
 
 def test_recorded_tokens_are_decoded_in_their_newer_form():
@@ -77,7 +77,7 @@ def test_the_invalidate_after_a_recorded_token_is_decoded():
     for recorded in tokens():
         invalidate = tokens_of.of_invalidate(recorded["token"].encode()).decode()
         assert tokens_of.ResumeToken.decode(invalidate).from_invalidate
-        assert spark_tokens.is_invalidate(invalidate)
+        assert tokens_of.is_invalidate(invalidate)
 
 
 def test_recorded_tokens_are_encoded():
@@ -87,7 +87,7 @@ def test_recorded_tokens_are_encoded():
         time, uuid = Timestamp(*recorded["clusterTime"]), UUID(data[_UUID])
         try:
             made = tokens_of.ResumeToken.of_event(time, 1, {"_id": value}, uuid=uuid)
-        except MalformedError:
+        except MalformedValueError:
             assert isinstance(value, Decimal128), value
             assert Decimal(float(value.to_decimal())) != value.to_decimal()
             outcomes["refused"] += 1

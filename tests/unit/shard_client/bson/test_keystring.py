@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedded.storage.ordering import sort_key
-from shard_client.bson.keystring import Builder
-from shard_client.bson.values import MalformedError
+from shard_client.bson.keystring import KeyStringBuilder
+from shard_client.bson.values import MalformedValueError
 
 integers = st.integers(-(2**63), 2**63 - 1)
 numbers = integers | st.floats(allow_nan=False) | st.just(Decimal128("2.50"))
@@ -40,7 +40,7 @@ scalars = st.one_of(
 
 
 def encode_key(values: list[Any]) -> tuple[bytes, bytes]:
-    builder = Builder()
+    builder = KeyStringBuilder()
     for value in values:
         builder.append(value)
     return builder.key(), builder.type_bits()
@@ -96,7 +96,7 @@ def test_known_type_bits_are_encoded(value, bits):
 
 
 def test_decimals_that_no_double_equals_are_refused():
-    with pytest.raises(MalformedError):
+    with pytest.raises(MalformedValueError):
         encode_key([Decimal128("0.1")])
 
 

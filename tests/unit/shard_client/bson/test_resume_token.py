@@ -24,7 +24,7 @@ from shard_client.bson.resume_token import (
     is_invalidate,
     version_of,
 )
-from shard_client.bson.values import MalformedError
+from shard_client.bson.values import MalformedValueError
 from shard_client.remote_cursor.cursor_reply import event_key, token_of
 from tests.unit.router.made_tokens import UUID_ZERO, data_of, event
 
@@ -82,7 +82,7 @@ def test_a_high_water_mark_sorts_between_cluster_times():
     ],
 )
 def test_bad_tokens_have_mongos_s_errors(data, code, message):
-    with pytest.raises(MalformedError) as caught:
+    with pytest.raises(MalformedValueError) as caught:
         parse(data)
     assert caught.value.code == code
     assert message in str(caught.value)
@@ -133,7 +133,7 @@ def test_any_other_input_is_malformed(junk):
     for data in (junk, bytes.fromhex(HEAD) + junk, bytes.fromhex(HEAD + UUID_1 + "46") + junk):
         try:
             token = parse(data.hex().upper())
-        except MalformedError:
+        except MalformedValueError:
             continue
         assert parse(token.data.decode()).data == token.data
 
