@@ -238,13 +238,17 @@ def test_signals_that_never_stop_do_not_keep_a_query_up_to_the_present(
     name = f"{shop.database}.signals"
     query = Query(shop, tmp_path, signalCollection=name, startAtOperationTime=start)
     numbers = itertools.count()
+    signals = shop.client[shop.database].signals
+    sent = signals.watch(start_at_operation_time=shop.created)
 
     def batches() -> int:
         """Send a signal before each batch, to a query with the trigger availableNow."""
         query.kill()
         for done in range(20):
-            log = {"_id": next(numbers), "type": "log", "data": {"message": "x"}}
-            shop.client[shop.database].signals.insert_one(log)
+            number = next(numbers)
+            signals.insert_one({"_id": number, "type": "log", "data": {"message": "x"}})
+            while sent.next()["documentKey"]["_id"] != number:  # streams have it
+                pass
             if not done:
                 query.reader.prepareForTriggerAvailableNow()
             before = query.offset
@@ -259,6 +263,7 @@ def test_signals_that_never_stop_do_not_keep_a_query_up_to_the_present(
     assert batches() > 0  # the next start has the signals that were sent after the end
     assert len(query.notified) > first
     query.reader.stop()
+    sent.close()
 
 
 def test_signals_whose_position_the_oplogs_have_lost_do_not_end_the_query(
