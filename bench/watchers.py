@@ -12,6 +12,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, cast
 
 import bson
@@ -173,6 +174,8 @@ async def _run(args: argparse.Namespace) -> None:
     if args.events is not None:
         await loop.run_in_executor(None, sys.stdin.readline)
     ended.cancel()
+    with suppress(asyncio.CancelledError):
+        await ended
 
 
 def main() -> None:

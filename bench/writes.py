@@ -33,7 +33,8 @@ def spread(cluster: TestCluster) -> None:
     namespace = f"{DATABASE}.{COLLECTION}"
     with MongoClient[dict[str, Any]](cluster.mongos_uri) as client:
         admin, shards = client.admin, list(cluster.shards)
-        admin.command("balancerStop")
+        if cluster.real:  # the embedded cluster has no balancer
+            admin.command("balancerStop")
         admin.command("enableSharding", DATABASE, primaryShard=shards[0])
         admin.command("shardCollection", namespace, key={"s": 1})
         for number in range(1, len(shards)):
