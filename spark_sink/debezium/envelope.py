@@ -1,7 +1,7 @@
 """The value of a change's message: Debezium's envelope, with its block `source`.
 
 Each field is written once, in the order of Debezium's: its name, its schema in Kafka Connect, and
-its JSON, or the part of a `Change` that has its JSON. Texts are made for one event or for columns
+its JSON, or the part of `EventParts` that has its JSON. Texts are made for one event or for columns
 of events.
 """
 
@@ -71,7 +71,7 @@ _PLACE = struct(
 )
 
 
-class Change(NamedTuple):
+class EventParts(NamedTuple):
     """The JSON of the fields that differ between changes, in the order of the envelope.
 
     Each is a text or a number of one event, or of events together an array or a list of pieces.
@@ -94,7 +94,7 @@ class Change(NamedTuple):
     now: Any
 
 
-# A field: its schema, and the part of a `Change` that has its JSON, or its JSON itself.
+# A field: its schema, and the part of `EventParts` that has its JSON, or its JSON itself.
 _VERSION, _NAME = "<version>", "<name>"
 _SOURCE: dict[str, tuple[Schema, str]] = {
     "version": (TEXT, _VERSION),
@@ -133,7 +133,7 @@ ENVELOPE_SCHEMA = struct({name: schema for name, (schema, _) in _ENVELOPE.items(
 
 
 def _pieces(fields: Mapping[str, tuple[Schema, Any]]) -> Iterator[str]:
-    """Return JSON and the names of the parts of a `Change` in turn, perhaps in several pieces."""
+    """Return JSON and the names of the `EventParts` in turn, perhaps in several pieces."""
     separator = "{"
     for name, (_, value) in fields.items():
         yield f'{separator}"{name}":'
@@ -150,19 +150,19 @@ class Envelope:
 
     def __init__(self, version: str, name: str) -> None:
         constants = {_VERSION: quoted(VERSIONS[version]), _NAME: quoted(name)}
-        self._texts = [""]  # before, between and after the parts of a `Change`
+        self._texts = [""]  # before, between and after the `EventParts`
         for piece in _pieces(_ENVELOPE):
-            if piece in Change._fields:
+            if piece in EventParts._fields:
                 self._texts.append("")
             else:
                 self._texts[-1] += constants.get(piece, piece)
         self._template = "%s".join(text.replace("%", "%%") for text in self._texts)
 
-    def text(self, change: Change) -> str:
+    def text(self, change: EventParts) -> str:
         """Return the value of one event's message."""
         return self._template % change
 
-    def pieces(self, change: Change) -> list[Any]:
+    def pieces(self, change: EventParts) -> list[Any]:
         """Return the pieces of the values of events together: texts and arrays."""
         found: list[Any] = [self._texts[0]]
         for part, text in zip(change, self._texts[1:], strict=True):

@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from shard_client.bson.values import ARRAY, DATE, DOCUMENT, INT32, INT64, TIMESTAMP
-from spark_sink.debezium.envelope import Change
+from spark_sink.debezium.envelope import EventParts
 from spark_sink.debezium.messages import (
     DOCUMENTS,
     NO_ORDER,
@@ -87,7 +87,7 @@ class MessageColumns:
         key = joined_text(['{"id":"', *self._keys(joined, fields[b"documentKey"]), '"}'], size)
         session, number, transaction = self._transactions(joined, layout)
         before, after = (self._document(joined, fields.get(name)) for name in DOCUMENTS)
-        change = Change(
+        change = EventParts(
             before=before,
             after=after,
             description=self._descriptions(joined, fields.get(b"updateDescription")),

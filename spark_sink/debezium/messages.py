@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from shard_client.bson.values import ARRAY, DOCUMENT, NULL
 from spark_sink.debezium.connect_values import quoted
-from spark_sink.debezium.envelope import Change, Envelope
+from spark_sink.debezium.envelope import Envelope, EventParts
 from spark_sink.debezium.java_json import JavaJson
 from spark_sink.debezium.options import MessageOptions
 from spark_sink.events.header import OPERATIONS, READ, namespace_of
@@ -118,7 +118,7 @@ class Maker:
         times = self._times(fields, kind, now)
         letter = OPERATIONS[kind]
         value = self.envelope.text(
-            Change(
+            EventParts(
                 before=before,
                 after=after,
                 description=self.description(fields.get(b"updateDescription")),

@@ -139,7 +139,7 @@ def elements_of(document: bytes) -> list[tuple[bytes, Slice]]:
     size = sum([len(name) + len(each.value) for name, each in found.items()]) + 2 * len(found)
     if size + _EMPTY_BYTES == len(document):  # no name occurs twice
         return list(found.items())
-    places = places_in(document, 0, len(document))
+    places = values_in(document, 0, len(document))
     return [(name, Slice(kind, document[at:end])) for kind, name, at, end in places]
 
 
@@ -155,7 +155,7 @@ def place_of(document: bytes, name: bytes) -> tuple[int, int] | None:
     return None
 
 
-def places_in(data: bytes, start: int, end: int) -> Iterator[tuple[int, bytes, int, int]]:
+def values_in(data: bytes, start: int, end: int) -> Iterator[tuple[int, bytes, int, int]]:
     """Return type, name, begin and end of the values of a document, which lies there in data.
 
     Raises InvalidBSON, or what indexing raises, if it is not whole.

@@ -29,8 +29,8 @@ from spark_sink.events.slices import (
     elements_of,
     fields_of,
     place_of,
-    places_in,
     string_of,
+    values_in,
 )
 
 _INT = struct.Struct("<i")
@@ -113,7 +113,7 @@ class _Description:
         diff = self._diff
         updated, removed, truncated = self._paths
         is_array = diff.startswith(_IS_ARRAY, start + 4)
-        for kind, name, at, stop in places_in(diff, start + len(_IS_ARRAY) * is_array, end):
+        for kind, name, at, stop in values_in(diff, start + len(_IS_ARRAY) * is_array, end):
             section, last = name[:1], name[1:]
             if is_array and name == b"l":
                 array = (b"field", string_of(prefix[:-1]))
@@ -128,12 +128,12 @@ class _Description:
                 self._updated += (b"%c" % kind, prefix, last, b"\0", diff[at:stop])
                 updated.append((*path, int(last)))
             elif name == b"d":
-                for _, field, _, _ in places_in(diff, at, stop):
+                for _, field, _, _ in values_in(diff, at, stop):
                     self._note(field)
                     self._removed.append(string_of(prefix + field))
                     removed.append((*path, field))
             else:
-                for inner, field, begin, until in places_in(diff, at, stop):
+                for inner, field, begin, until in values_in(diff, at, stop):
                     self._note(field)
                     self._updated += (b"%c" % inner, prefix, field, b"\0", diff[begin:until])
                     updated.append((*path, field))

@@ -18,8 +18,8 @@ PACKAGES = ("router", "shard_client", "spark_sink")
 """Not the embedded cluster, which has MongoDB's own words, as its parts are read by themselves."""
 DOUBLES = {
     "Answer", "AtTime", "Batch", "Command", "Condition", "Feed", "Field", "Message", "Namespace",
-    "Parts", "Progress", "Refusal", "Request", "Rounds", "Scope", "Section", "Source", "Written",
-    "boolean", "document_of", "explain", "fragment_of", "from_json", "high_water_mark", "log_in",
+    "Opening", "Parts", "Progress", "Refusal", "Request", "Rounds", "Scope", "Section", "Source",
+    "Written", "boolean", "document_of", "explain", "fragment_of", "from_json", "log_in",
     "milliseconds", "namespace_of", "number", "one_of", "place_of", "register", "require_router",
     "seek", "serve", "shortened", "status", "text_of", "verify",
 }  # fmt: skip
