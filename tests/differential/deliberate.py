@@ -10,8 +10,8 @@ _OPTIMIZED = 7182803
 _TOO_LARGE = 10334
 _ON_A_VIEW = 166
 _CHANGED = "was modified by the pipeline"
-_EVENT_OF_VERSION = {1: "2B022C0100", 2: "2B042C0100"}
-"""What follows the cluster time in the token of an event, in hexadecimal, by the version."""
+_EVENT_OF_VERSION_1 = "2B022C0100"
+"""What follows the cluster time in the version 1 token of an event, in hexadecimal."""
 
 
 def is_deliberate(
@@ -28,7 +28,7 @@ def is_deliberate(
     return (
         plan.damaged
         or _resumes_after_what_it_leaves_out(plan, mongos, router)
-        or _resumes_after_the_other_version(plan, mongos)
+        or _splits_from_a_version_1_token(plan, mongos)
         or _fails_at_the_event_it_resumes_after(plan, mongos)
         or _looks_up_after_the_event_it_resumes_after(plan, mongos, router)
         or _matches_sessions_of_retryable_writes(plan, mongos, router)
@@ -57,13 +57,14 @@ def _missed(reading: Reading) -> bool:
     return any(failure.message.startswith(TOKEN_NOT_FOUND) for failure in reading.failures)
 
 
-def _resumes_after_the_other_version(plan: Plan, mongos: Reading) -> bool:
-    """Return whether a stream starts after an event's token of the version that it does not make,
-    and has events at its cluster time: mongos makes tokens of some of them in the token's version.
+def _splits_from_a_version_1_token(plan: Plan, mongos: Reading) -> bool:
+    """Return whether a stream with fragments starts after a version 1 token and has events at its
+    cluster time: mongos makes these events' tokens in version 1, the router in version 2.
     """
-    splits = any("$changeStreamSplitLargeEvent" in stage for stage in plan.command["pipeline"])
+    if not any("$changeStreamSplitLargeEvent" in stage for stage in plan.command["pipeline"]):
+        return False
     token = (plan.stage.get("startAfter") or plan.stage.get("resumeAfter") or {}).get("_data", "")
-    if not isinstance(token, str) or token[18:28] != _EVENT_OF_VERSION[1 if splits else 2]:
+    if not isinstance(token, str) or token[18:28] != _EVENT_OF_VERSION_1:
         return False
     return any(token_time(each) == token_time(token) for each in mongos.tokens)
 

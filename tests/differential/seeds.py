@@ -338,12 +338,26 @@ class _Pair:
         theirs, ours = self.mongos.reading, self.router.reading
         last = theirs.promised
         before = sorted(pair for pair in theirs.pairs if pair[0] != last)
+        if self._has_fewer_ends:
+            return before == sorted(pair for pair in ours.pairs if pair[0] != last)
         return (
             self._goes_further
             and last in self._ends_of_shards
             and before == sorted(pair for pair in ours.pairs if pair[0] <= last)
             and self.slow is not None
             and self.slow.reading.promised == ours.promised
+        )
+
+    @property
+    def _has_fewer_ends(self) -> bool:
+        """Whether both end with one invalidate, which the router delivers of fewer shards."""
+        theirs, ours = self.mongos.reading, self.router.reading
+        last = theirs.promised
+        both_end = theirs.invalidated and ours.invalidated and ours.promised == last
+        return (
+            self.plan.after_end
+            and both_end
+            and 0 < ours.tokens.count(last) < theirs.tokens.count(last)
         )
 
     @property
