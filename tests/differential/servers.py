@@ -22,7 +22,7 @@ WAYS: dict[str, dict[str, str]] = {
 """The routers' parameters by their ways of sharing; ``moving`` is the one of moving_router.py."""
 
 _SETTINGS = ServerSettings(noop_interval=1, cache_gb=1.0)
-"""Several updates of documents of 15 MB fill the smallest cache, and the server then stands still."""
+"""Several updates of documents of 15 MB fill the smallest cache: the server then stands still."""
 
 
 @contextmanager
