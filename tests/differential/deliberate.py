@@ -37,6 +37,7 @@ def is_deliberate(
         or _changes_ids_and_delivers_nothing(plan, mongos, router)
         or _fails_beside_its_token(plan, mongos, router, of_shards)
         or _filters_a_large_event_itself(plan, mongos, router)
+        or _reshapes_what_no_shard_can_send(plan, mongos, router)
         or _projects_irregular_documents(plan, mongos, router)
         or _OPTIMIZED in (failure.code for failure in mongos.failures)
     )
@@ -175,6 +176,20 @@ def _filters_a_large_event_itself(plan: Plan, mongos: Reading, router: Reading) 
         and codes == [_TOO_LARGE]
         and not router.failures
         and router.events[:shared] == mongos.events
+    )
+
+
+def _reshapes_what_no_shard_can_send(plan: Plan, mongos: Reading, router: Reading) -> bool:
+    """Return whether a stage after a lookup makes an event small that is too large without the
+    document: mongos's shards run it, the router's shards have to send the event.
+    """
+    shared = len(router.events)
+    return (
+        plan.stage.get("fullDocument") == "updateLookup"
+        and any({"$replaceRoot", "$replaceWith"} & set(stage) for stage in plan.command["pipeline"])
+        and [failure.code for failure in router.failures] == [_TOO_LARGE]
+        and not mongos.failures
+        and mongos.events[:shared] == router.events
     )
 
 
