@@ -12,7 +12,7 @@ import bson
 
 from router.lookup.events import MAX_EVENT_BYTES
 from router.stream.log_reader import fragment_of
-from shard_client.bson.resume_token import ResumeToken
+from shard_client.bson.resume_token import NEWEST, ResumeToken
 from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import token_of
 from shard_client.wire.bson_slices import document_of, find, iter_elements, string_value
@@ -80,6 +80,9 @@ def _joined(fragments: Sequence[bytes]) -> bytes:
 def _fragments(event: bytes) -> list[bytes]:
     """Distribute the event's fields over fragments, the smallest fields first."""
     token = ResumeToken.parse(decode(token_of(event)))
+    if (kind := find(event, b"operationType")) is not None:
+        # Beside the token of version 1 that the stream resumes after, events have this version.
+        token = token.in_version(NEWEST, string_value(event, kind)) or token
     fields = sorted((len(field), name, field) for name, field in _fields(event) if name != b"_id")
     limit = MAX_WHOLE_BYTES - len(token_of(event))
     parts: list[list[bytes]] = []

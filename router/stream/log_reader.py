@@ -8,17 +8,18 @@ from typing import Final, NamedTuple
 from bson.timestamp import Timestamp
 
 from router.bson_text import render
+from router.request.event_conditions import leaves_alone
 from router.request.stream_request import AfterToken, StreamRequest
 from router.stream.event_log import ELEMENT_OVERHEAD, EventLog, cut
 from router.stream.membership import ShardSpan
 from router.stream.merged_stream import MergedStream
 from router.stream.views import View
+from shard_client.bson.keystring import encode_integer
 from shard_client.bson.resume_token import (
     AFTER_ANY_DIGIT,
-    NEWEST,
+    AFTER_VERSION,
     TIME_DIGITS,
     ResumeToken,
-    as_newest,
     as_version,
     first_key,
     version_of,
@@ -27,7 +28,7 @@ from shard_client.bson.values import DOCUMENT
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, ProtocolError
 from shard_client.remote_cursor.cursor_reply import Watermark, event_key, token_of
-from shard_client.wire.bson_slices import find, string_value
+from shard_client.wire.bson_slices import document_of, find, string_value
 from shard_client.wire.documents import decode
 
 
@@ -37,13 +38,21 @@ class StartingPoint:
 
     No watermark up to ``floor`` replaces the ``high_water_mark``. Events up to and including the
     sort key ``after`` are left out. ``resume`` is the token of an event that must follow; events up
-    to and including that event are left out too.
+    to and including that event are left out too. ``names_operations`` is whether the merged events
+    have the operationType that the shards gave them.
     """
 
     high_water_mark: Watermark
     floor: bytes
     after: bytes
     resume: ResumeToken | None = None
+    names_operations: bool = True
+
+    def resume_point(self) -> "ResumePoint | None":
+        """Return what drops the events up to ``resume``, if there is one."""
+        if self.resume is None:
+            return None
+        return ResumePoint(self.resume, names_operations=self.names_operations)
 
 
 def starting_point(
@@ -67,10 +76,14 @@ def starting_point(
         floor = token.data[:TIME_DIGITS] + AFTER_ANY_DIGIT
     resume = None if token.is_high_water_mark else token
     begins = Watermark(token.data, token.raw)
-    return StartingPoint(begins, floor, first_key(start_at), resume)
+    named = all(leaves_alone(stage, _OPERATION) for stage in request.stages)
+    return StartingPoint(begins, floor, first_key(start_at), resume, named)
 
 
 _END: Final = b"04"
+_OPERATION: Final = frozenset({"operationType"})
+_EVENT: Final = b"2C0100"
+"""The token type of events, in a sort key."""
 
 
 class ResumePoint:
@@ -79,10 +92,21 @@ class ResumePoint:
     Every shard starts at the token's cluster time, so only events of that time are compared with
     the token. The event is ``found`` once it has arrived. The point is ``passed`` once an event
     beyond the token has arrived; no later events are compared.
+
+    Versions of tokens order the events of several shards at one cluster time and txnOpIndex
+    differently. If the stream's version is not the token's, these events wait for each other; then
+    they get tokens of the token's version, and its order, as they do through mongos. Their sort
+    keys are ``rewritten``, and the key ``beside`` lies between theirs and those of all later events
+    of the stream. Without ``names_operations`` some of them have no known place.
     """
 
-    def __init__(self, token: ResumeToken) -> None:
+    def __init__(self, token: ResumeToken, *, names_operations: bool = True) -> None:
         self._token = token
+        self._names_operations = names_operations
+        self._index = encode_integer(token.txn_op_index).hex().upper().encode("ascii")
+        self._waiting: list[bytes] = []
+        self.beside = b""
+        self.rewritten: frozenset[bytes] = frozenset()
         self._of_event = None if token.fragment_num is None else token.whole_key[: -len(_END)]
         """What the sort keys of the event and of all its fragments begin with."""
         self.found = False
@@ -100,8 +124,15 @@ class ResumePoint:
             end = bisect_right(events, event_key(events[end]), lo=end, key=event_key)
         return events[:end]
 
-    def drop_seen(self, events: list[bytes]) -> list[bytes]:
+    def waits(self, low_watermark: bytes | None) -> bool:
+        """Return whether events wait for others of their time, which are no longer to come."""
+        same_time = self._token.data[:TIME_DIGITS]
+        return bool(self._waiting) and (low_watermark or b"")[:TIME_DIGITS] > same_time
+
+    def drop_seen(self, events: list[bytes], *, all_arrived: bool = False) -> list[bytes]:
         """Return the events beyond the token; ``events`` are merged and in order.
+
+        ``all_arrived`` is whether no more events of the token's cluster time will follow.
 
         Raises CommandError 280 if an event beyond the token arrives before the token's own event,
         or if the token's event is split into so few fragments that the token's is not among them.
@@ -110,13 +141,24 @@ class ResumePoint:
         end = bisect_left(events, same_time + AFTER_ANY_DIGIT, key=event_key)
         beyond: list[bytes] = []
         for event in events[:end]:
-            order = self._order(event_key(event), event)
+            key = event_key(event)
+            if version_of(key) not in (None, self._token.version):
+                place = key[AFTER_VERSION + len(_EVENT) :]
+                if place.startswith(self._index):
+                    self._waiting.append(event)
+                    self.beside = key[: -len(place)] + self._index + AFTER_ANY_DIGIT
+                elif place > self._index:
+                    beyond.append(event)
+                continue
+            order = self._order(key)
             self.found = self.found or order == 0
             if order > 0:
                 beyond.append(event)
             elif order < 0 and self._of_event is not None:
                 self._check_split(event, self._of_event)
         beyond += events[end:]
+        if self._waiting and (beyond or all_arrived):
+            beyond = self._rewrite() + beyond
         if beyond:
             if not self.found:
                 raise _fatal(
@@ -141,15 +183,47 @@ class ResumePoint:
                 "original"
             )
 
-    def _order(self, key: bytes, event: bytes | None = None) -> int:
-        """Compare a key with the token's: negative before it, 0 equal, positive beyond.
+    def _rewrite(self) -> list[bytes]:
+        """Return the waiting events beyond the token, in the order of the token's version.
 
-        ``event`` is the event of the key; it has the operation that keys of version 1 leave out.
+        They keep their own tokens and order if one of them has none in that version: a fragment,
+        or the end of a collection.
         """
-        own = self._token.data
-        if event is not None and self._token.version == NEWEST:
+        waiting, self._waiting = self._waiting, []
+        beyond: list[bytes] = []
+        rewritten: list[bytes] = []
+        for event in waiting:
+            token = ResumeToken.parse(decode(token_of(event)))
+            other = self._in_own_version(event, token)
+            order = self._order(token.data if other is None else other.data)
+            self.found = self.found or order == 0
+            if order > 0:
+                beyond.append(event)
+                if other is not None:
+                    rewritten.append(_with_token(event, other.raw))
+        if len(rewritten) < len(beyond):
+            return beyond
+        rewritten.sort(key=event_key)
+        self.rewritten = frozenset(map(event_key, rewritten))
+        return rewritten
+
+    def _in_own_version(self, event: bytes, token: ResumeToken) -> ResumeToken | None:
+        own = self._token
+        if self._names_operations or own.version <= token.version or own.uuid != token.uuid:
             kind = find(event, b"operationType")
-            key = as_newest(key, b"" if kind is None else string_value(event, kind))
+            return token.in_version(own.version, string_value(event, kind) if kind else b"")
+        if self._order(token.data) != 0:
+            raise _fatal(
+                "cannot resume stream; whether an event at the resume token's cluster time follows "
+                "it is unknown, since a stage changes or removes operationType. Resume without "
+                "that stage, or with $changeStreamSplitLargeEvent, as the token's own stream. "
+                + _text(token_of(event))
+            )
+        return None
+
+    def _order(self, key: bytes) -> int:
+        """Compare a key with the token's: negative before it, 0 equal, positive beyond."""
+        own = self._token.data
         version = version_of(key)
         if version is not None and version != self._token.version:
             oldest = min(version, self._token.version)
@@ -164,6 +238,14 @@ def fragment_of(event: bytes) -> tuple[int, int]:
         return 1, 1
     fields = decode(event[split.start : split.end])
     return int(fields.get("fragment", 1)), int(fields.get("of", 1))
+
+
+def _with_token(event: bytes, token: bytes) -> bytes:
+    """Return an event with another raw token; raises ProtocolError if it has none."""
+    old = find(event, b"_id")
+    if old is None:
+        raise ProtocolError("an event has no _id")
+    return document_of(event[4 : old.start] + token + event[old.end : -1])
 
 
 def _text(token: bytes) -> str:
@@ -202,15 +284,9 @@ class LogReader:
     """
 
     __slots__ = (
-        "_after",
-        "_error",
-        "_held",
-        "_mark",
-        "_point",
-        "_resume",
-        "number",
-        "view",
-    )
+        "_after", "_beside", "_error", "_held", "_mark", "_point", "_resume", "_rewritten",
+        "number", "view",
+    )  # fmt: skip
 
     def __init__(self, view: View, point: StartingPoint) -> None:
         """Start at ``point``; ``view`` must cover its ``after``."""
@@ -218,6 +294,8 @@ class LogReader:
         self._mark = point.high_water_mark
         self._error: CommandError | None = None
         self._resume: ResumePoint | None = None
+        self._rewritten: frozenset[bytes] = frozenset()
+        self._beside = b""
         # Events read from the log but not returned yet: those that share the last one's key, and
         # after a resume those of the block in which the resume point was passed.
         self._held: list[bytes] = []
@@ -251,7 +329,9 @@ class LogReader:
     @property
     def needs(self) -> bytes:
         """The sort key beyond which the log reader needs all events of its next stream."""
-        return self._point.after if self.at_start else self._mark.key
+        if self.at_start:
+            return self._point.after
+        return self._beside if self._mark.key in self._rewritten else self._mark.key
 
     @property
     def needs_spans(self) -> frozenset[ShardSpan]:
@@ -267,16 +347,16 @@ class LogReader:
         """Continue on ``view``, which covers all events beyond ``needs``.
 
         Of the events that have been read but not returned, it keeps those that share their key
-        with the last one that was: ``view`` is read beyond that key.
+        with the last one that was, or that have rewritten tokens: ``view`` is read beyond them.
         """
         if self.at_start:
             # All events of its starting point's cluster time come again.
             self._held = []
-            resume = self._point.resume
-            self._resume = None if resume is None else ResumePoint(resume)
+            self._resume = self._point.resume_point()
+            self._rewritten = frozenset()
         else:
-            end = bisect_right(self._held, self._mark.key, key=event_key)
-            self._held = self._held[:end]
+            kept = self._rewritten if self._mark.key in self._rewritten else {self._mark.key}
+            self._held = [event for event in self._held if event_key(event) in kept]
         self._read_from(view, self.needs)
 
     def switch_to(self, stream: MergedStream, opened: Callable[[bytes], View]) -> bool:
@@ -371,7 +451,11 @@ class LogReader:
         log = self.view.log
         while log.start <= self.number:
             if self.number == log.end and (self.view.is_part or not self.view.stream.release()):
-                return False  # a part is filled by the fan-out
+                # A part is filled by the fan-out.
+                resume, view = self._resume, self.view
+                if resume is not None and (view.ended or resume.waits(view.low_watermark)):
+                    self._drop_seen(resume, [], all_arrived=True)
+                return bool(self._held)
             if self._after is None and self._resume is None:
                 return True
             self._skip(log)
@@ -393,13 +477,19 @@ class LogReader:
         for key in self.view.stream.skipped_invalidates:
             self._resume.skipped_invalidates(key)
         events = self._resume.concerned(log.rest_of_block(self.number))
+        self._drop_seen(self._resume, events)
+        self.number += len(events)
+
+    def _drop_seen(
+        self, resume: ResumePoint, events: list[bytes], *, all_arrived: bool = False
+    ) -> None:
         try:
-            self._held = self._resume.drop_seen(events)
+            self._held = resume.drop_seen(events, all_arrived=all_arrived)
         except CommandError as error:
             # No event beyond a resume point that was not found is ever returned.
             self._error = error
-        self.number += len(events)
-        if self._resume.passed:
+        if resume.passed:
+            self._rewritten, self._beside = resume.rewritten, resume.beside
             self._resume = None
 
     def _read(self, wanted: int | None, space: int, *, first: bool) -> tuple[list[bytes], int]:

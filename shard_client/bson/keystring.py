@@ -478,16 +478,23 @@ def _unstored(bits: bytes) -> bytes:
     return bits[5 if bits[0] == 0x80 else 1 :]
 
 
-def fitted_type_bits(key: bytes, type_bits: bytes) -> bytes:
-    """Return the type bits of ``key``, given those of a key that more or fewer 32-bit integers end.
+def fitted_type_bits(key: bytes, type_bits: bytes, *, strings: int = 0, place: int = 0) -> bytes:
+    """Return the type bits of ``key``, given those of a similar key; both in their stored form.
 
-    Both are in their stored form.
+    That key ends in more or fewer 32-bit integers. From the bit ``place`` on, it may have
+    ``strings`` fewer strings; if that is negative, more. The result is empty if all bits are zero.
     """
-    reader = Reader(key, type_bits=type_bits)
+    bits = int.from_bytes(_unstored(type_bits), "little")
+    before = bits & ((1 << place) - 1)
+    rest = bits >> place
+    bits = before | ((rest << strings if strings >= 0 else rest >> -strings) << place)
+    size = (bits.bit_length() + 7) // 8
+    reader = Reader(key, type_bits=_stored(bits.to_bytes(size, "little")))
     while reader.more:
         reader.next()
     size = (reader.bits + 7) // 8
-    return _stored(_unstored(type_bits)[:size].ljust(size, b"\0"))
+    bits &= (1 << 8 * size) - 1
+    return _stored(bits.to_bytes(size, "little")) if bits else b""
 
 
 _TYPE_CLASSES: Final[Mapping[int, int]] = {

@@ -69,6 +69,8 @@ _KEY: Final = b"\x46documentKey\0"
 _UUID_HEAD: Final = b"\x5a\x10\x04"
 _BOOLEANS: Final = (b"\x6e", b"\x6f")
 _END: Final = bytes((END,))
+_BITS_BEFORE_IDENTIFIER: Final = 6
+"""Type bits of the version, the token type and txnOpIndex."""
 _INT32_END: Final = 2**31
 
 
@@ -216,6 +218,46 @@ class ResumeToken:
         """Return the token of the whole event, if this is the token of a fragment of it."""
         return self._with_fragment(None, self.whole_key)
 
+    def in_version(self, version: int, operation: bytes) -> Self | None:
+        """Return the token that the same event has in version 1 or 2, or None if that is unknown.
+
+        ``operation`` is the event's operationType, which version 1 leaves out of some tokens. The
+        tokens of fragments have no other version. Those of drops and renames are unknown in version
+        2, and so is any token of version 0.
+        """
+        if version == self.version:
+            return self
+        if {version, self.version} != {1, NEWEST} or self.fragment_num is not None:
+            return None
+        identifier = self.event_identifier
+        if version == 1:
+            data = as_version(self.data, 1)
+            other = ResumeToken.decode(data.decode("ascii")).event_identifier
+            strings = 0 if other == identifier else -1
+        else:
+            if operation in _CHANGES and identifier:
+                other = b"%b%b\0%b%b\0" % (_OPERATION, operation, _KEY, identifier)
+            elif identifier.startswith(_OPERATION):
+                other = identifier
+            else:
+                return None
+            front = bytes.fromhex(self.data.decode("ascii"))[: -len(identifier) - 1]
+            at = TIME_DIGITS // 2
+            data = _digits(
+                front[:at]
+                + encode_integer(NEWEST)
+                + front[at + len(encode_integer(1)) :]
+                + other
+                + _END
+            )
+            strings = 0 if other == identifier else 1
+        bits = self.type_bits
+        if bits is not None:
+            raw = bytes.fromhex(data.decode("ascii"))
+            place = _BITS_BEFORE_IDENTIFIER
+            bits = fitted_type_bits(raw, bits, strings=strings, place=place) or None
+        return replace(self, version=version, event_identifier=other, data=data, type_bits=bits)
+
     def of_invalidate(self) -> Self:
         """Return the token of the invalidate that this token's event causes; raises ValueError."""
         return replace(self, from_invalidate=True, data=of_invalidate(self.data))
@@ -349,25 +391,6 @@ def as_version(key: bytes, version: int) -> bytes:
     if rest and rest[0].kind != Kind.NULL:
         parts.append(raw[rest[0].start : rest[0].end])
     return _digits(b"".join((*parts, identifier, _END)))
-
-
-def as_newest(key: bytes, operation: bytes) -> bytes:
-    """Return the sort key in version 2 of a document's change, given its sort key in version 1.
-
-    ``operation`` is the change's operationType. Any other key is returned as it is, and so is that
-    of any other operation.
-    """
-    if version_of(key) != 1 or operation not in _CHANGES:
-        return key
-    token = ResumeToken.decode(key.decode("ascii"))
-    if not token.event_identifier:
-        return key
-    front = bytes.fromhex(token.data.decode("ascii"))[: -len(token.event_identifier) - 1]
-    at = TIME_DIGITS // 2
-    newer = front[:at] + encode_integer(NEWEST) + front[at + len(encode_integer(1)) :]
-    return _digits(
-        b"%b%b%b\0%b%b\0\x04" % (newer, _OPERATION, operation, _KEY, token.event_identifier)
-    )
 
 
 def _digits(data: bytes) -> bytes:

@@ -3,7 +3,13 @@
 from collections.abc import Sequence
 
 from tests.differential.plans import Plan, token_time
-from tests.differential.reading import OF_SHARD, TOKEN_NOT_FOUND, Failure, Reading
+from tests.differential.reading import (
+    OF_SHARD,
+    TOKEN_NOT_FOUND,
+    Failure,
+    Reading,
+    is_invalidate,
+)
 
 _OPTIMIZED = 7182803
 _TOO_LARGE = 10334
@@ -58,15 +64,17 @@ def _missed(reading: Reading) -> bool:
 
 
 def _splits_from_a_version_1_token(plan: Plan, mongos: Reading) -> bool:
-    """Return whether a stream with fragments starts after a version 1 token and has events at its
-    cluster time: mongos makes these events' tokens in version 1, the router in version 2.
+    """Return whether a stream with fragments starts after a version 1 token and ends at its cluster
+    time: mongos makes that invalidate's token in version 1, the router in version 2.
     """
     if not any("$changeStreamSplitLargeEvent" in stage for stage in plan.command["pipeline"]):
         return False
     token = (plan.stage.get("startAfter") or plan.stage.get("resumeAfter") or {}).get("_data", "")
     if not isinstance(token, str) or token[18:28] != _EVENT_OF_VERSION_1:
         return False
-    return any(token_time(each) == token_time(token) for each in mongos.tokens)
+    return any(
+        token_time(each) == token_time(token) for each in filter(is_invalidate, mongos.tokens)
+    )
 
 
 def _fails_at_the_event_it_resumes_after(plan: Plan, mongos: Reading) -> bool:

@@ -56,7 +56,7 @@ def _low_watermark_without_the_config_server() -> Iterator[None]:
 def _resume_filter_off() -> Iterator[None]:
     """Deliver the events up to the resume token again."""
 
-    def drop_seen(point: ResumePoint, events: list[Event]) -> list[Event]:
+    def drop_seen(point: ResumePoint, events: list[Event], **_: bool) -> list[Event]:
         _change(point, passed=True)
         return events
 
@@ -69,8 +69,8 @@ def _resume_drops_the_whole_time() -> Iterator[None]:
     """Drop all events of the token's cluster time, those beyond the token included."""
     original = ResumePoint._order
 
-    def order(point: ResumePoint, key: bytes, event: Event | None = None) -> int:
-        return min(0, original(point, key, event))
+    def order(point: ResumePoint, key: bytes) -> int:
+        return min(0, original(point, key))
 
     with mock.patch.object(ResumePoint, "_order", order):
         yield

@@ -1,10 +1,11 @@
 """A merged stream that resumes after a token, or ends with an invalidate."""
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from itertools import chain
 from random import Random
+from typing import Any
 
 import bson
 import pytest
@@ -78,7 +79,8 @@ def test_tokens_of_another_version_are_found(token, shards):
     stream.batch_arrived(A, batch(events, hwm(50, 0, shards)))
     for remote in (B, CONFIG):
         stream.batch_arrived(remote, batch([], hwm(50, 0, shards)))
-    assert stream.take(None).events == [raw for _, raw in events[2:]]
+    beside = at(10, 7, version=token)[1]
+    assert stream.take(None).events == [beside, events[3][1]]
 
 
 def test_a_missing_token_of_another_version_is_fatal():
@@ -88,15 +90,125 @@ def test_a_missing_token_of_another_version_is_fatal():
         stream.take(None)
 
 
-def test_a_version_2_token_is_compared_by_the_operations():
-    """Version 2 orders the changes of one time by their types first: so they reached the client."""
-    token = data_of(10, 5, version=2, operation="insert")
-    stream = resumed_after(token)
-    changes = [(3, "update"), (4, "delete"), (4, "insert"), (5, "insert"), (6, "delete")]
-    events = [event(data_of(10, key), operationType=kind) for key, kind in changes]
-    events.append(event(data_of(10, 7), operationType=None))
-    feed(stream, *events)
-    assert stream.take(None).events == [events[0][1], events[5][1]]
+@dataclass(frozen=True)
+class Change:
+    """An event of a shard at cluster time 10, or 11 if it is ``later``."""
+
+    operation: str
+    key: int
+    index: int = 0
+    later: bool = False
+
+    @property
+    def place(self) -> tuple[bool, int]:
+        return self.later, self.index
+
+    def data(self, version: int) -> str:
+        index = f"2B{self.index << 1:02X}" if self.index else "29"
+        kind = {"version": version, "operation": self.operation, "txn_op_index": index}
+        data = data_of(11 if self.later else 10, self.key, **kind)
+        if self.operation == "modify" and version == 1:  # such events have one identifier in both
+            data = self.data(2).replace("2B042C", "2B022C", 1)
+        return data
+
+    def event(self, version: int, shown: str | None = "") -> Event:
+        return event(
+            self.data(version),
+            operationType=self.operation if shown == "" else shown,
+            documentKey=self.key,
+        )
+
+
+OPERATIONS = ["insert", "update", "replace", "delete", "modify"]
+CHANGES = st.lists(
+    st.builds(
+        Change, st.sampled_from(OPERATIONS), st.integers(1, 63), st.integers(0, 2), st.booleans()
+    ),
+    min_size=1, max_size=12, unique_by=lambda change: change.key,
+)  # fmt: skip
+
+
+@dataclass
+class WanderingDriver(Driver):
+    """Moves the reader to another stream, or resumes it on one of any version, some times."""
+
+    of_version: Mapping[int, Mapping[str, Script]] = field(default_factory=dict)
+    left: int = 8
+
+    def take(self) -> Batch:
+        taken = super().take()
+        self.left -= 1
+        if self.left < 0 or (resumes := self.rnd.choice((True, False, None))) is None:
+            return taken
+        assert isinstance(self.stream, PrivateStream)
+        reader = self.stream.log_reader
+        if resumes:
+            start: dict[str, Any] = {"resumeAfter": bson.decode(taken.pbrt)}
+            version = self.rnd.choice((1, 2))
+            self.scripts = self.of_version[version]
+        else:
+            start = {"startAtOperationTime": cluster_time_of(reader.needs)}
+            version = next(each for each, of in self.of_version.items() if of is self.scripts)
+        shards, spans = len(self.scripts) - 1, () if resumes else reader.needs_spans
+        self.stream = make(options=start, shards=shards, version=version, spans=spans)
+        if not resumes:
+            reader.continue_on(View(self.stream))
+            self.stream.log_reader = reader
+        self.pending.clear()
+        self.act(self.stream.start())
+        return taken
+
+
+@settings(max_examples=100, deadline=None)
+@given(CHANGES, st.sampled_from([1, 2]), st.booleans(), st.randoms(use_true_random=False))
+def test_events_beside_a_token_of_another_version_get_its_version_and_order(
+    changes: list[Change], version: int, wanders: bool, rnd: Random
+) -> None:
+    """Versions order the changes of several shards at one cluster time differently."""
+    token, other = rnd.choice(changes), 3 - version
+    beside = [each for each in changes if each.place == token.place]
+    seen = sorted(each.event(version) for each in beside)
+    expected = [raw for key, raw in seen if key > token.data(version).encode()]
+    expected += [
+        raw for _, raw in sorted(each.event(other) for each in changes if each.place > token.place)
+    ]
+    owners = [rnd.randrange(3) for _ in changes]
+    scripts: dict[int, dict[str, Script]] = {}
+    for each in (1, 2):
+        scripts[each] = {"config": Script([], END)}
+        for shard in range(3):
+            owned = zip(changes, owners, strict=True)
+            events = sorted(change.event(each) for change, owner in owned if owner == shard)
+            scripts[each][f"shard{shard}"] = Script(events, hwm(50, 0, each), version=each)
+    after = {"resumeAfter": {"_data": token.data(version)}}
+    stream = make(options=after, shards=3, version=other)
+    if not wanders:
+        assert Driver(stream, scripts[other], rnd, max_events=9).run().events == expected
+        return
+    run = WanderingDriver(stream, scripts[other], rnd, max_events=9, of_version=scripts).run()
+    assert sorted(map(documents, run.events)) == sorted(map(documents, expected))
+
+
+def documents(event: bytes) -> tuple[str, int]:
+    fields = bson.decode(event)
+    return fields["operationType"], fields["documentKey"]
+
+
+@pytest.mark.parametrize("stage", [{"$unset": "operationType"}, {"$set": {"operationType": "x"}}])
+def test_a_stage_that_hides_the_type_makes_a_place_beside_the_token_unknown(stage):
+    token = Change("insert", 5)
+    for beside, known in (([], True), ([Change("update", 3, index=1)], True),
+                          ([Change("update", 3)], False)):  # fmt: skip
+        pipeline = [{"$changeStream": {"resumeAfter": {"_data": token.data(2)}}}, stage]
+        stream = opened(pipeline=pipeline)
+        events = [each.event(1, None) for each in (*beside, token, Change("delete", 1, later=True))]
+        feed(stream, *sorted(events))
+        if known:
+            assert stream.take(None).events == [raw for _, raw in sorted(events)[1:]]
+        else:
+            with pytest.raises(CommandError, match="changes or removes operationType") as caught:
+                stream.take(None)
+            assert caught.value.code == 280
 
 
 @settings(max_examples=60)

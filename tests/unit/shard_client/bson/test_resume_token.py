@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from shard_client.bson.keystring import KeyStringBuilder, Kind
 from shard_client.bson.resume_token import (
     ResumeToken,
-    as_newest,
     as_version,
     cluster_time_of,
     first_key,
@@ -248,8 +247,13 @@ def test_the_older_version_equals_an_older_shard_s_token(document_key, invalidat
     token = newer(document_key, from_invalidate=invalidate)
     older = made(1, document_key, from_invalidate=invalidate)
     assert as_version(token.data, 1) == older.data
-    if document_key and not invalidate:
-        assert as_newest(older.data, b"update") == token.data
+    for operation in (b"update", b"other"):  # version 2 names the type itself
+        assert token.in_version(1, operation) == older
+    assert older.in_version(2, b"update") == token
+    assert older.in_version(2, b"drop") is token.of_fragment(1).in_version(1, b"update") is None
+    for version in (1, 2):
+        index = made(version, {"operationType": "modify", "operationDescription": document_key})
+        assert index.in_version(3 - version, b"modify").in_version(version, b"modify") == index
     oldest = made(0, document_key)
     assert as_version(token.data, 0) == as_version(older.data, 0) == oldest.data
 
