@@ -188,13 +188,17 @@ def _filters_a_large_event_itself(plan: Plan, mongos: Reading, router: Reading) 
 
 
 def _reshapes_what_no_shard_can_send(plan: Plan, mongos: Reading, router: Reading) -> bool:
-    """Return whether a stage after a lookup makes an event small that is too large without the
-    document: mongos's shards run it, the router's shards have to send the event.
+    """Return whether a stage after a lookup makes an event small, or leaves it out, that is too
+    large without the document: mongos's shards run it, the router's shards have to send the event.
     """
     shared = len(router.events)
+    stages = plan.command["pipeline"][1:]
+    shrinks = {"$replaceRoot", "$replaceWith", "$redact"}
     return (
         plan.stage.get("fullDocument") == "updateLookup"
-        and any({"$replaceRoot", "$replaceWith"} & set(stage) for stage in plan.command["pipeline"])
+        and any(
+            shrinks & set(each) or "'fullDocument" in str(each.get("$match")) for each in stages
+        )
         and [failure.code for failure in router.failures] == [_TOO_LARGE]
         and not mongos.failures
         and mongos.events[:shared] == router.events
