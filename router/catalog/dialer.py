@@ -17,7 +17,7 @@ from shard_client.errors import (
 )
 from shard_client.remote_cursor.open_cursor import CursorReaper, OpenCursor
 from shard_client.replica_set.read_preference import PRIMARY, ReadPreference
-from shard_client.replica_set.replica_set import ReplicaSet
+from shard_client.replica_set.replica_set import ReplicaSet, why_no_member
 from shard_client.wire.connection import Address, Connection, format_address
 from shard_client.wire.connection_pool import ConnectionPool
 
@@ -83,7 +83,7 @@ class MemberDialer:
                 return await self._attempt(left if failed else left / 2, fresh=failed)
             except CommandError as error:
                 report = log.debug if failed else log.warning
-                report("cannot connect", target=self._target, error=str(error))
+                report("cannot connect", target=self._target, error=why_no_member(error))
                 failed = True
                 pause = backoff.next_pause()
                 if not is_resumable(error) or loop.time() + pause >= deadline:
