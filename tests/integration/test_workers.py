@@ -18,7 +18,7 @@ from pymongo.monitoring import ServerDescriptionChangedEvent, ServerListener
 
 from tests.harness.clusters import TestCluster
 from tests.harness.raw_client import RawClient, get_more_in_flight
-from tests.harness.routers import RouterProcess, run_router, start_router
+from tests.harness.routers import RouterProcess, start_router
 from tests.harness.until import PATIENCE, wait_for
 
 BOUND = 20.0
@@ -163,19 +163,6 @@ async def test_cursors_sessions_and_kills_work_across_workers(router: RouterProc
         assert sorted(killed["cursorsKilled"]) == sorted(ids)
         assert killed["cursorsNotFound"] == [5]
         assert (await answer)["code"] == 237
-
-
-def test_every_worker_passes_ordinary_commands_through(
-    cluster: TestCluster, router: RouterProcess
-) -> None:
-    clients = [Client(router.uri) for _ in range(4)]
-    for number, each in enumerate(clients):
-        each.plain.c.insert_many([{"by": number, "n": n} for n in range(300)])
-        with each.start_session() as session, session.start_transaction():
-            each.plain.c.insert_one({"by": number, "n": 300}, session=session)
-        assert len(list(each.plain.c.find({"by": number}, batch_size=50))) == 301
-    for each in clients:
-        each.close()
 
 
 def test_all_workers_serve_the_feed(router: RouterProcess, client: Client) -> None:
@@ -342,15 +329,6 @@ def test_fail_points_apply_to_all_workers_together(cluster: TestCluster) -> None
         assert codes == [8, 8]
         for client in clients:
             client.close()
-
-
-def test_the_start_fails_if_the_port_is_in_use(cluster: TestCluster) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        finished = run_router("--configdb", cluster.configdb, "--port", port, "--workers", "2")
-    assert finished.returncode == 48
-    assert "in use" in finished.stdout
-    assert "Traceback" not in finished.stderr
 
 
 def test_connections_over_the_limit_are_closed(cluster: TestCluster) -> None:

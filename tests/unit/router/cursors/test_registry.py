@@ -28,18 +28,6 @@ async def test_a_stream_from_now_omits_earlier_events(cluster: ScriptedCluster):
     assert await read_until(cursor, 1) == [3]
 
 
-async def test_closing_leaves_no_cursors_on_the_shards(cluster: ScriptedCluster):
-    registry = cluster.registry()
-    cursor, _ = await registry.open(stream(), OWNER)
-    assert cluster.open_cursors == 4
-    result = registry.kill([cursor.cursor_id, 5], OWNER)
-    assert result == ([cursor.cursor_id], [5])
-    await registry.close()
-    assert cluster.open_cursors == 0
-    await cluster.clusters[0].close()
-    await until(lambda: not any(member.writers for member in cluster.members))
-
-
 @pytest.mark.parametrize(
     ("made_by", "used_by", "code"),
     [
@@ -92,17 +80,6 @@ async def test_shutdown_ends_a_get_more_so_that_drivers_resume(cluster: Scripted
     with pytest.raises(CommandError) as failure:
         await registry.open(stream(), OWNER)
     assert failure.value.code == 91
-
-
-async def test_a_cancelled_get_more_closes_the_cursor(cluster: ScriptedCluster):
-    registry = cluster.registry()
-    cursor, _ = await registry.open(stream(), OWNER)
-    task = await waiting_get_more(registry, cursor.cursor_id)
-    task.cancel()
-    await asyncio.wait({task})
-    assert cursor.cursor_id not in registry
-    await registry.close()
-    assert cluster.open_cursors == 0
 
 
 async def test_a_cancelled_opening_leaves_no_cursors(cluster: ScriptedCluster):
