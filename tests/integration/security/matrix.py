@@ -83,8 +83,6 @@ SPECIAL: list[tuple[str, dict[str, Any]]] = [
     ),
     ("other", {"explain": stream("c")}),
     ("db", {"explain": {"aggregate": "c", "pipeline": [], **_CURSOR}}),
-    ("other", {"aggregate": "c", "pipeline": STREAM}),
-    ("other", stream("c", [*STREAM, {"$group": {"_id": 1}}])),
     *((name, {"insert": "c", "documents": [{"_id": ObjectId()}]}) for name in ("db", "other")),
     *((database, {"find": "c", "limit": 1}) for database in ("db", "other", "config")),
 ]
