@@ -15,7 +15,15 @@ import bson
 from bson.binary import Binary
 from bson.timestamp import Timestamp
 
-from shard_client.bson.keystring import END, KeyStringBuilder, Kind, Reader, check, encode_integer
+from shard_client.bson.keystring import (
+    END,
+    KeyStringBuilder,
+    Kind,
+    Reader,
+    check,
+    encode_integer,
+    fitted_type_bits,
+)
 from shard_client.bson.values import MalformedValueError
 
 HIGH_WATER_MARK: Final = 0
@@ -200,7 +208,7 @@ class ResumeToken:
 
     def of_whole(self) -> Self:
         """Return the token of the whole event, if this is the token of a fragment of it."""
-        return replace(self, fragment_num=None, data=self.whole_key)
+        return self._with_fragment(None, self.whole_key)
 
     def of_invalidate(self) -> Self:
         """Return the token of the invalidate that this token's event causes; raises ValueError."""
@@ -208,12 +216,14 @@ class ResumeToken:
 
     def of_fragment(self, number: int) -> Self:
         """Return the token of a fragment of this token's event, counted from 0."""
-        data = self.data[:-2] + _digits(encode_integer(number)) + b"04"
+        return self._with_fragment(
+            number, self.whole_key[:-2] + _digits(encode_integer(number)) + b"04"
+        )
+
+    def _with_fragment(self, number: int | None, data: bytes) -> Self:
         bits = self.type_bits
-        if bits:
-            # The number's bits are zeros, which may need a byte more.
-            content = bits if len(bits) == 1 else bits[1:]
-            bits = bytes((0x80 | len(content) + 1,)) + content + b"\0"
+        if bits is not None:
+            bits = fitted_type_bits(bytes.fromhex(data.decode("ascii")), bits)
         return replace(self, fragment_num=number, data=data, type_bits=bits)
 
 
