@@ -35,6 +35,9 @@ TIME_DIGITS: Final = 18
 AFTER_ANY_DIGIT: Final = b"G"
 """Sorts after every hexadecimal digit."""
 
+NEWEST: Final = 2
+"""The latest version of tokens."""
+
 AFTER_VERSION: Final = 22
 """Length of the prefix that holds cluster time and version, in characters."""
 
@@ -60,6 +63,9 @@ _OPERATION_DESCRIPTION: Final = b"operationDescription\0".hex().upper()
 _CLASSIC_OPERATIONS: Final = frozenset(
     {"insert", "update", "replace", "delete", "drop", "rename", "dropDatabase", "invalidate"}
 )
+_CHANGES: Final = frozenset({b"insert", b"update", b"replace", b"delete"})
+_OPERATION: Final = b"\x46\x3coperationType\0\x3c"
+_KEY: Final = b"\x46documentKey\0"
 _UUID_HEAD: Final = b"\x5a\x10\x04"
 _BOOLEANS: Final = (b"\x6e", b"\x6f")
 _END: Final = bytes((END,))
@@ -343,6 +349,25 @@ def as_version(key: bytes, version: int) -> bytes:
     if rest and rest[0].kind != Kind.NULL:
         parts.append(raw[rest[0].start : rest[0].end])
     return _digits(b"".join((*parts, identifier, _END)))
+
+
+def as_newest(key: bytes, operation: bytes) -> bytes:
+    """Return the sort key in version 2 of a document's change, given its sort key in version 1.
+
+    ``operation`` is the change's operationType. Any other key is returned as it is, and so is that
+    of any other operation.
+    """
+    if version_of(key) != 1 or operation not in _CHANGES:
+        return key
+    token = ResumeToken.decode(key.decode("ascii"))
+    if not token.event_identifier:
+        return key
+    front = bytes.fromhex(token.data.decode("ascii"))[: -len(token.event_identifier) - 1]
+    at = TIME_DIGITS // 2
+    newer = front[:at] + encode_integer(NEWEST) + front[at + len(encode_integer(1)) :]
+    return _digits(
+        b"%b%b%b\0%b%b\0\x04" % (newer, _OPERATION, operation, _KEY, token.event_identifier)
+    )
 
 
 def _digits(data: bytes) -> bytes:

@@ -9,8 +9,6 @@ from bson import Binary, Code, Decimal128, Int64, encode
 from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.raw_bson import RawBSONDocument
 
-from shard_client.wire.bson_slices import iter_elements
-
 LENIENT: CodecOptions[dict[str, Any]] = CodecOptions(
     unicode_decode_error_handler="replace", datetime_conversion=DatetimeConversion.DATETIME_AUTO
 )
@@ -86,14 +84,6 @@ def _value(chance: Random, depth: int = 2) -> Value:
         return _document([(name, _value(chance, depth - 1)) for name in names], _ARRAY)
     names = tuple(chance.choices(_NAMES, k=3))  # some are repeated
     return _document([(name, _value(chance, depth - 1)) for name in names])
-
-
-def has_repeated(data: bytes, start: int = 0) -> bool:
-    """Return whether two fields of one name are in a document, or in one inside it."""
-    elements = list(iter_elements(data, start))
-    inner = (each.start for each in elements if each.type in (_DOCUMENT, _ARRAY))
-    repeated = len({each.name for each in elements}) < len(elements)
-    return repeated or any(has_repeated(data, position) for position in inner)
 
 
 def document(chance: Random, number: int) -> tuple[RawBSONDocument, Any]:

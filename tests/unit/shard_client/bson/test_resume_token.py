@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from shard_client.bson.keystring import KeyStringBuilder, Kind
 from shard_client.bson.resume_token import (
     ResumeToken,
+    as_newest,
     as_version,
     cluster_time_of,
     first_key,
@@ -247,6 +248,8 @@ def test_the_older_version_equals_an_older_shard_s_token(document_key, invalidat
     token = newer(document_key, from_invalidate=invalidate)
     older = made(1, document_key, from_invalidate=invalidate)
     assert as_version(token.data, 1) == older.data
+    if document_key and not invalidate:
+        assert as_newest(older.data, b"update") == token.data
     oldest = made(0, document_key)
     assert as_version(token.data, 0) == as_version(older.data, 0) == oldest.data
 
