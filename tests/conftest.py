@@ -1,11 +1,14 @@
 """Options and hooks of the whole test run."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
+
+from tests.harness.clusters import DEFAULT_IMAGE, DOCKER_IMAGE
 
 pytest_plugins = ["tests.conformance.plugin"]
 
@@ -15,6 +18,19 @@ _BY_FILE = {"integration", "recordings", "faults", "differential", "examples"}
 # No deadline for examples, since a busy machine is slow; pytest-timeout bounds every test.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--docker",
+        action="store_true",
+        help="run cluster tests against MongoDB's servers in containers",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--docker"):
+        os.environ.setdefault(DOCKER_IMAGE, DEFAULT_IMAGE)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups

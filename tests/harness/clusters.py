@@ -1,7 +1,8 @@
 """Sharded clusters for tests: the embedded one, or real servers, behind one interface.
 
 If ``MERGEROUTER_MONGO_BIN`` names a folder with ``mongod`` and ``mongos``, tests that call
-``start_cluster`` run on these programs (docs/protocol.md#a-real-cluster).
+``start_cluster`` run on these programs (docs/protocol.md#a-real-cluster). ``pytest --docker`` runs
+them on containers of ``MERGEROUTER_MONGO_IMAGE``, by default mongo:6.0.
 """
 
 import os
@@ -15,11 +16,13 @@ import pytest
 
 from embedded.demo.processes import Program
 from tests.harness.cluster_base import Client, TestCluster
-from tests.harness.launchers import ServerBinaries
+from tests.harness.launchers import Containers, ServerBinaries
 from tests.harness.real_cluster import RealCluster
 from tests.harness.server_settings import ServerSettings
 
 __all__ = [
+    "DEFAULT_IMAGE",
+    "DOCKER_IMAGE",
     "REAL_SERVERS",
     "Client",
     "EmbeddedProcess",
@@ -33,6 +36,8 @@ __all__ = [
 ]
 
 REAL_SERVERS = "MERGEROUTER_MONGO_BIN"
+DOCKER_IMAGE = "MERGEROUTER_MONGO_IMAGE"
+DEFAULT_IMAGE = "mongo:6.0"
 _START_SECONDS = 120.0
 _OF_REAL_SERVERS = ("noop_interval", "members", "mongoses", "settings")
 
@@ -49,7 +54,7 @@ def start_cluster(shards: int = 3, **options: Any) -> TestCluster:
 
 def real_servers_named() -> bool:
     """Return whether ``start_cluster`` starts MongoDB's own servers."""
-    return bool(os.environ.get(REAL_SERVERS))
+    return REAL_SERVERS in os.environ or DOCKER_IMAGE in os.environ
 
 
 def on_real_servers(lacking: str) -> pytest.MarkDecorator:
@@ -66,14 +71,18 @@ def start_real_cluster(shards: int = 3, **options: Any) -> RealCluster:
     """
     cluster = _real_cluster(shards, options)
     if cluster is None:
-        pytest.skip(f"needs MongoDB's servers: set {REAL_SERVERS}")
+        pytest.skip(f"needs MongoDB's servers: set {REAL_SERVERS}, or use --docker")
     return cluster
 
 
 def _real_cluster(shards: int, options: Mapping[str, Any]) -> RealCluster | None:
     known = {name: options[name] for name in _OF_REAL_SERVERS if name in options}
-    folder = os.environ.get(REAL_SERVERS)
-    return RealCluster(ServerBinaries(Path(folder)), shards, **known) if folder else None
+    folder, image = os.environ.get(REAL_SERVERS), os.environ.get(DOCKER_IMAGE)
+    if folder:
+        return RealCluster(ServerBinaries(Path(folder)), shards, **known)
+    if image:
+        return RealCluster(Containers(image), shards, **known)
+    return None
 
 
 class EmbeddedProcess(TestCluster):

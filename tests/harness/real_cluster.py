@@ -6,7 +6,7 @@ from typing import Any
 import pymongo
 
 from tests.harness.cluster_base import Client, TestCluster
-from tests.harness.launchers import ServerBinaries
+from tests.harness.launchers import Launcher
 from tests.harness.ports import free_port
 from tests.harness.replica_sets import ReplicaSet, eventually
 from tests.harness.server_settings import ServerSettings
@@ -27,7 +27,7 @@ class RealCluster(TestCluster):
 
     def __init__(
         self,
-        launcher: ServerBinaries,
+        launcher: Launcher,
         shards: int,
         *,
         noop_interval: float | None = None,

@@ -8,7 +8,7 @@ from typing import Any
 import pymongo
 from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
 
-from tests.harness.launchers import ServerBinaries
+from tests.harness.launchers import Launcher
 from tests.harness.ports import free_port
 from tests.harness.server_settings import ServerSettings
 
@@ -26,12 +26,7 @@ class ReplicaSet:
     """
 
     def __init__(
-        self,
-        launcher: ServerBinaries,
-        name: str,
-        role: str,
-        settings: ServerSettings,
-        members: int = 1,
+        self, launcher: Launcher, name: str, role: str, settings: ServerSettings, members: int = 1
     ) -> None:
         self.name = name
         self._launcher = launcher

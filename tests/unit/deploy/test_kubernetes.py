@@ -53,17 +53,6 @@ def render(values: Mapping[str, Any], chart: Path = CHART) -> dict[str, dict[str
     return {document["kind"]: document for document in documents if document}
 
 
-def pod_of(manifests: Mapping[str, Any]) -> dict[str, Any]:
-    pod: dict[str, Any] = manifests["Deployment"]["spec"]["template"]["spec"]
-    return pod
-
-
-def container_of(manifests: Mapping[str, Any]) -> dict[str, Any]:
-    (container,) = pod_of(manifests)["containers"]
-    found: dict[str, Any] = container
-    return found
-
-
 def validate(documents: Mapping[str, Any]) -> None:
     for kind, document in documents.items():
         for version in VERSIONS:
@@ -81,6 +70,11 @@ def test_helm_accepts_the_chart() -> None:
     report = helm.lint(CHART, LEAST)
     complaints = [each["error"] for each in report["messages"]]
     assert [each for each in complaints if each != "icon is recommended"] == []
+
+
+@pytest.mark.parametrize("values", [LEAST, MOST], ids=["least", "most"])
+def test_the_chart_s_manifests_are_valid(values: dict[str, Any]) -> None:
+    validate(render(values))
 
 
 def of_the_page(*commands: str) -> dict[str, Any]:
@@ -108,7 +102,8 @@ def test_the_commands_of_the_documentation_render(tmp_path: Path) -> None:
     settings = settings_of(manifests, tmp_path)
     assert settings.upstream == values["settings"]["upstream"]
     assert settings.sharding.config_db == values["settings"]["sharding"]["configDB"]
-    assert container_of(manifests)["image"].startswith("registry.example/mergerouter:")
+    (container,) = manifests["Deployment"]["spec"]["template"]["spec"]["containers"]
+    assert container["image"].startswith("registry.example/mergerouter:")
 
 
 def test_the_sidecar_manifest_is_valid() -> None:
@@ -120,14 +115,15 @@ def test_the_sidecar_manifest_is_valid() -> None:
 def test_an_image_is_named_by_its_digest() -> None:
     digest = f"sha256:{'0' * 64}"
     image = {"repository": "registry.example/mergerouter", "tag": "1", "digest": digest}
-    container = container_of(render({**LEAST, "image": image}))
+    manifests = render({**LEAST, "image": image})
+    (container,) = manifests["Deployment"]["spec"]["template"]["spec"]["containers"]
     assert container["image"] == f"registry.example/mergerouter@{digest}"
 
 
 def test_the_network_policy_names_the_routers_ports() -> None:
     manifests = render(LEAST)
     policy = manifests["NetworkPolicy"]["spec"]
-    container = container_of(manifests)
+    (container,) = manifests["Deployment"]["spec"]["template"]["spec"]["containers"]
     named = {port["port"] for rule in policy["ingress"] for port in rule["ports"]}
     assert named == {port["name"] for port in container["ports"]}
     assert all(rule["from"] for rule in policy["ingress"])
@@ -143,29 +139,16 @@ def test_an_invalid_manifest_is_found() -> None:
         validate({"Service": service})
 
 
-@pytest.mark.parametrize(
-    ("values", "scheme"),
-    [
-        (LEAST, "HTTP"),
-        (MOST, "HTTPS"),
-        ({**MOST, "tls": {"secret": "certificates", "mode": "allowTLS"}}, "HTTPS"),
-        (
-            {**MOST, "settings": {**MOST["settings"], "net": {"admin": {"tlsMode": "disabled"}}}},
-            "HTTP",
-        ),
-    ],
-    ids=["least", "most", "allowed", "drivers-only"],
-)
-def test_the_chart_s_manifests_fit_the_router_and_each_other(
-    values: dict[str, Any], scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("values", [LEAST, MOST], ids=["least", "most"])
+def test_the_router_accepts_its_configuration(
+    values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("MERGEROUTER_SECURITY__PASSWORD", raising=False)
-    if "password" in values:
-        monkeypatch.setenv("MERGEROUTER_SECURITY__PASSWORD", "x")
-    validate(render(values))
-    manifests = render({**values, "serviceMonitor": {"enabled": True}})
-    validate(manifests)
-    pod, container = pod_of(manifests), container_of(manifests)
+    manifests = render(values)
+    pod = manifests["Deployment"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    monkeypatch.setenv("MERGEROUTER_SECURITY__PASSWORD", "x")
+    if "password" not in values:
+        monkeypatch.delenv("MERGEROUTER_SECURITY__PASSWORD")
     settings = settings_of(manifests, tmp_path)
     assert settings.net.hosts == ["0.0.0.0"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
@@ -178,13 +161,43 @@ def test_the_chart_s_manifests_fit_the_router_and_each_other(
     assert {file.rpartition("/")[0] for file in files} | {"/tmp"} == mounted
     volumes = {volume["name"] for volume in pod["volumes"]}
     containers = [container, *pod.get("initContainers", ())]
-    assert {mount["name"] for each in containers for mount in each["volumeMounts"]} == volumes
+    used = {mount["name"] for each in containers for mount in each["volumeMounts"]}
+    assert used == volumes
     drained = settings.parameters["mongosShutdownTimeoutMillisForSignaledShutdown"] / 1000
     assert pod["terminationGracePeriodSeconds"] > drained + 10
-    # The kubelet's probes and Prometheus reach the admin port.
-    probes = [container[name]["httpGet"] for name in container if name.endswith("Probe")]
-    assert [probe["scheme"] for probe in probes] == [scheme] * 3
-    assert (settings.net.admin_tls_mode == "disabled") == (scheme == "HTTP")
+
+
+def probes(manifests: Mapping[str, Any]) -> list[dict[str, Any]]:
+    (container,) = manifests["Deployment"]["spec"]["template"]["spec"]["containers"]
+    found = [container[name]["httpGet"] for name in container if name.endswith("Probe")]
+    assert len(found) == 3
+    return found
+
+
+@pytest.mark.parametrize(
+    ("values", "scheme"),
+    [
+        (LEAST, "HTTP"),
+        (MOST, "HTTPS"),
+        ({**MOST, "tls": {"secret": "certificates", "mode": "allowTLS"}}, "HTTPS"),
+        (
+            {**MOST, "settings": {**MOST["settings"], "net": {"admin": {"tlsMode": "disabled"}}}},
+            "HTTP",
+        ),
+    ],
+    ids=["without", "with", "allowed", "drivers-only"],
+)
+def test_probes_and_prometheus_reach_the_admin_port(
+    values: dict[str, Any], scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MERGEROUTER_SECURITY__PASSWORD", "x")
+    if "password" not in values:
+        monkeypatch.delenv("MERGEROUTER_SECURITY__PASSWORD")
+    manifests = render({**values, "serviceMonitor": {"enabled": True}})
+    validate(manifests)
+    assert {probe["scheme"] for probe in probes(manifests)} == {scheme}
+    mode = settings_of(manifests, tmp_path).net.admin_tls_mode
+    assert (mode == "disabled") == (scheme == "HTTP")
     (endpoint,) = manifests["ServiceMonitor"]["spec"]["endpoints"]
     assert endpoint.get("scheme", "http") == scheme.lower()
     if scheme == "HTTPS":
@@ -212,7 +225,7 @@ def test_services_and_budgets_select_the_routers() -> None:
 
 
 def test_containers_have_no_rights() -> None:
-    pod = pod_of(render(MOST))
+    pod = render(MOST)["Deployment"]["spec"]["template"]["spec"]
     for container in (*pod["containers"], *pod["initContainers"]):
         security = container["securityContext"]
         assert security["runAsNonRoot"]
@@ -255,7 +268,7 @@ def test_an_application_s_chart_runs_the_router_as_a_sidecar(tmp_path: Path) -> 
     manifests = render({"mergerouter": {**MOST, "mode": "sidecar"}}, chart)
     assert set(manifests) == {"ConfigMap", "Deployment"}
     validate(manifests)
-    pod = pod_of(manifests)
+    pod = manifests["Deployment"]["spec"]["template"]["spec"]
     assert [each["name"] for each in pod["containers"]] == ["application", "mergerouter"]
     config = next(each for each in pod["volumes"] if each["name"] == "mergerouter-config")
     assert config["configMap"]["name"] == manifests["ConfigMap"]["metadata"]["name"]
