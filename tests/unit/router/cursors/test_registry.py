@@ -82,6 +82,17 @@ async def test_shutdown_ends_a_get_more_so_that_drivers_resume(cluster: Scripted
     assert failure.value.code == 91
 
 
+async def test_a_cancelled_get_more_closes_the_cursor(cluster: ScriptedCluster):
+    registry = cluster.registry()
+    cursor, _ = await registry.open(stream(), OWNER)
+    task = await waiting_get_more(registry, cursor.cursor_id)
+    task.cancel()
+    await asyncio.wait({task})
+    assert cursor.cursor_id not in registry
+    await registry.close()
+    assert cluster.open_cursors == 0
+
+
 async def test_a_cancelled_opening_leaves_no_cursors(cluster: ScriptedCluster):
     registry = cluster.registry(close_timeout=0.5)
     cluster.shards["s1"].hang.add("aggregate")

@@ -117,6 +117,26 @@ async def test_sessions_end_and_are_refreshed_on_all_workers(command: str) -> No
             assert reached[command == "refreshSessions"] == [b"s" * 16]
 
 
+async def test_any_worker_returns_the_status_of_all() -> None:
+    async with (
+        worker_facades(2) as workers,
+        await workers[0].client() as one,
+        await workers[1].client() as two,
+    ):
+        for client in (one, one, two):
+            await client.command("db", WATCH)
+        for client in (one, two):
+            status = await client.command("admin", {"serverStatus": 1, "mem": 0})
+            assert status["connections"]["current"] == 2
+            assert status["connections"]["totalCreated"] == 2
+            assert status["metrics"]["cursor"]["open"]["total"] == 3
+            assert "mem" not in status
+            listed = status["mergerouter"]["workers"]
+            assert [each["worker"] for each in listed] == [1, 2]
+            assert [each["streams"] for each in listed] == [2, 1]
+        assert status["network"]["numRequests"] == 5  # without those between workers
+
+
 async def test_a_get_more_on_another_worker_fails_once() -> None:
     async with (
         worker_facades(2, fail_points=FailPoints) as workers,

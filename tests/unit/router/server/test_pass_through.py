@@ -263,6 +263,30 @@ async def test_an_unreachable_upstream_is_an_error_that_drivers_retry(
         assert (await client.command("admin", {"ping": 1}))["ok"] == 1
 
 
+async def test_all_clients_switch_together_when_a_mongos_fails() -> None:
+    async with scripted_server(answer_ok) as first, scripted_server(answer_ok) as second:
+        moves: list[tuple[int, int]] = []
+        both = UpstreamMongos(
+            [("127.0.0.1", first.port), ("127.0.0.1", second.port)],
+            moved=lambda upstream: moves.append((upstream.chosen, upstream.generation)),
+        )
+        async with (
+            facade(both) as router,
+            await router.client() as old,
+            await router.client() as new,
+        ):
+            await old.command("db", {"insert": "c", "n": 1})
+            assert first.listening is not None
+            first.listening.close()
+            await new.command("db", {"insert": "c", "n": 2})
+            # The old connection would still reach the first mongos.
+            await old.command("db", {"insert": "c", "n": 3})
+            assert [each.command["n"] for each in first.asked] == [1]
+            assert [each.command["n"] for each in second.asked] == [2, 3]
+            await until(lambda: not first.open)
+            assert moves == [(1, 1)]
+
+
 async def test_workers_follow_another_worker_s_switch() -> None:
     async with scripted_server(answer_ok) as first, scripted_server(answer_ok) as second:
         both = UpstreamMongos([("127.0.0.1", first.port), ("127.0.0.1", second.port)])

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import bson
 import pytest
 from bson import Timestamp
 
@@ -19,6 +20,7 @@ from tests.doubles.scripted_cluster import (
 )
 from tests.doubles.scripted_member import mark_token
 from tests.harness.until import PATIENCE, until
+from tests.unit.router.stream.clients import noops
 
 
 @pytest.mark.parametrize(
@@ -160,6 +162,21 @@ async def test_a_stream_resumes_while_a_shard_is_away(cluster: ScriptedCluster):
     assert await read_until(cursor, 1) == [1]
 
 
+async def test_prefetching_stops_when_the_client_stops_reading(cluster: ScriptedCluster):
+    cursor, _ = await cluster.registry(linger=0.05).open(stream(), OWNER)
+    shared = cursor.running_stream
+    assert shared is not None
+    remotes = shared._remotes.values()
+    await until(lambda: all(each.cursor is not None and each.cursor.paused for each in remotes))
+    await until(lambda: not any(member.waiting for member in cluster.members))
+    asked = sum(member.commands["getMore"] for member in cluster.members)
+    await asyncio.sleep(0.1)
+    assert sum(member.commands["getMore"] for member in cluster.members) == asked
+    cluster.shards["s0"].insert(101, 1)
+    cluster.noop(102)
+    assert await read_until(cursor, 1) == [1]
+
+
 async def test_a_stream_of_one_shard_reads_little_ahead(cluster: ScriptedCluster):
     shard = cluster.shards["s0"]
     for n in range(1000):
@@ -194,6 +211,20 @@ async def test_a_reply_has_the_requested_events_or_about_its_target_size(
     rest = numbers(await cursor.next_batch(None, PATIENCE))
     assert rest[:2] == [7, 8]
     assert len(rest) < 5
+
+
+async def test_noops_move_idle_members_past_a_waiting_event(cluster: ScriptedCluster):
+    registry = cluster.registry(noop=True, noop_delay=0.002)
+    cursor, _ = await registry.open(stream(), OWNER)
+    cluster.shards["s0"].insert(105, 1)
+    assert await read_until(cursor, 1) == [1]
+    idle = (cluster.config, cluster.shards["s1"], cluster.shards["s2"])
+    assert [member.past[0] for member in idle] == [Timestamp(105, 2)] * 3
+    assert set(noops(registry)) == {"s1", "s2", "config"}
+    assert all(count <= 3 for count in noops(registry).values())
+    before = sum(noops(registry).values())
+    await cursor.next_batch(None, 0.1)
+    assert sum(noops(registry).values()) == before, "no event waits, so no member is nudged"
 
 
 async def test_no_event_is_delayed_by_a_long_wait(cluster: ScriptedCluster):
@@ -233,6 +264,18 @@ async def test_members_that_refuse_noop_writes_are_read_from(cluster: ScriptedCl
     await until(lambda: cluster.shards["s1"].commands["find"])
     cluster.noop(106)
     assert await read_until(cursor, 1) == [1]
+
+
+async def test_a_stream_that_starts_in_the_future_waits(cluster: ScriptedCluster):
+    cursor, first = await cluster.registry().open(stream(200), OWNER)
+    cluster.shards["s0"].insert(150, 1)
+    cluster.noop(160)
+    batch = await cursor.next_batch(None, 0.05)
+    assert batch.events == []
+    assert bson.decode(batch.pbrt) == bson.decode(first.pbrt)
+    cluster.shards["s0"].insert(201, 2)
+    cluster.noop(210)
+    assert numbers(await cursor.next_batch(None, PATIENCE)) == [2]
 
 
 async def test_a_closed_stream_holds_no_events(cluster: ScriptedCluster):
