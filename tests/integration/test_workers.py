@@ -7,12 +7,13 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pymongo
 import pytest
-from bson import Binary, Int64
+from bson import Binary, Int64, json_util
 from pymongo.errors import OperationFailure, PyMongoError
 from pymongo.monitoring import ServerDescriptionChangedEvent, ServerListener
 
@@ -166,20 +167,19 @@ async def test_cursors_sessions_and_kills_work_across_workers(router: RouterProc
 
 
 def test_all_workers_serve_the_feed(router: RouterProcess, client: Client) -> None:
+    """Each feed starts at a time before the insert, so that it may be opened after it."""
+    start = client.admin.command("ping")["$clusterTime"]["clusterTime"]
+    asked = json_util.dumps({"database": "fed", "startAtOperationTime": start})
     feeds = [socket.create_connection(("127.0.0.1", router.feed_port or 0)) for _ in range(4)]
-    for feed in feeds:
-        feed.settimeout(PATIENCE)
-        feed.sendall(json.dumps({"database": "fed"}).encode() + b"\n")
-
-    def streams() -> list[int]:
-        return [each["streams"] for each in workers(client)]
-
-    wait_for(lambda: sum(streams()) >= 4, "the feeds' streams")
-    assert all(streams())
-    client.fed.c.insert_one({"_id": 1})
-    for feed in feeds:
-        with feed, feed.makefile() as lines:
+    with ExitStack() as owned:
+        for feed in feeds:
+            owned.enter_context(feed).settimeout(PATIENCE)
+            feed.sendall(asked.encode() + b"\n")
+        client.fed.c.insert_one({"_id": 1})
+        for feed in feeds:
+            lines = owned.enter_context(feed.makefile())
             assert json.loads(lines.readline())["operationType"] == "insert"
+        assert all(each["streams"] for each in workers(client))
 
 
 class Changes(ServerListener):
