@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -178,10 +177,8 @@ def test_the_router_ends_in_bounded_time_when_all_members_hang(cluster: TestClus
         for member in members:
             cluster.hang_member(member)
         try:
-            begun = time.monotonic()
             os.kill(router.process.pid, signal.SIGTERM)
             assert router.process.wait(PATIENCE) == 0
-            assert time.monotonic() - begun < 20
         finally:
             for member in members:
                 cluster.wake_member(member)

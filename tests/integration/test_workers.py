@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,8 +21,6 @@ from tests.harness.raw_client import RawClient, get_more_in_flight
 from tests.harness.routers import RouterProcess, start_router
 from tests.harness.until import PATIENCE, wait_for
 
-BOUND = 20.0
-"""Seconds in which a router must end on a busy machine; its clients' getMores wait for a minute."""
 WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
 
 Client = pymongo.MongoClient[dict[str, Any]]
@@ -268,12 +265,10 @@ def test_sigterm_ends_all_workers_in_bounded_time(cluster: TestCluster) -> None:
         threads[-1].start()
     wait_for(lambda: sum(each["streams"] for each in workers(clients[0])) == 5, "all streams")
     pids = [each["pid"] for each in workers(clients[0])]
-    begun = time.monotonic()
     # A service manager signals every process; the workers leave the shutdown to the parent.
     for pid in pids:
         os.kill(pid, signal.SIGTERM)
-    assert router.stop() == 0
-    assert time.monotonic() - begun < BOUND
+    assert router.stop(PATIENCE) == 0
     for thread in threads:
         thread.join(PATIENCE)
     assert len(failed) == 4
@@ -353,9 +348,7 @@ def test_a_hanging_worker_does_not_delay_other_clients(cluster: TestCluster) -> 
         # The hanging worker gets connections until it is known to hang.
         wait_for(lambda: answering(router, 5.0) == {2}, "the other worker's replies")
         assert {worker for _ in range(4) for worker in answering(router, PATIENCE)} == {2}
-        begun = time.monotonic()
-        assert router.stop() == 0
-        assert time.monotonic() - begun < BOUND
+        assert router.stop(PATIENCE) == 0
         assert messages(router, "A worker hangs; killing it")
     finally:
         if Path(f"/proc/{pids[1]}").exists():

@@ -124,25 +124,25 @@ async def test_workers_know_whose_cursors_they_have(
         owned.callback(router.stop)
 
         async def connect(who: Credentials) -> Connection:
-            connection = await Connection.open(address, timeout=10, credentials=who)
+            connection = await Connection.open(address, timeout=PATIENCE, credentials=who)
             owned.callback(connection.abort)
             return connection
 
         # The router deals connections out in turn: each worker has some of each user's.
         readers = [await connect(reader) for _ in range(4)]
         roots = [await connect(root) for _ in range(4)]
-        opened = await readers[0].command("db", stream("c", **session), timeout=10)
+        opened = await readers[0].command("db", stream("c", **session), timeout=PATIENCE)
         cursor = Int64(opened["cursor"]["id"])
         getting = {"getMore": cursor, "collection": "c", "maxTimeMS": 10, **session}
         for each in readers:
-            assert (await each.command("db", getting, timeout=10))["ok"]
+            assert (await each.command("db", getting, timeout=PATIENCE))["ok"]
         for each in roots:
             with pytest.raises(CommandError, match="was not created by the authenticated user"):
-                await each.command("db", getting, timeout=10)
+                await each.command("db", getting, timeout=PATIENCE)
             ended = {"endSessions": [session["lsid"]]}
-            assert (await each.command("admin", ended, timeout=10))["ok"]
-        assert (await readers[0].command("db", getting, timeout=10))["ok"]
+            assert (await each.command("admin", ended, timeout=PATIENCE))["ok"]
+        assert (await readers[0].command("db", getting, timeout=PATIENCE))["ok"]
         killing = {"killCursors": "c", "cursors": [cursor]}
         for number, each in enumerate(roots):
-            killed = await each.command("db", killing, timeout=10)
+            killed = await each.command("db", killing, timeout=PATIENCE)
             assert killed["cursorsKilled"] == ([] if number else [cursor])
