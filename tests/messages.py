@@ -42,6 +42,7 @@ _JOB = "job run shop.orders --out job"
 COMMANDS = (
     "serv",
     f"{_SERVE} --prot 1",
+    "serve --confgdb c/a:1",
     f"{_SERVE} --bind-ip 300.1.1.1",
     f"{_SERVE} --keyFile absent",
     "check-config --config absent.yaml --offline",
