@@ -148,7 +148,7 @@ async def test_a_defect_of_a_remote_cursor_is_a_failure_that_clients_resume_afte
 
 
 async def test_a_stream_resumes_while_a_shard_is_away(cluster: ScriptedCluster):
-    registry = cluster.registry(open_timeout=0.3, connect_timeout=0.1)
+    registry = cluster.registry(open_timeout=1.5, connect_timeout=0.5)
     shard = cluster.shards["s0"]
     port = shard.port
     await shard.stop()
