@@ -1,6 +1,6 @@
 """The rules that each recorded case verifies."""
 
-from tests.conformance.report import Rule
+from tests.conformance.rules import Rule
 
 _FIRST = "aggregate: {cursor: {firstBatch, postBatchResumeToken, id, ns}, ok, times}"
 _NEXT = "getMore: {cursor: {id, ns, nextBatch, postBatchResumeToken}, ok, times}"

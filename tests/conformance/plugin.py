@@ -1,17 +1,22 @@
-"""A pytest plugin that collects test outcomes by rule, prints a table and writes the report.
+"""A pytest plugin: each rule has a test, and ``--conformance-report`` writes the outcomes by rule.
 
 tests/conftest.py loads it, so that it also sees runs that include other folders.
 """
 
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
-from tests.conformance.report import Outcomes, Rule, all_rules, document, table, written
+from tests.conformance.rules import RULES, Rule
 from tests.harness.clusters import real_servers_named
 
 REPORT = Path(__file__).parents[2] / "build" / "conformance.md"
-COLLECTED = pytest.StashKey[Outcomes]()
+_RESULTS = ("**does not hold**", "holds", "skipped")
+"""The outcomes of a rule's tests in a word or two; the first one that a test has is the rule's."""
+
+_outcomes: dict[Rule, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+"""The functions that test a rule, by outcome."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -26,68 +31,53 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "rule(section, rule): a rule of docs/protocol.md that a test verifies"
     )
-    config.stash[COLLECTED] = Outcomes()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    known = set(all_rules())
+    """Refuse a mark without a rule and, where the whole folder is run, a rule without a mark."""
+    without_test = {(section, rule) for section, rules in RULES.items() for rule in rules}
+    known = frozenset(without_test)
     for item in items:
         for mark in item.iter_markers("rule"):
-            rule: Rule = mark.args
-            if rule not in known:
-                raise pytest.UsageError(f"{item.nodeid}: no such rule: {rule}")
-            item.user_properties.append(("rule", rule))
-            config.stash[COLLECTED].tests.setdefault(rule, set()).add(_function(item.nodeid))
+            if mark.args not in known:
+                raise pytest.UsageError(f"{item.nodeid}: no such rule: {mark.args}")
+            item.user_properties.append(("rule", mark.args))
+            without_test.discard(mark.args)
+    collected = {item.path for item in items}
+    if any("::" in arg for arg in config.args) or not collected.issuperset(
+        Path(__file__).parent.glob("test_*.py")
+    ):
+        return
+    if without_test:
+        raise pytest.UsageError(f"rules without a test: {sorted(without_test)}")
 
 
-def _function(nodeid: str) -> str:
-    file, _, function = nodeid.partition("[")[0].rpartition("::")
-    return f"{Path(file).name}::{function}"
-
-
-class _Recorder:
-    """Records the outcomes of all tests, including those that pytest-xdist runs elsewhere."""
-
-    def __init__(self, outcomes: Outcomes) -> None:
-        self._outcomes = outcomes
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        for name, rule in report.user_properties:
-            if name != "rule":
-                continue
-            key: Rule = tuple(rule)
-            self._outcomes.tests.setdefault(key, set()).add(_function(report.nodeid))
-            if report.failed or (report.skipped and hasattr(report, "wasxfail")):
-                counts = self._outcomes.failed
-            elif report.skipped:
-                reason = str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else ""
-                self._outcomes.skipped[key] = reason.removeprefix("Skipped: ") or "skipped"
-                continue
-            elif report.when == "call":
-                counts = self._outcomes.passed
-            else:
-                continue
-            counts[key] = counts.get(key, 0) + 1
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_sessionstart(session: pytest.Session) -> None:
-    session.config.pluginmanager.register(_Recorder(session.config.stash[COLLECTED]))
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Keep the outcomes of all tests, including those that pytest-xdist runs elsewhere."""
+    for name, rule in report.user_properties:
+        if name == "rule" and (report.when == "call" or not report.passed):
+            failed = report.failed or (report.skipped and hasattr(report, "wasxfail"))
+            result = _RESULTS[0 if failed else 1 if report.passed else 2]
+            file, _, function = report.nodeid.partition("[")[0].rpartition("::")
+            _outcomes[tuple(rule)][result].add(f"`{Path(file).name}::{function}`")
 
 
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    outcomes = config.stash[COLLECTED]
-    if config.getoption("--conformance-report"):
-        terminalreporter.section("conformance with docs/protocol.md")
-        for line in table(outcomes):
-            terminalreporter.write_line(line)
-        REPORT.parent.mkdir(exist_ok=True)
-        REPORT.write_text(_report(outcomes))
-        terminalreporter.write_line(f"written: {REPORT}")
-
-
-def _report(outcomes: Outcomes) -> str:
-    return document(outcomes, written(REPORT), real=real_servers_named())
+    if not config.getoption("--conformance-report"):
+        return
+    servers = "MongoDB's own servers" if real_servers_named() else "the embedded cluster"
+    lines = [f"# Conformance\n\nThe rules of `docs/protocol.md` and their tests, on {servers}."]
+    for section, rules in RULES.items():
+        lines.append(f"\n## {section}\n\n| rule | tests | result |\n| --- | --- | --- |")
+        for rule in rules:
+            found = _outcomes.get((section, rule), {})
+            tests = ", ".join(sorted(set().union(*found.values())))
+            result = next((each for each in _RESULTS if each in found), "not run here")
+            lines.append(f"| {rule} | {tests} | {result} |")
+    REPORT.parent.mkdir(exist_ok=True)
+    REPORT.write_text("\n".join(lines) + "\n")
+    terminalreporter.section("conformance with docs/protocol.md")
+    terminalreporter.write_line(f"written: {REPORT}")

@@ -5,6 +5,9 @@ in the page's order.
 fails the run. `make conformance` writes build/conformance.md from this table and the outcomes.
 """
 
+Rule = tuple[str, str]
+"""The section and the rule's text."""
+
 RULES: dict[str, tuple[str, ...]] = {
     "Cursor replies": (
         "aggregate: {cursor: {firstBatch, postBatchResumeToken, id, ns}, ok, times}",

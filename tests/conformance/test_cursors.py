@@ -55,7 +55,7 @@ def test_the_first_batch_is_empty_with_the_starting_point(client: Client, db: Da
     db.a.insert_one({})
     began = time.monotonic()
     with Stream(client, db.name, "a", {"startAtOperationTime": start}) as stream:
-        assert time.monotonic() - began < PATIENCE / 3
+        assert time.monotonic() - began < PATIENCE
         assert stream.events == []
         assert time_of(stream.pbrt) == start
         [event] = stream.read(1)
@@ -187,8 +187,9 @@ def test_a_session_cannot_use_another_session_s_cursor(client: Client, db: Data)
 @rule("Cursor replies", "another session's cursor is an error")
 async def test_a_get_more_must_use_the_cursor_s_session_or_none(router: RouterProcess) -> None:
     lsid = {"id": Binary(b"s" * 16, 4)}
+    async with await RawClient.connect(router.port) as gone:
+        free = (await gone.command("test", OPEN))["cursor"]["id"]
     async with await RawClient.connect(router.port) as raw:
-        free = (await raw.command("test", OPEN))["cursor"]["id"]
         bound = (await raw.command("test", {**OPEN, "lsid": lsid}))["cursor"]["id"]
         more = {"getMore": free, "collection": "a", "maxTimeMS": 1}
         assert (await raw.command("test", {**more, "lsid": lsid}))["code"] == 50799

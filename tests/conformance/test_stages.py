@@ -1,7 +1,6 @@
 """The stages after ``$changeStream``: which are allowed, and what they may do to events
 (docs/protocol.md#opening)."""
 
-import time
 from typing import Any
 
 import pytest
@@ -177,12 +176,10 @@ def test_forged_topology_events_are_harmless(client: Client, db: Data) -> None:
     }
     forge = [{"$addFields": {name: {"$literal": value} for name, value in forged.items()}}]
     with Stream(client, db.name, "a", {}, forge) as stream:
-        began = time.monotonic()
         for number in range(5):
             db.a.insert_one({"_id": number})
         events = stream.read(5)
         assert all(event["fullDocument"] == forged["fullDocument"] for event in events)
-        assert time.monotonic() - began < 20
     detected = [{"$addFields": {"operationType": "kNewShardDetected"}}]
     with Stream(client, db.name, "a", {}, detected) as stream:
         db.a.insert_one({"_id": 9})

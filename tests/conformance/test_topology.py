@@ -112,11 +112,11 @@ def test_rare_no_ops_do_not_delay_events() -> None:
             client.db.a.insert_one({"_id": 0})
             stream.read(1)
             began = time.monotonic()
-            for number in range(1, 6):
+            for number in range(1, 13):
                 client.db.a.insert_one({"_id": number})
                 stream.read(number + 1, max_time_ms=5000)
             # The members' own no-ops come up to ten seconds apart.
-            assert time.monotonic() - began < 20
+            assert time.monotonic() - began < 45
 
 
 @rule("Opening", "a cluster without shards: an empty batch and cursor id 0")

@@ -11,6 +11,7 @@ from router.catalog.server_checks import Check
 from shard_client.cluster_clock import ClusterClock
 from shard_client.errors import CommandError, NetworkError
 from shard_client.wire.connection import Connection
+from tests.harness.until import PATIENCE
 
 Server = tuple[str, int]
 """A version, and its ``maxWireVersion``."""
@@ -139,7 +140,7 @@ class OneShard:
         self, target: str, database: str, command: Mapping[str, Any], timeout: float, host: str
     ) -> dict[str, Any]:
         assert (target, host) == ("s0", "s0/host")
-        connection = await Connection.open(self._address, timeout=5)
+        connection = await Connection.open(self._address, timeout=PATIENCE)
         try:
             return await connection.command(database, command, timeout=timeout)
         finally:

@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -109,54 +108,6 @@ def test_keepalive_probes_silent_clients(router: RouterProcess) -> None:
             wait_for(lambda: timer(port, own_port) == "02", "the timer of probes")  # noqa: B023
 
 
-def test_a_client_that_stops_reading_blocks_only_its_own_stream(
-    cluster: TestCluster, router: RouterProcess
-) -> None:
-    client: Client
-    with pymongo.MongoClient(cluster.mongos_uri) as client:
-        client.stopped.create_collection("c")
-    soak = Soak(cluster, router)
-    write_and_watch(router, 0)
-    before = soak.resident_kib
-
-    async def run() -> None:
-        async with await RawClient.connect(router.port) as deaf:
-            # A small receive buffer, so that the router has to keep the replies.
-            deaf.writer.get_extra_info("socket").setsockopt(
-                socket.SOL_SOCKET, socket.SO_RCVBUF, 4096
-            )
-            deaf.reader._transport.pause_reading()  # type: ignore[attr-defined]
-            watch = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
-            async with await RawClient.connect(router.port) as opener:
-                cursor_id = (await opener.command("stopped", watch))["cursor"]["id"]
-            for _ in range(40):
-                deaf.send("stopped", {"getMore": cursor_id, "collection": "c", "batchSize": 50})
-            await asyncio.to_thread(write_and_watch, router, 1500)
-            grown = (soak.resident_kib - before) * 1024
-            # Of 30 MB, the stopped stream keeps its budget and one reply that is being sent.
-            assert grown < 10 * _MIB, f"{grown / _MIB:.1f} MiB"
-
-    asyncio.run(run())
-    wait_for(lambda: not soak.holdings().cursors, "the abandoned cursor to end")
-    wait_for(lambda: not soak.holdings().shard_cursors, "its remotes to end")
-    soak.close()
-
-
-def write_and_watch(router: RouterProcess, first: int) -> None:
-    """Write 30 MB through the router and check that all events arrive."""
-    client: Client
-    filler = "x" * 20_000
-    with (
-        pymongo.MongoClient(router.uri) as client,
-        client.stopped.c.watch(max_await_time_ms=500) as stream,
-    ):
-        for start in range(first, first + 1500, 100):
-            numbers = range(start, start + 100)
-            client.stopped.c.insert_many([{"_id": n, "filler": filler} for n in numbers])
-        seen = [stream.next()["documentKey"]["_id"] for _ in range(1500)]
-    assert seen == list(range(first, first + 1500))
-
-
 async def test_errors_at_shutdown_make_drivers_resume_elsewhere(cluster: TestCluster) -> None:
     """A getMore in flight is answered; new commands fail, change streams with the label."""
     direct = [cluster.direct(name) for name in [*cluster.shards, "config"]]
@@ -226,10 +177,8 @@ def test_the_router_ends_in_bounded_time_when_all_members_hang(cluster: TestClus
         for member in members:
             cluster.hang_member(member)
         try:
-            begun = time.monotonic()
             os.kill(router.process.pid, signal.SIGTERM)
             assert router.process.wait(PATIENCE) == 0
-            assert time.monotonic() - begun < 20
         finally:
             for member in members:
                 cluster.wake_member(member)

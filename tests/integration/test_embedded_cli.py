@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import time
 from typing import Any
 
 import pymongo
@@ -29,10 +28,8 @@ def test_a_signal_ends_it_quickly_despite_clients(number: signal.Signals) -> Non
             session.start_transaction()
             client.a.b.insert_one({"_id": 2}, session=session)
             shard.watch().try_next()
-            began = time.monotonic()
             cluster.process.send_signal(number)
             assert cluster.process.wait(PATIENCE) == 0
-            assert time.monotonic() - began < PATIENCE / 2
     assert '"Stopped"' in cluster.logs[-1]
 
 

@@ -200,7 +200,7 @@ def test_the_feed_returns_the_same_events_as_lines(
 ) -> None:
     request = {"database": "facade", "collection": collection.name}
     with socket.create_connection(("127.0.0.1", router.feed_port or 0)) as connection:
-        connection.settimeout(20)
+        connection.settimeout(PATIENCE)
         with connection.makefile("rw") as lines:
             start = collection.database.command("ping")["operationTime"]
             request["startAtOperationTime"] = {"$timestamp": {"t": start.time, "i": start.inc}}

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,24 +13,12 @@ from typing import Any
 
 import pymongo
 import pytest
-from pymongo.errors import OperationFailure, PyMongoError
+from pymongo.errors import OperationFailure
 
 from tests.harness.clusters import TestCluster
 from tests.harness.ports import free_port
-from tests.harness.routers import RouterProcess, run_router, start_router
+from tests.harness.routers import RouterProcess, start_router
 from tests.harness.until import PATIENCE, wait_for
-
-BOUND = 20.0
-"""Seconds in which a router must end on a busy machine; its clients' getMores wait for a minute."""
-
-
-def open_cursors(client: pymongo.MongoClient[dict[str, Any]]) -> int:
-    status = client.admin.command("serverStatus")
-    return int(status["metrics"]["cursor"]["open"]["total"])
-
-
-def get_mores(client: pymongo.MongoClient[dict[str, Any]]) -> int:
-    return int(client.admin.command("serverStatus")["opcounters"]["getmore"])
 
 
 @contextmanager
@@ -102,60 +89,6 @@ def test_sigterm_ends_a_router_with_a_closed_output_pipe(
             router.kill()
 
 
-def test_sigterm_ends_a_router_with_open_streams_in_bounded_time(cluster: TestCluster) -> None:
-    drain = {"mongosShutdownTimeoutMillisForSignaledShutdown": 300}
-    router = start_router(cluster.configdb, cluster.mongos_uri, feed=True, set_parameter=drain)
-    feed = socket.create_connection(("127.0.0.1", router.feed_port or 0))
-    with pymongo.MongoClient[dict[str, Any]](
-        router.uri, retryReads=False, serverSelectionTimeoutMS=500
-    ) as client:
-        stream = client.life.watch(max_await_time_ms=60_000)
-        failed: list[PyMongoError] = []
-
-        def wait() -> None:
-            try:
-                stream.next()
-            except PyMongoError as error:
-                failed.append(error)
-
-        waiting = threading.Thread(target=wait, daemon=True)
-        waiting.start()
-        wait_for(lambda: open_cursors(client) == 2, "both cursors")
-        begun = time.monotonic()
-        assert router.stop() == 0
-        assert time.monotonic() - begun < BOUND
-        assert feed.recv(1) == b""
-        feed.close()
-        with socket.socket() as probe:
-            assert probe.connect_ex(("127.0.0.1", router.port)) != 0
-    messages = [line["msg"] for line in router.logs()]
-    assert messages[-1] == "Shut down"
-    assert not [line for line in router.logs() if line.get("s") in ("E", "F")]
-
-
-def test_a_client_killed_during_a_get_more_leaves_no_cursor(cluster: TestCluster) -> None:
-    program = (
-        "import pymongo, sys\n"
-        "stream = pymongo.MongoClient(sys.argv[1]).life.watch(max_await_time_ms=60000)\n"
-        "print('open', flush=True)\n"
-        "stream.next()\n"
-    )
-    with (
-        start_router(cluster.configdb, cluster.mongos_uri) as router,
-        pymongo.MongoClient[dict[str, Any]](router.uri) as client,
-    ):
-        before = get_mores(client)
-        victim = subprocess.Popen(
-            [sys.executable, "-c", program, router.uri], stdout=subprocess.PIPE, text=True
-        )
-        assert victim.stdout is not None
-        assert victim.stdout.readline() == "open\n"
-        wait_for(lambda: get_mores(client) > before, "the getMore")
-        victim.kill()
-        victim.wait()
-        wait_for(lambda: open_cursors(client) == 0, "the cursor to be freed")
-
-
 @contextmanager
 def forwarder(port: int, target: tuple[str, int]) -> Iterator[None]:
     """Forward a port to a server on another port."""
@@ -221,15 +154,6 @@ def test_an_unreachable_cluster_is_a_retriable_error_until_it_starts(
                 lambda: any(line["msg"] == "Speaking for a cluster" for line in router.logs()),
                 "the version",
             )
-
-
-def test_the_start_fails_if_the_port_is_in_use(cluster: TestCluster) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        finished = run_router("--configdb", cluster.configdb, "--port", str(port))
-    assert finished.returncode == 48
-    assert "in use" in finished.stdout
-    assert "Traceback" not in finished.stderr
 
 
 def test_a_settings_file_suffices_to_start(cluster: TestCluster, tmp_path: Path) -> None:

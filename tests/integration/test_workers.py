@@ -5,24 +5,22 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pymongo
 import pytest
-from bson import Binary, Int64
+from bson import Binary, Int64, json_util
 from pymongo.errors import OperationFailure, PyMongoError
 from pymongo.monitoring import ServerDescriptionChangedEvent, ServerListener
 
 from tests.harness.clusters import TestCluster
 from tests.harness.raw_client import RawClient, get_more_in_flight
-from tests.harness.routers import RouterProcess, run_router, start_router
+from tests.harness.routers import RouterProcess, start_router
 from tests.harness.until import PATIENCE, wait_for
 
-BOUND = 20.0
-"""Seconds in which a router must end on a busy machine; its clients' getMores wait for a minute."""
 WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
 
 Client = pymongo.MongoClient[dict[str, Any]]
@@ -165,34 +163,20 @@ async def test_cursors_sessions_and_kills_work_across_workers(router: RouterProc
         assert (await answer)["code"] == 237
 
 
-def test_every_worker_passes_ordinary_commands_through(
-    cluster: TestCluster, router: RouterProcess
-) -> None:
-    clients = [Client(router.uri) for _ in range(4)]
-    for number, each in enumerate(clients):
-        each.plain.c.insert_many([{"by": number, "n": n} for n in range(300)])
-        with each.start_session() as session, session.start_transaction():
-            each.plain.c.insert_one({"by": number, "n": 300}, session=session)
-        assert len(list(each.plain.c.find({"by": number}, batch_size=50))) == 301
-    for each in clients:
-        each.close()
-
-
 def test_all_workers_serve_the_feed(router: RouterProcess, client: Client) -> None:
+    """Each feed starts at a time before the insert, so that it may be opened after it."""
+    start = client.admin.command("ping")["$clusterTime"]["clusterTime"]
+    asked = json_util.dumps({"database": "fed", "startAtOperationTime": start})
     feeds = [socket.create_connection(("127.0.0.1", router.feed_port or 0)) for _ in range(4)]
-    for feed in feeds:
-        feed.settimeout(PATIENCE)
-        feed.sendall(json.dumps({"database": "fed"}).encode() + b"\n")
-
-    def streams() -> list[int]:
-        return [each["streams"] for each in workers(client)]
-
-    wait_for(lambda: sum(streams()) >= 4, "the feeds' streams")
-    assert all(streams())
-    client.fed.c.insert_one({"_id": 1})
-    for feed in feeds:
-        with feed, feed.makefile() as lines:
+    with ExitStack() as owned:
+        for feed in feeds:
+            owned.enter_context(feed).settimeout(PATIENCE)
+            feed.sendall(asked.encode() + b"\n")
+        client.fed.c.insert_one({"_id": 1})
+        for feed in feeds:
+            lines = owned.enter_context(feed.makefile())
             assert json.loads(lines.readline())["operationType"] == "insert"
+        assert all(each["streams"] for each in workers(client))
 
 
 class Changes(ServerListener):
@@ -281,12 +265,10 @@ def test_sigterm_ends_all_workers_in_bounded_time(cluster: TestCluster) -> None:
         threads[-1].start()
     wait_for(lambda: sum(each["streams"] for each in workers(clients[0])) == 5, "all streams")
     pids = [each["pid"] for each in workers(clients[0])]
-    begun = time.monotonic()
     # A service manager signals every process; the workers leave the shutdown to the parent.
     for pid in pids:
         os.kill(pid, signal.SIGTERM)
-    assert router.stop() == 0
-    assert time.monotonic() - begun < BOUND
+    assert router.stop(PATIENCE) == 0
     for thread in threads:
         thread.join(PATIENCE)
     assert len(failed) == 4
@@ -344,15 +326,6 @@ def test_fail_points_apply_to_all_workers_together(cluster: TestCluster) -> None
             client.close()
 
 
-def test_the_start_fails_if_the_port_is_in_use(cluster: TestCluster) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        finished = run_router("--configdb", cluster.configdb, "--port", port, "--workers", "2")
-    assert finished.returncode == 48
-    assert "in use" in finished.stdout
-    assert "Traceback" not in finished.stderr
-
-
 def test_connections_over_the_limit_are_closed(cluster: TestCluster) -> None:
     with start_router(cluster.configdb, workers=2, maxConns=3) as router:
         taken = [socket.create_connection(("127.0.0.1", router.port)) for _ in range(3)]
@@ -375,9 +348,7 @@ def test_a_hanging_worker_does_not_delay_other_clients(cluster: TestCluster) -> 
         # The hanging worker gets connections until it is known to hang.
         wait_for(lambda: answering(router, 5.0) == {2}, "the other worker's replies")
         assert {worker for _ in range(4) for worker in answering(router, PATIENCE)} == {2}
-        begun = time.monotonic()
-        assert router.stop() == 0
-        assert time.monotonic() - begun < BOUND
+        assert router.stop(PATIENCE) == 0
         assert messages(router, "A worker hangs; killing it")
     finally:
         if Path(f"/proc/{pids[1]}").exists():

@@ -21,11 +21,6 @@ USERS: dict[str, list[Any]] = {
     "admin": ["clusterAdmin"],
     "host": ["hostManager"],
 }
-OPENS_NO_STREAMS = (
-    59,
-    "this endpoint does not serve change streams; open them through mergerouter, or on a shard",
-)
-"""The answer of the embedded mongos to a stream that the user may open."""
 
 STREAM: list[dict[str, Any]] = [{"$changeStream": {}}]
 

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from bson import Int64
+from bson import Int64, ObjectId
 from pymongo.errors import OperationFailure, PyMongoError
 
 from tests.harness.clusters import Client
@@ -83,6 +83,7 @@ SPECIAL: list[tuple[str, dict[str, Any]]] = [
     ),
     ("other", {"explain": stream("c")}),
     ("db", {"explain": {"aggregate": "c", "pipeline": [], **_CURSOR}}),
+    *((name, {"insert": "c", "documents": [{"_id": ObjectId()}]}) for name in ("db", "other")),
     *((database, {"find": "c", "limit": 1}) for database in ("db", "other", "config")),
 ]
 """Commands with more than a name, on databases."""

@@ -16,6 +16,7 @@ from shard_client.replica_set.read_preference import PRIMARY
 from shard_client.wire.authentication import Access, Credentials, read_key_file
 from tests.harness.clusters import Client, TestCluster, on_real_servers
 from tests.harness.routers import start_router
+from tests.harness.until import PATIENCE
 from tests.integration.security.clients import Servers, client
 from tests.integration.security.page import blocks
 
@@ -26,7 +27,7 @@ async def test_a_member_by_key_file(secured: TestCluster, key_file: Path) -> Non
         assert (await cluster.shards()).hosts == secured.shards
         for target in (*secured.shards, CONFIG):
             connection = await cluster.connect(target)
-            status = await connection.command("admin", {"connectionStatus": 1}, timeout=5)
+            status = await connection.command("admin", {"connectionStatus": 1}, timeout=PATIENCE)
             assert status["authInfo"]["authenticatedUsers"] == [{"user": "__system", "db": "local"}]
             cluster.release(connection)
     finally:

@@ -41,7 +41,7 @@ async def kept_current(watch: ClusterVersion) -> AsyncIterator[None]:
 
 
 async def changed(router: Node) -> None:
-    await router.topology.wait_beyond(router.topology.document(), timeout=10)
+    await router.topology.wait_beyond(router.topology.document(), timeout=PATIENCE)
 
 
 async def test_it_retries_until_a_server_answers() -> None:

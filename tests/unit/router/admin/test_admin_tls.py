@@ -17,7 +17,7 @@ from router.tls.certificates import Certificates
 from router.tls.handshake import ONLY_TLS
 from tests.harness.admin import admin_port, get, watched_facade
 from tests.harness.certificates import Authority
-from tests.harness.until import until
+from tests.harness.until import PATIENCE, until
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def trusting(authority: Authority) -> ssl.SSLContext:
 def subject(port: int, context: ssl.SSLContext) -> str:
     """Return the subject of the certificate that a new connection sees."""
     with (
-        socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
+        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as plain,
         context.wrap_socket(plain, server_hostname="127.0.0.1") as connected,
     ):
         return str(connected.getpeercert())
@@ -122,7 +122,7 @@ async def test_the_end_does_not_wait_for_silent_clients(authority: Authority, fi
     async with serving(authority, file) as (port, _certificates):
         silent, _writer = await asyncio.open_connection("127.0.0.1", port)
         idle, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         assert await silent.read() == b""
         assert await idle.read() == b""
     writer.close()

@@ -4,6 +4,7 @@ import asyncio
 import time
 
 from router.loop_lag import BOUNDS, LoopLag
+from tests.harness.until import PATIENCE
 
 
 async def test_a_blocked_loop_is_measured() -> None:
@@ -11,7 +12,7 @@ async def test_a_blocked_loop_is_measured() -> None:
     lag.start()
     try:
         time.sleep(0.3)  # noqa: ASYNC251 (the loop has to stand still)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while not sum(lag.histogram.counts):  # noqa: ASYNC110
                 await asyncio.sleep(0)
     finally:

@@ -42,11 +42,8 @@ def invoke(*arguments: str) -> Any:
     ("arguments", "said"),
     [
         ((), "Pass --configdb rsName/host:port"),
-        (("--configdb", "nonsense"), "configDB"),
         (("--configdb", "c/h:1", "--setParameter", "x=1"), "x is not a parameter"),
         (("--configdb", "c/h:1", "--setParameter", "x"), "'x' has no value: write name=value"),
-        (("--configdb", "c/h:1", "--port", "99999"), "port"),
-        (("--configdb", "c/h:1", "--upstream", "http://x"), "upstream"),
         (("--config", "/does/not/exist"), "--config: cannot use /does/not/exist: No such file"),
         (("--configdb",), "has no value. It needs one: The config server: rsName/host:port"),
         (("--configdb", "c/h:1", "--port"), "has no value. It needs one: The port for drivers"),

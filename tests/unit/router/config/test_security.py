@@ -3,9 +3,7 @@ from typing import Any
 
 import bson
 import pytest
-from pydantic import ValidationError
 
-from router.config.problems import describe_problems
 from router.config.settings import Settings, load_settings
 
 
@@ -54,30 +52,3 @@ def test_a_password_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> Non
     bson.encode(shown)
     assert shown["security"]["password"] == "<password>"
     assert "s3cret" not in repr(found) + str(shown)
-
-
-@pytest.mark.parametrize(
-    ("security", "message"),
-    [
-        ({"user": "router"}, "requires a password"),
-        ({"password": "s3cret"}, "user is missing"),
-        ({"user": "router", "password": "s3cret", "passwordFile": "f"}, "requires a password"),
-        ({"user": "router", "password": ["s3cret"]}, "security.password"),
-        ({"user": 5, "password": "s3cret"}, "security.user"),
-    ],
-)
-def test_messages_name_the_setting_and_show_no_secret(
-    security: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValidationError) as failure:
-        settings(**security)
-    text = describe_problems(failure.value, Settings)
-    assert message in text
-    assert "s3cret" not in text
-
-
-def test_an_upstream_with_a_password_is_refused_without_showing_it() -> None:
-    for uri in ("mongodb://user:s3cret@host:1/", "mongodb+srv://user:s3cret@host"):
-        with pytest.raises(ValidationError) as failure:
-            load_settings({"upstream": uri})
-        assert "s3cret" not in describe_problems(failure.value, Settings)

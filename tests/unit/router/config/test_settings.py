@@ -45,25 +45,6 @@ def test_given_settings_are_shown_as_by_mongos() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ({"net": {"prot": 1}}, "prot"),
-        ({"nets": {}, "sharding": {"configDB": "a/b:1"}, "x": 1}, "x"),
-        ({"net": {"port": 70000}}, "port"),
-        ({"sharding": {"configDB": "no-set-name:1"}}, "configDB"),
-        ({"upstream": "localhost:1"}, "upstream"),
-        ({"setParameter": {"noSuch": 1}}, "noSuch is not a parameter"),
-        ({"setParameter": {"cursorTimeoutMillis": "soon"}}, "cursorTimeoutMillis"),
-        ({"setParameter": {"cursorTimeoutMillis": -1}}, "cursorTimeoutMillis"),
-        ({"setParameter": {"noopWrites": "maybe"}}, "noopWrites"),
-    ],
-)
-def test_invalid_settings_are_named(flags: dict[str, object], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        load_settings(flags)
-
-
 def test_a_file_without_settings_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "router.yaml"
     file.write_text("- 1\n")

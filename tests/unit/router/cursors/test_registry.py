@@ -28,18 +28,6 @@ async def test_a_stream_from_now_omits_earlier_events(cluster: ScriptedCluster):
     assert await read_until(cursor, 1) == [3]
 
 
-async def test_closing_leaves_no_cursors_on_the_shards(cluster: ScriptedCluster):
-    registry = cluster.registry()
-    cursor, _ = await registry.open(stream(), OWNER)
-    assert cluster.open_cursors == 4
-    result = registry.kill([cursor.cursor_id, 5], OWNER)
-    assert result == ([cursor.cursor_id], [5])
-    await registry.close()
-    assert cluster.open_cursors == 0
-    await cluster.clusters[0].close()
-    await until(lambda: not any(member.writers for member in cluster.members))
-
-
 @pytest.mark.parametrize(
     ("made_by", "used_by", "code"),
     [

@@ -79,22 +79,6 @@ async def test_the_cursors_of_a_dead_worker_are_not_found() -> None:
         assert killed["cursorsNotFound"] == [cursor_id]
 
 
-async def test_cursors_of_all_workers_can_be_killed() -> None:
-    async with (
-        worker_facades(3) as workers,
-        await workers[0].client() as one,
-        await workers[1].client() as two,
-        await workers[2].client() as killer,
-    ):
-        ids = [(await each.command("db", WATCH))["cursor"]["id"] for each in (one, two, killer)]
-        gone = Int64(CursorIds(1, MARK, lambda bits: 5).new_id())
-        reply = await killer.command("db", {"killCursors": "c", "cursors": [*ids, gone, Int64(7)]})
-        assert sorted(reply["cursorsKilled"]) == sorted(ids)
-        assert sorted(reply["cursorsNotFound"]) == sorted([gone, 7])
-        assert reply["cursorsAlive"] == reply["cursorsUnknown"] == []
-        assert not any(worker.cursors.cursors for worker in workers)
-
-
 async def test_an_upstream_cursor_with_a_similar_id_continues_there() -> None:
     looks_like = Int64(CursorIds(1, MARK, lambda bits: 5).new_id())
 
@@ -151,33 +135,6 @@ async def test_any_worker_returns_the_status_of_all() -> None:
             assert [each["worker"] for each in listed] == [1, 2]
             assert [each["streams"] for each in listed] == [2, 1]
         assert status["network"]["numRequests"] == 5  # without those between workers
-
-
-async def test_a_dead_worker_is_missing_from_the_status() -> None:
-    async with worker_facades(2) as workers, await workers[1].client() as client:
-        assert workers[0].private is not None
-        await workers[0].private.aclose()
-        status = await client.command("admin", {"serverStatus": 1})
-        assert [each["worker"] for each in status["mergerouter"]["workers"]] == [2]
-
-
-async def test_a_fail_point_s_count_covers_all_workers() -> None:
-    async with (
-        worker_facades(3, fail_points=FailPoints) as workers,
-        await workers[0].client() as one,
-        await workers[1].client() as two,
-        await workers[2].client() as three,
-    ):
-        point = {"configureFailPoint": "failCommand", "mode": {"times": 2}}
-        data = {"failCommands": ["ping"], "errorCode": 91}
-        assert (await one.command("admin", {**point, "data": data}))["ok"] == 1
-        codes = [
-            (await client.command("admin", {"ping": 1})).get("code")
-            for client in (two, three, one, two)
-        ]
-        assert codes == [91, 91, None, None]
-        again = await three.command("admin", {"configureFailPoint": "failCommand", "mode": "off"})
-        assert again["count"] == 2
 
 
 async def test_a_get_more_on_another_worker_fails_once() -> None:

@@ -8,7 +8,6 @@ import pytest
 from bson import Int64
 from structlog.testing import capture_logs
 
-from router.client_limits import ClientLimits
 from router.server.first_message import NO_TLS
 from shard_client.wire.documents import encode
 from shard_client.wire.frames import build_msg
@@ -33,43 +32,11 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
         assert answered == asked
 
 
-async def test_a_waiting_get_more_blocks_only_its_own_connection() -> None:
-    async with facade() as router, await router.client() as one, await router.client() as other:
-        cursor_id = await open_stream(one)
-        one.send("db", {"getMore": cursor_id, "collection": "c", "maxTimeMS": 60_000})
-        cursor = router.cursors.cursors[cursor_id]
-        await cursor.waiting.wait()
-        assert (await other.command("admin", {"ping": 1}))["ok"] == 1
-        cursor.put(event(1), event(2))
-        batch = (await one.receive())["cursor"]["nextBatch"]
-        assert [each["n"] for each in batch] == [1, 2]
-
-
 async def test_a_get_more_with_exhaust_allowed_gets_a_plain_reply() -> None:
     async with facade() as router, await router.client() as client:
         get_more = {"getMore": await open_stream(client), "collection": "c", "maxTimeMS": 1}
         reply = await client.command("db", get_more, flags=EXHAUST_ALLOWED)
         assert (reply["ok"], reply.flags) == (1, 0)
-
-
-async def test_get_more_returns_at_most_batch_size_events() -> None:
-    async with facade() as router, await router.client() as client:
-        cursor_id = await open_stream(client)
-        router.cursors.cursors[cursor_id].put(*map(event, range(5)))
-        command = {"getMore": cursor_id, "collection": "c", "batchSize": 2}
-        sizes = [
-            len((await client.command("db", command))["cursor"]["nextBatch"]) for _ in range(3)
-        ]
-        assert sizes == [2, 2, 1]
-
-
-async def test_an_ended_stream_returns_cursor_id_zero() -> None:
-    async with facade() as router, await router.client() as client:
-        cursor_id = await open_stream(client)
-        router.cursors.cursors[cursor_id].end()
-        command = {"getMore": cursor_id, "collection": "c"}
-        assert (await client.command("db", command))["cursor"]["id"] == 0
-        assert (await client.command("db", command))["code"] == 43
 
 
 async def test_a_large_reply_arrives_whole() -> None:
@@ -115,28 +82,6 @@ async def test_a_first_message_that_is_a_reply_is_refused(response_to: int, answ
         writer.write(ping)
         assert bool(await reader.read(1)) == answered
         writer.close()
-
-
-async def test_a_disconnect_ends_the_client_s_get_more_and_cursor() -> None:
-    async with facade() as router:
-        client = await router.client()
-        cursor_id = await open_stream(client)
-        client.send("db", {"getMore": cursor_id, "collection": "c", "maxTimeMS": 60_000})
-        await router.cursors.cursors[cursor_id].waiting.wait()
-        client.writer.close()
-        await until(lambda: not router.cursors.cursors)
-        await until(lambda: not router.node.counters.connections)
-
-
-async def test_an_idle_cursor_outlives_its_connection() -> None:
-    async with facade() as router:
-        client = await router.client()
-        cursor_id = await open_stream(client)
-        client.writer.close()
-        await until(lambda: not router.node.counters.connections)
-        async with await router.client() as again:
-            command = {"getMore": cursor_id, "collection": "c", "maxTimeMS": 1}
-            assert (await again.command("db", command))["ok"] == 1
 
 
 async def test_unacknowledged_messages_get_no_reply() -> None:
@@ -287,16 +232,6 @@ async def test_an_internal_error_affects_only_its_client() -> None:
         assert (await client.command("admin", {"ping": 1}))["ok"] == 1
 
 
-async def test_connections_over_the_limit_are_closed() -> None:
-    async with (
-        facade(client_limits=ClientLimits(connections=1)) as router,
-        await router.client() as client,
-    ):
-        assert (await client.command("admin", {"ping": 1}))["ok"] == 1
-        async with await router.client() as late:
-            assert await late.closed()
-
-
 async def test_draining_refuses_new_commands_and_finishes_running_ones() -> None:
     async with facade() as router, await router.client() as running, await router.client() as new:
         cursor_id = await open_stream(running)
@@ -341,31 +276,6 @@ async def test_draining_labels_the_handshake_of_a_new_connection_for_a_retry() -
         router.node.topology.quiesce(asyncio.get_running_loop().time() + 30)
         refused = await client.command("admin", {"hello": 1})
         assert (refused["code"], refused["errorLabels"]) == (91, ["RetryableWriteError"])
-
-
-async def test_draining_interrupts_long_commands() -> None:
-    async with facade() as router, await router.client() as client:
-        cursor_id = await open_stream(client)
-        client.send("db", {"getMore": cursor_id, "collection": "c", "maxTimeMS": 60_000})
-        await router.cursors.cursors[cursor_id].waiting.wait()
-        await router.listener.drain(0.01)
-        reply = await client.receive()
-        assert (reply["code"], reply["errorLabels"]) == (11600, ["ResumableChangeStreamError"])
-
-
-async def test_many_connections_leave_nothing_behind() -> None:
-    async with facade() as router:
-        before = len(asyncio.all_tasks())
-        for _ in range(5):
-            clients = [await router.client() for _ in range(40)]
-            for client in clients:
-                client.send("admin", {"ping": 1})
-            for client in clients:
-                await client.receive()
-                client.writer.transport.abort()
-            await until(lambda: not router.node.counters.connections)
-        assert len(asyncio.all_tasks()) == before
-        assert router.node.counters.connections_created == 200
 
 
 def kinds(router: Facade) -> dict[str, int]:

@@ -8,7 +8,7 @@ import pytest
 from bson import Int64
 from bson.timestamp import Timestamp
 
-from router.upstream_mongos import UpstreamMongos, parse_upstream
+from router.upstream_mongos import UpstreamMongos
 from shard_client.wire.frames import build_msg
 from tests.doubles.scripted_server import Asked, answer_ok, scripted_server
 from tests.harness.facade import facade
@@ -96,18 +96,6 @@ async def test_cursors_continue_on_their_connection() -> None:
         assert mongos.asked[-1].command["cursors"] == [theirs]
         reply = await client.command("db", {"killCursors": "c", "cursors": [theirs]})
         assert reply["cursorsKilled"] == [theirs]
-
-
-async def test_plain_aggregates_pass_through_and_change_streams_do_not() -> None:
-    async with (
-        scripted_server(answer_ok) as mongos,
-        facade(upstream(mongos.port)) as router,
-        await router.client() as client,
-    ):
-        plain = {"aggregate": "c", "pipeline": [{"$match": {}}], "cursor": {}}
-        assert (await client.command("db", plain))["you"] == "asked"
-        assert "cursor" in await client.command("db", WATCH)
-        assert mongos.names() == ["aggregate"]
 
 
 @pytest.mark.parametrize(
@@ -349,13 +337,6 @@ async def test_commands_are_unknown_without_an_upstream() -> None:
     async with facade() as router, await router.client() as client:
         reply = await client.command("db", {"insert": "c"})
         assert (reply["code"], reply["errmsg"]) == (59, "no such cmd: insert")
-
-
-def test_upstreams_are_named_by_uri() -> None:
-    assert parse_upstream("mongodb://a:1,b:2/") == (("a", 1), ("b", 2))
-    for bad in ("a:1", "mongodb://u:p@a:1", "mongodb://a:1/db", "mongodb://a:x"):
-        with pytest.raises(ValueError):  # noqa: PT011
-            parse_upstream(bad)
 
 
 async def test_an_idle_connection_that_was_cut_is_replaced() -> None:

@@ -12,7 +12,7 @@ from router.server.turns import Turns
 from shard_client.wire.documents import encode
 from shard_client.wire.frames import build_msg
 from tests.harness.facade import Facade, facade
-from tests.harness.until import until
+from tests.harness.until import PATIENCE, until
 
 PINGS = 100
 PING = build_msg(encode({"ping": 1, "$db": "admin"}), request_id=1)
@@ -52,7 +52,7 @@ async def flooded(router: Facade, clients: int) -> list[int]:
     for _reader, writer in connections:
         writer.write(PING * PINGS)
     counts = [0]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while sum(counts) < clients * PINGS:
             await asyncio.sleep(0)
             counts.append(router.node.counters.requests - before - sum(counts))

@@ -2,7 +2,9 @@
 
 import asyncio
 
-from shard_client.errors import CommandError
+import pytest
+
+from shard_client.errors import RESUMABLE_LABEL, CommandError
 from tests.doubles.scripted_cluster import (
     OWNER,
     REMOTES,
@@ -24,16 +26,21 @@ async def test_a_refusal_fails_all_concurrent_openings(cluster: ScriptedCluster)
     await registry.open(stream(), OWNER)
 
 
-async def test_an_unreachable_config_server_fails_all_openings_in_time(
-    cluster: ScriptedCluster,
-):
+@pytest.mark.parametrize("away", ["config server", "shards"])
+async def test_unreachable_servers_fail_all_openings_in_time(cluster: ScriptedCluster, away: str):
     """One after another, the openings would take twice as long as the test waits."""
     registry = cluster.registry(open_timeout=0.6)
-    await cluster.config.stop()
+    members = [cluster.config] if away == "config server" else list(cluster.shards.values())
+    for member in members:
+        await member.stop()
     opening = [registry.open(stream(second), OWNER) for second in range(100, 200)]
     async with asyncio.timeout(PATIENCE):
         results = await asyncio.gather(*opening, return_exceptions=True)
-    assert all(isinstance(result, CommandError) for result in results)
+    for result in results:
+        assert isinstance(result, CommandError)
+        assert (result.code, RESUMABLE_LABEL in result.labels) == (133, True)
+    await registry.close()
+    assert cluster.open_cursors == 0
 
 
 async def test_closing_fails_pending_openings(cluster: ScriptedCluster):

@@ -4,7 +4,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from bson import Timestamp
 
 from router.cursors.registry import CursorRegistry
 from router.stream.merged_stream import MergedStream
@@ -130,56 +129,6 @@ async def test_a_shard_added_during_an_opening_is_included(cluster: ScriptedClus
     assert await read_until(cursor, 2) == [1, 2]
 
 
-async def test_a_shard_added_while_the_config_server_is_down_is_included(cluster: ScriptedCluster):
-    registry = cluster.registry()
-    cursor, _ = await registry.open(stream(), OWNER)
-    port = cluster.config.port
-    await cluster.config.stop()
-    new = await extra(cluster, "rs9")
-    change_shards(cluster, 105, "insert", "s9", new.host)
-    new.insert(106, 1)
-    cluster.shards["s0"].insert(107, 2)
-    cluster.noop(110)
-    assert not (await cursor.next_batch(None, 0.05)).events
-    await cluster.config.start(port)
-    assert await read_until(cursor, 2) == [1, 2]
-
-
-async def test_a_shard_added_while_the_router_was_down_is_included(cluster: ScriptedCluster):
-    """The stream starts before the shard joined; the shard is opened from the start as well."""
-    change_shards(cluster, 105, "insert", "s9", (new := await extra(cluster, "rs9")).host)
-    cluster.shards["s0"].insert(104, 1)
-    new.insert(106, 2)
-    cluster.noop(110)
-    cursor, _ = await cluster.registry().open(stream(), OWNER)
-    assert await read_until(cursor, 2) == [1, 2]
-
-
-async def test_an_open_stream_outlasts_the_config_server(cluster: ScriptedCluster):
-    """It does so for longer than ``failure_timeout``, as with a shard."""
-    registry = cluster.registry(failure_timeout=0.1)
-    cursor, _ = await registry.open(stream(), OWNER)
-    cluster.shards["s0"].insert(101, 1)
-    cluster.noop(102)
-    assert await read_until(cursor, 1) == [1]
-    port = cluster.config.port
-    await cluster.config.stop()
-    cluster.shards["s0"].insert(103, 2)
-    cluster.noop(104)
-    await until(lambda: remote(registry, "config").get("failingMillis", 0) > 300)
-    assert not (await cursor.next_batch(None, 0.01)).events
-    (described,) = registry.describe()
-    assert (described["slowestShard"], described["waiting"]) == ("config", True)
-    document = described["remotes"][0]
-    assert (document["target"], document["state"]) == ("config", "failing")
-    assert document["failingMillis"] > 300
-    assert "127.0.0.1" in document["error"]
-    await cluster.config.start(port)
-    assert await read_until(cursor, 1) == [2]
-    assert remote(registry, "config")["state"] == "reading"
-    assert remote(registry, "config")["reopened"] == 1
-
-
 async def test_lost_history_of_the_config_server_is_resumable(cluster: ScriptedCluster):
     """A resumed stream reads the shard list again, so unlike a shard's this error is resumable."""
     cursor, _ = await cluster.registry().open(stream(), OWNER)
@@ -238,40 +187,6 @@ async def test_a_removed_shard_is_closed_immediately(cluster: ScriptedCluster):
     assert targets(registry) == ["config", "s0", "s1"]
 
 
-async def test_a_removed_shard_can_return_under_its_name(cluster: ScriptedCluster):
-    registry = cluster.registry(noop=True, noop_delay=0.001)
-    cursor, _ = await registry.open(stream(), OWNER)
-    old = cluster.shards["s2"]
-    old.insert(104, 1)
-    change_shards(cluster, 105, "delete", "s2")
-    await until(lambda: not old.cursors)
-    await old.stop()
-    new = await extra(cluster, "rs2")
-    change_shards(cluster, 110, "insert", "s2", new.host)
-    new.insert(111, 2)
-    for member in (cluster.config, cluster.shards["s0"], cluster.shards["s1"], new):
-        member.noop(112)
-    assert await read_until(cursor, 2) == [1, 2]
-
-
-async def test_a_shard_can_move_to_other_hosts(cluster: ScriptedCluster):
-    """All members are replaced while the stream is open, and the list is updated in place."""
-    registry = cluster.registry(connect_timeout=1.0)
-    cursor, _ = await registry.open(stream(), OWNER)
-    old = cluster.shards["s1"]
-    old.insert(104, 1)
-    cluster.noop(105)
-    assert await read_until(cursor, 1) == [1]
-    new = await extra(cluster, "rs1")
-    new.entries = list(old.entries)
-    change_shards(cluster, 106, "update", "s1", new.host)
-    await old.stop()
-    new.insert(107, 2)
-    cluster.noop(108)
-    assert await read_until(cursor, 1) == [2]
-    assert remote(registry, "s1")["address"] == f"127.0.0.1:{new.port}"
-
-
 @pytest.mark.parametrize("kind", [ProbedReplicaSet, MotorReplicaSet])
 async def test_members_can_join_and_leave_a_replica_set(
     cluster: ScriptedCluster, kind: type[ReplicaSet]
@@ -296,39 +211,6 @@ async def test_members_can_join_and_leave_a_replica_set(
         if member is not first:
             member.noop(108)
     assert await read_until(cursor, 1) == [2]
-
-
-async def test_a_stream_survives_the_lack_of_a_primary(cluster: ScriptedCluster):
-    """During an election the client sees a pause and no error."""
-    registry = cluster.registry()
-    cursor, _ = await registry.open(stream(), OWNER)
-    shard = cluster.shards["s1"]
-    shard.primary = False
-    shard.fail("getMore", 11602)
-    await until(lambda: remote(registry, "s1")["state"] == "failing")
-    shard.insert(105, 1)
-    cluster.noop(106)
-    assert not (await cursor.next_batch(None, 0.05)).events
-    shard.primary = True
-    assert await read_until(cursor, 1) == [1]
-    found = shard.opened[-1]["pipeline"][0]["$changeStream"]
-    assert list(found) == ["resumeAfter"]
-
-
-async def test_a_slow_shard_is_waited_for_and_named(cluster: ScriptedCluster):
-    registry = cluster.registry()
-    cursor, _ = await registry.open(stream(), OWNER)
-    cluster.shards["s0"].insert(Timestamp(105, 1), 1)
-    for member in cluster.members:
-        if member is not cluster.shards["s2"]:
-            member.noop(106)
-    assert not (await cursor.next_batch(None, 0.1)).events
-    (described,) = registry.describe()
-    assert (described["slowestShard"], described["waiting"]) == ("s2", True)
-    assert described["bufferedBytes"] > 0
-    cluster.shards["s2"].noop(106)
-    assert await read_until(cursor, 1) == [1]
-    assert registry.describe()[0]["events"] == 1
 
 
 async def test_a_shard_removed_during_an_opening_is_still_read(cluster: ScriptedCluster):

@@ -24,7 +24,7 @@ from shard_client.wire.tls import TlsContexts
 from tests.doubles.fake_cursors import FakeCursors, event
 from tests.harness.certificates import Authority, only_tls_1_1
 from tests.harness.facade import Facade, facade
-from tests.harness.until import until
+from tests.harness.until import PATIENCE, until
 from tests.tls_scan import (
     TLS1_2,
     TLS1_3,
@@ -80,9 +80,9 @@ def waiting(router: Facade) -> int:
 
 
 async def ping(port: int, context: ssl.SSLContext | None) -> Any:
-    connection = await Connection.open(("127.0.0.1", port), timeout=10, tls=context)
+    connection = await Connection.open(("127.0.0.1", port), timeout=PATIENCE, tls=context)
     try:
-        return (await connection.command("admin", {"ping": 1}, timeout=10))["ok"]
+        return (await connection.command("admin", {"ping": 1}, timeout=PATIENCE))["ok"]
     finally:
         connection.abort()
 
@@ -111,7 +111,7 @@ async def refused(port: int, context: ssl.SSLContext | None) -> str:
 def greet(port: int, context: ssl.SSLContext | None) -> bytes:
     """Send a hello as a driver does; return the first byte of the answer, none if refused."""
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as plain:
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as plain:
             if context is None:
                 plain.sendall(message(hello=1))
                 return plain.recv(1)
@@ -170,12 +170,14 @@ async def test_a_length_that_looks_like_a_handshake_is_read_as_a_length(
 async def test_large_messages_pass_in_both_directions(files: Certificates) -> None:
     async with listening(files.tls()) as router:
         context = files.client_context(files.client)
-        connection = await Connection.open(("127.0.0.1", router.port), timeout=10, tls=context)
+        connection = await Connection.open(
+            ("127.0.0.1", router.port), timeout=PATIENCE, tls=context
+        )
         router.cursors.first = [event(number, 2_000_000) for number in range(4)]
         pipeline: list[dict[str, object]] = [{"$changeStream": {}}]
         pipeline.append({"$match": {"fullDocument.pad": "x" * 3_000_000}})
         command = {"aggregate": "c", "pipeline": pipeline, "cursor": {}}
-        reply = await connection.command("db", command, timeout=30)
+        reply = await connection.command("db", command, timeout=PATIENCE)
         received = [encode(each) for each in reply["cursor"]["firstBatch"]]
         assert received == router.cursors.first
         connection.abort()

@@ -11,6 +11,7 @@ from shard_client.errors import NetworkError
 from shard_client.wire.connection import Connection
 from shard_client.wire.tls import Certificate, TlsContexts, TlsFiles
 from tests.harness.certificates import Authority, only_tls_1_1
+from tests.harness.until import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ async def failure(server: ssl.SSLContext | None, files: TlsFiles) -> str:
     async with await asyncio.start_server(end, "127.0.0.1", 0, ssl=server) as listening:
         address = ("127.0.0.1", listening.sockets[0].getsockname()[1])
         with pytest.raises(NetworkError) as raised:
-            await Connection.open(address, timeout=10, tls=TlsContexts(files).outgoing)
+            await Connection.open(address, timeout=PATIENCE, tls=TlsContexts(files).outgoing)
     return str(raised.value)
 
 
