@@ -17,7 +17,7 @@ from router.catalog.cluster import Cluster, ReplicaSetFactory
 from router.catalog.server_checks import Check, ServerChecks
 from router.client_limits import FOR_FEEDS, supported_connections
 from router.cluster_version import ClusterVersion
-from router.commands.call import FailPointHooks, Node
+from router.commands.call import Node
 from router.commands.server_identity import ServerIdentity
 from router.commands.topology_version import TopologyVersion
 from router.config.parameters import stream_limits
@@ -190,6 +190,11 @@ async def assemble(
         owned.push_async_callback(cursors.close)
         tasks = await owned.enter_async_context(OwnedTasks())
         tasks.run(keep_slack_small, cursors.memory, name="give back freed memory")
+        fail_points = None
+        if parameters["enableTestCommands"]:
+            from router.commands.fail_points import FailPoints  # no other router loads them
+
+            fail_points = FailPoints()
         node = Node(
             clock=cluster.clock,
             cursors=cursors,
@@ -203,7 +208,7 @@ async def assemble(
             started=share.started or now(),
             topology=share.topology,
             peers=share.peers,
-            fail_points=_fail_points() if parameters["enableTestCommands"] else None,
+            fail_points=fail_points,
             client_limits=limits_of_clients,
             compressors=settings.net.compressors,
             access=access,
@@ -294,12 +299,6 @@ def _cluster(
         wall=lambda: now().timestamp(),
         access=Access(settings.security.logins().members, tls),
     )
-
-
-def _fail_points() -> FailPointHooks:
-    from router.commands.fail_points import FailPoints  # no other router loads them
-
-    return FailPoints()
 
 
 async def _rotate(certificates: Certificates, asked: asyncio.Event) -> None:

@@ -1,9 +1,9 @@
 """What a command works with: the process, its client, and the call with its document."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from bson.timestamp import Timestamp
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from router.access.users import User
     from router.catalog.cluster import Cluster
     from router.catalog.server_checks import ServerChecks
+    from router.commands.fail_points import FailPoints
     from router.cursors.registry import CursorRegistry
     from router.loop_lag import LoopLag
     from router.peers.peers import Peers
@@ -66,22 +67,6 @@ class Counters:
             ("insert", "query", "update", "delete", "getmore", "command"), 0
         )
     )
-
-
-class FailPointHooks(Protocol):
-    """What fail points do to calls, where ``enableTestCommands`` loads them."""
-
-    async def before_command(self, call: "Call", names: Sequence[str]) -> None:
-        """Act before a command with these names; raises CommandError, NetworkError."""
-
-    async def after_checkout(self, call: "Call", namespace: str) -> None:
-        """Act on a getMore that holds its cursor, of this namespace; raises CommandError."""
-
-    async def added_to_reply(self, call: "Call") -> Mapping[str, Any]:
-        """Return the fields that are added to the upstream's reply."""
-
-    async def configure(self, call: "Call") -> AnyAnswer:
-        """Set a fail point; raises CommandError."""
 
 
 @dataclass(slots=True)
@@ -123,7 +108,7 @@ class Node:
     topology: TopologyVersion = field(default_factory=TopologyVersion)
     counters: Counters = field(default_factory=Counters)
     jobs: JobReports = field(default_factory=JobReports)
-    fail_points: FailPointHooks | None = None
+    fail_points: "FailPoints | None" = None
     client_limits: ClientLimits = field(default_factory=ClientLimits)
     compressors: tuple[str, ...] = AVAILABLE
     peers: "Peers | None" = None

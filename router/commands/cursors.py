@@ -71,7 +71,7 @@ async def get_more(call: Call) -> AnyAnswer:
         check_same_api(cursor.api, command)
         try:
             if node.fail_points is not None:
-                await node.fail_points.after_checkout(call, cursor.namespace)
+                node.fail_points.after_checkout(call)
             batch = await cursor.next_batch(batch_size or None, max_time_ms * _SECONDS_PER_MS)
         except CommandError as error:
             node.cursors.kill((cursor_id,), owner)  # the failure is permanent

@@ -235,6 +235,15 @@ class Settings(Section):
         return self
 
     @model_validator(mode="after")
+    def _one_process_tests_commands(self) -> Self:
+        if self.workers > 1 and self.parameters["enableTestCommands"]:
+            raise ValueError(
+                "setParameter.enableTestCommands requires workers: 1, since a fail point acts in "
+                "one process"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _certificate_is_sent(self) -> Self:
         if self.security.by_certificate and not self.net.tls.towards_cluster:
             raise ValueError(

@@ -33,6 +33,11 @@ from router.config.settings import Settings, load_settings
             {"setParameter": {"maxCursor": 1}},
             "maxCursor is not a parameter. Did you mean maxCursors?",
         ),
+        (
+            {"workers": 2, "setParameter": {"enableTestCommands": True}},
+            "setParameter.enableTestCommands requires workers: 1, since a fail point acts in one "
+            "process",
+        ),
         ({"workers": "two"}, "workers must be a whole number, not 'two'"),
         ({"net": {"bindIpAll": "x"}}, "net.bindIpAll must be true or false, not 'x'"),
         ({"net": {"port": float("nan")}}, "net.port must be a finite number, not nan"),

@@ -1,4 +1,4 @@
-"""Requests between workers: cursors, sessions, fail points, status."""
+"""Requests between workers: cursors, sessions, status."""
 
 import asyncio
 from typing import Any
@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from bson import Binary, Int64
 
-from router.commands.fail_points import FailPoints
 from router.peers.cursor_ids import CursorIds
 from router.upstream_mongos import UpstreamMongos
 from tests.doubles.fake_cursors import event
@@ -159,40 +158,6 @@ async def test_a_dead_worker_is_missing_from_the_status() -> None:
         await workers[0].private.aclose()
         status = await client.command("admin", {"serverStatus": 1})
         assert [each["worker"] for each in status["mergerouter"]["workers"]] == [2]
-
-
-async def test_a_fail_point_s_count_covers_all_workers() -> None:
-    async with (
-        worker_facades(3, fail_points=FailPoints) as workers,
-        await workers[0].client() as one,
-        await workers[1].client() as two,
-        await workers[2].client() as three,
-    ):
-        point = {"configureFailPoint": "failCommand", "mode": {"times": 2}}
-        data = {"failCommands": ["ping"], "errorCode": 91}
-        assert (await one.command("admin", {**point, "data": data}))["ok"] == 1
-        codes = [
-            (await client.command("admin", {"ping": 1})).get("code")
-            for client in (two, three, one, two)
-        ]
-        assert codes == [91, 91, None, None]
-        again = await three.command("admin", {"configureFailPoint": "failCommand", "mode": "off"})
-        assert again["count"] == 2
-
-
-async def test_a_get_more_on_another_worker_fails_once() -> None:
-    async with (
-        worker_facades(2, fail_points=FailPoints) as workers,
-        await workers[0].client() as opener,
-        await workers[1].client() as reader,
-    ):
-        cursor_id = (await opener.command("db", WATCH))["cursor"]["id"]
-        point = {"configureFailPoint": "failCommand", "mode": {"skip": 1}}
-        data = {"failCommands": ["getMore"], "errorCode": 91}
-        await opener.command("admin", {**point, "data": data})
-        command = get_more(cursor_id, maxTimeMS=1)
-        assert (await reader.command("db", command))["ok"] == 1
-        assert (await reader.command("db", command))["code"] == 91
 
 
 async def test_a_newer_topology_version_of_a_client_is_accepted() -> None:
