@@ -25,5 +25,6 @@ class Histogram:
         self.total += seconds
 
     def to_document(self) -> dict[str, Any]:
-        """Return counts and sum."""
-        return {"counts": list(self.counts), "total": self.total}
+        """Return the counts by the upper bound of their bucket, and the sum."""
+        bounds = (*map(str, self._bounds), "+Inf")
+        return {"counts": dict(zip(bounds, self.counts, strict=True)), "total": self.total}

@@ -29,6 +29,9 @@ from shard_client.replica_set.read_preference import PRIMARY, ReadPreference
 
 log = structlog.get_logger()
 
+REASONS = ("idle", "behind", "paused", "reconnecting", "opening", "ended")
+"""Why a slowest shard's watermark is not greater (``ScheduledRemote.slowest_reason``)."""
+
 
 class ScheduledRemote(ReadState):
     """One remote of a running stream: its cursor, and the state by which its reads are scheduled.
@@ -71,10 +74,9 @@ class ScheduledRemote(ReadState):
 
     @property
     def slowest_reason(self) -> str:
-        """Why the watermark is not greater: one of the four states below, "opening" or "ended".
+        """Why the watermark is not greater: one of ``REASONS``.
 
-        "reconnecting", "paused", "idle" (the member has no newer events) or "behind" (it still has
-        events to read).
+        "idle" is a member without newer events, "behind" one that still has events to read.
         """
         state = self.state
         if state == "reading":

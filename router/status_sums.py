@@ -1,4 +1,4 @@
-"""Merges the workers' serverStatus replies into one."""
+"""Merges the statuses of the workers into one, those of serverStatus and of the admin port."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,6 +20,11 @@ _NOT_SUMMED = frozenset(
 )
 # Latencies and ages of members are merged as the maximum.
 _LARGEST_ENDS = ("Millis", "Seconds")
+# Times, of which one may be None where it is unknown.
+_LEAST = frozenset(
+    {"watermark", "cursor", "departed", "started", "SSLServerCertificateExpirationDate"}
+)
+_LATEST = frozenset({"now"})
 
 
 def sum_statuses(statuses: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -27,7 +32,7 @@ def sum_statuses(statuses: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     Counts are added, lists concatenated, documents merged field by field; strings, dates and
     booleans are the first worker's. Fields whose name ends in "Millis" or "Seconds" take the
-    maximum.
+    maximum, watermarks and times of starts the minimum.
 
     Args:
         statuses: the replies, with the answering worker's own first; they are not modified.
@@ -52,6 +57,9 @@ def _together(values: list[Any], path: tuple[str, ...]) -> Any:
             name: _together([each[name] for each in documents if name in each], (*path, name))
             for name in names
         }
+    if path and path[-1] in _LEAST | _LATEST:
+        known = [value for value in values if value is not None]
+        return (min if path[-1] in _LEAST else max)(known, default=None)
     if isinstance(first, list):
         return [item for value in values if isinstance(value, list) for item in value]
     if isinstance(first, bool) or not isinstance(first, int | float) or path in _NOT_SUMMED:
