@@ -16,7 +16,6 @@ from router.commands.client_time import ClientTime, check_client_time
 from router.commands.job_reports import JobReports
 from router.commands.server_identity import ServerIdentity
 from router.commands.topology_version import TopologyVersion
-from router.request.generic_fields import check_generic_fields
 from router.upstream_mongos import ServerLink
 from shard_client.cluster_clock import is_signed
 from shard_client.error_codes import ErrorCode
@@ -286,6 +285,7 @@ class Command:
     cluster. ``is_ours``, if given, takes the raw command and returns whether the router answers it,
     so that commands for the upstream are not decoded. ``refuse_early``, if given, takes the raw
     command and the user, and raises the CommandError of a command that need not be decoded for it.
+    A command with ``checks_fields`` checks its time limit and read concern with its other fields.
     """
 
     names: tuple[str, ...]
@@ -297,14 +297,13 @@ class Command:
     before_login: bool = False
     action: str | None = None
     api_versions: tuple[str, ...] = ()
+    checks_fields: bool = False
     is_ours: Callable[[bytes], bool] | None = None
     refuse_early: Callable[[bytes, "User | None"], None] | None = None
 
     def check(self, call: Call) -> None:
         """Make the checks that mongos makes before it runs any command; raises CommandError."""
         check_api(self.names[0], call.command, self.api_versions)
-        if self.is_ours is None:  # an aggregate's are checked with its other fields
-            check_generic_fields(call.command)
         if self.admin_only and call.database != "admin":
             raise CommandError(
                 ErrorCode.Unauthorized,

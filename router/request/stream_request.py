@@ -8,28 +8,17 @@ from typing import Any, Final
 import bson
 from bson.timestamp import Timestamp
 
-from router.request.aggregate_fields import check_aggregate, check_for_change_stream
-from router.request.generic_fields import as_int64
+from router.request.accepted import FIELDS, as_int64, refusal, unknown_in
 from router.request.options import (
     STARTS,
     AfterToken,
     AtTime,
     Start,
-    check_fields,
     check_namespace,
     namespace_of,
     parse_start,
 )
-from router.request.stages import (
-    CHANGE_STREAM,
-    SPLIT,
-    check_arguments,
-    check_names,
-    check_positions,
-    stage_name,
-)
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError
+from router.request.stages import CHANGE_STREAM, SPLIT, brief, stage_name
 
 __all__ = [
     "AfterToken",
@@ -136,43 +125,40 @@ class StreamRequest:
         )
 
 
+def target_of(command: Mapping[str, Any]) -> str | None:
+    """Return the collection that a command names, None for a database; raises CommandError."""
+    target = command.get("aggregate")
+    if not FIELDS["aggregate"](target):
+        raise refusal(f"aggregate: {brief(target)}")
+    return target if isinstance(target, str) else None
+
+
 def parse_request(database: str, command: Mapping[str, Any]) -> StreamRequest:
     """Parse a client's ``aggregate`` into a StreamRequest.
 
-    Raises mongos's CommandError, except for errors that only shards can detect: views (166), and
-    errors inside $match, $project and the other stages. Source: docs/protocol.md#opening.
+    Raises:
+        CommandError: the router does not know something in it, which is mongos's to judge
+            (``unknown_in``); or no client may watch that database. Errors that only shards can
+            detect come from them: views (166), and errors inside $match, $project and the others.
     """
-    collection = check_aggregate(database, command)
-    pipeline: Sequence[Mapping[str, Any]] = command["pipeline"]
-    check_names(pipeline, api_strict=bool(command.get("apiStrict")))
-    opens_stream = bool(pipeline) and stage_name(pipeline[0]) == CHANGE_STREAM
-    if opens_stream:
-        check_for_change_stream(command)
-    if command.get("needsMerge") or command.get("fromMongos") or command.get("fromRouter"):
-        raise CommandError(
-            51089,
-            "Internal parameter(s) [needsMerge, fromMongos] cannot be set to 'true' when sent to "
-            "mongos",
-        )
-    spec: Mapping[str, Any] = pipeline[0][CHANGE_STREAM] if opens_stream else {}
-    start: Start = None
-    if opens_stream:
-        check_fields(spec)
-        check_namespace(spec, database, collection)
-        start = parse_start(spec, collection)
-    check_arguments(pipeline)
-    in_event = isinstance(start, AfterToken) and start.token.fragment_num is not None
-    check_positions(pipeline, in_event=in_event)
-    if not opens_stream:
-        raise CommandError(ErrorCode.CommandNotFound, "no such command: 'aggregate'")
+    collection = target_of(command)
+    if database in ("config", "local"):
+        check_namespace({}, database, collection)
+    unknown = unknown_in(command)
+    if unknown is not None:
+        raise refusal(unknown)
+    first, *stages = command["pipeline"]
+    spec: Mapping[str, Any] = first[CHANGE_STREAM]
+    check_namespace(spec, database, collection)
+    splits = bool(stages) and stage_name(stages[-1]) == SPLIT
     passthrough, max_time = command.get("$_passthroughToShard"), command.get("maxTimeMS")
     batch_size = command.get("cursor", {}).get("batchSize")
     return StreamRequest(
         database=database,
         collection=collection,
         change_stream_options={k: v for k, v in spec.items() if k not in STARTS},
-        stages=tuple(pipeline[1:]),
-        start=start,
+        stages=tuple(stages),
+        start=parse_start(spec, collection, splits=splits),
         batch_size=None if batch_size is None else as_int64(batch_size),
         max_time_ms=None if max_time is None else as_int64(max_time),
         read_preference=command.get("$readPreference"),

@@ -19,6 +19,7 @@ from router.commands.answer import (
 )
 from router.commands.call import Call, Client, Counters, Node
 from router.commands.elsewhere import take_user
+from router.commands.fields import check_generic_fields
 from router.commands.local_only import LOCAL_ONLY, refused
 from router.commands.retry_labels import with_retry_labels
 from router.commands.shutdown import interrupted, shutting_down
@@ -247,6 +248,8 @@ class ClientConnection:
         )
         if command is not None:
             command.check(call)
+            if not command.checks_fields:
+                await check_generic_fields(call)
             if "$clusterTime" in document:
                 await self._check_time(document["$clusterTime"])
         if fail_points is not None:
