@@ -21,7 +21,6 @@ from router.commands.call import Node
 from router.commands.server_identity import ServerIdentity
 from router.commands.topology_version import TopologyVersion
 from router.config.parameters import stream_limits
-from router.config.process_share import settings_of_process
 from router.config.security import Logins
 from router.config.settings import Settings
 from router.cursors.registry import CursorRegistry
@@ -32,7 +31,7 @@ from router.memory import keep_slack_small
 from router.owned_tasks import OwnedTasks
 from router.peers.peers import Peers
 from router.server.listener import Listener
-from router.stream_settings import StreamSettings
+from router.stream_settings import StreamSettings, settings_of_process
 from router.tls.certificates import Certificates
 from router.tls.handshake import Handshakes
 from router.tracing import SpanExport

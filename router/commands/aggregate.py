@@ -15,7 +15,7 @@ from router.commands.answer import Answer, AnyAnswer, PassThrough, build_cursor_
 from router.commands.api_version import api_parameters
 from router.commands.call import Call, Command
 from router.cursors.owner import Owner
-from router.request.stream_commands import explains_change_stream, is_change_stream
+from router.request.stages import explains_change_stream, is_change_stream
 from router.request.stream_request import StreamRequest, parse_request, target_of
 from shard_client.bson.values import ARRAY, STRING
 from shard_client.error_codes import ErrorCode

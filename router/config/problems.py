@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from types import UnionType
 from typing import Any, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 _VALUE_ERROR = "Value error, "
@@ -109,3 +109,15 @@ def _section(annotation: Any) -> type[BaseModel] | None:
         if isinstance(each, type) and issubclass(each, BaseModel):
             return each
     return None
+
+
+class Section(BaseModel):
+    """A section of the settings: immutable, without unknown names, described by its docstrings."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        populate_by_name=True,
+        frozen=True,
+        hide_input_in_errors=True,
+        use_attribute_docstrings=True,
+    )

@@ -13,8 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from router.client_limits import ClientLimits, Network, supported_connections
 from router.config.environment import read_environment
 from router.config.parameters import PARAMETERS, client_limits, parse_parameters
-from router.config.problems import fields
-from router.config.section import Section
+from router.config.problems import Section, fields
 from router.config.security import HIDDEN, Security
 from router.config.tls import Mode, Tls
 from router.config.tracing import Tracing

@@ -21,8 +21,7 @@ from router.commands.call import Call, Client, Counters, Node
 from router.commands.elsewhere import take_user
 from router.commands.fields import check_generic_fields
 from router.commands.local_only import LOCAL_ONLY, refused
-from router.commands.retry_labels import with_retry_labels
-from router.commands.shutdown import interrupted, shutting_down
+from router.commands.retry_labels import interrupted, shutting_down, with_retry_labels
 from router.commands.table import COMMANDS
 from router.commands.user_changes import CHANGES_USERS, users_changed
 from router.cursors.owner import Owner

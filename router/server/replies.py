@@ -5,8 +5,7 @@ from itertools import count
 from typing import Any
 
 from router.commands.call import Counters
-from router.server.off_loop import off_loop
-from router.server.request import Request
+from router.server.request import Request, off_loop
 from shard_client.wire.compression import NEVER_COMPRESSED
 from shard_client.wire.documents import encode
 from shard_client.wire.frame_protocol import FrameStream

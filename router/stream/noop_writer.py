@@ -17,7 +17,7 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster
-from router.histogram import Histogram
+from router.status_sums import Histogram
 from router.stream.pacing import TokenBucket
 from router.stream_settings import PacingSettings
 from shard_client.backoff import Backoff

@@ -13,8 +13,7 @@ from bson.timestamp import Timestamp
 from router.catalog.cluster import Cluster
 from router.memory import Memory
 from router.request.progress_command import progress_command
-from router.request.shard_commands import shard_command, topology_command
-from router.request.stream_request import StreamRequest
+from router.request.stream_request import StreamRequest, shard_command, topology_command
 from router.stream.merged_stream import MergedStream
 from router.stream.noop_writer import MemberLoads, NoOpResult, NoOpWriter
 from router.stream.pacing import COLLECTING, FlowControl, ReadState

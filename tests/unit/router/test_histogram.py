@@ -1,6 +1,6 @@
 """Histograms of times."""
 
-from router.histogram import Histogram
+from router.status_sums import Histogram
 
 
 def test_measurements_are_counted_by_their_bucket() -> None:
