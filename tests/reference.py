@@ -11,10 +11,9 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic.fields import FieldInfo
 
-import router.cli  # noqa: F401  its options name their flags in FLAGS
 from router.admin.words import in_bytes
 from router.commands.table import COMMANDS
-from router.config.flags import FLAGS, SETTINGS
+from router.config.command_line import FLAGS, SETTINGS
 from router.config.parameters import PARAMETERS
 from router.parameter import Parameter
 from tests.harness.admin import admin_port, get, watched_facade

@@ -283,7 +283,7 @@ def load_settings(flags: Mapping[str, Any], file: Path | None = None) -> Setting
     """Read the settings from all their sources.
 
     Args:
-        flags: nested and named as in the file; None counts as not given.
+        flags: named as in the file, nested or dotted; None counts as not given.
         file: the YAML file.
 
     Raises:
@@ -295,7 +295,8 @@ def load_settings(flags: Mapping[str, Any], file: Path | None = None) -> Setting
     names = [name for name, _field in fields(Settings)]
     from_environment = _nested(read_environment(os.environ, names, maps))
 
-    return Settings(**_merged(_merged(from_file, from_environment), _without_none(flags)))
+    given = {name: value for name, value in flags.items() if value not in (None, {})}
+    return Settings(**_merged(_merged(from_file, from_environment), _nested(given)))
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -336,18 +337,6 @@ def _nested(content: Mapping[str, Any]) -> dict[str, Any]:
         else:
             place[last] = value
     return result
-
-
-def _without_none(flags: Mapping[str, Any]) -> dict[str, Any]:
-    kept: dict[str, Any] = {}
-    for name, value in flags.items():
-        if isinstance(value, Mapping):
-            value = _without_none(value)
-            if not value:
-                continue
-        if value is not None:
-            kept[name] = value
-    return kept
 
 
 def _plain(value: Any) -> Any:

@@ -29,7 +29,7 @@ def test_flags_override_the_environment_which_overrides_the_file(
     )
     monkeypatch.setenv("MERGEROUTER_NET__PORT", "2")
     assert load_settings({}, file).net.port == 2
-    settings = load_settings({"net": {"port": 3, "bindIp": None}}, file)
+    settings = load_settings({"net.port": 3, "net.bindIp": None}, file)
     assert settings.net.port == 3
     assert settings.net.hosts == ["127.0.0.2", "::1"]
     assert settings.net.max_incoming_connections == 7
