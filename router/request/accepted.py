@@ -201,7 +201,7 @@ def refusal(reason: str) -> CommandError:
     )
 
 
-def token_of(document: Mapping[str, Any]) -> ResumeToken:
+def client_token(document: Mapping[str, Any]) -> ResumeToken:
     """Return a client's resume token; raises a server's CommandError if it is malformed."""
     try:
         return ResumeToken.parse(document)

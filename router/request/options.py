@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from bson.timestamp import Timestamp
 
-from router.request.accepted import refusal, token_of
+from router.request.accepted import client_token, refusal
 from shard_client.bson.resume_token import ResumeToken
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
@@ -67,7 +67,7 @@ def parse_start(spec: Mapping[str, Any], collection: str | None, *, splits: bool
         splits: whether the stream splits large events.
     """
     given = [name for name in STARTS if spec.get(name) is not None]
-    tokens = {name: token_of(spec[name]) for name in given if name != "startAtOperationTime"}
+    tokens = {name: client_token(spec[name]) for name in given if name != "startAtOperationTime"}
     if len(given) > 1:
         raise refusal(f"more than one start: {', '.join(given)}")
     if not given:
