@@ -26,8 +26,9 @@ from router.memory import Memory
 from router.request.stream_request import StreamRequest
 from router.stream.admission import Admission, Quota
 from router.stream.client_reader import ClientReader
+from router.stream.loads import MemberLoads
 from router.stream.log_reader import Batch
-from router.stream.noop_writer import MemberLoads, NoOpWriter
+from router.stream.noop_writer import NoOpWriter
 from router.stream.open_streams import OpenStreams
 from router.stream.running_stream import RunningStream
 from router.stream_settings import LookupSettings, StreamSettings

@@ -14,8 +14,9 @@ from router.catalog.cluster import Cluster
 from router.memory import Memory
 from router.request.progress_command import progress_command
 from router.request.stream_request import StreamRequest, shard_command, topology_command
+from router.stream.loads import MemberLoads
 from router.stream.merged_stream import MergedStream
-from router.stream.noop_writer import MemberLoads, NoOpResult, NoOpWriter
+from router.stream.noop_writer import NoOpResult, NoOpWriter
 from router.stream.pacing import COLLECTING, FlowControl, ReadState
 from router.stream.remote_queue import Laggard, OpenRemote, ReopenRemote
 from router.stream.view_readers import ViewReaders
