@@ -5,9 +5,9 @@ Times are in seconds, sizes in bytes. A part of the router is given the group th
 """
 
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
-from router.parameter import MINUTES, milliseconds, one_of, parameter
+from router.parameter import MINUTES, milliseconds, parameter
 from shard_client.remote_cursor.remote_settings import RemoteSettings
 from shard_client.replica_set.read_preference import LOCAL_THRESHOLD, PRIMARY, ReadPreference
 from shard_client.wire.connection_pool import PoolLimits
@@ -15,7 +15,7 @@ from shard_client.wire.connection_pool import PoolLimits
 _MIB = 1024 * 1024
 _SHARE_OF_ONE = 0.8
 _SELECTION = 15.0
-_MODES = one_of("auto", "always", "never")
+_Mode = Literal["auto", "always", "never"]
 
 
 class BlockSizes(NamedTuple):
@@ -181,7 +181,7 @@ class SharingSettings:
         "shareFilters",
         "auto",
         "Whether the router evaluates filters on a shared stream.",
-        read=_MODES,
+        kind=_Mode,
     )
     share_filters_from: int = parameter(
         "shareFiltersFrom",
@@ -196,7 +196,7 @@ class SharingSettings:
         "shareScopes",
         "auto",
         "Whether streams of collections and databases are read as parts of a wider stream.",
-        read=_MODES,
+        kind=_Mode,
     )
     share_scopes_from: int = parameter(
         "shareScopesFrom",

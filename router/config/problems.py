@@ -88,7 +88,11 @@ def _describe(problem: Any, settings: type[BaseModel]) -> str:
 def wanted_value(problem: Any) -> str | None:
     """Return what a value must be by one of pydantic's problems; None for unusual problems."""
     wanted = _WANTED.get(problem["type"])
-    return None if wanted is None else wanted.format(**problem.get("ctx", {}))
+    if wanted is None:
+        return None
+    context = problem.get("ctx", {}).items()
+    whole = {name: int(each) for name, each in context if isinstance(each, float) and each % 1 == 0}
+    return wanted.format(**{**dict(context), **whole})
 
 
 def fields(model: type[BaseModel], outer: Sequence[str] = ()) -> Iterator[tuple[str, FieldInfo]]:

@@ -65,7 +65,7 @@ from router.config.settings import Settings, load_settings
         ({"setParameter": {"maxCursors": 0}}, "parameter maxCursors must be 1 or more, not 0"),
         (
             {"setParameter": {"noopWritesPerSecond": 2000}},
-            "parameter noopWritesPerSecond must be from 0 to 1000, not 2000.0",
+            "parameter noopWritesPerSecond must be 1000 or less, not 2000",
         ),
     ],
 )

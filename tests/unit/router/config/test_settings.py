@@ -93,8 +93,9 @@ def test_default_parameters_keep_the_limits() -> None:
 
 def test_every_parameter_accepts_its_own_default() -> None:
     for parameter in PARAMETERS.values():
-        assert parameter.parse(parameter.default) == parameter.default
-        assert parameter.parse(str(parameter.default)) == parameter.default
+        for given in (parameter.default, str(parameter.default)):
+            parsed = parse_parameters({parameter.name: given})
+            assert parsed[parameter.name] == parameter.default
 
 
 def test_only_available_compressors_are_offered() -> None:
