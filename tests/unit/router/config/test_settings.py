@@ -37,7 +37,7 @@ def test_flags_override_the_environment_which_overrides_the_file(
 
 
 def test_given_settings_are_shown_as_by_mongos() -> None:
-    flags = {**CONFIGDB, "net": {"port": 5, "bindIp": None}, "setParameter": {"maxCursors": "9"}}
+    flags = {**CONFIGDB, "net.port": 5, "net.bindIp": None, "setParameter": {"maxCursors": "9"}}
     assert load_settings(flags).given() == {
         "net": {"port": 5},
         "setParameter": {"maxCursors": "9"},
