@@ -11,7 +11,7 @@ class FairLimit:
 
     A client that has nothing yet may have any that there is room for; ``share`` says how much more
     one may have, so that none leaves nothing to others. Those who have to wait take turns, as far
-    as what they ask for fits.
+    as what they ask for fits: a large wish delays no smaller one.
 
     Args:
         limit: the most that all clients together may have.
@@ -22,7 +22,10 @@ class FairLimit:
         self._limit = limit
         self._share = share
         self._held: Counter[str] = Counter()
-        self._waiting: dict[str, deque[tuple[asyncio.Future[None], int]]] = {}
+        # Those who wait by client and size, in turn; of one client and size, in order of arrival.
+        self._waiting: dict[tuple[str, int], dict[asyncio.Future[None], None]] = {}
+        self.held = 0
+        """What all clients have."""
 
     @classmethod
     def of_messages(cls, limit: int) -> Self:
@@ -34,11 +37,6 @@ class FairLimit:
         """Return a limit of logins in progress, of which an address has at most half."""
         return cls(most, lambda own, _free: own <= most // 2)
 
-    @property
-    def held(self) -> int:
-        """What all clients have."""
-        return self._held.total()
-
     async def admit(self, client: str, size: int = 1) -> None:
         """Wait until a client may have ``size`` more; ``release`` returns it.
 
@@ -46,44 +44,50 @@ class FairLimit:
             client: the user or, without a login, the address.
             size: the amount, at most the limit.
         """
-        if client not in self._waiting and self._fits(client, size):
-            self._held[client] += size
+        if self._fits(client, size):
+            self._take(client, size)
             return
-        place = asyncio.get_running_loop().create_future(), size
-        self._waiting.setdefault(client, deque()).append(place)
+        admitted = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault((client, size), {})[admitted] = None
         try:
-            await place[0]
+            await admitted
         except asyncio.CancelledError:
-            if not place[0].cancelled():  # it was admitted at the same time
+            if admitted.cancelled():
+                self._forget((client, size), admitted)
+            else:  # it was admitted at the same time
                 self.release(client, size)
-            else:
-                self._admit_others()  # without it
             raise
 
     def release(self, client: str, size: int = 1) -> None:
         """Take back what a client had, and admit others."""
-        self._held[client] -= size
+        self._take(client, -size)
         if not self._held[client]:
             del self._held[client]
-        self._admit_others()
-
-    def _admit_others(self) -> None:
-        """Admit those who wait, in turn by client; forget those that have gone."""
-        while (client := next(filter(self._next_ends, self._waiting), None)) is not None:
-            queue = self._waiting.pop(client)
-            admitted, size = queue.popleft()
+        turns = deque(self._waiting)
+        while turns and self.held < self._limit:
+            place = turns.popleft()
+            if not self._fits(*place):
+                continue
+            waiting = self._waiting.pop(place)
+            admitted = next(iter(waiting))
+            del waiting[admitted]
             if not admitted.done():
-                self._held[client] += size
+                self._take(*place)
                 admitted.set_result(None)
-            if queue:
-                self._waiting[client] = queue  # behind the other clients
+            if waiting:
+                self._waiting[place] = waiting  # behind the others
+                turns.append(place)
 
-    def _next_ends(self, client: str) -> bool:
-        """Return whether the first wait of a client ends: it has gone, or fits."""
-        admitted, size = self._waiting[client][0]
-        return admitted.done() or self._fits(client, size)
+    def _take(self, client: str, size: int) -> None:
+        self._held[client] += size
+        self.held += size
+
+    def _forget(self, place: tuple[str, int], admitted: asyncio.Future[None]) -> None:
+        waiting = self._waiting.get(place, {})
+        waiting.pop(admitted, None)
+        if not waiting:
+            self._waiting.pop(place, None)
 
     def _fits(self, client: str, size: int) -> bool:
-        free = self._limit - self.held - size
-        own = self._held[client]
+        free, own = self._limit - self.held - size, self._held.get(client, 0)
         return free >= 0 and (not own or self._share(own + size, free))

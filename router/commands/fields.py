@@ -72,14 +72,16 @@ async def check_generic_fields(call: Call) -> None:
     """Check the time limit and the read concern of a command that the router answers.
 
     Raises:
-        CommandError: mongos's error, or without an upstream that the router does not know a value.
+        CommandError: mongos's error; without an upstream, and before a login, which opens no
+            connection to it, that the router does not know a value.
     """
     unknown = {
         name: call.command[name]
         for name, accepts in OF_ANY_COMMAND.items()
         if name in call.command and not accepts(call.command[name])
     }
-    if unknown and call.upstream is not None:
+    login = call.client.login
+    if unknown and call.upstream is not None and (login is None or login.user is not None):
         await let_upstream_check(call, {"ping": 1, **unknown})
     elif unknown:
         raise CommandError(ErrorCode.BadValue, f"mergerouter does not know {brief(unknown)}")

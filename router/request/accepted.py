@@ -94,18 +94,20 @@ def _is_majority(value: Any) -> bool:
 
 
 def is_read_preference(value: Any) -> bool:
-    """Return whether a ``$readPreference`` is valid, and has nothing that only mongos knows."""
-    if not _is_document(value) or not value.keys() <= {"mode", "tags", "maxStalenessSeconds"}:
+    """Return whether a ``$readPreference`` is valid; mongos too ignores fields it does not know."""
+    if not _is_document(value):
         return False
-    mode, tags = value.get("mode"), value.get("tags", [])
+    mode, tags, hedge = value.get("mode"), value.get("tags", []), value.get("hedge", {})
     staleness = value.get("maxStalenessSeconds", 0)
     if mode not in _MODES or not isinstance(tags, list) or not all(map(_is_document, tags)):
         return False
     if mode == "primary":
-        return tags in ([], [{}]) and _is_number(staleness) and staleness == 0
+        known = "hedge" not in value and _is_number(staleness)
+        return known and tags in ([], [{}]) and staleness == 0
     texts = chain.from_iterable(tag.values() for tag in tags)
     known = _is_number(staleness) and (staleness == 0 or staleness >= _LEAST_STALENESS)
-    return known and all(isinstance(text, str) for text in texts)
+    known = known and _is_document(hedge) and hedge.keys() <= {"enabled"}
+    return known and _is_bool(hedge.get("enabled", True)) and all(isinstance(t, str) for t in texts)
 
 
 def _is_passthrough(value: Any) -> bool:
@@ -187,7 +189,7 @@ def unknown_in(command: Mapping[str, Any]) -> str | None:
             return f"{CHANGE_STREAM}.{name}: {brief(value)}"
     if command.get("apiStrict"):
         for name in _NOT_STRICT:
-            if command.get(name, first[CHANGE_STREAM].get(name)) is not None:
+            if name in command or name in first[CHANGE_STREAM]:
                 return f"apiStrict and {name}"
     return stages_problem(stages, strict=bool(command.get("apiStrict")))
 

@@ -428,6 +428,21 @@ async def test_get_parameter_gets_the_same_answers(pair: Pair, command: dict[str
     await same(pair, "admin", command)
 
 
+FAIL_POINTS = [
+    ("admin", {"configureFailPoint": "nosuch", "mode": "off"}),
+    ("admin", {"configureFailPoint": "failCommand", "mode": "off"}),
+    ("admin", {"configureFailPoint": "hangBeforeCheckingMongosShutdownInterrupt", "mode": "off"}),
+    ("db", {"configureFailPoint": "failCommand", "mode": "off"}),
+]
+
+
+@pytest.mark.parametrize(("database", "command"), FAIL_POINTS, ids=str)
+async def test_fail_points_get_the_same_answers(
+    pair: Pair, database: str, command: dict[str, Any]
+) -> None:
+    await same(pair, database, command)
+
+
 @pytest.mark.parametrize("extra", [0, 1])
 async def test_large_bodies_get_the_same_answers(pair: Pair, extra: int) -> None:
     empty = len(bson.encode({"insert": "c", "comment": "", "$db": "db"}))

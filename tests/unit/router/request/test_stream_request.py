@@ -60,11 +60,13 @@ SPLIT = {"$changeStreamSplitLargeEvent": {}}
                         "nearest", {}, {"mode": 1}, {"mode": "Primary"},
                         {"mode": "primary", "tags": [{"dc": "a"}]},
                         {"mode": "primary", "maxStalenessSeconds": 90},
+                        {"mode": "primary", "hedge": {}},
                         *(
                             {"mode": "nearest", **more}
                             for more in (
                                 {"maxStalenessSeconds": 89}, {"maxStalenessSeconds": -1},
-                                {"tags": "a"}, {"tags": ["a"]}, {"tags": [{"a": 1}]}, {"x": 1},
+                                {"tags": "a"}, {"tags": ["a"]}, {"tags": [{"a": 1}]}, {"hedge": 5},
+                                {"hedge": {"enabled": 1}}, {"hedge": {"x": True}},
                             )
                         ),
                     )
@@ -90,7 +92,7 @@ SPLIT = {"$changeStreamSplitLargeEvent": {}}
         (stream({"$_internalShredDocuments": {}}, SPLIT), "after an internal stage"),
         ({**stream(SPLIT), **STRICT}, "the stage {$changeStreamSplit"),
         ({**stream(showExpandedEvents=True), **STRICT}, "apiStrict and showExpandedEvents"),
-        ({"explain": True, **STRICT}, "apiStrict and explain"),
+        *(({"explain": each, **STRICT}, "apiStrict and explain") for each in (True, None)),
         (stream(resumeAfter=FRAGMENT, startAfter=FRAGMENT), "more than one start"),
         (stream(allChangesForCluster=True), "allChangesForCluster on db.c"),
         ({"aggregate": "system.profile"}, "the internal collection db.system.profile"),
@@ -126,6 +128,14 @@ def test_null_options_count_as_absent():
     request = parse(**stream(resumeAfter=None, startAtOperationTime=None, fullDocument=None))
     assert request.start is None
     assert parse(hint=None, collation=None, let=None).max_time_ms is None
+
+
+@pytest.mark.parametrize(
+    "more", [{"hedge": {"enabled": True}}, {"hedge": {}}, {"tags": [{"dc": "a"}, {}]}, {"x": 1}]
+)
+def test_read_preferences_of_drivers_are_kept(more):
+    preference = {"mode": "nearest", "maxStalenessSeconds": 90, **more}
+    assert parse(**{"$readPreference": preference}).read_preference == preference
 
 
 def test_accepted_options_are_kept():

@@ -229,6 +229,14 @@ async def test_before_the_login_decompression_stops_at_the_limit() -> None:
         await ends(client)
 
 
+async def test_before_the_login_no_field_opens_a_connection_to_the_upstream() -> None:
+    async with secured(ClientLimits()) as (router, _), await router.client() as client:
+        reply = await client.command("admin", {**PING, "maxTimeMS": -1})
+        assert (reply["code"], reply["errmsg"]) == (2, "mergerouter does not know {maxTimeMS: -1}")
+        (connected,) = router.listener._connections
+        assert connected.client.links == {}
+
+
 async def test_a_stalled_login_ends_its_connection() -> None:
     limits = ClientLimits(login_time=SHORT, failed_login_delay=0)
     async with secured(limits) as (router, in_progress), await router.client() as client:

@@ -42,6 +42,20 @@ async def test_one_client_leaves_room_for_others() -> None:
     assert intake.held == 0
 
 
+async def test_a_small_message_waits_for_no_larger_one_of_its_client() -> None:
+    intake = FairLimit.of_messages(100)
+    await intake.admit("a", 25)
+    larger = await asked(intake, "a", 40)
+    small = await asked(intake, "a", 20)
+    assert (small.done(), larger.done()) == (True, False)
+    late = await asked(intake, "a", 10)
+    intake.release("a", 25)
+    await late
+    assert (larger.done(), intake.held) == (False, 30)
+    intake.release("a", 20)
+    await larger
+
+
 async def test_a_message_whose_client_has_gone_holds_nothing() -> None:
     intake = FairLimit.of_messages(100)
     await intake.admit("a", 60)
