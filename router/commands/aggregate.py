@@ -15,7 +15,7 @@ from router.commands.answer import Answer, AnyAnswer, PassThrough, build_cursor_
 from router.commands.api_version import api_parameters
 from router.commands.call import Call, Command
 from router.cursors.owner import Owner
-from router.request.stages import explains_change_stream, is_change_stream
+from router.request.stages import MOST_STAGES, explains_change_stream, is_change_stream
 from router.request.stream_request import StreamRequest, parse_request, target_of
 from shard_client.bson.values import ARRAY, STRING
 from shard_client.error_codes import ErrorCode
@@ -24,9 +24,6 @@ from shard_client.wire.bson_slices import Element, find, iter_elements, shortene
 from shard_client.wire.documents import decode
 
 _SECONDS_PER_MS = 0.001
-MOST_STAGES = 1000
-"""mongos's default of internalPipelineLengthLimit."""
-
 _OF_THE_CLUSTER = frozenset({"config", "local"})
 
 

@@ -25,8 +25,8 @@ OPAQUE: Final = frozenset(
 _MOST_FIELDS: Final = 1000
 """Maximum of inspected fields of a command; a pipeline beyond them is not recognized."""
 
-_MOST_STAGES: Final = 1000
-"""Maximum of inspected stages; servers reject longer pipelines (internalPipelineLengthLimit)."""
+MOST_STAGES: Final = 1000
+"""Maximum of stages: servers refuse longer pipelines (internalPipelineLengthLimit's default)."""
 
 _MOST_NAMES: Final = 2
 """Maximum of inspected fields of a stage, which may have only one."""
@@ -107,7 +107,7 @@ def _is_change_stream(command: bytes, start: int, limit: int) -> bool:
 def _names_stage(command: bytes, pipeline: Element) -> bool:
     return any(
         concerns_change_streams(name.name.decode(errors="replace"))
-        for stage in islice(iter_elements(command, pipeline.start, pipeline.end), _MOST_STAGES)
+        for stage in islice(iter_elements(command, pipeline.start, pipeline.end), MOST_STAGES)
         if stage.type == DOCUMENT
         for name in islice(iter_elements(command, stage.start, stage.end), _MOST_NAMES)
     )
