@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, Self
 
 from shard_client.bson.values import ARRAY, DOCUMENT, NESTED
-from shard_client.wire.bson_slices import document_of, find, iter_elements, nested_start
+from shard_client.wire.bson_slices import document_of, find, iter_elements, nested_start, raw_fields
 
 _ID: Final = b"_id"
 _BY_BYTES: Final = frozenset({b"\x05", b"\x07", b"\x08", b"\x09", b"\x11"})
@@ -51,7 +51,7 @@ class DocumentKey(NamedTuple):
     @classmethod
     def of(cls, raw: bytes) -> Self:
         """Parse a raw document key; raises ProtocolError if it is malformed."""
-        fields = [raw[each.start - len(each.name) - 2 : each.end] for each in iter_elements(raw)]
+        fields = raw_fields(raw)
         others = tuple(each for each in fields if each[1:5] != b"_id\0")
         return cls(raw, next((each for each in fields if each not in others), b""), others)
 
