@@ -28,13 +28,13 @@ from bench.events import FIRST_SECOND, dealt, token
 from router.commands.answer import build_cursor_reply
 from router.lookup.completion import Completion
 from router.lookup.plan import LookupPlan
-from router.lookup.settings import LookupSettings
 from router.lookup.upstream_reads import UpstreamReads
 from router.memory import Memory
 from router.request.stream_request import parse_request
 from router.stream.log_reader import LogReader, starting_point
 from router.stream.merged_stream import MergedStream
 from router.stream.views import View
+from router.stream_settings import LookupSettings
 from shard_client.bson.resume_token import ResumeToken
 from shard_client.cluster_clock import ClusterClock
 from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark

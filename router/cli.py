@@ -12,12 +12,17 @@ from importlib.metadata import (
     version,
 )
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from router.config.command_line import Refusal, SubCommand, parse_assignments, read_settings
-from router.config.flags import flag
+from router.config.command_line import (
+    Refusal,
+    SubCommand,
+    parse_assignments,
+    read_settings,
+    with_flags,
+)
 from router.config.problems import nearest
 from router.config.settings import Settings
 
@@ -145,99 +150,22 @@ def _options(
     """Merge the change streams of a sharded MongoDB cluster; speak mongos's protocol."""
 
 
+@with_flags
 def serve(
-    configdb: Annotated[str | None, flag("sharding.configDB", "--configdb")] = None,
-    port: Annotated[int | None, flag("net.port", "--port")] = None,
-    bind_ip: Annotated[str | None, flag("net.bindIp", "--bind_ip", "--bind-ip")] = None,
-    bind_ip_all: Annotated[
-        bool | None, flag("net.bindIpAll", "--bind_ip_all", "--bind-ip-all")
-    ] = None,
+    *,
+    flags: dict[str, Any],
     config: Annotated[
         Path | None, typer.Option("--config", "-f", help="A YAML file; names are mongos's.")
     ] = None,
-    upstream: Annotated[str | None, flag("upstream", "--upstream")] = None,
-    feed_port: Annotated[int | None, flag("feed.port", "--feed-port")] = None,
-    admin_port: Annotated[int | None, flag("net.admin.port", "--admin-port")] = None,
-    workers: Annotated[int | None, flag("workers", "--workers")] = None,
     set_parameter: Annotated[
         list[str] | None, typer.Option("--setParameter", help="name=value; may be repeated.")
     ] = None,
-    max_conns: Annotated[int | None, flag("net.maxIncomingConnections", "--maxConns")] = None,
-    key_file: Annotated[str | None, flag("security.keyFile", "--keyFile")] = None,
-    cluster_auth_mode: Annotated[
-        str | None, flag("security.clusterAuthMode", "--clusterAuthMode")
-    ] = None,
-    tls_mode: Annotated[str | None, flag("net.tls.mode", "--tlsMode")] = None,
-    tls_certificate_key_file: Annotated[
-        Path | None, flag("net.tls.certificateKeyFile", "--tlsCertificateKeyFile")
-    ] = None,
-    tls_cluster_file: Annotated[
-        Path | None, flag("net.tls.clusterFile", "--tlsClusterFile")
-    ] = None,
-    tls_ca_file: Annotated[Path | None, flag("net.tls.CAFile", "--tlsCAFile")] = None,
-    tls_cluster_ca_file: Annotated[
-        Path | None, flag("net.tls.clusterCAFile", "--tlsClusterCAFile")
-    ] = None,
-    tls_crl_file: Annotated[Path | None, flag("net.tls.CRLFile", "--tlsCRLFile")] = None,
-    tls_allow_connections_without_certificates: Annotated[
-        bool | None,
-        flag(
-            "net.tls.allowConnectionsWithoutCertificates",
-            "--tlsAllowConnectionsWithoutCertificates",
-        ),
-    ] = None,
-    tls_allow_invalid_hostnames: Annotated[
-        bool | None, flag("net.tls.allowInvalidHostnames", "--tlsAllowInvalidHostnames")
-    ] = None,
-    tls_allow_invalid_certificates: Annotated[
-        bool | None, flag("net.tls.allowInvalidCertificates", "--tlsAllowInvalidCertificates")
-    ] = None,
-    tls_disabled_protocols: Annotated[
-        str | None, flag("net.tls.disabledProtocols", "--tlsDisabledProtocols")
-    ] = None,
-    local_threshold: Annotated[
-        int | None, flag("replication.localPingThresholdMs", "--localThreshold")
-    ] = None,
-    network_message_compressors: Annotated[
-        str | None, flag("net.compression.compressors", "--networkMessageCompressors")
-    ] = None,
-    verbose: Annotated[int, flag("systemLog.verbosity", "--verbose", "-v", count=True)] = 0,
-    quiet: Annotated[bool | None, flag("systemLog.quiet", "--quiet")] = None,
 ) -> None:
     """Run the router.
 
     It answers drivers as mongos does, and merges the change streams of all shards.
     """
-    flags = {
-        "sharding": {"configDB": configdb},
-        "net": {
-            "port": port,
-            "bindIp": bind_ip,
-            "bindIpAll": bind_ip_all,
-            "maxIncomingConnections": max_conns,
-            "compression": {"compressors": network_message_compressors},
-            "admin": {"port": admin_port},
-            "tls": {
-                "mode": tls_mode,
-                "certificateKeyFile": tls_certificate_key_file,
-                "clusterFile": tls_cluster_file,
-                "CAFile": tls_ca_file,
-                "clusterCAFile": tls_cluster_ca_file,
-                "CRLFile": tls_crl_file,
-                "allowConnectionsWithoutCertificates": tls_allow_connections_without_certificates,
-                "allowInvalidHostnames": tls_allow_invalid_hostnames,
-                "allowInvalidCertificates": tls_allow_invalid_certificates,
-                "disabledProtocols": tls_disabled_protocols,
-            },
-        },
-        "replication": {"localPingThresholdMs": local_threshold},
-        "security": {"keyFile": key_file, "clusterAuthMode": cluster_auth_mode},
-        "systemLog": {"verbosity": verbose or None, "quiet": quiet},
-        "setParameter": parse_assignments(set_parameter or []),
-        "upstream": upstream,
-        "workers": workers,
-        "feed": {"port": feed_port},
-    }
+    flags["setParameter"] = parse_assignments(set_parameter or [])
     settings = read_settings(flags, config)
     if settings.sharding.config_db is None:
         raise Refusal(_NO_CONFIG_SERVER)

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any, Final
 
-from router.histogram import Histogram
+from router.status_sums import Histogram
 
 BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 """Upper bounds of the histogram's buckets in seconds; the last bucket has none."""

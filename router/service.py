@@ -17,11 +17,10 @@ from router.catalog.cluster import Cluster, ReplicaSetFactory
 from router.catalog.server_checks import Check, ServerChecks
 from router.client_limits import FOR_FEEDS, supported_connections
 from router.cluster_version import ClusterVersion
-from router.commands.call import FailPointHooks, Node
+from router.commands.call import Node
 from router.commands.server_identity import ServerIdentity
 from router.commands.topology_version import TopologyVersion
 from router.config.parameters import stream_limits
-from router.config.process_share import settings_of_process
 from router.config.security import Logins
 from router.config.settings import Settings
 from router.cursors.registry import CursorRegistry
@@ -32,7 +31,7 @@ from router.memory import keep_slack_small
 from router.owned_tasks import OwnedTasks
 from router.peers.peers import Peers
 from router.server.listener import Listener
-from router.stream_settings import StreamSettings
+from router.stream_settings import StreamSettings, settings_of_process
 from router.tls.certificates import Certificates
 from router.tls.handshake import Handshakes
 from router.tracing import SpanExport
@@ -190,6 +189,11 @@ async def assemble(
         owned.push_async_callback(cursors.close)
         tasks = await owned.enter_async_context(OwnedTasks())
         tasks.run(keep_slack_small, cursors.memory, name="give back freed memory")
+        fail_points = None
+        if parameters["enableTestCommands"]:
+            from router.commands.fail_points import FailPoints  # no other router loads them
+
+            fail_points = FailPoints()
         node = Node(
             clock=cluster.clock,
             cursors=cursors,
@@ -203,7 +207,7 @@ async def assemble(
             started=share.started or now(),
             topology=share.topology,
             peers=share.peers,
-            fail_points=_fail_points() if parameters["enableTestCommands"] else None,
+            fail_points=fail_points,
             client_limits=limits_of_clients,
             compressors=settings.net.compressors,
             access=access,
@@ -294,12 +298,6 @@ def _cluster(
         wall=lambda: now().timestamp(),
         access=Access(settings.security.logins().members, tls),
     )
-
-
-def _fail_points() -> FailPointHooks:
-    from router.commands.fail_points import FailPoints  # no other router loads them
-
-    return FailPoints()
 
 
 async def _rotate(certificates: Certificates, asked: asyncio.Event) -> None:

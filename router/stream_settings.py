@@ -5,9 +5,9 @@ Times are in seconds, sizes in bytes. A part of the router is given the group th
 """
 
 from dataclasses import dataclass, replace
+from typing import Final, Literal, NamedTuple
 
-from router.block_sizes import DEFAULT_BLOCK_SIZES, BlockSizes
-from router.parameter import MINUTES, milliseconds, one_of, parameter
+from router.parameter import MINUTES, milliseconds, parameter
 from shard_client.remote_cursor.remote_settings import RemoteSettings
 from shard_client.replica_set.read_preference import LOCAL_THRESHOLD, PRIMARY, ReadPreference
 from shard_client.wire.connection_pool import PoolLimits
@@ -15,7 +15,23 @@ from shard_client.wire.connection_pool import PoolLimits
 _MIB = 1024 * 1024
 _SHARE_OF_ONE = 0.8
 _SELECTION = 15.0
-_MODES = one_of("auto", "always", "never")
+_Mode = Literal["auto", "always", "never"]
+
+
+class BlockSizes(NamedTuple):
+    """Sizes of the runs, blocks and log entries of a merged stream."""
+
+    events: int = 2000
+    """Approximate maximum of events per block: few enough to stay in a core's own cache during the
+    merge, many enough that cutting them out of each remote's run costs little."""
+    coalesce_bytes: int = 256 * 1024
+    """Size up to which a remote's batches are joined into one run, so that many tiny batches stay
+    cheap."""
+    join_bytes: int = 64 * 1024
+    """Size up to which a log joins blocks, so that a log of single events has few of them."""
+
+
+DEFAULT_BLOCK_SIZES: Final = BlockSizes()
 
 
 @dataclass(frozen=True)
@@ -165,7 +181,7 @@ class SharingSettings:
         "shareFilters",
         "auto",
         "Whether the router evaluates filters on a shared stream.",
-        read=_MODES,
+        kind=_Mode,
     )
     share_filters_from: int = parameter(
         "shareFiltersFrom",
@@ -180,7 +196,7 @@ class SharingSettings:
         "shareScopes",
         "auto",
         "Whether streams of collections and databases are read as parts of a wider stream.",
-        read=_MODES,
+        kind=_Mode,
     )
     share_scopes_from: int = parameter(
         "shareScopesFrom",
@@ -303,3 +319,54 @@ class StreamSettings(AdmissionSettings, PacingSettings, SharingSettings, ReplySe
             remote_buffer_bytes=min(2 * batch, self.remote_buffer_bytes),
             reply_target_bytes=min(2 * batch, self.reply_target_bytes),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class LookupSettings:
+    """Bounds of a process's lookups. Times in seconds, sizes in bytes."""
+
+    connections: int = 8
+    """Maximum of requests to the upstream in their first second, and of idle connections, over all
+    streams."""
+    first_events: int = 100
+    """Events looked up by a stream's first request; later adapted to the documents' sizes."""
+    most_events: int = 1000
+    """Upper bound of the adapted number of events."""
+    target_bytes: int = 4 * _MIB
+    """Target for the total size of the documents of one request."""
+    timeout: float = 30.0
+    """Time limit of a batch's lookups and of a request, with attempts after network errors. Half of
+    it is for requests for several documents."""
+    backoff_first: float = 0.01
+    """Longest first pause before another attempt; doubles with each attempt."""
+    backoff_max: float = 2.0
+    """Upper bound of the doubled pause."""
+
+
+def settings_of_process(limits: StreamSettings, count: int) -> StreamSettings:
+    """Return the settings of one of ``count`` processes, which together keep the router's bounds.
+
+    Bounds of a single stream or remote do not change.
+    """
+    if count == 1:
+        return limits
+
+    def part(whole: int, least: int = 1) -> int:
+        return max(least, whole // count)
+
+    return replace(
+        limits,
+        total_buffer_bytes=part(limits.total_buffer_bytes),
+        user_buffer_bytes=part(limits.user_buffer_bytes, 0),
+        replies_bytes=part(limits.replies_bytes),
+        max_cursors=part(limits.max_cursors),
+        max_cursors_per_client=part(limits.max_cursors_per_client),
+        max_cursors_per_user=part(limits.max_cursors_per_user),
+        max_streams=part(limits.max_streams),
+        max_streams_per_client=part(limits.max_streams_per_client),
+        max_streams_per_user=part(limits.max_streams_per_user),
+        member_connections=part(limits.member_connections, 4),
+        noops_per_second=limits.noops_per_second / count,
+        noop_burst=max(1.0, limits.noop_burst / count),
+        noop_share=limits.noop_share / count,
+    )

@@ -1,12 +1,12 @@
 """Authorization as the process has it: the users, the signed times, and new clients' logins."""
 
 from router.access.login import Login
-from router.access.logins_in_progress import LoginsInProgress
 from router.access.privileges import CLUSTER
 from router.access.signing import SignedTimes
 from router.access.users import REFRESH_SECONDS, User, Users
 from router.catalog.cluster import Cluster
 from router.client_limits import ClientLimits
+from router.fair_limit import FairLimit
 
 _ADVANCE = "advanceClusterTime"
 
@@ -31,7 +31,7 @@ class AccessControl:
     ) -> None:
         self._cluster = cluster
         self._limits = limits or ClientLimits()
-        self.logins_in_progress = LoginsInProgress(self._limits.logins_in_progress)
+        self.logins_in_progress = FairLimit.of_logins(self._limits.logins_in_progress)
         self.users = Users(cluster, refresh=refresh)
         self.times = SignedTimes(cluster)
 

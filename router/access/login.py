@@ -12,9 +12,9 @@ from typing import Any
 
 from router.access.certificate_login import user_of_certificate
 from router.access.login_log import LoginLog
-from router.access.logins_in_progress import LoginsInProgress
 from router.access.users import User, UserName, Users
 from router.catalog.cluster import CONFIG, Cluster
+from router.fair_limit import FairLimit
 from router.upstream_mongos import ServerLink
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
@@ -72,7 +72,7 @@ class Login:
         cluster: Cluster,
         peer: str,
         *,
-        in_progress: LoginsInProgress,
+        in_progress: FairLimit,
         failed_delay: float = 0.0,
     ) -> None:
         self._users = users
@@ -240,12 +240,12 @@ class Login:
         self._log.ended()
         if self.begun_at is not None:
             self.begun_at = None
-            self._in_progress.end(self._address)
+            self._in_progress.release(self._address)
 
     async def _begin(self) -> None:
         """Count this login as in progress; wait while there are too many."""
         if self.begun_at is None:
-            await self._in_progress.begin(self._address)
+            await self._in_progress.admit(self._address)
             self.begun_at = asyncio.get_running_loop().time()
 
     def _link(self, link: ServerLink | None) -> ServerLink:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from router.admin.sources import RouterStatus
+from router.admin.sources import CONFIG, RouterStatus
 
 SAMPLE_INTERVAL = 5.0
 """Seconds between two samples."""
@@ -71,18 +71,10 @@ class History:
 
 def sample_of(status: RouterStatus) -> Sample | None:
     """Return the sample of a status; None if no process answered."""
-    if not status.processes:
+    total, lags = status.total, status.lags
+    if not total:
         return None
-    now = max(each["now"] for each in status.processes)
-    lags: dict[str, float] = {}
-    received = 0
-    for process in status.processes:
-        for target, sums in process["targets"].items():
-            if sums["watermark"] is not None:
-                lag = max(0.0, now.timestamp() - sums["watermark"].time)
-                lags[target] = max(lags.get(target, 0.0), lag)
-        members = process["status"]["mergerouter"]["members"]
-        received += sum(load["events"] for name, load in members.items() if name != "config")
-    delivered = sum(each["delivered"]["events"] for each in status.processes)
+    members = total["status"]["mergerouter"]["members"].items()
+    received = sum(load["events"] for target, load in members if target != CONFIG)
     slowest = max(lags, key=lambda target: lags[target]) if lags else None
-    return Sample(now, lags, received, delivered, slowest)
+    return Sample(total["now"], lags, received, total["delivered"]["events"], slowest)

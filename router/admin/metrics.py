@@ -1,9 +1,11 @@
 """The router's metrics in the formats of Prometheus and OpenMetrics (docs/admin.md)."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from importlib.metadata import version
-from typing import Any, Final, get_args
+from itertools import accumulate
+from typing import Any, Final, NamedTuple, get_args
 
 from bson.timestamp import Timestamp
 from prometheus_client import CollectorRegistry
@@ -17,31 +19,192 @@ from prometheus_client.core import (
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from router.admin.figures import earliest_place, error_name, seconds_left
-from router.admin.metric_families import PREFIX, buckets, counter, gauge, labelled
 from router.admin.sources import RouterStatus
-from router.loop_lag import BOUNDS as LAG_BOUNDS
 from router.stream.admission import Limiting
-from router.stream.noop_writer import TIME_BOUNDS
+from router.stream.read_scheduler import REASONS
 
-_CONFIG: Final = "config"
-REASONS: Final = ("idle", "behind", "paused", "reconnecting", "opening", "ended")
-"""Why a slowest shard's watermark is not greater (``ScheduledRemote.slowest_reason``)."""
+_PREFIX: Final = "mergerouter_"
 
-_TARGET_COUNTERS: Final = (
-    ("openings", "openings", "Cursors opened on the replica set."),
-    ("get_mores", "getMores", "getMore commands sent to the replica set."),
-    (
-        "noop_commands",
-        "noopCommands",
-        "Commands that made an idle replica set's oplog advance.",
+
+class Row(NamedTuple):
+    """One metric: its kind, its name without the prefix, its help and where its values are.
+
+    ``path`` leads to the values, from the document of ``_figures``. Each ``*`` in it stands for all
+    names at its position, which are the values of ``labels``.
+    """
+
+    kind: type[GaugeMetricFamily] | type[CounterMetricFamily] | type[HistogramMetricFamily]
+    name: str
+    text: str
+    path: str
+    labels: Sequence[str] = ()
+
+
+_OURS: Final = "status.mergerouter."
+_GAUGE, _COUNTER, _HISTOGRAM = GaugeMetricFamily, CounterMetricFamily, HistogramMetricFamily
+
+ROWS: Final = (
+    Row(_GAUGE, "workers_expected", "Processes that should serve clients.", "expected"),
+    Row(_GAUGE, "workers", "Processes that serve clients.", "running"),
+    Row(_GAUGE, "start_time_seconds", "Time of the start since 1970.", "started"),
+    Row(
+        _GAUGE,
+        "certificate_expiry_seconds",
+        "Time since 1970 at which the certificate that clients see expires.",
+        "status.security.SSLServerCertificateExpirationDate",
     ),
-    ("noop_writes", "noopWrites", "Oplog entries written by no-op writes."),
-    ("noop_write_bytes", "noopWriteBytes", "Bytes that these oplog entries take."),
-    ("reopenings", "reopenings", "Failures after which a cursor was opened again."),
-    ("received_events", "events", "Change events received from the replica set."),
-    ("received_event_bytes", "eventBytes", "Bytes of these change events."),
-)
+    Row(_COUNTER, "cpu_seconds", "CPU time used by each process.", "by_worker.*.cpuTime",
+        ["worker"]),
+    Row(_GAUGE, "resident_memory_bytes", "RAM used by each process.",
+        "by_worker.*.residentBytes", ["worker"]),
+    Row(
+        _HISTOGRAM,
+        "event_loop_lag_seconds",
+        "How late timers of each process ran, measured four times a second.",
+        "by_worker.*.loopLag",
+        ["worker"],
+    ),
+    Row(
+        _COUNTER,
+        "unwritten_log_lines",
+        "Writes of log lines that failed; getLog still returns the latest of these lines.",
+        "unwrittenLogLines",
+    ),
+    Row(_GAUGE, "client_connections", "Open connections of drivers.",
+        "status.connections.current"),
+    Row(_COUNTER, "client_connections_created", "Connections that drivers have made.",
+        "status.connections.totalCreated"),
+    Row(_COUNTER, "client_received_bytes", "Bytes received from drivers.",
+        "status.network.bytesIn"),
+    Row(_COUNTER, "client_sent_bytes", "Bytes sent to drivers.", "status.network.bytesOut"),
+    Row(_COUNTER, "client_requests", "Requests of drivers by kind.", "status.opcounters.*",
+        ["kind"]),
+    Row(_COUNTER, "passed_through_requests", "Requests passed to the upstream mongos.",
+        "status.metrics.passedThrough"),
+    Row(_COUNTER, "errors", "Errors sent to drivers by code.", "errors.*", ["code"]),
+    Row(
+        _COUNTER,
+        "refused",
+        "Cursors and streams refused, by the parameter that limits them.",
+        "refused.*",
+        ["parameter"],
+    ),
+    Row(_GAUGE, "cursors", "Open cursors of clients.", "cursors"),
+    Row(
+        _GAUGE,
+        "streams",
+        "Different open streams; clients with identical requests share one.",
+        _OURS + "differentStreams",
+    ),
+    Row(
+        _GAUGE,
+        "streams_waiting",
+        "Streams with events that the low watermark holds back.",
+        "waitingStreams",
+    ),
+    Row(_GAUGE, "buffered_bytes", "Memory of the events that streams hold.", "heldBytes"),
+    Row(
+        _GAUGE,
+        "buffer_limit_bytes",
+        "Memory beyond which only empty buffers are filled (totalBufferBytes).",
+        "bufferLimitBytes",
+    ),
+    Row(
+        _GAUGE,
+        "largest_user_buffered_bytes",
+        "Memory of the events that one user's streams hold: that of the user with the most.",
+        "largestUser",
+    ),
+    Row(
+        _GAUGE,
+        "user_buffer_limit_bytes",
+        "Memory of one user's streams beyond which only their empty buffers are filled "
+        "(userBufferBytes).",
+        "userBufferLimitBytes",
+    ),
+    Row(
+        _HISTOGRAM,
+        "low_watermark_wait_seconds",
+        "Time for which events waited for the low watermark, once for each batch or more.",
+        "lowWatermarkWaits",
+    ),
+    Row(
+        _HISTOGRAM,
+        "reply_delay_seconds",
+        "Time from the release of events until the reply to a waiting client is begun.",
+        "replyDelays",
+    ),
+    Row(_COUNTER, "delivered_events", "Change events given to clients.", "delivered.events"),
+    Row(_COUNTER, "delivered_event_bytes", "Bytes of these change events.", "delivered.bytes"),
+    *(
+        Row(_COUNTER, name, text, f"{_OURS}members.*.{field}", ["shard"])
+        for name, field, text in (
+            ("openings", "openings", "Cursors opened on the replica set."),
+            ("get_mores", "getMores", "getMore commands sent to the replica set."),
+            ("noop_commands", "noopCommands",
+             "Commands that made an idle replica set's oplog advance."),
+            ("noop_writes", "noopWrites", "Oplog entries written by no-op writes."),
+            ("noop_write_bytes", "noopWriteBytes", "Bytes that these oplog entries take."),
+            ("reopenings", "reopenings", "Failures after which a cursor was opened again."),
+            ("received_events", "events", "Change events received from the replica set."),
+            ("received_event_bytes", "eventBytes", "Bytes of these change events."),
+        )
+    ),
+    Row(
+        _GAUGE,
+        "member_connections",
+        "Connections to each member, without the monitor's.",
+        "pooled.*.*",
+        ["member", "state"],
+    ),
+    Row(_COUNTER, "member_connections_created", "Connections made to each member.",
+        f"{_OURS}memberConnections.*.created", ["member"]),
+    Row(
+        _GAUGE,
+        "watermark_timestamp_seconds",
+        "Cluster time up to which the replica set's events are known, of its last stream.",
+        "targets.*.watermark",
+        ["shard"],
+    ),
+    Row(
+        _GAUGE,
+        "watermark_lag_seconds",
+        "Time since that cluster time, by the router's clock, in whole seconds.",
+        "lags.*",
+        ["shard"],
+    ),
+    Row(
+        _GAUGE,
+        "streams_held",
+        "Streams of which the replica set is the slowest shard, by reason.",
+        "held.*.*",
+        ["shard", "reason"],
+    ),
+    Row(_GAUGE, "member_cursors", "Open cursors on the replica set.", "targets.*.cursors",
+        ["shard"]),
+    Row(_GAUGE, "failing_cursors", "Cursors on the replica set that are being reopened.",
+        "targets.*.failing", ["shard"]),
+    Row(_GAUGE, "member_buffered_bytes", "Memory of events not read by clients yet.",
+        "targets.*.bufferedBytes", ["shard"]),
+    Row(_GAUGE, "replica_set_up", "Whether the primary of the replica set answers: 1 or 0.",
+        "checks.*.answers", ["shard"]),
+    Row(
+        _GAUGE,
+        "oplog_oldest_timestamp_seconds",
+        "Cluster time of the oldest entry in the primary's oplog.",
+        "shards.*.oldest",
+        ["shard"],
+    ),
+    Row(
+        _GAUGE,
+        "history_left_seconds",
+        "Seconds of oplog between its oldest entry and the farthest behind client: those with "
+        "a cursor (place=cursor), or those that left one within a day (place=departed). +Inf "
+        "while the oplog is complete since the replica set was initiated.",
+        "historyLeft.*.*",
+        ["place", "shard"],
+    ),
+)  # fmt: skip
 
 
 def exposition(status: RouterStatus, accept: str) -> tuple[bytes, str]:
@@ -64,272 +227,75 @@ class StatusCollector(Collector):
     """Yields the metrics of one status."""
 
     def __init__(self, status: RouterStatus) -> None:
-        self._processes = status.processes
-        self._expected = status.expected
-        self._checks = status.checks
+        self._figures = _figures(status)
 
     def collect(self) -> Iterable[Metric]:
-        """Yield all metrics."""
-        yield from self._process_metrics()
-        if self._processes:
-            yield from self._client_metrics()
-            yield from self._stream_metrics()
-            yield from self._member_metrics()
-        yield from self._history_metrics()
-
-    def _process_metrics(self) -> Iterator[Metric]:
+        """Yield all metrics; those whose figures are unknown have no samples."""
         build = {"version": version("mergerouter")}
-        if self._processes:
-            build["mongodb_version"] = str(self._processes[0]["status"]["version"])
-        yield InfoMetricFamily(PREFIX + "build", "The router's version.", build)
-        yield gauge("workers_expected", "Processes that should serve clients.", self._expected)
-        yield gauge("workers", "Processes that serve clients.", len(self._processes))
-        starts = [each["started"].timestamp() for each in self._processes]
-        yield gauge("start_time_seconds", "Time of the start since 1970.", min(starts, default=0))
-        ends = [
-            each["status"]["security"]["SSLServerCertificateExpirationDate"].timestamp()
-            for each in self._processes
-            if "security" in each["status"]
-        ]
-        if ends:
-            yield gauge(
-                "certificate_expiry_seconds",
-                "Time since 1970 at which the certificate that clients see expires.",
-                min(ends),
-            )
-        lag = HistogramMetricFamily(
-            PREFIX + "event_loop_lag_seconds",
-            "How late timers of each process ran, measured four times a second.",
-            labels=["worker"],
-        )
-        for each in self._processes:
-            if (measured := each["loopLag"]) is not None:
-                counts = buckets(LAG_BOUNDS, measured["counts"])
-                lag.add_metric([str(each["worker"])], counts, measured["total"])
-        cpu = {str(each["worker"]): each["cpuSeconds"] for each in self._processes}
-        text = "CPU time used by each process."
-        yield labelled(CounterMetricFamily, "cpu_seconds", text, "worker", cpu)
-        memory = {str(each["worker"]): each["residentBytes"] for each in self._processes}
-        text = "RAM used by each process."
-        yield labelled(GaugeMetricFamily, "resident_memory_bytes", text, "worker", memory)
-        yield lag
-        yield counter(
-            "unwritten_log_lines",
-            "Writes of log lines that failed; getLog still returns the latest of these lines.",
-            sum(each["unwrittenLogLines"] for each in self._processes),
-        )
+        if "status" in self._figures:
+            build["mongodb_version"] = str(self._figures["status"]["version"])
+        yield InfoMetricFamily(_PREFIX + "build", "The router's version.", build)
+        for row in ROWS:
+            metric = row.kind(_PREFIX + row.name, row.text, labels=row.labels)
+            for labels, value in _values(self._figures, row.path.split(".")):
+                if isinstance(metric, HistogramMetricFamily):
+                    counts = value["counts"]
+                    cumulative = accumulate(counts.values())
+                    buckets = list(zip(counts, cumulative, strict=True))
+                    metric.add_metric(labels, buckets, value["total"])
+                else:
+                    metric.add_metric(labels, _number(value))
+            yield metric
 
-    def _client_metrics(self) -> Iterator[Metric]:
-        def total(of: Callable[[Mapping[str, Any]], int]) -> int:
-            return sum(of(each["status"]) for each in self._processes)
 
-        yield gauge(
-            "client_connections",
-            "Open connections of drivers.",
-            total(lambda each: each["connections"]["current"]),
-        )
-        yield counter(
-            "client_connections_created",
-            "Connections that drivers have made.",
-            total(lambda each: each["connections"]["totalCreated"]),
-        )
-        yield counter(
-            "client_received_bytes",
-            "Bytes received from drivers.",
-            total(lambda each: each["network"]["bytesIn"]),
-        )
-        yield counter(
-            "client_sent_bytes",
-            "Bytes sent to drivers.",
-            total(lambda each: each["network"]["bytesOut"]),
-        )
-        kinds = self._sum(lambda each: each["status"]["opcounters"])
-        text = "Requests of drivers by kind."
-        yield labelled(CounterMetricFamily, "client_requests", text, "kind", kinds)
-        yield counter(
-            "passed_through_requests",
-            "Requests passed to the upstream mongos.",
-            total(lambda each: each["metrics"]["passedThrough"]),
-        )
-        named: Counter[str] = Counter()
-        for code, count in self._sum(lambda each: each["errors"]).items():
-            named[error_name(int(code))] += count
-        yield labelled(
-            CounterMetricFamily, "errors", "Errors sent to drivers by code.", "code", named
-        )
-        # A series that begins with its first refusal would hide it from increase().
-        refused = dict.fromkeys(get_args(Limiting), 0)
-        refused |= self._sum(lambda each: each["status"]["mergerouter"]["refused"])
-        text = "Cursors and streams refused, by the parameter that limits them."
-        yield labelled(CounterMetricFamily, "refused", text, "parameter", refused)
+def _figures(status: RouterStatus) -> dict[str, Any]:
+    """Return what the rows refer to: the processes' total, and what follows from it."""
+    total = status.total
+    figures: dict[str, Any] = {
+        **total,
+        "expected": status.expected,
+        "running": len(status.processes),
+        "by_worker": {str(each["worker"]): each for each in status.processes},
+        "lags": status.lags,
+        "checks": status.checks,
+        "shards": {target: each for target, each in status.checks.items() if target != "config"},
+        "historyLeft": {place: status.history_left(place) for place in ("cursor", "departed")},
+    }
+    if not total:
+        return figures
+    ours = total["status"]["mergerouter"]
+    users: Counter[str] = Counter()
+    for user in ours["users"]:
+        users[user["user"]] += user["heldBytes"]
+    figures["largestUser"] = max(users.values(), default=0)
+    figures["pooled"] = {
+        member: {"in_use": counts["inUse"], "idle": counts["available"]}
+        for member, counts in ours["memberConnections"].items()
+    }
+    # A series that begins with its first count would hide it from increase().
+    figures["refused"] = dict.fromkeys(get_args(Limiting), 0) | ours["refused"]
+    figures["held"] = {
+        target: dict.fromkeys(REASONS, 0) | sums["held"]
+        for target, sums in total["targets"].items()
+    }
+    return figures
 
-    def _stream_metrics(self) -> Iterator[Metric]:
-        processes = self._processes
-        yield gauge(
-            "cursors", "Open cursors of clients.", sum(each["cursors"] for each in processes)
-        )
-        yield gauge(
-            "streams",
-            "Different open streams; clients with identical requests share one.",
-            sum(each["status"]["mergerouter"]["differentStreams"] for each in processes),
-        )
-        yield gauge(
-            "streams_waiting",
-            "Streams with events that the low watermark holds back.",
-            sum(each["waitingStreams"] for each in processes),
-        )
-        yield gauge(
-            "buffered_bytes",
-            "Memory of the events that streams hold.",
-            sum(each["heldBytes"] for each in processes),
-        )
-        yield gauge(
-            "buffer_limit_bytes",
-            "Memory beyond which only empty buffers are filled (totalBufferBytes).",
-            sum(each["bufferLimitBytes"] for each in processes),
-        )
-        by_user = Counter[str]()
-        for each in processes:
-            for user in each["status"]["mergerouter"]["users"]:
-                by_user[user["user"]] += user["heldBytes"]
-        yield gauge(
-            "largest_user_buffered_bytes",
-            "Memory of the events that one user's streams hold: that of the user with the most.",
-            max(by_user.values(), default=0),
-        )
-        yield gauge(
-            "user_buffer_limit_bytes",
-            "Memory of one user's streams beyond which only their empty buffers are filled "
-            "(userBufferBytes).",
-            sum(each["userBufferLimitBytes"] for each in processes),
-        )
-        yield self._delays(
-            "low_watermark_wait_seconds",
-            "Time for which events waited for the low watermark, once for each batch or more.",
-            "lowWatermarkWaits",
-        )
-        yield self._delays(
-            "reply_delay_seconds",
-            "Time from the release of events until the reply to a waiting client is begun.",
-            "replyDelays",
-        )
-        yield counter(
-            "delivered_events",
-            "Change events given to clients.",
-            sum(each["delivered"]["events"] for each in processes),
-        )
-        yield counter(
-            "delivered_event_bytes",
-            "Bytes of these change events.",
-            sum(each["delivered"]["bytes"] for each in processes),
-        )
 
-    def _delays(self, name: str, text: str, field: str) -> HistogramMetricFamily:
-        """Return one histogram, summed over all processes."""
-        histograms = [each[field] for each in self._processes]
-        counts = [sum(each) for each in zip(*(each["counts"] for each in histograms), strict=True)]
-        total = sum(each["total"] for each in histograms)
-        return HistogramMetricFamily(
-            PREFIX + name, text, buckets=buckets(TIME_BOUNDS, counts), sum_value=total
-        )
+def _values(found: Any, path: Sequence[str]) -> Iterator[tuple[list[str], Any]]:
+    """Yield the values at the path's end, each with the names that its stars stand for."""
+    if found is None:
+        return
+    if not path:
+        yield [], found
+        return
+    first, *rest = path
+    assert isinstance(found, Mapping)
+    for name in found if first == "*" else [first]:
+        for labels, value in _values(found.get(name), rest):
+            yield ([name, *labels] if first == "*" else labels), value
 
-    def _member_metrics(self) -> Iterator[Metric]:
-        loads: dict[str, Counter[str]] = {}
-        connections: dict[str, Counter[str]] = {}
-        for each in self._processes:
-            section = each["status"]["mergerouter"]
-            for target, load in section["members"].items():
-                loads.setdefault(target, Counter()).update(load)
-            for member, counts in section["memberConnections"].items():
-                connections.setdefault(member, Counter()).update(counts)
-        for name, field, text in _TARGET_COUNTERS:
-            values = {target: load[field] for target, load in loads.items()}
-            yield labelled(CounterMetricFamily, name, text, "shard", values)
-        pooled = GaugeMetricFamily(
-            PREFIX + "member_connections",
-            "Connections to each member, without the monitor's.",
-            labels=["member", "state"],
-        )
-        for member, counts in connections.items():
-            pooled.add_metric([member, "in_use"], counts["inUse"])
-            pooled.add_metric([member, "idle"], counts["available"])
-        yield pooled
-        created = {member: counts["created"] for member, counts in connections.items()}
-        text = "Connections made to each member."
-        yield labelled(CounterMetricFamily, "member_connections_created", text, "member", created)
-        yield from self._watermark_metrics()
 
-    def _watermark_metrics(self) -> Iterator[Metric]:
-        watermark = GaugeMetricFamily(
-            PREFIX + "watermark_timestamp_seconds",
-            "Cluster time up to which the replica set's events are known, of its last stream.",
-            labels=["shard"],
-        )
-        lag = GaugeMetricFamily(
-            PREFIX + "watermark_lag_seconds",
-            "Time since that cluster time, by the router's clock, in whole seconds.",
-            labels=["shard"],
-        )
-        held = GaugeMetricFamily(
-            PREFIX + "streams_held",
-            "Streams of which the replica set is the slowest shard, by reason.",
-            labels=["shard", "reason"],
-        )
-        now = max(each["now"].timestamp() for each in self._processes)
-        cursors, failing, buffered = Counter[str](), Counter[str](), Counter[str]()
-        marks: dict[str, Timestamp] = {}
-        reasons: dict[str, Counter[str]] = {}
-        for process in self._processes:
-            for target, sums in process["targets"].items():
-                cursors[target] += sums["cursors"]
-                failing[target] += sums["failing"]
-                buffered[target] += sums["bufferedBytes"]
-                reasons.setdefault(target, Counter()).update(sums["held"])
-                if sums["watermark"] is not None:
-                    marks[target] = min(marks.get(target, sums["watermark"]), sums["watermark"])
-        for target, mark in marks.items():
-            watermark.add_metric([target], mark.time)
-            lag.add_metric([target], max(0.0, now - mark.time))
-        for target, counts in reasons.items():
-            for reason in REASONS:
-                held.add_metric([target, reason], counts[reason])
-        yield from (watermark, lag, held)
-        gauges = (
-            ("member_cursors", "Open cursors on the replica set.", cursors),
-            ("failing_cursors", "Cursors on the replica set that are being reopened.", failing),
-            ("member_buffered_bytes", "Memory of events not read by clients yet.", buffered),
-        )
-        for name, text, values in gauges:
-            yield labelled(GaugeMetricFamily, name, text, "shard", values)
-
-    def _history_metrics(self) -> Iterator[Metric]:
-        answers = {target: int(check["answers"]) for target, check in self._checks.items()}
-        text = "Whether the primary of the replica set answers: 1 or 0."
-        yield labelled(GaugeMetricFamily, "replica_set_up", text, "shard", answers)
-        shards = {
-            target: check
-            for target, check in self._checks.items()
-            if check["oldest"] is not None and target != _CONFIG
-        }
-        oldest = {target: check["oldest"].time for target, check in shards.items()}
-        text = "Cluster time of the oldest entry in the primary's oplog."
-        yield labelled(GaugeMetricFamily, "oplog_oldest_timestamp_seconds", text, "shard", oldest)
-        left = GaugeMetricFamily(
-            PREFIX + "history_left_seconds",
-            "Seconds of oplog between its oldest entry and the farthest behind client: those with "
-            "a cursor (place=cursor), or those that left one within a day (place=departed). +Inf "
-            "while the oplog is complete since the replica set was initiated.",
-            labels=["shard", "place"],
-        )
-        for place in ("cursor", "departed"):
-            earliest = earliest_place(self._processes, place)
-            if earliest is not None:
-                for target, check in shards.items():
-                    left.add_metric([target, place], seconds_left(check, earliest))
-        yield left
-
-    def _sum(self, of: Callable[[Mapping[str, Any]], Mapping[str, int]]) -> Counter[str]:
-        summed: Counter[str] = Counter()
-        for each in self._processes:
-            summed.update(of(each))
-        return summed
+def _number(value: Any) -> float:
+    if isinstance(value, Timestamp):
+        return float(value.time)
+    return value.timestamp() if isinstance(value, datetime) else float(value)

@@ -1,17 +1,17 @@
 """The status page: HTML rendered on the server, without resources from elsewhere."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
-from router.admin.view import StatusView
 from router.admin.words import in_bytes, in_rate, in_reason, in_scope, in_wait, in_words
 
 
-def render_page(view: StatusView) -> tuple[str, str]:
-    """Return the page and its Content-Security-Policy.
+def render_page(view: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the page of ``status_view`` and its Content-Security-Policy.
 
     The policy allows the page's own style and script, requests to this port, and nothing else.
     """

@@ -4,18 +4,17 @@ import asyncio
 import base64
 import hmac
 from collections.abc import Awaitable, Callable
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import structlog
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
-from router.admin.figures import router_problems, shard_problems, warnings
 from router.admin.history import SAMPLE_INTERVAL, History, sample_of
 from router.admin.metrics import exposition
 from router.admin.page import render_page
 from router.admin.sources import StatusSource
-from router.admin.view import StatusView
+from router.admin.view import status_view
 from router.client_limits import ConnectionCounts
 from router.config.settings import Net
 from router.tls.certificates import Certificates
@@ -169,10 +168,10 @@ class AdminServer(AcceptingPort):
         return web.Response(text=page, content_type="text/html", headers=headers)
 
     async def _document(self, _request: web.Request) -> web.Response:
-        return web.json_response((await self._view()).to_document())
+        return web.json_response(await self._view())
 
-    async def _view(self) -> StatusView:
-        view = StatusView.of(await self._source.collect(details=True), self._history)
+    async def _view(self) -> dict[str, Any]:
+        view = status_view(await self._source.collect(details=True), self._history)
         if view is None:
             raise web.HTTPServiceUnavailable(text="no worker answers; see the log\n")
         return view
@@ -192,10 +191,10 @@ class AdminServer(AcceptingPort):
         With ``?shards=optional``, shards that do not answer are reported but do not make it 503.
         """
         status = await self._source.collect()
-        problems = router_problems(status)
-        shards = shard_problems(status)
+        problems = status.router_problems()
+        shards = status.shard_problems()
         ready = not problems and (not shards or request.query.get("shards") == "optional")
-        lines = [*problems, *shards, *warnings(status)] or ["ready"]
+        lines = [*problems, *shards, *status.warnings()] or ["ready"]
         return web.Response(status=200 if ready else 503, text="\n".join(lines) + "\n")
 
 

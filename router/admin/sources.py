@@ -1,13 +1,20 @@
-"""Where the admin port gets the router's status."""
+"""The router's status: where the admin port gets it, and what follows from it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf
+from typing import Any, Final, Protocol
 
 from router.commands.call import Node
 from router.commands.process_status import process_status
+from router.status_sums import sum_statuses
+
+CONFIG: Final = "config"
 
 
-class RouterStatus(NamedTuple):
+@dataclass(frozen=True)
+class RouterStatus:
     """The statuses of a router's processes that answered, and the number there should be.
 
     ``failures`` are log lines of the parent process, if there are several.
@@ -17,10 +24,16 @@ class RouterStatus(NamedTuple):
     expected: int
     failures: Sequence[str] = ()
 
+    @cached_property
+    def total(self) -> Mapping[str, Any]:
+        """The status of all processes together (``sum_statuses``); empty if none answered."""
+        return sum_statuses(self.processes) if self.processes else {}
+
     @property
     def server_checks(self) -> Sequence[Mapping[str, Any]]:
         """The latest checks of the servers that the settings name; empty if there are none."""
-        return next((each["checks"] for each in self.processes if "checks" in each), ())
+        checks: Sequence[Mapping[str, Any]] = self.total.get("checks", ())
+        return checks
 
     @property
     def checks(self) -> Mapping[str, Mapping[str, Any]]:
@@ -28,6 +41,61 @@ class RouterStatus(NamedTuple):
         return {
             check["target"]: check for check in self.server_checks if check["target"] is not None
         }
+
+    @property
+    def lags(self) -> Mapping[str, float]:
+        """The seconds since each replica set's watermark, by target; without those not read."""
+        return {
+            target: max(0.0, self.total["now"].timestamp() - sums["watermark"].time)
+            for target, sums in self.total.get("targets", {}).items()
+            if sums["watermark"] is not None
+        }
+
+    def history_left(self, place: str) -> Mapping[str, float]:
+        """Return the seconds of oplog that each shard has before ``place``; inf if complete.
+
+        Args:
+            place: "cursor" or "departed": the farthest behind client with a cursor, or of those
+                that left one within a day. Without such a client, nothing is returned.
+        """
+        earliest = self.total.get("places", {}).get(place)
+        return {
+            target: inf if check["complete"] else float(earliest.time - check["oldest"].time)
+            for target, check in self.checks.items()
+            if earliest is not None and check["oldest"] is not None and target != CONFIG
+        }
+
+    def router_problems(self) -> list[str]:
+        """Return the problems for which clients cannot be served, without those of shards."""
+        problems = []
+        if len(self.processes) < self.expected:
+            problems.append(f"{len(self.processes)} of {self.expected} workers answer")
+        if any(each["quiescing"] for each in self.processes):
+            problems.append("the router is shutting down")
+        if not self.server_checks:
+            problems.append("the config server has not been checked yet")
+        return problems + [
+            line for line, check in self._failed() if not check["serves"] and not _is_shard(check)
+        ]
+
+    def shard_problems(self) -> list[str]:
+        """Return a line for each shard that does not answer."""
+        return [line for line, check in self._failed() if _is_shard(check)]
+
+    def warnings(self) -> list[str]:
+        """Return the problems in spite of which clients can be served."""
+        return [line for line, check in self._failed() if check["serves"]]
+
+    def _failed(self) -> list[tuple[str, Mapping[str, Any]]]:
+        return [
+            (f"{check['subject']} {check['problem']}", check)
+            for check in self.server_checks
+            if check["problem"] is not None
+        ]
+
+
+def _is_shard(check: Mapping[str, Any]) -> bool:
+    return check["target"] not in (None, CONFIG)
 
 
 class StatusSource(Protocol):

@@ -15,9 +15,8 @@ from router.commands.answer import Answer, AnyAnswer, PassThrough, build_cursor_
 from router.commands.api_version import api_parameters
 from router.commands.call import Call, Command
 from router.cursors.owner import Owner
-from router.request.aggregate_fields import check_aggregate
-from router.request.stream_commands import explains_change_stream, is_change_stream
-from router.request.stream_request import StreamRequest, parse_request
+from router.request.stages import MOST_STAGES, explains_change_stream, is_change_stream
+from router.request.stream_request import StreamRequest, parse_request, target_of
 from shard_client.bson.values import ARRAY, STRING
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
@@ -25,9 +24,6 @@ from shard_client.wire.bson_slices import Element, find, iter_elements, shortene
 from shard_client.wire.documents import decode
 
 _SECONDS_PER_MS = 0.001
-MOST_STAGES = 1000
-"""mongos's default of internalPipelineLengthLimit."""
-
 _OF_THE_CLUSTER = frozenset({"config", "local"})
 
 
@@ -173,8 +169,7 @@ def _parsed(call: Call, command: Mapping[str, Any]) -> StreamRequest | PassThrou
                 f"Invalid namespace specified '{call.database}.{WHOLE}'",
             )
         if call.user is not None:
-            # mongos parses the command's fields, then checks the rights, then parses the stages.
-            _check_rights(call, call.user, check_aggregate(call.database, command))
+            _check_rights(call, call.user, target_of(command))
         return parse_request(call.database, command)
     except CommandError as error:
         if call.upstream is None or call.database in _OF_THE_CLUSTER:
@@ -207,10 +202,11 @@ async def _explained(
 COMMANDS = (
     Command(
         ("aggregate",), aggregate, "change streams", api_versions=("1",), is_ours=is_change_stream,
-        refuse_early=refuse_early,
+        refuse_early=refuse_early, checks_fields=True,
     ),
     Command(
         ("explain",), explain, "how a change stream would be run", api_versions=("1",),
         is_ours=explains_change_stream, refuse_early=refuse_explain_early,
+        checks_fields=True,
     ),
 )  # fmt: skip

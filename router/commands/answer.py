@@ -1,7 +1,7 @@
 """The results of command functions, and their conversion to reply bodies."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from struct import Struct
 from typing import Any, Literal
 
@@ -46,11 +46,9 @@ RawAnswer = list[bytes]
 class PassThrough:
     """A request to relay the client's message unchanged to the upstream.
 
-    ``added`` holds the fields that a fail point adds to the upstream's reply. ``refusal`` is the
-    error that the client gets if the upstream does not know the command (59).
+    ``refusal`` is the error that the client gets if the upstream does not know the command (59).
     """
 
-    added: Mapping[str, Any] = field(default_factory=dict)
     refusal: CommandError | None = None
 
 

@@ -1,9 +1,9 @@
 """What a command works with: the process, its client, and the call with its document."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from bson.timestamp import Timestamp
 
@@ -16,7 +16,6 @@ from router.commands.client_time import ClientTime, check_client_time
 from router.commands.job_reports import JobReports
 from router.commands.server_identity import ServerIdentity
 from router.commands.topology_version import TopologyVersion
-from router.request.generic_fields import check_generic_fields
 from router.upstream_mongos import ServerLink
 from shard_client.cluster_clock import is_signed
 from shard_client.error_codes import ErrorCode
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from router.access.users import User
     from router.catalog.cluster import Cluster
     from router.catalog.server_checks import ServerChecks
+    from router.commands.fail_points import FailPoints
     from router.cursors.registry import CursorRegistry
     from router.loop_lag import LoopLag
     from router.peers.peers import Peers
@@ -66,22 +66,6 @@ class Counters:
             ("insert", "query", "update", "delete", "getmore", "command"), 0
         )
     )
-
-
-class FailPointHooks(Protocol):
-    """What fail points do to calls, where ``enableTestCommands`` loads them."""
-
-    async def before_command(self, call: "Call", names: Sequence[str]) -> None:
-        """Act before a command with these names; raises CommandError, NetworkError."""
-
-    async def after_checkout(self, call: "Call", namespace: str) -> None:
-        """Act on a getMore that holds its cursor, of this namespace; raises CommandError."""
-
-    async def added_to_reply(self, call: "Call") -> Mapping[str, Any]:
-        """Return the fields that are added to the upstream's reply."""
-
-    async def configure(self, call: "Call") -> AnyAnswer:
-        """Set a fail point; raises CommandError."""
 
 
 @dataclass(slots=True)
@@ -123,7 +107,7 @@ class Node:
     topology: TopologyVersion = field(default_factory=TopologyVersion)
     counters: Counters = field(default_factory=Counters)
     jobs: JobReports = field(default_factory=JobReports)
-    fail_points: FailPointHooks | None = None
+    fail_points: "FailPoints | None" = None
     client_limits: ClientLimits = field(default_factory=ClientLimits)
     compressors: tuple[str, ...] = AVAILABLE
     peers: "Peers | None" = None
@@ -301,6 +285,7 @@ class Command:
     cluster. ``is_ours``, if given, takes the raw command and returns whether the router answers it,
     so that commands for the upstream are not decoded. ``refuse_early``, if given, takes the raw
     command and the user, and raises the CommandError of a command that need not be decoded for it.
+    A command with ``checks_fields`` checks its time limit and read concern with its other fields.
     """
 
     names: tuple[str, ...]
@@ -312,14 +297,13 @@ class Command:
     before_login: bool = False
     action: str | None = None
     api_versions: tuple[str, ...] = ()
+    checks_fields: bool = False
     is_ours: Callable[[bytes], bool] | None = None
     refuse_early: Callable[[bytes, "User | None"], None] | None = None
 
     def check(self, call: Call) -> None:
         """Make the checks that mongos makes before it runs any command; raises CommandError."""
         check_api(self.names[0], call.command, self.api_versions)
-        if self.is_ours is None:  # an aggregate's are checked with its other fields
-            check_generic_fields(call.command)
         if self.admin_only and call.database != "admin":
             raise CommandError(
                 ErrorCode.Unauthorized,

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from bson.binary import Binary
+from bson.decimal128 import Decimal128
 from bson.timestamp import Timestamp
 
-from router.request.field_errors import wrong_type_inside
-from router.request.generic_fields import exact_integer
+from router.bson_text import type_name
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
@@ -61,7 +61,7 @@ def check_client_time(value: object, now: float) -> ClientTime:
         raise CommandError(
             ErrorCode.UnsupportedFormat, f"Unsupported SHA1Block hash length: {len(digest)}"
         )
-    key_id = exact_integer(_present(signature, "keyId"), "keyId")
+    key_id = _key_id(_present(signature, "keyId"))
     if time.time > now + MOST_DRIFT:
         raise CommandError(
             ErrorCode.ClusterTimeFailsRateLimiter,
@@ -74,8 +74,26 @@ def check_client_time(value: object, now: float) -> ClientTime:
 def _field(document: Mapping[str, Any], name: str, kind: type, expected: str) -> Any:
     value = _present(document, name)
     if not isinstance(value, kind):
-        raise wrong_type_inside(name, value, expected)
+        message = f'"{name}" had the wrong type. Expected {expected}, found {type_name(value)}'
+        raise CommandError(ErrorCode.TypeMismatch, message)
     return value
+
+
+def _key_id(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal128):
+        raise CommandError(
+            ErrorCode.TypeMismatch,
+            f'Expected field "keyId" to have numeric type, but found {type_name(value)}',
+        )
+    number: Any = value.to_decimal() if isinstance(value, Decimal128) else value
+    if number != number or abs(number) >= 2**63 or int(number) != number:
+        shown = f"{value}.0" if isinstance(value, float) and "." not in str(value) else value
+        raise CommandError(
+            ErrorCode.BadValue,
+            'Expected field "keyId" to have a value exactly representable as a 64-bit integer, '
+            f"but found keyId: {shown}",
+        )
+    return int(number)
 
 
 def _present(document: Mapping[str, Any], name: str) -> Any:

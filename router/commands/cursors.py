@@ -1,7 +1,6 @@
 """getMore and killCursors of merged cursors; those of other cursors go to the upstream."""
 
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any, Final
 
 from bson.binary import UUID_SUBTYPE, Binary
@@ -18,24 +17,31 @@ from router.commands.elsewhere import (
     is_elsewhere,
     kill_elsewhere,
 )
-from router.commands.fields import at_least_zero, check_known, required, text
+from router.commands.fields import (
+    at_least_zero,
+    check_generic_fields,
+    check_known,
+    let_upstream_check,
+    required,
+    text,
+)
 from router.cursors.owner import Owner
+from router.request.accepted import LONGEST_TIME, OF_ANY_COMMAND, Accepts, is_read_preference
 from router.request.field_errors import wrong_type
-from router.request.generic_fields import as_int64
-from router.request.read_preference import check_read_preference
-from shard_client.error_codes import RESUMABLE_CODES, ErrorCode
-from shard_client.errors import CommandError, NetworkError
+from shard_client.errors import CommandError
 
 DEFAULT_AWAIT_MS = 1000
 _SECONDS_PER_MS = 0.001
 _GET_MORE_FIELDS = frozenset({"collection", "batchSize", "term", "lastKnownCommittedOpTime"})
-_USUAL_FIELDS: Final = frozenset(
-    {
-        "getMore", "collection", "batchSize", "maxTimeMS", "comment", "readConcern", "apiVersion",
-        "apiStrict", "apiDeprecationErrors", "$clusterTime", "$db",
-    }
-)  # fmt: skip
-"""The fields of a getMore that the router checks itself, as mongos does."""
+_USUAL_FIELDS: Final[Mapping[str, Accepts]] = {
+    **OF_ANY_COMMAND,
+    "$readPreference": is_read_preference,
+    **dict.fromkeys(
+        ("getMore", "collection", "batchSize", "comment", "apiVersion", "apiStrict",
+         "apiDeprecationErrors", "$clusterTime", "$db"),
+        lambda _value: True,
+    ),
+}  # fmt: skip
 _UUID_BYTES: Final = 16
 _KILL_LISTS = ("cursorsKilled", "cursorsNotFound", "cursorsAlive", "cursorsUnknown")
 
@@ -54,8 +60,10 @@ async def get_more(call: Call) -> AnyAnswer:
         text(command, "getMore", "collection")  # mongos looks at the first field last
         raise wrong_type("getMore.getMore", cursor_id, "long")
     is_own = cursor_id in node.cursors
-    if is_own or is_elsewhere(call, cursor_id):
-        await _check_fields(call)
+    if node.upstream is None:
+        await check_generic_fields(call)
+    elif (is_own or is_elsewhere(call, cursor_id)) and not all(map(_is_usual, command.items())):
+        await let_upstream_check(call, command)
     if not is_own:
         elsewhere = await get_more_elsewhere(call, cursor_id)
         if elsewhere is not None:
@@ -65,14 +73,15 @@ async def get_more(call: Call) -> AnyAnswer:
     collection = text(command, "getMore", "collection")
     check_known(command, "getMore", _GET_MORE_FIELDS)
     batch_size = at_least_zero(command, "getMore", "batchSize")
-    max_time_ms = as_int64(command.get("maxTimeMS", DEFAULT_AWAIT_MS))
+    max_time_ms = at_least_zero(command, "getMore", "maxTimeMS")
+    wait = DEFAULT_AWAIT_MS if max_time_ms is None else min(max_time_ms, LONGEST_TIME)
     owner = Owner(call.lsid, call.user_name)
     with node.cursors.checkout(cursor_id, owner) as cursor:
         check_same_api(cursor.api, command)
         try:
             if node.fail_points is not None:
-                await node.fail_points.after_checkout(call, cursor.namespace)
-            batch = await cursor.next_batch(batch_size or None, max_time_ms * _SECONDS_PER_MS)
+                node.fail_points.after_checkout(call)
+            batch = await cursor.next_batch(batch_size or None, wait * _SECONDS_PER_MS)
         except CommandError as error:
             node.cursors.kill((cursor_id,), owner)  # the failure is permanent
             raise node.as_mongos_says(error) from error
@@ -89,39 +98,14 @@ async def get_more(call: Call) -> AnyAnswer:
     )
 
 
-async def _check_fields(call: Call) -> None:
-    """Check the fields of a getMore on a merged cursor that any command may have.
-
-    The upstream checks those that drivers do not send with a getMore: it does not know the cursor,
-    and says so if they are valid. Without one, or if it does not answer, they have no effect.
-
-    Raises:
-        CommandError: a field is invalid.
-    """
-    command = call.command
-    if call.upstream is None or all(map(_is_usual, command.items())):
-        return
-    try:
-        with suppress(NetworkError):
-            await call.client.link_to(call.upstream).command(call.database, command)
-    except CommandError as error:
-        if error.code != ErrorCode.CursorNotFound and error.code not in RESUMABLE_CODES:
-            raise
-
-
 def _is_usual(item: tuple[str, Any]) -> bool:
+    """Return whether the router knows a field of a getMore; the upstream checks all others."""
     name, value = item
     if name == "lsid" and isinstance(value, Mapping) and list(value) == ["id"]:
         named = value["id"]
         is_uuid = isinstance(named, Binary) and named.subtype == UUID_SUBTYPE
         return is_uuid and len(named) == _UUID_BYTES
-    if name == "$readPreference":
-        try:
-            check_read_preference(value)
-        except CommandError:
-            return False
-        return "hedge" not in value
-    return name in _USUAL_FIELDS
+    return name in _USUAL_FIELDS and _USUAL_FIELDS[name](value)
 
 
 async def kill_cursors(call: Call) -> AnyAnswer:
@@ -173,8 +157,11 @@ def _add_lists(lists: _Lists, reply: Mapping[str, Any]) -> None:
 
 
 COMMANDS = (
-    Command(("getMore",), get_more, "the next batch of a cursor", api_versions=("1",)),
+    Command(
+        ("getMore",), get_more, "the next batch of a cursor", api_versions=("1",),
+        checks_fields=True,
+    ),
     Command(
         ("killCursors",), kill_cursors, "end cursors", while_quiescing=True, api_versions=("1",)
     ),
-)
+)  # fmt: skip

@@ -28,20 +28,11 @@ _ON_BEHALF_OF: Final = "$onBehalfOf"
 _CODE: Final = b"code"
 
 
-async def everywhere_else(
-    call: Call, command: Mapping[str, Any] | None = None
-) -> Sequence[dict[str, Any]]:
-    """Run the call's command on all other workers; return the replies received.
-
-    Args:
-        call: the command.
-        command: another command on the database admin, to run instead.
-    """
+async def everywhere_else(call: Call) -> Sequence[dict[str, Any]]:
+    """Run the call's command on all other workers; return the replies received."""
     peers = _peers(call)
     if peers is None:
         return ()
-    if command is not None:
-        return await peers.ask_all("admin", command)
     return await peers.ask_all(call.database, _for_user(call, call.command))
 
 

@@ -33,15 +33,16 @@ async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str
         checks: include checks of the servers that the settings name.
     """
     cursors = node.cursors
+    number = 1 if node.peers is None else node.peers.number
     tally = _Tally()
     streams: list[Mapping[str, Any]] = []
     async for stream in cursors.describe_gradually():
         tally.add(stream)
         if details and len(streams) < _MOST_STREAMS:
-            streams.append(stream)
+            streams.append({**stream, "worker": number})
     usage = resource.getrusage(resource.RUSAGE_SELF)
     status: dict[str, Any] = {
-        "worker": 1 if node.peers is None else node.peers.number,
+        "worker": number,
         "now": node.now(),
         "started": node.started,
         "quiescing": node.topology.quiescing,
@@ -59,12 +60,12 @@ async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str
         },
         "lowWatermarkWaits": cursors.loads.low_watermark_waits.to_document(),
         "replyDelays": cursors.loads.reply_delays.to_document(),
-        "errors": {str(code): count for code, count in node.counters.errors.items()},
+        "errors": _by_name(node.counters.errors),
         "places": {
             "cursor": cursors.earliest_place,
             "departed": cursors.earliest_departed_place,
         },
-        "cpuSeconds": usage.ru_utime + usage.ru_stime,
+        "cpuTime": usage.ru_utime + usage.ru_stime,
         "residentBytes": resident_bytes(),
         "unwrittenLogLines": RECENT.unwritten,
         "loopLag": None if node.lag is None else node.lag.to_document(),
@@ -73,10 +74,20 @@ async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str
         status["checks"] = [check.to_document() for check in await node.checks.results()]
     if details:
         status["streams"] = streams
-        status["cursorList"] = cursors.describe_cursors(_MOST_CURSORS)
+        listed = cursors.describe_cursors(_MOST_CURSORS)
+        status["cursorList"] = [{**each, "worker": number} for each in listed]
         status["failures"] = RECENT.failures(_MOST_FAILURES)
         status["jobs"] = [each.to_document() for each in node.jobs.current(node.now())]
     return status
+
+
+def _by_name(errors: Mapping[int, int]) -> Counter[str]:
+    """Return the counts by the names of their codes; a code without a name is a number."""
+    named: Counter[str] = Counter()
+    for code, count in errors.items():
+        known = code in ErrorCode._value2member_map_
+        named[ErrorCode(code).name if known else str(code)] += count
+    return named
 
 
 class _Tally:

@@ -1,4 +1,4 @@
-"""Error labels of a command that the router did not pass on, or that its shutdown interrupted.
+"""Errors of commands that the router did not pass on, or that its shutdown ended, with labels.
 
 For an application the router takes the place of the mongos. A driver treats an unreachable mongos
 as a network error and retries writes and transactions. It adds the labels to its own network errors
@@ -9,10 +9,12 @@ drivers' specifications of retryable writes and of transactions.
 from itertools import islice
 
 from shard_client.bson.values import BOOLEAN
+from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 from shard_client.wire.bson_slices import iter_elements
 
 _ENDS_TRANSACTION = frozenset({"abortTransaction", "commitTransaction"})
+_STREAM_COMMANDS = frozenset({"aggregate", "getMore"})
 _MOST_FIELDS = 1000
 
 
@@ -36,3 +38,19 @@ def with_retry_labels(error: CommandError, name: str, body: bytes) -> CommandErr
     if in_transaction:
         return error.with_labels("TransientTransactionError")
     return error.with_labels()
+
+
+def shutting_down(name: str) -> CommandError:
+    """Return the error for a new command; a client can retry it elsewhere or later."""
+    return _labelled(
+        name, CommandError(ErrorCode.ShutdownInProgress, "The server is shutting down")
+    )
+
+
+def interrupted(name: str) -> CommandError:
+    """Return the error for a command that was in flight for too long."""
+    return _labelled(name, CommandError(ErrorCode.InterruptedAtShutdown, "interrupted at shutdown"))
+
+
+def _labelled(name: str, error: CommandError) -> CommandError:
+    return error.with_change_stream_label() if name in _STREAM_COMMANDS else error

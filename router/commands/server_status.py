@@ -12,7 +12,7 @@ from bson.int64 import Int64
 from router.commands.answer import Answer
 from router.commands.call import Call, Command, Node
 from router.commands.elsewhere import everywhere_else
-from router.peers.statuses import sum_statuses
+from router.status_sums import sum_statuses
 from shard_client.wire.connection import format_address
 
 _MOST_USERS = 100

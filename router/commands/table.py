@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Mapping
 
+from bson.int64 import Int64
+
 from router.commands import (
     aggregate,
     authentication,
@@ -20,6 +22,9 @@ from router.commands import (
 )
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.call import Call, Command
+from router.commands.fields import text
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError
 
 
 async def list_commands(call: Call) -> AnyAnswer:
@@ -43,9 +48,18 @@ async def list_commands(call: Call) -> AnyAnswer:
 
 
 async def configure_fail_point(call: Call) -> AnyAnswer:
-    """Set a fail point; raises CommandError. The command exists only where fail points do."""
-    assert call.node.fail_points is not None
-    return await call.node.fail_points.configure(call)
+    """Set one of the router's fail points; pass all others to the upstream; raises CommandError.
+
+    The command exists only where fail points do.
+    """
+    name = text(call.command, "configureFailPoint", "configureFailPoint")
+    fail_points = call.node.fail_points
+    assert fail_points is not None
+    if name in fail_points:
+        return Answer({"count": Int64(fail_points.set(call.command))})
+    if call.upstream is not None:
+        return PASS_THROUGH
+    raise CommandError(ErrorCode.FailPointSetFailed, f"{name} not found")
 
 
 _ALL: tuple[Command, ...] = (

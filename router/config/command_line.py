@@ -1,16 +1,54 @@
 """Settings of a command line, with errors as the command line reports them."""
 
 import os
+from collections.abc import Callable, Mapping
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, get_args
 
 import pydantic
 import typer
 from typer.core import TyperCommand
 
-from router.config.problems import describe_problems, nearest, wanted_value
+from router.config.problems import describe_problems, fields, nearest, wanted_value
 from router.config.settings import Settings, load_settings
 from shard_client.wire.tls import TlsContexts
+
+FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
+    "sharding.configDB": ("--configdb",),
+    "net.port": ("--port",),
+    "net.bindIp": ("--bind_ip", "--bind-ip"),
+    "net.bindIpAll": ("--bind_ip_all", "--bind-ip-all"),
+    "upstream": ("--upstream",),
+    "feed.port": ("--feed-port",),
+    "net.admin.port": ("--admin-port",),
+    "workers": ("--workers",),
+    "net.maxIncomingConnections": ("--maxConns",),
+    "security.keyFile": ("--keyFile",),
+    "security.clusterAuthMode": ("--clusterAuthMode",),
+    "net.tls.mode": ("--tlsMode",),
+    "net.tls.certificateKeyFile": ("--tlsCertificateKeyFile",),
+    "net.tls.clusterFile": ("--tlsClusterFile",),
+    "net.tls.CAFile": ("--tlsCAFile",),
+    "net.tls.clusterCAFile": ("--tlsClusterCAFile",),
+    "net.tls.CRLFile": ("--tlsCRLFile",),
+    "net.tls.allowConnectionsWithoutCertificates": ("--tlsAllowConnectionsWithoutCertificates",),
+    "net.tls.allowInvalidHostnames": ("--tlsAllowInvalidHostnames",),
+    "net.tls.allowInvalidCertificates": ("--tlsAllowInvalidCertificates",),
+    "net.tls.disabledProtocols": ("--tlsDisabledProtocols",),
+    "replication.localPingThresholdMs": ("--localThreshold",),
+    "net.compression.compressors": ("--networkMessageCompressors",),
+    "systemLog.verbosity": ("--verbose", "-v"),
+    "systemLog.quiet": ("--quiet",),
+}
+"""The flag of a setting, with its other spellings, by the setting's dotted name."""
+
+_COUNTED: Final = "systemLog.verbosity"
+"""The setting whose flag may be repeated, as in -vv."""
+
+SETTINGS: Final = dict(fields(Settings))
+"""The field of each setting, by its dotted name."""
 
 _USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 """The base of all errors of a command line, which typer does not export."""
@@ -78,6 +116,44 @@ def _explained(error: typer.BadParameter) -> typer.BadParameter:
     return Refusal(message, ctx=error.ctx, param=error.param, param_hint=error.param_hint)
 
 
+def with_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a sub-command the option of each setting in FLAGS.
+
+    Their help is the setting's description and default. ``command`` is called with its own options
+    and with ``flags``, the values by the settings' dotted names; None counts as not given.
+    """
+    own = [
+        each for each in signature(command, eval_str=True).parameters.values()
+        if each.name != "flags"
+    ]  # fmt: skip
+    named = {setting.replace(".", "_"): setting for setting in FLAGS}
+
+    @wraps(command)
+    def run(**values: Any) -> None:
+        flags = {setting: values.pop(name) for name, setting in named.items()}
+        flags[_COUNTED] = flags[_COUNTED] or None
+        command(flags=flags, **values)
+
+    options = [_option(name, setting) for name, setting in named.items()]
+    run.__signature__ = Signature([*options, *own])  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in (*options, *own)}
+    return run
+
+
+def _option(name: str, setting: str) -> Parameter:
+    """Return the parameter of a command that is the flag of a setting."""
+    field = SETTINGS[setting]
+    text, default = str(field.description), field.get_default(call_default_factory=True)
+    if default and not isinstance(default, bool | dict):
+        text = f"{text} Default: {default}."
+    kinds = {field.annotation, *get_args(field.annotation)} & {bool, int, Path}
+    kind: Any = kinds.pop() if kinds else str
+    count = setting == _COUNTED
+    option = typer.Option(0 if count else None, *FLAGS[setting], help=text, count=count)
+    annotation = kind if count else kind | None
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=option, annotation=annotation)
+
+
 def parse_assignments(assignments: list[str]) -> dict[str, str]:
     """Return the values of ``name=value`` by name; raises typer.BadParameter."""
     values = {}
@@ -95,7 +171,7 @@ def read_settings(flags: dict[str, Any], config: Path | None) -> Settings:
     """Read the settings from flags, environment and file, and the files that they name.
 
     Args:
-        flags: nested and named as in the file; None counts as not given.
+        flags: by dotted names as in the file; None counts as not given.
         config: the YAML file.
 
     Raises:

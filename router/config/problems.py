@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from types import UnionType
 from typing import Any, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 _VALUE_ERROR = "Value error, "
@@ -88,7 +88,11 @@ def _describe(problem: Any, settings: type[BaseModel]) -> str:
 def wanted_value(problem: Any) -> str | None:
     """Return what a value must be by one of pydantic's problems; None for unusual problems."""
     wanted = _WANTED.get(problem["type"])
-    return None if wanted is None else wanted.format(**problem.get("ctx", {}))
+    if wanted is None:
+        return None
+    context = problem.get("ctx", {}).items()
+    whole = {name: int(each) for name, each in context if isinstance(each, float) and each % 1 == 0}
+    return wanted.format(**{**dict(context), **whole})
 
 
 def fields(model: type[BaseModel], outer: Sequence[str] = ()) -> Iterator[tuple[str, FieldInfo]]:
@@ -109,3 +113,15 @@ def _section(annotation: Any) -> type[BaseModel] | None:
         if isinstance(each, type) and issubclass(each, BaseModel):
             return each
     return None
+
+
+class Section(BaseModel):
+    """A section of the settings: immutable, without unknown names, described by its docstrings."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        populate_by_name=True,
+        frozen=True,
+        hide_input_in_errors=True,
+        use_attribute_docstrings=True,
+    )

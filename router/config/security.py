@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple, Self
 
 from pydantic import Field, SecretStr, model_validator
 
-from router.config.section import Section
+from router.config.problems import Section
 from shard_client.wire.authentication import (
     BY_CERTIFICATE,
     Credentials,

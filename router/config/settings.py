@@ -13,8 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from router.client_limits import ClientLimits, Network, supported_connections
 from router.config.environment import read_environment
 from router.config.parameters import PARAMETERS, client_limits, parse_parameters
-from router.config.problems import fields
-from router.config.section import Section
+from router.config.problems import Section, fields
 from router.config.security import HIDDEN, Security
 from router.config.tls import Mode, Tls
 from router.config.tracing import Tracing
@@ -235,6 +234,15 @@ class Settings(Section):
         return self
 
     @model_validator(mode="after")
+    def _one_process_tests_commands(self) -> Self:
+        if self.workers > 1 and self.parameters["enableTestCommands"]:
+            raise ValueError(
+                "setParameter.enableTestCommands requires workers: 1, since a fail point acts in "
+                "one process"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _certificate_is_sent(self) -> Self:
         if self.security.by_certificate and not self.net.tls.towards_cluster:
             raise ValueError(
@@ -275,7 +283,7 @@ def load_settings(flags: Mapping[str, Any], file: Path | None = None) -> Setting
     """Read the settings from all their sources.
 
     Args:
-        flags: nested and named as in the file; None counts as not given.
+        flags: named as in the file, nested or dotted; None counts as not given.
         file: the YAML file.
 
     Raises:
@@ -287,7 +295,8 @@ def load_settings(flags: Mapping[str, Any], file: Path | None = None) -> Setting
     names = [name for name, _field in fields(Settings)]
     from_environment = _nested(read_environment(os.environ, names, maps))
 
-    return Settings(**_merged(_merged(from_file, from_environment), _without_none(flags)))
+    given = {name: value for name, value in flags.items() if value not in (None, {})}
+    return Settings(**_merged(_merged(from_file, from_environment), _nested(given)))
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -328,18 +337,6 @@ def _nested(content: Mapping[str, Any]) -> dict[str, Any]:
         else:
             place[last] = value
     return result
-
-
-def _without_none(flags: Mapping[str, Any]) -> dict[str, Any]:
-    kept: dict[str, Any] = {}
-    for name, value in flags.items():
-        if isinstance(value, Mapping):
-            value = _without_none(value)
-            if not value:
-                continue
-        if value is not None:
-            kept[name] = value
-    return kept
 
 
 def _plain(value: Any) -> Any:

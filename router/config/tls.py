@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from router.config.section import Section
+from router.config.problems import Section
 from shard_client.wire.authentication import read_secret_file
 from shard_client.wire.tls import PROTOCOLS, TlsFiles
 

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from router.config.section import Section
+from router.config.problems import Section
 from shard_client.wire.authentication import read_secret_file
 
 _PACKAGES = ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http")

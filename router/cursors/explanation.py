@@ -7,8 +7,7 @@ from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster
 from router.lookup.plan import UPDATE_LOOKUP, LookupPlan
-from router.request.shard_commands import shard_command
-from router.request.stream_request import StreamRequest
+from router.request.stream_request import StreamRequest, shard_command
 from router.stream.merged_stream import only_shard
 from router.stream.opening import connected
 from router.stream_settings import ConnectionSettings

@@ -21,17 +21,17 @@ from router.cursors.places import DepartedClients
 from router.lookup.completion import Completion
 from router.lookup.connections import Connect
 from router.lookup.plan import LookupPlan
-from router.lookup.settings import LookupSettings
 from router.lookup.upstream_reads import UpstreamReads
 from router.memory import Memory
 from router.request.stream_request import StreamRequest
 from router.stream.admission import Admission, Quota
 from router.stream.client_reader import ClientReader
+from router.stream.loads import MemberLoads
 from router.stream.log_reader import Batch
-from router.stream.noop_writer import MemberLoads, NoOpWriter
+from router.stream.noop_writer import NoOpWriter
 from router.stream.open_streams import OpenStreams
 from router.stream.running_stream import RunningStream
-from router.stream_settings import StreamSettings
+from router.stream_settings import LookupSettings, StreamSettings
 from shard_client.bson.resume_token import cluster_time_of
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError

@@ -54,18 +54,6 @@ async def find_documents(
     With ``same_collection``, a collection recreated under the old name does not count. Errors are
     those of a lookup by mongos.
     """
-    attributes: spans.Attributes = {"db.system.name": "mongodb", "mergerouter.events": len(wants)}
-    with spans.recorded("look documents up", attributes):
-        return await _find(reads, wants, held, same_collection, read_preference)
-
-
-async def _find(
-    reads: UpstreamReads,
-    wants: Sequence[Wanted],
-    held: Holding,
-    same_collection: bool,
-    read_preference: Mapping[str, Any] | None,
-) -> Found:
     groups: dict[Source, _Group] = {}
     for want in wants:
         group = groups.get(want.source)
@@ -74,12 +62,14 @@ async def _find(
             groups[want.source] = group
         group.add(want)
     first = next(iter(groups.values()))
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            for group in groups.values():
-                tasks.create_task(group.run(needed=group is first), name="look documents up")
-    except ExceptionGroup as failures:
-        raise failures.exceptions[0] from None
+    attributes: spans.Attributes = {"db.system.name": "mongodb", "mergerouter.events": len(wants)}
+    with spans.recorded("look documents up", attributes):
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for group in groups.values():
+                    tasks.create_task(group.run(needed=group is first), name="look documents up")
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
     size = sum(group.size for group in groups.values())
     documents: list[bytes | None] = []
     for want in wants:

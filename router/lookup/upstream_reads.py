@@ -8,8 +8,8 @@ from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 
 from router.lookup.connections import Connect, UpstreamConnections, persist
-from router.lookup.settings import LookupSettings
 from router.memory import Holding
+from router.stream_settings import LookupSettings
 from shard_client.backoff import Backoff
 from shard_client.cluster_clock import ClusterClock
 from shard_client.error_codes import ErrorCode

@@ -28,21 +28,7 @@ def wrong_type(path: str, value: Any, *expected: str) -> CommandError:
     )
 
 
-def wrong_type_inside(name: str, value: Any, expected: str) -> CommandError:
-    """Return the error for a field of the wrong type in a document that mongos parses by hand."""
-    message = f'"{name}" had the wrong type. Expected {expected}, found {type_name(value)}'
-    return CommandError(ErrorCode.TypeMismatch, message)
-
-
 def negative(name: str, number: int) -> CommandError:
     """Return the error for a number below zero."""
     message = f"BSON field '{name}' value must be >= 0, actual value '{number}'"
     return CommandError(51024, message)
-
-
-def not_boolean(name: str, value: Any) -> CommandError:
-    """Return the error for a flag that is not a boolean."""
-    return CommandError(
-        ErrorCode.TypeMismatch,
-        f"Field '{name}' should be a boolean value, but found: {type_name(value)}",
-    )

@@ -1,16 +1,13 @@
-"""The options of ``$changeStream`` and a stream's start (docs/protocol.md#opening)."""
+"""A stream's namespace and start, as ``$changeStream`` sets them (docs/protocol.md#opening)."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from bson.timestamp import Timestamp
 
-from router.bson_text import render
-from router.request.field_errors import not_boolean, unknown_field, wrong_type
-from shard_client.bson.resume_token import ResumeToken, checked_fields
-from shard_client.bson.values import MalformedValueError
+from router.request.accepted import client_token, refusal
+from shard_client.bson.resume_token import ResumeToken
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
@@ -35,141 +32,61 @@ Start = AtTime | AfterToken | None
 
 STARTS: Final = ("resumeAfter", "startAfter", "startAtOperationTime")
 
-_IMAGES: Final = ("off", "whenAvailable", "required")
-_LOOKUPS: Final = ("default", "updateLookup", "whenAvailable", "required")
-
-
-def _one_of(allowed: tuple[str, ...]) -> Callable[[str, Any], None]:
-    def check(name: str, value: Any) -> None:
-        if not isinstance(value, str):
-            raise wrong_type(f"$changeStream.{name}", value, "string")
-        if value not in allowed:
-            raise CommandError(
-                ErrorCode.BadValue,
-                f"Enumeration value '{value}' for field '$changeStream.{name}' is not a valid "
-                "value.",
-            )
-
-    return check
-
-
-def _boolean(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise not_boolean(name, value)
-
-
-def _token(name: str, value: Any) -> None:
-    if not isinstance(value, Mapping):
-        raise wrong_type(f"$changeStream.{name}", value, "object")
-    with _refused(value):
-        checked_fields(value)
-
-
-@contextmanager
-def _refused(token: Mapping[str, Any]) -> Iterator[None]:
-    """Raise mongos's CommandError if the client's token is malformed."""
-    try:
-        yield
-    except MalformedValueError as error:
-        shown = {40647: f". Expected string, got {render(token)}", 40648: f" {render(token)}"}
-        raise CommandError(error.code, f"{error}{shown.get(error.code, '')}") from None
-
-
-def _time(name: str, value: Any) -> None:
-    if not isinstance(value, Timestamp):
-        raise wrong_type(f"$changeStream.{name}", value, "timestamp")
-
-
-_CHECKS: Final[Mapping[str, Callable[[str, Any], None]]] = {
-    "resumeAfter": _token,
-    "startAfter": _token,
-    "startAtOperationTime": _time,
-    "fullDocument": _one_of(_LOOKUPS),
-    "fullDocumentBeforeChange": _one_of(_IMAGES),
-    "allChangesForCluster": _boolean,
-    "showMigrationEvents": _boolean,
-    "showSystemEvents": _boolean,
-    "showExpandedEvents": _boolean,
-    "showRawUpdateDescription": _boolean,
-    "allowToRunOnConfigDB": _boolean,
-    "allowToRunOnSystemNS": _boolean,
-    "matchCollectionUUIDForUpdateLookup": _boolean,
-}
-
 
 def namespace_of(database: str, collection: str | None) -> str:
     """Return the namespace of an ``aggregate`` on a collection, or on a database without one."""
     return f"{database}.{collection or '$cmd.aggregate'}"
 
 
-def check_fields(spec: Mapping[str, Any]) -> None:
-    """Check each option separately, in the order given; raises mongos's CommandError."""
-    for name, value in spec.items():
-        check = _CHECKS.get(name)
-        if check is None:
-            raise unknown_field(f"$changeStream.{name}")
-        # A null counts as an absent value, except for flags.
-        if value is not None or check is _boolean:
-            check(name, value)
-
-
 def check_namespace(spec: Mapping[str, Any], database: str, collection: str | None) -> None:
-    """Check that a stream with these options may watch its namespace.
+    """Check that a stream with these options may watch its namespace; raises CommandError.
 
-    Raises mongos's CommandError.
+    A client's allowToRunOnConfigDB is not honoured: a real mongos crashes on it.
     """
-    namespace = namespace_of(database, collection)
-    if spec.get("allChangesForCluster") and not (database == "admin" and collection is None):
-        raise CommandError(
-            ErrorCode.InvalidOptions,
-            "A $changeStream with 'allChangesForCluster:true' may only be opened on the 'admin' "
-            f"database, and with no collection name; found {namespace}",
-        )
-    # A client's allowToRunOnConfigDB is not honoured: a real mongos crashes on it.
-    if database in ("local", "config") or (
-        database == "admin" and not spec.get("allChangesForCluster")
-    ):
+    whole_cluster = bool(spec.get("allChangesForCluster"))
+    if database == "local":
+        raise CommandError(ErrorCode.IllegalOperation, "Can't use 'local' database through mongos")
+    if database == "config" or (database == "admin" and not whole_cluster):
         raise CommandError(
             ErrorCode.InvalidNamespace,
             f"$changeStream may not be opened on the internal {database} database",
         )
+    namespace = namespace_of(database, collection)
+    if whole_cluster and not (database == "admin" and collection is None):
+        raise refusal(f"allChangesForCluster on {namespace}: it needs aggregate: 1 on admin")
     if collection is not None and collection.startswith("system."):
-        through = " through mongos" if spec.get("allowToRunOnSystemNS") else ""
-        raise CommandError(
-            ErrorCode.InvalidNamespace,
-            f"$changeStream may not be opened on the internal {namespace} collection{through}",
-        )
-    if spec.get("showMigrationEvents"):
-        raise CommandError(31123, "Change streams from mongos may not show migration events")
+        raise refusal(f"the internal collection {namespace}")
 
 
-def parse_start(spec: Mapping[str, Any], collection: str | None) -> Start:
-    """Return the stream's start; raises mongos's CommandError."""
-    resume_after, start_after = spec.get("resumeAfter"), spec.get("startAfter")
-    if resume_after is not None and start_after is not None:
-        raise CommandError(
-            50865, "Do not specify both 'resumeAfter' and 'startAfter' in a $changeStream stage"
-        )
-    time = spec.get("startAtOperationTime")
-    document = start_after if resume_after is None else resume_after
-    if document is None:
-        return None if time is None else AtTime(time)
-    with _refused(document):
-        token = ResumeToken.parse(document)
-    if time is not None:
-        raise CommandError(
-            40674, "Only one type of resume option is allowed, but multiple were found"
-        )
-    if resume_after is not None and token.from_invalidate:
+def parse_start(spec: Mapping[str, Any], collection: str | None, *, splits: bool) -> Start:
+    """Return the stream's start; raises CommandError.
+
+    Args:
+        spec: the options of ``$changeStream``.
+        collection: the collection that is watched; None for a database or the cluster.
+        splits: whether the stream splits large events.
+    """
+    given = [name for name in STARTS if spec.get(name) is not None]
+    tokens = {name: client_token(spec[name]) for name in given if name != "startAtOperationTime"}
+    if len(given) > 1:
+        raise refusal(f"more than one start: {', '.join(given)}")
+    if not given:
+        return None
+    if not tokens:
+        return AtTime(spec["startAtOperationTime"])
+    [(name, token)] = tokens.items()
+    if name == "resumeAfter" and token.from_invalidate:
         raise CommandError(
             ErrorCode.InvalidResumeToken,
             "Attempting to resume a change stream using 'resumeAfter' is not allowed from an "
             "invalidate notification",
         )
     if collection is not None and token.uuid is None and not token.is_high_water_mark:
+        raise refusal("a token without the UUID of the one collection that is watched")
+    if token.fragment_num is not None and not splits:
         raise CommandError(
-            ErrorCode.InvalidResumeToken,
-            "Attempted to resume a single-collection stream, but the resume token does not "
-            "include a UUID",
-        )
-    return AfterToken(token, start_after is not None)
+            ErrorCode.ChangeStreamFatalError,
+            "To resume from a split event, the $changeStream pipeline must include a "
+            "$changeStreamSplitLargeEvent stage",
+        ).with_change_stream_label()
+    return AfterToken(token, name == "startAfter")

@@ -1,4 +1,5 @@
-"""A client's ``aggregate`` with ``$changeStream``, parsed (docs/protocol.md#opening)."""
+"""A client's ``aggregate`` with ``$changeStream``, parsed (docs/protocol.md#opening); and the
+commands for the shards and the config server that serve it (docs/design.md#topology)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,28 +9,19 @@ from typing import Any, Final
 import bson
 from bson.timestamp import Timestamp
 
-from router.request.aggregate_fields import check_aggregate, check_for_change_stream
-from router.request.generic_fields import as_int64
+from router.request.accepted import FIELDS, as_int64, refusal, unknown_in
 from router.request.options import (
     STARTS,
     AfterToken,
     AtTime,
     Start,
-    check_fields,
     check_namespace,
     namespace_of,
     parse_start,
 )
-from router.request.stages import (
-    CHANGE_STREAM,
-    SPLIT,
-    check_arguments,
-    check_names,
-    check_positions,
-    stage_name,
-)
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError
+from router.request.stages import CHANGE_STREAM, SPLIT, brief, stage_name
+from shard_client.bson.resume_token import is_invalidate
+from shard_client.wire.documents import decode
 
 __all__ = [
     "AfterToken",
@@ -136,43 +128,40 @@ class StreamRequest:
         )
 
 
+def target_of(command: Mapping[str, Any]) -> str | None:
+    """Return the collection that a command names, None for a database; raises CommandError."""
+    target = command.get("aggregate")
+    if not FIELDS["aggregate"](target):
+        raise refusal(f"aggregate: {brief(target)}")
+    return target if isinstance(target, str) else None
+
+
 def parse_request(database: str, command: Mapping[str, Any]) -> StreamRequest:
     """Parse a client's ``aggregate`` into a StreamRequest.
 
-    Raises mongos's CommandError, except for errors that only shards can detect: views (166), and
-    errors inside $match, $project and the other stages. Source: docs/protocol.md#opening.
+    Raises:
+        CommandError: the router does not know something in it, which is mongos's to judge
+            (``unknown_in``); or no client may watch that database. Errors that only shards can
+            detect come from them: views (166), and errors inside $match, $project and the others.
     """
-    collection = check_aggregate(database, command)
-    pipeline: Sequence[Mapping[str, Any]] = command["pipeline"]
-    check_names(pipeline, api_strict=bool(command.get("apiStrict")))
-    opens_stream = bool(pipeline) and stage_name(pipeline[0]) == CHANGE_STREAM
-    if opens_stream:
-        check_for_change_stream(command)
-    if command.get("needsMerge") or command.get("fromMongos") or command.get("fromRouter"):
-        raise CommandError(
-            51089,
-            "Internal parameter(s) [needsMerge, fromMongos] cannot be set to 'true' when sent to "
-            "mongos",
-        )
-    spec: Mapping[str, Any] = pipeline[0][CHANGE_STREAM] if opens_stream else {}
-    start: Start = None
-    if opens_stream:
-        check_fields(spec)
-        check_namespace(spec, database, collection)
-        start = parse_start(spec, collection)
-    check_arguments(pipeline)
-    in_event = isinstance(start, AfterToken) and start.token.fragment_num is not None
-    check_positions(pipeline, in_event=in_event)
-    if not opens_stream:
-        raise CommandError(ErrorCode.CommandNotFound, "no such command: 'aggregate'")
+    collection = target_of(command)
+    if database in ("config", "local"):
+        check_namespace({}, database, collection)
+    unknown = unknown_in(command)
+    if unknown is not None:
+        raise refusal(unknown)
+    first, *stages = command["pipeline"]
+    spec: Mapping[str, Any] = first[CHANGE_STREAM]
+    check_namespace(spec, database, collection)
+    splits = bool(stages) and stage_name(stages[-1]) == SPLIT
     passthrough, max_time = command.get("$_passthroughToShard"), command.get("maxTimeMS")
     batch_size = command.get("cursor", {}).get("batchSize")
     return StreamRequest(
         database=database,
         collection=collection,
         change_stream_options={k: v for k, v in spec.items() if k not in STARTS},
-        stages=tuple(pipeline[1:]),
-        start=start,
+        stages=tuple(stages),
+        start=parse_start(spec, collection, splits=splits),
         batch_size=None if batch_size is None else as_int64(batch_size),
         max_time_ms=None if max_time is None else as_int64(max_time),
         read_preference=command.get("$readPreference"),
@@ -180,3 +169,43 @@ def parse_request(database: str, command: Mapping[str, Any]) -> StreamRequest:
         explain=bool(command.get("explain")),
         passthrough_to_shard=None if passthrough is None else passthrough["shard"],
     )
+
+
+def shard_command(request: StreamRequest, start: Timestamp | bytes) -> tuple[str, dict[str, Any]]:
+    """Return the database and the ``aggregate`` command that open ``request`` on one shard.
+
+    ``start`` is a cluster time at the first opening, and the shard's own token (raw BSON) when its
+    cursor is reopened, after a failure or a skipped invalidate.
+    """
+    command = {
+        "aggregate": 1 if request.collection is None else request.collection,
+        "pipeline": [
+            {CHANGE_STREAM: {**request.change_stream_options, **_start(start)}},
+            *request.stages,
+        ],
+        "cursor": {"batchSize": 0},
+        **request.extras,
+        "readConcern": {"level": "majority"},
+    }
+    if request.read_preference is not None:
+        command["$readPreference"] = request.read_preference
+    return request.database, command
+
+
+def topology_command(start: Timestamp | bytes) -> tuple[str, dict[str, Any]]:
+    """Return the database and the command that watch ``config.shards`` on the config server."""
+    return "config", {
+        "aggregate": "shards",
+        "pipeline": [{CHANGE_STREAM: {"allowToRunOnConfigDB": True, **_start(start)}}],
+        "cursor": {"batchSize": 0},
+        "readConcern": {"level": "majority"},
+    }
+
+
+def _start(start: Timestamp | bytes) -> dict[str, Any]:
+    if isinstance(start, Timestamp):
+        return {"startAtOperationTime": start}
+    token = decode(start)
+    # A cursor that was reopened after an invalidate may fail before it has advanced.
+    after_invalidate = is_invalidate(token["_data"])
+    return {"startAfter" if after_invalidate else "resumeAfter": token}

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Mapping
 from contextlib import aclosing, suppress
-from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -20,9 +19,9 @@ from router.commands.answer import (
 )
 from router.commands.call import Call, Client, Counters, Node
 from router.commands.elsewhere import take_user
+from router.commands.fields import check_generic_fields
 from router.commands.local_only import LOCAL_ONLY, refused
-from router.commands.retry_labels import with_retry_labels
-from router.commands.shutdown import interrupted, shutting_down
+from router.commands.retry_labels import interrupted, shutting_down, with_retry_labels
 from router.commands.table import COMMANDS
 from router.commands.user_changes import CHANGES_USERS, users_changed
 from router.cursors.owner import Owner
@@ -248,23 +247,18 @@ class ClientConnection:
         )
         if command is not None:
             command.check(call)
+            if not command.checks_fields:
+                await check_generic_fields(call)
             if "$clusterTime" in document:
                 await self._check_time(document["$clusterTime"])
-        if self.client.is_worker:
-            fail_points = None  # they have acted in the client's worker
         if fail_points is not None:
-            names = command.names if command is not None else (request.name,)
-            await fail_points.before_command(call, names)
-        answer = await command.run(call) if command is not None else PASS_THROUGH
-        if fail_points is not None and isinstance(answer, PassThrough):
-            return replace(answer, added=await fail_points.added_to_reply(call))
-        return answer
+            await fail_points.before(call, command.names if command else (request.name,))
+        return await command.run(call) if command is not None else PASS_THROUGH
 
     async def _pass_through(self, request: Request, answer: PassThrough = PASS_THROUGH) -> None:
         """Relay the client's message to the upstream and its replies back, byte for byte.
 
-        ``answer`` holds the fields that a fail point adds to the reply, and the refusal to send if
-        the upstream does not know the command.
+        ``answer`` holds the refusal to send if the upstream does not know the command.
         """
         upstream = self._node.upstream
         if upstream is None or request.query is not None:
@@ -295,7 +289,7 @@ class ClientConnection:
                     await users_changed(self._node)
                 if answer.refusal is not None and _code_of(reply) == ErrorCode.CommandNotFound:
                     raise answer.refusal
-                await self._replies.relay(request, reply, first=first, added=answer.added)
+                await self._replies.relay(request, reply, first=first)
                 first = False
                 await self._stream.drain()
 

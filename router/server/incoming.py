@@ -1,14 +1,18 @@
 """The messages of one client: received and handed out as their size and its login allow."""
 
 import asyncio
+from typing import Final
 
 from router.client_limits import ClientLimits
 from router.commands.call import Client, Counters
-from router.server.intake import LARGE, Intake
+from router.fair_limit import FairLimit
 from router.server.request import Request, read_request, uncompressed_size
 from router.server.turns import MOST, MOST_BEFORE_LOGIN, Turns
 from shard_client.wire.frame_protocol import FrameStream
 from shard_client.wire.frames import MAX_MESSAGE_SIZE
+
+LARGE: Final = 64 * 1024
+"""Bytes of a message beyond which it counts."""
 
 _PORTION = 256 * 1024
 """Bytes of a large message that are received in one turn."""
@@ -24,7 +28,7 @@ class Shared:
     def __init__(self, limits: ClientLimits) -> None:
         self.turns = Turns()
         self.turns_before_login = Turns(MOST_BEFORE_LOGIN)
-        self.intake = Intake(limits.messages_bytes)
+        self.intake = FairLimit.of_messages(limits.messages_bytes)
 
 
 class Incoming:

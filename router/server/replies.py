@@ -2,28 +2,23 @@
 
 from collections.abc import Mapping
 from itertools import count
-from types import MappingProxyType
 from typing import Any
 
 from router.commands.call import Counters
-from router.server.off_loop import off_loop
-from router.server.request import Request
+from router.server.request import Request, off_loop
 from shard_client.wire.compression import NEVER_COMPRESSED
 from shard_client.wire.documents import encode
 from shard_client.wire.frame_protocol import FrameStream
 from shard_client.wire.frames import (
     MORE_TO_COME,
-    build_msg,
     compress_frame,
     msg_header,
-    parse_op_msg,
     with_ids,
 )
 from shard_client.wire.op_query import build_op_reply
 
 _ids = count(1)
 _AWAIT_CAPABLE, _QUERY_FAILURE = 0b1000, 0b0010
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class ReplyWriter:
@@ -84,9 +79,7 @@ class ReplyWriter:
             request, [encode(document)], response_to=response_to, more_to_come=more_to_come
         )
 
-    async def relay(
-        self, request: Request, reply: bytes, *, first: bool, added: Mapping[str, Any] = _NOTHING
-    ) -> None:
+    async def relay(self, request: Request, reply: bytes, *, first: bool) -> None:
         """Relay another server's reply frame, changing only the id that it responds to.
 
         Args:
@@ -94,13 +87,10 @@ class ReplyWriter:
             reply: the whole frame, uncompressed.
             first: whether the frame responds to the client's message rather than to the previous
                 reply.
-            added: the fields that a fail point adds to the reply, usually none.
 
         Raises:
             NetworkError: the client has disconnected.
         """
-        if added:
-            reply = _with_fields(reply, added)
         if first:
             own_id = int.from_bytes(reply[4:8], "little", signed=True)
             reply = b"".join(with_ids(reply, request_id=own_id, response_to=request.request_id))
@@ -123,10 +113,3 @@ class ReplyWriter:
         request.replied = True
         self._counters.bytes_out += len(frame)
         self._stream.write(frame)
-
-
-def _with_fields(reply: bytes, added: Mapping[str, Any]) -> bytes:
-    message = parse_op_msg(reply)
-    body = encode({**added, **message.document()})
-    reply_id = int.from_bytes(reply[4:8], "little", signed=True)
-    return build_msg(body, request_id=reply_id, flags=message.flags & MORE_TO_COME)

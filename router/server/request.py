@@ -1,13 +1,15 @@
 """A client's message, parsed only as far as its handling requires."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from struct import Struct
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from router.bson_text import render
 from router.server.gradual_decoding import decode_gradually
-from router.server.off_loop import off_loop
 from shard_client.bson.values import DOCUMENT
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, ProtocolError
@@ -36,6 +38,14 @@ _uncompressed_size = Struct("<i")
 _BODY_SECTION = b"\0"
 _LONGEST_NAME = 128
 _LONGEST_SHOWN = 1024
+
+INLINE_SIZE = 64 * 1024
+"""Most bytes compressed or decompressed on the loop: two milliseconds with zlib."""
+
+_THREADS = 2
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -209,3 +219,23 @@ def _first_element(body: bytes) -> str:
         return name
     field = bytes((element.type,)) + body[4 + 1 : element.end]
     return f"{name}: {render(decode(document_of(field))[name])}"
+
+
+async def off_loop(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call ``work``, in a thread if ``size`` is large; return its result or raise its exception.
+
+    Compression releases the interpreter's lock. Up to INLINE_SIZE bytes a thread costs more than
+    it saves.
+
+    ``size`` is the number of bytes that ``work`` handles. A cancelled caller does not wait for the
+    thread; the result is dropped.
+    """
+    if size <= INLINE_SIZE:
+        return work(*args, **kwargs)
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(_threads(), lambda: work(*args, **kwargs))
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_THREADS, thread_name_prefix="compression")

@@ -6,9 +6,9 @@ from itertools import accumulate
 from operator import attrgetter
 from typing import Final
 
-from router.block_sizes import DEFAULT_BLOCK_SIZES
 from router.stream.merger import Block
 from router.stream.remote_queue import EVENT_OVERHEAD
+from router.stream_settings import DEFAULT_BLOCK_SIZES
 
 ELEMENT_OVERHEAD: Final = 10
 """Bytes that mongos counts on top of each event in a batch: type, array index, terminator."""

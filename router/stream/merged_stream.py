@@ -6,7 +6,6 @@ from typing import Final
 from bson.errors import InvalidBSON
 from bson.timestamp import Timestamp
 
-from router.block_sizes import DEFAULT_BLOCK_SIZES, BlockSizes
 from router.request.stream_request import StreamRequest
 from router.stream.event_log import EventLog
 from router.stream.membership import Membership, ShardSpan, covers_all
@@ -18,6 +17,7 @@ from router.stream.remote_queue import (
     MergeOrderError,
     ReopenRemote,
 )
+from router.stream_settings import DEFAULT_BLOCK_SIZES, BlockSizes
 from shard_client.bson.resume_token import cluster_time_of, first_key, is_invalidate
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError

@@ -8,8 +8,7 @@ from typing import Any, Final
 import structlog
 from bson.timestamp import Timestamp
 
-from router.catalog.cluster import Cluster
-from router.catalog.database_views import may_be_view
+from router.catalog.cluster import Cluster, may_be_view
 from router.memory import Memory
 from router.request.stream_request import AtTime, StreamRequest
 from router.stream.admission import Admission, Quota

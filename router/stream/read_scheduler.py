@@ -13,10 +13,10 @@ from bson.timestamp import Timestamp
 from router.catalog.cluster import Cluster
 from router.memory import Memory
 from router.request.progress_command import progress_command
-from router.request.shard_commands import shard_command, topology_command
-from router.request.stream_request import StreamRequest
+from router.request.stream_request import StreamRequest, shard_command, topology_command
+from router.stream.loads import MemberLoads
 from router.stream.merged_stream import MergedStream
-from router.stream.noop_writer import MemberLoads, NoOpResult, NoOpWriter
+from router.stream.noop_writer import NoOpResult, NoOpWriter
 from router.stream.pacing import COLLECTING, FlowControl, ReadState
 from router.stream.remote_queue import Laggard, OpenRemote, ReopenRemote
 from router.stream.view_readers import ViewReaders
@@ -28,6 +28,9 @@ from shard_client.remote_cursor.remote_cursor import RemoteCursor
 from shard_client.replica_set.read_preference import PRIMARY, ReadPreference
 
 log = structlog.get_logger()
+
+REASONS = ("idle", "behind", "paused", "reconnecting", "opening", "ended")
+"""Why a slowest shard's watermark is not greater (``ScheduledRemote.slowest_reason``)."""
 
 
 class ScheduledRemote(ReadState):
@@ -71,10 +74,9 @@ class ScheduledRemote(ReadState):
 
     @property
     def slowest_reason(self) -> str:
-        """Why the watermark is not greater: one of the four states below, "opening" or "ended".
+        """Why the watermark is not greater: one of ``REASONS``.
 
-        "reconnecting", "paused", "idle" (the member has no newer events) or "behind" (it still has
-        events to read).
+        "idle" is a member without newer events, "behind" one that still has events to read.
         """
         state = self.state
         if state == "reading":

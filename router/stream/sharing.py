@@ -501,7 +501,7 @@ class SharingPolicy:
                 "shareFilters": candidates.filters.mode,
                 "reason": "a wider stream is read" if chosen.namespace is not None else reason,
             }
-        if not candidates.scopes.mode == self._limits.share_scopes == NEVER:
+        if (candidates.scopes.mode, self._limits.share_scopes) != (NEVER, NEVER):
             wider = candidates.own if chosen.namespace is None else chosen
             explained["scope"] = {
                 "readFrom": wider.request.namespace,

@@ -47,7 +47,7 @@ def check_config(
     Tries the files, the ports, the cluster and the upstream, and prints a line for each. The exit
     status is 0 if all work, else 1.
     """
-    settings = read_settings({"sharding": {"configDB": configdb}, "upstream": upstream}, config)
+    settings = read_settings({"sharding.configDB": configdb, "upstream": upstream}, config)
     import structlog
 
     structlog.configure(processors=[_drop])

@@ -74,13 +74,13 @@ _INTEGERS: Final = frozenset(
     {*range(_K.NEGATIVE_8_BYTES, _K.NEGATIVE_SMALL), *range(_K.POSITIVE_1_BYTE, _K.POSITIVE_LARGE)}
 )
 # The size in bytes of the content of types that have a fixed one.
-_FIXED: Final[Mapping[int, int]] = {
+_SIZES_BY_KIND: Final[Mapping[int, int]] = {
     **dict.fromkeys((_K.MIN_KEY, _K.UNDEFINED, _K.NULL, _K.FALSE, _K.TRUE, _K.MAX_KEY), 0),
     Kind.OBJECT_ID: 12,
     Kind.DATE: 8,
     Kind.TIMESTAMP: 8,
 }
-_TEXTS: Final[Mapping[int, int]] = {Kind.STRING: 1, Kind.CODE: 1, Kind.REGEX: 2}
+_STRINGS_IN_KIND: Final[Mapping[int, int]] = {Kind.STRING: 1, Kind.CODE: 1, Kind.REGEX: 2}
 
 _END_OF_KEY: Final = b"\x04"
 _INT_BITS: Final = (0, 0)
@@ -185,11 +185,11 @@ class Reader:
             raise _malformed(
                 _OVERFLOW, "KeyString encoding exceeded maximum allowable BSON nesting depth"
             )
-        if kind in _FIXED:
-            self._take(_FIXED[kind])
-        elif kind in _TEXTS:
+        if kind in _SIZES_BY_KIND:
+            self._take(_SIZES_BY_KIND[kind])
+        elif kind in _STRINGS_IN_KIND:
             self.bits += kind == Kind.STRING
-            for _ in range(_TEXTS[kind]):
+            for _ in range(_STRINGS_IN_KIND[kind]):
                 self._take_text()
         elif kind == Kind.BINARY:
             size = self._take(1)[0]

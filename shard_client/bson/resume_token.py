@@ -98,7 +98,12 @@ class ResumeToken:
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> Self:
         """Decode a token document; raises MalformedValueError with a server's message and code."""
-        return cls.decode(*checked_fields(document))
+        data, type_bits = document.get("_data"), document.get("_typeBits", b"")
+        if not isinstance(data, str):
+            raise MalformedValueError("Bad resume token: _data of missing or of wrong type", 40647)
+        if not isinstance(type_bits, bytes) or getattr(type_bits, "subtype", 0) != 0:
+            raise MalformedValueError("Bad resume token: _typeBits of wrong type", 40648)
+        return cls.decode(data, bytes(type_bits) if "_typeBits" in document else None)
 
     @classmethod
     def decode(cls, text: str, type_bits: bytes | None = None) -> Self:
@@ -273,19 +278,6 @@ class ResumeToken:
         if bits is not None:
             bits = fitted_type_bits(bytes.fromhex(data.decode("ascii")), bits)
         return replace(self, fragment_num=number, data=data, type_bits=bits)
-
-
-def checked_fields(document: Mapping[str, Any]) -> tuple[str, bytes | None]:
-    """Return a token document's ``_data`` and ``_typeBits``, or raise MalformedValueError."""
-    data = document.get("_data")
-    if not isinstance(data, str):
-        raise MalformedValueError("Bad resume token: _data of missing or of wrong type", 40647)
-    if "_typeBits" not in document:
-        return data, None
-    type_bits = document["_typeBits"]
-    if not isinstance(type_bits, bytes) or getattr(type_bits, "subtype", 0) != 0:
-        raise MalformedValueError("Bad resume token: _typeBits of wrong type", 40648)
-    return data, bytes(type_bits)
 
 
 def high_water_mark(time: Timestamp, version: int = 1) -> str:

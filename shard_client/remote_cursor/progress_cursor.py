@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
+from shard_client.bson.resume_token import TIME_DIGITS
 from shard_client.cluster_clock import ClusterClock
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, ProtocolError
@@ -27,10 +28,6 @@ _MOST_BEHIND: Final = 1024 * 1024
 much to scan; at most a batch."""
 
 _NONE: Final = Watermark(b"", b"")
-
-TIME_DIGITS: Final = 18
-"""Number of characters of a sort key that hold its cluster time
-(docs/protocol.md#resume-tokens)."""
 
 
 class Probing(NamedTuple):

@@ -1,4 +1,4 @@
-"""The compressors of OP_COMPRESSED: zlib always, snappy and zstd where cramjam is installed.
+"""The compressors of OP_COMPRESSED: zlib, snappy and zstd.
 
 Source: docs/protocol.md#wire-protocol.
 """
@@ -7,17 +7,14 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from mmap import mmap
 
-from shard_client.errors import ProtocolError
+import cramjam
 
-try:
-    import cramjam
-except ImportError:  # pragma: no cover - it is installed wherever the tests run
-    cramjam = None  # type: ignore[assignment]
+from shard_client.errors import ProtocolError
 
 _IDS = {"noop": 0, "snappy": 1, "zlib": 2, "zstd": 3}
 _NOOP, _SNAPPY, _ZLIB, _ZSTD = _IDS.values()
 
-AVAILABLE: tuple[str, ...] = ("snappy", "zstd", "zlib") if cramjam is not None else ("zlib",)
+AVAILABLE: tuple[str, ...] = ("snappy", "zstd", "zlib")
 """Names of the available compressors, in the servers' order of preference."""
 
 NEVER_COMPRESSED = frozenset(
@@ -53,11 +50,11 @@ def compress(compressor: int, data: bytes) -> bytes:
         return zlib.compress(data, _ZLIB_LEVEL)
     if compressor == _NOOP:
         return data
-    if cramjam is None or compressor not in (_SNAPPY, _ZSTD):
-        raise ValueError(f"no compressor {compressor} here")
     if compressor == _SNAPPY:
         return bytes(cramjam.snappy.compress_raw(data))
-    return bytes(cramjam.zstd.compress(data, level=_ZSTD_LEVEL))
+    if compressor == _ZSTD:
+        return bytes(cramjam.zstd.compress(data, level=_ZSTD_LEVEL))
+    raise ValueError(f"no compressor {compressor}")
 
 
 def decompress(compressor: int, data: memoryview, size: int) -> bytes | memoryview:
@@ -70,9 +67,9 @@ def decompress(compressor: int, data: memoryview, size: int) -> bytes | memoryvi
         result = _inflate(data, size)
     elif compressor == _NOOP:
         result = data
-    elif cramjam is not None and compressor == _SNAPPY:
+    elif compressor == _SNAPPY:
         result = _decompress_into(cramjam.snappy.decompress_raw_into, data, size)
-    elif cramjam is not None and compressor == _ZSTD:
+    elif compressor == _ZSTD:
         result = _decompress_into(cramjam.zstd.decompress_into, data, size)
     else:
         raise ProtocolError(f"unknown compressor {compressor}")

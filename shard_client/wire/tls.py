@@ -102,15 +102,6 @@ class TlsFiles:
         return self.password if self.cluster_certificate is None else self.cluster_password
 
 
-class _Loaded(NamedTuple):
-    files: TlsFiles
-    incoming: ssl.SSLContext
-    unasked: ssl.SSLContext
-    outgoing: ssl.SSLContext
-    certificate: Certificate
-    own: Certificate
-
-
 class TlsContexts:
     """The contexts for new connections; ``reload`` replaces them.
 
@@ -123,38 +114,21 @@ class TlsContexts:
         OSError: a file cannot be read.
     """
 
+    files: TlsFiles
+    """The files as they were read last."""
+    incoming: ssl.SSLContext
+    """The context for clients that connect."""
+    unasked: ssl.SSLContext
+    """The context for clients that are not asked for a certificate, such as HTTP clients."""
+    outgoing: ssl.SSLContext
+    """The context for connections to other servers."""
+    certificate: Certificate
+    """The certificate that clients see."""
+    own: Certificate
+    """The certificate that other servers see."""
+
     def __init__(self, files: TlsFiles) -> None:
-        self._loaded = _load(files)
-
-    @property
-    def files(self) -> TlsFiles:
-        """The files as they were read last."""
-        return self._loaded.files
-
-    @property
-    def incoming(self) -> ssl.SSLContext:
-        """The context for clients that connect."""
-        return self._loaded.incoming
-
-    @property
-    def unasked(self) -> ssl.SSLContext:
-        """The context for clients that are not asked for a certificate, such as HTTP clients."""
-        return self._loaded.unasked
-
-    @property
-    def outgoing(self) -> ssl.SSLContext:
-        """The context for connections to other servers."""
-        return self._loaded.outgoing
-
-    @property
-    def certificate(self) -> Certificate:
-        """The certificate that clients see."""
-        return self._loaded.certificate
-
-    @property
-    def own(self) -> Certificate:
-        """The certificate that other servers see."""
-        return self._loaded.own
+        self.reload(files)
 
     def reload(self, files: TlsFiles) -> None:
         """Read files, the same or others; new connections use the result.
@@ -163,35 +137,26 @@ class TlsContexts:
             ValueError: as for the constructor; the former contexts stay in use.
             OSError: likewise.
         """
-        self._loaded = _load(files)
-
-
-def _load(files: TlsFiles) -> _Loaded:
-    incoming, unasked = _server_context(files), _server_context(files)
-    clients_ca = files.cluster_ca or files.ca
-    if clients_ca is not None and not files.invalid_certificates:
-        _trust(incoming, clients_ca, files.crl)
-        optional = files.connections_without_certificates
-        incoming.verify_mode = ssl.CERT_OPTIONAL if optional else ssl.CERT_REQUIRED
-    outgoing = _context(ssl.PROTOCOL_TLS_CLIENT, files)
-    _present(outgoing, files.own_certificate, files.own_password)
-    if files.invalid_certificates:
-        outgoing.check_hostname = False
-        outgoing.verify_mode = ssl.CERT_NONE
-    else:
-        outgoing.check_hostname = not files.invalid_hostnames
-        if files.ca is None:
-            outgoing.load_default_certs()
+        incoming, unasked = _server_context(files), _server_context(files)
+        clients_ca = files.cluster_ca or files.ca
+        if clients_ca is not None and not files.invalid_certificates:
+            _trust(incoming, clients_ca, files.crl)
+            optional = files.connections_without_certificates
+            incoming.verify_mode = ssl.CERT_OPTIONAL if optional else ssl.CERT_REQUIRED
+        outgoing = _context(ssl.PROTOCOL_TLS_CLIENT, files)
+        _present(outgoing, files.own_certificate, files.own_password)
+        if files.invalid_certificates:
+            outgoing.check_hostname = False
+            outgoing.verify_mode = ssl.CERT_NONE
         else:
-            _trust(outgoing, files.ca, files.crl)
-    return _Loaded(
-        files,
-        incoming,
-        unasked,
-        outgoing,
-        _valid_now(files.certificate),
-        _valid_now(files.own_certificate),
-    )
+            outgoing.check_hostname = not files.invalid_hostnames
+            if files.ca is None:
+                outgoing.load_default_certs()
+            else:
+                _trust(outgoing, files.ca, files.crl)
+        certificate, own = _valid_now(files.certificate), _valid_now(files.own_certificate)
+        self.files, self.certificate, self.own = files, certificate, own
+        self.incoming, self.unasked, self.outgoing = incoming, unasked, outgoing
 
 
 def _server_context(files: TlsFiles) -> ssl.SSLContext:

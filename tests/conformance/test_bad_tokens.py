@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-from bson import Int64, Timestamp
+from bson import Int64
 
-from tests.conformance.streams import next_tick, opening, refused
+from tests.conformance.streams import opening, refused
 from tests.harness.clusters import Client
 
 rule = pytest.mark.rule
@@ -74,9 +74,3 @@ def token(rest: str, **more: Any) -> dict[str, Any]:
 def test_bad_tokens_are_refused(client: Client, options: dict[str, Any], code: int) -> None:
     error = refused(client, "test", opening(options, aggregate=1))
     assert error["code"] == code, error
-
-
-@rule("Opening", "startAtOperationTime and a token: 40674")
-def test_a_start_time_and_a_token_together_are_refused(client: Client) -> None:
-    options = {**token("2B0229296E04"), "startAtOperationTime": next_tick(Timestamp(1, 1))}
-    assert refused(client, "test", opening(options))["code"] == 40674

@@ -8,66 +8,19 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo.database import Database
-from pymongo.errors import OperationFailure
 
-from tests.conformance.streams import CLUSTER, Stream, kinds, opening, refused
+from tests.conformance.streams import Stream, kinds, opening, refused
 from tests.harness.clusters import Client, TestCluster, on_real_servers
 from tests.harness.raw_client import RawClient
 from tests.harness.routers import RouterProcess, start_router
 
 rule = pytest.mark.rule
 Data = Database[dict[str, Any]]
-WRONG_TYPE = "an option of the wrong type: 14 TypeMismatch"
 RESUMABLE = [
     *(6, 7, 63, 89, 91, 133, 134, 150, 189, 234, 262, 9001, 10107, 11600, 11602),
     *(13388, 13435, 13436),
 ]
 STATE_CHANGES = [91, 189, 10107, 11600, 11602, 13435, 13436]
-
-
-@rule("Opening", WRONG_TYPE)
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"fullDocument": 1},
-            "BSON field '$changeStream.fullDocument' is the wrong type 'int', expected type "
-            "'string'",
-        ),
-        (
-            {"fullDocumentBeforeChange": True},
-            "BSON field '$changeStream.fullDocumentBeforeChange' is the wrong type 'bool', "
-            "expected type 'string'",
-        ),
-        (
-            {"startAfter": "x"},
-            "BSON field '$changeStream.startAfter' is the wrong type 'string', expected type "
-            "'object'",
-        ),
-        (
-            {"startAtOperationTime": 1.5},
-            "BSON field '$changeStream.startAtOperationTime' is the wrong type 'double', expected "
-            "type 'timestamp'",
-        ),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_options_of_wrong_types_are_refused(
-    client: Client, options: dict[str, Any], message: str
-) -> None:
-    error = refused(client, "test", opening(options))
-    assert (error["code"], error["codeName"], error["errmsg"]) == (14, "TypeMismatch", message)
-    assert "errorLabels" not in error
-
-
-@rule("Opening", WRONG_TYPE)
-@pytest.mark.parametrize(
-    "flag", ["allChangesForCluster", "showExpandedEvents", "showMigrationEvents"]
-)
-def test_flags_of_wrong_types_are_refused(client: Client, flag: str) -> None:
-    error = refused(client, "test", opening({flag: "yes"}))
-    assert (error["code"], error["codeName"]) == (14, "TypeMismatch")
-    assert flag in error["errmsg"]
 
 
 @rule("Opening", "on admin without allChangesForCluster; on config: 73")
@@ -90,37 +43,6 @@ def test_internal_databases_cannot_be_watched(
     assert error["errmsg"] == f"$changeStream may not be opened on the internal {database} database"
 
 
-@rule("Opening", "allChangesForCluster elsewhere than {aggregate: 1} on admin: 72")
-@pytest.mark.parametrize(("database", "target"), [("test", 1), ("test", "a"), ("admin", "a")])
-def test_cluster_streams_must_be_on_admin(client: Client, database: str, target: str | int) -> None:
-    error = refused(client, database, opening(CLUSTER, aggregate=target))
-    assert (error["code"], error["codeName"]) == (72, "InvalidOptions")
-
-
-@rule("Opening", "fromMongos from a client: 51089; needsMerge alone: 9")
-@pytest.mark.parametrize("flags", [{"fromMongos": True}, {"fromMongos": True, "needsMerge": True}])
-def test_internal_flags_are_refused(client: Client, flags: dict[str, Any]) -> None:
-    assert refused(client, "test", opening({}, **flags))["code"] == 51089
-
-
-@rule("Opening", "in a transaction: 263")
-def test_a_stream_in_a_transaction_is_refused(client: Client, db: Data) -> None:
-    with client.start_session() as session:
-        session.start_transaction()
-        with pytest.raises(OperationFailure) as caught:
-            db.command(opening({}), session=session)
-        session.abort_transaction()
-    assert caught.value.code == 263
-
-
-@rule("Opening", "read concern other than majority: 72")
-@pytest.mark.parametrize("level", ["local", "available", "snapshot", "linearizable"])
-def test_read_concerns_other_than_majority_are_refused(client: Client, level: str) -> None:
-    error = refused(client, "test", opening({}, readConcern={"level": level}))
-    assert (error["code"], error["codeName"]) == (72, "InvalidOptions")
-    assert f"Current readConcern: {level}" in error["errmsg"]
-
-
 @rule("Opening", "on a view: 166")
 def test_a_stream_on_a_view_is_refused(client: Client, db: Data) -> None:
     db.create_collection("a")
@@ -137,13 +59,6 @@ def test_a_stream_on_a_time_series_collection_is_refused(client: Client, db: Dat
     error = refused(client, db.name, opening({}, aggregate="t"))
     assert (error["code"], error["codeName"]) == (166, "CommandNotSupportedOnView")
     assert error["errmsg"] == f"Namespace {db.name}.t is a timeseries collection"
-
-
-@rule("Opening", "on a system. collection: 73")
-@pytest.mark.parametrize("name", ["system.profile", "system.buckets.t", "system.js"])
-def test_streams_on_system_collections_are_refused(client: Client, name: str) -> None:
-    error = refused(client, "test", opening({}, aggregate=name))
-    assert (error["code"], error["codeName"]) == (73, "InvalidNamespace")
 
 
 @rule("Opening", "missing collections and databases can be watched, which does not create them")
@@ -189,6 +104,7 @@ def test_read_preferences_are_accepted(router: RouterProcess, db: Data, mode: st
         assert stream.next()["documentKey"] == {"_id": 1}
 
 
+@on_real_servers("checks of change streams' requests")
 @rule("Opening", "an invalid read preference: 2, 4, 14, 160")
 @pytest.mark.parametrize(
     ("preference", "code"),
@@ -224,14 +140,6 @@ def test_a_read_preference_without_a_matching_member_is_retriable(
         error = refused(client, db.name, opening({}, **{"$readPreference": {"mode": "secondary"}}))
     assert (error["code"], error["codeName"]) == (133, "FailedToSatisfyReadPreference")
     assert error["errorLabels"] == ["ResumableChangeStreamError"]
-
-
-@rule("Opening", "API version 1, strict: 323 for options that are not in it")
-@pytest.mark.parametrize("option", ["showExpandedEvents", "showSystemEvents"])
-def test_the_strict_api_refuses_newer_options(client: Client, option: str) -> None:
-    strict = {"apiVersion": "1", "apiStrict": True}
-    error = refused(client, "test", opening({option: True}, **strict))
-    assert (error["code"], error["codeName"]) == (323, "APIStrictError")
 
 
 @rule("Opening", "required image missing: 47")

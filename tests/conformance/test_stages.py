@@ -18,54 +18,6 @@ ALLOWED = (
 )
 
 
-@rule("Opening", "an internal stage: 5491300")
-@pytest.mark.parametrize(
-    "stage", ["$_internalChangeStreamTransform", "$_internalChangeStreamUnwindTransaction"]
-)
-def test_internal_stages_are_refused(client: Client, stage: str) -> None:
-    for pipeline in ([{stage: {}}], [{"$changeStream": {}}, {stage: {}}]):
-        command = {"aggregate": "a", "pipeline": pipeline, "cursor": {}}
-        error = refused(client, "test", command)
-        assert error["code"] == 5491300
-        assert error["errmsg"] == f"{stage}' is not allowed in user requests"
-
-
-@rule("Opening", "a stage not allowed in change streams: 20; an unknown one: 40324")
-@pytest.mark.parametrize(
-    "stage",
-    [
-        {"$count": "n"},
-        {"$facet": {"a": []}},
-        {"$group": {"_id": 1}},
-        {"$limit": 1},
-        {"$lookup": {"from": "b", "localField": "a", "foreignField": "b", "as": "c"}},
-        {"$merge": "b"},
-        {"$out": "b"},
-        {"$sample": {"size": 1}},
-        {"$skip": 1},
-        {"$sort": {"a": 1}},
-        {"$sortByCount": "$a"},
-        {"$unionWith": "b"},
-        {"$unwind": "$a"},
-        {"$bucketAuto": {"groupBy": "$a", "buckets": 2}},
-        {"$graphLookup": {}},
-    ],
-    ids=lambda stage: next(iter(stage)),
-)
-def test_stages_not_allowed_in_change_streams_are_refused(
-    client: Client, db: Data, stage: dict[str, Any]
-) -> None:
-    db.create_collection("a")  # stages that name another collection require the database
-    name = next(iter(stage))
-    if name in ("$graphLookup", "$bucketAuto", "$sortByCount", "$count"):
-        # Some of these are parsed or rewritten before they are checked against the allowed stages.
-        assert refused(client, db.name, opening({}, stage))["code"]
-        return
-    error = refused(client, db.name, opening({}, stage))
-    assert (error["code"], error["codeName"]) == (20, "IllegalOperation")
-    assert error["errmsg"] == f"{name} is not permitted in a $changeStream pipeline"
-
-
 @rule("Opening", ALLOWED)
 @pytest.mark.parametrize(
     ("stage", "expected"),

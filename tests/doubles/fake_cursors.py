@@ -14,8 +14,8 @@ from router.cursors.owner import Owner
 from router.memory import Memory
 from router.request.stream_request import StreamRequest
 from router.stream.admission import Admission
+from router.stream.loads import MemberLoads
 from router.stream.log_reader import Batch
-from router.stream.noop_writer import MemberLoads
 from router.stream_settings import StreamSettings
 from shard_client.cluster_clock import ClusterClock
 from shard_client.errors import CommandError

@@ -13,7 +13,7 @@ from typing import Any
 import pymongo
 import pytest
 from bson import Binary, Int64, json_util
-from pymongo.errors import OperationFailure, PyMongoError
+from pymongo.errors import PyMongoError
 from pymongo.monitoring import ServerDescriptionChangedEvent, ServerListener
 
 from tests.harness.clusters import TestCluster
@@ -301,29 +301,6 @@ def test_a_driver_sees_one_steady_server(router: RouterProcess, client: Client) 
                 stream.try_next()
         wait_for(lambda: changes.types, "the driver's events")
         assert changes.types == ["Mongos"]
-
-
-def test_fail_points_apply_to_all_workers_together(cluster: TestCluster) -> None:
-    with start_router(
-        cluster.configdb, workers=2, set_parameter={"enableTestCommands": 1}
-    ) as router:
-        clients = [Client(router.uri, retryReads=False) for _ in range(4)]
-        clients[0].admin.command(
-            {
-                "configureFailPoint": "failCommand",
-                "mode": {"times": 2},
-                "data": {"failCommands": ["buildInfo"], "errorCode": 8},
-            }
-        )
-        codes = []
-        for client in clients:
-            try:
-                client.admin.command("buildInfo")
-            except OperationFailure as error:
-                codes.append(error.code)
-        assert codes == [8, 8]
-        for client in clients:
-            client.close()
 
 
 def test_connections_over_the_limit_are_closed(cluster: TestCluster) -> None:

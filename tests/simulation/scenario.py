@@ -9,9 +9,8 @@ from typing import Any
 
 from embedded.cluster import EmbeddedCluster
 from embedded.mongod import Mongod
-from router.block_sizes import BlockSizes
 from router.config.parameters import stream_limits
-from router.stream_settings import StreamSettings
+from router.stream_settings import BlockSizes, StreamSettings
 from tests.simulation.audit import Audit
 from tests.simulation.faults import Faults
 from tests.simulation.feed_client import FeedClient

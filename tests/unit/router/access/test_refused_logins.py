@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from router.access.login import ConfigServer, Login
-from router.access.logins_in_progress import LoginsInProgress
+from router.fair_limit import FairLimit
 from router.upstream_mongos import ServerLink
 from shard_client.errors import CommandError
 from shard_client.wire.connection import Address
@@ -107,7 +107,7 @@ async def test_the_router_adds_the_same_steps(
     where: str,
 ) -> None:
     """One command for each of the client's, one connection, and one delay at the end."""
-    server, in_progress, unused = Server(), LoginsInProgress(1), _unused()
+    server, in_progress, unused = Server(), FairLimit.of_logins(1), _unused()
     monkeypatch.setattr(ConfigServer, "connect", lambda _self: server.connect())
     login = Login(unused, unused, "10.0.0.1:5", in_progress=in_progress, failed_delay=DELAY)
     link = ServerLink(server) if where == "upstream" else None  # type: ignore[arg-type]
@@ -117,7 +117,7 @@ async def test_the_router_adds_the_same_steps(
     assert server.steps == taken
     assert server.connections == 1
     assert delays == [DELAY]
-    assert len(in_progress) == 0
+    assert in_progress.held == 0
 
 
 def _unused() -> Any:

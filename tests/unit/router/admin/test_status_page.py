@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from router.admin.sources import OwnStatus, RouterStatus
-from router.admin.view import StatusView
+from router.admin.view import status_view
 from router.admin.words import in_bytes, in_words
 from router.commands.job_reports import JobReport
 from router.config.log_lines import RECENT
@@ -92,9 +92,9 @@ async def test_the_newest_report_of_all_workers_counts() -> None:
     ended = replace(before, arrived=now + timedelta(seconds=1), ended=True).to_document()
     other = {**worker, "worker": 2, "jobs": [ended]}
     for processes, shown in (([worker], 1), ([worker, other], 0), ([other, worker], 0)):
-        view = StatusView.of(RouterStatus(processes, len(processes)))
+        view = status_view(RouterStatus(processes, len(processes)))
         assert view is not None
-        assert len(view.job_rows) == shown
+        assert len(view["job_rows"]) == shown
 
 
 async def test_texts_of_servers_and_clients_are_escaped() -> None:

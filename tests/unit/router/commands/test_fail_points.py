@@ -6,7 +6,6 @@ import sys
 from typing import Any
 
 import pytest
-from bson import Int64
 
 from router.commands.fail_points import FailPoints
 from router.upstream_mongos import UpstreamMongos
@@ -14,7 +13,6 @@ from tests.doubles.scripted_server import Asked, scripted_server
 from tests.harness.facade import facade
 
 WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
-TRANSIENT = ["TransientTransactionError"]
 
 
 def fail(mode: object, point: str = "failCommand", **data: Any) -> dict[str, Any]:
@@ -43,13 +41,6 @@ async def test_a_command_fails_the_requested_number_of_times_with_labels() -> No
             assert (reply["code"], reply["errorLabels"]) == (91, ["Mine"])
         assert (await client.command("db", {"insert": "c"}))["code"] == 59
         assert (await client.command("admin", fail("off")))["count"] == 2
-
-
-async def test_skipped_passes_do_not_fail() -> None:
-    async with facade(fail_points=FailPoints()) as router, await router.client() as client:
-        await client.command("admin", fail({"skip": 1}, failCommands=["ping"], errorCode=8))
-        replies = [await client.command("admin", {"ping": 1}) for _ in range(3)]
-        assert [reply.get("code") for reply in replies] == [None, 8, 8]
 
 
 async def test_only_the_named_application_fails() -> None:
@@ -104,15 +95,12 @@ async def test_a_get_more_that_fails_after_checkout_ends_its_cursor() -> None:
     [
         (WATCH, ["ResumableChangeStreamError"]),
         ({"aggregate": "c", "pipeline": [], "cursor": {}}, None),
-        ({"insert": "c", "txnNumber": Int64(1)}, None),
-        ({"insert": "c", "txnNumber": Int64(1), "autocommit": False}, TRANSIENT),
-        ({"commitTransaction": 1, "txnNumber": Int64(1), "autocommit": False}, None),
     ],
 )
 async def test_default_labels_are_those_of_mongos(
     command: dict[str, Any], labels: list[str] | None
 ) -> None:
-    names = ["aggregate", "insert", "commitTransaction"]
+    names = ["aggregate"]
     async with facade(fail_points=FailPoints()) as router, await router.client() as client:
         await client.command("admin", fail("alwaysOn", failCommands=names, errorCode=11602))
         assert (await client.command("admin", command)).get("errorLabels") == labels
@@ -121,7 +109,7 @@ async def test_default_labels_are_those_of_mongos(
         assert "errorLabels" not in await client.command("admin", command)
 
 
-async def test_blocking_delays_and_respects_the_commands_limit() -> None:
+async def test_blocking_delays() -> None:
     async with facade(fail_points=FailPoints()) as router, await router.client() as client:
         point = fail("alwaysOn", failCommands=["ping"], blockConnection=True, blockTimeMS=50)
         await client.command("admin", point)
@@ -129,8 +117,6 @@ async def test_blocking_delays_and_respects_the_commands_limit() -> None:
         start = loop.time()
         assert (await client.command("admin", {"ping": 1}))["ok"] == 1
         assert loop.time() - start >= 0.05
-        reply = await client.command("admin", {"ping": 1, "maxTimeMS": 1})
-        assert (reply["code"], reply["errmsg"]) == (50, "operation exceeded time limit")
 
 
 async def test_passed_through_commands_fail_before_they_are_sent() -> None:
@@ -145,52 +131,27 @@ async def test_passed_through_commands_fail_before_they_are_sent() -> None:
         await client.command("admin", fail({"times": 1}, failCommands=["insert"], errorCode=10107))
         assert (await client.command("db", {"insert": "c"}))["code"] == 10107
         assert mongos.names() == []
-        concern = {"code": 91, "errmsg": "scripted"}
-        point = fail(
-            "alwaysOn",
-            failCommands=["insert", "find"],
-            writeConcernError=concern,
-            errorLabels=["Mine"],
-            namespace="db.c",
-        )
-        await client.command("admin", point)
-        reply = await client.command("db", {"insert": "c"})
-        assert (reply["n"], reply["writeConcernError"]) == (1, concern)
-        assert reply["errorLabels"] == ["Mine"]
-        assert await client.command("db", {"find": "c"}) == {"n": 1, "ok": 1.0}
-        assert await client.command("db", {"insert": "other"}) == {"n": 1, "ok": 1.0}
         # Other fail points are set on the upstream.
         await client.command("admin", fail("off", "hangSomewhere"))
-        assert mongos.names() == ["insert", "find", "insert", "configureFailPoint"]
+        assert mongos.names() == ["configureFailPoint"]
 
 
 @pytest.mark.parametrize(
-    ("command", "code", "message"),
+    ("command", "words"),
     [
-        ({}, 20, "When setting a failpoint, you must supply a 'mode'"),
-        ({"mode": "sometimes"}, 2, "unknown mode: sometimes"),
-        ({"mode": 1}, 14, "'mode' must be a string or JSON object"),
-        ({"mode": {"times": -1}}, 2, "'times' option to 'mode' must be positive"),
-        ({"mode": {"skip": 2**31}}, 2, "'skip' option to 'mode' is too large"),
-        (
-            {"mode": {"times": "two"}},
-            14,
-            '"times" had the wrong type. Expected number, found string',
-        ),
-        (
-            {"mode": {"activationProbability": 2}},
-            2,
-            "activationProbability must be between 0.0 and 1.0; found 2",
-        ),
-        ({"mode": "off", "data": 1}, 14, "the 'data' option must be a JSON object"),
+        ({}, "'alwaysOn' or {times: n}"),
+        ({"mode": {"skip": 1}}, "'alwaysOn' or {times: n}"),
+        ({"mode": {"times": -1}}, "'alwaysOn' or {times: n}"),
+        ({"mode": "off", "data": {"writeConcernError": {}}}, "know the data appName"),
     ],
 )
-async def test_invalid_settings_are_refused_as_by_mongos(
-    command: dict[str, Any], code: int, message: str
+async def test_modes_and_data_that_the_router_does_not_know_are_refused(
+    command: dict[str, Any], words: str
 ) -> None:
     async with facade(fail_points=FailPoints()) as router, await router.client() as client:
         reply = await client.command("admin", {"configureFailPoint": "failCommand", **command})
-        assert (reply["code"], reply["errmsg"]) == (code, message)
+        assert reply["code"] == 2
+        assert words in reply["errmsg"]
 
 
 async def test_an_unknown_fail_point_is_an_error() -> None:

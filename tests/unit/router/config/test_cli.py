@@ -14,8 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from router import cli
-from router.config.command_line import SubCommand
-from router.config.flags import FLAGS
+from router.config.command_line import FLAGS, SubCommand
 from router.config.settings import Settings
 
 

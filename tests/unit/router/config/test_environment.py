@@ -2,8 +2,8 @@
 
 import pytest
 
+from router.config.command_line import SETTINGS
 from router.config.environment import variable
-from router.config.flags import SETTINGS
 from router.config.settings import load_settings
 
 

@@ -33,6 +33,11 @@ from router.config.settings import Settings, load_settings
             {"setParameter": {"maxCursor": 1}},
             "maxCursor is not a parameter. Did you mean maxCursors?",
         ),
+        (
+            {"workers": 2, "setParameter": {"enableTestCommands": True}},
+            "setParameter.enableTestCommands requires workers: 1, since a fail point acts in one "
+            "process",
+        ),
         ({"workers": "two"}, "workers must be a whole number, not 'two'"),
         ({"net": {"bindIpAll": "x"}}, "net.bindIpAll must be true or false, not 'x'"),
         ({"net": {"port": float("nan")}}, "net.port must be a finite number, not nan"),
@@ -60,7 +65,7 @@ from router.config.settings import Settings, load_settings
         ({"setParameter": {"maxCursors": 0}}, "parameter maxCursors must be 1 or more, not 0"),
         (
             {"setParameter": {"noopWritesPerSecond": 2000}},
-            "parameter noopWritesPerSecond must be from 0 to 1000, not 2000.0",
+            "parameter noopWritesPerSecond must be 1000 or less, not 2000",
         ),
         ({"setParameter": {"noopWrites": "maybe"}}, "parameter noopWrites must be true or false…"),
         ({"upstream": "http://x"}, "upstream: must be mongodb://host:port[,host:port], not…"),

@@ -2,8 +2,7 @@
 
 import pytest
 
-from router.config.process_share import settings_of_process
-from router.stream_settings import StreamSettings
+from router.stream_settings import StreamSettings, settings_of_process
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 255])

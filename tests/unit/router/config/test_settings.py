@@ -29,7 +29,7 @@ def test_flags_override_the_environment_which_overrides_the_file(
     )
     monkeypatch.setenv("MERGEROUTER_NET__PORT", "2")
     assert load_settings({}, file).net.port == 2
-    settings = load_settings({"net": {"port": 3, "bindIp": None}}, file)
+    settings = load_settings({"net.port": 3, "net.bindIp": None}, file)
     assert settings.net.port == 3
     assert settings.net.hosts == ["127.0.0.2", "::1"]
     assert settings.net.max_incoming_connections == 7
@@ -37,7 +37,7 @@ def test_flags_override_the_environment_which_overrides_the_file(
 
 
 def test_given_settings_are_shown_as_by_mongos() -> None:
-    flags = {**CONFIGDB, "net": {"port": 5, "bindIp": None}, "setParameter": {"maxCursors": "9"}}
+    flags = {**CONFIGDB, "net.port": 5, "net.bindIp": None, "setParameter": {"maxCursors": "9"}}
     assert load_settings(flags).given() == {
         "net": {"port": 5},
         "setParameter": {"maxCursors": "9"},
@@ -74,8 +74,9 @@ def test_default_parameters_keep_the_limits() -> None:
 
 def test_every_parameter_accepts_its_own_default() -> None:
     for parameter in PARAMETERS.values():
-        assert parameter.parse(parameter.default) == parameter.default
-        assert parameter.parse(str(parameter.default)) == parameter.default
+        for given in (parameter.default, str(parameter.default)):
+            parsed = parse_parameters({parameter.name: given})
+            assert parsed[parameter.name] == parameter.default
 
 
 def test_only_available_compressors_are_offered() -> None:

@@ -19,7 +19,7 @@ from shard_client.errors import CommandError
 from tests.doubles.fake_cursors import FakeCursor, FakeCursors, event
 from tests.harness.until import until
 
-REFUSALS = ("FailedToParse", "TypeMismatch", "Unauthorized")
+REFUSALS = ("BadValue", "FailedToParse", "TypeMismatch", "Unauthorized")
 TOKEN = "826B00045C000000012B0229296E04"
 
 

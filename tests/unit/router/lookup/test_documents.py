@@ -14,9 +14,9 @@ from router.lookup import connections
 from router.lookup.documents import find_documents
 from router.lookup.events import Source, Wanted
 from router.lookup.keys import DocumentKey
-from router.lookup.settings import LookupSettings
 from router.lookup.upstream_reads import UpstreamReads
 from router.memory import Holding, Memory
+from router.stream_settings import LookupSettings
 from shard_client.cluster_clock import ClusterClock
 from shard_client.errors import CommandError
 from tests.doubles.scripted_mongos import ScriptedMongos, scripted_mongos

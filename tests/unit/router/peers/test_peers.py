@@ -1,4 +1,4 @@
-"""Requests between workers: cursors, sessions, fail points, status."""
+"""Requests between workers: cursors, sessions, status."""
 
 import asyncio
 from typing import Any
@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from bson import Binary, Int64
 
-from router.commands.fail_points import FailPoints
 from router.peers.cursor_ids import CursorIds
 from router.upstream_mongos import UpstreamMongos
 from tests.doubles.fake_cursors import event
@@ -135,21 +134,6 @@ async def test_any_worker_returns_the_status_of_all() -> None:
             assert [each["worker"] for each in listed] == [1, 2]
             assert [each["streams"] for each in listed] == [2, 1]
         assert status["network"]["numRequests"] == 5  # without those between workers
-
-
-async def test_a_get_more_on_another_worker_fails_once() -> None:
-    async with (
-        worker_facades(2, fail_points=FailPoints) as workers,
-        await workers[0].client() as opener,
-        await workers[1].client() as reader,
-    ):
-        cursor_id = (await opener.command("db", WATCH))["cursor"]["id"]
-        point = {"configureFailPoint": "failCommand", "mode": {"skip": 1}}
-        data = {"failCommands": ["getMore"], "errorCode": 91}
-        await opener.command("admin", {**point, "data": data})
-        command = get_more(cursor_id, maxTimeMS=1)
-        assert (await reader.command("db", command))["ok"] == 1
-        assert (await reader.command("db", command))["code"] == 91
 
 
 async def test_a_newer_topology_version_of_a_client_is_accepted() -> None:

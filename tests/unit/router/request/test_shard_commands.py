@@ -2,8 +2,13 @@ import bson
 import pytest
 from bson.timestamp import Timestamp
 
-from router.request.shard_commands import shard_command, topology_command
-from router.request.stream_request import Scope, StreamRequest, parse_request
+from router.request.stream_request import (
+    Scope,
+    StreamRequest,
+    parse_request,
+    shard_command,
+    topology_command,
+)
 from tests.unit.router.made_tokens import data_of, token_document
 
 AT = Timestamp(5, 1)

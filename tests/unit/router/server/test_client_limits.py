@@ -16,7 +16,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from router.access.login import Login
-from router.access.logins_in_progress import LoginsInProgress
 from router.client_limits import (
     ClientLimits,
     ConnectionCounts,
@@ -24,6 +23,7 @@ from router.client_limits import (
     supported_connections,
 )
 from router.config.settings import load_settings
+from router.fair_limit import FairLimit
 from router.server.client_deadlines import ClientDeadlines, Progress
 from router.upstream_mongos import UpstreamMongos
 from tests.doubles.scripted_server import Asked, scripted_server
@@ -193,9 +193,9 @@ async def answer(asked: Asked) -> None:
 
 
 @asynccontextmanager
-async def secured(limits: ClientLimits) -> AsyncIterator[tuple[Facade, LoginsInProgress]]:
+async def secured(limits: ClientLimits) -> AsyncIterator[tuple[Facade, FairLimit]]:
     """Listen with authorization; logins are relayed to a scripted mongos."""
-    in_progress = LoginsInProgress(limits.logins_in_progress)
+    in_progress = FairLimit.of_logins(limits.logins_in_progress)
     unused: Any = None
 
     def login(peer: str) -> Login:
@@ -229,13 +229,21 @@ async def test_before_the_login_decompression_stops_at_the_limit() -> None:
         await ends(client)
 
 
+async def test_before_the_login_no_field_opens_a_connection_to_the_upstream() -> None:
+    async with secured(ClientLimits()) as (router, _), await router.client() as client:
+        reply = await client.command("admin", {**PING, "maxTimeMS": -1})
+        assert (reply["code"], reply["errmsg"]) == (2, "mergerouter does not know {maxTimeMS: -1}")
+        (connected,) = router.listener._connections
+        assert connected.client.links == {}
+
+
 async def test_a_stalled_login_ends_its_connection() -> None:
     limits = ClientLimits(login_time=SHORT, failed_login_delay=0)
     async with secured(limits) as (router, in_progress), await router.client() as client:
         assert (await client.command("admin", SASL_START))["ok"]
-        assert len(in_progress) == 1
+        assert in_progress.held == 1
         await ends(client)
-        await until(lambda: len(in_progress) == 0)
+        await until(lambda: in_progress.held == 0)
 
 
 async def test_idle_clients_that_have_not_logged_in_end() -> None:
@@ -261,24 +269,24 @@ async def test_logins_in_progress_are_bounded() -> None:
         )
         await owned.enter_async_context(other)
         assert (await other.command("admin", SASL_START))["ok"]
-        assert len(in_progress) == 3
+        assert in_progress.held == 3
         clients[0].writer.close()
         assert (await clients[2].receive())["ok"]
         clients[3].writer.close()  # it waited for its turn
         clients[1].writer.close()
         assert (await clients[4].receive())["ok"]
-        assert len(in_progress) == 3
+        assert in_progress.held == 3
         for client in (clients[2], clients[4], other):
             client.writer.close()
-        await until(lambda: len(in_progress) == 0)
+        await until(lambda: in_progress.held == 0)
 
 
 async def test_addresses_take_turns_to_log_in() -> None:
-    in_progress = LoginsInProgress(2)
+    in_progress = FairLimit.of_logins(2)
     order: list[str] = []
 
     async def log_in(address: str) -> None:
-        await in_progress.begin(address)
+        await in_progress.admit(address)
         order.append(address)
 
     async with asyncio.TaskGroup() as tasks:
@@ -286,5 +294,5 @@ async def test_addresses_take_turns_to_log_in() -> None:
             tasks.create_task(log_in(address))
         for count in range(1, 6):
             await until(lambda count=count: len(order) > count)
-            in_progress.end(order[count - 1])
+            in_progress.release(order[count - 1])
     assert order == ["a", "b", "a", "b", "c", "a"]

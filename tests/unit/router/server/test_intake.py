@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from router.client_limits import ClientLimits
-from router.server.intake import Intake
+from router.fair_limit import FairLimit
 from tests.harness.facade import facade
 from tests.harness.raw_client import RawClient
 from tests.harness.until import until
@@ -16,7 +16,7 @@ MIB = 1024 * 1024
 HEADER = struct.pack("<iiii", 4 * MIB, 1, 0, 2013)
 
 
-async def asked(intake: Intake, client: str, size: int) -> "asyncio.Task[None]":
+async def asked(intake: FairLimit, client: str, size: int) -> "asyncio.Task[None]":
     task = asyncio.create_task(intake.admit(client, size))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -24,7 +24,7 @@ async def asked(intake: Intake, client: str, size: int) -> "asyncio.Task[None]":
 
 
 async def test_one_client_leaves_room_for_others() -> None:
-    intake = Intake(100)
+    intake = FairLimit.of_messages(100)
     assert (await asked(intake, "a", 25)).done()
     assert (await asked(intake, "a", 25)).done()
     more = await asked(intake, "a", 10)
@@ -42,8 +42,22 @@ async def test_one_client_leaves_room_for_others() -> None:
     assert intake.held == 0
 
 
+async def test_a_small_message_waits_for_no_larger_one_of_its_client() -> None:
+    intake = FairLimit.of_messages(100)
+    await intake.admit("a", 25)
+    larger = await asked(intake, "a", 40)
+    small = await asked(intake, "a", 20)
+    assert (small.done(), larger.done()) == (True, False)
+    late = await asked(intake, "a", 10)
+    intake.release("a", 25)
+    await late
+    assert (larger.done(), intake.held) == (False, 30)
+    intake.release("a", 20)
+    await larger
+
+
 async def test_a_message_whose_client_has_gone_holds_nothing() -> None:
-    intake = Intake(100)
+    intake = FairLimit.of_messages(100)
     await intake.admit("a", 60)
     waiting = await asked(intake, "b", 60)
     admitted = await asked(intake, "c", 60)

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from router.access.users import User, UserName
 from router.server import replies, request
-from router.server.off_loop import INLINE_SIZE
+from router.server.request import INLINE_SIZE
 from router.upstream_mongos import UpstreamMongos
 from tests.doubles.fake_cursors import event
 from tests.doubles.scripted_server import answer_ok, scripted_server

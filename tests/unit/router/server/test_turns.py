@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from router.access.login import Login
-from router.access.logins_in_progress import LoginsInProgress
+from router.fair_limit import FairLimit
 from router.server.turns import Turns
 from shard_client.wire.documents import encode
 from shard_client.wire.frames import build_msg
@@ -66,7 +66,7 @@ async def test_pipelined_messages_leave_the_loop_to_others(login: bool, most: in
     unused: Any = None
 
     def logins(peer: str) -> Login:
-        return Login(unused, unused, peer, in_progress=LoginsInProgress(1))
+        return Login(unused, unused, peer, in_progress=FairLimit.of_logins(1))
 
     access: Any = SimpleNamespace(login=logins, times=SimpleNamespace(newest=None))
     async with facade(access=access if login else None) as router:

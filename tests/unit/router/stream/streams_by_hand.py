@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from bson.timestamp import Timestamp
 from hypothesis import strategies as st
 
-from router.block_sizes import DEFAULT_BLOCK_SIZES, BlockSizes
 from router.request.stream_request import parse_request
 from router.stream.membership import ShardSpan
+from router.stream_settings import DEFAULT_BLOCK_SIZES, BlockSizes
 from shard_client.bson.resume_token import cluster_time_of
 from shard_client.remote_cursor.cursor_reply import token_data, token_of
 from tests.doubles.scripted_streams import PrivateStream, batch, hwm

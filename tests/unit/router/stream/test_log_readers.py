@@ -9,12 +9,12 @@ from bson.timestamp import Timestamp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.block_sizes import BlockSizes
 from router.request.stream_request import StreamRequest, parse_request
 from router.stream.log_reader import Batch, LogReader, starting_point
 from router.stream.merged_stream import MergedStream
 from router.stream.remote_queue import Action, CloseRemote, OpenRemote
 from router.stream.views import View
+from router.stream_settings import BlockSizes
 from shard_client.bson.resume_token import cluster_time_of
 from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch, token_data, token_of

@@ -8,7 +8,8 @@ import pytest
 from bson import Timestamp
 
 from router.catalog.cluster import Cluster
-from router.stream.noop_writer import MemberLoads, NoOpResult, NoOpWriter
+from router.stream.loads import MemberLoads
+from router.stream.noop_writer import NoOpResult, NoOpWriter
 from tests.doubles.probed_replica_set import ProbedReplicaSet
 from tests.doubles.scripted_cluster import LIMITS, OWNER, ScriptedCluster, read_until, stream
 from tests.doubles.scripted_member import ScriptedMember

@@ -7,7 +7,7 @@ import bson
 import pytest
 from bson import Timestamp
 
-from router.block_sizes import BlockSizes
+from router.stream_settings import BlockSizes
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch
 from tests.doubles.scripted_cluster import (

@@ -9,7 +9,7 @@ from typing import Any
 from bson import Timestamp
 
 from router.request.progress_command import progress_command
-from router.stream.noop_writer import MemberLoad
+from router.stream.loads import MemberLoad
 from shard_client.bson.resume_token import cluster_time_of
 from shard_client.cluster_clock import ClusterClock
 from shard_client.errors import CommandError

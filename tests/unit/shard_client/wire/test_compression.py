@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shard_client.errors import ProtocolError
-from shard_client.wire import compression
 from shard_client.wire.compression import (
     AVAILABLE,
     compress,
@@ -61,12 +60,3 @@ def test_negotiation_keeps_the_client_s_order_and_drops_unknown_ones():
     assert negotiate(["zlib", "lz4", "snappy", 7]) == ["zlib", "snappy"]
     assert negotiate(["zlib", "snappy"], allowed=("snappy",)) == ["snappy"]
     assert negotiate([]) == []
-
-
-def test_zlib_works_without_cramjam(monkeypatch):
-    monkeypatch.setattr(compression, "cramjam", None)
-    assert decompress(2, compress(2, b"abc"), 3) == b"abc"
-    with pytest.raises(ProtocolError, match="unknown compressor"):
-        decompress(1, b"", 0)
-    with pytest.raises(ValueError, match="no compressor"):
-        compress(3, b"")

@@ -1,5 +1,6 @@
-"""Merges the workers' serverStatus replies into one."""
+"""What processes report of themselves, and the sum over a router's processes."""
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,36 @@ _NOT_SUMMED = frozenset(
 )
 # Latencies and ages of members are merged as the maximum.
 _LARGEST_ENDS = ("Millis", "Seconds")
+# Times, of which one may be None where it is unknown.
+_LEAST = frozenset(
+    {"watermark", "cursor", "departed", "started", "SSLServerCertificateExpirationDate"}
+)
+_LATEST = frozenset({"now"})
+
+
+class Histogram:
+    """Counts of measurements by bucket.
+
+    ``counts`` has one more number than ``bounds``, the upper bounds of the buckets in seconds: the
+    last bucket has none. ``total`` is the sum of the measurements.
+    """
+
+    __slots__ = ("_bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def record(self, seconds: float) -> None:
+        """Record one measurement."""
+        self.counts[bisect_left(self._bounds, seconds)] += 1
+        self.total += seconds
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the counts by the upper bound of their bucket, and the sum."""
+        bounds = (*map(str, self._bounds), "+Inf")
+        return {"counts": dict(zip(bounds, self.counts, strict=True)), "total": self.total}
 
 
 def sum_statuses(statuses: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -27,7 +58,7 @@ def sum_statuses(statuses: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     Counts are added, lists concatenated, documents merged field by field; strings, dates and
     booleans are the first worker's. Fields whose name ends in "Millis" or "Seconds" take the
-    maximum.
+    maximum, watermarks and times of starts the minimum.
 
     Args:
         statuses: the replies, with the answering worker's own first; they are not modified.
@@ -52,6 +83,9 @@ def _together(values: list[Any], path: tuple[str, ...]) -> Any:
             name: _together([each[name] for each in documents if name in each], (*path, name))
             for name in names
         }
+    if path and path[-1] in _LEAST | _LATEST:
+        known = [value for value in values if value is not None]
+        return (min if path[-1] in _LEAST else max)(known, default=None)
     if isinstance(first, list):
         return [item for value in values if isinstance(value, list) for item in value]
     if isinstance(first, bool) or not isinstance(first, int | float) or path in _NOT_SUMMED:

@@ -1,11 +1,12 @@
 """The serverStatus of all workers together: counts are added where that makes sense."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from bson.int64 import Int64
+from bson.timestamp import Timestamp
 
-from router.peers.statuses import sum_statuses
+from router.status_sums import sum_statuses
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -53,6 +54,18 @@ def test_router_wide_fields_are_kept() -> None:
 def test_the_largest_time_is_kept() -> None:
     summed = sum_statuses([status(3, [], {}), status(9, [], {})])
     assert summed["mergerouter"]["behindMillis"] == 9
+
+
+def test_of_times_the_least_or_the_newest_is_kept() -> None:
+    early, late = Timestamp(1, 1), Timestamp(2, 1)
+    times = [
+        {"now": NOW, "started": NOW, "targets": {"s0": {"watermark": mark}}}
+        for mark in (None, late, early)
+    ]
+    times[1] |= {"now": NOW + timedelta(1), "started": NOW - timedelta(1)}
+    summed = sum_statuses(times)
+    assert summed["targets"] == {"s0": {"watermark": early}}
+    assert (summed["now"], summed["started"]) == (NOW + timedelta(1), NOW - timedelta(1))
 
 
 def test_a_single_status_is_returned_unchanged() -> None:

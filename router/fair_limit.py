@@ -1,0 +1,93 @@
+"""An amount that clients share: bounded in all, with room for each client."""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Self
+
+
+class FairLimit:
+    """Admits what clients ask for as long as all of it together stays within a limit.
+
+    A client that has nothing yet may have any that there is room for; ``share`` says how much more
+    one may have, so that none leaves nothing to others. Those who have to wait take turns, as far
+    as what they ask for fits: a large wish delays no smaller one.
+
+    Args:
+        limit: the most that all clients together may have.
+        share: takes what a client would have, and what would remain free; returns whether it may.
+    """
+
+    def __init__(self, limit: int, share: Callable[[int, int], bool]) -> None:
+        self._limit = limit
+        self._share = share
+        self._held: Counter[str] = Counter()
+        # Those who wait by client and size, in turn; of one client and size, in order of arrival.
+        self._waiting: dict[tuple[str, int], dict[asyncio.Future[None], None]] = {}
+        self.held = 0
+        """What all clients have."""
+
+    @classmethod
+    def of_messages(cls, limit: int) -> Self:
+        """Return a limit of bytes, of which a client has at most what remains free."""
+        return cls(limit, lambda own, free: own <= free)
+
+    @classmethod
+    def of_logins(cls, most: int) -> Self:
+        """Return a limit of logins in progress, of which an address has at most half."""
+        return cls(most, lambda own, _free: own <= most // 2)
+
+    async def admit(self, client: str, size: int = 1) -> None:
+        """Wait until a client may have ``size`` more; ``release`` returns it.
+
+        Args:
+            client: the user or, without a login, the address.
+            size: the amount, at most the limit.
+        """
+        if self._fits(client, size):
+            self._take(client, size)
+            return
+        admitted = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault((client, size), {})[admitted] = None
+        try:
+            await admitted
+        except asyncio.CancelledError:
+            if admitted.cancelled():
+                self._forget((client, size), admitted)
+            else:  # it was admitted at the same time
+                self.release(client, size)
+            raise
+
+    def release(self, client: str, size: int = 1) -> None:
+        """Take back what a client had, and admit others."""
+        self._take(client, -size)
+        if not self._held[client]:
+            del self._held[client]
+        turns = deque(self._waiting)
+        while turns and self.held < self._limit:
+            place = turns.popleft()
+            if not self._fits(*place):
+                continue
+            waiting = self._waiting.pop(place)
+            admitted = next(iter(waiting))
+            del waiting[admitted]
+            if not admitted.done():
+                self._take(*place)
+                admitted.set_result(None)
+            if waiting:
+                self._waiting[place] = waiting  # behind the others
+                turns.append(place)
+
+    def _take(self, client: str, size: int) -> None:
+        self._held[client] += size
+        self.held += size
+
+    def _forget(self, place: tuple[str, int], admitted: asyncio.Future[None]) -> None:
+        waiting = self._waiting.get(place, {})
+        waiting.pop(admitted, None)
+        if not waiting:
+            self._waiting.pop(place, None)
+
+    def _fits(self, client: str, size: int) -> bool:
+        free, own = self._limit - self.held - size, self._held.get(client, 0)
+        return free >= 0 and (not own or self._share(own + size, free))

@@ -1,0 +1,223 @@
+"""What the router accepts in a request; all else is mongos's to judge (docs/protocol.md#opening).
+
+A request with anything else goes to the upstream as it was written. The upstream answers it with
+the messages of its own version, or serves it. Without an upstream the client gets our refusal.
+"""
+
+from collections.abc import Callable, Mapping
+from itertools import chain
+from typing import Any, Final
+
+from bson.decimal128 import Decimal128
+from bson.timestamp import Timestamp
+
+from router.request.stages import CHANGE_STREAM, brief, stages_problem
+from shard_client.bson.resume_token import ResumeToken
+from shard_client.bson.values import MalformedValueError
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError
+
+Accepts = Callable[[Any], bool]
+
+LONGEST_TIME: Final = 2**31 - 1
+"""Most milliseconds of a command's ``maxTimeMS``."""
+
+_INT64_END: Final = 2**63
+_MODES: Final = ("primary", "primaryPreferred", "secondary", "secondaryPreferred", "nearest")
+_LEAST_STALENESS: Final = 90
+_NOT_STRICT: Final = (
+    "explain", "$_passthroughToShard", "showExpandedEvents", "showRawUpdateDescription",
+    "showSystemEvents",
+)  # fmt: skip
+"""Fields and options that ``apiStrict`` excludes."""
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_false(value: Any) -> bool:
+    return value is False
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_whole(value: Any) -> bool:
+    return _is_number(value) and 0 <= value <= LONGEST_TIME and value == int(value)
+
+
+def _is_document(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _is_absent(value: Any) -> bool:
+    return value is None
+
+
+def _is_any(_value: Any) -> bool:
+    return True
+
+
+def _or_none(accepts: Accepts) -> Accepts:
+    return lambda value: value is None or accepts(value)
+
+
+def _one_of(*values: str) -> Accepts:
+    return lambda value: value is None or (isinstance(value, str) and value in values)
+
+
+def _is_target(value: Any) -> bool:
+    if isinstance(value, str):
+        return bool(value) and not value.startswith(".") and "\0" not in value
+    return _is_number(value) and value == 1
+
+
+def _is_cursor(value: Any) -> bool:
+    known = _is_document(value) and value.keys() <= {"batchSize"}
+    return known and all(_is_number(each) and each >= 0 for each in value.values())
+
+
+def _is_read_concern(value: Any) -> bool:
+    if not _is_document(value) or not value.keys() <= {"level", "afterClusterTime"}:
+        return False
+    after = value.get("afterClusterTime", Timestamp(1, 1))
+    known = isinstance(after, Timestamp) and after != Timestamp(0, 0)
+    return known and value.get("level", "majority") in ("majority", "local")
+
+
+def _is_majority(value: Any) -> bool:
+    """Whether a read concern is that of a change stream, the default of a read after a time."""
+    default = "majority" if _is_document(value) and "afterClusterTime" in value else "local"
+    return _is_read_concern(value) and value.get("level", default) == "majority"
+
+
+def is_read_preference(value: Any) -> bool:
+    """Return whether a ``$readPreference`` is valid; mongos too ignores fields it does not know."""
+    if not _is_document(value):
+        return False
+    mode, tags, hedge = value.get("mode"), value.get("tags", []), value.get("hedge", {})
+    staleness = value.get("maxStalenessSeconds", 0)
+    if mode not in _MODES or not isinstance(tags, list) or not all(map(_is_document, tags)):
+        return False
+    if mode == "primary":
+        known = "hedge" not in value and _is_number(staleness)
+        return known and tags in ([], [{}]) and staleness == 0
+    texts = chain.from_iterable(tag.values() for tag in tags)
+    known = _is_number(staleness) and (staleness == 0 or staleness >= _LEAST_STALENESS)
+    known = known and _is_document(hedge) and hedge.keys() <= {"enabled"}
+    return known and _is_bool(hedge.get("enabled", True)) and all(isinstance(t, str) for t in texts)
+
+
+def _is_passthrough(value: Any) -> bool:
+    return _is_document(value) and [*value] == ["shard"] and isinstance(value["shard"], str)
+
+
+def _is_token(value: Any) -> bool:
+    return value is None or _is_document(value)  # ``ResumeToken.parse`` has a server's errors
+
+
+OF_ANY_COMMAND: Final[Mapping[str, Accepts]] = {
+    "maxTimeMS": _is_whole,
+    "readConcern": _is_read_concern,
+}
+"""Fields of any command that mongos checks, whatever they mean to it."""
+
+FIELDS: Final[Mapping[str, Accepts]] = {
+    "aggregate": _is_target,
+    "pipeline": lambda value: isinstance(value, list | tuple) and all(map(_is_document, value)),
+    "cursor": _is_cursor,
+    "explain": _or_none(_is_bool),
+    "maxTimeMS": _is_whole,
+    "bypassDocumentValidation": _or_none(lambda value: isinstance(value, bool | int | float)),
+    "hint": _or_none(lambda value: isinstance(value, str | Mapping)),
+    "collectionUUID": _is_absent,
+    "collation": _or_none(_is_document),
+    "let": _or_none(_is_document),
+    "readConcern": _is_majority,
+    "writeConcern": _or_none(_is_document),
+    "$_passthroughToShard": _or_none(_is_passthrough),
+    "allowDiskUse": _is_bool,
+    "needsMerge": _is_false,
+    "fromMongos": _is_false,
+    "fromRouter": _is_false,
+    "autocommit": lambda value: value is not False,
+    "startTransaction": lambda value: not value,
+    "$readPreference": is_read_preference,
+    **dict.fromkeys(
+        ("comment", "lsid", "txnNumber", "apiVersion", "apiStrict", "apiDeprecationErrors", "$db",
+         "$clusterTime"),
+        _is_any,
+    ),
+}  # fmt: skip
+"""The fields of an ``aggregate`` that opens a change stream."""
+
+OPTIONS: Final[Mapping[str, Accepts]] = {
+    "resumeAfter": _is_token,
+    "startAfter": _is_token,
+    "startAtOperationTime": lambda value: value is None or isinstance(value, Timestamp),
+    "fullDocument": _one_of("default", "updateLookup", "whenAvailable", "required"),
+    "fullDocumentBeforeChange": _one_of("off", "whenAvailable", "required"),
+    "showMigrationEvents": _is_false,
+    **dict.fromkeys(
+        ("allChangesForCluster", "showSystemEvents", "showExpandedEvents",
+         "showRawUpdateDescription", "allowToRunOnConfigDB", "allowToRunOnSystemNS",
+         "matchCollectionUUIDForUpdateLookup"),
+        _is_bool,
+    ),
+}  # fmt: skip
+"""The options of ``$changeStream``."""
+
+
+def unknown_in(command: Mapping[str, Any]) -> str | None:
+    """Return the first thing of an ``aggregate`` that the router does not know; None if none is.
+
+    The contents of stages are not looked at: the shards parse them when their cursors are opened,
+    and their error is the same as mongos's.
+    """
+    for name, value in command.items():
+        if name not in FIELDS or not FIELDS[name](value):
+            return f"{name}: {brief(value)}"
+    if "pipeline" not in command or ("cursor" not in command and not command.get("explain")):
+        return "no pipeline or no cursor"
+    first, *stages = command["pipeline"] or [{}]
+    if [*first] != [CHANGE_STREAM] or not _is_document(first[CHANGE_STREAM]):
+        return f"a pipeline that begins with {brief(first)}"
+    for name, value in first[CHANGE_STREAM].items():
+        if name not in OPTIONS or not OPTIONS[name](value):
+            return f"{CHANGE_STREAM}.{name}: {brief(value)}"
+    if command.get("apiStrict"):
+        for name in _NOT_STRICT:
+            if name in command or name in first[CHANGE_STREAM]:
+                return f"apiStrict and {name}"
+    return stages_problem(stages, strict=bool(command.get("apiStrict")))
+
+
+def refusal(reason: str) -> CommandError:
+    """Return the error for a change stream with ``reason``, for routers without an upstream."""
+    return CommandError(
+        ErrorCode.BadValue,
+        f"mergerouter does not serve a change stream with {reason}; with --upstream, a mongos "
+        "answers such a request",
+    )
+
+
+def client_token(document: Mapping[str, Any]) -> ResumeToken:
+    """Return a client's resume token; raises a server's CommandError if it is malformed."""
+    try:
+        return ResumeToken.parse(document)
+    except MalformedValueError as error:
+        raise CommandError(error.code, str(error)) from None
+
+
+def as_int64(value: float | Decimal128) -> int:
+    """Return a number as servers convert it: the nearest one in range, 0 for NaN.
+
+    Fractions are cut off, but those of decimals are rounded, half to even.
+    """
+    number: Any = value.to_decimal() if isinstance(value, Decimal128) else value
+    if number != number:
+        return 0
+    number = max(-_INT64_END, min(number, _INT64_END - 1))
+    return round(number) if isinstance(value, Decimal128) else int(number)

@@ -1,0 +1,75 @@
+"""What the streams of a process cost and deliver: commands and events by member, and delays."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bson.int64 import Int64
+
+from router.status_sums import Histogram
+
+
+@dataclass(slots=True)
+class MemberLoad:
+    """Counts of the commands sent to one replica set, and of its events, since the start."""
+
+    openings: int = 0
+    """``aggregate`` commands that open cursors."""
+    get_mores: int = 0
+    """``getMore`` commands."""
+    noop_commands: int = 0
+    """Commands that make an idle oplog advance: no-op writes, or reads where these are refused."""
+    noop_writes: int = 0
+    """No-op writes that were made; the oplog had already advanced far enough for the others."""
+    noop_bytes: int = 0
+    """Bytes that these no-op writes take in the oplog."""
+    reopenings: int = 0
+    """Failures after which a cursor is opened again."""
+    events: int = 0
+    """Events received."""
+    event_bytes: int = 0
+    """Bytes of these events."""
+
+    def to_document(self) -> dict[str, Any]:
+        """Return what serverStatus shows."""
+        return {
+            "openings": Int64(self.openings),
+            "getMores": Int64(self.get_mores),
+            "noopCommands": Int64(self.noop_commands),
+            "noopWrites": Int64(self.noop_writes),
+            "noopWriteBytes": Int64(self.noop_bytes),
+            "reopenings": Int64(self.reopenings),
+            "events": Int64(self.events),
+            "eventBytes": Int64(self.event_bytes),
+        }
+
+
+TIME_BOUNDS: Final = (
+    0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0,
+)  # fmt: skip
+"""Upper bounds in seconds of the buckets of both histograms."""
+
+
+class MemberLoads:
+    """The load of each shard and of the config server, by target.
+
+    ``delivered`` and ``delivered_bytes`` count the events that all clients have received.
+    ``low_watermark_waits`` are the times for which events waited for the low watermark, one for
+    each batch of a shard that was held back or released; ``reply_delays`` the times from the
+    release of events until a client that waits for them continues.
+    """
+
+    def __init__(self) -> None:
+        self.low_watermark_waits = Histogram(TIME_BOUNDS)
+        self.reply_delays = Histogram(TIME_BOUNDS)
+        self.delivered = 0
+        self.delivered_bytes = 0
+        self._loads: dict[str, MemberLoad] = {}
+
+    def of(self, target: str) -> MemberLoad:
+        """Return the counts of ``target``, for the caller to increment."""
+        return self._loads.setdefault(target, MemberLoad())
+
+    def items(self) -> Iterator[tuple[str, MemberLoad]]:
+        """Return the targets that were sent commands, with their counts."""
+        yield from self._loads.items()
