@@ -24,6 +24,7 @@ SUITES = (
     "spark",
     "jobs",
     "current_tables",
+    "table_size",
     "real_servers",
     "guest",
     "lookup",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import cast
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -26,10 +26,8 @@ from spark_sink.source.offsets import Offset
 from spark_sink.source.schema import schema_for
 from spark_sink.source.stream_reader import MergerouterStreamReader
 from spark_sink.source.tasks import Task, TaskPartition
-from spark_sink.tables.table_state import TableState, Unread, places_in
-
-if TYPE_CHECKING:
-    from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.log_state import newest_state
+from spark_sink.tables.table_state import TableState, Unread, namespaces_in
 
 FORMAT = "mergerouter-job"
 TABLES = "jobTables"
@@ -76,19 +74,15 @@ class JobStreamReader(MergerouterStreamReader):
     def __init__(self, options: StreamOptions, loaded: float, tables: TaskTables) -> None:
         super().__init__(options, loaded)
         self._tables = tables
-        self._current: DeltaLog | None = None
         self._seen: tuple[Offset, Unread, Sequence[LostDocument]] | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_current": None}
-
     def unread(self, start: Offset) -> tuple[Unread, Sequence[LostDocument]]:
-        """Return what the current table lacks, as its last commit says."""
+        """Return what the current table lacks, as the state of its newest version says."""
         gained = start.gained_since
         if self._tables.current is None:
             return gained, ()
         if self._seen is None or self._seen[0] != start:
-            position = self._log(self._tables.current).position()
+            position = newest_state(self._tables.current)
             state = from_document(TableState, position) if position else None
             unread = {**gained, **(state.unread if state else {})}
             self._seen = start, unread, state.lost if state else ()
@@ -96,18 +90,10 @@ class JobStreamReader(MergerouterStreamReader):
 
     def places(self) -> set[tuple[str, str]]:
         """Return the collections of which the current table has documents."""
+        from spark_sink.tables.delta_log import DeltaLog  # executors may lack deltalake
+
         current = self._tables.current
-        return set() if current is None else places_in(self._log(current))
-
-    def _log(self, address: str) -> DeltaLog:
-        """Return the current table's log, with its newest version."""
-        if self._current is None:
-            from spark_sink.tables.delta_log import DeltaLog  # executors may lack deltalake
-
-            self._current = DeltaLog(address)
-        else:
-            self._current.reload()
-        return self._current
+        return set() if current is None else namespaces_in(DeltaLog(current))
 
     def small_batch(self, before: Offset, at: Offset) -> list[Task] | None:
         """Return what is read between two offsets if it is little, otherwise None.

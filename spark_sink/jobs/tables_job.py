@@ -47,11 +47,13 @@ from spark_sink.source.tasks import snapshot_planner
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.current_table import CurrentTable
-from spark_sink.tables.delta_log import Batch, DeltaLog
+from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.log_state import Batch
 from spark_sink.tables.prepare import PREPARED
 from spark_sink.tables.range_merge import QUARANTINE as UNAPPLIED
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage, remove_interrupted
 from spark_sink.tables.table_form import TableForm
+from spark_sink.tables.table_state import TableScope
 from spark_sink.tables.transactions import Transactions
 
 BRONZE, MESSAGES, CURRENT, TRANSACTIONS = "bronze", "messages", "current", "transactions"
@@ -267,14 +269,12 @@ class TablesJob:
             self._current.reload()
             changes = [report.changes for report in reports if report.changes is not None]
             changes += [] if findings is None else findings.removals()
-            covers = (at.scope or Scope()).accepts if self._reads_again else None
-            quarantine = self._table(QUARANTINE)
-            spark, gained = batch.sparkSession, at.gained_since
+            contains = (at.scope or Scope()).accepts
+            scope = TableScope(contains, at.gained_since) if self._reads_again else None
+            quarantine, spark = self._table(QUARANTINE), batch.sparkSession
             leads = not {BRONZE, MESSAGES} & {*self._tables}
             with self._timed(CURRENT):
-                self._current.apply_staged(
-                    spark, changes, of, quarantine, covers, gained, leads=leads
-                )
+                self._current.apply_staged(spark, changes, of, quarantine, scope, leads=leads)
             self._keep_columns(self._current.form)
         elif unreadable:
             self._table(QUARANTINE).commit(unreadable, arrow_schema(UNAPPLIED), of)

@@ -11,9 +11,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_sink.events.documents import from_document, to_document
 from spark_sink.rows.checksum import NO_ROWS, Checksum
-from spark_sink.tables.delta_log import Batch, DeltaLog
+from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.log_state import Batch
 from spark_sink.tables.parquet_parts import BATCH, Parts, checksum_of
-from spark_sink.tables.table_scan import read_rows
+from spark_sink.tables.tasks import read_rows
 
 CHECKSUM = "checksum"
 """The field of a table's state with the checksum of its rows."""

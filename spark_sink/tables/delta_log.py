@@ -1,6 +1,6 @@
 """The commits of a Delta table, through delta-rs: files, and what a version knows beside them.
 
-A commit is the file of the table's log that moves rows and state together: `table_states` says how.
+A commit is the file of the table's log that moves rows and state together: `log_state` says how.
 It has the numbers of batches as Delta's application transactions, so a repeated batch is recognised
 by the table itself. delta-rs accepts a transaction's number again, and lower ones, so callers ask
 `has` first. Of two commits that were planned from one version, both of which change the state, it
@@ -16,8 +16,8 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import unquote
 
@@ -35,17 +35,17 @@ from pyarrow import fs
 
 from spark_sink.errors import FULL_DISK, OptionError, StreamError
 from spark_sink.folders import absolute, open_folder
-from spark_sink.tables.commits import (
-    action_of,
-    compacted,
+from spark_sink.tables.log_state import (
+    APPLICATION,
+    STATE,
+    Batch,
+    TableStates,
     positions_of,
-    properties_of,
     require_no_restore,
     restored_error,
     told,
 )
 from spark_sink.tables.parquet_parts import COMPARED
-from spark_sink.tables.table_states import APPLICATION, TableStates
 
 EPOCH = "mergerouter.epoch"
 """The property of a table with the number of the start that may write to it."""
@@ -69,55 +69,12 @@ _COMMITS_READ = (1, 20, None)
 _EPOCHS = 2**40
 """An epoch exceeds those before by a random number below, so two starts never have the same."""
 _ATTEMPTS = 10
-"""How often a start raises a table's epoch, if other commits are faster."""
-
-
-_NOTED = ("begin", "verified", "written")
-"""The fields of a batch that a table's state has only if they are known."""
-
-
-@dataclass(frozen=True)
-class Batch:
-    """A micro-batch: the id of its query, its number, and the offset at its end.
-
-    Args:
-        begin: the offset at its beginning; empty for a query's first batch, and if it is unknown.
-        verified: what is known of the table before it.
-        written: the newest batch that has rows in each of the job's tables that not all batches
-            have, by name; a table that has not so many is lost, or an older copy.
-    """
-
-    query: str
-    number: int
-    offset: Mapping[str, Any] = field(default_factory=dict)
-    begin: Mapping[str, Any] = field(default_factory=dict)
-    verified: Mapping[str, Any] = field(default_factory=dict)
-    written: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def position(self) -> dict[str, Any]:
-        """What a table's state says about the batch."""
-        found = {"query": self.query, "batch": self.number, "offset": dict(self.offset)}
-        noted = ((name, dict(getattr(self, name))) for name in _NOTED)
-        return found | {name: each for name, each in noted if each}
-
-    @classmethod
-    def of(cls, state: Mapping[str, Any]) -> Batch | None:
-        """Return the batch of which a state tells; None if it tells of none."""
-        if "query" not in state:
-            return None
-        found = {name: state[name] for name in _NOTED if name in state}
-        return cls(state["query"], state["batch"], state["offset"], **found)
-
-    def wrote(self, name: str) -> Batch:
-        """Return this batch, which has rows in the table with that name."""
-        return replace(self, written={**self.written, name: self.number})
-
-    def is_same(self, other: Batch) -> bool:
-        """Return whether both have one number and the same events, as far as it is known."""
-        numbered = (self.query, self.number) == (other.query, other.number)
-        begins = self.begin and other.begin and self.begin != other.begin
-        return numbered and self.offset == other.offset and not begins
+"""How often a table's epoch is raised, or a table is compacted, if other commits are faster."""
+_NO_FILES = pa.schema(
+    [("path", pa.string()), ("size_bytes", pa.int64()), ("num_records", pa.int64())]
+).empty_table()
+_DELETES = 16
+"""How many files are deleted at a time."""
 
 
 class DeltaLog:
@@ -342,16 +299,19 @@ class DeltaLog:
         found._state = found._transaction(APPLICATION), dict(position)
         return found
 
+    def files(self) -> pa.Table:
+        """Return what the log says about each file, as flat columns; `path` is as in the log."""
+        if self._table is None:
+            return _NO_FILES
+        return pa.table(self._table.get_add_actions(True))
+
     def actions(self, chosen: pc.Expression | None = None) -> list[dict[str, Any]]:
-        """Return what the log says about each file: a flat document, with its relative `path`.
+        """Return the same as a document for each file, with its relative `path`.
 
         Files that have no row of a condition, by their statistics, may be left out.
         """
-        if self._table is None:
-            return []
-        rows: list[dict[str, Any]] = pa.table(self._table.get_add_actions(True)).to_pylist()
-        found = [{**row, "path": unquote(row["path"])} for row in rows]
-        if chosen is None:
+        found = [{**row, "path": unquote(row["path"])} for row in self.files().to_pylist()]
+        if chosen is None or self._table is None:
             return found
         fragments = self._table.to_pyarrow_dataset().get_fragments(filter=chosen)
         kept = {each.path for each in fragments}
@@ -368,7 +328,7 @@ class DeltaLog:
 
     def count(self) -> int:
         """Return the number of rows, by the statistics of files."""
-        return sum(row["num_records"] or 0 for row in self.actions())
+        return int(pc.sum(self.files()["num_records"]).as_py() or 0)
 
     def append(
         self,
@@ -418,13 +378,13 @@ class DeltaLog:
         filters: Any = None,
     ) -> None:
         """Commit files and a state, instead of the files that filters of partitions select."""
-        actions = [action_of(part) for part in parts]
+        actions = [_action(part) for part in parts]
         with self._failures():
             number = self._states.write(state)
         transactions = [Transaction(APPLICATION, number)]
         if batch is not None:
             transactions.append(Transaction(batch.query, batch.number))
-        properties = properties_of(state, transactions)
+        properties = CommitProperties({STATE: told(state)}, app_transactions=transactions)
         if self._table is None:
             self._create(actions, schema, properties)
             return
@@ -445,27 +405,52 @@ class DeltaLog:
                 self._table.cleanup_metadata()
                 self._states.clean(number)
 
-    def compact(self) -> tuple[int, int]:
-        """Replace small files by large ones; return their numbers, before and after."""
+    def checkpoint(self) -> None:
+        """Write a checkpoint of the log, with which readers begin."""
         assert self._table is not None
-        before = self.actions()
         with self._failures():
-            self._table.optimize.compact(compacted(before))
-        self.reload()
-        return len(before), len(self.actions())
+            self._table.create_checkpoint()
+
+    def compact(self) -> tuple[int, int]:
+        """Replace small files by large ones; return their numbers, before and after.
+
+        Begins again where a commit of the job, which may run, has replaced the files meanwhile.
+        Raises StreamError if that happens again and again.
+        """
+        assert self._table is not None
+        for _ in range(_ATTEMPTS):
+            self.reload()
+            before = self.actions()
+            with self._failures(), suppress(CommitFailedError):
+                self._table.optimize.compact(_compacted(before))
+                self.reload()
+                return len(before), self.files().num_rows
+        raise StreamError(
+            f"the files of the table at {self.address} were replaced {_ATTEMPTS} times while they "
+            "were being compacted: compact them again later; nothing is lost"
+        )
 
     def vacuum(self, *, full: bool = False) -> None:
         """Delete the files that have been replaced longer ago than the table's retention.
 
         With `full`, it deletes also files of a week ago that no commit names: those of tasks that
-        were interrupted or ran twice. A running batch may still commit younger ones.
+        were interrupted or ran twice. A running batch may still commit younger ones. delta-rs only
+        lists the files: its own vacuum commits, and so meets the commits of a running job.
         """
+        self.reload()
         assert self._table is not None
         with self._failures():
-            self._table.vacuum(dry_run=False)
+            found = set(self._table.vacuum())
             if full:
-                self._table.vacuum(_ORPHAN_HOURS, dry_run=False, full=True)
-        self.reload()
+                found |= {*self._table.vacuum(_ORPHAN_HOURS, full=True)}
+            files, folder = open_folder(self.address)
+
+            def remove(path: str) -> None:
+                with suppress(FileNotFoundError):
+                    files.delete_file(f"{folder}/{path}")
+
+            with ThreadPoolExecutor(_DELETES) as pool:
+                list(pool.map(remove, sorted(found)))
 
     def _create(
         self, actions: list[AddAction], schema: pa.Schema, properties: CommitProperties
@@ -546,3 +531,29 @@ class DeltaLog:
 def _schema(schema: pa.Schema) -> Schema:
     """Return Delta's schema of columns, all of which may be null."""
     return Schema.from_arrow(pa.schema([each.with_nullable(True) for each in schema]))
+
+
+def _action(part: Mapping[str, Any]) -> AddAction:
+    """Return what a commit says of a file that `parquet_parts` has written."""
+    return AddAction(
+        path=part["path"],
+        size=part["size"],
+        partition_values=json.loads(part["partition"]),
+        modification_time=part["modified"],
+        data_change=True,
+        stats=part["stats"],
+    )
+
+
+def _compacted(files: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, list[str]]]:
+    """Return the filter of the partitions that are compacted, from what the log says of the files.
+
+    delta-rs would not find the files that it writes for a value with a ~, of which none is
+    compacted any more.
+    """
+    left: dict[str, set[str]] = {}
+    for column, value in (pair for file in files for pair in file.items()):
+        table, dot, name = column.partition(".")
+        if table == "partition" and dot and isinstance(value, str) and "~" in value:
+            left.setdefault(name, set()).add(value)
+    return [(name, "not in", sorted(values)) for name, values in left.items()]

@@ -14,9 +14,8 @@ from pyspark.sql import SparkSession
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.tables.append_table import stored_checksum
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.table_form import KEY_RANGE
-from spark_sink.tables.table_scan import TableScan, scans_of
-from spark_sink.tables.tasks import run_tasks
+from spark_sink.tables.key_ranges import KEY_RANGE
+from spark_sink.tables.tasks import TableScan, run_tasks, scans_of
 
 
 @dataclass(frozen=True)

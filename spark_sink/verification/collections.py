@@ -22,14 +22,13 @@ from spark_sink.events.slices import ARRAY, DOCUMENT, Slice, elements_of
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import named_options, parse_options
 from spark_sink.stream.router_client import RouterClient
-from spark_sink.tables.advance import Advance
-from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.current_table import Advance, CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.key_ranges import KEY_COLUMNS
 from spark_sink.tables.prepare import batch_of
 from spark_sink.tables.table_form import FormedRows, TableForm
-from spark_sink.tables.table_scan import read_rows
 from spark_sink.tables.table_state import unread_after
+from spark_sink.tables.tasks import read_rows
 
 DOUBLED = "doubled"
 """The difference of a document, or an event, that has several rows."""

@@ -34,10 +34,11 @@ from spark_sink.options.stream_options import parse_options
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.append_table import stored_checksum
 from spark_sink.tables.current_table import CurrentTable
-from spark_sink.tables.delta_log import Batch, DeltaLog
+from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.log_state import Batch
 from spark_sink.tables.parquet_parts import BATCH
 from spark_sink.tables.table_form import TableForm
-from spark_sink.tables.table_scan import read_rows
+from spark_sink.tables.tasks import read_rows
 from spark_sink.verification.checksums import checksum_difference
 from spark_sink.verification.collections import document_options, verify, verify_columns
 from spark_sink.verification.stream import (

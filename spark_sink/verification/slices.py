@@ -18,7 +18,6 @@ from bson import json_util
 from bson.codec_options import DatetimeConversion
 from bson.timestamp import Timestamp
 
-from spark_sink.events.documents import from_document
 from spark_sink.events.positions import after, high_water_mark
 from spark_sink.events.slices import DOCUMENT, fields_of
 from spark_sink.folders import open_folder
@@ -29,10 +28,9 @@ from spark_sink.source.offsets import Offset
 from spark_sink.source.tasks import chunk_task, read_task
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.fold import DELETED
-from spark_sink.tables.key_ranges import KEY_COLUMNS, places_of
+from spark_sink.tables.key_ranges import KEY_COLUMNS, KeyRanges, places_of
 from spark_sink.tables.prepare import Prepare
-from spark_sink.tables.table_form import KEY_RANGE, TableForm
-from spark_sink.tables.table_state import TableState
+from spark_sink.tables.table_form import TableForm
 from spark_sink.verification.collections import DOUBLED, difference_of
 
 PLACE = "place"
@@ -56,12 +54,8 @@ class VersionRows:
         """The number of the version; None if there is no table."""
         self.position: Mapping[str, Any] = log.position() if log.exists else {}
         """What its commit says."""
-        ranges = from_document(TableState, self.position).ranges if self.position else ()
-        bounds = {each.name: (each.first, each.last) for each in ranges}
-        files = [(each[f"partition.{KEY_RANGE}"], each["path"]) for each in log.actions()]
-        found = [(*bounds.get(name, ("", "~")), path) for name, path in files]
-        self._paths = sorted(found)
         self._form = TableForm.of(log.schema) if log.exists else TableForm()
+        self._paths = KeyRanges.of(log.files(), self._form.column).files()
         self._files, self._folder = open_folder(address)
 
     def behind(self, place: str, count: int) -> pa.Table:

@@ -28,7 +28,7 @@ from spark_sink.jobs.task_tables import TaskReport, TaskTables, TaskWriter, bron
 from spark_sink.rows.event_rows import EventRows
 from spark_sink.signals.state import SignalState
 from spark_sink.source.offsets import Offset
-from spark_sink.tables.delta_log import Batch
+from spark_sink.tables.log_state import Batch
 from tests.unit.spark_sink.tables.test_current_table import Stream
 
 RECORD = JobRecord(

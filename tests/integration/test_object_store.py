@@ -14,7 +14,7 @@ from spark_sink.errors import StreamError
 from spark_sink.events.documents import from_json, to_json
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.current_table import CurrentTable
-from spark_sink.tables.delta_log import Batch
+from spark_sink.tables.log_state import Batch
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage
 from tests.harness.object_store import BUCKET, ObjectStore, object_store
 from tests.unit.spark_sink.jobs.test_two_starts import check_two_starts, paused

@@ -17,7 +17,7 @@ for name in "router shard_client embedded orjson numpy motor deltalake typer".sp
     sys.modules[name] = None
 import spark_sink.source.data_source
 del sys.modules["numpy"]
-import spark_sink.jobs.job_source, spark_sink.tables.range_merge, spark_sink.tables.table_scan
+import spark_sink.jobs.job_source, spark_sink.tables.range_merge, spark_sink.tables.tasks
 print(spark_sink.source.data_source.__file__)
 """
 

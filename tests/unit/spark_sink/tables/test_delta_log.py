@@ -17,10 +17,11 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from spark_sink.errors import OptionError, StreamError
+from spark_sink.tables import delta_log
 from spark_sink.tables.append_table import AppendTable
-from spark_sink.tables.delta_log import Batch, DeltaLog
+from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.log_state import Batch, TableStates, newest_state
 from spark_sink.tables.parquet_parts import Parts
-from spark_sink.tables.table_states import TableStates
 
 SCHEMA = pa.schema(
     [
@@ -264,7 +265,9 @@ def test_compaction_and_vacuum_keep_rows_position_and_new_files(tmp_path: Path) 
     assert tokens_of(tmp_path) == before
     assert log.position()["batch"] == 5
     assert log.has(batch(5))
-    log.vacuum()
+    version = DeltaTable(tmp_path).version()
+    log.vacuum(full=True)
+    assert DeltaTable(tmp_path).version() == version  # so that it meets no commit of a job
     assert len(list(tmp_path.rglob("*.parquet"))) == 8  # a reader may still need the former six
     DeltaTable(tmp_path).alter.set_table_properties(
         {"delta.deletedFileRetentionDuration": "interval 0 hours"}
@@ -273,6 +276,25 @@ def test_compaction_and_vacuum_keep_rows_position_and_new_files(tmp_path: Path) 
     assert len(list(tmp_path.rglob("*.parquet"))) == 2
     assert tokens_of(tmp_path) == before
     assert DeltaLog(str(tmp_path)).position()["batch"] == 5
+
+
+def test_a_compaction_that_meets_another_commit_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, original, calls = DeltaLog(str(tmp_path), ("bucket",)), delta_log._compacted, []
+    for number in range(4):
+        log.append(written(tmp_path, rows_of([number])), SCHEMA, batch(number))
+
+    def meets_another(files: Sequence[Any]) -> Any:
+        calls.append(len(files))
+        if len(calls) == 1:
+            DeltaTable(tmp_path).optimize.compact()
+        return original(files)
+
+    monkeypatch.setattr(delta_log, "_compacted", meets_another)
+    assert log.compact() == (2, 2)
+    assert calls == [4, 2]
+    assert tokens_of(tmp_path) == [f"82{number:06}" for number in range(4)]
 
 
 def test_partitions_of_odd_names_are_compacted(tmp_path: Path) -> None:
@@ -320,7 +342,14 @@ def test_the_position_is_found_behind_the_commits_of_others(tmp_path: Path) -> N
     for number in range(25):
         table = pa.Table.from_pylist(rows_of([number]), SCHEMA)
         write_deltalake(tmp_path, table, mode="append")
-    assert DeltaLog(str(tmp_path)).position()["batch"] == 7
+    assert DeltaLog(str(tmp_path)).position()["batch"] == newest_state(str(tmp_path))["batch"] == 7
+    table = DeltaTable(tmp_path)
+    table.create_checkpoint()
+    for each in (tmp_path / "_delta_log").glob("*.json"):
+        if int(each.stem) < table.version():
+            each.unlink()
+    assert newest_state(str(tmp_path)) == DeltaLog(str(tmp_path)).position()
+    assert newest_state(str(tmp_path / "none")) == {}
 
 
 def test_a_task_writes_a_row_group_of_many_batches(tmp_path: Path) -> None:
@@ -332,17 +361,13 @@ def test_a_task_writes_a_row_group_of_many_batches(tmp_path: Path) -> None:
     assert written(tmp_path, [], ()) == []
 
 
-def test_the_ranges_of_a_table_are_written_again_only_if_they_change(tmp_path: Path) -> None:
-    states, ranges = TableStates(str(tmp_path)), [["a", "", "b"]] * 1000
-    numbers = [states.write({"ranges": ranges, "batch": number}) for number in range(3)]
-    sizes = [(tmp_path / "_mergerouter" / f"{n}.json").stat().st_size for n in numbers]
-    assert max(sizes[1:]) < 100 < sizes[0]
+def test_states_are_kept_for_an_hour_and_a_lost_one_is_told(tmp_path: Path) -> None:
+    states = TableStates(str(tmp_path))
+    numbers = [states.write({"batch": number}) for number in range(3)]
     for number in numbers[:2]:
         os.utime(tmp_path / "_mergerouter" / f"{number}.json", (0, 0))
     states.clean(numbers[2])
     again = TableStates(str(tmp_path))
-    assert again.read(numbers[2]) == {"ranges": ranges, "batch": 2}
+    assert again.read(numbers[2]) == {"batch": 2}
     with pytest.raises(StreamError, match=r"has lost its file _mergerouter/.*from a backup"):
         again.read(numbers[1])
-    wider = again.write({"ranges": [*ranges, ["c", "d", "e"]], "batch": 3})
-    assert len(TableStates(str(tmp_path)).read(wider)["ranges"]) == 1001

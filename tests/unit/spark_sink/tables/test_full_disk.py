@@ -23,7 +23,8 @@ from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.source.schema import schema_for
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.current_table import CurrentTable
-from spark_sink.tables.delta_log import Batch, DeltaLog
+from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.log_state import Batch
 from tests.unit.spark_sink.tables.test_current_table import (
     Stream,
     documents_in,

@@ -13,10 +13,9 @@ from bson.timestamp import Timestamp
 
 from spark_sink.events.positions import high_water_mark
 from spark_sink.rows.arrow_types import arrow_schema
-from spark_sink.tables.fold import FOLDED, Fold
+from spark_sink.tables.fold import FOLDED, Fold, whole_documents
 from spark_sink.tables.key_ranges import places_of
 from spark_sink.tables.prepare import PREPARED, ROW, Prepare
-from spark_sink.tables.whole_documents import whole_documents
 
 _ORDER = [("place", "ascending"), ("token", "ascending"), ("kind", "ascending")]
 

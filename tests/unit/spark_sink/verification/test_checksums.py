@@ -35,9 +35,11 @@ from spark_sink.rows.event_rows import EventRows
 from spark_sink.rows.typed_documents import TypedDocuments
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.current_table import CurrentTable
-from spark_sink.tables.delta_log import Batch, DeltaLog
+from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.key_ranges import KEY_RANGE
+from spark_sink.tables.log_state import Batch
 from spark_sink.tables.range_merge import QUARANTINE
-from spark_sink.tables.table_form import KEY_RANGE, TableForm
+from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.transactions import Transactions
 from spark_sink.verification.checksums import checksum_difference
 
