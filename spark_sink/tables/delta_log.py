@@ -414,8 +414,8 @@ class DeltaLog:
     def compact(self) -> tuple[int, int]:
         """Replace small files by large ones; return their numbers, before and after.
 
-        Begins again where a commit of the job, which may run, has replaced the files meanwhile.
-        Raises StreamError if that happens again and again.
+        Begins again where another commit has replaced the files meanwhile. Raises StreamError if
+        that happens again and again.
         """
         assert self._table is not None
         for _ in range(_ATTEMPTS):

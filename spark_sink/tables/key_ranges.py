@@ -90,16 +90,25 @@ class Merge:
         return files + sum(each.size for each in self.changes)
 
 
+_NO_FILES = pa.schema(
+    [
+        *((name, pa.string()) for name in ("path", "partition", "first", "last", "token")),
+        ("size", pa.int64()),
+    ]
+).empty_table()
+
+
 class KeyRanges:
     """The ranges of a version, in order; together they have all places.
 
     Args:
         files: a row for each file with its `path`, `size`, `partition`, `first` and `last` place,
-            and its least `token`, in the order of `first`.
+            and its least `token`, in the order of `first`; without it there is none.
         emptied: the indexes of ranges that count as without files.
     """
 
-    def __init__(self, files: pa.Table, emptied: Collection[int] = ()) -> None:
+    def __init__(self, files: pa.Table | None = None, emptied: Collection[int] = ()) -> None:
+        files = _NO_FILES if files is None else files
         self._files = files
         self._emptied = frozenset(emptied)
         self._first: list[str] = files["first"].to_pylist()

@@ -65,6 +65,11 @@ class TableVersion:
     form: TableForm
     epoch: int = 0
 
+    @property
+    def is_rewritten(self) -> bool:
+        """Whether the next batch writes all files again, because the columns have changed."""
+        return self.stored is not None and self.form.rewrites(self.stored)
+
     def ranges(self) -> KeyRanges:
         """Return the ranges of keys of its files. Raises StreamError."""
         return KeyRanges.of(self.log.files(), self.form.column)
@@ -136,8 +141,9 @@ def plan(spark: SparkSession | None, version: TableVersion, upsert: Upsert) -> P
             state, unread=unread_after(found, before.unknown(ddl_events), scope.contains)
         )
         unread = {e for e in targets_of(ddl_events) if not scope.contains(*e)} | {*state.unread}
-    ranges = version.ranges()
     changes, moved = upsert.changes, list[KeyRange]()
+    writes = changes.groups or ddl_events or version.is_rewritten
+    ranges = version.ranges() if writes else KeyRanges()
     if ddl_events:
         events = before.unknown(ddl_events)
         affected = {index for e in events for index in ranges.older(e.token, e.prefixes)}
@@ -174,7 +180,7 @@ def merge(
     Where documents need a wider schema, their files are written once more with it; all files are if
     theirs does not fit the table any more. Raises StreamError and OSError.
     """
-    form, stored = version.form, version.stored
+    form, again = version.form, version.is_rewritten
     task = MergeTask(
         version.log.address,
         None if upsert.quarantine is None else upsert.quarantine.log.address,
@@ -183,7 +189,6 @@ def merge(
         planned.fold,
         form,
     )
-    again = stored is not None and form.rewrites(stored)
     rest = merges_of_rest(planned.ranges, planned.merges) if again else []
     merges = [*planned.merges, *rest]
     reports = _run(spark, merges, replace(task, again=again))
