@@ -46,11 +46,11 @@ from spark_sink.options.stream_options import named_options
 from spark_sink.options.values import cluster_time
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.current_table import Advance, CurrentTable
-from spark_sink.tables.ddl_events import SNAPSHOT_END
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.fold import TABLE, VERSION
 from spark_sink.tables.log_state import Batch
 from spark_sink.tables.parquet_parts import BATCH
+from spark_sink.tables.prepare import SNAPSHOT_END
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS
 from spark_sink.tables.table_state import TableScope, TableState, Unread, unread_after
 from spark_sink.tables.tasks import TableScan, scans_of

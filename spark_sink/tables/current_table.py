@@ -21,12 +21,11 @@ from pyspark.sql.types import StructType
 from spark_sink.errors import OptionError
 from spark_sink.events.documents import from_document
 from spark_sink.tables.append_table import AppendTable
-from spark_sink.tables.ddl_events import DDL_TYPES, ddl_event_of
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.fold import DELETED, VERSION, Fold
 from spark_sink.tables.key_ranges import KEY_COLUMNS, KEY_RANGE
 from spark_sink.tables.log_state import Batch
-from spark_sink.tables.prepare import PREPARED, Prepare
+from spark_sink.tables.prepare import DDL_TYPES, PREPARED, Prepare, ddl_event_of
 from spark_sink.tables.staged_changes import (
     CHANGE_COLUMNS,
     ChangeReport,

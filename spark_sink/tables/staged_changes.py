@@ -20,9 +20,8 @@ from spark_sink.events.slices import fields_of
 from spark_sink.folders import Folder, open_folder
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.checksum import NO_ROWS, Checksum
-from spark_sink.tables.ddl_events import DDL_TYPES, DdlEvent
 from spark_sink.tables.key_ranges import ChangeGroup, places_of
-from spark_sink.tables.prepare import PREPARED, Prepare
+from spark_sink.tables.prepare import DDL_TYPES, PREPARED, DdlEvent, Prepare
 from spark_sink.tables.tasks import report_batch
 
 CHANGE_COLUMNS = ("database", "collection", "operationType", "token", "event")

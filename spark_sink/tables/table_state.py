@@ -23,7 +23,7 @@ from spark_sink.events.documents import stored, to_document
 from spark_sink.events.positions import high_water_mark, time_in
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.snapshot.plan import LostDocument
-from spark_sink.tables.ddl_events import SNAPSHOT_END, DdlEvent, collections_of
+from spark_sink.tables.prepare import SNAPSHOT_END, DdlEvent, collections_of
 from spark_sink.tables.staged_changes import ChangeReport
 from spark_sink.tables.table_form import TableForm
 

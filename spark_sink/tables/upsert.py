@@ -16,7 +16,6 @@ from pyspark.sql.types import StructType
 
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.tables.append_table import AppendTable
-from spark_sink.tables.ddl_events import DdlEvent, ddl_event_of
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.fold import UNREAD, Fold
 from spark_sink.tables.key_ranges import (
@@ -29,6 +28,7 @@ from spark_sink.tables.key_ranges import (
     merges_of_rest,
 )
 from spark_sink.tables.log_state import Batch
+from spark_sink.tables.prepare import DdlEvent, ddl_event_of
 from spark_sink.tables.range_merge import QUARANTINE, MergeReport, MergeTask
 from spark_sink.tables.staged_changes import (
     ChangeReport,

@@ -18,7 +18,7 @@ from spark_sink.signals.state import SignalState
 from spark_sink.snapshot.plan import Collection, LostDocument, SnapshotPlan, text_of
 from spark_sink.snapshot.planner import SnapshotPlanner
 from spark_sink.source.offsets import Offset
-from spark_sink.tables.ddl_events import DdlEvent, ddl_event_of, namespace_after
+from spark_sink.tables.prepare import DdlEvent, ddl_event_of, namespace_after
 
 MARK = Timestamp(100, 1)
 

@@ -8,7 +8,7 @@ import pytest
 
 from spark_sink.events.documents import from_document
 from spark_sink.snapshot.plan import LostDocument
-from spark_sink.tables.ddl_events import DdlEvent
+from spark_sink.tables.prepare import DdlEvent
 from spark_sink.tables.table_state import (
     Namespace,
     TableState,

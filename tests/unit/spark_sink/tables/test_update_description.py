@@ -16,7 +16,7 @@ from spark_sink.events.runs import Run
 from spark_sink.events.slices import fields_of
 from spark_sink.events.update_description import updated
 from spark_sink.events.update_events import described
-from spark_sink.tables.ddl_events import DdlEvent, namespace_after
+from spark_sink.tables.prepare import DdlEvent, namespace_after
 from tests.spark.field_names import changed_by_chance, document_by_chance, doubled
 
 
