@@ -15,9 +15,17 @@ REAL_JOBS ?= 3
 # The longest first: what is left at the end are many short ones.
 REAL_TESTS := tests/faults tests/differential tests/debezium tests/filters tests/drivers tests/spark/test_exactly_once.py tests/spark/test_secured.py tests/spark/test_unreadable.py tests/integration tests/recordings tests/conformance
 
+# What pytest-rest leaves out: TESTS, and where there are real servers, what pytest-real has run on them. The embedded
+# cluster's own tests run on it in any case.
+LEFT_OUT := $(TESTS)
+ifdef MERGEROUTER_MONGO_BIN
+LEFT_OUT += $(filter-out tests/integration, $(REAL_TESTS)) $(filter-out %/embedded_mongos %/test_embedded_cli.py %/conftest.py %/__init__.py, $(wildcard tests/integration/*))
+endif
+
 SEEDS ?= 1000
 MINUTES ?= 30
 KILL_SEEDS ?= 10
+SPARK_ZIP ?= build/spark_sink.zip
 IMAGE ?= localhost/mergerouter:latest
 LOCK := --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate --no-header
 
@@ -31,7 +39,7 @@ test-all: fetch pytest-real pytest-rest  ## all other tests, and those with clus
 demo: install  ## start everything, show the merge at work, end with a verdict
 	$(BIN)/mergerouter demo $(ARGS)
 
-bench: $(VENV)/.bench-installed  ## measure; a table and plots under bench/results
+bench: install  ## measure; tables under bench/results
 	$(BIN)/python -m bench $(ARGS)
 
 simulate: install  ## SEEDS seeds of the whole process in virtual time, with faults; ARGS="--shards 64" for many shards
@@ -62,7 +70,7 @@ object-store: install  ## a job on a stand-in of S3 that fails again and again; 
 driver-tests: install  ## pymongo's own change stream tests, through the router
 	$(BIN)/python -m tests.drivers $(ARGS)
 
-conformance: install  ## each rule, the test that holds it: docs/conformance.md
+conformance: install  ## each rule, the test that holds it: build/conformance.md
 	$(BIN)/pytest tests/conformance --conformance-report $(ARGS)
 
 help:  ## list the targets
@@ -73,9 +81,9 @@ format: install  ## format, and fix what ruff can fix
 	$(BIN)/ruff format .
 
 spark-zip:  ## build/spark_sink.zip, for spark-submit --py-files
-	mkdir -p build
-	rm -f build/spark_sink.zip
-	$(PYTHON) -m zipfile -c build/spark_sink.zip spark_sink
+	mkdir -p $(dir $(SPARK_ZIP))
+	rm -f $(SPARK_ZIP)
+	$(PYTHON) -m zipfile -c $(SPARK_ZIP) spark_sink shard_client
 
 lint: install  ## style, and the direction of imports
 	$(BIN)/ruff check .
@@ -91,9 +99,9 @@ fetch: install  ## what the tests use of other projects: pymongo's tests, Node's
 pytest: install  ## tests; ARGS goes to pytest
 	$(BIN)/pytest $(ARGS)
 
-pytest-rest: install  ## the tests that `make test` leaves out, on the embedded cluster
-	@echo "== the tests that make test leaves out, on the embedded cluster"
-	env -u MERGEROUTER_MONGO_BIN $(BIN)/pytest --dist loadgroup --numprocesses $(JOBS) $(addprefix --ignore=,$(TESTS)) $(ARGS)
+pytest-rest: install  ## the tests that `make test` and pytest-real leave out, on the embedded cluster
+	@echo "== the tests that have not run yet, on the embedded cluster"
+	env -u MERGEROUTER_MONGO_BIN $(BIN)/pytest --dist loadgroup --numprocesses $(JOBS) $(addprefix --ignore=,$(LEFT_OUT)) $(ARGS)
 
 pytest-real: install  ## the tests with clusters, on real servers where MERGEROUTER_MONGO_BIN names them
 ifdef MERGEROUTER_MONGO_BIN
@@ -109,10 +117,6 @@ install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[embedded,spark,dev]'
-	touch $@
-
-$(VENV)/.bench-installed: $(VENV)/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[embedded,spark,dev,bench]'
 	touch $@
 
 site: install  ## the documentation site, under build/site

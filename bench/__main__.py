@@ -7,32 +7,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench.report import RESULTS, circumstances, keep, show
+from bench.report import circumstances, keep, show
 from bench.suite import Options, Suite
 
 # The suites in the order in which they run: each is a module of this package with a SUITE.
 SUITES = (
-    "throughput",
-    "scaling",
-    "small_batches",
-    "latency",
-    "workers",
-    "fanout",
-    "scale",
-    "filters",
-    "scopes",
-    "spark",
-    "jobs",
-    "current_tables",
-    "table_size",
-    "real_servers",
-    "guest",
-    "lookup",
-    "notes",
-    "debezium",
-)
-REAL = ("real_servers", "guest", "filters", "scopes", "lookup", "debezium")
-"""The suites that need MongoDB's own servers."""
+    "throughput", "latency", "guest", "sharing", "lookup", "spark", "debezium",
+)  # fmt: skip
+REAL = ("guest", "sharing", "lookup", "debezium")
+"""The suites that need MongoDB's own servers, `sharing` for two of its tables."""
 
 
 def main() -> None:
@@ -61,7 +44,6 @@ def main() -> None:
         runs=1 if args.quick else args.runs,
         quiet=args.quiet,
         real_binaries=Path(binaries) if binaries else None,
-        profile=RESULTS if os.environ.get("PROFILE", "0") not in {"", "0"} else None,
         say=lambda text: console.print(text, style="dim"),
     )
     console.print(circumstances(args.quick)["machine"])
@@ -69,10 +51,10 @@ def main() -> None:
         suite: Suite = import_module(f"bench.{name}").SUITE
         console.rule(suite.question)
         around = circumstances(args.quick)
-        outcome = suite.run(options)
-        for table in outcome.tables:
+        tables = suite.run(options)
+        for table in tables:
             show(console, table)
-        for path in keep(suite, outcome, around):
+        for path in keep(suite, tables, around) if tables else ():
             console.print(f"kept {path}", style="dim")
 
 

@@ -17,8 +17,7 @@ from bson.objectid import ObjectId
 from bson.timestamp import Timestamp
 from deltalake import DeltaTable
 
-from bench.suite import Column, Options, Outcome, Plot, Suite, Table
-from spark_sink.events.positions import high_water_mark
+from shard_client.bson.resume_token import high_water_mark
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.log_state import Batch
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS, ChangeReport, ChangeStage
@@ -30,56 +29,11 @@ BATCHES = 5
 _BEGIN = 1_700_000_000
 _TICKS = 1_000
 
-COLUMNS = (
-    Column("rows", "rows", ","),
-    Column("keys", "keys"),
-    Column("files", "files"),
-    Column("MB", "megabytes", ",.0f"),
-    Column("files written again", "rewritten"),
-    Column("CPU s", "cpu", ".2f"),
-    Column("s", "seconds", ".2f"),
-    Column("merge of delta-rs: CPU s", "merge_cpu", ".2f"),
-    Column("s ", "merge_seconds", ".2f"),
-)
 
-
-def run(options: Options) -> Outcome:
-    """Measure batches on tables of several sizes, with keys of recent documents and of any."""
-    rows = []
-    for size in SIZES[: options.scaled(len(SIZES), 1)]:
-        with tempfile.TemporaryDirectory() as folder:
-            options.say(f"a table of {size:,} rows")
-            rows += [*measured(Path(folder) / "current", size)]
-    series: dict[str, list[tuple[Any, float]]] = {}
-    for row in rows:
-        series.setdefault(f"{row['keys']} keys", []).append((row["rows"], row["cpu"]))
-        name = f"{row['keys']} keys, merge of delta-rs"
-        series.setdefault(name, []).append((row["rows"], row["merge_cpu"]))
-    return Outcome(
-        [
-            Table(
-                f"A batch of {CHANGES:,} changes of documents of {DOCUMENT_BYTES} bytes",
-                COLUMNS,
-                rows,
-                note=f"Medians of {BATCHES} batches in one process, without Spark: staging, "
-                "merging and committing. A tenth of the changes are inserts. Recent: of the newest "
-                "20,000 documents, by ObjectIds.",
-            )
-        ],
-        [
-            Plot(
-                "current_tables",
-                "CPU of a batch of 10,000 changes",
-                "rows in the table",
-                "s",
-                series,
-                log_x=True,
-            )
-        ],
-    )
-
-
-SUITE = Suite("current_tables", "What does a batch cost while a current table grows?", run)
+def batches_on(size: int) -> list[dict[str, Any]]:
+    """Measure batches on a table of ``size`` rows, with keys of recent documents and of any."""
+    with tempfile.TemporaryDirectory() as folder:
+        return list(measured(Path(folder) / "current", size))
 
 
 def measured(folder: Path, size: int) -> Iterator[dict[str, Any]]:

@@ -30,14 +30,6 @@ def main() -> None:
     parser.add_argument("--events", type=int, required=True, help="number of events to read")
     parser.add_argument("--start", help="startAtOperationTime as SECONDS:INCREMENT")
     parser.add_argument("--batch-size", type=int, default=0)
-    parser.add_argument(
-        "--distinct", action="store_true", help="give each stream a different pipeline"
-    )
-    parser.add_argument(
-        "--second-connection",
-        action="store_true",
-        help="read on another connection than the one that opened the stream",
-    )
     parser.add_argument("--full-document", help="the fullDocument option")
     parser.add_argument("--match", type=json.loads, help="the condition of a $match, as JSON")
     parser.add_argument("--namespace", help="DATABASE.COLLECTION; default: the whole cluster")
@@ -45,7 +37,7 @@ def main() -> None:
     args = parser.parse_args()
     with ThreadPoolExecutor(len(args.ports)) as threads:
         begun = time.perf_counter()
-        streams = list(threads.map(partial(_Stream, args), range(len(args.ports)), args.ports))
+        streams = list(threads.map(partial(_Stream, args), args.ports))
         opened = time.perf_counter()
         used = cpu_seconds(args.cpu_of) if args.cpu_of else 0.0
         events = sum(threads.map(_Stream.drain, streams))
@@ -58,10 +50,10 @@ def main() -> None:
 class _Stream:
     """A change stream that receives all replies into one buffer, the cheapest way to receive."""
 
-    def __init__(self, args: argparse.Namespace, number: int, port: int) -> None:
+    def __init__(self, args: argparse.Namespace, port: int) -> None:
         self._share = args.events // len(args.ports)
         self._memory = memoryview(bytearray(_LARGEST_REPLY))
-        self._connect(port)
+        self._socket = socket.create_connection(("127.0.0.1", port))
         database, _, collection = (args.namespace or "admin").partition(".")
         stage: dict[str, Any] = {} if collection else {"allChangesForCluster": True}
         if args.full_document:
@@ -71,8 +63,6 @@ class _Stream:
         pipeline: list[dict[str, Any]] = [{"$changeStream": stage}]
         if args.match:
             pipeline.append({"$match": args.match})
-        if args.distinct:
-            pipeline.append({"$match": {"fullDocument.n": {"$gte": -number}}})
         target = collection or 1
         opening: dict[str, Any] = {
             "aggregate": target,
@@ -89,9 +79,6 @@ class _Stream:
         self._more = {"getMore": cursor["id"], "collection": named, "$db": database}
         if args.batch_size:
             self._more["batchSize"] = args.batch_size
-        if args.second_connection:
-            self._socket.close()
-            self._connect(port)
 
     def drain(self) -> int:
         """Read this stream's share of the events; return how many arrived."""
@@ -99,9 +86,6 @@ class _Stream:
             while self._events < self._share:
                 self._events += _count(self._call(self._more))
         return self._events
-
-    def _connect(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port))
 
     def _call(self, command: dict[str, Any]) -> memoryview:
         """Send a command and return the reply's body, valid until the next call."""

@@ -1,15 +1,18 @@
-"""The cost of watching to a cluster of real servers, and the latency of events."""
+"""The router on real servers beside mongos: throughput, the cost of watching, and latency."""
 
 from collections.abc import Iterator
 from typing import Any
 
-from bench.members import Members
-from bench.processes import listening, router
-from bench.suite import Column, Options, Outcome, Plot, Suite, Table
-from bench.watched_writes import spread
-from bench.watching import Load, Way, observe
-from tests.harness.clusters import RealCluster, ServerBinaries, TestCluster
+from bench.members import Load, Members, Way, observe
+from bench.processes import cpu_seconds, drain, listening, medians, port_of, router
+from bench.suite import Column, Options, Suite, Table, servers_of
+from bench.writes import fill, spread
+from tests.harness.clusters import RealCluster, TestCluster
 
+DRAINED_SHARDS = (1, 2, 4)
+EVENTS = 200_000
+SIZE = 400
+"""Bytes of padding in a document. Its insert event is about 200 bytes longer."""
 SHARDS = 3
 LOADS = (
     Load("idle"),
@@ -24,7 +27,26 @@ _NOOP_SECONDS = 11.0
 """Seconds after which every idle member has written a no-op, so that mongos has released all
 events."""
 
+DRAINED = (
+    Column("shards", "shards"),
+    Column("shards directly events/s", "direct_rate", ",.0f"),
+    Column("mongos events/s", "mongos_rate", ",.0f"),
+    Column("router events/s", "router_rate", ",.0f"),
+    Column("router / mongos", "over_mongos", ".2f"),
+    Column("mongos CPU µs/event", "mongos_cpu", ".2f"),
+    Column("router CPU µs/event", "router_cpu", ".2f"),
+    Column("mongods' CPU µs/event: directly", "direct_members", ".2f"),
+    Column("with mongos", "mongos_members", ".2f"),
+    Column("with the router", "router_members", ".2f"),
+)
+DRAINED_NOTE = (
+    "No-ops each second on all members, so that mongos does not stand still at the end. CPU is the "
+    "kernel's count for the whole process, from the stream's opening on."
+)
 _COSTS = (
+    Column("watched through", "way"),
+    Column("p50 ms", "p50", ",.0f"),
+    Column("p99 ms", "p99", ",.0f"),
     Column("CPU ms/s", "cpu", ".1f"),
     Column("mongods' CPU ms/s", "members_cpu", ",.0f"),
     Column("no-op writes/s, of a shard", "notes", ".1f"),
@@ -33,55 +55,78 @@ _COSTS = (
     Column("getMores/s, of a shard", "get_mores", ".1f"),
     Column("connections, at most", "connections"),
 )
-COLUMNS = (
-    Column("the cluster", "load"),
-    Column("watched through", "way"),
-    Column("p50 ms", "p50", ",.0f"),
-    Column("p99 ms", "p99", ",.0f"),
-    *_COSTS,
-)
-WATCHERS_COLUMNS = (
-    Column("clients", "clients"),
-    Column("filters", "filters"),
-    Column("watched through", "way"),
-    Column("p50 ms", "p50", ",.0f"),
-    Column("p99 ms", "p99", ",.0f"),
-    *_COSTS,
-)
+LOADED = (Column("the cluster", "load"), *_COSTS)
+WATCHED = (Column("clients", "clients"), Column("filters", "filters"), *_COSTS)
 NOTE = (
     "Default no-ops. From a write's acknowledgement by a majority to its arrival. mongods' CPU is "
-    "that of all shards and the config server, writes included; connections and notes are those "
-    "of the member that has most. mongos is watched while no router runs."
+    "that of all shards and the config server, writes included; connections and no-op writes are "
+    "those of the member that has most. mongos is watched while no router runs."
 )
 
 
-def run(options: Options) -> Outcome:
+def run(options: Options) -> list[Table]:
     """Measure real servers; return no tables unless MERGEROUTER_MONGO_BIN names their folder."""
-    if options.real_binaries is None:
-        options.say("left out: set MERGEROUTER_MONGO_BIN to the folder of mongod and mongos")
-        return Outcome([])
-    with RealCluster(ServerBinaries(options.real_binaries), SHARDS) as cluster:
+    binaries = servers_of(options)
+    if binaries is None:
+        return []
+    drained = []
+    for shards in (4,) if options.quick else DRAINED_SHARDS:
+        options.say(f"draining {shards} shards")
+        with RealCluster(binaries, shards, noop_interval=1) as cluster:
+            drained.append(_drained(cluster, options))
+    with RealCluster(binaries, SHARDS) as cluster:
         spread(cluster)
         members = Members(cluster)
         loads = list(_loads(cluster, members, options))
         watchers = list(_watchers(cluster, members, options))
         members.close()
-    title = f"{SHARDS} shards, one client"
-    watched = f"{SHARDS} shards, {_WATCHED.name}"
-    series = {
-        way: [(row["load"], row["p50"]) for row in loads if row["way"] == way and "p50" in row]
-        for way in ("mongos", "router")
+    return [
+        Table("a backlog (medians)", DRAINED, drained, DRAINED_NOTE),
+        Table(f"{SHARDS} shards, one client", LOADED, loads, NOTE),
+        Table(f"{SHARDS} shards, {_WATCHED.name}", WATCHED, watchers),
+    ]
+
+
+SUITE = Suite("guest", "How does the router compare to mongos, and what does watching cost?", run)
+
+
+def _drained(cluster: TestCluster, options: Options) -> dict[str, Any]:
+    """Insert documents, then drain them several times in each way; return a row of medians."""
+    shards, events = len(cluster.shards), options.scaled(EVENTS, EVENTS // 10)
+    events -= events % shards
+    spread(cluster)
+    start = fill(cluster, events, lambda _: {"pad": "x" * SIZE})
+    ports = [port_of(host) for host in cluster.shards.values()]
+    mongos = port_of(cluster.mongos)
+    mongos_pid = listening("mongos", mongos)
+    members = Members(cluster)
+
+    def drained(ports: list[str], pid: int | None = None) -> dict[str, float]:
+        before = sum(map(cpu_seconds, members.pids))
+        figures = drain(ports, events, start, cpu_of=pid)
+        after = sum(map(cpu_seconds, members.pids))
+        return {**figures, "members": (after - before) / events * 1e6}
+
+    found: dict[str, list[dict[str, float]]] = {"direct": [], "mongos": [], "router": []}
+    drained(ports)  # fill the servers' caches with the newest entries
+    for _ in range(options.runs):
+        # Alternate, so that changes in the machine's load affect all ways alike.
+        found["direct"].append(drained(ports))
+        found["mongos"].append(drained([mongos], mongos_pid))
+        with router(cluster.configdb) as (port, pid):
+            found["router"].append(drained([str(port)], pid))
+    members.close()
+    figures = {
+        f"{way}_{name}": value
+        for way, runs in found.items()
+        for name, value in medians(runs).items()
     }
-    plot = Plot("guest", "Median latency", "the cluster", "ms", series, bars=True, log_y=True)
-    tables = [Table(title, COLUMNS, loads, NOTE), Table(watched, WATCHERS_COLUMNS, watchers)]
-    return Outcome(tables, [plot])
-
-
-SUITE = Suite("guest", "What does watching cost real servers, and how late do events come?", run)
+    ratio = figures["router_rate"] / figures["mongos_rate"]
+    return {"shards": shards, **figures, "over_mongos": ratio}
 
 
 def _ways(cluster: TestCluster) -> tuple[Way, Way]:
-    port = int(cluster.mongos.rpartition(":")[2])
+    port = int(port_of(cluster.mongos))
     return Way("nobody"), Way("mongos", port, listening("mongos", port))
 
 

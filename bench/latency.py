@@ -1,154 +1,182 @@
-"""Latency: from a write's acknowledgement to the arrival of its event through watch()."""
+"""Latency: from a write's acknowledgement to its event, and what it costs members in no-ops."""
 
+import time
 from collections.abc import Iterator
-from contextlib import nullcontext
-from dataclasses import dataclass
-from statistics import quantiles
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from pymongo import MongoClient
 
-from bench.processes import cpu_seconds
-from bench.suite import Column, Options, Outcome, Plot, Suite, Table
-from bench.watched_writes import (
-    COLLECTION,
-    DATABASE,
-    Watcher,
-    busy_shards,
-    note_round_trips,
-    spread,
-    uneven,
-    write_paced,
-)
+from bench.processes import Program, cpu_seconds
+from bench.suite import Column, Options, Suite, Table
+from bench.writes import COLLECTION, DATABASE, Watcher, shares_of, spread, uneven, write_paced
 from tests.harness.clusters import TestCluster, start_cluster
-from tests.harness.routers import RouterProcess, start_router
+from tests.harness.routers import start_router
 
 SHARDS = 4
 BUSY_RATES = (10, 50)
 """Writes a second on each shard while the shards are busy."""
+RATES = (1, 5, 10, 20, 50, 100, 200)
+"""Events a second, all on one shard."""
+NOTES = (1, 2, 5, 10, 20)
+"""No-op writes a second that a member may get. The test servers' oplogs of 512 MB allow no more
+(docs/design.md#idle-shards)."""
+DENSE = 100
+"""Events a second at which their number is varied."""
+IDLE, BUSY = "shard1", "shard0"
+"""A shard without writes, and the shard that is written to."""
+_BACKGROUND = 1_000_000_000  # the number of the first document that nobody waits for
 
-COLUMNS = (
-    Column("the cluster", "cluster"),
-    Column("watched through", "through"),
-    Column("writes", "writes"),
+_LATENCY = (
     Column("p50 ms", "p50", ".1f"),
     Column("p90 ms", "p90", ".1f"),
     Column("p99 ms", "p99", ".1f"),
+)
+STATES = (
+    Column("the cluster", "cluster"),
+    Column("watched through", "through"),
+    Column("writes", "writes"),
+    *_LATENCY,
     Column("most ms", "most", ".1f"),
-    Column("no-op writes/event", "noops", ".1f"),
-    Column("router CPU ms/event", "cpu_ms", ".2f"),
 )
-NOTE = (
+STATES_NOTE = (
     "From acknowledgement to arrival. A member's no-op interval is the default of 10 s. What a "
-    "direct stream of the written shard takes is the cluster's and the driver's share; a note is "
-    "one appendOplogNote with majority write concern, which each nudge takes at least."
+    "direct stream of the written shard takes is the cluster's and the driver's share."
+)
+COSTS = (
+    Column("events/s", "events"),
+    Column("no-op writes/s allowed", "allowed"),
+    *_LATENCY,
+    Column("no-op writes/s", "notes", ".1f"),
+    Column("idle shard: getMores/s", "idle_get_mores", ".1f"),
+    Column("written shard: getMores/s", "busy_get_mores", ".1f"),
+    Column("config server: getMores/s", "config_get_mores", ".1f"),
+    Column("router CPU ms/s", "cpu", ".1f"),
+    Column("idle shard: CPU ms/s", "idle_cpu", ".1f"),
+)
+COSTS_NOTE = (
+    "One cluster stream; one shard is written to, the others and the config server are idle. "
+    "From acknowledgement (majority) to arrival. No-op writes and CPU are those of an idle shard; "
+    "the config server gets as many. Bursts are spent before the figures are taken."
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
-    """One way to watch: its name, its URI and its router, if it has one."""
-
-    name: str
-    uri: str
-    router: RouterProcess | None = None
-
-
-def run(options: Options) -> Outcome:
-    """Measure an idle, a quiet and a busy cluster, directly and through the router."""
+def run(options: Options) -> list[Table]:
+    """Measure an idle, a quiet and a busy cluster; then rates of events and of no-op writes."""
     with start_cluster(SHARDS) as cluster:
         spread(cluster)
-        with start_router(cluster.configdb, upstream=f"mongodb://{cluster.mongos}/") as router:
-            ways = [Way("one shard directly", _direct(cluster, "shard0"))]
-            ways.append(Way("router", router.uri, router))
-            if cluster.real:
-                ways.append(Way("mongos", cluster.mongos_uri))
-            rows = [*_notes(cluster), *_states(cluster, ways, options)]
-    title = f"{SHARDS} shards, {'real servers' if cluster.real else 'embedded cluster'}"
-    return Outcome([Table(title, COLUMNS, rows, NOTE)], [_plot(rows, ways)])
+        states = list(_states(cluster, options))
+        costs = [_costs(cluster, options, rate) for rate in (0, *RATES[:: options.scaled(1, 3)])]
+        costs += [_costs(cluster, options, DENSE, noopWritesPerSecond=notes) for notes in NOTES]
+        servers = "real servers" if cluster.real else "embedded cluster"
+    return [
+        Table(f"{SHARDS} shards, {servers}", STATES, states, STATES_NOTE),
+        Table(f"cost by rates of events and no-op writes, {servers}", COSTS, costs, COSTS_NOTE),
+    ]
 
 
 SUITE = Suite("latency", "How late does an event come while other members are idle?", run)
 
 
-def _notes(cluster: TestCluster) -> list[dict[str, Any]]:
-    """Measure the round trip of a note, without the router, to a shard and to the config server."""
-    rows = []
-    for member in ("shard1", "config"):
-        took = note_round_trips(_direct(cluster, member), 50)
-        rows.append({"cluster": "idle", "through": f"a note to {member}", **_spread_of(took)})
-    return rows
-
-
-def _states(cluster: TestCluster, ways: list[Way], options: Options) -> Iterator[dict[str, Any]]:
+def _states(cluster: TestCluster, options: Options) -> Iterator[dict[str, Any]]:
+    """Watch directly, through the router and through a real mongos, in each state."""
     count, first = options.scaled(150, 30), 0
     quiet = [options.quiet] * (options.scaled(4, 1) if options.quiet <= 10 else 1)
-    for state, pauses, rate in (
-        ("other members idle", uneven(count, 0.2), 0),
-        (f"quiet for {options.quiet:g} s before", quiet, 0),
-        *((f"{rate} writes/s on each shard", uneven(count, 0.1), rate) for rate in BUSY_RATES),
-    ):
-        for way in ways:
-            options.say(f"{state}: {way.name}")
-            with busy_shards(cluster, rate) if rate else nullcontext():
-                figures = measure(cluster, way, first, pauses)
-            first += len(pauses)
-            yield {"cluster": state, "through": way.name, **figures}
+    address = cluster.shards[BUSY].partition("/")[2]
+    with start_router(cluster.configdb, upstream=f"mongodb://{cluster.mongos}/") as router:
+        ways = {"one shard directly": f"mongodb://{address}/?directConnection=true"}
+        ways["router"] = router.uri
+        if cluster.real:
+            ways["mongos"] = cluster.mongos_uri
+        for state, pauses, rate in (
+            ("other members idle", uneven(count, 0.2), 0),
+            (f"quiet for {options.quiet:g} s before", quiet, 0),
+            *((f"{rate} writes/s on each shard", uneven(count, 0.1), rate) for rate in BUSY_RATES),
+        ):
+            for through, uri in ways.items():
+                options.say(f"{state}: {through}")
+                with _busy(cluster, rate) if rate else nullcontext():
+                    late = _late(cluster, uri, first, pauses)
+                first += len(pauses)
+                row = {"cluster": state, "through": through, "writes": len(pauses)}
+                yield {**row, **shares_of(late)}
 
 
-def measure(cluster: TestCluster, way: Way, first: int, pauses: list[float]) -> dict[str, Any]:
-    """Write one document after each pause and watch through ``way``.
-
-    Args:
-        cluster: the cluster to write to.
-        way: the way to watch.
-        first: the number of the first document.
-        pauses: seconds to wait before each write.
-
-    Returns latencies in milliseconds; through a router also its CPU milliseconds and no-op writes
-    per event.
-    """
-    watcher = Watcher(way.uri)
+def _late(cluster: TestCluster, uri: str, first: int, pauses: list[float]) -> list[float]:
+    """Write a document after each pause, from number ``first``; return the latencies in seconds."""
+    watcher = Watcher(uri)
     watcher.start()
-    client: MongoClient[dict[str, Any]]
-    pid = way.router.process.pid if way.router else 0
-    noops, used = (_noops(way), cpu_seconds(pid)) if pid else (0, 0.0)
-    with MongoClient(cluster.mongos_uri) as client:
+    with MongoClient[dict[str, Any]](cluster.mongos_uri) as client:
         acknowledged = write_paced(client[DATABASE][COLLECTION], first, pauses)
-        late = [watcher.wait_for(number) - at for number, at in acknowledged.items()]
-    figures = _spread_of(late)
-    if pid:
-        figures["cpu_ms"] = (cpu_seconds(pid) - used) / watcher.events * 1e3
-        figures["noops"] = (_noops(way) - noops) / watcher.events
+    late = [watcher.wait_for(number) - at for number, at in acknowledged.items()]
     watcher.stop()
-    return figures
+    return late
 
 
-def _direct(cluster: TestCluster, member: str) -> str:
-    host = cluster.configdb if member == "config" else cluster.shards[member]
-    return f"mongodb://{host.partition('/')[2]}/?directConnection=true"
+@contextmanager
+def _busy(cluster: TestCluster, rate: int) -> Iterator[None]:
+    """Write ``rate`` documents a second to each shard during the block."""
+    shards = map(str, range(len(cluster.shards)))
+    first = _BACKGROUND + time.monotonic_ns() // 1000
+    arguments = ("--shards", *shards, "--rate", str(rate), "--first", str(first))
+    with Program("bench.writes", cluster.mongos_uri, *arguments) as program:
+        program.line()
+        yield
 
 
-def _spread_of(seconds: list[float]) -> dict[str, Any]:
-    shares = quantiles(seconds, n=100, method="inclusive") if len(seconds) > 1 else seconds * 99
-    chosen = {"p50": shares[49], "p90": shares[89], "p99": shares[98], "most": max(seconds)}
-    return {"writes": len(seconds), **{name: value * 1e3 for name, value in chosen.items()}}
+def _costs(cluster: TestCluster, options: Options, rate: int, **parameters: Any) -> dict[str, Any]:
+    """Write ``rate`` documents a second through a new router; return latency and costs."""
+    options.say(f"{rate} events/s {parameters or ''}")
+    seconds, mongos = options.scaled(20, 4), f"mongodb://{cluster.mongos}/"
+    with start_router(cluster.configdb, upstream=mongos, set_parameter=parameters) as router:
+        pid = router.process.pid
+        first = int(time.time() * 1000)
+        if rate > min(20, parameters.get("noopWritesPerSecond", 20)):
+            # Use up the burst allowance before the measurement starts.
+            spent = int(100 / min(rate, 200) * 2 * rate)
+            _late(cluster, router.uri, first, uneven(spent, 1 / rate))
+            first += spent
+        before, used, begun = _members(router.uri), _cpu(cluster, pid), time.perf_counter()
+        if rate:
+            late = _late(cluster, router.uri, first, uneven(seconds * rate, 1 / rate))
+        else:
+            watcher = Watcher(router.uri)
+            watcher.start()
+            time.sleep(seconds)
+            watcher.stop()
+            late = []
+        took = time.perf_counter() - begun
+        after, used_after = _members(router.uri), _cpu(cluster, pid)
 
+    def a_second(member: str, count: str) -> float:
+        then: int = before.get(member, {}).get(count, 0)
+        now: int = after.get(member, {}).get(count, 0)
+        return (now - then) / took
 
-def _noops(way: Way) -> int:
-    client: MongoClient[dict[str, Any]]
-    with MongoClient(way.uri) as client:
-        status = client.admin.command("serverStatus")
-    return sum(status["mergerouter"]["noopCommands"].values())
-
-
-def _plot(rows: list[dict[str, Any]], ways: list[Way]) -> Plot:
-    series = {
-        f"{way.name}, {share}": [
-            (row["cluster"], row[share]) for row in rows if row["through"] == way.name
-        ]
-        for way in ways
-        for share in ("p50", "p99")
+    return {
+        "events": rate,
+        "allowed": parameters.get("noopWritesPerSecond"),
+        **(shares_of(late) if late else {}),
+        "notes": a_second(IDLE, "noopWrites"),
+        "idle_get_mores": a_second(IDLE, "getMores"),
+        "busy_get_mores": a_second(BUSY, "getMores"),
+        "config_get_mores": a_second("config", "getMores"),
+        **{name: (used_after[name] - used[name]) / took * 1e3 for name in used},
     }
-    title = "From acknowledgement to arrival"
-    return Plot("latency", title, "state of the cluster", "ms", series, bars=True)
+
+
+def _members(router: str) -> dict[str, Any]:
+    """Return the router's counters of its members."""
+    with MongoClient[dict[str, Any]](router) as client:
+        status = client.admin.command("serverStatus")
+    members: dict[str, Any] = status["mergerouter"]["members"]
+    return members
+
+
+def _cpu(cluster: TestCluster, router: int) -> dict[str, float]:
+    """Return the CPU seconds of the router, and of an idle shard that is a process of its own."""
+    found = {"cpu": cpu_seconds(router)}
+    if cluster.real:
+        with cluster.direct(IDLE) as idle:
+            found["idle_cpu"] = cpu_seconds(idle.admin.command("serverStatus")["pid"])
+    return found

@@ -1,18 +1,23 @@
-"""Activity of a cluster's members: CPU, oplog entries, getMores and connections."""
+"""The members of a cluster of real servers: what writes cost them, and what a way to watch does."""
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
+from statistics import mean
 from typing import Any
 
 from bson import Timestamp
 from pymongo import MongoClient
 
-from bench.processes import cpu_seconds, listening
-from bench.program import Program
+from bench.processes import Program, cpu_seconds, listening, port_of, results_of
+from bench.writes import shares_of
 from tests.harness.clusters import TestCluster
 
 _MICRO = 1e6
+_numbers = count(0, 1_000_000)
+"""The number of each writer's first document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,7 @@ class Members:
         for name, host in hosts.items():
             address = host.partition("/")[2]
             self._clients[name] = MongoClient(f"mongodb://{address}/?directConnection=true")
-            self._pids[name] = listening("mongod", address.rpartition(":")[2])
+            self._pids[name] = listening("mongod", port_of(address))
 
     @property
     def pids(self) -> list[int]:
@@ -138,3 +143,98 @@ def _notes(
     for found in client.local["oplog.rs"].aggregate(pipeline):
         return found["notes"], found["size"]
     return 0, 0
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to watch.
+
+    Args:
+        name: its name in the tables.
+        port: the port that the clients connect to, None to watch nothing.
+        pid: the process that serves them, None if no process but the members' does.
+    """
+
+    name: str
+    port: int | None = None
+    pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The writes of a measurement: ``rate`` documents a second to each of ``shards``."""
+
+    name: str
+    shards: Sequence[int] = ()
+    rate: float = 0.0
+
+
+def observe(
+    uri: str,
+    members: Members,
+    way: Way,
+    load: Load,
+    seconds: float,
+    *,
+    clients: int = 1,
+    distinct: bool = False,
+    settle: float = 1.0,
+    patience: float = 0.0,
+) -> dict[str, Any]:
+    """Watch ``way`` for some seconds under ``load``; return its costs and the events' latency.
+
+    Args:
+        uri: the URI of the mongos that the writes go through.
+        members: the cluster's members.
+        way: how to watch.
+        load: what is written meanwhile.
+        seconds: how long the counters run.
+        clients: how many clients watch.
+        distinct: whether each has a filter of its own, which all documents pass.
+        settle: seconds before the counters run.
+        patience: seconds to continue after the last write, until its event arrives.
+    """
+    watch = ["--clients", str(clients), "--watch", "distinct" if distinct else "equal"]
+    shards = ["--shards", *map(str, load.shards), "--rate", str(load.rate)]
+    with contextlib.ExitStack() as stack:
+        before_all = members.moment()
+        watchers, writer = None, None
+        if way.port is not None:
+            watchers = stack.enter_context(_started("bench.watchers", str(way.port), *watch))
+        if load.rate:
+            first = ("--first", str(next(_numbers)))
+            writer = stack.enter_context(_started("bench.writes", uri, *shards, *first))
+        time.sleep(settle)
+        used, before = cpu_seconds(way.pid) if way.pid else 0.0, members.moment()
+        time.sleep(seconds)
+        after, used = members.moment(), cpu_seconds(way.pid) - used if way.pid else 0.0
+        acknowledged = results_of([writer])[0] if writer else {}
+        time.sleep(patience)
+        arrived = results_of([watchers])[0]["arrived"] if watchers else {}
+    each = members.between(before, after)
+    of_shards = [figures for name, figures in each.items() if name != "config"]
+    late = [arrived[key] - at for key, at in acknowledged.items() if key in arrived]
+    return {
+        "load": load.name,
+        "way": way.name,
+        "clients": clients,
+        "cpu": used / (after.at - before.at) * 1e3 if way.pid else None,
+        "members_cpu": sum(figures["cpu"] for figures in each.values()),
+        "notes": mean(figures["notes"] for figures in of_shards),
+        "config_notes": each["config"]["notes"],
+        "note_bytes": max(figures["note_bytes"] for figures in each.values()) * 86_400 / 1e6,
+        "get_mores": mean(figures["get_mores"] for figures in of_shards),
+        "connections": max(
+            last.connections - before_all.counts[name].connections
+            for name, last in before.counts.items()
+        ),
+        **(shares_of(late) if late else {}),
+    }
+
+
+@contextlib.contextmanager
+def _started(module: str, *arguments: str) -> Iterator[Program]:
+    """Run a program during the block, from when it prints that it is ready."""
+    with Program(module, *arguments) as program:
+        program.line()
+        yield program

@@ -5,10 +5,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from pymongo import MongoClient
 
@@ -107,18 +109,71 @@ def own_core() -> Iterator[set[int]]:
 
 
 def spawn(*arguments: str, cores: set[int] | None = None) -> subprocess.Popen[str]:
-    """Start a Python program on ``cores`` only, with its stdout as a pipe to the caller."""
+    """Start a Python program on ``cores`` only; its stdin and stdout are pipes to the caller."""
     own = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores or own)  # the child inherits the affinity
     try:
-        return subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True)
+        return subprocess.Popen(
+            [sys.executable, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
     finally:
         os.sched_setaffinity(0, own)
 
 
-def run_json(
-    *arguments: str, timeout: float = 120.0, cores: set[int] | None = None
-) -> dict[str, Any]:
+class Program:
+    """A running module that prints lines and reads lines from its stdin.
+
+    Leave the context to end the process.
+
+    Args:
+        module: the module's dotted name.
+        arguments: its command line.
+        cores: the cores that it may use; None for those of the caller.
+    """
+
+    def __init__(self, module: str, *arguments: str, cores: set[int] | None = None) -> None:
+        self._process = spawn("-m", module, *arguments, cores=cores)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._process.pid
+
+    def tell(self) -> None:
+        """Send an empty line: the program's signal to go on or to finish."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+
+    def line(self) -> str:
+        """Wait for the next line and return it. Raises RuntimeError if the program has ended."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("a program of the benchmark has ended")
+        return line
+
+
+def results_of(programs: Sequence[Program]) -> list[dict[str, Any]]:
+    """Signal all programs, then return the JSON object that each of them prints."""
+    for program in programs:
+        program.tell()
+    return [json.loads(program.line()) for program in programs]
+
+
+def run_json(*arguments: str, timeout: float = 900.0) -> dict[str, Any]:
     """Run a Python program to its end and return the last JSON object on a line of its output.
 
     Other lines may follow it: Debezium's engine logs until its process ends.
@@ -127,7 +182,7 @@ def run_json(
         RuntimeError: the program fails or prints nothing.
         TimeoutExpired: the program has not ended after ``timeout`` seconds.
     """
-    with spawn(*arguments, cores=cores) as process:
+    with spawn(*arguments) as process:
         try:
             printed, _ = process.communicate(timeout=timeout)
         except BaseException:
@@ -151,7 +206,7 @@ def drain(
     """
     counted = ("--cpu-of", str(cpu_of)) if cpu_of else ()
     wanted = ("--events", str(events), "--start", start, *counted, *arguments)
-    result = run_json("-m", "bench.drain", *ports, *wanted, timeout=600)
+    result = run_json("-m", "bench.drain", *ports, *wanted)
     return {
         "rate": result["events"] / result["seconds"],
         "cpu": result["cpu"] / result["events"] * 1e6,
@@ -164,8 +219,25 @@ def medians(results: list[dict[str, float]]) -> dict[str, float]:
     return {name: median(result[name] for result in results) for name in results[0]}
 
 
+@dataclass(frozen=True, slots=True)
 class ReplayedCluster:
-    """Replaying shards and a config server, in one child process.
+    """Replaying shards and a config server in a process ``pid``: ``events`` on all shards."""
+
+    events: int
+    ports: list[str]
+    configdb: str
+    pid: int
+
+    def open_cursors(self) -> int:
+        """Return the number of cursors that the shards and the config server have open."""
+        return sum(map(open_cursors, [*self.ports, port_of(self.configdb)]))
+
+
+@contextlib.contextmanager
+def replayed_cluster(
+    shards: int, events: int, size: int, *arguments: str
+) -> Iterator[ReplayedCluster]:
+    """Run a replayed cluster during the block.
 
     Args:
         shards: how many shards.
@@ -173,53 +245,12 @@ class ReplayedCluster:
         size: bytes of an event.
         arguments: further arguments of ``bench.replaying_cluster``.
     """
-
-    def __init__(self, shards: int, events: int, size: int, *arguments: str) -> None:
-        self.events = events - events % shards
-        self._process = spawn(
-            "-m", "bench.replaying_cluster",
-            "--shards", str(shards), "--events", str(self.events), "--size", str(size),
-            *arguments,
-        )  # fmt: skip
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError("the replaying cluster did not start")
-        started = json.loads(line)
-        self.hosts: dict[str, str] = started["shards"]
-        self.configdb: str = started["configdb"]
-
-    @property
-    def ports(self) -> list[str]:
-        """The shards' ports."""
-        return [host.rpartition(":")[2] for host in self.hosts.values()]
-
-    @property
-    def pid(self) -> int:
-        """The id of the process."""
-        return self._process.pid
-
-    @property
-    def all_ports(self) -> list[str]:
-        """The ports of the shards and the config server."""
-        return [*self.ports, self.configdb.rpartition(":")[2]]
-
-    def stop(self) -> None:
-        """Terminate the process and wait for its end."""
-        self._process.terminate()
-        self._process.wait()
-
-
-@contextlib.contextmanager
-def replayed_cluster(
-    shards: int, events: int, size: int, *arguments: str
-) -> Iterator[ReplayedCluster]:
-    """Run a replayed cluster during the block; ``arguments`` go to its program."""
-    cluster = ReplayedCluster(shards, events, size, *arguments)
-    try:
-        yield cluster
-    finally:
-        cluster.stop()
+    events -= events % shards
+    wanted = ("--shards", str(shards), "--events", str(events), "--size", str(size))
+    with Program("bench.replaying_cluster", *wanted, *arguments) as program:
+        started = json.loads(program.line())
+        ports = [port_of(host) for host in started["shards"].values()]
+        yield ReplayedCluster(events, ports, started["configdb"], program.pid)
 
 
 @contextlib.contextmanager
@@ -227,16 +258,13 @@ def router(
     configdb: str, *arguments: str, cores: set[int] | None = None
 ) -> Iterator[tuple[int, int]]:
     """Run `mergerouter serve` during the block; yield its port and its process id."""
-    command = ("-m", "router.cli", "serve", "--configdb", configdb, "--port", "0", *arguments)
-    process = spawn(*command, cores=cores)
-    try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if READY in line:
-                break
-        else:
-            raise RuntimeError("the router did not start")
-        yield json.loads(line)["attr"]["port"], process.pid
-    finally:
-        process.terminate()
-        process.wait()
+    command = ("serve", "--configdb", configdb, "--port", "0", *arguments)
+    with Program("router.cli", *command, cores=cores) as program:
+        while READY not in (line := program.line()):
+            pass
+        yield json.loads(line)["attr"]["port"], program.pid
+
+
+def port_of(host: str) -> str:
+    """Return the port at the end of a host string."""
+    return host.rpartition(":")[2]

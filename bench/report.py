@@ -1,9 +1,10 @@
-"""Output of a run's figures: the terminal, and JSON, Markdown and plots under bench/results."""
+"""Output of a run's figures: the terminal, and JSON and Markdown under bench/results."""
 
 import json
 import os
 import platform
 import subprocess
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from bench.plots import draw
-from bench.suite import Outcome, Suite, Table
+from bench.suite import Suite, Table
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -49,23 +49,21 @@ def show(console: Console, table: Table) -> None:
     console.print(shown)
 
 
-def keep(suite: Suite, outcome: Outcome, around: dict[str, Any]) -> list[Path]:
-    """Write a suite's figures, tables and plots; return the paths of the files."""
+def keep(suite: Suite, tables: list[Table], around: dict[str, Any]) -> list[Path]:
+    """Write a suite's figures and tables; return the paths of the files."""
     RESULTS.mkdir(exist_ok=True)
     figures = RESULTS / f"{suite.name}.json"
-    content = {"suite": suite.name, "question": suite.question, **around, **outcome.as_json()}
+    found = [asdict(table) for table in tables]
+    content = {"suite": suite.name, "question": suite.question, **around, "tables": found}
     figures.write_text(json.dumps(content, indent=1, default=str) + "\n")
-    tables = RESULTS / f"{suite.name}.md"
-    tables.write_text(_markdown(suite, outcome, around))
-    plots = [RESULTS / f"{plot.name}.png" for plot in outcome.plots]
-    for plot, path in zip(outcome.plots, plots, strict=True):
-        draw(plot, path, around["machine"])
-    return [figures, tables, *plots]
+    page = RESULTS / f"{suite.name}.md"
+    page.write_text(_markdown(suite, tables, around))
+    return [figures, page]
 
 
-def _markdown(suite: Suite, outcome: Outcome, around: dict[str, Any]) -> str:
+def _markdown(suite: Suite, tables: list[Table], around: dict[str, Any]) -> str:
     lines = [f"### {suite.question}", ""]
-    for table in outcome.tables:
+    for table in tables:
         lines += [f"**{table.title}**", ""]
         lines.append("| " + " | ".join(column.heading for column in table.columns) + " |")
         lines.append("|" + "---:|" * len(table.columns))

@@ -1,43 +1,39 @@
-"""The Spark source: the cost of planning and reading a backlog, and the speed into Parquet."""
+"""The Spark source and jobs: the cost of reading and writing, rates, and lateness."""
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import Any
 
-from pymongo import MongoClient
-
+from bench.current_tables import BATCHES, CHANGES, DOCUMENT_BYTES, SIZES, batches_on
 from bench.processes import (
     ReplayedCluster,
-    cpu_seconds,
     medians,
     replayed_cluster,
     router,
     run_json,
 )
-from bench.suite import Column, Options, Outcome, Suite, Table
-from bench.watched_writes import COLLECTION, DATABASE, spread
-from tests.harness.clusters import RealCluster, ServerBinaries
+from bench.spark_lateness import late
+from bench.suite import Column, Options, Suite, Table, say_row, servers_of
+from bench.table_size import sizes
+from bench.writes import fill, spread
+from tests.harness.clusters import RealCluster, start_cluster
+from tests.harness.routers import start_router
 
-SHARDS = 4
-SIZE = 600
-EVENTS = 500_000
-PER_BATCH = 50_000
-DOCUMENTS = 200_000
-SNAPSHOT_SHARDS = 2
+SHARDS, SIZE = 4, 600
+EVENTS, PER_BATCH = 500_000, 50_000
+JOB_EVENTS, JOB_BATCH = 2_000_000, 200_000
+DOCUMENTS, SNAPSHOT_SHARDS = 1_000_000, 2
+TRIGGERS = ("100 milliseconds", "1 second")
+WRITES, PAUSE = 3_000, 0.02
+TABLES = (("bronze",), ("bronze", "current"))
 
-READING = (
+BACKLOG = (
     Column("documents", "documents"),
+    Column("into", "into"),
     Column("ordering", "ordering"),
+    Column("cores", "cores"),
     Column("batch asked for", "per_batch", ","),
-    Column("batches from", "smallest", ",.0f"),
-    Column("to", "largest", ",.0f"),
-    Column("planning ms a batch", "planning_ms", ".0f"),
-    Column("planner µs/event", "planner_cpu", ".2f"),
-    Column("task µs/event", "task_cpu", ".1f"),
-    Column("router µs/event", "router_cpu", ".1f"),
-    Column("over-read", "over_read", ".2f"),
-)
-COSTS = (
+    Column("events/s", "parquet_rate", ",.0f"),
     Column("in a new JVM", "cold_rate", ",.0f"),
     Column("planning ms a batch", "planning_ms", ".0f"),
     Column("planner µs/event", "planner", ".2f"),
@@ -46,170 +42,167 @@ COSTS = (
     Column("JVM µs/event", "jvm", ".1f"),
     Column("of it, compilers", "compilers", ".1f"),
 )
-PARQUET = (
-    Column("documents", "documents"),
-    Column("partitions", "partitions"),
-    Column("cores", "cores"),
-    Column("batch asked for", "per_batch", ","),
-    Column("events/s into Parquet", "parquet_rate", ",.0f"),
-    *COSTS,
+SNAPSHOTS = (
+    Column("documents", "form"),
+    Column("tables", "into"),
+    Column("documents/s", "rate", ",.0f"),
+    Column("CPU µs/document", "engine_cpu", ".1f"),
+)
+SMALL = (
+    Column("trigger", "trigger"),
+    Column("from write to table ms p50", "p50", ",.0f"),
+    Column("p99", "p99", ",.0f"),
+)
+CURRENT = (
+    Column("rows", "rows", ","),
+    Column("keys", "keys"),
+    Column("files", "files"),
+    Column("MB", "megabytes", ",.0f"),
+    Column("files written again", "rewritten"),
+    Column("CPU s", "cpu", ".2f"),
+    Column("s", "seconds", ".2f"),
+    Column("merge of delta-rs: CPU s", "merge_cpu", ".2f"),
+    Column("s ", "merge_seconds", ".2f"),
+)
+FILES = (
+    Column("files", "files", ","),
+    Column("opening: CPU s", "open", ".2f"),
+    Column("a batch of one change: CPU s", "batch", ".3f"),
+    Column("KB committed", "committed", ",.1f"),
+    Column("a batch without a change: CPU s", "empty", ".3f"),
+    Column("KB committed ", "empty_committed", ",.1f"),
+    Column("peak memory MB", "memory", ",.0f"),
 )
 
 
-def run(options: Options) -> Outcome:
-    """Measure planning and reading without Spark, then the whole with Spark."""
+def run(options: Options) -> list[Table]:
+    """Measure queries, jobs and, in one process without Spark, batches of a current table."""
     events = options.scaled(EVENTS, EVENTS // 4)
-    large = options.scaled(4 * PER_BATCH, PER_BATCH)
-    reading: list[dict[str, Any]] = []
-    parquet: list[dict[str, Any]] = []
     with replayed_cluster(SHARDS, events, SIZE) as cluster:
-        for documents, ordering, per_batch in (
-            ("json", "perDocument", PER_BATCH),
-            ("typed", "perDocument", PER_BATCH),
-            ("raw", "perDocument", PER_BATCH),
-            ("raw", "perDocument", PER_BATCH // 5),
-            ("raw", "total", PER_BATCH),
-        ):
-            options.say(f"reading {documents}, {ordering}, {per_batch} a batch")
-            case: dict[str, Any] = {"documents": documents, "ordering": ordering}
-            case["per_batch"] = per_batch
-            runs = [read(cluster, case) for _ in range(options.runs)]
-            reading.append({**case, **medians(runs)})
-            _say(options, READING, reading[-1])
-        for documents, ordering, cores, per_batch in (
-            ("raw", "perDocument", 2, PER_BATCH),
-            ("raw", "perDocument", 2, large),
-            ("raw", "perDocument", 1, PER_BATCH),
-            ("raw", "total", 2, PER_BATCH),
-            ("typed", "perDocument", 2, PER_BATCH),
-            ("json", "perDocument", 2, PER_BATCH),
-            ("envelope", "perDocument", 2, PER_BATCH),
-        ):
-            options.say(f"into Parquet: {documents}, {ordering}, {cores} cores, {per_batch}")
-            arguments = (documents, ordering, cores, per_batch)
-            runs = [write(cluster, *arguments) for _ in range(options.runs)]
-            partitions = 1 if ordering == "total" else SHARDS
-            case = {"documents": documents, "partitions": partitions, "cores": cores}
-            case["per_batch"] = per_batch
-            parquet.append({**case, **medians(runs)})
-            _say(options, PARQUET, parquet[-1])
-    snapshots = [snapshot(options)] if options.real_binaries is not None else []
-    return Outcome(
-        [
-            Table(
-                f"A backlog of {events:,} events over {SHARDS} shards, {SIZE} bytes each (medians)",
-                READING,
-                reading,
-                note="CPU of the parts; over-read: bytes sent by the shards to bytes of events.",
-            ),
-            Table(
-                "The same through Spark, all on this machine",
-                PARQUET,
-                parquet,
-                note="Each JVM writes the backlog three times: the figures are of the last time, "
-                'and "in a new JVM" of the first. Envelope: Debezium\'s messages, by to_debezium. '
-                "The replaying shards use the rest of the CPU.",
-            ),
-            *snapshots,
+        backlogs = list(_backlogs(cluster, options))
+    with replayed_cluster(SHARDS, options.scaled(JOB_EVENTS, EVENTS // 4), SIZE) as cluster:
+        backlogs += [
+            _backlog(cluster, options, form, per_batch=JOB_BATCH, into=into)
+            for into in TABLES
+            for form in ("raw", "json", "typed")
         ]
+    tables = [
+        Table(
+            f"A backlog of {events:,} events over {SHARDS} shards, {SIZE} bytes each (medians)",
+            BACKLOG,
+            backlogs,
+            note="Each JVM writes the backlog three times: the figures are of the last time, "
+            'and "in a new JVM" of the first. Envelope: Debezium\'s messages, by to_debezium. '
+            "A job's backlog is larger. The replaying shards use the rest of the CPU.",
+        ),
+        _small_batches(options),
+    ]
+    if options.real_binaries is not None:
+        tables.append(_snapshots(options))
+    current: list[dict[str, Any]] = []
+    for size in SIZES[: options.scaled(len(SIZES), 1)]:
+        options.say(f"a current table of {size:,} rows")
+        current += batches_on(size)
+    note = (
+        f"Medians of {BATCHES} batches in one process, without Spark: staging, merging and "
+        "committing. A tenth of the changes are inserts. Recent: of the newest 20,000 documents, "
+        "by ObjectIds."
     )
+    title = f"A batch of {CHANGES:,} changes of documents of {DOCUMENT_BYTES} bytes"
+    tables.append(Table(title, CURRENT, current, note))
+    note = f"Medians of {BATCHES} batches without Spark. Of the files only the changed one exists."
+    title = "A current table whose files grow in number"
+    return [*tables, Table(title, FILES, sizes(options), note)]
 
 
-SUITE = Suite("spark", "What does the Spark source cost, and how fast is it?", run)
+SUITE = Suite("spark", "What do the Spark source and jobs cost, and how fast are they?", run)
 
 
-def read(cluster: ReplayedCluster, case: dict[str, Any]) -> dict[str, float]:
-    """Plan and read the backlog once through a new router.
-
-    Returns the figures of ``bench.spark_reading``, the router's CPU µs per event, and the ratio of
-    the bytes that the shards sent to the bytes of the events.
-    """
-    with router(cluster.configdb) as (port, pid):
-        before, sent = cpu_seconds(pid), _written(cluster.pid)
-        arguments = {"port": port, "events": int(cluster.events * 0.9)}
-        arguments |= {name.replace("_", "-"): value for name, value in case.items()}
-        flags = [text for name, value in arguments.items() for text in (f"--{name}", str(value))]
-        figures = run_json("-m", "bench.spark_reading", *flags, timeout=600)
-        passed = figures["events"]
-        return {
-            **figures,
-            "router_cpu": (cpu_seconds(pid) - before) / passed * 1e6,
-            "over_read": (_written(cluster.pid) - sent) / (passed * SIZE),
-        }
+def _backlogs(cluster: ReplayedCluster, options: Options) -> Iterator[dict[str, Any]]:
+    yield _backlog(cluster, options, "raw")
+    yield _backlog(cluster, options, "raw", per_batch=options.scaled(4 * PER_BATCH, PER_BATCH))
+    yield _backlog(cluster, options, "raw", cores=1)
+    yield _backlog(cluster, options, "raw", ordering="total")
+    for documents in ("typed", "json", "envelope"):
+        yield _backlog(cluster, options, documents)
 
 
-def write(
+def _backlog(
     cluster: ReplayedCluster,
+    options: Options,
     documents: str,
-    ordering: str,
-    cores: int,
-    per_batch: int,
-    tables: Sequence[str] = (),
-) -> dict[str, float]:
-    """Write the backlog in a new JVM: Parquet files by a query, or tables of a job.
-
-    Returns the figures of ``bench.spark_parquet``.
+    *,
+    ordering: str = "perDocument",
+    cores: int = 2,
+    per_batch: int = PER_BATCH,
+    into: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Write the backlog in new JVMs: Parquet files by a query, or tables of a job.
 
     Raises:
         RuntimeError: the table does not hold every event exactly once.
     """
-    with router(cluster.configdb) as (port, pid):
-        flags = ["--port", str(port), "--router", str(pid), "--per-batch", str(per_batch)]
-        flags += ["--documents", documents, "--ordering", ordering, "--cores", str(cores)]
-        flags += ["--tables", *tables] if tables else []
-        figures = run_json("-m", "bench.spark_parquet", *flags, timeout=900)
-    if figures["rows"] != cluster.events:
-        raise RuntimeError(f"{figures['rows']} rows of {cluster.events} events")
-    return figures
+    case = {"documents": documents, "ordering": ordering, "cores": cores, "per_batch": per_batch}
+    runs = []
+    for _ in range(options.runs):
+        with router(cluster.configdb) as (port, pid):
+            flags = _flags({"port": port, "router": pid, **case})
+            flags += ["--tables", *into] if into else []
+            figures = run_json("-m", "bench.spark_backlog", *flags)
+        if figures["rows"] != cluster.events:
+            raise RuntimeError(f"{figures['rows']} rows of {cluster.events} events")
+        runs.append(figures)
+    row = {**case, "into": ", ".join(into) or "Parquet", **medians(runs)}
+    say_row(options, BACKLOG, row)
+    return row
 
 
-def snapshot(options: Options) -> Table:
-    """Read a collection of real servers by Spark snapshots and by pymongo, in turns."""
-    documents = options.scaled(DOCUMENTS, DOCUMENTS // 4)
-    binaries = options.real_binaries
-    assert binaries is not None
-    options.say(f"snapshots of {documents:,} documents")
-    with RealCluster(ServerBinaries(binaries), SNAPSHOT_SHARDS, noop_interval=1) as cluster:
+def _small_batches(options: Options) -> Table:
+    """Follow documents that are written one by one into the tables of a job."""
+    rows, firsts = [], count(1_000_000, 1_000_000)
+    with (
+        start_cluster(SHARDS) as cluster,
+        start_router(cluster.configdb, upstream=f"mongodb://{cluster.mongos}/") as through,
+    ):
         spread(cluster)
-        with MongoClient[dict[str, Any]](cluster.mongos_uri) as client:
-            collection = client[DATABASE][COLLECTION]
-            pad = "x" * (SIZE - 50)
-            for first in range(0, documents, 5000):
-                numbers = range(first, min(documents, first + 5000))
-                batch = [{"_id": n, "s": n % SNAPSHOT_SHARDS, "pad": pad} for n in numbers]
-                collection.insert_many(batch, ordered=False)
+        for trigger in TRIGGERS:
+            arguments = ["bench.spark_follow", "latency", "--tables", *TABLES[1]]
+            arguments += ["--uri", through.uri, "--trigger", trigger]
+            writes = options.scaled(WRITES, WRITES // 6)
+            found = late(cluster.mongos_uri, next(firsts), writes, PAUSE, *arguments)
+            rows.append({"trigger": trigger, **found})
+            say_row(options, SMALL, rows[-1])
+        servers = "real servers" if cluster.real else "embedded cluster"
+    title = f"Small batches into bronze and current, {SHARDS} shards, {servers}"
+    note = f"{1 / PAUSE:.0f} inserts a second, until bronze has them."
+    return Table(title, SMALL, rows, note)
+
+
+def _snapshots(options: Options) -> Table:
+    """Write a snapshot of a collection on MongoDB's own servers into the tables of a job."""
+    documents, rows = options.scaled(DOCUMENTS, DOCUMENTS // 10), []
+    binaries = servers_of(options)
+    assert binaries is not None
+    with RealCluster(binaries, SNAPSHOT_SHARDS) as cluster:
+        spread(cluster)
+        fill(cluster, documents, lambda _: {"pad": "x" * (SIZE - 50)})
         with router(cluster.configdb, "--upstream", cluster.mongos_uri) as (port, _):
-            flags = ["--router", f"mongodb://127.0.0.1:{port}", "--mongos", cluster.mongos_uri]
-            flags += ["--namespace", f"{DATABASE}.{COLLECTION}", "--documents", str(documents)]
-            rates = run_json("-m", "bench.spark_snapshot", *flags, timeout=600)
-    return Table(
-        f"A collection of {documents:,} documents of {SIZE} bytes, two threads (medians)",
-        (
-            Column("Spark snapshot, json: documents/s", "json", ",.0f"),
-            Column("raw", "raw", ",.0f"),
-            Column("pymongo", "pymongo", ",.0f"),
-            Column("json / pymongo", "json_ratio", ".2f"),
-            Column("raw / pymongo", "raw_ratio", ".2f"),
-        ),
-        [
-            {
-                **rates,
-                "json_ratio": rates["json"] / rates["pymongo"],
-                "raw_ratio": rates["raw"] / rates["pymongo"],
-            }
-        ],
-        note="MongoDB's own servers, two shards. Spark's reading includes its planning and its "
-        "start of a job; pymongo reads through mongos into dicts.",
+            for tables in TABLES:
+                for form in ("raw", "json"):
+                    flags = _flags({"uri": f"mongodb://127.0.0.1:{port}", "form": form})
+                    flags += ["--events", str(documents), "--tables", *tables]
+                    found = run_json("-m", "bench.spark_follow", "snapshot", *flags)
+                    rows.append({"form": form, "into": ", ".join(tables), **found})
+                    say_row(options, SNAPSHOTS, rows[-1])
+    title = f"A snapshot of {documents:,} documents of {SIZE} bytes"
+    note = (
+        "MongoDB's own servers, two shards. The third snapshot in one JVM, from the first batch to "
+        "the last; CPU of the JVM and its workers."
     )
+    return Table(title, SNAPSHOTS, rows, note)
 
 
-def _say(options: Options, columns: tuple[Column, ...], row: dict[str, Any]) -> None:
-    options.say("; ".join(f"{column.heading} {column.text(row)}" for column in columns))
-
-
-def _written(pid: int) -> int:
-    """Return the bytes that a process has written, mostly to sockets (`write` and `writev`)."""
-    for line in Path(f"/proc/{pid}/io").read_text().splitlines():
-        if line.startswith("wchar:"):
-            return int(line.split()[1])
-    raise RuntimeError(f"no wchar of process {pid}")
+def _flags(given: dict[str, Any]) -> list[str]:
+    """Return a command line with these options."""
+    named = ((name.replace("_", "-"), value) for name, value in given.items())
+    return [text for name, value in named for text in (f"--{name}", str(value))]

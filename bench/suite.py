@@ -1,9 +1,11 @@
-"""The parts of a benchmark suite: options, and an outcome of tables and plots."""
+"""The parts of a benchmark suite: options, tables and their columns."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.harness.clusters import ServerBinaries
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +17,6 @@ class Options:
         runs: how often each figure is taken; the median counts.
         quiet: seconds without a write before each write of a quiet stream.
         real_binaries: folder with mongod and mongos, to measure them side by side; None for none.
-        profile: folder for flame graphs of the router; None for none.
         say: prints a line about the progress of the run.
     """
 
@@ -23,7 +24,6 @@ class Options:
     runs: int = 3
     quiet: float = 10.0
     real_binaries: Path | None = None
-    profile: Path | None = None
     say: Callable[[str], None] = print
 
     def scaled(self, full: int, quick: int) -> int:
@@ -56,35 +56,25 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Plot:
-    """Lines over a common axis, or bars; each series is a list of points ``(x, y)``."""
-
-    name: str
-    title: str
-    x: str
-    y: str
-    series: dict[str, list[tuple[Any, float]]]
-    bars: bool = False
-    log_x: bool = False
-    log_y: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The results of a suite: tables, whose rows are the raw figures, and plots of them."""
-
-    tables: list[Table]
-    plots: list[Plot] = field(default_factory=list)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the figures as plain values."""
-        return {"tables": [asdict(table) for table in self.tables]}
-
-
-@dataclass(frozen=True, slots=True)
 class Suite:
-    """One question that the benchmark answers; ``bench/NAME.py`` defines it as ``SUITE``."""
+    """One question that the benchmark answers; ``bench/NAME.py`` defines it as ``SUITE``.
+
+    ``run`` returns tables, whose rows are the raw figures.
+    """
 
     name: str
     question: str
-    run: Callable[[Options], Outcome]
+    run: Callable[[Options], list[Table]]
+
+
+def servers_of(options: Options) -> ServerBinaries | None:
+    """Return MongoDB's own servers, or say that what needs them is left out."""
+    if options.real_binaries is None:
+        options.say("left out: set MERGEROUTER_MONGO_BIN to the folder of mongod and mongos")
+        return None
+    return ServerBinaries(options.real_binaries)
+
+
+def say_row(options: Options, columns: Sequence[Column], row: dict[str, Any]) -> None:
+    """Print a row of a table while its suite runs."""
+    options.say("; ".join(f"{column.heading} {column.text(row)}" for column in columns))

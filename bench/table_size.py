@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.current_tables import apply, insert, key_of, staged, update
-from bench.suite import Column, Options, Outcome, Plot, Suite, Table
+from bench.suite import Options
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.log_state import Batch
 
@@ -22,34 +22,16 @@ FILES = (100, 1_000, 10_000, 100_000)
 BATCHES, FILE_BYTES = 5, 100_000_000
 ROWS = 10_000  # of each file
 
-COLUMNS = (
-    Column("files", "files", ","),
-    Column("opening: CPU s", "open", ".2f"),
-    Column("a batch of one change: CPU s", "batch", ".3f"),
-    Column("KB committed", "committed", ",.1f"),
-    Column("a batch without a change: CPU s", "empty", ".3f"),
-    Column("KB committed ", "empty_committed", ",.1f"),
-    Column("peak memory MB", "memory", ",.0f"),
-)
 
-
-def run(options: Options) -> Outcome:
+def sizes(options: Options) -> list[dict[str, Any]]:
     """Measure one batch on tables of several numbers of files, each in a process of its own."""
     rows = []
     for count in FILES[: options.scaled(len(FILES), 2)]:
-        options.say(f"a table of {count:,} files")
+        options.say(f"a current table of {count:,} files")
         with tempfile.TemporaryDirectory() as at:
             document = in_process(made, at, count)
             rows.append(in_process(measured, at, document))
-    note = f"Medians of {BATCHES} batches without Spark. Of the files only the changed one exists."
-    series = {
-        name: [(row["files"], row[name]) for row in rows] for name in ("batch", "empty", "open")
-    }
-    plot = Plot("table_size", "CPU of the driver", "files", "s", series, log_x=True)
-    return Outcome([Table("A table whose files grow in number", COLUMNS, rows, note=note)], [plot])
-
-
-SUITE = Suite("table_size", "What does a batch cost while a table's files grow in number?", run)
+    return rows
 
 
 def in_process(function: Any, *args: Any) -> Any:

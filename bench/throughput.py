@@ -1,10 +1,8 @@
-"""Throughput and CPU of the merge against a direct drain and an application-level merge."""
+"""Throughput and CPU of the merge over replaying shards: many shards, paced ones, small batches."""
 
-from collections.abc import Callable
 from typing import Any
 
 from bench.events import FIRST_SECOND
-from bench.flame import profiled
 from bench.processes import (
     ReplayedCluster,
     drain,
@@ -12,15 +10,18 @@ from bench.processes import (
     own_core,
     replayed_cluster,
     router,
-    run_json,
 )
-from bench.suite import Column, Options, Outcome, Plot, Suite, Table
+from bench.suite import Column, Options, Suite, Table
 
 START = f"{FIRST_SECOND}:1"
 SIZES = {600: (1_920_000, (1, 2, 4, 8, 16)), 2048: (640_000, (1, 4, 16))}
 """Bytes of an event: the number of events per run, and the numbers of shards."""
-APPLICATION_EVENTS = 100_000
-"""The events of the application-level merge; fewer, because it takes ten times as long."""
+PACE = 140_000
+"""Events a second of one real shard, drained directly."""
+PACED_SECONDS, PACED_SHARDS = 2, (1, 2, 4, 8, 16)
+SHARDS, SIZE = 4, 600
+BATCHES = {1: 20_000, 10: 100_000, 100: 240_000, 1000: 240_000}
+"""Events per batch, on one side of the router, and how many events are read in all."""
 
 COLUMNS = (
     Column("shards", "shards"),
@@ -29,74 +30,56 @@ COLUMNS = (
     Column("router CPU µs/event", "router_cpu", ".2f"),
     Column("opening ms", "opening", ".0f"),
     Column("direct drain events/s", "direct_rate", ",.0f"),
-    Column("pymongo + heapq events/s", "application_rate", ",.0f"),
-    Column("its CPU µs/event", "application_cpu", ".1f"),
-    Column("router / heapq", "over_application", ".1f"),
+    Column("router / direct", "of_direct", ".2f"),
+)
+PACED_NOTE = (
+    f"Each shard takes {1e6 / PACE:.1f} µs an event for its replies, and works only while it is "
+    "asked, as mongod does."
+)
+SMALL = (
+    Column("a shard's replies have", "most", ","),
+    Column("the client asks for", "batch_size", ","),
+    Column("events/s", "rate", ",.0f"),
+    Column("router CPU µs/event", "cpu", ",.1f"),
 )
 
 
-def run(options: Options) -> Outcome:
-    """Measure each size of events over numbers of shards."""
-    rows = []
-    for size, (events, numbers) in SIZES.items():
-        for count in (4,) if options.quick else numbers:
-            options.say(f"{count} shards, {size}-byte events")
-            rows.append(measure(count, size, options.scaled(events, events // 4), options.runs))
-    if options.profile is not None:
-        _profile(options)
-    plots = [
-        Plot(
-            name=f"throughput_{size}",
-            title=f"Merged change streams, {size}-byte events",
-            x="shards",
-            y="events/s",
-            series={
-                label: [(row["shards"], row[key]) for row in rows if row["size"] == size]
-                for label, key in (
-                    ("router", "router_rate"),
-                    ("shards drained directly", "direct_rate"),
-                    ("pymongo + heapq", "application_rate"),
-                )
-            },
-            log_x=True,
-        )
-        for size in SIZES
+def run(options: Options) -> list[Table]:
+    """Measure shards that are as fast as they can, paced ones, and sizes of batches."""
+    merged = [
+        _merged(options, shards, size, options.scaled(events, events // 4))
+        for size, (events, numbers) in SIZES.items()
+        for shards in ((4,) if options.quick else numbers)
     ]
-    return Outcome([Table("change streams merged (medians)", COLUMNS, rows)], plots)
+    paced = [
+        _merged(options, shards, SIZE, PACE * PACED_SECONDS * shards, "--pace", str(PACE))
+        for shards in ((4,) if options.quick else PACED_SHARDS)
+    ]
+    small = [
+        _small(options, options.scaled(events, events // 5), most, batch_size)
+        for few, events in BATCHES.items()
+        for most, batch_size in ((None, few), (few, None))
+    ]
+    title = f"{SHARDS} shards, {SIZE}-byte events, one client (medians)"
+    return [
+        Table("change streams merged (medians)", COLUMNS, merged),
+        Table(f"shards of {PACE:,} events a second each (medians)", COLUMNS, paced, PACED_NOTE),
+        Table(title, SMALL, small),
+    ]
 
 
 SUITE = Suite("throughput", "How much can one router merge?", run)
 
 
-def _profile(options: Options) -> None:
-    """Take a flame graph for each size at four shards, in separate runs."""
-    assert options.profile is not None
-    options.profile.mkdir(exist_ok=True)
-    for size, (events, _) in SIZES.items():
-        path = options.profile / f"flame_{size}.svg"
-        with (
-            replayed_cluster(4, events, size) as cluster,
-            router(cluster.configdb) as (port, pid),
-            profiled(pid, path),
-        ):
-            drain([str(port)], cluster.events, START)
-        options.say(f"flame graph: {path}")
-
-
-def measure(shards: int, size: int, events: int, runs: int) -> dict[str, Any]:
-    """Measure all three ways on the same replaying shards; return a row of medians.
-
-    Args:
-        shards: number of replaying shards.
-        size: bytes of an event.
-        events: events per run, over all shards.
-        runs: runs of each way.
-    """
-    with own_core() as core, replayed_cluster(shards, events, size) as cluster:
-        direct = _median(runs, lambda: drain(cluster.ports, cluster.events, START))
-        merged = _median(runs, lambda: through_router(cluster, core))
-        some = min(cluster.events, APPLICATION_EVENTS)
-        application = _median(1, lambda: _application(cluster.ports, some, core))
+def _merged(
+    options: Options, shards: int, size: int, events: int, *arguments: str
+) -> dict[str, Any]:
+    """Drain the same shards directly and through the router; return a row of medians."""
+    options.say(f"{shards} shards, {size}-byte events {' '.join(arguments)}")
+    with own_core() as core, replayed_cluster(shards, events, size, *arguments) as cluster:
+        times = range(options.runs)
+        direct = medians([drain(cluster.ports, cluster.events, START) for _ in times])
+        merged = medians([_through_router(cluster, core) for _ in times])
     return {
         "shards": shards,
         "size": size,
@@ -104,26 +87,25 @@ def measure(shards: int, size: int, events: int, runs: int) -> dict[str, Any]:
         "router_cpu": merged["cpu"],
         "opening": merged["opening"],
         "direct_rate": direct["rate"],
-        "application_rate": application["rate"],
-        "application_cpu": application["cpu"],
-        "over_application": merged["rate"] / application["rate"],
+        "of_direct": merged["rate"] / direct["rate"],
     }
 
 
-def _median(runs: int, run: Callable[[], dict[str, float]]) -> dict[str, float]:
-    return medians([run() for _ in range(runs)])
+def _small(
+    options: Options, events: int, most: int | None, batch_size: int | None
+) -> dict[str, Any]:
+    """Drain few events at a time, from each shard or to the client; return a row of medians."""
+    options.say(f"{most or batch_size} events at a time, {'from each shard' if most else 'out'}")
+    limit = ("--most", str(most)) if most else ()
+    asked = ("--batch-size", str(batch_size)) if batch_size else ()
+    with replayed_cluster(SHARDS, events, SIZE, *limit) as cluster:
+        runs = [_through_router(cluster, None, *asked) for _ in range(options.runs)]
+    return {"most": most, "batch_size": batch_size, **medians(runs)}
 
 
-def through_router(cluster: ReplayedCluster, cores: set[int]) -> dict[str, float]:
+def _through_router(
+    cluster: ReplayedCluster, cores: set[int] | None, *arguments: str
+) -> dict[str, float]:
     """Drain the whole cluster through a new router that runs on ``cores`` only."""
     with router(cluster.configdb, cores=cores) as (port, pid):
-        return drain([str(port)], cluster.events, START, cpu_of=pid)
-
-
-def _application(ports: list[str], events: int, cores: set[int]) -> dict[str, float]:
-    arguments = ("--events", str(events), "--start", START)
-    result = run_json("-m", "bench.application_merge", *ports, *arguments, cores=cores)
-    return {
-        "rate": result["events"] / result["seconds"],
-        "cpu": result["cpu"] / result["events"] * 1e6,
-    }
+        return drain([str(port)], cluster.events, START, *arguments, cpu_of=pid)

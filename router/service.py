@@ -29,6 +29,7 @@ from router.feed.feed import MOST_CLIENTS, Feed
 from router.lookup.connections import Connect
 from router.loop_lag import LoopLag
 from router.memory import keep_slack_small
+from router.owned_tasks import OwnedTasks
 from router.peers.peers import Peers
 from router.server.listener import Listener
 from router.stream_settings import StreamSettings
@@ -36,7 +37,7 @@ from router.tls.certificates import Certificates
 from router.tls.handshake import Handshakes
 from router.tracing import SpanExport
 from router.upstream_mongos import UpstreamMongos, parse_upstream
-from shard_client.wire.access import Access
+from shard_client.wire.authentication import Access
 from shard_client.wire.tls import TlsContexts
 
 log = structlog.get_logger()
@@ -93,8 +94,8 @@ async def serve(
             attributes["feedPort"] = await feed.listen(hosts, settings.feed.port)
         log.info("Waiting for connections", component="NETWORK", **attributes)
         if rotate is not None and node.certificates is not None:
-            rotating = asyncio.create_task(_rotate(node.certificates, rotate))
-            owned.push_async_callback(_end, rotating)
+            tasks = await owned.enter_async_context(OwnedTasks())
+            tasks.run(_rotate, node.certificates, rotate)
         await stop.wait()
         drain_time = node.parameters["mongosShutdownTimeoutMillisForSignaledShutdown"] * _MS
         log.info("Shutting down", component="CONTROL", drainSeconds=drain_time)
@@ -187,10 +188,8 @@ async def assemble(
             sent_time=None if access is None else access.times.newest_raw,
         )
         owned.push_async_callback(cursors.close)
-        keeping = asyncio.create_task(
-            keep_slack_small(cursors.memory), name="give back freed memory"
-        )
-        owned.push_async_callback(_end, keeping)
+        tasks = await owned.enter_async_context(OwnedTasks())
+        tasks.run(keep_slack_small, cursors.memory, name="give back freed memory")
         node = Node(
             clock=cluster.clock,
             cursors=cursors,
@@ -215,8 +214,7 @@ async def assemble(
         known = asyncio.Event()
         version = ClusterVersion(cluster, node.upstream, share.announce or node.become)
         # The first process keeps the version current for all.
-        reading = asyncio.create_task(_read_version(version, known, keep=share.number <= 1))
-        owned.push_async_callback(_end, reading)
+        tasks.run(_read_version, version, known, share.number <= 1)
         if settings.net.admin.port is not None:
             node.checks, node.lag = ServerChecks(cluster, upstream), LoopLag()
             owned.push_async_callback(node.checks.close)
@@ -304,11 +302,6 @@ def _fail_points() -> FailPointHooks:
     return FailPoints()
 
 
-async def _end(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.wait((task,))
-
-
 async def _rotate(certificates: Certificates, asked: asyncio.Event) -> None:
     """Exchange the certificates each time ``asked`` is set."""
     while True:
@@ -335,7 +328,7 @@ def _upstream(settings: Settings, share: Share, access: Access) -> UpstreamMongo
     return UpstreamMongos(addresses, moved=share.announce_upstream, access=access, own_id=own_id)
 
 
-async def _read_version(version: ClusterVersion, first: asyncio.Event, *, keep: bool) -> None:
+async def _read_version(version: ClusterVersion, first: asyncio.Event, keep: bool) -> None:
     await version.read()
     first.set()
     if keep:

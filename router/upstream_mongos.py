@@ -10,8 +10,7 @@ from bson.objectid import ObjectId
 
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, WrongServerError
-from shard_client.wire.access import OPEN, Access
-from shard_client.wire.authentication import Credentials
+from shard_client.wire.authentication import OPEN, Access, Credentials
 from shard_client.wire.connection import Address, Connection, format_address, parse_address
 
 log = structlog.get_logger()

@@ -53,6 +53,7 @@ class ErrorCode(IntEnum):
     PrimarySteppedDown = 189
     ClusterTimeFailsRateLimiter = 205
     NoSuchSession = 206
+    InvalidUUID = 207
     StaleClusterTime = 209
     RetryChangeStream = 234
     CursorKilled = 237

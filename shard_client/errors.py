@@ -1,4 +1,4 @@
-"""Exceptions of the wire protocol: protocol, network and command errors."""
+"""Errors of the wire protocol, of the network and of commands, and which may be over soon."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -15,10 +15,6 @@ from shard_client.error_codes import code_name as _official_name
 RESUMABLE_LABEL = "ResumableChangeStreamError"
 NON_RESUMABLE_LABEL = "NonResumableChangeStreamError"
 
-
-# Old drivers take these words in a message for a state change of the server that sent it.
-_STATE_CHANGES = {"not master": "(NOT_PRIMARY)", "node is recovering": "(NODE_IS_RECOVERING)"}
-
 # Fields of the error itself, and fields about the member's own state that any reply can have.
 _NOT_EXTRA = frozenset(
     {
@@ -27,6 +23,13 @@ _NOT_EXTRA = frozenset(
     }
 )
 
+
+_CURSOR_GONE = frozenset(
+    {ErrorCode.CursorNotFound, ErrorCode.CursorKilled, ErrorCode.QueryPlanKilled}
+)
+"""Codes of a cursor that its member has lost. A member that rolls back closes its catalog, which
+kills its cursors with QueryPlanKilled."""
+_NETWORK = frozenset({ErrorCode.HostUnreachable, ErrorCode.HostNotFound, ErrorCode.SocketException})
 
 _FOR_DEVELOPERS = re.compile(
     r"\[Errno -?\d+\] | ?\(configured timeouts:[^)]*\)|, Timeout: .*|, full error: .*", re.DOTALL
@@ -148,20 +151,35 @@ class CommandError(Exception):
             return self.with_labels(RESUMABLE_LABEL)
         return self.with_labels()
 
-    def without_state_change(self) -> Self:
-        """Return the error as mongos passes it on (docs/protocol.md#opening).
-
-        An error of a shard member that is not a primary or is shutting down becomes
-        HostUnreachable. Otherwise drivers would take it for a state change of the router and avoid
-        the router for a while.
-        """
-        if self.code not in NOT_PRIMARY_CODES:
-            return self
-        message = self.message
-        for words, harmless in _STATE_CHANGES.items():
-            message = message.replace(words, harmless)
-        return type(self)(ErrorCode.HostUnreachable, message, labels=self.labels, extra=self.extra)
-
 
 class WrongServerError(CommandError):
     """Another server answers than the one that the settings describe: waiting does not help."""
+
+
+def is_resumable(error: CommandError) -> bool:
+    """Return whether a cursor can be reopened after its last watermark when it failed with
+    ``error``.
+
+    A missing or killed cursor on the shard is resumable; a lost oplog position and fatal errors are
+    not (docs/protocol.md#opening). mongos passes QueryPlanKilled on, and drivers do not resume
+    after it; reopening the member's cursor loses nothing.
+    """
+    return (
+        error.code in RESUMABLE_CODES
+        or error.code in NOT_PRIMARY_CODES
+        or error.code in _CURSOR_GONE
+        or error.code == ErrorCode.NetworkInterfaceExceededTimeLimit
+        or RESUMABLE_LABEL in error.labels
+    )
+
+
+def blames_member(error: CommandError) -> bool:
+    """Return whether ``error`` (not primary, or unreachable) requires selecting a member again."""
+    return error.code in NOT_PRIMARY_CODES or error.code in _NETWORK
+
+
+def from_network(error: NetworkError, address: str) -> CommandError:
+    """Return the error that mongos reports to a client for an unreachable member."""
+    return CommandError(
+        ErrorCode.HostUnreachable, f"Error connecting to {address} :: caused by :: {error}"
+    )

@@ -58,8 +58,16 @@ _MODULES = {
 }
 
 
+__all__ = list(_MODULES)
+
+
+def __dir__() -> list[str]:
+    """Return the names for users, which are imported at first use."""
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
-    """PySpark is imported when it is needed: the workers' modules do without the session."""
+    """Import PySpark when it is needed: the workers' modules do without the session."""
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

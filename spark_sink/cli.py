@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -364,7 +365,7 @@ def _run(
     from spark_sink.jobs.own_router import require_router
     from spark_sink.jobs.progress import JobMetrics, ProgressReport
     from spark_sink.jobs.query_run import quiet_stop, run_until_stopped
-    from spark_sink.jobs.rebuilding import restore_checkpoint
+    from spark_sink.jobs.rebuilding import leave_out_lost, restore_checkpoint
     from spark_sink.jobs.router_report import RouterReport
     from spark_sink.jobs.tables_job import TablesJob, take_over
     from spark_sink.source.unmatched_names import warn_of_unmatched_names
@@ -374,13 +375,14 @@ def _run(
         raise OptionError("--verify-every compares the current table: add --table current")
     code = 0
     folder, given = JobFolder(out, checkpoint), {**record.options, "uri": uri}
-    require_router(given)
+    record = replace(record, cluster=require_router(given))
     warn_of_unmatched_names(given)
     folder.mend(record)
     with folder.locked(), RouterReport(folder.address, given) as router, quiet_stop(end):
         epoch = take_over(folder)
         restore_checkpoint(folder)
         folder.begin(record, once=trigger is None)
+        leave_out_lost(folder, uri)
         with session("run", pairs_of(settings, "--conf")) as spark:
             metrics = JobMetrics()
             verifier = findings = None

@@ -27,7 +27,8 @@ _REFUSED_OPTION = (
 _CAUSES = {
     280: "the stream cannot be resumed here: the event at the checkpoint is not in it. If its "
     "shard was removed from the cluster, set a job to the present with job seek, or start a query "
-    "with a new checkpointLocation. If the pipeline was changed, restore it",
+    "with a new checkpointLocation. If you have changed pipeline, showExpandedEvents, "
+    "cursor.oversize.handling.mode or errors.tolerance, restore it",
     18: "the login is refused: check the user, the password and authSource in option 'uri'",
     _NOT_ALLOWED: "not allowed: the user in option 'uri' needs the privileges find and "
     "changeStream on the watched namespaces",
@@ -72,8 +73,8 @@ def stream_refused(error: PyMongoError) -> StreamError:
         return HistoryLostError(
             "history lost: the shards' oplogs no longer contain the stream's position. Set a job "
             "to a later one with job seek, or start it with onHistoryLost=snapshot: both read the "
-            "collections again. Start a query with onHistoryLost=snapshot or a new "
-            "checkpointLocation. Make the oplogs larger",
+            "collections again. Start a query with onHistoryLost=snapshot, or with a new "
+            "checkpointLocation if it ended within a batch. Make the oplogs larger",
             error,
         )
     if code == _NOT_ALLOWED and "requires authentication" in str(error):

@@ -2,20 +2,17 @@
 
 import asyncio
 import re
-import tomllib
 from collections.abc import Iterable, Iterator
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
 
-import typer
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic.fields import FieldInfo
 
+import router.cli  # noqa: F401  its options name their flags in FLAGS
 from router.admin.words import in_bytes
-from router.cli import OWN_COMMANDS
 from router.commands.table import COMMANDS
 from router.config.flags import FLAGS, SETTINGS
 from router.config.parameters import PARAMETERS
@@ -25,7 +22,6 @@ from tests.harness.admin import admin_port, get, watched_facade
 DOCS = Path(__file__).parents[1] / "docs"
 METRICS = DOCS / "metrics.md"
 SETTINGS_PAGE = DOCS / "settings.md"
-PYPROJECT = DOCS.parent / "pyproject.toml"
 COMMANDS_PAGE = DOCS / "commands.md"
 
 _METRICS_HEAD = """# Metrics
@@ -67,21 +63,12 @@ them with `getParameter`. With several workers, each has its share of the bounds
 | parameter | default | unit | values | meaning |
 |---|---|---|---|---|
 """
-_COMMANDS_HEAD = """# All commands
+_COMMANDS_HEAD = """# Commands of MongoDB
 
-The command line's options, and the commands that the router answers itself; written by
-`python -m tests.reference`. [Commands](cli.md) shows how to use the operator's.
-
-## The command line
-
-`mergerouter --help` lists the commands. The options of `serve` are [settings](settings.md).
-"""
-_ANSWERED_HEAD = """
-## Commands of MongoDB
-
-The router answers these itself. With `--upstream`, all others pass through to the mongos, and so do
-those of these that concern nothing of the router's, such as an `aggregate` without `$changeStream`;
-without it, others get 59 CommandNotFound.
+The commands that the router answers itself; written by `python -m tests.reference`. With
+`--upstream`, all others pass through to the mongos, and so do those of these that concern nothing
+of the router's, such as an `aggregate` without `$changeStream`; without it, others get 59
+CommandNotFound. [Commands](cli.md) are those of the command line.
 
 | command | | on the database | requires the action |
 |---|---|---|---|
@@ -110,23 +97,7 @@ def settings_reference() -> str:
 
 
 def commands_reference() -> str:
-    """Return the page of all commands, of the command line and of MongoDB."""
-    app = typer.Typer()
-    points = tomllib.loads(PYPROJECT.read_text())["project"]["entry-points"]["mergerouter.commands"]
-    others = (EntryPoint(name, value, "") for name, value in points.items())
-    for point in sorted((*OWN_COMMANDS, *others), key=lambda point: point.name):
-        command = point.load()
-        if isinstance(command, typer.Typer):
-            app.add_typer(command, name=point.name)
-        else:
-            app.command(point.name)(command)
-    root: Any = typer.main.get_command(app)
-    sections = "".join(
-        _command_section(f"{name} {inner}".strip(), each)
-        for name, command in root.commands.items()
-        for inner, each in getattr(command, "commands", {"": command}).items()
-        if name != "serve"
-    )
+    """Return the page of all commands of MongoDB that the router answers."""
     answered = {command.names[0]: command for command in COMMANDS.values()}
     rows = (
         f"| {', '.join(f'`{each}`' for each in command.names)} | {command.help} "
@@ -134,26 +105,7 @@ def commands_reference() -> str:
         for name, command in sorted(answered.items())
         if not name.startswith("_") and not command.for_tests
     )
-    return _COMMANDS_HEAD + sections + _ANSWERED_HEAD + _lines(rows)
-
-
-def _command_section(name: str, command: Any) -> str:
-    """Return a command's heading, its first sentence and its arguments and options."""
-    text = " ".join(str(command.help).split("\n\n", maxsplit=1)[0].split())
-    rows = []
-    for parameter in command.params:
-        if parameter.name in ("help", "install_completion", "show_completion"):
-            continue
-        names = ", ".join(f"`{each}`" for each in parameter.opts)
-        if parameter.param_type_name == "argument":
-            names = f"`{str(parameter.metavar or parameter.name).upper()}`"
-        default = parameter.default if isinstance(parameter.default, str | int | float) else None
-        if default is False or default == "":
-            default = None
-        meaning = " ".join(str(getattr(parameter, "help", None) or "").split()).replace("|", "\\|")
-        rows.append(f"| {names} | {_shown(default)} | {meaning} |")
-    table = "\n| | default | |\n|---|---|---|\n" + _lines(rows) if rows else ""
-    return f"\n### mergerouter {name}\n\n{text}\n{table}"
+    return _COMMANDS_HEAD + _lines(rows)
 
 
 def _lines(rows: Iterable[str]) -> str:

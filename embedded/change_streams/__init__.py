@@ -2,8 +2,8 @@
 
 ``open_change_stream`` returns a cursor, whose ``next_batch`` returns events
 (docs/protocol.md#cursor-replies to docs/protocol.md#events). A stream reads the oplog
-(``oplog_filter``, ``transactions``), makes events and tokens (``events``, ``update_description``,
-``resume_token``), looks documents up (``images``) and runs the client's stages (``user_stages``,
+(``oplog_filter``, ``transactions``), makes events and tokens (``events``, ``update_description``),
+looks documents up (``images``) and runs the client's stages (``user_stages``,
 ``splitting``).
 """
 

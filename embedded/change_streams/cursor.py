@@ -10,10 +10,10 @@ from bson.raw_bson import RawBSONDocument
 
 from embedded.change_streams.host import StreamHost
 from embedded.change_streams.request import StreamRequest, parse_request
-from embedded.change_streams.resume_token import Start
 from embedded.change_streams.stream import ChangeStream
 from embedded.change_streams.user_stages import SPLIT, UserStages
 from embedded.logical_clock import as_ordinal, as_timestamp
+from shard_client.bson.resume_token import ResumeToken
 from shard_client.errors import CommandError
 
 DEFAULT_FIRST_BATCH: Final = 101
@@ -24,7 +24,6 @@ _ENTRIES_AT_A_TIME: Final = 256
 """Oplog entries, or events, to process before other tasks run."""
 
 _ELEMENT_OVERHEAD: Final = 8
-_IN_GET_MORE: Final = "Executor error during getMore"
 
 
 class Batch(NamedTuple):
@@ -194,7 +193,7 @@ def open_change_stream(
     request = parse_request(database, collection, pipeline[0], version)
     start = request.token
     if start is None:
-        start = Start.at(_after_last(host), version)
+        start = ResumeToken.high_water_mark(_after_last(host), version)
     stages = UserStages.of(pipeline[1:], command)
     return ChangeStreamCursor(host, request, ChangeStream(host, request, stages, start, version))
 

@@ -8,9 +8,10 @@ import bson
 
 from embedded.change_streams.oplog_filter import NOOP_EVENTS
 from embedded.change_streams.request import StreamRequest
-from embedded.change_streams.resume_token import ResumeToken, Start
 from embedded.change_streams.transactions import Operation
 from embedded.change_streams.update_description import describe_update
+from shard_client.bson.resume_token import ResumeToken
+from shard_client.bson.values import MalformedValueError
 from shard_client.errors import CommandError
 
 _CLASSIC: Final = frozenset(
@@ -26,15 +27,12 @@ _HEAD_OF_WRAPPER: Final = 6
 class ChangeEvent:
     """An event inside a stream.
 
-    ``document`` is the event for the client. ``token`` is its resume token, ``key`` the token's
-    KeyString and ``token_document`` the token's form for clients. The client's pipeline may change
-    ``document`` but not the other fields.
+    ``document`` is the event for the client, and ``token`` its resume token. The client's pipeline
+    may change ``document`` but not the other fields.
     """
 
     document: dict[str, Any]
     token: ResumeToken
-    key: bytes
-    token_document: dict[str, Any]
     operation: Operation
 
     @property
@@ -68,7 +66,7 @@ class EventMaker:
     client's token, because they are compared with it.
     """
 
-    def __init__(self, request: StreamRequest, start: Start, version: int) -> None:
+    def __init__(self, request: StreamRequest, start: ResumeToken, version: int) -> None:
         self._request = request
         self._start = start
         self._version = version
@@ -82,7 +80,6 @@ class EventMaker:
         """
         draft = self._draft(operation.entry)
         token = self._token(operation, draft)
-        key, token_document = token.encoded()
         document: dict[str, Any] = {}
         if draft.to is not None:
             document["to"] = draft.to
@@ -91,7 +88,7 @@ class EventMaker:
                 document["txnNumber"] = operation.txn_number
             if operation.lsid is not None:
                 document["lsid"] = operation.lsid
-        document["_id"] = token_document
+        document["_id"] = token.document
         document["operationType"] = draft.operation_type
         document["clusterTime"] = operation.ts
         uuid = operation.entry.get("ui")
@@ -104,7 +101,7 @@ class EventMaker:
             document["fullDocument"] = None
         document["ns"] = _namespace(draft.database, draft.collection)
         self._finish(document, draft)
-        return ChangeEvent(document, token, key, token_document, operation)
+        return ChangeEvent(document, token, operation)
 
     def _finish(self, document: dict[str, Any], draft: _Draft) -> None:
         if draft.operation_type == "create" and self._version >= 2:
@@ -132,13 +129,17 @@ class EventMaker:
                 identifier["documentKey"] = draft.document_key
             elif draft.description is not None:
                 identifier["operationDescription"] = draft.description
-        return ResumeToken(
-            operation.ts,
-            version,
-            txn_op_index=index,
-            uuid=operation.entry.get("ui"),
-            event_identifier=identifier,
-        )
+        uuid = operation.entry.get("ui")
+        try:
+            return ResumeToken.of_event(
+                operation.ts,
+                version,
+                identifier,
+                txn_op_index=index,
+                uuid=None if uuid is None else uuid.as_uuid(),
+            )
+        except MalformedValueError as error:
+            raise CommandError(error.code, str(error), code_name="NotImplemented") from None
 
     def _draft(self, entry: Mapping[str, Any]) -> _Draft:
         database, _, collection = entry["ns"].partition(".")
@@ -181,14 +182,13 @@ def encode_event(document: Mapping[str, Any]) -> bytes:
 def invalidate_after(event: ChangeEvent) -> ChangeEvent:
     """Return the invalidate that follows ``event``."""
     token = event.token.of_invalidate()
-    key, token_document = token.encoded()
     document = {
-        "_id": token_document,
+        "_id": token.document,
         "operationType": "invalidate",
         "clusterTime": event.document["clusterTime"],
         "wallTime": event.document["wallTime"],
     }
-    return ChangeEvent(document, token, key, token_document, event.operation)
+    return ChangeEvent(document, token, event.operation)
 
 
 def _namespace(database: str, collection: str) -> dict[str, str]:

@@ -6,7 +6,6 @@ from typing import Any, Final
 from embedded.change_streams.request import StreamRequest
 
 INTERNAL_DATABASES: Final = frozenset({"admin", "config", "local"})
-CLASSIC_COMMANDS: Final = ("drop", "renameCollection", "dropDatabase")
 _EXPANDED_COMMANDS: Final = (
     "create",
     "createIndexes",

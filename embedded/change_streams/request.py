@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from embedded.change_streams.resume_token import Start
+from shard_client.bson.resume_token import ResumeToken
+from shard_client.bson.values import MalformedValueError
 from shard_client.errors import CommandError
 
 _OPTIONS = frozenset(
@@ -28,7 +29,7 @@ class StreamRequest:
     database: str
     collection: str | None
     cluster: bool
-    token: Start | None
+    token: ResumeToken | None
     full_document: str
     before_change: str
     flags: frozenset[str]
@@ -52,7 +53,7 @@ def parse_request(
     ``version`` is the version of the tokens that the stream makes.
 
     Raises:
-        CommandError: 40415 for an unknown option; 9 FailedToParse for a token that is none.
+        CommandError: 40415 for an unknown option; a server's error for a malformed token.
     """
     options = stage["$changeStream"]
     for name in options:
@@ -63,14 +64,21 @@ def parse_request(
                 code_name="Location40415",
             )
     at = options.get("startAtOperationTime")
-    token = None if at is None else Start.at(at, version)
+    token = None if at is None else ResumeToken.high_water_mark(at, version)
     raw = options.get("resumeAfter", options.get("startAfter"))
     return StreamRequest(
         database,
         collection,
         database == "admin",
-        token if raw is None else Start.of(raw),
+        token if raw is None else _token(raw),
         options.get("fullDocument", "default"),
         options.get("fullDocumentBeforeChange", "off"),
         frozenset(name for name, value in options.items() if value is True),
     )
+
+
+def _token(document: Mapping[str, Any]) -> ResumeToken:
+    try:
+        return ResumeToken.parse(document)
+    except MalformedValueError as error:
+        raise CommandError(error.code, str(error)) from None

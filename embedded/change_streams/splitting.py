@@ -6,7 +6,7 @@ from typing import Any, Final
 import bson
 
 from embedded.change_streams.events import ChangeEvent, encode_event
-from embedded.change_streams.resume_token import ResumeToken, Start
+from shard_client.bson.resume_token import ResumeToken
 from shard_client.errors import CommandError
 
 MAX_INTERNAL_SIZE: Final = 16 * 1024 * 1024 + 16 * 1024
@@ -23,8 +23,8 @@ class Splitter:
     dropped from its event.
     """
 
-    def __init__(self, resume: Start) -> None:
-        self._resume = None if resume.fragment is None else resume
+    def __init__(self, resume: ResumeToken) -> None:
+        self._resume = None if resume.fragment_num is None else resume
 
     def split(self, event: ChangeEvent) -> list[ChangeEvent]:
         """Return the event, or its fragments.
@@ -34,8 +34,8 @@ class Splitter:
                 7182500 or 7182502 if the event cannot be split.
         """
         resume, self._resume = self._resume, None
-        resumed = resume is not None and resume.unsplit_key == event.key
-        skip = (resume.fragment or 0) if resume is not None and resumed else 0
+        resumed = resume is not None and resume.whole_key == event.token.data
+        skip = (resume.fragment_num or 0) if resume is not None and resumed else 0
         if len(encode_event(event.document)) <= MAX_EVENT_SIZE:
             if resumed:
                 raise _fatal(
@@ -68,13 +68,13 @@ def _fragments(event: ChangeEvent) -> list[ChangeEvent]:
         raise CommandError(
             7182502, "Cannot split an empty event or an event containing solely '_id' field"
         )
-    limit = MAX_EVENT_SIZE - len(bson.encode(event.token_document))
+    limit = MAX_EVENT_SIZE - len(bson.encode(event.token.document))
     parts: list[tuple[ResumeToken, dict[str, Any]]] = []
     size = limit
     for field_size, name in fields:
         if not parts or size + field_size > limit:
             token = event.token.of_fragment(len(parts))
-            head = {"_id": token.document(), "splitEvent": {"fragment": len(parts) + 1, "of": 0}}
+            head = {"_id": token.document, "splitEvent": {"fragment": len(parts) + 1, "of": 0}}
             parts.append((token, head))
             size = len(bson.encode(head))
         parts[-1][1][name] = event.document[name]
@@ -87,13 +87,4 @@ def _fragments(event: ChangeEvent) -> list[ChangeEvent]:
             )
     for _, document in parts:
         document["splitEvent"]["of"] = len(parts)
-    return [
-        replace(
-            event,
-            document=document,
-            token=token,
-            key=token.key(),
-            token_document=document["_id"],
-        )
-        for token, document in parts
-    ]
+    return [replace(event, document=document, token=token) for token, document in parts]

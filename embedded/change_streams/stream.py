@@ -16,16 +16,15 @@ from embedded.change_streams.host import StreamHost
 from embedded.change_streams.images import ImageLookup
 from embedded.change_streams.oplog_filter import OplogFilter
 from embedded.change_streams.request import StreamRequest
-from embedded.change_streams.resume_token import ResumeToken, Start
 from embedded.change_streams.splitting import MAX_INTERNAL_SIZE, Splitter
 from embedded.change_streams.transactions import operations
 from embedded.change_streams.user_stages import UserStages
 from embedded.logical_clock import as_ordinal, as_timestamp
 from embedded.oplog import OplogEntry
 from embedded.storage.shell_text import bson_text, document_text
+from shard_client.bson.resume_token import ResumeToken
 from shard_client.errors import CommandError
 
-_INITIATING: Final = {"msg": "initiating set"}
 _INVALIDATING: Final = {
     "collection": frozenset({"drop", "rename", "dropDatabase"}),
     "database": frozenset({"dropDatabase"}),
@@ -52,7 +51,7 @@ class ChangeStream:
         host: StreamHost,
         request: StreamRequest,
         stages: UserStages,
-        start: Start,
+        start: ResumeToken,
         version: int,
     ) -> None:
         self._host = host
@@ -63,10 +62,10 @@ class ChangeStream:
         self._images = ImageLookup(host, request)
         self._splitter = Splitter(start) if stages.splits else None
         self._invalidating = _INVALIDATING[_kind(request)]
-        self._start_key: bytes | None = start.key
-        self._unsplit_start_key = start.unsplit_key
+        self._start_key: bytes | None = start.data
+        self._unsplit_start_key = start.whole_key
         self._start_after_invalidate = start.from_invalidate
-        self._resume_key = None if start.is_high_water_mark else start.key
+        self._resume_key = None if start.is_high_water_mark else start.data
         self._resume_seen = False
         self._started = False
         self._start_ts = start.cluster_time
@@ -110,7 +109,7 @@ class ChangeStream:
         raw = encode_event(event.document)
         if len(raw) > MAX_INTERNAL_SIZE:
             raise _too_large(len(raw), event)
-        self.resume_token = event.token_document
+        self.resume_token = event.token.document
         self._promised = max(self._promised, as_ordinal(event.operation.ts))
         return RawBSONDocument(raw)
 
@@ -124,7 +123,7 @@ class ChangeStream:
         if as_ordinal(self._scanned) > self._promised:
             self._promised = as_ordinal(self._scanned)
             mark = ResumeToken.high_water_mark(self._scanned, self._version)
-            self.resume_token = mark.document()
+            self.resume_token = mark.document
 
     def _next(self, max_entries: int) -> ChangeEvent | None:
         if self._ready:
@@ -196,20 +195,20 @@ class ChangeStream:
             return [event]
         invalidate = invalidate_after(event)
         if swallow:
-            if invalidate.key == self._resume_key:
+            if invalidate.token.data == self._resume_key:
                 self._resume_seen = True
                 return []
             return [event]
-        self._end = invalidate.token_document
+        self._end = invalidate.token.document
         return [event, invalidate]
 
     def _before_start(self, event: ChangeEvent) -> bool:
         """Return whether the event sorts before the client's token and is therefore dropped."""
         if self._start_key is None:
             return False
-        if event.key < self._unsplit_start_key:
+        if event.token.data < self._unsplit_start_key:
             return True
-        if event.key > self._start_key:
+        if event.token.data > self._start_key:
             self._start_key = None
         return False
 
@@ -233,8 +232,8 @@ class ChangeStream:
         """
         if self._resume_key is None:
             return False
-        if event.key <= self._resume_key:
-            self._resume_seen = self._resume_seen or event.key == self._resume_key
+        if event.token.data <= self._resume_key:
+            self._resume_seen = self._resume_seen or event.token.data == self._resume_key
             return True
         if not self._resume_seen:
             raise CommandError(
@@ -248,7 +247,7 @@ class ChangeStream:
 
     def _check_id(self, event: ChangeEvent) -> None:
         found = event.document.get("_id")
-        expected = event.token_document
+        expected = event.token.document
         if found == expected:
             return
         shown = {"_id": found} if "_id" in event.document else {}

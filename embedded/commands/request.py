@@ -66,19 +66,9 @@ class Request:
         )
 
     def field(self, name: str, kinds: type | tuple[type, ...], default: Any) -> Any:
-        """Return an argument, or ``default`` if it is absent or null.
-
-        Raises:
-            CommandError: 14 TypeMismatch if the argument is not of one of ``kinds``.
-        """
-        value = self.command.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, kinds):
-            raise type_mismatch(
-                f"BSON field '{self.name}.{name}' is the wrong type '{type_name(value)}'"
-            )
-        return value
+        """Return an argument, or ``default`` if it is absent or null; raises as ``argument``."""
+        value = argument(self.command, name, kinds)
+        return default if value is None else value
 
 
 Handler = Callable[[Request], Awaitable[Document]]
@@ -101,6 +91,23 @@ def command(*names: str, in_transactions: bool = False) -> Callable[[Handler], H
         return handler
 
     return register
+
+
+def argument(command: Document, name: str, kinds: type | tuple[type, ...]) -> Any:
+    """Return an argument of a command, None if it is absent or null.
+
+    Raises:
+        CommandError: 14 TypeMismatch if it is not of one of ``kinds``, or a stage of a pipeline is
+            no document.
+    """
+    value = command.get(name)
+    if value is not None and not isinstance(value, kinds):
+        path = f"{next(iter(command))}.{name}"
+        raise type_mismatch(f"BSON field '{path}' is the wrong type '{type_name(value)}'")
+    stages = value if name == "pipeline" and isinstance(value, list) else []
+    if not all(isinstance(stage, dict) for stage in stages):
+        raise type_mismatch("Each element of the 'pipeline' array must be an object")
+    return value
 
 
 def checked_collection(database: str, name: Any) -> str:

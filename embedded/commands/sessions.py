@@ -4,7 +4,6 @@ from embedded.commands.request import Request, command
 from embedded.errors import no_such_transaction, type_mismatch
 from embedded.sessions import session_key
 from embedded.storage.bson_values import Document
-from embedded.storage.type_names import type_name
 
 
 @command("startSession")
@@ -22,17 +21,9 @@ async def refresh_sessions(_request: Request) -> Document:
 @command("endSessions", "killSessions")
 async def end_sessions(request: Request) -> Document:
     """Abort the sessions' transactions and close their cursors."""
-    sessions = request.command[request.name]
-    if not isinstance(sessions, list):
-        raise type_mismatch(
-            f"BSON field '{request.name}' is the wrong type '{type_name(sessions)}', expected type "
-            "'array'"
-        )
-    for lsid in sessions:
+    for lsid in request.field(request.name, list, []):
         if not isinstance(lsid, dict):
-            raise type_mismatch(
-                f"BSON field '{request.name}' contains a value that is not a session id"
-            )
+            raise type_mismatch(f"'{request.name}' contains a value that is not a session id")
         identifier = lsid.get("id")
         if not isinstance(identifier, bytes):
             continue

@@ -70,7 +70,7 @@ async def _over_collection(request: Request, pipeline: Pipeline) -> list[Documen
     if placement is None:
         return []
     filter_: Mapping[str, Any] = {}
-    if pipeline and isinstance(pipeline[0], Mapping) and "$match" in pipeline[0]:
+    if pipeline and "$match" in pipeline[0]:
         filter_, pipeline = pipeline[0]["$match"], pipeline[1:]
     async with request.hold(request.namespace):
         members = members_for(request, placement, filter_)

@@ -9,16 +9,15 @@ from bson import ObjectId
 
 from embedded.access.control import AccessControl
 from embedded.clients import Client
-from embedded.commands.request import checked_collection
+from embedded.commands.request import argument, checked_collection
 from embedded.cursors import CursorTable
-from embedded.errors import no_such_transaction, type_mismatch
+from embedded.errors import no_such_transaction
 from embedded.mongod import Mongod
 from embedded.mongos.catalog import ClusterCatalog, ShardedCollection
 from embedded.mongos.members import Member, Outcome, execute_on_all
 from embedded.mongos.namespace_locks import NamespaceLocks
 from embedded.mongos.transactions import Transaction, TransactionTable
 from embedded.storage.bson_values import Document
-from embedded.storage.type_names import type_name
 from shard_client.errors import CommandError
 
 Value = TypeVar("Value")
@@ -127,19 +126,13 @@ class Request:
         Raises:
             CommandError: 14 TypeMismatch for another type; 40414 if a required argument is missing.
         """
-        value = self.command.get(name)
+        value: Value | None = argument(self.command, name, kind)
+        value = default if value is None else value
         if value is None:
-            if default is not None:
-                return default
             raise CommandError(
-                40414,
-                f"BSON field '{self.name}.{name}' is missing but a required field",
+                40414, f"BSON field '{self.name}.{name}' is missing but a required field",
                 code_name="IDLFailedToParse",
-            )
-        if not isinstance(value, kind):
-            raise type_mismatch(
-                f"BSON field '{self.name}.{name}' is the wrong type '{type_name(value)}'"
-            )
+            )  # fmt: skip
         return value
 
     def now(self) -> float:

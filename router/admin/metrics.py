@@ -21,8 +21,8 @@ from router.admin.figures import earliest_place, error_name, seconds_left
 from router.admin.metric_families import PREFIX, buckets, counter, gauge, labelled
 from router.admin.sources import RouterStatus
 from router.loop_lag import BOUNDS as LAG_BOUNDS
-from router.streams.admission import Limiting
-from router.streams.member_load import TIME_BOUNDS
+from router.stream.admission import Limiting
+from router.stream.noop_writer import TIME_BOUNDS
 
 _CONFIG: Final = "config"
 REASONS: Final = ("idle", "behind", "paused", "reconnecting", "opening", "closed")

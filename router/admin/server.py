@@ -96,8 +96,8 @@ class AdminServer(AcceptingPort):
     async def __aenter__(self) -> Self:
         await super().__aenter__()
         await self._runner.setup()
-        self._run(self._end_slow())
-        self._run(self._sample())
+        self._tasks.run(self._end_slow)
+        self._tasks.run(self._sample)
         return self
 
     async def _end(self) -> None:

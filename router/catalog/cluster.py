@@ -15,13 +15,19 @@ from router.stream_settings import ConnectionSettings
 from shard_client.backoff import Backoff
 from shard_client.cluster_clock import ClusterClock
 from shard_client.error_codes import ErrorCode
-from shard_client.errors import RESUMABLE_LABEL, CommandError, NetworkError, WrongServerError
-from shard_client.remote_cursor.cursor_reaper import CursorReaper
-from shard_client.remote_cursor.retry_policy import from_network, is_resumable
+from shard_client.errors import (
+    RESUMABLE_LABEL,
+    CommandError,
+    NetworkError,
+    WrongServerError,
+    from_network,
+    is_resumable,
+)
+from shard_client.remote_cursor.open_cursor import CursorReaper
 from shard_client.replica_set.motor_control import MotorReplicaSet
 from shard_client.replica_set.read_preference import PRIMARY, ReadPreference
 from shard_client.replica_set.replica_set import ReplicaSet, no_member, parse_hosts
-from shard_client.wire.access import OPEN, Access
+from shard_client.wire.authentication import OPEN, Access
 from shard_client.wire.connection import Address, Connection, format_address
 from shard_client.wire.connection_pool import ConnectionPool
 

@@ -8,10 +8,14 @@ import structlog
 
 from shard_client.backoff import Backoff
 from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError, NetworkError, WrongServerError
-from shard_client.remote_cursor.cursor_reaper import CursorReaper
-from shard_client.remote_cursor.open_cursor import OpenCursor
-from shard_client.remote_cursor.retry_policy import from_network, is_resumable
+from shard_client.errors import (
+    CommandError,
+    NetworkError,
+    WrongServerError,
+    from_network,
+    is_resumable,
+)
+from shard_client.remote_cursor.open_cursor import CursorReaper, OpenCursor
 from shard_client.replica_set.read_preference import PRIMARY, ReadPreference
 from shard_client.replica_set.replica_set import ReplicaSet
 from shard_client.wire.connection import Address, Connection, format_address
@@ -107,7 +111,7 @@ class MemberDialer:
             self._replica_set.invalidate(address)
 
     def kill_later(self, cursor: OpenCursor) -> None:
-        """Kill a cursor once its member answers again."""
+        """Kill a cursor soon, or once its member answers again."""
         self._cursor_reaper.add(cursor)
 
     async def _attempt(self, timeout: float, *, fresh: bool) -> Connection:

@@ -11,25 +11,17 @@ from router.access.authorization import LONGEST_SHOWN, not_authorized, require
 from router.access.privileges import STREAM_ACTIONS, WHOLE, stream_resource
 from router.access.users import User
 from router.bson_text import type_name
-from router.commands.answer import Answer, AnyAnswer, PassThrough
+from router.commands.answer import Answer, AnyAnswer, PassThrough, build_cursor_reply
 from router.commands.api_version import api_parameters
 from router.commands.call import Call, Command
 from router.cursors.owner import Owner
 from router.request.aggregate_fields import check_aggregate
 from router.request.stream_commands import explains_change_stream, is_change_stream
 from router.request.stream_request import StreamRequest, parse_request
+from shard_client.bson.values import ARRAY, STRING
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
-from shard_client.remote_cursor.cursor_reply import build_cursor_reply
-from shard_client.wire.bson_slices import (
-    ARRAY,
-    STRING,
-    Element,
-    find,
-    iter_elements,
-    shortened,
-    string_value,
-)
+from shard_client.wire.bson_slices import Element, find, iter_elements, shortened, string_value
 from shard_client.wire.documents import decode
 
 _SECONDS_PER_MS = 0.001

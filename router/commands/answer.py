@@ -1,13 +1,26 @@
 """The results of command functions, and their conversion to reply bodies."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from struct import Struct
+from typing import Any, Literal
+
+from bson.timestamp import Timestamp
 
 from router.bson_text import LONGEST, shortened
+from shard_client.error_codes import NOT_PRIMARY_CODES, ErrorCode
 from shard_client.errors import CommandError
+from shard_client.remote_cursor.cursor_reply import heads_size
 
 _LONGEST_MESSAGE = 4 * LONGEST
+
+_int32 = Struct("<i")
+_int64 = Struct("<q")
+_timestamp = Struct("<II")
+_OK_FIELD = b"\x01ok\0" + Struct("<d").pack(1.0)
+
+# Old drivers take these words in a message for a state change of the server that sent it.
+_STATE_CHANGES = {"not master": "(NOT_PRIMARY)", "node is recovering": "(NODE_IS_RECOVERING)"}
 
 # mongos refuses a read concern before it knows any time, so that reply carries no times.
 _REFUSED_READ_CONCERN = "Command aggregate does not support { readConcern"
@@ -64,3 +77,81 @@ def error_document(error: CommandError, times: Mapping[str, Any]) -> dict[str, A
     if labels is not None:
         reply["errorLabels"] = labels
     return reply
+
+
+def without_state_change(error: CommandError) -> CommandError:
+    """Return an error of a shard's member as mongos passes it on (docs/protocol.md#opening).
+
+    That of a member that is not a primary or is shutting down becomes HostUnreachable. Otherwise
+    drivers would take it for a state change of the router and avoid the router for a while.
+    """
+    if error.code not in NOT_PRIMARY_CODES:
+        return error
+    message = error.message
+    for words, harmless in _STATE_CHANGES.items():
+        message = message.replace(words, harmless)
+    return CommandError(ErrorCode.HostUnreachable, message, labels=error.labels, extra=error.extra)
+
+
+def build_cursor_reply(
+    batch_name: Literal["firstBatch", "nextBatch"],
+    *,
+    cursor_id: int,
+    namespace: str,
+    events: Sequence[bytes],
+    pbrt: bytes,
+    size: int | None = None,
+    cluster_time: bytes | None = None,
+    operation_time: Timestamp | None = None,
+    identity_first: bool | None = None,
+) -> list[bytes]:
+    """Return the reply body that mongos would send, as parts for the caller to join.
+
+    ``size`` is the total bytes of ``events`` if known; ``pbrt`` and ``cluster_time``
+    are raw documents. Empty and None fields are omitted. Fields have the order that mongos uses: id
+    and ns come last in an aggregate's reply and first in a getMore's, unless ``identity_first``
+    sets their position.
+    """
+    if identity_first is None:
+        identity_first = batch_name == "nextBatch"
+    count = len(events)
+    events_size = sum(map(len, events)) if size is None else size
+    batch_size = 5 + events_size + heads_size(count)
+    batch_head = b"\x04%b\0%b" % (batch_name.encode(), _int32.pack(batch_size))
+    token = b"\x03postBatchResumeToken\0" + pbrt if pbrt else b""
+    ns = namespace.encode()
+    identity = b"\x12id\0%b\x02ns\0%b%b\0" % (
+        _int64.pack(cursor_id),
+        _int32.pack(len(ns) + 1),
+        ns,
+    )
+    if identity_first:
+        before, after = identity + batch_head, b"\0" + token + b"\0"
+    else:
+        before, after = batch_head, b"\0" + token + identity + b"\0"
+    cursor_size = 4 + len(before) + (batch_size - 5) + len(after)
+    rest = [_OK_FIELD]
+    if cluster_time is not None:
+        rest.append(b"\x03$clusterTime\0" + cluster_time)
+    if operation_time is not None:
+        packed = _timestamp.pack(operation_time.inc, operation_time.time)
+        rest.append(b"\x11operationTime\0" + packed)
+    rest.append(b"\0")
+    tail = b"".join(rest)
+    body_size = 4 + 8 + cursor_size + len(tail)
+    head = b"%b\x03cursor\0%b%b" % (_int32.pack(body_size), _int32.pack(cursor_size), before)
+    parts = [head] * (2 * count + 2)
+    parts[1:-1:2] = _element_heads(count)
+    parts[2:-1:2] = events
+    parts[-1] = after + tail
+    return parts
+
+
+_heads: list[bytes] = []
+
+
+def _element_heads(count: int) -> list[bytes]:
+    """Return the prefix of each of ``count`` documents in an array: type, index, zero byte."""
+    if len(_heads) < count:
+        _heads.extend(b"\x03%d\0" % index for index in range(len(_heads), count))
+    return _heads[:count]

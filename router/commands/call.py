@@ -10,7 +10,7 @@ from bson.timestamp import Timestamp
 from router.access.authorization import login_required, require
 from router.access.privileges import CLUSTER
 from router.client_limits import ClientLimits
-from router.commands.answer import AnyAnswer
+from router.commands.answer import AnyAnswer, without_state_change
 from router.commands.api_version import check_api
 from router.commands.client_time import ClientTime, check_client_time
 from router.commands.job_reports import JobReports
@@ -144,7 +144,7 @@ class Node:
         State change errors keep their code only while the router itself shuts down.
         """
         labelled = error.with_change_stream_label()
-        return labelled if self.topology.quiescing else labelled.without_state_change()
+        return labelled if self.topology.quiescing else without_state_change(labelled)
 
     @property
     def own_certificate(self) -> "Certificate | None":

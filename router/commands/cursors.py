@@ -1,26 +1,42 @@
 """getMore and killCursors of merged cursors; those of other cursors go to the upstream."""
 
 from collections.abc import Mapping
-from typing import Any
+from contextlib import suppress
+from typing import Any, Final
 
+from bson.binary import UUID_SUBTYPE, Binary
 from bson.int64 import Int64
 
 from router.access.authorization import not_authorized
 from router.access.privileges import CLUSTER, Resource
-from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
+from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer, build_cursor_reply
 from router.commands.api_version import check_same_api
 from router.commands.call import Call, Command
-from router.commands.elsewhere import ANYBODY, get_more_elsewhere, kill_elsewhere
+from router.commands.elsewhere import (
+    ANYBODY,
+    get_more_elsewhere,
+    is_elsewhere,
+    kill_elsewhere,
+)
 from router.commands.fields import at_least_zero, check_known, required, text
 from router.cursors.owner import Owner
 from router.request.field_errors import wrong_type
 from router.request.generic_fields import as_int64
-from shard_client.errors import CommandError
-from shard_client.remote_cursor.cursor_reply import build_cursor_reply
+from router.request.read_preference import check_read_preference
+from shard_client.error_codes import RESUMABLE_CODES, ErrorCode
+from shard_client.errors import CommandError, NetworkError
 
 DEFAULT_AWAIT_MS = 1000
 _SECONDS_PER_MS = 0.001
 _GET_MORE_FIELDS = frozenset({"collection", "batchSize", "term", "lastKnownCommittedOpTime"})
+_USUAL_FIELDS: Final = frozenset(
+    {
+        "getMore", "collection", "batchSize", "maxTimeMS", "comment", "readConcern", "apiVersion",
+        "apiStrict", "apiDeprecationErrors", "$clusterTime", "$db",
+    }
+)  # fmt: skip
+"""The fields of a getMore that the router checks itself, as mongos does."""
+_UUID_BYTES: Final = 16
 _KILL_LISTS = ("cursorsKilled", "cursorsNotFound", "cursorsAlive", "cursorsUnknown")
 
 _Lists = dict[str, list[Int64]]
@@ -37,7 +53,10 @@ async def get_more(call: Call) -> AnyAnswer:
     if not isinstance(cursor_id, Int64):
         text(command, "getMore", "collection")  # mongos looks at the first field last
         raise wrong_type("getMore.getMore", cursor_id, "long")
-    if cursor_id not in node.cursors:
+    is_own = cursor_id in node.cursors
+    if is_own or is_elsewhere(call, cursor_id):
+        await _check_fields(call)
+    if not is_own:
         elsewhere = await get_more_elsewhere(call, cursor_id)
         if elsewhere is not None:
             return elsewhere
@@ -68,6 +87,41 @@ async def get_more(call: Call) -> AnyAnswer:
         cluster_time=cluster_time,
         operation_time=operation_time,
     )
+
+
+async def _check_fields(call: Call) -> None:
+    """Check the fields of a getMore on a merged cursor that any command may have.
+
+    The upstream checks those that drivers do not send with a getMore: it does not know the cursor,
+    and says so if they are valid. Without one, or if it does not answer, they have no effect.
+
+    Raises:
+        CommandError: a field is invalid.
+    """
+    command = call.command
+    if call.upstream is None or all(map(_is_usual, command.items())):
+        return
+    try:
+        with suppress(NetworkError):
+            await call.client.link_to(call.upstream).command(call.database, command)
+    except CommandError as error:
+        if error.code != ErrorCode.CursorNotFound and error.code not in RESUMABLE_CODES:
+            raise
+
+
+def _is_usual(item: tuple[str, Any]) -> bool:
+    name, value = item
+    if name == "lsid" and isinstance(value, Mapping) and list(value) == ["id"]:
+        named = value["id"]
+        is_uuid = isinstance(named, Binary) and named.subtype == UUID_SUBTYPE
+        return is_uuid and len(named) == _UUID_BYTES
+    if name == "$readPreference":
+        try:
+            check_read_preference(value)
+        except CommandError:
+            return False
+        return "hedge" not in value
+    return name in _USUAL_FIELDS
 
 
 async def kill_cursors(call: Call) -> AnyAnswer:

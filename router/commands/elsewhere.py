@@ -53,6 +53,11 @@ async def change_everywhere_else(call: Call) -> None:
         peers.tell_parent(changed=call.name, verbosity=LEVEL.verbosity)
 
 
+def is_elsewhere(call: Call, cursor_id: int) -> bool:
+    """Return whether another worker has the cursor."""
+    return _owner(call, cursor_id) is not None
+
+
 async def get_more_elsewhere(call: Call, cursor_id: int) -> RawAnswer | None:
     """Return the answer of the worker that owns a cursor; None if no other worker has it."""
     owner = _owner(call, cursor_id)

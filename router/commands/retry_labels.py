@@ -8,8 +8,9 @@ drivers' specifications of retryable writes and of transactions.
 
 from itertools import islice
 
+from shard_client.bson.values import BOOLEAN
 from shard_client.errors import CommandError
-from shard_client.wire.bson_slices import BOOLEAN, iter_elements
+from shard_client.wire.bson_slices import iter_elements
 
 _ENDS_TRANSACTION = frozenset({"abortTransaction", "commitTransaction"})
 _MOST_FIELDS = 1000

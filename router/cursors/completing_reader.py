@@ -4,12 +4,11 @@ import asyncio
 
 from router.lookup.completion import Completion
 from router.memory import Holding, Memory
-from router.merge.event_log import ELEMENT_OVERHEAD, cut
-from router.sharing.client_reader import ClientReader
-from router.tokens.resume_token import token_of
-from router.views.log_reader import Batch
+from router.stream.client_reader import ClientReader
+from router.stream.event_log import ELEMENT_OVERHEAD, cut
+from router.stream.log_reader import Batch
 from shard_client.errors import CommandError
-from shard_client.remote_cursor.cursor_reply import token_data
+from shard_client.remote_cursor.cursor_reply import token_data, token_of
 
 
 class CompletingReader:

@@ -4,10 +4,10 @@ from typing import Protocol
 
 from router.cursors.completing_reader import CompletingReader
 from router.cursors.owner import Owner, check_session, check_user
-from router.sharing.client_reader import ClientReader
-from router.streams.admission import Ticket
-from router.streams.running_stream import RunningStream
-from router.views.log_reader import Batch
+from router.stream.admission import Ticket
+from router.stream.client_reader import ClientReader
+from router.stream.log_reader import Batch
+from router.stream.running_stream import RunningStream
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 

@@ -43,19 +43,20 @@ def check_session(cursor_id: int, cursor_owner: Owner, asking: Owner) -> None:
             f"Cursor session id ({_session(cursor_owner)}) is not the same as the operation "
             f"context's session id ({_session(asking)})",
         )
-    made = "not created in a session" if created is None else f"created in session {_text(created)}"
-    run = "without an lsid" if used is None else f"in session {_text(used)}"
+    made, run = "not created in a session", "without an lsid"
+    if created is not None:
+        made = f"created in session {_session(cursor_owner)}"
+    if used is not None:
+        run = f"in session {_session(asking)}"
     code = 50799 if created is None else 50800 if used is None else 50801
     raise CommandError(code, f"Cannot run getMore on cursor {cursor_id}, which was {made}, {run}")
 
 
 def _session(owner: Owner) -> str:
     """Return a session as mongos prints it: its id, and the hash of its user's name."""
-    if owner.lsid is None or owner.user is None:
+    lsid = owner.lsid
+    if lsid is None:
         return "none"
-    digest = hashlib.sha256(owner.user.encode()).digest()
-    return f"{_text(owner.lsid)} - {base64.b64encode(digest).decode()} -  - "
-
-
-def _text(lsid: bytes) -> str:
-    return str(UUID(bytes=lsid)) if len(lsid) == 16 else lsid.hex()
+    digest = hashlib.sha256((owner.user or "").encode()).digest()
+    name = str(UUID(bytes=lsid)) if len(lsid) == 16 else lsid.hex()
+    return f"{name} - {base64.b64encode(digest).decode()} -  - "

@@ -15,6 +15,7 @@ from router.bson_text import plain
 from router.catalog.cluster import Cluster
 from router.cursors.completing_reader import CompletingReader
 from router.cursors.cursor import CursorUser, MergedCursor
+from router.cursors.explanation import explain_stream
 from router.cursors.owner import Owner, check_user
 from router.cursors.places import DepartedClients
 from router.lookup.completion import Completion
@@ -24,16 +25,14 @@ from router.lookup.settings import LookupSettings
 from router.lookup.upstream_reads import UpstreamReads
 from router.memory import Memory
 from router.request.stream_request import StreamRequest
-from router.sharing.client_reader import ClientReader
-from router.sharing.open_streams import OpenStreams
+from router.stream.admission import Admission, Quota
+from router.stream.client_reader import ClientReader
+from router.stream.log_reader import Batch
+from router.stream.noop_writer import MemberLoads, NoOpWriter
+from router.stream.open_streams import OpenStreams
+from router.stream.running_stream import RunningStream
 from router.stream_settings import StreamSettings
-from router.streams.admission import Admission, Quota
-from router.streams.explanation import explain_stream
-from router.streams.member_load import MemberLoads
-from router.streams.noop_writer import NoOpWriter
-from router.streams.running_stream import RunningStream
-from router.tokens.resume_token import cluster_time_of
-from router.views.log_reader import Batch
+from shard_client.bson.resume_token import cluster_time_of
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 from shard_client.wire.connection import Address

@@ -3,9 +3,11 @@
 import asyncio
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
+import anyio
 import structlog
 from bson import json_util
 
@@ -17,14 +19,14 @@ from router.cursors.registry import CursorRegistry
 from router.feed.lines import read_line, write_error, write_line
 from router.feed.login import check_rights, log_in
 from router.feed.watch import Watch, parse_watch
+from router.stream.log_reader import Batch
 from router.tls.certificates import Certificates
 from router.tls.handshake import Handshakes, peer_certificate
 from router.tls.sockets import AcceptingPort
-from router.views.log_reader import Batch
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
+from shard_client.wire.connection import probe_peer
 from shard_client.wire.documents import decode
-from shard_client.wire.keepalive import probe_peer
 
 log = structlog.get_logger()
 
@@ -77,12 +79,9 @@ class Feed(AcceptingPort):
         self._held = self._limits.message_size_before_login
         self._certificates = certificates
         self._stopped = False
-        self._clients: set[asyncio.Task[None]] = set()
 
     async def _end(self) -> None:
         self._stopped = True
-        for task in self._clients:
-            task.cancel()
 
     async def adopt(self, connection: socket.socket) -> None:
         """Serve a client whose connection another process has accepted; raises OSError."""
@@ -118,15 +117,11 @@ class Feed(AcceptingPort):
             writer.transport.abort()
             return
         self._counts.begun(address)
-        task = self._tasks.create_task(self._serve(reader, writer))
-        self._clients.add(task)
-        task.add_done_callback(lambda _task: self._forget(task, address))
+        self._tasks.run(self._serve, reader, writer, address)
 
-    def _forget(self, task: asyncio.Task[None], address: str | None) -> None:
-        self._clients.discard(task)
-        self._counts.ended(address)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str | None
+    ) -> None:
         peer = writer.get_extra_info("peername")
         try:
             # Probes distinguish a half-closed connection from one whose client is gone.
@@ -138,6 +133,7 @@ class Feed(AcceptingPort):
             log.exception("Unexpected error in a feed", component="FEED", client=peer)
         finally:
             await _close(writer)
+            self._counts.ended(address)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -247,9 +243,9 @@ def _check_peer(writer: asyncio.StreamWriter) -> None:
 
 
 async def _close(writer: asyncio.StreamWriter) -> None:
+    """Close a client's connection, also if its task is being cancelled, in bounded time."""
     writer.close()
-    try:
-        async with asyncio.timeout(_CLOSE_TIMEOUT):
-            await writer.wait_closed()
-    except (TimeoutError, OSError):
+    with anyio.move_on_after(_CLOSE_TIMEOUT, shield=True) as closing, suppress(OSError):
+        await writer.wait_closed()
+    if closing.cancelled_caught:
         writer.transport.abort()

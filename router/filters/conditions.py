@@ -12,22 +12,17 @@ from typing import Any, Final, Protocol
 from router.filters.bounds import DECIMAL_UNITS, NESTED_UNIT_BYTES, UNIT_BYTES
 from router.filters.fields import Element, Path
 from router.filters.values import (
-    CONTAINERS,
-    DATE,
-    DECIMAL,
-    DOUBLE,
     MISSING,
     NAN_KEY,
     NULL_KEY,
     NUMBERS,
-    REGEX,
     STRINGS,
-    TIMESTAMP,
     key,
     number,
     signed,
     unsigned,
 )
+from shard_client.bson.values import CONTAINERS, DATE, DECIMAL, DOUBLE, REGEX, TIMESTAMP
 
 MOST_PAIRS: Final = 1000
 """Maximum of values by which an index finds a filter; one that names more is tried on every event.

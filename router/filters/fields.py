@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from router.filters.bounds import TooLargeError
-from router.filters.values import ARRAY, DOCUMENT, MISSING, value_end
+from router.filters.values import MISSING
+from shard_client.bson.values import ARRAY, DOCUMENT, value_end
 
 Path = tuple[bytes, ...]
 """The names of a dotted path."""

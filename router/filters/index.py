@@ -16,7 +16,8 @@ from router.filters.conditions import MOST_PAIRS, OneOf
 from router.filters.fields import Element, Path, Value, read_fields, tree_of
 from router.filters.paths import PathReader
 from router.filters.stream_filter import StreamFilter
-from router.filters.values import CONTAINERS, DECIMAL, INT32, STRING, is_nested, key, unpack_int32
+from router.filters.values import is_nested, key, unpack_int32
+from shard_client.bson.values import CONTAINERS, DECIMAL, INT32, STRING
 
 T = TypeVar("T", bound=Hashable)
 

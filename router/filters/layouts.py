@@ -14,15 +14,14 @@ from typing import Final, NamedTuple
 
 from router.filters.bounds import Allowance
 from router.filters.fields import NOTHING, Document, Element, Field, Value, take
-from router.filters.values import (
+from router.filters.values import pack_length, unpack_length
+from shard_client.bson.values import (
     CONTAINERS,
     DOCUMENT,
-    HEADS,
+    FIXED,
     REGEX,
-    SIZES,
     STRING,
-    pack_length,
-    unpack_length,
+    UNCOUNTED,
     value_end,
 )
 
@@ -94,14 +93,15 @@ class _Outline:
             inner = None
             if field is not None and field.slot < 0 and kind == DOCUMENT:
                 inner = field.inner
-            has_length = SIZES[kind] < 0 and kind != REGEX
+            end = value_end(data, kind, stop)
+            has_length = kind in UNCOUNTED
             length = int(unpack_length(data, stop)[0]) if has_length else 0
             self._add(_Step(data[position:stop], field, inner is not None), length)
             if inner is not None:
                 self._walk(data, stop, inner, to_end=not done)
             if done:
                 return
-            position = value_end(data, kind, stop)
+            position = end
         self._add(_Step(_END), 0)
         self.missing += wanted.missing(seen)
 
@@ -174,7 +174,7 @@ class _Layout:
                 found[slot].append((value_kind, start, end))
             if kind:
                 start = matched.end()
-                position = start + HEADS[kind] + unpack_length(data, start)[0]
+                position = start + UNCOUNTED[kind] + unpack_length(data, start)[0]
                 if field is None:
                     continue
                 if kind in CONTAINERS:
@@ -200,7 +200,7 @@ class _Layout:
         length = unpack_length(data, start)[0]
         if length > _LONGEST_VALUE:
             return None
-        return kind, data[start : start + HEADS[kind] + length]
+        return kind, data[start : start + UNCOUNTED[kind] + length]
 
     def _build(self) -> None:
         self._segments = list(self._compile())
@@ -249,12 +249,12 @@ def _value(kind: int, lengths: Collection[int]) -> bytes | None:
     """
     if kind == REGEX:
         return _TWO_STRINGS
-    if SIZES[kind] >= 0:
-        return b".{%d}" % SIZES[kind]
+    if kind in FIXED:
+        return b".{%d}" % FIXED[kind]
     if not 0 < len(lengths) <= _MOST_LENGTHS:
         return None
     known = [
-        re.escape(pack_length(length)) + b".{%d}" % max(0, length + HEADS[kind] - 4)
+        re.escape(pack_length(length)) + b".{%d}" % max(0, length + UNCOUNTED[kind] - 4)
         for length in sorted(lengths)
     ]
     return b"(?:" + b"|".join(known) + b")"

@@ -9,16 +9,8 @@ from typing import Final
 
 from router.filters.bounds import UNIT_BYTES, Allowance
 from router.filters.match_compiler import Declined
-from router.filters.values import (
-    ARRAY,
-    BOOLEAN,
-    DOCUMENT,
-    INT32,
-    INT64,
-    STRING,
-    number,
-    value_end,
-)
+from router.filters.values import number
+from shard_client.bson.values import ARRAY, BOOLEAN, DOCUMENT, INT32, INT64, STRING, value_end
 from shard_client.wire.bson_slices import Element, document_of, iter_elements
 
 _MOST_DEPTH: Final = 20

@@ -10,8 +10,9 @@ from router.filters.bounds import Allowance
 from router.filters.conditions import All, Condition, tried
 from router.filters.match_compiler import Declined, MatchCompiler
 from router.filters.projection import Projection, compile_project, compile_unset
+from shard_client.bson.values import DOCUMENT
 from shard_client.errors import ProtocolError
-from shard_client.wire.bson_slices import DOCUMENT, find
+from shard_client.wire.bson_slices import find
 
 _MOST_BYTES: Final = 64 * 1024
 _MOST_STAGES: Final = 100

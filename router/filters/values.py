@@ -8,15 +8,25 @@ from decimal import Decimal
 from struct import Struct
 from typing import Final
 
+from shard_client.bson.values import (
+    CONTAINERS,
+    DECIMAL,
+    DOCUMENT,
+    DOUBLE,
+    INT32,
+    INT64,
+    NULL,
+    STRING,
+    SYMBOL,
+    UNDEFINED,
+    MalformedValueError,
+    value_end,
+)
+
 MISSING: Final = 0x00
-DOUBLE, STRING, DOCUMENT, ARRAY, BINARY, UNDEFINED = 0x01, 0x02, 0x03, 0x04, 0x05, 0x06
-OBJECT_ID, BOOLEAN, DATE, NULL, REGEX = 0x07, 0x08, 0x09, 0x0A, 0x0B
-SYMBOL, INT32, TIMESTAMP, INT64, DECIMAL = 0x0E, 0x10, 0x11, 0x12, 0x13
-_DB_POINTER, _CODE, _CODE_WITH_SCOPE = 0x0C, 0x0D, 0x0F
 
 NUMBERS: Final = frozenset({DOUBLE, INT32, INT64, DECIMAL})
 STRINGS: Final = frozenset({STRING, SYMBOL})
-CONTAINERS: Final = frozenset({DOCUMENT, ARRAY})
 
 NULL_KEY: Final = (NULL,)
 """The key of null, and of missing fields, which equal null in a query."""
@@ -41,39 +51,6 @@ _two_uint64 = Struct("<QQ").unpack_from
 _MOST_COEFFICIENT: Final = 10**34
 _BIAS: Final = 6176
 """Of decimals: the coefficient is less, and the exponent is stored with this added."""
-
-_VARIES: Final = -1
-
-SIZES: Final[list[int]] = [_VARIES] * 256
-"""The size of a value by its type; negative if the value begins with its length."""
-
-HEADS: Final[list[int]] = [0] * 256
-"""For types that begin with a length: the bytes that this length does not count."""
-
-for _kind, _size in {
-    DOUBLE: 8, UNDEFINED: 0, OBJECT_ID: 12, BOOLEAN: 1, DATE: 8, NULL: 0, INT32: 4, TIMESTAMP: 8,
-    INT64: 8, DECIMAL: 16, 0x7F: 0, 0xFF: 0,
-}.items():  # fmt: skip
-    SIZES[_kind] = _size
-for _kind, _size in {STRING: 4, _CODE: 4, SYMBOL: 4, BINARY: 5, _DB_POINTER: 16}.items():
-    HEADS[_kind] = _size
-
-
-class MalformedValueError(ValueError):
-    """A value's type is unknown, or documents nest too deeply."""
-
-
-def value_end(data: bytes, kind: int, start: int) -> int:
-    """Return the offset just past the value of type ``kind`` at ``start``.
-
-    Lengths are trusted: a value that does not fit ends past the buffer.
-    """
-    size = SIZES[kind]
-    if size >= 0:
-        return start + size
-    if kind == REGEX:
-        return data.index(0, data.index(0, start) + 1) + 1
-    return start + HEADS[kind] + int(unpack_length(data, start)[0])
 
 
 def number(data: bytes, kind: int, start: int) -> Hashable:

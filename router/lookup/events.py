@@ -7,18 +7,13 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from router.lookup.keys import USUAL_KEY, DocumentKey
-from router.tokens.resume_token import ResumeToken, event_key
+from shard_client.bson.resume_token import ResumeToken
+from shard_client.bson.values import DOCUMENT, STRING, TIMESTAMP
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, ProtocolError
-from shard_client.wire.bson_slices import (
-    DOCUMENT,
-    STRING,
-    TIMESTAMP,
-    document_end,
-    find,
-    iter_elements,
-    string_value,
-)
+from shard_client.remote_cursor.cursor_reply import token_of
+from shard_client.wire.bson_slices import document_end, find, iter_elements, string_value
+from shard_client.wire.documents import decode
 
 MAX_EVENT_BYTES: Final = 16 * 1024 * 1024 + 16 * 1024
 """The largest document that a server builds (docs/protocol.md#wire-protocol)."""
@@ -98,7 +93,7 @@ def wanted(event: bytes) -> Wanted | None:
                 key = DocumentKey.of(event[start : document_end(event, start, len(event))])
             return Wanted(_source(namespace, data), key, time, usual.start(3))
         return None if _usual_other(event) else _wanted_by_scanning(event)
-    except (ProtocolError, UnicodeDecodeError) as error:
+    except (ProtocolError, ValueError) as error:
         raise CommandError(
             40578, f"failed to look up post image after change: the event is malformed: {error}"
         ) from error
@@ -175,9 +170,12 @@ def with_document(
 
 def too_large(event: bytes, size: int) -> CommandError:
     """Return the error for an event that has become a document of ``size`` bytes."""
-    data = event_key(event).decode(errors="replace")
+    token = decode(token_of(event))
+    shown = [f'_data: "{token["_data"]}"']
+    if "_typeBits" in token:
+        shown.append(f"_typeBits: BinData(0, {token['_typeBits'].hex().upper()})")
     return CommandError(
         ErrorCode.BSONObjectTooLarge,
         f"BSONObj size: {size} (0x{size:X}) is invalid. Size must be between 0 and "
-        f'{MAX_EVENT_BYTES}(16MB) First element: _id: {{ _data: "{data}" }}',
+        f"{MAX_EVENT_BYTES}(16MB) First element: _id: {{ {', '.join(shown)} }}",
     )

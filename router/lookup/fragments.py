@@ -11,16 +11,16 @@ from typing import Final
 import bson
 
 from router.lookup.events import MAX_EVENT_BYTES
-from router.tokens.resume_token import ResumeToken, token_of
-from router.views.resume_point import fragment_of
+from router.stream.log_reader import fragment_of
+from shard_client.bson.resume_token import ResumeToken
 from shard_client.errors import CommandError
+from shard_client.remote_cursor.cursor_reply import token_of
 from shard_client.wire.bson_slices import document_of, find, iter_elements, string_value
 from shard_client.wire.documents import decode
 
 MAX_WHOLE_BYTES: Final = MAX_EVENT_BYTES - 8 * 1024
 """The maximum size of an event that is not split, and of a fragment."""
 
-_END: Final = "04"
 _ORDER: Final = (
     b"txnNumber", b"lsid", b"_id", b"operationType", b"clusterTime", b"collectionUUID",
     b"wallTime", b"ns", b"documentKey", b"updateDescription", b"rawUpdateDescription",
@@ -69,18 +69,17 @@ def _is_update(fragments: Iterable[bytes]) -> bool:
 
 
 def _joined(fragments: Sequence[bytes]) -> bytes:
-    token = decode(token_of(fragments[0]))
+    whole = ResumeToken.parse(decode(token_of(fragments[0]))).of_whole()
     fields = {name: field for fragment in fragments for name, field in _fields(fragment)}
     del fields[b"splitEvent"]
-    whole = {**token, "_data": ResumeToken.parse(token).whole_key.decode("ascii")}
-    fields[b"_id"] = b"\x03_id\0" + bson.encode(whole)
+    fields[b"_id"] = b"\x03_id\0" + whole.raw
     ordered = [fields.pop(name) for name in _ORDER if name in fields]
     return document_of(b"".join((*ordered, *fields.values())))
 
 
 def _fragments(event: bytes) -> list[bytes]:
     """Distribute the event's fields over fragments, the smallest fields first."""
-    token = decode(token_of(event))
+    token = ResumeToken.parse(decode(token_of(event)))
     fields = sorted((len(field), name, field) for name, field in _fields(event) if name != b"_id")
     limit = MAX_WHOLE_BYTES - len(token_of(event))
     parts: list[list[bytes]] = []
@@ -103,12 +102,10 @@ def _fragments(event: bytes) -> list[bytes]:
     ]
 
 
-def _head(token: dict[str, object], number: int, of: int) -> list[bytes]:
+def _head(token: ResumeToken, number: int, of: int) -> list[bytes]:
     """Return the first fields of fragment ``number``, counted from 0."""
-    fragment = "29" if not number else f"2B{number << 1:02X}"
-    data = str(token["_data"])[: -len(_END)] + fragment + _END
     return [
-        b"\x03_id\0" + bson.encode({**token, "_data": data}),
+        b"\x03_id\0" + token.of_fragment(number).raw,
         b"\x03splitEvent\0" + bson.encode({"fragment": number + 1, "of": of}),
     ]
 

@@ -8,16 +8,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, Self
 
-from shard_client.wire.bson_slices import (
-    ARRAY,
-    DOCUMENT,
-    NESTING,
-    document_of,
-    find,
-    iter_elements,
-    nested_start,
-    raw_fields,
-)
+from shard_client.bson.values import ARRAY, DOCUMENT, NESTED
+from shard_client.wire.bson_slices import document_of, find, iter_elements, nested_start, raw_fields
 
 _ID: Final = b"_id"
 _BY_BYTES: Final = frozenset({b"\x05", b"\x07", b"\x08", b"\x09", b"\x11"})
@@ -225,7 +217,7 @@ def _has_irregular_array(data: bytes, start: int, end: int, *, array: bool = Fal
     for index, element in enumerate(iter_elements(data, start, end)):
         if array and element.name != b"%d" % index:
             return True
-        if element.type in NESTING:
+        if element.type in NESTED:
             inner = nested_start(data, element)
             if _has_irregular_array(data, inner, element.end, array=element.type == ARRAY):
                 return True

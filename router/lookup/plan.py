@@ -1,6 +1,6 @@
 """Division of a request into the part that the shards run and the part after the lookup."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
@@ -8,12 +8,13 @@ from router.request.event_conditions import (
     conjunction,
     conjuncts,
     fields_removed,
+    leaves_alone,
     reads_of,
     small_stages,
 )
 from router.request.stages import stage_name
 from router.request.stream_request import AfterToken, AtTime, StreamRequest
-from router.tokens.resume_token import ResumeToken
+from shard_client.bson.resume_token import ResumeToken
 
 UPDATE_LOOKUP: Final = "updateLookup"
 
@@ -86,13 +87,15 @@ def divide(
     event that the condition leaves out may be missing. They do not apply one that fails for some
     values, since a server may evaluate it for updates too. Fields that a stage only removes are
     removed on the shards if the lookup needs none of them and no earlier condition stays after it:
-    an event may be too large with them. From a very large stage on, nothing is looked into, and all
-    follows the lookup.
+    an event may be too large with them. A condition that never fails also moves before stages that
+    leave its fields alone: events that it leaves out may be too large, or lack a required image.
+    From a very large stage on, nothing is looked into, and all follows the lookup.
     """
     pushed: list[Mapping[str, Any]] = []
     rest: list[Mapping[str, Any]] = []
     examined = 0
-    for stage in small_stages(stages):
+    small = list(small_stages(stages))
+    for stage in small:
         if not rest and _removes_what_no_lookup_needs(stage):
             pushed.append(stage)
             examined += 1
@@ -112,7 +115,21 @@ def divide(
         for part, conditions in ((pushed, early), (rest, late)):
             if conditions:
                 part.append({"$match": conjunction(conditions)})
+    pushed += _movable(small[examined:])
     return tuple(pushed), (*rest, *stages[examined:])
+
+
+def _movable(stages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Yield the conditions among the stages that may also be evaluated before all of them."""
+    for place, stage in enumerate(stages):
+        if stage_name(stage) != "$match":
+            continue
+        for condition in conjuncts(stage["$match"], _is_untouched):
+            reads = reads_of(condition)
+            if reads is None or reads.may_fail or _LOOKED_UP in reads.fields:
+                continue
+            if all(leaves_alone(each, reads.fields) for each in stages[:place]):
+                yield {"$match": condition}
 
 
 def _removes_what_no_lookup_needs(stage: Mapping[str, Any]) -> bool:

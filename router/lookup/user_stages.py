@@ -7,15 +7,23 @@ from bson.raw_bson import RawBSONDocument
 
 from router.bson_text import render
 from router.lookup.events import MAX_EVENT_BYTES, too_large
-from router.lookup.large_events import Condition, operands_of, part_for, projected
+from router.lookup.large_events import (
+    Condition,
+    marked,
+    operands_of,
+    part_for,
+    projected,
+    rejoined,
+)
 from router.lookup.plan import LookupPlan
 from router.lookup.upstream_reads import UpstreamReads
 from router.memory import Holding
 from router.request.stages import stage_name
-from router.tokens.resume_token import token_of
+from shard_client.bson.values import DOCUMENT
 from shard_client.error_codes import RESUMABLE_CODES, ErrorCode
 from shard_client.errors import CommandError
-from shard_client.wire.bson_slices import DOCUMENT, find
+from shard_client.remote_cursor.cursor_reply import token_of
+from shard_client.wire.bson_slices import find
 from shard_client.wire.documents import decode
 
 _TARGETS: Final = 2
@@ -77,8 +85,8 @@ class UserStages:
     async def _transform_large(self, event: bytes, held: Holding) -> list[bytes]:
         """Return the results of an event that no command can carry.
 
-        Raises CommandError 10334 if a stage computes fields of it, a condition compares fields that
-        are too large together, or the result is as large and the stream does not split events.
+        Raises CommandError 10334 if a stage uses fields that are too large together, or may use any
+        fields, or the result is as large and the stream does not split events.
         """
         for place, stage in enumerate(self._plan.stages):
             if len(event) <= MAX_EVENT_BYTES:
@@ -86,15 +94,25 @@ class UserStages:
                 return _in_order([event], results)
             name = stage_name(stage)
             if name != "$match":
-                event = projected(stage, event)
+                event = await self._reshaped(stage, event, held)
             elif not await self._meets(stage[name], event, held):
                 return []
         if len(event) > MAX_EVENT_BYTES and not self._plan.splits:
             raise too_large(event, len(event))
         return [event]
 
+    async def _reshaped(self, stage: Mapping[str, Any], event: bytes, held: Holding) -> bytes:
+        whole = projected(stage, event)
+        if whole is not None:
+            return whole
+        part = part_for(stage, event)
+        if len(part) > MAX_EVENT_BYTES:
+            raise too_large(event, len(part))
+        [result] = _in_order([part], await self._run([stage], [marked(part)], held))
+        return rejoined(event, part, result)
+
     async def _meets(self, condition: Condition, event: bytes, held: Holding) -> bool:
-        part = part_for(condition, event)
+        part = part_for({"$match": condition}, event)
         if len(part) <= MAX_EVENT_BYTES:
             return bool(await self._run([{"$match": condition}], [part], held))
         divided = operands_of(condition)

@@ -6,7 +6,7 @@ lookup, or by a second cursor. Everything else is unknown: random numbers (``$sa
 the whole event, and those of ``let`` are computed again for each cursor.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
@@ -35,15 +35,15 @@ _TOTAL: Final = frozenset(
 
 _PARTIAL: Final = frozenset(
     {
-        "$abs", "$add", "$allElementsTrue", "$anyElementTrue", "$arrayElemAt", "$binarySize",
-        "$bsonSize", "$ceil", "$concat", "$concatArrays", "$convert", "$divide", "$exp", "$first",
-        "$floor", "$in", "$indexOfArray", "$indexOfBytes", "$indexOfCP", "$last", "$ln", "$log",
-        "$log10", "$ltrim", "$mod", "$multiply", "$pow", "$range", "$regexMatch", "$reverseArray",
-        "$round", "$rtrim", "$setDifference", "$setEquals", "$setIntersection", "$setIsSubset",
-        "$setUnion", "$size", "$slice", "$split", "$sqrt", "$strLenBytes", "$strLenCP",
-        "$strcasecmp", "$substrBytes", "$substrCP", "$subtract", "$switch", "$toBool", "$toDate",
-        "$toDecimal", "$toDouble", "$toInt", "$toLong", "$toLower", "$toObjectId", "$toString",
-        "$toUpper", "$trim", "$trunc",
+        "$abs", "$add", "$allElementsTrue", "$anyElementTrue", "$arrayElemAt", "$arrayToObject",
+        "$binarySize", "$bsonSize", "$ceil", "$concat", "$concatArrays", "$convert", "$divide",
+        "$exp", "$first", "$floor", "$in", "$indexOfArray", "$indexOfBytes", "$indexOfCP", "$last",
+        "$ln", "$log", "$log10", "$ltrim", "$mergeObjects", "$mod", "$multiply", "$objectToArray",
+        "$pow", "$range", "$regexMatch", "$reverseArray", "$round", "$rtrim", "$setDifference",
+        "$setEquals", "$setIntersection", "$setIsSubset", "$setUnion", "$size", "$slice", "$split",
+        "$sqrt", "$strLenBytes", "$strLenCP", "$strcasecmp", "$substrBytes", "$substrCP",
+        "$subtract", "$switch", "$toBool", "$toDate", "$toDecimal", "$toDouble", "$toInt",
+        "$toLong", "$toLower", "$toObjectId", "$toString", "$toUpper", "$trim", "$trunc",
     }
 )  # fmt: skip
 """Expression operators that depend only on their operands and fail for some values."""
@@ -75,7 +75,7 @@ class Reads:
             if name in _LOGICAL:
                 known = _are_documents(value) and all(map(self.condition, value))
             elif name == "$expr":
-                known = self._expression(value)
+                known = self.expression(value)
             elif name.startswith("$"):
                 known = name == "$comment"
             else:
@@ -85,11 +85,12 @@ class Reads:
                 return False
         return True
 
-    def _expression(self, expression: Any) -> bool:
+    def expression(self, expression: Any) -> bool:
+        """Add what an expression reads."""
         if isinstance(expression, Mapping):
             return all(self._operation(name, value) for name, value in expression.items())
         if isinstance(expression, (list, tuple)):
-            return all(map(self._expression, expression))
+            return all(map(self.expression, expression))
         if isinstance(expression, str) and expression.startswith("$"):
             self.fields.add(expression[1:].partition(".")[0])
             return not expression.startswith("$$")
@@ -102,7 +103,7 @@ class Reads:
             self.may_fail = True
         elif name.startswith("$") and name not in _TOTAL:
             return False
-        return self._expression(operand)  # of an operator, of its named operand, or of a field
+        return self.expression(operand)  # of an operator, of its named operand, or of a field
 
 
 def small_stages(stages: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
@@ -122,6 +123,41 @@ def reads_of(condition: Mapping[str, Any]) -> Reads | None:
     """
     reads = Reads()
     return reads if reads.condition(condition) else None
+
+
+def fields_used(stage: Mapping[str, Any]) -> Set[str] | None:
+    """Return the first fields of the paths that a stage reads or writes, or None if it may use any.
+
+    A stage that gives the event a new root keeps none of the other fields.
+    """
+    name = stage_name(stage)
+    operand = stage[name]
+    reads = Reads()
+    if name == "$match":
+        known = reads.condition(operand)
+    elif name in ("$replaceRoot", "$replaceWith"):
+        known = reads.expression(operand)
+    elif name in ("$set", "$addFields", "$project") and isinstance(operand, Mapping):
+        reads.fields.update(path.partition(".")[0] for path in operand)
+        known = reads.expression(operand)
+    else:
+        return fields_removed(stage) if name == "$unset" else None
+    return reads.fields if known else None
+
+
+def leaves_alone(stage: Mapping[str, Any], fields: Set[str]) -> bool:
+    """Return whether a stage certainly leaves these fields, named without a path, as they are."""
+    name = stage_name(stage)
+    operand = stage[name]
+    if name == "$match":
+        return True
+    if name in ("$set", "$addFields") and isinstance(operand, Mapping):
+        return fields.isdisjoint(path.partition(".")[0] for path in operand)
+    removed = fields_removed(stage)
+    if removed is not None:
+        return fields.isdisjoint(removed)
+    kept = operand if name == "$project" and isinstance(operand, Mapping) else {}
+    return all(isinstance(kept.get(each), (bool, int)) and bool(kept[each]) for each in fields)
 
 
 def fields_removed(stage: Mapping[str, Any]) -> frozenset[str] | None:

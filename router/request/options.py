@@ -1,13 +1,16 @@
 """The options of ``$changeStream`` and a stream's start (docs/protocol.md#opening)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
 from bson.timestamp import Timestamp
 
+from router.bson_text import render
 from router.request.field_errors import not_boolean, unknown_field, wrong_type
-from router.tokens.resume_token import ResumeToken, checked_fields
+from shard_client.bson.resume_token import ResumeToken, checked_fields
+from shard_client.bson.values import MalformedValueError
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
@@ -58,7 +61,18 @@ def _boolean(name: str, value: Any) -> None:
 def _token(name: str, value: Any) -> None:
     if not isinstance(value, Mapping):
         raise wrong_type(f"$changeStream.{name}", value, "object")
-    checked_fields(value)
+    with _refused(value):
+        checked_fields(value)
+
+
+@contextmanager
+def _refused(token: Mapping[str, Any]) -> Iterator[None]:
+    """Raise mongos's CommandError if the client's token is malformed."""
+    try:
+        yield
+    except MalformedValueError as error:
+        shown = {40647: f". Expected string, got {render(token)}", 40648: f" {render(token)}"}
+        raise CommandError(error.code, f"{error}{shown.get(error.code, '')}") from None
 
 
 def _time(name: str, value: Any) -> None:
@@ -140,7 +154,8 @@ def parse_start(spec: Mapping[str, Any], collection: str | None) -> Start:
     document = start_after if resume_after is None else resume_after
     if document is None:
         return None if time is None else AtTime(time)
-    token = ResumeToken.parse(document)
+    with _refused(document):
+        token = ResumeToken.parse(document)
     if time is not None:
         raise CommandError(
             40674, "Only one type of resume option is allowed, but multiple were found"

@@ -15,7 +15,7 @@ from router.request.event_conditions import (
 )
 from router.request.options import STARTS
 from router.request.stages import CHANGE_STREAM, stage_name
-from router.tokens.resume_token import ResumeToken, cluster_time_of
+from shard_client.bson.resume_token import cluster_time_of, is_invalidate
 from shard_client.cluster_clock import next_tick
 from shard_client.remote_cursor.cursor_reply import token_data
 
@@ -60,7 +60,7 @@ def _start(after: bytes) -> Any:
     key = token_data(after)
     time = cluster_time_of(key)
     # An invalidate closes every cursor that reads it again; no other event has its time.
-    return next_tick(time) if ResumeToken.decode(key.decode("ascii")).from_invalidate else time
+    return next_tick(time) if is_invalidate(key.decode("ascii")) else time
 
 
 def _filters(stages: Sequence[Mapping[str, Any]], without: Set[str]) -> Sequence[Mapping[str, Any]]:

@@ -7,7 +7,7 @@ from bson.timestamp import Timestamp
 
 from router.request.stages import CHANGE_STREAM
 from router.request.stream_request import StreamRequest
-from router.tokens.resume_token import ResumeToken
+from shard_client.bson.resume_token import is_invalidate
 from shard_client.wire.documents import decode
 
 
@@ -47,5 +47,5 @@ def _start(start: Timestamp | bytes) -> dict[str, Any]:
         return {"startAtOperationTime": start}
     token = decode(start)
     # A cursor that was reopened after an invalidate may fail before it has advanced.
-    after_invalidate = ResumeToken.parse(token).from_invalidate
+    after_invalidate = is_invalidate(token["_data"])
     return {"startAfter" if after_invalidate else "resumeAfter": token}

@@ -4,7 +4,8 @@ from itertools import islice
 from typing import Final
 
 from router.request.stages import concerns_change_streams
-from shard_client.wire.bson_slices import ARRAY, DOCUMENT, Element, iter_elements
+from shard_client.bson.values import ARRAY, DOCUMENT
+from shard_client.wire.bson_slices import Element, iter_elements
 
 _MOST_FIELDS: Final = 1000
 """Maximum of inspected fields of a command; a pipeline beyond them is not recognized."""

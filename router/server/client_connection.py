@@ -32,9 +32,10 @@ from router.server.incoming import Incoming, Shared
 from router.server.replies import ReplyWriter
 from router.server.request import Request
 from router.tls.handshake import log_refused_client
+from shard_client.bson.values import INT64
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, ProtocolError
-from shard_client.wire.bson_slices import INT64, find
+from shard_client.wire.bson_slices import find
 from shard_client.wire.frame_protocol import FrameStream
 from shard_client.wire.frames import BODY_OFFSET
 

@@ -13,15 +13,9 @@ from typing import Any
 from bson.raw_bson import RawBSONDocument
 
 from router.request.stages import OPAQUE
+from shard_client.bson.values import ARRAY, DOCUMENT
 from shard_client.errors import ProtocolError
-from shard_client.wire.bson_slices import (
-    ARRAY,
-    DOCUMENT,
-    MAX_DEPTH,
-    Element,
-    document_of,
-    iter_elements,
-)
+from shard_client.wire.bson_slices import MAX_DEPTH, Element, document_of, iter_elements
 from shard_client.wire.documents import CODEC, decode
 
 PIECE_SIZE = 16 * 1024

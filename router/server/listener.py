@@ -5,6 +5,7 @@ import socket
 from collections.abc import Callable, Sequence
 from itertools import count
 
+import anyio
 import structlog
 
 from router.client_limits import ConnectionCounts
@@ -14,9 +15,8 @@ from router.server.first_message import check_first_header
 from router.server.incoming import Shared
 from router.tls.handshake import Handshakes, peer_certificate
 from router.tls.sockets import BACKLOG, AcceptingPort
-from shard_client.wire.connection import is_loopback
+from shard_client.wire.connection import is_loopback, probe_peer
 from shard_client.wire.frame_protocol import FrameStream
-from shard_client.wire.keepalive import probe_peer
 
 log = structlog.get_logger()
 
@@ -26,14 +26,14 @@ _SHORTEST_CHECK, _LONGEST_CHECK = 0.02, 1.0
 
 
 class _ClientStream(FrameStream):
-    """A client's frames; cancels the serving task when the client disconnects."""
+    """A client's frames; cancels what serves it when the client disconnects."""
 
-    task: asyncio.Task[None] | None = None
+    serving: anyio.CancelScope | None = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        if self.task is not None:
-            self.task.cancel()
+        if self.serving is not None:
+            self.serving.cancel()
 
 
 class Listener(AcceptingPort):
@@ -56,7 +56,7 @@ class Listener(AcceptingPort):
         self._for_workers = for_workers
         self._counters = Counters() if for_workers else node.counters
         self._private: asyncio.Server | None = None
-        self._connections: dict[ClientConnection, asyncio.Task[None]] = {}
+        self._connections: set[ClientConnection] = set()
         self._ids = count(1)
         self._stopped = False
         self._shared = Shared(limits)
@@ -67,8 +67,6 @@ class Listener(AcceptingPort):
     async def _end(self) -> None:
         if self._check is not None:
             self._check.cancel()
-        for task in self._connections.values():
-            task.cancel()
 
     async def listen(self, hosts: Sequence[str], port: int) -> int:
         """Listen as any port does, and report the port to the commands; raises OSError."""
@@ -185,22 +183,25 @@ class Listener(AcceptingPort):
         self._counters.connections_created += 1
         self._counts.begun(address)
         self._log("Connection accepted", 22943, client)
-        stream.task = self._tasks.create_task(connection.serve())
-        self._connections[connection] = stream.task
-        stream.task.add_done_callback(lambda _task: self._forget(connection, stream, address))
+        self._connections.add(connection)
+        self._tasks.run(self._serve, connection, stream, address)
         if not self._for_workers and self._check is None:
             self._schedule_check()
 
-    def _forget(
+    async def _serve(
         self, connection: ClientConnection, stream: _ClientStream, address: str | None
     ) -> None:
-        # A cancelled task refers to the connection by its traceback: without this cycle, all is
-        # freed now, not by the collector's next run.
-        stream.task = None
-        self._connections.pop(connection, None)
-        self._counters.connections -= 1
-        self._counts.ended(address)
-        self._log("Connection ended", 22944, connection.client)
+        try:
+            # A scope of its own: a task that ends by its own cancellation would end all others.
+            with anyio.CancelScope() as stream.serving:
+                await connection.serve()
+        finally:
+            # Without this cycle, all is freed now, not by the collector's next run.
+            stream.serving = None
+            self._connections.discard(connection)
+            self._counters.connections -= 1
+            self._counts.ended(address)
+            self._log("Connection ended", 22944, connection.client)
 
     def _log(self, event: str, number: int, client: Client) -> None:
         log.debug(

@@ -8,9 +8,10 @@ from typing import Any
 from router.bson_text import render
 from router.server.gradual_decoding import decode_gradually
 from router.server.off_loop import off_loop
+from shard_client.bson.values import DOCUMENT
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, ProtocolError
-from shard_client.wire.bson_slices import DOCUMENT, document_of, find, iter_elements
+from shard_client.wire.bson_slices import document_of, find, iter_elements
 from shard_client.wire.documents import decode
 from shard_client.wire.frames import (
     BODY_OFFSET,

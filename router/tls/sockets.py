@@ -2,14 +2,16 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
+import anyio
 import structlog
 
 from router.client_limits import ConnectionCounts
+from router.owned_tasks import END_TIMEOUT, OwnedTasks
 from router.tls.handshake import Handshakes
 
 log = structlog.get_logger()
@@ -81,8 +83,8 @@ def peer_address(connection: socket.socket) -> str | None:
 class AcceptingPort:
     """A port that clients connect to: of drivers, of feeds, or of the admin page.
 
-    Use it as an async context manager. Where clients may use TLS, it accepts one in each iteration
-    of the loop, and their handshakes count as connections.
+    Use it as an async context manager: it owns the tasks of its clients. Where clients may use TLS,
+    it accepts one in each iteration of the loop, and their handshakes count as connections.
 
     Args:
         handshakes: connects the sockets of clients that may use TLS; None without TLS.
@@ -101,9 +103,9 @@ class AcceptingPort:
         self._handshakes = handshakes
         self._protocol = protocol
         self._counts = counts
-        self._tasks = asyncio.TaskGroup()
+        self._tasks = OwnedTasks()
         self._servers: list[asyncio.Server] = []
-        self._running: set[asyncio.Task[None]] = set()
+        self._handshaking: list[anyio.CancelScope] = []
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
@@ -116,12 +118,12 @@ class AcceptingPort:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-        await self._end()
-        # The tasks end in any case; an exception of the block propagates unchanged.
-        await self._tasks.__aexit__(None, None, None)
+        with anyio.move_on_after(END_TIMEOUT, shield=True):
+            await self._end()
+        await self._tasks.__aexit__(kind, error, trace)
 
     async def _end(self) -> None:
-        """End the tasks that serve clients, for which the block's end waits."""
+        """End what is not a task of the port."""
 
     async def listen(self, hosts: Sequence[str], port: int) -> int:
         """Listen on ``port`` of all ``hosts`` and return the port; 0 picks one for all hosts.
@@ -140,24 +142,36 @@ class AcceptingPort:
         bound = await bind(hosts, port)
         for listening in bound:
             listening.listen(BACKLOG)
-            self._run(self._accept_all(listening, self._handshakes))
+        self._handshaking.append(anyio.CancelScope())
+        self._tasks.run(self._accept_all, bound, self._handshakes, self._handshaking[-1])
         return int(bound[0].getsockname()[1])
 
     def close(self) -> None:
-        """Accept no more clients, and end the coroutines of those that arrive."""
+        """Accept no more clients, and end the handshakes of those that arrive."""
         for server in self._servers:
             server.close()
         self._servers.clear()
-        for task in self._running:
-            task.cancel()
+        for scope in self._handshaking:
+            scope.cancel()
 
-    async def _accept_all(self, listening: socket.socket, handshakes: Handshakes) -> None:
+    async def _accept_all(
+        self, bound: Sequence[socket.socket], handshakes: Handshakes, until: anyio.CancelScope
+    ) -> None:
+        with until:
+            async with OwnedTasks() as arriving:
+                for listening in bound:
+                    arriving.run(self._accept_on, listening, handshakes, arriving)
+                await anyio.sleep_forever()
+
+    async def _accept_on(
+        self, listening: socket.socket, handshakes: Handshakes, arriving: OwnedTasks
+    ) -> None:
         with listening:
             async for connection in accept(listening):
                 address = peer_address(connection)
                 if self._counts.admits(address):
                     self._counts.begun(address)
-                    self._run(self._arrive(connection, address, handshakes))
+                    arriving.run(self._arrive, connection, address, handshakes)
                 else:
                     self._counts.log_refusal(address, asyncio.get_running_loop().time())
                     connection.close()
@@ -168,8 +182,3 @@ class AcceptingPort:
         with ExitStack() as counted:
             counted.callback(self._counts.ended, address)
             await handshakes.connect(connection, lambda: self._protocol(counted.close))
-
-    def _run(self, step: Coroutine[Any, Any, None]) -> None:
-        task = self._tasks.create_task(step)
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)

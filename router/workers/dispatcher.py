@@ -9,6 +9,7 @@ from itertools import count
 import structlog
 
 from router.client_limits import ConnectionCounts
+from router.owned_tasks import OwnedTasks
 from router.tls.sockets import BACKLOG, accept, bind, peer_address
 from router.workers.channel import DRIVER, HandedConnection
 from router.workers.child import Child
@@ -79,9 +80,9 @@ class ConnectionDispatcher:
     async def dispatch(self) -> None:
         """Distribute connections until cancelled; they wait while there is no worker."""
         waiting: asyncio.Queue[HandedConnection] = asyncio.Queue(_WAITING)
-        async with asyncio.TaskGroup() as tasks:
+        async with OwnedTasks() as tasks:
             for kind, listening in self._listening:
-                tasks.create_task(self._accept(kind, listening, waiting))
+                tasks.run(self._accept, kind, listening, waiting)
             try:
                 while True:
                     batch = [await waiting.get()]

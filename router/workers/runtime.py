@@ -15,6 +15,7 @@ from router.commands.call import Node
 from router.commands.server_identity import ServerIdentity
 from router.commands.topology_version import TopologyVersion
 from router.feed.feed import Feed
+from router.owned_tasks import OwnedTasks
 from router.peers.cursor_ids import CursorIds
 from router.peers.peers import Peers, private_address
 from router.server.listener import Listener
@@ -50,7 +51,6 @@ class WorkerRuntime:
         self._arriving: set[int] = set()
         self._ended: deque[int] = deque()
         self._busy = _Busy()
-        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def share(self) -> Share:
@@ -90,16 +90,13 @@ class WorkerRuntime:
         address = private_address(self.start.folder, self.start.number)
         if os.path.exists(address):  # noqa: ASYNC240 (left by a worker that has died)
             os.unlink(address)
-        loop = asyncio.get_running_loop()
-        async with Listener(node, for_workers=True) as private:
+        async with Listener(node, for_workers=True) as private, OwnedTasks() as adopting:
             await private.listen_privately(address)
 
             def take(handed: HandedConnection) -> None:
                 self._handed += 1
                 self._arriving.add(handed.connection_id)
-                task = loop.create_task(self._adopt(handed, listener, feed))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                adopting.run(self._adopt, handed, listener, feed)
 
             arrivals = Arrivals(self._handoff_socket, take)
             try:
@@ -108,8 +105,6 @@ class WorkerRuntime:
             finally:
                 arrivals.close()
                 self._peers.close()
-                for task in self._tasks:
-                    task.cancel()
 
     async def _handle_messages(self, node: Node, listener: Listener, arrivals: Arrivals) -> None:
         while True:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import anyio
 import structlog
 from bson.objectid import ObjectId
 
@@ -16,6 +17,7 @@ from router.admin.server import AdminServer, admin_handshakes
 from router.client_limits import ConnectionCounts
 from router.config.log_lines import LEVEL
 from router.config.settings import Settings
+from router.owned_tasks import OwnedTasks
 from router.peers.cursor_ids import new_mark
 from router.tls.certificates import Certificates
 from router.workers.channel import DRIVER, FEED
@@ -142,24 +144,23 @@ class Supervisor:
     async def _keep_workers(self, stop: asyncio.Event, rotate: asyncio.Event) -> None:
         numbers = range(1, self._settings.workers + 1)
         try:
-            async with asyncio.TaskGroup() as tasks:
-                keepers = [tasks.create_task(self._keep(number)) for number in numbers]
+            async with anyio.create_task_group() as keepers:
+                for number in numbers:
+                    keepers.start_soon(self._keep, number)
                 if await _first(self._all_ready, stop):
                     self._dispatcher.listen()
-                    dispatching = tasks.create_task(self._dispatcher.dispatch())
-                    rotating = tasks.create_task(self._rotate(rotate))
-                    log.info(
-                        "Waiting for connections",
-                        component="NETWORK",
-                        **self._ports,
-                        workers=[self._ready[number].process.pid for number in numbers],
-                    )
-                    await stop.wait()
-                    dispatching.cancel()
-                    rotating.cancel()
+                    async with OwnedTasks() as tasks:
+                        tasks.run(self._dispatcher.dispatch)
+                        tasks.run(self._rotate, rotate)
+                        log.info(
+                            "Waiting for connections",
+                            component="NETWORK",
+                            **self._ports,
+                            workers=[self._ready[number].process.pid for number in numbers],
+                        )
+                        await stop.wait()
                 await self._drain()
-                for keeper in keepers:
-                    keeper.cancel()
+                keepers.cancel_scope.cancel()
         except BaseExceptionGroup as group:
             # Python 3.11.2 wraps what an except* clause raises in a group.
             failed, others = group.split(WorkerFailedError)
@@ -226,7 +227,8 @@ class Supervisor:
             child.close()
             if child.process.returncode is None:
                 child.process.kill()
-                await child.process.wait()
+                with anyio.move_on_after(_END_TIMEOUT, shield=True):
+                    await child.process.wait()
 
     def _react(self, child: Child, report: Mapping[str, Any]) -> None:
         """Make all processes follow what one worker reports."""
@@ -312,10 +314,12 @@ async def _ended(child: Child) -> int:
 
 async def _first(wanted: asyncio.Event, other: asyncio.Event) -> bool:
     """Wait for either event; return whether ``wanted`` is set."""
-    waits = [asyncio.ensure_future(event.wait()) for event in (wanted, other)]
-    try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()
+    async with anyio.create_task_group() as waits:
+
+        async def wait(event: asyncio.Event) -> None:
+            await event.wait()
+            waits.cancel_scope.cancel()
+
+        waits.start_soon(wait, wanted)
+        waits.start_soon(wait, other)
     return wanted.is_set()

@@ -14,11 +14,11 @@ import uvloop
 
 from router.config.log_lines import configure_logging
 from router.config.settings import Settings
+from router.memory import collect_less_often, keep_freed_memory
 from router.service import assemble
 from router.workers.channel import Channel
 from router.workers.runtime import WorkerRuntime
 from router.workers.start import WorkerStart
-from shard_client.allocation import collect_less_often, keep_freed_memory
 
 _CHANNEL, _HANDOFF_SOCKET = 1, 2
 

@@ -1,21 +1,21 @@
-"""Cursor replies of change streams as slices: split without decoding, rebuilt by joining.
+"""Cursor replies of change streams as slices: split without decoding.
 
 An event's resume token is read at a fixed offset at the front of the event, after a check of the
 bytes before it. Events with another layout are scanned. Source: docs/protocol.md#wire-protocol and
 docs/protocol.md#cursor-replies.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from struct import Struct
 from struct import error as StructError  # noqa: N812 - a class by its nature
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
+from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
-from shard_client.errors import CommandError, ProtocolError
-from shard_client.wire.bson_slices import (
+from shard_client.bson.values import (
     ARRAY,
     BOOLEAN,
     DOCUMENT,
@@ -24,11 +24,9 @@ from shard_client.wire.bson_slices import (
     INT64,
     STRING,
     TIMESTAMP,
-    Element,
-    find,
-    iter_elements,
-    string_value,
 )
+from shard_client.errors import CommandError, ProtocolError
+from shard_client.wire.bson_slices import Element, find, iter_elements, string_value
 from shard_client.wire.documents import decode_reply
 
 Event = tuple[bytes, bytes]
@@ -49,11 +47,8 @@ _FEW, _SMALL = 50, 64 * 1024
 _MOST_COMPLETE = 8 * 1024 * 1024
 """Bytes of events from which a batch may have been cut short at 16 MiB."""
 
-_int32 = Struct("<i")
-_int64 = Struct("<q")
 _timestamp = Struct("<II")
 _OK = Struct("<d").pack(1.0)
-_OK_FIELD = b"\x01ok\0" + _OK
 
 
 class Watermark(NamedTuple):
@@ -138,7 +133,7 @@ class CursorBatch:
             self.size = sum(len(event) for _, event in events)
         else:
             # The array is its length, its elements and a zero byte.
-            self.size = end - start - 5 - _heads_size(len(events))
+            self.size = end - start - 5 - heads_size(len(events))
         self.events, self._body, self._array = events, b"", (0, 0)
 
     def documents(self) -> list[bytes]:
@@ -177,58 +172,20 @@ def token_data(token: bytes) -> bytes:
     return _token_data(token, 0, len(token))
 
 
-def build_cursor_reply(
-    batch_name: Literal["firstBatch", "nextBatch"],
-    *,
-    cursor_id: int,
-    namespace: str,
-    events: Sequence[bytes],
-    pbrt: bytes,
-    size: int | None = None,
-    cluster_time: bytes | None = None,
-    operation_time: Timestamp | None = None,
-    identity_first: bool | None = None,
-) -> list[bytes]:
-    """Return the reply body that mongos would send, as parts for the caller to join.
+def token_of(event: bytes) -> bytes:
+    """Return the raw token document of a change event, normally its first field."""
+    if event[4:9] == b"\x03_id\x00":
+        end = 9 + int.from_bytes(event[9:13], "little")
+        return event[9:end]
+    identifier: RawBSONDocument = RawBSONDocument(event)["_id"]
+    return bytes(identifier.raw)
 
-    ``size`` is the total bytes of ``events`` if known; ``pbrt`` and ``cluster_time``
-    are raw documents. Empty and None fields are omitted. Fields have the order that mongos uses: id
-    and ns come last in an aggregate's reply and first in a getMore's, unless ``identity_first``
-    sets their position.
-    """
-    if identity_first is None:
-        identity_first = batch_name == "nextBatch"
-    count = len(events)
-    events_size = sum(map(len, events)) if size is None else size
-    batch_size = 5 + events_size + _heads_size(count)
-    batch_head = b"\x04%b\0%b" % (batch_name.encode(), _int32.pack(batch_size))
-    token = b"\x03postBatchResumeToken\0" + pbrt if pbrt else b""
-    ns = namespace.encode()
-    identity = b"\x12id\0%b\x02ns\0%b%b\0" % (
-        _int64.pack(cursor_id),
-        _int32.pack(len(ns) + 1),
-        ns,
-    )
-    if identity_first:
-        before, after = identity + batch_head, b"\0" + token + b"\0"
-    else:
-        before, after = batch_head, b"\0" + token + identity + b"\0"
-    cursor_size = 4 + len(before) + (batch_size - 5) + len(after)
-    rest = [_OK_FIELD]
-    if cluster_time is not None:
-        rest.append(b"\x03$clusterTime\0" + cluster_time)
-    if operation_time is not None:
-        packed = _timestamp.pack(operation_time.inc, operation_time.time)
-        rest.append(b"\x11operationTime\0" + packed)
-    rest.append(b"\0")
-    tail = b"".join(rest)
-    body_size = 4 + 8 + cursor_size + len(tail)
-    head = b"%b\x03cursor\0%b%b" % (_int32.pack(body_size), _int32.pack(cursor_size), before)
-    parts = [head] * (2 * count + 2)
-    parts[1:-1:2] = _element_heads(count)
-    parts[2:-1:2] = events
-    parts[-1] = after + tail
-    return parts
+
+def event_key(event: bytes) -> bytes:
+    """Return the sort key of a change event: its token's ``_data`` as bytes."""
+    if event[4:9] == b"\x03_id\x00" and event[13:20] == b"\x02_data\x00":
+        return event[24 : 23 + int.from_bytes(event[20:24], "little")]
+    return token_data(token_of(event))
 
 
 def _value(body: bytes, element: Element | None, kind: int) -> bytes | None:
@@ -339,18 +296,8 @@ def _token_data(buffer: bytes, start: int, end: int) -> bytes:
     return string_value(buffer, data)
 
 
-_heads: list[bytes] = []
-
-
-def _element_heads(count: int) -> list[bytes]:
-    """Return the prefix of each of ``count`` documents in an array: type, index, zero byte."""
-    if len(_heads) < count:
-        _heads.extend(b"\x03%d\0" % index for index in range(len(_heads), count))
-    return _heads[:count]
-
-
-def _heads_size(count: int) -> int:
-    """Return the total size in bytes of ``_element_heads(count)``."""
+def heads_size(count: int) -> int:
+    """Return the bytes of an array of ``count`` documents besides those: its types and indexes."""
     size, digits, first = 2 * count, 1, 0
     while first < count:
         next_first = 10**digits

@@ -6,9 +6,8 @@ from contextlib import asynccontextmanager, contextmanager
 
 import structlog
 
-from shard_client.errors import CommandError, NetworkError
+from shard_client.errors import CommandError, NetworkError, blames_member
 from shard_client.remote_cursor.remote_settings import Dialer, RemoteSettings
-from shard_client.remote_cursor.retry_policy import blames_member
 from shard_client.wire.connection import Address, Connection, format_address
 
 log = structlog.get_logger()

@@ -11,7 +11,7 @@ from shard_client.cluster_clock import ClusterClock
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, ProtocolError
 from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark
-from shard_client.remote_cursor.open_cursor import OpenCursor, encode_opening, kill_all
+from shard_client.remote_cursor.open_cursor import OpenCursor, encode_opening
 from shard_client.remote_cursor.remote_settings import Dialer, RemoteSettings, SentCommands
 from shard_client.wire.connection import Connection
 
@@ -55,8 +55,8 @@ class ProgressCursor:
     cursor has reached the last event that the progress cursor returned
     (docs/design.md#idle-shards).
 
-    The first query opens it; call ``query`` and ``close`` one at a time. Must be created in a
-    running loop.
+    The first query opens it; another one begins only while it is not ``busy``. A cursor that has
+    failed, is not used or lags behind is left to be killed. Must be created in a running loop.
     """
 
     def __init__(
@@ -75,7 +75,11 @@ class ProgressCursor:
         self._most_behind = min(_MOST_BEHIND, settings.batch_target_bytes)
         self._loop = asyncio.get_running_loop()
         self._cursor: OpenCursor | None = None
-        self._left_behind: OpenCursor | None = None
+        self._query: asyncio.Timeout | None = None
+        self._closing = False
+        self.query_over = asyncio.Event()
+        """Is set while no query is in progress."""
+        self.query_over.set()
         # The watermark of both cursors, and the progress cursor's own.
         self._watermark = _NONE
         self._own = _NONE
@@ -86,10 +90,14 @@ class ProgressCursor:
         self._cost = 0.0
 
     @property
-    def unused(self) -> bool:
-        """Whether the cursor is open and was not queried for ``progress_unused`` seconds."""
-        unused = self._loop.time() - self._queried_at > self._settings.progress_unused
-        return unused and self._cursor is not None
+    def busy(self) -> bool:
+        """Whether a query is in progress, or none may begin because the cursor is being closed."""
+        return self._closing or self._query is not None
+
+    def end_unused(self) -> None:
+        """Close the cursor if it was not queried for ``progress_unused`` seconds."""
+        if not self.busy and self._loop.time() - self._queried_at > self._settings.progress_unused:
+            self._leave_behind()
 
     def take_cost(self) -> float:
         """Return the seconds for which queries have kept the member busy since the last call."""
@@ -103,8 +111,50 @@ class ProgressCursor:
 
         The member waits up to ``await_ms`` milliseconds for its oplog to grow. Return an empty
         batch with the watermark of both cursors; None if the member does not answer, or with an
-        error.
+        error, or if ``end_query`` ends the query.
         """
+        self.query_over.clear()
+        try:
+            async with asyncio.timeout(None) as self._query:
+                return await self._queried(first, watermark, batch_size, await_ms)
+        except TimeoutError:
+            if not self._closing:
+                raise
+            return None
+        finally:
+            self._query = None
+            self.query_over.set()
+
+    def end_query(self, until: float) -> None:
+        """Begin no other query, and end the one in progress by ``until`` on the loop's clock."""
+        self._closing = True
+        if self._query is not None:
+            self._query.reschedule(until)
+
+    def take_cursor(self) -> OpenCursor | None:
+        """Return the cursor that is open, which the caller kills."""
+        cursor, self._cursor = self._cursor, None
+        return cursor
+
+    def join(self, watermark: Watermark, size: int, *, ended: bool) -> Watermark:
+        """Return the watermark of both cursors after a batch of the main cursor.
+
+        ``watermark`` is the batch's own, ``size`` the bytes of its events; ``ended``: the main
+        cursor ends with it.
+        """
+        if self._watermark is _NONE:
+            return watermark  # there was no query yet
+        self._passed_by += size
+        # The progress cursor's watermark may have been ahead, and has been published then.
+        if size or watermark.key >= self._watermark.key:
+            self._watermark = watermark
+        if not ended:
+            self._adopt_progress()
+        return self._watermark
+
+    async def _queried(
+        self, first: OpenCursor, watermark: Watermark, batch_size: int, await_ms: int
+    ) -> CursorBatch | None:
         if watermark.key > self._watermark.key:
             self._watermark = watermark
         kept = self._cursor is not None
@@ -131,36 +181,6 @@ class ProgressCursor:
         return replace(
             batch, cursor_id=first.cursor_id, events=[], size=0, watermark=self._watermark
         )
-
-    async def close(self, deadline: float) -> None:
-        """Kill the cursor before ``deadline`` on the loop's clock; the next query opens it again.
-
-        If its member does not answer in time, it is killed later.
-        """
-        dialer = self._dialer
-        await kill_all(self.take_cursors(), dialer.borrow, deadline, dialer.kill_later)
-
-    def take_cursors(self) -> list[OpenCursor]:
-        """Return the cursors that are open, which the caller kills."""
-        cursors = [each for each in (self._left_behind, self._cursor) if each is not None]
-        self._left_behind = self._cursor = None
-        return cursors
-
-    def join(self, watermark: Watermark, size: int, *, ended: bool) -> Watermark:
-        """Return the watermark of both cursors after a batch of the main cursor.
-
-        ``watermark`` is the batch's own, ``size`` the bytes of its events; ``ended``: the main
-        cursor ends with it.
-        """
-        if self._watermark is _NONE:
-            return watermark  # there was no query yet
-        self._passed_by += size
-        # The progress cursor's watermark may have been ahead, and has been published then.
-        if size or watermark.key >= self._watermark.key:
-            self._watermark = watermark
-        if not ended:
-            self._adopt_progress()
-        return self._watermark
 
     def _adopt_progress(self) -> None:
         """Adopt the progress cursor's watermark for both, if it is valid for both and new.
@@ -202,14 +222,6 @@ class ProgressCursor:
         return batch
 
     async def _open(self, connection: Connection) -> None:
-        if self._left_behind is not None:
-            if self._left_behind.address != connection.address:
-                self._dialer.kill_later(self._left_behind)
-            else:
-                await self._left_behind.kill_over(connection, self._settings.reply_timeout)
-            if connection.closed:
-                raise NetworkError("the connection was lost")  # the next attempt kills it
-            self._left_behind = None
         # The main cursor has returned all events before the watermark, so the state of the previous
         # progress cursor no longer matters.
         self._own, self._last_event = _NONE, b""
@@ -225,7 +237,5 @@ class ProgressCursor:
             )
 
     def _leave_behind(self) -> None:
-        if self._cursor is not None:
-            if self._left_behind is not None:
-                self._dialer.kill_later(self._left_behind)
-            self._left_behind, self._cursor = self._cursor, None
+        if (cursor := self.take_cursor()) is not None:
+            self._dialer.kill_later(cursor)

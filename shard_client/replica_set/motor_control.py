@@ -27,8 +27,7 @@ from shard_client.replica_set.read_preference import (
     ReadPreference,
 )
 from shard_client.replica_set.replica_set import named_hosts, no_member
-from shard_client.wire.access import OPEN, Access
-from shard_client.wire.authentication import EXTERNAL, MECHANISM, X509
+from shard_client.wire.authentication import EXTERNAL, MECHANISM, OPEN, X509, Access
 from shard_client.wire.connection import MONITOR_NAME, Address, format_address
 
 log = structlog.get_logger()

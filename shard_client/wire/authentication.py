@@ -1,4 +1,4 @@
-"""Log in to a server with SCRAM-SHA-256 or a certificate, as a cluster member or as a user.
+"""Access to a server: log in with SCRAM-SHA-256 or a certificate, as a member or as a user.
 
 Sources: RFC 5802, RFC 7677; MongoDB's authentication specification for drivers;
 docs/protocol.md#authentication.
@@ -6,6 +6,7 @@ docs/protocol.md#authentication.
 
 import asyncio
 import re
+import ssl
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from scramp import ScramClient, ScramException
 
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, ProtocolError
+from shard_client.wire.tls import TlsContexts
 
 MECHANISM = "SCRAM-SHA-256"
 """The mechanism of passwords: members accept no older one from each other."""
@@ -61,6 +63,27 @@ class Credentials:
 
 BY_CERTIFICATE = Credentials("the subject of its certificate", EXTERNAL, ())
 """The login with the certificate of the connection, whose subject the server knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The login and the TLS contexts of connections to servers of the cluster.
+
+    ``credentials`` are None for a cluster without authentication. ``tls`` is None for connections
+    without TLS.
+    """
+
+    credentials: Credentials | None = None
+    tls: TlsContexts | None = None
+
+    @property
+    def context(self) -> ssl.SSLContext | None:
+        """The TLS context of a new connection, None without TLS."""
+        return None if self.tls is None else self.tls.outgoing
+
+
+OPEN = Access()
+"""Access to a cluster without authentication and TLS."""
 
 
 class Commands(Protocol):

@@ -8,10 +8,16 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import NamedTuple
 
+from shard_client.bson.values import (
+    BINARY,
+    CODE_WITH_SCOPE,
+    CONTAINERS,
+    DB_POINTER,
+    FIXED,
+    REGEX,
+    TEXTS,
+)
 from shard_client.errors import ProtocolError
-
-DOUBLE, STRING, DOCUMENT, ARRAY, BINARY = 0x01, 0x02, 0x03, 0x04, 0x05
-BOOLEAN, NULL, INT32, TIMESTAMP, INT64 = 0x08, 0x0A, 0x10, 0x11, 0x12
 
 MAX_DEPTH = 200
 """Maximum nesting depth: servers accept 180 levels from users and add a few of their own."""
@@ -19,18 +25,6 @@ MAX_DEPTH = 200
 _LEAST_LEFT = 64
 
 _int32 = Struct("<i").unpack_from
-
-# The size of each value of fixed size, by type.
-_FIXED = {
-    0x01: 8, 0x06: 0, 0x07: 12, 0x08: 1, 0x09: 8, 0x0A: 0, 0x10: 4, 0x11: 8, 0x12: 8, 0x13: 16,
-    0x7F: 0, 0xFF: 0,
-}  # fmt: skip
-_STRINGS = frozenset({0x02, 0x0D, 0x0E})
-_NESTED = frozenset({0x03, 0x04})
-_CODE_WITH_SCOPE = 0x0F
-
-NESTING = frozenset({*_NESTED, _CODE_WITH_SCOPE})
-"""The types whose values contain a document: documents, arrays, and code with its scope."""
 
 
 class Element(NamedTuple):
@@ -125,7 +119,7 @@ def shortened(buffer: bytes, most: int, start: int = 0, limit: int | None = None
             fields += buffer[position : element.end]
             position = element.end
             continue
-        if element.type in _NESTED and left > _LEAST_LEFT:
+        if element.type in CONTAINERS and left > _LEAST_LEFT:
             head = buffer[position : element.start]
             # Halves, so that the depth of a document does not count.
             fields += head + shortened(buffer, left // 2, element.start, element.end)
@@ -153,30 +147,30 @@ def read_cstring(buffer: bytes, start: int, limit: int) -> tuple[str, int]:
 
 
 def nested_start(buffer: bytes, element: Element) -> int:
-    """Return the start offset of the document inside a value of a type in NESTING."""
-    if element.type == _CODE_WITH_SCOPE:
+    """Return the start offset of the document inside a value of a type in NESTED."""
+    if element.type == CODE_WITH_SCOPE:
         return _string_end(buffer, element.start + 4, element.end)
     return element.start
 
 
 def _value_end(buffer: bytes, kind: int, start: int, limit: int) -> int:
     """Return the end offset of the value of type ``kind`` at ``start``, at most ``limit``."""
-    fixed = _FIXED.get(kind)
+    fixed = FIXED.get(kind)
     if fixed is not None:
         end = start + fixed
-    elif kind in _NESTED:
+    elif kind in CONTAINERS:
         return document_end(buffer, start, limit)
-    elif kind in _STRINGS:
+    elif kind in TEXTS:
         end = _string_end(buffer, start, limit)
     elif kind == BINARY:
         length = _length(buffer, start, limit)
         end = start + 5 + length
-    elif kind == 0x0B:  # a regular expression: pattern and options, each zero-terminated
+    elif kind == REGEX:  # pattern and options, each zero-terminated
         middle = buffer.find(0, start, limit)
         end = buffer.find(0, middle + 1, limit) + 1 if middle >= 0 else 0
-    elif kind == 0x0C:  # DBPointer: a string and an ObjectId
+    elif kind == DB_POINTER:  # a string and an ObjectId
         end = _string_end(buffer, start, limit) + 12
-    elif kind == _CODE_WITH_SCOPE:  # the total length, a string, a document
+    elif kind == CODE_WITH_SCOPE:  # the total length, a string, a document
         length = _length(buffer, start, limit)
         end = start + length
         if end > limit or document_end(buffer, _string_end(buffer, start + 4, end), end) != end:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import platform
+import socket
 import ssl
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import cache, partial
@@ -26,7 +27,6 @@ from shard_client.wire.frames import (
     reply_body,
     with_ids,
 )
-from shard_client.wire.keepalive import probe_peer
 
 Address = tuple[str, int]
 """Host and port; a host that begins with a slash is the path of a Unix socket."""
@@ -34,6 +34,8 @@ Address = tuple[str, int]
 # Batches of a MiB reuse the same receive buffer.
 _KEEP = 2 * 1024 * 1024
 _CLOSE_TIMEOUT = 1.0
+
+_KEEPALIVE = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT")
 
 APP_NAME = "mergerouter"
 MONITOR_NAME = "mergerouter monitor"
@@ -73,6 +75,27 @@ def is_loopback(peername: Any) -> bool:
         return False
     mapped = getattr(address, "ipv4_mapped", None)
     return bool((mapped or address).is_loopback)
+
+
+def probe_peer(
+    transport: asyncio.BaseTransport, *, idle: int = 120, interval: int = 10, times: int = 6
+) -> None:
+    """Enable TCP keepalive: the kernel probes a silent peer and drops the connection to a dead one.
+
+    Args:
+        transport: the connection; one without a socket (a simulated one) is left unchanged.
+        idle: seconds of silence before the first probe.
+        interval: seconds between probes.
+        times: number of unanswered probes after which the connection ends.
+    """
+    connection = transport.get_extra_info("socket")
+    if connection is None:
+        return
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in zip(_KEEPALIVE, (idle, interval, times), strict=True):
+        option = getattr(socket, name, None)  # not every system has them
+        if option is not None:
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class Connection:

@@ -1,7 +1,7 @@
 """Split a socket's byte stream into frames, with bounded memory and backpressure both ways.
 
 This is a BufferedProtocol with a reused buffer: under uvloop a batch of 1 MB costs an eighth of the
-time that data_received takes, mostly because page faults are avoided (bench/micro_receive.py).
+time that data_received takes, mostly because page faults are avoided.
 Sources: docs/protocol.md#wire-protocol; docs/design.md#a-remote-cursor.
 """
 

@@ -17,11 +17,8 @@ from shard_client.wire.compression import compress, decompress
 from shard_client.wire.documents import decode
 from shard_client.wire.op_query import (
     OP_QUERY,
-    OP_REPLY,
     OpQuery,
-    OpReply,
     parse_op_query,
-    parse_op_reply,
 )
 
 OP_COMPRESSED, OP_MSG = 2012, 2013
@@ -78,7 +75,7 @@ class Message:
     request_id: int
     response_to: int
     op_code: int
-    payload: OpMsg | OpQuery | OpReply
+    payload: OpMsg | OpQuery
     compressor: int | None = None
 
 
@@ -105,13 +102,11 @@ def parse_message(frame: bytes | memoryview) -> Message:
         compressor = frame[24] if len(frame) > 24 else None
         frame = decompress_frame(frame)
         request_id, response_to, op_code = _check_header(frame)
-    payload: OpMsg | OpQuery | OpReply
+    payload: OpMsg | OpQuery
     if op_code == OP_MSG:
         payload = parse_op_msg(frame)
     elif op_code == OP_QUERY:
         payload = parse_op_query(frame)
-    elif op_code == OP_REPLY:
-        payload = parse_op_reply(frame)
     else:
         raise ProtocolError(f"unknown opcode {op_code}")
     return Message(request_id, response_to, op_code, payload, compressor)

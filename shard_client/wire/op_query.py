@@ -1,4 +1,4 @@
-"""OP_QUERY and OP_REPLY, in which old drivers exchange their first hello.
+"""OP_QUERY and OP_REPLY: how a server answers the first hello of old drivers.
 
 The functions take and return whole frames, header included; ``frames`` checks the header. Source:
 docs/protocol.md#wire-protocol.
@@ -35,16 +35,6 @@ class OpQuery:
         return decode(self.query)
 
 
-@dataclass(frozen=True, slots=True)
-class OpReply:
-    """An OP_REPLY, the answer to an OP_QUERY."""
-
-    flags: int
-    cursor_id: int
-    starting_from: int
-    documents: list[bytes]
-
-
 def parse_op_query(frame: bytes) -> OpQuery:
     """Parse an OP_QUERY frame; raises ProtocolError."""
     end = len(frame)
@@ -63,22 +53,6 @@ def parse_op_query(frame: bytes) -> OpQuery:
             raise ProtocolError("an OP_QUERY is longer than its documents")
         fields = frame[query_end:]
     return OpQuery(flags, namespace, skip, batch_size, query, fields)
-
-
-def parse_op_reply(frame: bytes) -> OpReply:
-    """Parse an OP_REPLY frame; raises ProtocolError."""
-    if len(frame) < _op_reply.size:
-        raise ProtocolError("an OP_REPLY is cut off")
-    _, _, _, _, flags, cursor_id, starting_from, count = _op_reply.unpack_from(frame)
-    documents = []
-    position = _op_reply.size
-    while position < len(frame):
-        end = document_end(frame, position, len(frame))
-        documents.append(frame[position:end])
-        position = end
-    if len(documents) != count:
-        raise ProtocolError(f"an OP_REPLY claims {count} documents and has {len(documents)}")
-    return OpReply(flags, cursor_id, starting_from, documents)
 
 
 def build_op_reply(document: bytes, *, request_id: int, response_to: int, flags: int = 8) -> bytes:

@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
+from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.batches.event_rate import EventRate, ReportInbox
 from spark_sink.batches.planned_batch import ClusterAccess, PlannedBatch
 from spark_sink.batches.read_task import ReadTask, merged_tasks, shard_tasks
@@ -40,7 +41,6 @@ from spark_sink.events.positions import (
     after,
     is_after,
     key_of,
-    time_in,
     time_of,
 )
 from spark_sink.options.stream_options import StreamOptions
@@ -68,8 +68,45 @@ _STALLED = (
 )
 
 
+class _Fresh:
+    """Nothing is known of the events after the planned batch."""
+
+
+@dataclass
+class _Sampled:
+    """`cursor` has returned `tokens`, the first ones after the planned batch."""
+
+    cursor: EventStream
+    tokens: deque[Token] = field(default_factory=deque)
+    is_idle: bool = False  # the stream had no further event
+    within_event: bool = False  # the cursor is between fragments of an event
+    in_transaction: bool = False  # the latest event that the cursor returned
+
+    def drop_through(self, through: str) -> int:
+        """Drop the events up to a key, and return how many they are."""
+        dropped = 0
+        while self.tokens and self.tokens[0].data <= through:
+            self.tokens.popleft()
+            dropped += 1
+        return dropped
+
+    @property
+    def spans_several_times(self) -> bool:
+        return self.tokens[0].data[:18] != self.tokens[-1].data[:18]
+
+
+@dataclass(frozen=True)
+class _Jumped:
+    """The planned batch ends far beyond its sample; `tokens` are the first ones after its end.
+
+    No cursor is open: the router would read ahead for it while tasks read.
+    """
+
+    tokens: Sequence[Token]
+
+
 class BatchPlanner:
-    """Plans micro-batches one after the other."""
+    """Plans micro-batches one after the other. Closes the streams that an exception interrupts."""
 
     def __init__(
         self,
@@ -84,25 +121,29 @@ class BatchPlanner:
         self._inbox = inbox
         self._clock = clock
         self._event_rate = EventRate()
-        self._cursor: EventStream | None = None
-        self._buffered: deque[Token] = deque()  # tokens read after the planned batch
+        self._state: _Fresh | _Sampled | _Jumped = _Fresh()
         self._until: Timestamp | None = None
         self._plan: PlannedBatch | None = None
         self._batch = 0  # the number of the latest one,
         self._tasks = 0  # and of its tasks
-        self._is_idle = False
-        self._within_event = False  # the cursor is between fragments of an event
-        self._in_transaction = False  # the latest event that the cursor returned
 
     def stop_at_present(self) -> None:
         """Plan only events from before this call from now on. Raises StreamError."""
         self._until = self._cluster.present()
 
     def require_history(self, start: Position) -> None:
-        """Raise HistoryLostError if the oplogs no longer contain a position, or StreamError."""
-        stream = self._stream(start)
-        stream.open()
-        stream.close()
+        """Raise HistoryLostError if the oplogs no longer contain a position, or StreamError.
+
+        A shard tells that when it begins to read, which is after the cursor was opened.
+        """
+        since, begun_at = time_of(start), self._clock()
+        with closing(self._stream(start)) as stream:
+            while not stream.next_run().keys:
+                reached = stream.position
+                if since is None or (reached is not None and reached.cluster_time > since):
+                    return
+                if stream.has_stalled(begun_at, self._clock()):
+                    raise StreamError(_STALLED)
 
     def next_batch(self, start: Position, max_events: int | None) -> PlannedBatch:
         """Return the batch after `start`, which is empty if there are no events.
@@ -149,146 +190,166 @@ class BatchPlanner:
         return [replace(task, batch=self._batch, report_to=address) for task in tasks]
 
     def close(self) -> None:
-        """Kill the cursor."""
-        if self._cursor is not None:
-            self._cursor.close()
-        self._cursor = self._plan = None
-        self._within_event = False
-        self._buffered.clear()
+        """Kill the cursor, and forget the planned batch."""
+        self._become(_Fresh())
+        self._plan = None
+
+    def _become(self, state: _Fresh | _Jumped) -> None:
+        former, self._state = self._state, state
+        if isinstance(former, _Sampled):
+            former.cursor.close()
 
     def _whole(self, plan: PlannedBatch) -> PlannedBatch:
-        """Return a batch that ends between transactions, if the limits say so."""
-        last_is_outside = self._is_idle and not self._in_transaction
+        """Return the batch; its end moves to the end of a transaction if transactions are kept."""
+        state = self._state
+        last_is_outside = isinstance(state, _Sampled) and state.is_idle and not state.in_transaction
         if not self._options.keeps_transactions or plan.events == 0 or last_is_outside:
             return plan
-        stream = self._stream(plan.end)
-        end, passed = between_transactions(stream, plan.end, self._clock)
-        stream.close()
+        with closing(self._stream(plan.end)) as stream:
+            end, passed = between_transactions(stream, plan.end, self._clock)
         if not passed:
             return plan
         self.close()
         return replace(plan, end=end, events=None if plan.events is None else plan.events + passed)
 
     def _planned(self, start: Position, max_events: int | None) -> PlannedBatch:
-        self._is_idle = False
         until = self._until
         if until is None and max_events is None:
             until = self._cluster.present()
         stop = None if until is None else after(until)
         if stop is not None and not is_after(stop, start):
             return PlannedBatch(start, start, 0)
-        idle_until = self._idle_until(start)
+        state = self._state_after(start)
+        idle_until = self._idle_until(state)
         most = self._event_rate.event_limit(max_events, self._options.max_bytes_per_trigger)
-        if self._ended_beyond_sample(start) and (most is None or most > SAMPLE_SIZE):
-            far = self._estimated_end(most, stop)
+        if isinstance(state, _Jumped) and self._may_jump(state, most):
+            far = self._estimated_end(state.tokens, most, stop)
             if far is not None:
                 return PlannedBatch(start, far, most)
-        cursor = self._cursor_after(start)
-        self._read_sample(cursor, most, stop)
-        if self._buffered and stop is not None and self._buffered[0].data > key_of(stop):
+        if isinstance(state, _Sampled):
+            sample = state
+        else:
+            self.close()
+            self._state = sample = _Sampled(self._stream(start))
+        self._read_sample(sample, most, stop)
+        if not sample.tokens:
+            return PlannedBatch(start, self._idle_end(start, sample.cursor.position), 0, idle_until)
+        if stop is not None and sample.tokens[0].data > key_of(stop):
             return PlannedBatch(start, start, 0)
-        if not self._buffered:
-            return PlannedBatch(start, self._idle_end(start, cursor.position), 0, idle_until)
-        end, events = self._end(cursor, most, stop)
+        end, events = self._end(sample, most, stop)
         return PlannedBatch(start, end, events, idle_until)
 
-    def _read_sample(self, cursor: EventStream, most: int | None, stop: AtTime | None) -> None:
+    def _state_after(self, start: Position) -> _Fresh | _Sampled | _Jumped:
+        """Return what is known of the events after `start`, if the planned batch ends there."""
+        return self._state if self._plan is not None and self._plan.end == start else _Fresh()
+
+    def _may_jump(self, state: _Jumped, most: int | None) -> bool:
+        """Whether many more events come, and an estimate of `most` is worth it."""
+        more = len(state.tokens) >= _END_SAMPLE and (most is None or most > SAMPLE_SIZE)
+        return more and self._event_rate.is_known
+
+    def _read_sample(self, sample: _Sampled, most: int | None, stop: AtTime | None) -> None:
         """Read until the stream is idle, the time is over, the sample is full, or beyond `stop`."""
         wanted = SAMPLE_SIZE if most is None else min(SAMPLE_SIZE, most)
         begun_at = self._clock()
         sample_until = begun_at + SAMPLE_SECONDS
-        self._is_idle = False
-        while len(self._buffered) <= wanted:
+        sample.is_idle = False
+        tokens, cursor = sample.tokens, sample.cursor
+        while len(tokens) <= wanted:
             if stop is None:
-                cursor.max_await = _FURTHER_AWAIT if self._buffered else FIRST_EVENT_TIMEOUT
-            event = self._next(cursor)
+                cursor.max_await = _FURTHER_AWAIT if tokens else FIRST_EVENT_TIMEOUT
+            event = self._next(sample)
             now = self._clock()
             if event is not None:
-                self._buffered.append(Token(dict(event["_id"])))
-                if stop is not None and self._buffered[-1].data > key_of(stop):
+                tokens.append(Token(dict(event["_id"])))
+                if stop is not None and tokens[-1].data > key_of(stop):
                     return
-                if len(self._buffered) == 1:
+                if len(tokens) == 1:
                     sample_until = now + SAMPLE_SECONDS
-                if now >= sample_until and stop is None and self._spans_several_times():
+                if now >= sample_until and stop is None and sample.spans_several_times:
                     return
                 continue
-            if stop is None or self._buffered:
-                self._is_idle = bool(self._buffered)
-                if self._is_idle or now - begun_at >= FIRST_EVENT_TIMEOUT:
+            if stop is None or tokens:
+                sample.is_idle = bool(tokens)
+                if sample.is_idle or now - begun_at >= FIRST_EVENT_TIMEOUT:
                     return
             elif cursor.position is not None and cursor.position.data > key_of(stop):
                 return
             if cursor.has_stalled(begun_at, now):
                 raise StreamError(_STALLED)
 
-    def _next(self, cursor: EventStream) -> RawBSONDocument | None:
+    def _next(self, sample: _Sampled) -> RawBSONDocument | None:
         """Return the next event; None if the stream is idle, but never within a split event."""
+        cursor = sample.cursor
         event = cursor.next()
         begun_at = self._clock()
-        while event is None and self._within_event:
+        while event is None and sample.within_event:
             if cursor.has_stalled(begun_at, self._clock()):
                 raise StreamError(_STALLED)
             event = cursor.next()
         if event is not None:
             number, of = fragment_of(event) or (0, 0)
-            self._within_event = number < of
-            self._in_transaction = transaction_of(event) is not None
+            sample.within_event = number < of
+            sample.in_transaction = transaction_of(event) is not None
         return event
 
     def _end(
-        self, cursor: EventStream, most: int | None, stop: AtTime | None
+        self, sample: _Sampled, most: int | None, stop: AtTime | None
     ) -> tuple[Position, int | None]:
         """Return the end of the batch that begins with the sample, and its size if known."""
-        buffered = self._buffered
-        is_full = not self._is_idle and len(buffered) > SAMPLE_SIZE
+        tokens = sample.tokens
+        is_full = not sample.is_idle and len(tokens) > SAMPLE_SIZE
         if is_full and (most is None or most > SAMPLE_SIZE):
-            far = self._estimated_end(most, stop)
+            far = self._estimated_end(tokens, most, stop)
             if far is not None:
                 return far, most
-            self._count_further(cursor, most, stop)
-        if stop is not None and buffered[-1].data > key_of(stop):
-            return stop, self._drop_through(key_of(stop))
-        if self._is_idle:
-            reached, end = cursor.position, buffered[-1]
+            self._count_further(sample, most, stop)
+        if stop is not None and tokens[-1].data > key_of(stop):
+            return stop, sample.drop_through(key_of(stop))
+        if sample.is_idle:
+            reached, end = sample.cursor.position, tokens[-1]
             if reached is None or reached.cluster_time <= end.cluster_time:
-                return end, self._drop_through(end.data)
+                return end, sample.drop_through(end.data)
             beyond = AtTime(reached.cluster_time)
-            return beyond, self._drop_through(key_of(beyond))
-        return self._counted_end(cursor, most)
+            return beyond, sample.drop_through(key_of(beyond))
+        return self._counted_end(sample, most)
 
-    def _count_further(self, cursor: EventStream, most: int | None, stop: AtTime | None) -> None:
+    def _count_further(self, sample: _Sampled, most: int | None, stop: AtTime | None) -> None:
         """Read beyond the sample until the stream is idle, or until the batch is full."""
+        tokens = sample.tokens
         wanted = _MAX_COUNTED if most is None else min(_MAX_COUNTED, most)
-        while len(self._buffered) <= wanted:
-            event = self._next(cursor)
+        while len(tokens) <= wanted:
+            event = self._next(sample)
             if event is None:
-                self._is_idle = True
+                sample.is_idle = True
                 return
-            self._buffered.append(Token(dict(event["_id"])))
-            if stop is not None and self._buffered[-1].data > key_of(stop):
+            tokens.append(Token(dict(event["_id"])))
+            if stop is not None and tokens[-1].data > key_of(stop):
                 return
 
-    def _counted_end(self, cursor: EventStream, most: int | None) -> tuple[Position, int]:
+    def _counted_end(self, sample: _Sampled, most: int | None) -> tuple[Position, int]:
         """Return an end between two cluster times of the sample, after at most `most` events."""
-        buffered = self._buffered
-        last = buffered[-1] if most is None else buffered[min(most, len(buffered) - 1)]
-        while not self._spans_several_times():  # all events of one cluster time are one batch
-            event = self._next(cursor)
+        tokens = sample.tokens
+        last = tokens[-1] if most is None else tokens[min(most, len(tokens) - 1)]
+        while not sample.spans_several_times:  # all events of one cluster time are one batch
+            event = self._next(sample)
             if event is None:
-                last = buffered[-1]
-                return last, self._drop_through(last.data)
+                last = tokens[-1]
+                return last, sample.drop_through(last.data)
             last = Token(dict(event["_id"]))
-            buffered.append(last)
-        if last.cluster_time == buffered[0].cluster_time:
-            last = next(each for each in buffered if each.cluster_time > last.cluster_time)
+            tokens.append(last)
+        if last.cluster_time == tokens[0].cluster_time:
+            last = next(each for each in tokens if each.cluster_time > last.cluster_time)
         end = AtTime(last.cluster_time)
-        return end, self._drop_through(key_of(end))
+        return end, sample.drop_through(key_of(end))
 
-    def _estimated_end(self, most: int | None, stop: AtTime | None) -> Position | None:
+    def _estimated_end(
+        self, sample: Sequence[Token], most: int | None, stop: AtTime | None
+    ) -> Position | None:
         """Return an end far beyond the sample; None if there is none."""
-        buffered = self._buffered
-        first, last = buffered[0].cluster_time, buffered[-1].cluster_time
-        self._event_rate.learn_from_sample([token.cluster_time for token in buffered])
+        times = [token.cluster_time for token in sample]
+        first, last = times[0], times[-1]
+        self._event_rate.learn_from_sample(times)
         candidate = self._cluster.newest() if stop is None else stop.time
         if most is not None and self._event_rate.is_known:
             candidate = min(candidate, self._event_rate.estimated_end(first, most))
@@ -305,51 +366,28 @@ class BatchPlanner:
         """Return the time of the first event at or after `candidate`, where a new sample begins.
 
         Return `candidate` itself if no event follows and all shards have passed it, and None if
-        neither is known in time. The planner's cursor is closed: the router would read ahead for it
-        while tasks read.
+        neither is known in time.
         """
-        cursor = self._stream(candidate)
         until = self._clock() + _END_TIMEOUT
         sample: list[Token] = []
-        while len(sample) < _END_SAMPLE:
-            event = cursor.next()
-            now = self._clock()
-            if event is not None:
-                sample.append(Token(dict(event["_id"])))
-                until = now + SAMPLE_SECONDS if len(sample) == 1 else until
-            if now >= until or (event is None and sample):
-                break
-        reached = cursor.position
-        cursor.close()
+        with closing(self._stream(candidate)) as cursor:
+            while len(sample) < _END_SAMPLE:
+                event = cursor.next()
+                now = self._clock()
+                if event is not None:
+                    sample.append(Token(dict(event["_id"])))
+                    until = now + SAMPLE_SECONDS if len(sample) == 1 else until
+                if now >= until or (event is None and sample):
+                    break
+            reached = cursor.position
         if sample:
             end = AtTime(sample[0].cluster_time)
         elif reached is not None and reached.cluster_time > candidate.time:
             end = candidate
         else:
             return None
-        if self._cursor is not None:
-            self._cursor.close()
-        self._cursor = None
-        self._within_event = False
-        self._buffered = deque(sample)
+        self._become(_Jumped(sample))
         return end if stop is None or is_after(stop, end) else stop
-
-    def _ended_beyond_sample(self, start: Position) -> bool:
-        """Whether the latest batch ended far beyond its sample, with many more events to come."""
-        far = self._cursor is None and len(self._buffered) >= _END_SAMPLE
-        is_next = self._plan is not None and self._plan.end == start
-        return far and is_next and self._event_rate.is_known
-
-    def _drop_through(self, through: str) -> int:
-        """Drop the events of the sample up to a key, and return how many they are."""
-        dropped = 0
-        while self._buffered and self._buffered[0].data <= through:
-            self._buffered.popleft()
-            dropped += 1
-        return dropped
-
-    def _spans_several_times(self) -> bool:
-        return self._buffered[0].data[:18] != self._buffered[-1].data[:18]
 
     def _bounds(
         self, start: Position, end: Position, events: int | None, shards: int
@@ -374,19 +412,18 @@ class BatchPlanner:
             for run in read_runs(stream, end):
                 for key in run.keys:
                     if count == most:
-                        bounds.append(time_in(key))
+                        bounds.append(cluster_time_of(key))
                         count = 0
                         if len(bounds) == _MAX_RANGES:
                             bounds, most = bounds[1::2], most * 2
                     count += 1
         return bounds
 
-    def _idle_until(self, start: Position) -> Timestamp | None:
-        """Return the time up to which there is no event after `start`, if the cursor was idle."""
-        plan = self._plan
-        if plan is None or self._cursor is None or plan.events != 0 or plan.end != start:
+    def _idle_until(self, state: _Fresh | _Sampled | _Jumped) -> Timestamp | None:
+        """Return the time up to which there is no further event, if the planned batch is empty."""
+        if not isinstance(state, _Sampled) or self._plan is None or self._plan.events != 0:
             return None
-        reached = self._buffered[0] if self._buffered else self._cursor.position
+        reached = state.tokens[0] if state.tokens else state.cursor.position
         return None if reached is None else reached.cluster_time
 
     def _idle_end(self, start: Position, reached: Token | None) -> Position:
@@ -396,12 +433,6 @@ class BatchPlanner:
             return start
         behind = reached.cluster_time.time - since.time
         return AtTime(reached.cluster_time) if behind >= self._options.idle_advance else start
-
-    def _cursor_after(self, start: Position) -> EventStream:
-        if self._cursor is None or self._plan is None or self._plan.end != start:
-            self.close()
-            self._cursor = self._stream(start)
-        return self._cursor
 
     def _stream(self, start: Position) -> EventStream:
         watch = self._cluster.watch

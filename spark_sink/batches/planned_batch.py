@@ -37,7 +37,7 @@ class ClusterAccess:
 
 @dataclass(frozen=True)
 class PlannedBatch:
-    """A batch: its ends, its number of events if known, a time before which it has none."""
+    """A batch: start, end, number of events if known, a time before which it has no event."""
 
     start: Position
     end: Position

@@ -14,16 +14,9 @@ from itertools import pairwise
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
+from shard_client.bson.resume_token import cluster_time_of, is_of_document
 from spark_sink.batches.event_rate import ReadStats
-from spark_sink.events.positions import (
-    AtTime,
-    Position,
-    Token,
-    is_of_document,
-    key_of,
-    time_in,
-    time_of,
-)
+from spark_sink.events.positions import AtTime, Position, Token, key_of, time_of
 from spark_sink.events.runs import Run
 from spark_sink.options.retry_options import DEFAULT_RETRY_POLICY, RetryPolicy
 from spark_sink.stream.event_stream import EventStream, StreamCursor, read_runs
@@ -53,7 +46,7 @@ class ReadTask:
 
 
 class TaskReader:
-    """Reads a task's events, and knows afterwards what it has read."""
+    """Reads a task's events; `stats` then has their number, bytes and cluster times."""
 
     def __init__(
         self, task: ReadTask, watch: Watch, retry_policy: RetryPolicy = DEFAULT_RETRY_POLICY
@@ -87,7 +80,7 @@ class TaskReader:
         """What was read so far."""
         if not self._events:
             return ReadStats(0, 0, Timestamp(0, 0), Timestamp(0, 0))
-        first, last = time_in(self._first), time_in(self._last)
+        first, last = cluster_time_of(self._first), cluster_time_of(self._last)
         return ReadStats(self._events, self._size, first, last, self._ticks)
 
     def _count(self, run: Run) -> None:
@@ -103,7 +96,7 @@ class TaskReader:
         self._size += sum(map(len, run.events))
 
     def _own(self, run: Run) -> Run:
-        """Return the events that this task returns."""
+        """Leave out the events that another shard's task returns."""
         if not self._task.before:
             return run
         own = [index for index, key in enumerate(run.keys) if not self._is_anothers(key)]

@@ -18,7 +18,7 @@ _QUIET = 1
 
 
 def transaction_of(event: RawBSONDocument) -> tuple[bytes, int] | None:
-    """Return what is equal for the events of one transaction; None outside of transactions."""
+    """Return the identity of an event's transaction; None outside of transactions."""
     session, number = event.get("lsid"), event.get("txnNumber")
     return None if session is None or number is None else (bytes(session.raw), int(number))
 
@@ -28,7 +28,7 @@ def between_transactions(
 ) -> tuple[Position, int]:
     """Return the first end from `end` on that cuts no transaction, and the events up to it.
 
-    A transaction of which nothing more comes for a second is taken as complete.
+    A transaction counts as complete if no further event of it arrives for a second.
 
     Args:
         stream: the events after `end`, of which the first one or few are read.

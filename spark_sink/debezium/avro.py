@@ -2,8 +2,8 @@
 
 A key or a value is a zero byte, the schema's id in four bytes, and the datum. The Avro schema is
 made of the Connect schema by the rules of AvroConverter: a name's last part is a record's name, the
-rest its namespace; an optional schema is a union with null; what Avro does not have are properties
-whose names begin with `connect.`.
+rest its namespace; an optional schema is a union with null; what Avro cannot express becomes a
+property whose name begins with `connect.`.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class _Writer:
         self._head = struct.pack(">bI", 0, number)
 
     def written(self, text: str | None) -> bytes | None:
-        """Return a payload as Avro; None remains."""
+        """Return a payload as Avro; None for None."""
         if text is None:
             return None
         out = io.BytesIO()

@@ -1,34 +1,36 @@
 """Values of Kafka Connect, which Debezium's transforms make of BSON, as JSON.
 
 An ObjectId is its hex digits, a date or a timestamp milliseconds since 1970, binary data base64, a
-decimal its text. What the transforms fail on is written instead of lost: arrays of several types as
-they are, and values of types that Kafka Connect does not have as relaxed extended JSON.
+decimal its text. Values on which Debezium's transforms fail are written as well: arrays of several
+types unchanged, and values of types that Kafka Connect lacks as relaxed extended JSON.
 """
 
 from __future__ import annotations
 
 import base64
 from dataclasses import dataclass
+from json.encoder import encode_basestring
 
 from bson.decimal128 import Decimal128
 
-from spark_sink.debezium.java_json import CODE, DECIMAL, OBJECT_ID, JavaJson
-from spark_sink.debezium.options import quoted
-from spark_sink.events.slices import (
+from shard_client.bson.values import (
     ARRAY,
     BINARY,
+    CODE,
     DATE,
+    DECIMAL,
     DOCUMENT,
     DOUBLE,
     INT32,
     INT64,
+    OBJECT_ID,
+    REGEX,
     STRING,
     TIMESTAMP,
-    Slice,
-    fields_of,
 )
+from spark_sink.debezium.java_json import JavaJson
+from spark_sink.events.slices import Slice, fields_of
 
-_REGEX = 0x0B
 _OLD_BINARY = 2
 _JSON = JavaJson(relaxed=True, separator=",", plus=False)
 Tree = dict[str, "Tree"] | list["Tree"] | str
@@ -37,7 +39,7 @@ Tree = dict[str, "Tree"] | list["Tree"] | str
 
 @dataclass(frozen=True)
 class ConnectValues:
-    """Makes values of BSON; `arrays_are_documents` says what arrays become."""
+    """Makes values of BSON; `arrays_are_documents` makes an array a document: `_0`, `_1`, …."""
 
     arrays_are_documents: bool = False
 
@@ -70,7 +72,7 @@ class ConnectValues:
             return f'"{data.hex()}"'
         if kind == DECIMAL:
             return f'"{Decimal128.from_bid(data)}"'
-        if kind == _REGEX:
+        if kind == REGEX:
             pattern, options, _ = (part.decode(errors="replace") for part in data.split(b"\0"))
             return {"regex": quoted(pattern), "options": quoted(options)}
         text = _JSON.value(kind, data)
@@ -78,7 +80,7 @@ class ConnectValues:
 
 
 def _alike(elements: list[Tree]) -> list[Tree]:
-    """Return elements of an array, of which the documents have the fields of all, with nulls."""
+    """Return an array's elements; each document gets the fields of all, null if it lacks them."""
     documents = [each for each in elements if isinstance(each, dict)]
     names = dict.fromkeys(name for each in documents for name in each)
     filled: list[dict[str, Tree]] = [
@@ -99,3 +101,19 @@ def text_of(tree: Tree) -> str:
     if isinstance(tree, list):
         return f"[{','.join(map(text_of, tree))}]"
     return f"{{{','.join(f'{quoted(name)}:{text_of(each)}' for name, each in tree.items())}}}"
+
+
+def quoted(text: str) -> str:
+    """Return a string as Kafka Connect's JSON converter writes it, with quotes."""
+    if text.isascii() and text.isprintable():
+        return encode_basestring(text)
+    parts = (_escaped(c) if c < " " or c > "\uffff" else encode_basestring(c)[1:-1] for c in text)
+    return f'"{"".join(parts)}"'
+
+
+def _escaped(character: str) -> str:
+    short = encode_basestring(character)[1:-1]
+    if character < " ":
+        return short if len(short) == 2 else f"\\u{ord(character):04X}"
+    units = character.encode("utf-16-be").hex().upper()
+    return f"\\u{units[:4]}\\u{units[4:]}"

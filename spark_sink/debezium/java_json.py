@@ -2,8 +2,8 @@
 
 Debezium makes three kinds of texts: documents in the driver's mode STRICT, and keys and the fields
 of updates in its mode RELAXED, which differ from each other in their spaces. The texts are made
-from the bytes without decoding documents to objects, which costs less, and keeps what Python's
-types do not tell apart.
+from the bytes without decoding documents to objects. That costs less, and it preserves differences
+that Python's types lose.
 
 The rules: https://github.com/mongodb/mongo-java-driver/tree/main/bson/src/main/org/bson/json
 """
@@ -25,28 +25,34 @@ from json.encoder import encode_basestring
 from bson.decimal128 import Decimal128
 from bson.errors import InvalidBSON
 
-from spark_sink.events.slices import (
+from shard_client.bson.values import (
     ARRAY,
     BINARY,
+    BOOLEAN,
+    CODE,
+    CODE_WITH_SCOPE,
     DATE,
+    DB_POINTER,
+    DECIMAL,
     DOCUMENT,
     DOUBLE,
     INT32,
     INT64,
+    MAX_KEY,
+    MIN_KEY,
     NULL,
+    OBJECT_ID,
+    REGEX,
     STRING,
+    SYMBOL,
+    TIMESTAMP,
+    UNDEFINED,
 )
-from spark_sink.events.slices import TIMESTAMP as _TIMESTAMP
 
 _INT = struct.Struct("<i").unpack_from
 _LONG = struct.Struct("<q").unpack_from
 _DOUBLE = struct.Struct("<d").unpack_from
 _TIMES = struct.Struct("<II").unpack_from
-OBJECT_ID = 7
-BOOL = 8
-CODE, DECIMAL = 0x0D, 0x13
-_UNDEFINED, _REGEX, _POINTER = 6, 11, 12
-_SYMBOL, _CODE_WITH_SCOPE, _MAX_KEY, _MIN_KEY = 14, 15, 0x7F, 0xFF
 _OLD_BINARY = 2
 # Java writes numbers with an exponent from the first of these, and below the second.
 _FIRST_EXPONENT, _FIRST_PLAIN = 1e7, 1e-3
@@ -60,9 +66,9 @@ class JavaJson:
 
     Args:
         relaxed: the mode RELAXED instead of STRICT.
-        separator: what is written between the fields of a document: "," if the driver indents with
-            nothing, otherwise ", ".
-        plus: whether an exponent has its sign ("1.0E+20"), as of version 5.5 of the driver.
+        separator: the text between the fields of a document: "," if the driver indents by an empty
+            text, otherwise ", ".
+        plus: whether positive exponents have a sign ("1.0E+20"), as from version 5.5 of the driver.
     """
 
     def __init__(self, *, relaxed: bool, separator: str, plus: bool = True) -> None:
@@ -119,7 +125,7 @@ class JavaJson:
             elif kind == INT64:
                 texts.append(name + self.long(_LONG(data, at)[0]))
                 at += 8
-            elif kind == BOOL:
+            elif kind == BOOLEAN:
                 texts.append(f"{name}true" if data[at] else f"{name}false")
                 at += 1
             elif kind == NULL:
@@ -132,7 +138,7 @@ class JavaJson:
 
     def _uncommon(self, kind: int, data: bytes, at: int) -> tuple[str, int]:
         """Return the text of a value that is at `at`, and where it ends."""
-        if kind in (CODE, _SYMBOL):
+        if kind in (CODE, SYMBOL):
             end = at + 4 + _INT(data, at)[0]
             name = "$code" if kind == CODE else "$symbol"
             return self._object(name, _text(data[at + 4 : end - 1])), end
@@ -142,19 +148,19 @@ class JavaJson:
         if kind == DECIMAL:
             number = Decimal128.from_bid(data[at : at + 16])
             return self._object("$numberDecimal", f'"{number}"'), at + 16
-        if kind == _TIMESTAMP:
+        if kind == TIMESTAMP:
             increment, seconds = _TIMES(data, at)
             time = f'{{"t": {seconds}{self.separator}"i": {increment}}}'
             return self._object("$timestamp", time), at + 8
-        if kind == _REGEX:
+        if kind == REGEX:
             middle = data.index(0, at)
             end = data.index(0, middle + 1)
             return self._pattern(data[at:middle], data[middle + 1 : end]), end + 1
-        if kind == _CODE_WITH_SCOPE:
+        if kind == CODE_WITH_SCOPE:
             scope = at + 8 + _INT(data, at + 4)[0]
             texts = _text(data[at + 8 : scope - 1]), self._fields(data, scope + 4, array=False)
             return self._object("$code", texts[0], "$scope", texts[1]), at + _INT(data, at)[0]
-        if kind == _POINTER:
+        if kind == DB_POINTER:
             end = at + 4 + _INT(data, at)[0]
             identifier = self._object("$oid", f'"{data[end : end + 12].hex()}"')
             return self._object("$ref", _text(data[at + 4 : end - 1]), "$id", identifier), end + 12
@@ -219,9 +225,9 @@ class JavaJson:
 
 
 _CONSTANTS = {
-    _UNDEFINED: '{"$undefined": true}',
-    _MIN_KEY: '{"$minKey": 1}',
-    _MAX_KEY: '{"$maxKey": 1}',
+    UNDEFINED: '{"$undefined": true}',
+    MIN_KEY: '{"$minKey": 1}',
+    MAX_KEY: '{"$maxKey": 1}',
 }
 
 
@@ -231,7 +237,7 @@ def _text(data: bytes) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return a string of JSON with the characters escaped that the driver escapes besides."""
+    """Return a JSON string, with those characters escaped that only the driver escapes."""
     if text.isascii() and "\x7f" not in text:
         return text
     return _uncommon_characters().sub(_as_units, text)
@@ -240,7 +246,7 @@ def escaped(text: str) -> str:
 def _with_exponent(value: float, *, plus: bool) -> str:
     """Return a number as Java's Double.toString writes it with an exponent.
 
-    It is the shortest decimal that is the number, of two digits at least.
+    It has the fewest digits that identify the double, but at least two.
     """
     text = repr(value)
     digits = len(re.sub(r"e.*|\D", "", text).strip("0"))
@@ -261,7 +267,7 @@ _WRITTEN = {
 
 @lru_cache(1)
 def _uncommon_characters() -> re.Pattern[str]:
-    """Return what finds the characters that the driver escapes beside JSON's."""
+    """Return a pattern of the characters that the driver escapes in addition to JSON's."""
     codes = (
         code for code in range(0x7F, 0x10000) if unicodedata.category(chr(code)) not in _WRITTEN
     )

@@ -1,4 +1,4 @@
-"""Makes batches of Debezium's messages of batches of rows."""
+"""Turns batches of rows into batches of Debezium's messages."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from spark_sink.debezium.messages import MESSAGE, NO_TRANSACTION, Made, Maker, Message, columns_of
-from spark_sink.debezium.options import MessageOptions, quoted
+from spark_sink.debezium.connect_values import quoted
+from spark_sink.debezium.envelope import NO_TRANSACTION
+from spark_sink.debezium.messages import MESSAGE, Made, Maker, Message, columns_of
+from spark_sink.debezium.options import MessageOptions
 from spark_sink.debezium.outbox import Outbox
 from spark_sink.debezium.schemas import with_schemas
 from spark_sink.debezium.unwrapping import Unwrap
@@ -123,12 +125,12 @@ def _batch_of(messages: Iterable[Message]) -> pa.RecordBatch:
 
 @dataclass(frozen=True)
 class WithTransactions:
-    """Adds BEGIN, END, and the order of events to messages of a batch, for one of Spark's tasks.
+    """Adds BEGIN, END, and each event's order to a batch's messages, in one of Spark's tasks.
 
     Debezium counts while it reads the merged stream: a transaction begins with its first event and
-    ends with the first event that does not belong to it, whose time END has. The task gets all
-    messages of the batch, in any order, and returns them in the stream's. Events of a transaction
-    that ends with the batch are followed by END with the last event's time.
+    ends with the first event that does not belong to it; END has the time of that event. The task
+    gets all messages of the batch, in any order, and returns them in the stream's. Events of a
+    transaction that ends with the batch are followed by END with the last event's time.
     """
 
     options: MessageOptions

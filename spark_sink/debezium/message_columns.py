@@ -9,10 +9,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from shard_client.bson.values import ARRAY, DATE, DOCUMENT, INT32, INT64, TIMESTAMP
+from spark_sink.debezium.envelope import EventParts
 from spark_sink.debezium.messages import (
     DOCUMENTS,
     NO_ORDER,
-    NO_TRANSACTION,
     Made,
     Maker,
     Namespace,
@@ -29,16 +30,7 @@ from spark_sink.debezium.text_columns import (
     values_of,
 )
 from spark_sink.events.header import OPERATIONS, READ
-from spark_sink.events.slices import (
-    ARRAY,
-    DATE,
-    DOCUMENT,
-    INT32,
-    INT64,
-    OBJECT_ID_KEY,
-    TIMESTAMP,
-    Slice,
-)
+from spark_sink.events.slices import OBJECT_ID_KEY, Slice
 from spark_sink.rows.layouts import Field, JoinedEvents, Layout, layouts_of
 
 _EMPTY_ARRAY = 5  # bytes
@@ -95,14 +87,24 @@ class MessageColumns:
         key = joined_text(['{"id":"', *self._keys(joined, fields[b"documentKey"]), '"}'], size)
         session, number, transaction = self._transactions(joined, layout)
         before, after = (self._document(joined, fields.get(name)) for name in DOCUMENTS)
-        pieces: Pieces = ['{"before":', *before, ',"after":', *after, ',"updateDescription":']
-        pieces += self._descriptions(joined, fields.get(b"updateDescription"))
-        pieces += [f",{self._maker.source}", _text(times.ms)]
-        pieces += [f',"snapshot":"{times.snapshot}","db":', namespaces.database]
-        pieces += [',"sequence":null,"ts_us":', _text(times.us), ',"ts_ns":', _text(times.ns)]
-        pieces += [',"collection":', namespaces.collection, ',"ord":', _text(times.order)]
-        pieces += [',"lsid":', *session, ',"txnNumber":', *number, ',"wallTime":', times.wall]
-        pieces += ['},"op":"', _taken(letters, codes), f'","ts_ms":{now},{NO_TRANSACTION}']
+        change = EventParts(
+            before=before,
+            after=after,
+            description=self._descriptions(joined, fields.get(b"updateDescription")),
+            ms=_text(times.ms),
+            snapshot=f'"{times.snapshot}"',
+            database=namespaces.database,
+            us=_text(times.us),
+            ns=_text(times.ns),
+            collection=namespaces.collection,
+            order=_text(times.order),
+            session=session,
+            number=number,
+            wall=times.wall,
+            op=['"', _taken(letters, codes), '"'],
+            now=str(now),
+        )
+        pieces = self._maker.envelope.pieces(change)
         topic, name = (_column(each, size) for each in (namespaces.topic, namespaces.name))
         columns = [topic, key, joined_text(pieces, size), transaction, name, pa.array(times.ms)]
         made = [Made(layout.rows, np.zeros(size, np.int64), columns)]

@@ -13,14 +13,15 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from shard_client.bson.values import ARRAY, DOCUMENT, NULL
+from spark_sink.debezium.connect_values import quoted
+from spark_sink.debezium.envelope import Envelope, EventParts
 from spark_sink.debezium.java_json import JavaJson
-from spark_sink.debezium.options import VERSIONS, MessageOptions, quoted
+from spark_sink.debezium.options import MessageOptions
 from spark_sink.events.header import OPERATIONS, READ, namespace_of
 from spark_sink.events.heartbeats import HEARTBEAT
-from spark_sink.events.slices import ARRAY, DOCUMENT, NULL, OBJECT_ID_KEY, Slice, fields_of
+from spark_sink.events.slices import OBJECT_ID_KEY, Slice, fields_of
 
-NO_TRANSACTION = '"transaction":null}'
-"""How the value of a change ends, unless it has its place in a transaction."""
 _CACHED_NAMES = 10_000
 NO_ORDER = -1
 DOCUMENTS = (b"fullDocumentBeforeChange", b"fullDocument")
@@ -28,7 +29,7 @@ _NOTHING = Slice(NULL, b"")
 
 
 class Message(NamedTuple):
-    """A message, and what its place in the stream is found by.
+    """A message, and the fields that place it in its transaction.
 
     `transaction` is the transaction's id as JSON, `namespace` the collection's name, `time` the
     milliseconds since 1970 that `source.ts_ms` has; None and 0 in messages that are no changes.
@@ -55,9 +56,9 @@ def columns_of(messages: Iterable[Message]) -> list[pa.Array]:
 
 
 class Made(NamedTuple):
-    """Messages: of which event each is, its place among that event's, and the columns MESSAGE.
+    """Messages: for each its event's index, its place among that event's messages, its columns.
 
-    The former two are lists of integers, or arrays.
+    `rows` and `places` are lists or arrays of integers, `columns` those of MESSAGE.
     """
 
     rows: Any
@@ -84,8 +85,7 @@ class Maker:
         self.identifier = JavaJson(relaxed=True, separator=",", plus=plus)
         self.updated = JavaJson(relaxed=True, separator=", ", plus=plus)
         self._heartbeat_key = f'{{"serverName":{quoted(options.prefix)}}}'
-        version, name = quoted(VERSIONS[options.version]), quoted(options.prefix)
-        self.source = f'"source":{{"version":{version},"connector":"mongodb","name":{name},"ts_ms":'
+        self.envelope = Envelope(options.version, options.prefix)
         self.namespace = lru_cache(_CACHED_NAMES)(self._new_namespace)
 
     def of_events(self, events: Sequence[bytes]) -> Made:
@@ -117,14 +117,24 @@ class Maker:
         now = self.clock()
         times = self._times(fields, kind, now)
         letter = OPERATIONS[kind]
-        value = (
-            f'{{"before":{before},"after":{after},'
-            f'"updateDescription":{self.description(fields.get(b"updateDescription"))},'
-            f'{self.source}{times.ms},"snapshot":"{times.snapshot}",'
-            f'"db":{namespace.database},"sequence":null,"ts_us":{times.us},"ts_ns":{times.ns},'
-            f'"collection":{namespace.collection},"ord":{times.order},"lsid":{lsid},'
-            f'"txnNumber":{number},"wallTime":{times.wall}}},"op":"{letter}",'
-            f'"ts_ms":{now // 1_000_000},{NO_TRANSACTION}'
+        value = self.envelope.text(
+            EventParts(
+                before=before,
+                after=after,
+                description=self.description(fields.get(b"updateDescription")),
+                ms=times.ms,
+                snapshot=f'"{times.snapshot}"',
+                database=namespace.database,
+                us=times.us,
+                ns=times.ns,
+                collection=namespace.collection,
+                order=times.order,
+                session=lsid,
+                number=number,
+                wall=times.wall,
+                op=f'"{letter}"',
+                now=now // 1_000_000,
+            )
         )
         transform = self.options.transform
         if transform is not None:
@@ -200,9 +210,9 @@ class Namespace(NamedTuple):
 
 
 class Times(NamedTuple):
-    """The times of a source block: since 1970, in three units; `wallTime` as JSON; what follows.
+    """The times in a block `source`: since 1970 in ms, µs and ns; `wallTime` as JSON; `ord`.
 
-    They are numbers, or arrays of numbers.
+    They are numbers, or arrays of numbers. `snapshot` is the field of that name.
     """
 
     ms: Any

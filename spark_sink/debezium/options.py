@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from json.encoder import encode_basestring
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from spark_sink.debezium.envelope import VERSIONS
+from spark_sink.debezium.outbox import Outbox
 from spark_sink.debezium.schema_registry import addresses_in
+from spark_sink.debezium.unwrapping import Unwrap
 from spark_sink.errors import OptionError
 
-if TYPE_CHECKING:
-    from spark_sink.debezium.outbox import Outbox
-    from spark_sink.debezium.unwrapping import Unwrap
-
-VERSIONS = {"3.6": "3.6.3.Final", "2.6": "2.6.2.Final"}
-"""The versions of Debezium whose messages can be made, and what `source.version` says of each."""
 Naming = Literal["default", "unicode"]
 _LONGEST_NAME = 249
 _VALID = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.-")
@@ -120,19 +116,3 @@ def sanitized(name: str, naming: Naming = "default") -> str:
     if text in (".", ".."):
         return "_" * len(text) if naming == "default" else "_u002e" * len(text)
     return text[:_LONGEST_NAME]
-
-
-def quoted(text: str) -> str:
-    """Return a string as Kafka Connect's JSON converter writes it, with quotes."""
-    if text.isascii() and text.isprintable():
-        return encode_basestring(text)
-    parts = (_escaped(c) if c < " " or c > "\uffff" else encode_basestring(c)[1:-1] for c in text)
-    return f'"{"".join(parts)}"'
-
-
-def _escaped(character: str) -> str:
-    short = encode_basestring(character)[1:-1]
-    if character < " ":
-        return short if len(short) == 2 else f"\\u{ord(character):04X}"
-    units = character.encode("utf-16-be").hex().upper()
-    return f"\\u{units[:4]}\\u{units[4:]}"

@@ -1,7 +1,7 @@
-"""Debezium's transform MongoEventRouter: the documents of an outbox as messages of own topics.
+"""Debezium's transform MongoEventRouter: the documents of an outbox become messages.
 
-An application inserts a document into its outbox with the changes that it tells of, in one
-transaction. The message has the document's payload, a key and a topic that the document names.
+In one transaction an application changes its data and inserts a document, which announces the
+change, into its outbox. The message has the document's payload; the document names key and topic.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spark_sink.debezium.connect_values import ConnectValues, Tree, text_of
-from spark_sink.debezium.java_json import CODE, DECIMAL, OBJECT_ID, JavaJson, escaped
-from spark_sink.debezium.options import quoted
+from shard_client.bson.values import CODE, DECIMAL, DOCUMENT, OBJECT_ID, STRING
+from spark_sink.debezium.connect_values import ConnectValues, Tree, quoted, text_of
+from spark_sink.debezium.java_json import JavaJson, escaped
 from spark_sink.errors import OptionError, StreamError
-from spark_sink.events.slices import DOCUMENT, STRING, Slice, fields_of
+from spark_sink.events.slices import Slice, fields_of
 from spark_sink.options import values
 from spark_sink.options.java_patterns import translation
 from spark_sink.options.names import canonical, fields_in, option, option_names
@@ -50,7 +50,7 @@ def _with_java_number(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _text(value: Slice) -> str | None:
-    """Return the text that a value is in Kafka Connect; None if it is none."""
+    """Return a value's text if its type is a text in Kafka Connect, otherwise None."""
     found = _VALUES.value(value) if value.kind in _TEXTS else None
     return json.loads(found) if isinstance(found, str) else None
 
@@ -65,7 +65,7 @@ def _regex(text: str) -> str:
 
 
 def _replacement(text: str) -> str:
-    """Return a replacement of Java's as one of Python."""
+    """Translate a replacement for Java's regular expressions into Python's form."""
 
     def translated(found: re.Match[str]) -> str:
         if found["other"]:

@@ -83,11 +83,11 @@ def register(
 ) -> int:
     """Register a schema and return its id.
 
-    Of several registries another one is asked after each failure that may pass: no connection, no
-    answer for ten seconds, 408, 429 and 5xx. A refusal is final.
+    A failure that may be temporary is retried, with the next registry if there are several: no
+    connection, no answer for ten seconds, 408, 429 and 5xx. A refusal is final.
 
-    Raises StreamError for a refusal, for a certificate that is not valid, for an answer that is no
-    registry's, and after the policy's last retry.
+    Raises StreamError for a refusal, for a certificate that is not valid, for an answer that is
+    not a registry's, and after the policy's last retry.
     """
     retries = Retries(policy)
     attempt = 0
@@ -139,7 +139,7 @@ def _register(address: Address, subject: str, schema: str) -> int:
 
 
 def _whole(response: HTTPResponse) -> bytes:
-    """Return an answer's content, up to the longest. Raises TimeoutError if it drips in."""
+    """Return an answer's content up to a bound. Raises TimeoutError if it arrives too slowly."""
     deadline = time.monotonic() + _SECONDS
     content = b""
     while len(content) < _LONGEST_ANSWER and (part := response.read1(_LONGEST_ANSWER)):

@@ -13,94 +13,27 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_sink.debezium.envelope import ENVELOPE_SCHEMA, LONG, MAYBE_LONG, TEXT, array, struct
 from spark_sink.debezium.options import MessageOptions
 
 _CACHED_TOPICS = 10_000
-_SNAPSHOTS = "true,first,first_in_data_collection,last_in_data_collection,last,false,incremental"
-
-
-def _type(kind: str, *, optional: bool = False, **more: Any) -> dict[str, Any]:
-    return {"type": kind, "optional": optional, **more}
-
-
-def _struct(fields: dict[str, Any], *, optional: bool = False, **more: Any) -> dict[str, Any]:
-    named = [{**field, "field": name} for name, field in fields.items()]
-    return {"type": "struct", "fields": named, "optional": optional, **more}
-
-
-def _array(items: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "array", "items": items, "optional": True}
-
-
-_TEXT, _LONG = _type("string"), _type("int64")
-_MAYBE_TEXT, _MAYBE_LONG = _type("string", optional=True), _type("int64", optional=True)
-_DOCUMENT = _type("string", optional=True, name="io.debezium.data.Json", version=1)
-_TRUNCATED = _struct(
-    {"field": _TEXT, "size": _type("int32")},
-    name="io.debezium.connector.mongodb.changestream.truncatedarray",
-    version=1,
-)
-_DESCRIPTION = _struct(
-    {
-        "removedFields": _array(_TEXT),
-        "updatedFields": _DOCUMENT,
-        "truncatedArrays": _array(_TRUNCATED),
-    },
-    optional=True,
-    name="io.debezium.connector.mongodb.changestream.updatedescription",
-    version=1,
-)
-_SNAPSHOT = _type(
-    "string",
-    optional=True,
-    name="io.debezium.data.Enum",
-    version=1,
-    parameters={"allowed": _SNAPSHOTS},
-    default="false",
-)
-_SOURCE = _struct(
-    {
-        "version": _TEXT, "connector": _TEXT, "name": _TEXT, "ts_ms": _LONG,
-        "snapshot": _SNAPSHOT, "db": _TEXT, "sequence": _MAYBE_TEXT, "ts_us": _MAYBE_LONG,
-        "ts_ns": _MAYBE_LONG, "collection": _TEXT, "ord": _type("int32"), "lsid": _MAYBE_TEXT,
-        "txnNumber": _MAYBE_LONG, "wallTime": _MAYBE_LONG,
-    },
-    name="io.debezium.connector.mongo.Source",
-    version=1,
-)  # fmt: skip
-SOURCE_FIELDS = frozenset(each["field"] for each in _SOURCE["fields"])
-"""The names of the fields of a message's source."""
-_PLACE = _struct(
-    {"id": _TEXT, "total_order": _LONG, "data_collection_order": _LONG},
-    optional=True,
-    name="event.block",
-    version=1,
-)
-_CHANGE = (
-    _struct({"id": _TEXT}),
-    _struct(
-        {
-            "before": _DOCUMENT, "after": _DOCUMENT, "updateDescription": _DESCRIPTION,
-            "source": _SOURCE, "op": _MAYBE_TEXT, "ts_ms": _MAYBE_LONG, "transaction": _PLACE,
-        }
-    ),
-)  # fmt: skip
+_CHANGE_KEY = struct({"id": TEXT})
 _HEARTBEAT = (
-    _struct({"serverName": _TEXT}, name="io.debezium.connector.common.ServerNameKey", version=1),
-    _struct({"ts_ms": _LONG}, name="io.debezium.connector.common.Heartbeat", version=1),
+    struct({"serverName": TEXT}, name="io.debezium.connector.common.ServerNameKey", version=1),
+    struct({"ts_ms": LONG}, name="io.debezium.connector.common.Heartbeat", version=1),
 )
-_COUNT = _struct(
-    {"data_collection": _TEXT, "event_count": _LONG},
+_COUNT = struct(
+    {"data_collection": TEXT, "event_count": LONG},
     optional=True,
     name="event.collection",
     version=1,
 )
 _BOUNDARY = (
-    _struct({"id": _TEXT}, name="io.debezium.connector.common.TransactionMetadataKey", version=1),
-    _struct(
+    struct({"id": TEXT}, name="io.debezium.connector.common.TransactionMetadataKey", version=1),
+    struct(
         {
-            "status": _TEXT, "id": _TEXT, "event_count": _MAYBE_LONG,
-            "data_collections": _array(_COUNT), "ts_ms": _LONG,
+            "status": TEXT, "id": TEXT, "event_count": MAYBE_LONG,
+            "data_collections": array(_COUNT), "ts_ms": LONG,
         },
         name="io.debezium.connector.common.TransactionMetadataValue",
         version=1,
@@ -114,8 +47,8 @@ def connect_schemas(options: MessageOptions, topic: str) -> tuple[dict[str, Any]
         return _BOUNDARY
     if topic == options.heartbeats:
         return _HEARTBEAT
-    key, value = _CHANGE
-    return {**key, "name": f"{topic}.Key"}, {**value, "name": f"{topic}.Envelope"}
+    value = {**ENVELOPE_SCHEMA, "name": f"{topic}.Envelope"}
+    return {**_CHANGE_KEY, "name": f"{topic}.Key"}, value
 
 
 @lru_cache(_CACHED_TOPICS)

@@ -4,8 +4,8 @@ Documents of a collection have few layouts, so that numpy finds a field's values
 a layout, and Arrow writes them as one column. What has no layout in common with enough others is
 written one by one.
 
-A text becomes a string within a message, so that it is written as the inside of a string of JSON,
-in which quotes and backslashes are escaped.
+A message contains the text as a string. So it is written as the content of a JSON string, with
+quotes and backslashes escaped.
 """
 
 from __future__ import annotations
@@ -19,17 +19,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from spark_sink.debezium.java_json import BOOL, OBJECT_ID, JavaJson, escaped
-from spark_sink.events.slices import (
+from shard_client.bson.values import (
     ARRAY,
+    BOOLEAN,
     DATE,
     DOCUMENT,
     DOUBLE,
     INT32,
     INT64,
     NULL,
+    OBJECT_ID,
     STRING,
 )
+from spark_sink.debezium.java_json import JavaJson, escaped
 from spark_sink.rows.layouts import (
     Field,
     JoinedEvents,
@@ -67,9 +69,9 @@ def joined_text(pieces: Pieces, rows: int) -> pa.Array:
 
 
 def combined(rows: int, parts: Sequence[tuple[Places, pa.Array]]) -> pa.Array:
-    """Return the column of `rows` rows whose parts have the values for the rows of their indexes.
+    """Return one column of `rows` rows from parts: indexes of rows, and the values of these rows.
 
-    Together the parts have each row once.
+    Each row is in exactly one part.
     """
     if len(parts) == 1:
         return parts[0][1]
@@ -199,7 +201,8 @@ class TextColumns:
 
     _WRITERS: ClassVar[dict[int, Callable[[TextColumns, JoinedEvents, Field], Pieces]]] = {
         STRING: _strings, INT32: _numbers, INT64: _numbers, DATE: _dates, DOUBLE: _doubles,
-        OBJECT_ID: _identifiers, BOOL: _bools, NULL: _nulls, DOCUMENT: _documents, ARRAY: _arrays,
+        OBJECT_ID: _identifiers, BOOLEAN: _bools, NULL: _nulls, DOCUMENT: _documents,
+        ARRAY: _arrays,
     }  # fmt: skip
 
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from shard_client.bson.values import DOCUMENT
 from spark_sink.debezium.connect_values import ConnectValues, Tree, text_of
-from spark_sink.debezium.schemas import SOURCE_FIELDS
-from spark_sink.events.slices import DOCUMENT, Slice, fields_of
+from spark_sink.debezium.envelope import SOURCE_FIELDS
+from spark_sink.events.slices import Slice, fields_of
 from spark_sink.options import values
 from spark_sink.options.names import canonical, fields_in, option, option_names
 
@@ -19,7 +20,7 @@ _ENVELOPE = ("op", "ts_ms")
 
 @dataclass(frozen=True)
 class AddedField:
-    """A field of the envelope, or of its source, that values get under a name."""
+    """A field of the envelope, or of its source, that is added to values as `added`."""
 
     name: str
     of_source: bool

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator
 
 from bson.raw_bson import RawBSONDocument
 
-from spark_sink.events.slices import DOCUMENT, NULL, Slice, document_of, fields_of
+from shard_client.bson.values import DOCUMENT, NULL
+from spark_sink.events.slices import Slice, document_of, fields_of
 
 READ = "read"
 """The operation type of a snapshot's rows."""

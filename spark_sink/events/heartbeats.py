@@ -13,7 +13,8 @@ import bson
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
-from spark_sink.events.positions import Position, high_water_mark, time_of
+from shard_client.bson.resume_token import high_water_mark
+from spark_sink.events.positions import Position, time_of
 
 HEARTBEAT = "heartbeat"
 """The operation type of these rows."""
@@ -21,7 +22,7 @@ HEARTBEAT = "heartbeat"
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """A task that makes one row: all events before the cluster time `time` have been rows."""
+    """A task that makes one row: it states that all events before `time` have been rows."""
 
     time: Timestamp
 
@@ -35,8 +36,8 @@ class Heartbeat:
 def latest_heartbeat(last: Timestamp | None, end: Position, interval: float) -> Timestamp | None:
     """Return the time of the latest heartbeat at the end of a batch; None without heartbeats.
 
-    `last` is the same at the batch's start, `interval` is in seconds of cluster time. If there was
-    no heartbeat before, the interval begins at the batch's end.
+    `last` is the latest one at the batch's start, `interval` is in seconds of cluster time. If
+    there was no heartbeat before, the interval begins at the batch's end.
     """
     reached = time_of(end)
     if not interval or reached is None:

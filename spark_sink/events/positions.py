@@ -10,7 +10,6 @@ Token strings compare as the events are ordered: docs/protocol.md#resume-tokens.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,20 +18,13 @@ from typing import Any
 from bson import json_util
 from bson.timestamp import Timestamp
 
-# clusterTime, the version (a small positive int), the token type, txnOpIndex (an int of any
-# length), fromInvalidate.
-_TOKEN = re.compile(
-    r"82([0-9A-F]{8})([0-9A-F]{8})2B[0-9A-F]{2}(29|2C0100)"
-    r"(?:29|2B.{2}|2C.{4}|2D.{6}|2E.{8}|2F.{10})(6E|6F)"
+from shard_client.bson.resume_token import (
+    cluster_time_of,
+    first_key,
+    is_high_water_mark,
+    is_token,
+    version_of,
 )
-# The last three of these in most tokens: of an event outside of transactions that is not an
-# invalidate. They begin at AFTER_VERSION.
-AFTER_VERSION = 22
-_VERSION_1 = "2B02"
-PLAIN_EVENT = "2C0100296E"
-_HIGH_WATER_MARK = "29"
-_FROM_INVALIDATE = "6F"
-_OPERATION_DESCRIPTION = b"operationDescription\0".hex().upper()
 
 
 class PositionError(ValueError):
@@ -51,7 +43,7 @@ class Token:
 
     def __post_init__(self) -> None:
         data = self.document.get("_data")
-        if not isinstance(data, str) or not _TOKEN.match(data.upper()):
+        if not isinstance(data, str) or not is_token(data.upper()):
             raise PositionError(f"not a resume token: {json_util.dumps(self.document)}")
 
     @cached_property
@@ -62,18 +54,17 @@ class Token:
     @cached_property
     def cluster_time(self) -> Timestamp:
         """The cluster time that the token begins with."""
-        return time_in(self.data)
+        return cluster_time_of(self.data)
 
-    @cached_property
+    @property
     def is_high_water_mark(self) -> bool:
         """Whether it is the token of a cluster time and not of an event."""
-        match = _TOKEN.match(self.data)
-        return match is not None and match[3] == _HIGH_WATER_MARK
+        return is_high_water_mark(self.data)
 
     @property
     def is_of_event_1(self) -> bool:
         """Whether it is the token of an event, in version 1 (docs/protocol.md#resume-tokens)."""
-        return self.data.startswith(_VERSION_1, AFTER_VERSION - 4) and not self.is_high_water_mark
+        return version_of(self.data) == 1 and not self.is_high_water_mark
 
 
 @dataclass(frozen=True)
@@ -93,40 +84,6 @@ class FromNow:
 
 
 Position = Token | AtTime | FromNow
-
-
-def is_invalidate(data: str) -> bool:
-    """Whether a token's hex string is that of an invalidate (docs/protocol.md#resume-tokens)."""
-    if data.startswith(PLAIN_EVENT, AFTER_VERSION):
-        return False
-    match = _TOKEN.match(data)
-    return match is not None and match[4] == _FROM_INVALIDATE
-
-
-def is_of_document(data: str) -> bool:
-    """Whether a token's hex string is that of a document's change.
-
-    All others are those of collections and databases, which several shards may report under one
-    token (docs/protocol.md#resume-tokens).
-    """
-    if data.startswith(PLAIN_EVENT, AFTER_VERSION):
-        identifier = data[AFTER_VERSION + len(PLAIN_EVENT) :]
-    else:
-        match = _TOKEN.match(data)
-        identifier = data[match.end() :] if match else ""
-    if identifier.startswith("5A10"):  # the collection's UUID: a length, a subtype, 16 bytes
-        identifier = identifier[len("5A1004") + 32 :]
-    return identifier.startswith("46") and _OPERATION_DESCRIPTION not in identifier
-
-
-def time_in(data: str) -> Timestamp:
-    """Return the cluster time in a token's hex string."""
-    return Timestamp(int(data[2:10], 16), int(data[10:18], 16))
-
-
-def high_water_mark(time: Timestamp) -> str:
-    """Return the high water mark's hex string: below the time's events, above earlier ones."""
-    return f"82{time.time:08X}{time.inc:08X}2B0229296E04"
 
 
 def to_offset(position: Position) -> dict[str, Any]:
@@ -184,7 +141,7 @@ def key_of(position: Position) -> str:
         case Token():
             return position.data
         case AtTime(time):
-            return f"82{time.time:08X}{time.inc:08X}"
+            return first_key(time).decode("ascii")
         case FromNow():
             return ""
 

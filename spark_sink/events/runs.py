@@ -1,4 +1,4 @@
-"""Runs of events: what one server reply brings, processed together where possible."""
+"""Runs of events: the events of one server reply, processed together where possible."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from operator import lt
 
 from bson.raw_bson import RawBSONDocument
 
-from spark_sink.events.positions import AFTER_VERSION, PLAIN_EVENT, is_invalidate
+from shard_client.bson.resume_token import AFTER_VERSION, PLAIN_EVENT, is_invalidate
 
 _INT = struct.Struct("<i")
 _SIZE = _INT.unpack_from

@@ -14,6 +14,20 @@ import bson
 from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.errors import BSONError, InvalidBSON
 
+from shard_client.bson.values import (
+    ARRAY,
+    DATE,
+    DOCUMENT,
+    FIXED,
+    INT32,
+    INT64,
+    NESTED,
+    STRING,
+    TEXTS,
+    TIMESTAMP,
+    value_end,
+)
+
 _INT = struct.Struct("<i")
 _SIZE = _INT.unpack_from
 _LONG = struct.Struct("<q")
@@ -21,23 +35,8 @@ _TICK_AND_SECOND = struct.Struct("<II")
 # A document without fields: its size and its closing zero.
 _EMPTY_BYTES = 5
 
-DOUBLE, STRING, DOCUMENT, ARRAY, DATE, NULL, TIMESTAMP = 0x01, 0x02, 0x03, 0x04, 0x09, 0x0A, 0x11
-BINARY, INT32, INT64, OBJECT_ID = 0x05, 0x10, 0x12, 0x07
-_REGEX, _POINTER = 0x0B, 0x0C
-FIXED = {
-    DOUBLE: 8, 0x06: 0, OBJECT_ID: 12, 0x08: 1, DATE: 8, NULL: 0, INT32: 4, TIMESTAMP: 8, INT64: 8,
-    0x13: 16, 0x7F: 0, 0xFF: 0,
-}  # fmt: skip
-"""The bytes of values of a fixed size, by type."""
-COUNTED = (STRING, 0x0D, 0x0E)
-"""The types of strings: a value begins with its size, which does not count itself."""
-SIZED = (DOCUMENT, ARRAY, 0x0F)
-"""The types of documents: a value begins with its size, which counts itself."""
 OBJECT_ID_KEY = b"\x16\0\0\0\x07_id\0"
 """The beginning of a document whose only field `_id` is an ObjectId, as most keys of documents."""
-LED_BY_SIZE = (*COUNTED, *SIZED, BINARY)
-"""The types whose values begin with four bytes of a size that determines their length."""
-
 CODEC: CodecOptions[dict[str, Any]] = CodecOptions(
     datetime_conversion=DatetimeConversion.DATETIME_MS, unicode_decode_error_handler="replace"
 )
@@ -111,12 +110,12 @@ def fields_of(document: bytes, wanted: Iterable[bytes] = ()) -> dict[bytes, Slic
             size = fixed(kind)
             if size is not None:
                 stop = start + size
-            elif kind in SIZED:
+            elif kind in NESTED:
                 stop = start + _SIZE(document, start)[0]
-            elif kind in COUNTED:
+            elif kind in TEXTS:
                 stop = start + 4 + _SIZE(document, start)[0]
             else:
-                stop = _end_of(document, kind, start)
+                stop = value_end(document, kind, start)
             if not start <= stop <= end:
                 raise InvalidBSON("a field exceeds its document")
             name = document[position + 1 : name_end]
@@ -132,7 +131,7 @@ def fields_of(document: bytes, wanted: Iterable[bytes] = ()) -> dict[bytes, Slic
 
 
 def elements_of(document: bytes) -> list[tuple[bytes, Slice]]:
-    """Return the top-level fields of a BSON document in order, doubled names among them.
+    """Return the top-level fields of a BSON document in order, also those with equal names.
 
     Raises InvalidBSON.
     """
@@ -140,21 +139,34 @@ def elements_of(document: bytes) -> list[tuple[bytes, Slice]]:
     size = sum([len(name) + len(each.value) for name, each in found.items()]) + 2 * len(found)
     if size + _EMPTY_BYTES == len(document):  # no name occurs twice
         return list(found.items())
-    return [(name, Slice(kind, document[at:end])) for kind, name, at, end in _places(document)]
+    places = values_in(document, 0, len(document))
+    return [(name, Slice(kind, document[at:end])) for kind, name, at, end in places]
 
 
 def place_of(document: bytes, name: bytes) -> tuple[int, int] | None:
     """Return where the value of a top-level field begins and ends; None if there is none."""
-    return next(((at, end) for _, each, at, end in _places(document) if each == name), None)
-
-
-def _places(document: bytes) -> Iterator[tuple[int, bytes, int, int]]:
-    """Return type, name, begin and end of the values of a document."""
-    position, end = 4, len(document) - 1
+    position, end, field = 4, len(document) - 1, name + b"\0"
     while position < end:
-        kind, name_end = document[position], document.index(0, position + 1)
-        stop = _end_of(document, kind, name_end + 1)
-        yield kind, document[position + 1 : name_end], name_end + 1, stop
+        at = document.index(0, position + 1) + 1
+        stop = value_end(document, document[position], at)
+        if document.startswith(field, position + 1):
+            return at, stop
+        position = stop
+    return None
+
+
+def values_in(data: bytes, start: int, end: int) -> Iterator[tuple[int, bytes, int, int]]:
+    """Return type, name, begin and end of the values of a document, which lies there in data.
+
+    Raises InvalidBSON, or what indexing raises, if it is not whole.
+    """
+    position, end = start + 4, end - 1
+    while position < end:
+        kind, name_end = data[position], data.index(0, position + 1)
+        stop = value_end(data, kind, name_end + 1)
+        if not name_end < stop <= end:
+            raise InvalidBSON("a field exceeds its document")
+        yield kind, data[position + 1 : name_end], name_end + 1, stop
         position = stop
 
 
@@ -189,11 +201,11 @@ def document_of(fields: Iterable[tuple[bytes, Slice]]) -> bytes:
 
 
 def flattened(document: bytes) -> tuple[bytes, dict[bytes, Slice]]:
-    """Return the BSON document with the fields of documents in it as fields of its own.
+    """Return the BSON document with nested fields moved to its top level.
 
     A name is the path with underscores, such as `address_city`. Arrays and empty documents stay.
-    The first of several fields with one name counts. Also return the fields of the document that
-    contain such fields.
+    The first of several fields with one name counts. Also return the document's fields that
+    contain fields of such a name.
     """
     fields = fields_of(document)
     found: dict[bytes, Slice] = {}
@@ -214,20 +226,6 @@ def _leaves(path: bytes, value: Slice) -> Iterator[tuple[bytes, Slice]]:
             yield from _leaves(path + b"_" + name, inner)
     else:
         yield path, value
-
-
-def _end_of(document: bytes, kind: int, start: int) -> int:
-    """Return where a value ends. `fields_of` knows the common types by itself, which is faster."""
-    if kind in FIXED:
-        return start + FIXED[kind]
-    if kind in LED_BY_SIZE:
-        counted = 0 if kind in SIZED else 5 if kind == BINARY else 4
-        return int(start + counted + _SIZE(document, start)[0])
-    if kind == _POINTER:
-        return int(start + 4 + _INT.unpack_from(document, start)[0] + 12)
-    if kind == _REGEX:
-        return document.index(0, document.index(0, start) + 1) + 1
-    raise InvalidBSON(f"unknown type {kind:#x}")
 
 
 # Documents that are decoded by one call; all their values are in memory.

@@ -26,16 +26,8 @@ from typing import Any
 
 import bson
 
-from spark_sink.events.slices import (
-    CODEC,
-    DOCUMENT,
-    NULL,
-    Slice,
-    array_of,
-    document_slice,
-    elements_of,
-    fields_of,
-)
+from shard_client.bson.values import DOCUMENT, NULL
+from spark_sink.events.slices import CODEC, Slice, array_of, document_slice, elements_of, fields_of
 from spark_sink.events.update_events import Part, Paths
 
 _NOTHING = object()
@@ -43,7 +35,7 @@ Document = dict[Any, Any]
 
 
 def updated(document: bytes, description: bytes) -> bytes:
-    """Return the document after the update, both as BSON; what it leaves alone stays as it is.
+    """Return the document after the update, as BSON; the bytes of other fields stay the same.
 
     Raises ValueError if a path does not fit the document, or has several meanings; and InvalidBSON.
     """
@@ -167,8 +159,7 @@ class _Update:
     ) -> tuple[Any, str]:
         """Return the document or array that has the field at a path, and its name there.
 
-        `fits` says of a value whether it may be that of the field; without it, the field may be
-        new.
+        `fits` returns whether the field may have a value. Without `fits` the field may be missing.
         """
         names = self._names(document, path, fits)
         parent: Any = document

@@ -15,21 +15,22 @@ its new length `l` if it is shorter, and `u` and `s` with the numbers of element
 from __future__ import annotations
 
 import struct
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 
+from bson.errors import InvalidBSON
+
+from shard_client.bson.values import INT32, STRING
 from spark_sink.events.runs import Run
 from spark_sink.events.slices import (
-    INT32,
-    STRING,
     Slice,
     array_of,
-    document_of,
     document_slice,
     elements_of,
     fields_of,
     place_of,
     string_of,
+    values_in,
 )
 
 _INT = struct.Struct("<i")
@@ -39,10 +40,19 @@ _MARK, _NEW_MARK = (b"\x03" + name + b"\0" for name in (_RAW, _DESCRIPTION))
 PATHS = b"disambiguatedPaths"
 """The field of a description with the parts of paths that have several meanings."""
 _UPDATED = b"\x03updatedFields\0"
-_NOTHING_ELSE = b"".join(array_of(()).named(n) for n in (b"removedFields", b"truncatedArrays"))
+
+
+def _rest(removed: Iterable[Slice], truncated: Iterable[Slice]) -> bytes:
+    return array_of(removed).named(b"removedFields") + array_of(truncated).named(b"truncatedArrays")
+
+
+_NOTHING_ELSE = _rest((), ())
+_ALL_CLEAR = document_slice(()).named(PATHS)
+_AS_SENT = b"\x10$v\0\x02\0\0\0\x03diff\0"
+"""How the oplog begins every update: with the version, and then the changes."""
+_IS_ARRAY = b"\x08a\0\x01"
 Part = bytes | int
 Parts = tuple[Part, ...]
-_Change = tuple[bytes, Parts, Slice]
 
 
 def described(run: Run) -> Run:
@@ -50,7 +60,10 @@ def described(run: Run) -> Run:
 
     Raises InvalidBSON.
     """
-    events = [_described(each) if _MARK in each else each for each in run.events]
+    try:
+        events = [_described(each) if _MARK in each else each for each in run.events]
+    except (LookupError, ValueError, struct.error) as error:
+        raise InvalidBSON(f"an update ends within a field: {error}") from error
     return Run(run.keys, events)
 
 
@@ -59,78 +72,99 @@ def _described(event: bytes) -> bytes:
     if place is None:  # it is the name of a field of a document
         return event
     start, end = place
-    head = event[4 : start - len(_MARK)]
-    body = b"".join((head, _NEW_MARK, _description(event[start:end]), event[end:]))
+    made = _description(event[start:end])
+    body = b"".join((event[4 : start - len(_MARK)], _NEW_MARK, made, event[end:]))
     return _INT.pack(len(body) + 4) + body
 
 
 def _description(raw: bytes) -> bytes:
     """Return the description that servers send for what the oplog has."""
-    diff = fields_of(raw)[b"diff"].value
+    is_usual = raw.startswith(_AS_SENT, 4)
+    diff = raw[4 + len(_AS_SENT) : -1] if is_usual else fields_of(raw)[b"diff"].value
     if diff[4:7] in (b"\x03u\0", b"\x03i\0") and _SIZE(diff, 7)[0] + 8 == len(diff):
         section = diff[7:-1]
         if b"." not in section or not any(b"." in name for name in fields_of(section)):
             body = _UPDATED + section + _NOTHING_ELSE  # names are paths, and nothing is nested
             return _INT.pack(len(body) + 5) + body + b"\0"
-    found = _Description()
-    found.add(diff)
+    found = _Description(diff)
+    found.add(0, len(diff))
     return found.document()
 
 
 class _Description:
-    """What an update changes: each change with its dotted path, the path's parts, and a value.
+    """What an update changes: the content of the description's fields, and each path as parts.
 
     A part is a name, or the index of an element.
     """
 
-    def __init__(self) -> None:
-        self._updated: list[_Change] = []
-        self._removed: list[_Change] = []
-        self._truncated: list[_Change] = []
+    def __init__(self, diff: bytes) -> None:
+        self._diff = diff
+        self._updated: list[bytes] = []
+        self._removed: list[Slice] = []
+        self._truncated: list[Slice] = []
+        self._paths: tuple[list[Parts], ...] = [], [], []  # in this order
+        self._are_plain = True  # no name has a dot or is a number
 
-    def add(self, diff: bytes, path: Parts = (), prefix: bytes = b"") -> None:
+    def add(self, start: int, end: int, path: Parts = (), prefix: bytes = b"") -> None:
         """Add the changes within a document or array, at a path, whose dotted form has a dot more.
 
-        Raises InvalidBSON.
+        `start` and `end` say where the changes are.
         """
-        fields = elements_of(diff)
-        is_array = bool(fields) and fields[0][0] == b"a"
-        for name, value in fields[1:] if is_array else fields:
-            kind, last = name[:1], name[1:]
+        diff = self._diff
+        updated, removed, truncated = self._paths
+        is_array = diff.startswith(_IS_ARRAY, start + 4)
+        for kind, name, at, stop in values_in(diff, start + len(_IS_ARRAY) * is_array, end):
+            section, last = name[:1], name[1:]
             if is_array and name == b"l":
-                dotted = prefix[:-1]
-                truncated = [(b"field", string_of(dotted)), (b"newSize", value)]
-                self._truncated.append((dotted, path, document_slice(truncated)))
-            elif kind == b"s":
-                part = int(last) if is_array else last
-                self.add(value.value, (*path, part), prefix + last + b".")
+                array = (b"field", string_of(prefix[:-1]))
+                length = (b"newSize", Slice(kind, diff[at:stop]))
+                self._truncated.append(document_slice((array, length)))
+                truncated.append(path)
+            elif section == b"s":
+                if not is_array:
+                    self._note(last)
+                self.add(at, stop, (*path, int(last) if is_array else last), prefix + last + b".")
             elif is_array:
-                self._updated.append((prefix + last, (*path, int(last)), value))
+                self._updated += (b"%c" % kind, prefix, last, b"\0", diff[at:stop])
+                updated.append((*path, int(last)))
             elif name == b"d":
-                for field, _ in elements_of(value.value):
-                    dotted = prefix + field
-                    self._removed.append((dotted, (*path, field), string_of(dotted)))
+                for _, field, _, _ in values_in(diff, at, stop):
+                    self._note(field)
+                    self._removed.append(string_of(prefix + field))
+                    removed.append((*path, field))
             else:
-                fields_here = elements_of(value.value)
-                self._updated += [(prefix + n, (*path, n), each) for n, each in fields_here]
+                for inner, field, begin, until in values_in(diff, at, stop):
+                    self._note(field)
+                    self._updated += (b"%c" % inner, prefix, field, b"\0", diff[begin:until])
+                    updated.append((*path, field))
+
+    def _note(self, name: bytes) -> None:
+        if b"." in name or name.isdigit():
+            self._are_plain = False
 
     def document(self) -> bytes:
         """Return the description."""
-        fields = [
-            (b"updatedFields", document_slice((dotted, v) for dotted, _, v in self._updated)),
-            (b"removedFields", array_of(each for _, _, each in self._removed)),
-            (b"truncatedArrays", array_of(each for _, _, each in self._truncated)),
-        ]
-        changes = [*self._updated, *self._removed, *self._truncated]
-        if any(b"." in dotted for dotted, _, _ in changes):
-            times = Counter(dotted for dotted, _, _ in changes)
-            unclear = (
-                (dotted, parts)
-                for dotted, parts, _ in changes
-                if _is_unclear(parts) or times[dotted] > 1
-            )
-            fields.append((PATHS, listed(unclear)))
-        return document_of(fields)
+        updated = b"".join(self._updated)
+        rest = _NOTHING_ELSE
+        if self._removed or self._truncated:
+            rest = _rest(self._removed, self._truncated)
+        paths = list(chain(*self._paths))
+        if not self._are_plain:
+            rest += _unclear(paths)
+        elif any(len(parts) > 1 for parts in paths):
+            rest += _ALL_CLEAR
+        body = b"".join((_UPDATED, _INT.pack(len(updated) + 5), updated, b"\0", rest))
+        return _INT.pack(len(body) + 5) + body + b"\0"
+
+
+def _unclear(paths: Sequence[Parts]) -> bytes:
+    """Return the field PATHS of a description with these paths; nothing if none has a dot."""
+    dotted = list(map(path_of, paths))
+    if not any(b"." in each for each in dotted):
+        return b""
+    unclear = {each for each, parts in zip(dotted, paths, strict=True) if _is_unclear(parts)}
+    found = [(each, parts) for each, parts in zip(dotted, paths, strict=True) if each in unclear]
+    return listed(found).named(PATHS)
 
 
 def _part(part: Part) -> Slice:

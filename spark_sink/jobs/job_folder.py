@@ -38,6 +38,7 @@ class JobRecord:
         deletes: "hard" or "soft".
         flatten: whether the fields of documents in documents are columns.
         checkpoint: the folder of the checkpoint, empty for the one in the job's.
+        cluster: the id of the cluster that it reads, empty if unknown.
         since: a token since which the source has had these options; empty for the beginning.
         columns: the form of a current table whose columns follow the documents, with which
             `job rebuild` makes it again: the schema of documents as JSON, and the key's fields.
@@ -51,6 +52,7 @@ class JobRecord:
     flatten: bool = False
     checkpoint: str = ""
     messages: dict[str, str] = field(default_factory=dict)
+    cluster: str = ""
     since: str = ""
     columns: dict[str, Any] = field(default_factory=dict)
 
@@ -141,9 +143,9 @@ class JobFolder:
         OptionError if the folder has a job that these options cannot continue.
         """
         batches = self.batches()
+        old = self.record() if batches or self.exists else JobRecord()
         since = ""
         if batches:
-            old = self.record()
             self._refuse(old, record, once=once)
             is_same = old.options == record.options
             since = old.since if is_same else key_of(batches[-1].end.position)
@@ -153,8 +155,9 @@ class JobFolder:
                 )
         inside = self.checkpoint == f"{self.address}/checkpoint"
         checkpoint = "" if inside else self.checkpoint
-        columns = self.record().columns if self.exists else {}
-        kept = replace(record, checkpoint=checkpoint, since=since, columns=columns)
+        cluster = record.cluster or old.cluster
+        kept = replace(record, checkpoint=checkpoint, cluster=cluster, since=since)
+        kept = replace(kept, columns=old.columns)
         self._folder.write("job.json", json.dumps(asdict(kept), indent=2))
 
     def keep_columns(self, columns: dict[str, Any]) -> None:
@@ -194,6 +197,8 @@ class JobFolder:
             ("has --message", _texts(old.messages), _texts(new.messages)),
             ("has --flatten:", {str(old.flatten)}, {str(new.flatten)}),
         ]
+        if old.cluster and new.cluster:
+            fixed.append(("has documents of the cluster", {old.cluster}, {new.cluster}))
         if once:
             fixed.append(("reads", set(old.namespaces), set(new.namespaces)))
         for name, before, now in fixed:

@@ -56,10 +56,14 @@ def router_beside(
         yield
 
 
-def require_router(options: dict[str, str]) -> None:
-    """Check options and router before the slow start of Spark. Raises SourceError."""
+def require_router(options: dict[str, str]) -> str:
+    """Check options and router before the slow start of Spark; return the cluster's id.
+
+    Raises SourceError.
+    """
     with closing(RouterClient(parse_options(options))) as client:
         client.require_stream()
+        return client.cluster_id()
 
 
 def _end_with_parent() -> None:

@@ -17,18 +17,10 @@ import pyarrow.compute as pc
 from bson.timestamp import Timestamp
 from pyspark.sql import DataFrame, SparkSession
 
+from shard_client.bson.resume_token import cluster_time_of, high_water_mark
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.documents import from_document
-from spark_sink.events.positions import (
-    AtTime,
-    Position,
-    after,
-    high_water_mark,
-    key_of,
-    time_in,
-    time_of,
-    to_offset,
-)
+from spark_sink.events.positions import AtTime, Position, after, key_of, time_of, to_offset
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.tables_job import (
     ALL_BATCHES,
@@ -326,7 +318,7 @@ class _History:
             return True
         state = from_document(TableState, position)
         marks = [each for each in (state.complete_from, *state.complete_in.values()) if each]
-        return not state.unread and all(time_in(mark) <= self.cut(batch) for mark in marks)
+        return not state.unread and all(cluster_time_of(mark) <= self.cut(batch) for mark in marks)
 
     def whole_before(self, cut: Timestamp) -> list[int]:
         """Return those of them, the newest first, that divide no transaction; at most one."""
@@ -351,14 +343,14 @@ class _History:
     def whole_cut(self, cut: Timestamp) -> Timestamp:
         """Return the latest cut, at or before a given one, that divides no transaction."""
         while (first := self._divided_by(key_of(AtTime(cut)))) is not None:
-            cut = time_in(first)
+            cut = cluster_time_of(first)
         return cut
 
     def _divided_by(self, key: str) -> str | None:
         """Return the first token of the transactions that a key divides; None if there is none."""
         if BRONZE not in self.logs:
             return None
-        time = time_in(key)
+        time = cluster_time_of(key)
         low = key_of(AtTime(Timestamp(max(0, time.time - _COMMIT_SECONDS), 0)))
         high = key_of(AtTime(Timestamp(time.time + _COMMIT_SECONDS, 0)))
         token = pc.field("token")

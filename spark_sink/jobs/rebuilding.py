@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -17,7 +18,8 @@ import pyarrow as pa
 from bson.timestamp import Timestamp
 from pyspark.sql import SparkSession
 
-from spark_sink.errors import OptionError
+from spark_sink.batches.planned_batch import PlannedBatch
+from spark_sink.errors import HistoryLostError, OptionError
 from spark_sink.events.positions import AtTime, FromNow, Position, Token, after, is_after, key_of
 from spark_sink.jobs.job_folder import JobFolder, JobRecord, LoggedBatch
 from spark_sink.jobs.point_in_time import bronze_at, require_begun, scope_at
@@ -26,14 +28,19 @@ from spark_sink.jobs.tables_job import (
     APPENDED,
     BRONZE,
     CURRENT,
+    MESSAGES,
     NOTIFIED,
     QUARANTINE,
     table_form,
     take_over,
 )
+from spark_sink.options.snapshot_options import QueryStart
+from spark_sink.options.stream_options import parse_options
 from spark_sink.options.values import cluster_time_position, resume_token
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.source.offsets import Offset
+from spark_sink.source.tasks import planner_for
+from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
@@ -163,7 +170,7 @@ def _batches(folder: JobFolder) -> dict[str, Batch | None]:
     found: dict[str, Batch | None] = {}
     for name in {**dict.fromkeys(folder.record().tables), QUARANTINE: None, NOTIFIED: None}:
         log = DeltaLog(folder.table(name))
-        log.require_whole()
+        log.require_whole(name if name in (BRONZE, MESSAGES) else "")
         found[name] = Batch.of(log.position())
     return found
 
@@ -191,7 +198,7 @@ def rebuild_current(spark: SparkSession | None, folder: JobFolder) -> CurrentTab
     Without `spark` the work is done in this process. Raises StreamError.
     """
     log = DeltaLog(folder.table(BRONZE))
-    log.require_whole()
+    log.require_whole(BRONZE)
     batch = log.batch()
     require_begun(log, folder.record())
     scope = scope_at(folder.record(), Offset.read(batch.offset))
@@ -255,13 +262,21 @@ def seek(folder: JobFolder, to: str) -> str:
     last = _last_whole(folder)
     if last is None:
         raise OptionError(f"the job in {folder.address} has no batch: start it first")
-    before = last.end
+    gap, told = _gap(folder, last.end, _position(to), to)
+    take_over(folder)  # a start on another machine may still run
+    return _leave_out(folder, last.number + 1, gap) + told
+
+
+def _gap(folder: JobFolder, before: Offset, position: AtTime, to: str) -> tuple[Offset, str]:
+    """Return the end of a batch after `before` that leaves out the events before a position.
+
+    Return also what a user is told of its signals. Raises OptionError; `to` is the position's name.
+    """
     if before.running is not None:
         raise OptionError(
             f"the job in {folder.address} has a snapshot in progress, which goes on at every "
             "start: wait for its end"
         )
-    position = _position(to)
     reached = _reached(folder, before)
     for each in reached:
         if isinstance(each, FromNow) or not is_after(position, each):
@@ -277,11 +292,43 @@ def seek(folder: JobFolder, to: str) -> str:
     kept, passed, told = before.signals.without_batch(), max(reached, key=key_of), ""
     if kept.position is not None and is_after(position, kept.position):
         kept, told = replace(kept, position=None), ", without the signals that were sent before"
-    sought = before.moved(position, heartbeat=before.heartbeat, signals=kept, sought=passed)
-    take_over(folder)  # a start on another machine may still run
-    _note_end(folder, last.number + 1, sought.write())
-    folder.plan_batch(last.number + 1, sought.write())
-    return f"{datetime.fromtimestamp(position.time.time, UTC).isoformat()}{told}"
+    gap = before.moved(position, heartbeat=before.heartbeat, signals=kept, sought=passed)
+    return gap, told
+
+
+def _leave_out(folder: JobFolder, number: int, gap: Offset) -> str:
+    """Plan a batch that leaves out events; return where it ends."""
+    _note_end(folder, number, gap.write())
+    folder.plan_batch(number, gap.write())
+    assert gap.time is not None
+    return datetime.fromtimestamp(gap.time.time, UTC).isoformat()
+
+
+def leave_out_lost(folder: JobFolder, uri: str) -> None:
+    """Replace a batch in progress of which the oplogs have lost events, if an option says so.
+
+    Spark repeats a batch as it was planned, and would fail at every start. Raises SourceError.
+    """
+    last, batches = _last_whole(folder), folder.batches()
+    if last is None or batches[-1].number == last.number:
+        return
+    before, at = last.end, batches[-1].end
+    batch = PlannedBatch(before.position, at.position, at.events, at.idle_until)
+    if at.snapshot is not None or at.sought is not None or batch.events == 0:
+        return
+    options = parse_options({**folder.record().options, "uri": uri})
+    start = QueryStart(before.time, snapshot_in_progress=False)
+    if not options.snapshot.policy_for(start).if_history_is_lost:
+        return
+    options = replace(options, scope=at.scope or options.scope)
+    with closing(RouterClient(options)) as client:
+        try:
+            planner_for(client, options, None).require_history(batch.first)
+        except HistoryLostError:
+            now = after(client.with_retries(client.present))
+            where = _leave_out(folder, last.number + 1, _gap(folder, before, now, "now")[0])
+            text = "the oplogs have lost events of the batch in progress: the job continues at"
+            print(f"{text} {where}, and reads the collections again", file=sys.stderr)  # noqa: T201
 
 
 def _last_whole(folder: JobFolder) -> LoggedBatch | None:

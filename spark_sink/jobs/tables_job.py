@@ -246,11 +246,13 @@ class TablesJob:
         for report in reports:
             counted.add(Transactions(report.transactions))
         unreadable = [each for report in reports for each in report.unreadable]
-        filled = {
-            TRANSACTIONS: TRANSACTIONS in self._tables and bool(counted.by_id),
-            NOTIFIED: bool(at.signals.notifications),
-            QUARANTINE: bool(unreadable),
+        filled = {NOTIFIED: bool(at.signals.notifications), QUARANTINE: bool(unreadable)}
+        rows = {
+            BRONZE: any(report.bronze for report in reports),
+            MESSAGES: any(report.messages for report in reports),
+            TRANSACTIONS: bool(counted.by_id),
         }
+        filled |= {name: found for name, found in rows.items() if name in self._tables}
         newest = {n: number if now else self._table(n).newest for n, now in filled.items()}
         verified = {} if findings is None else findings.found
         of = replace(of, verified=verified, written={n: b for n, b in newest.items() if b >= 0})

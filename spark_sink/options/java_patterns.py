@@ -1,8 +1,8 @@
 """Java's regular expressions, translated into what Python and the servers (PCRE) both read.
 
-Debezium's lists are patterns of Java. Most are the same everywhere; what means something else in
-one of the three is translated, or refused by its name, and so are references to groups, since the
-servers get all patterns of a list as one. Classes such as `\\w` are ASCII, as in Java.
+Debezium's lists are patterns of Java. Most constructs mean the same everywhere. One that differs in
+Python or PCRE is translated, or refused with its name. References to groups are refused, too,
+because the servers get all patterns of a list as one. Classes such as `\\w` are ASCII, as in Java.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _Value = TypeVar("_Value")
 
 
 def option(name: str, parse: Callable[[str], Any], default: Any) -> Any:
-    """Return a field of a dataclass that is an option: its name, what reads its text, a default."""
+    """Return a dataclass's field for an option, from its name, its parser and its default."""
     return field(default=default, metadata={"option": name, "parse": parse})
 
 

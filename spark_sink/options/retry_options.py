@@ -1,8 +1,7 @@
 """The options of retries, which are Debezium's.
 
-Consecutive failures end after a time, or after a number of attempts. Then the query fails, unless
-it restarts: a restart corresponds to that of a connector, which Debezium counts with
-`errors.max.retries`.
+A request is retried for a time, or for a number of attempts. Then the query fails or restarts. A
+restart corresponds to that of a connector, whose number Debezium limits with `errors.max.retries`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class RetryPolicy:
     Args:
         initial_backoff: before the first retry; it doubles up to max_backoff, with random jitter.
         attempts: the most consecutive failures; None: as many as fit in max_seconds.
-        restarts: how often this begins anew after restart_delay; None is no limit.
+        restarts: how often the query restarts, after restart_delay; None is no limit.
         selection_timeout: for server selection; None: the default, which is shorter if connections
             are refused.
     """

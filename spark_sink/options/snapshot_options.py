@@ -61,7 +61,7 @@ MODES = (*POLICIES, CONFIGURATION_BASED, CUSTOM)
 
 @dataclass(frozen=True)
 class QueryStart:
-    """What a custom snapshot mode is told about a start of the query.
+    """A start of the query, as a custom snapshot mode receives it.
 
     `checkpoint` is the cluster time of the checkpoint, None without one. A start always continues a
     snapshot in progress.

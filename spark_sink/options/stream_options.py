@@ -2,7 +2,7 @@
 
 Option names are those of MongoDB's `watch` and are not case sensitive, as everywhere in Spark. The
 server validates its own options (values of fullDocument, stages of the pipeline), except where an
-option would prevent that a repeated batch has the same content.
+option could give a repeated batch other content.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ Stages = tuple[Mapping[str, Any], ...]
 class OversizeOptions:
     """Debezium's `cursor.oversize.handling.mode`, and whether no event may fail the stream.
 
-    A tolerant stream gets an event that is too large in fragments, and one whose image is not
-    stored without it.
+    In a tolerant stream, an event that is too large arrives in fragments, and an event whose image
+    the servers do not have arrives without the image.
 
     `mode` is fail, skip or split, and by default split if the stream is tolerant; `threshold` are
     the bytes of a document from which on an event is skipped.
@@ -50,7 +50,7 @@ class OversizeOptions:
     tolerant: bool = option("errors.tolerance", values.switch("none", "all"), False)
 
     def stages(self, pipeline: Stages) -> tuple[Stages, Stages]:
-        """Return the stages that skip large events, and the pipeline with that which splits them.
+        """Return the stages that skip large events, and the pipeline, which may end with the split.
 
         Raises OptionError.
         """
@@ -64,7 +64,7 @@ class OversizeOptions:
         return ((_only_up_to(self.threshold),) if mode == "skip" else ()), pipeline
 
     def image_mode(self, mode: str | None) -> str | None:
-        """Return a mode of images; a required image may be missing if it must not fail."""
+        """Return the servers' mode of images: a tolerant stream does not require them."""
         return "whenAvailable" if mode == "required" and self.tolerant else mode
 
 
@@ -172,7 +172,7 @@ class StreamOptions:
     def reads_raw_updates(self) -> bool:
         """Whether servers send updates as the oplog has them (`events.update_events`).
 
-        A pipeline that names their description needs it as servers make it.
+        A pipeline that names updateDescription needs the form that servers make.
         """
         return "updateDescription" not in json_util.dumps(self.pipeline)
 
@@ -258,7 +258,7 @@ def required_uri(given: Mapping[str, str], missing: str, of: str = "") -> str:
 
 
 def _position(given: Mapping[str, str], *names: str) -> Position | None:
-    """Return the position in one of these options, of which those of a time are named so."""
+    """Return the position in one of these options: a time if its name ends in Time, or a token."""
     found: list[Position] = []
     for name in filter(given.__contains__, names):
         of_time = name.endswith("Time")
@@ -334,7 +334,8 @@ def _lists(given: Mapping[str, str]) -> NamespaceLists:
     literal = parsed_option("filters.match.mode", values.switch("regex", "literal"), mode)
     parse = values.names if literal else values.patterns
     found: list[Any] = [
-        parsed_option(name, parse, given[name]) if name in given else () for name in _LISTS
+        tuple(sorted(parsed_option(name, parse, given[name]) if name in given else ()))
+        for name in _LISTS
     ]
     lists = NamespaceLists(*found)
     if (lists.databases and lists.not_databases) or (lists.collections and lists.not_collections):
@@ -360,4 +361,4 @@ def _scope(uri: str, given: Mapping[str, str]) -> Scope:
             collections = parsed_option("uri", values.collection_names, collection)
     if collections and database is None:
         raise OptionError("option 'collection' requires option 'database'")
-    return Scope(database, collections, _lists(given))
+    return Scope(database, tuple(sorted(collections)), _lists(given))  # in one order: to compare

@@ -21,7 +21,7 @@ _PATTERN = re.compile(r"[*?+|^$()\[\]{}\\]")
 
 
 def database_name(text: str) -> str:
-    """Return a database's name, no pattern."""
+    """Return the name of a database; it is not a pattern."""
     if not text:
         raise ValueError("must not be empty")
     if re.search(r'[\s,/."$]', text) or _PATTERN.search(text):
@@ -41,7 +41,7 @@ def namespace(text: str) -> tuple[str, str]:
 
 
 def collection_names(text: str) -> tuple[str, ...]:
-    """Return names of collections with commas between them, no patterns."""
+    """Return names of collections, given with commas between them; they are not patterns."""
     found = names(text)
     for name in found:
         if _PATTERN.search(name):
@@ -92,7 +92,7 @@ def stages(text: str) -> tuple[Mapping[str, Any], ...]:
 
 
 def one_of(*choices: str) -> Callable[[str], str]:
-    """Return a parser that accepts these words in any case, and returns the word as it is here."""
+    """Return a parser that accepts these words in any case, and returns them as given here."""
 
     def parse(text: str) -> str:
         for choice in choices:

@@ -13,7 +13,8 @@ have 64 bits and no sign, and wrap:
   null everywhere adds nothing, and the order of columns does not count.
 - The bytes of all texts of a row follow each other in the order of their columns' tags, with zeros
   up to a multiple of eight. These little-endian words w(i) add a polynomial: the sum of
-  `(w(i) ^ w(i) >> 32) * BASE**i`.
+  `(v(i) ^ v(i) >> 32) * BASE**i`, where v(i) is `w(i) * MIX`. Without the factor, words whose
+  halves are equal would change places unseen: only the powers' lower halves would count.
 - The hash of the row is `mix` of the sum.
 
 Needs numpy.
@@ -176,8 +177,8 @@ def _polynomials(words: Words, ends: NDArray[np.int64]) -> Words:
     for block, start in enumerate(range(0, len(words), _BLOCK)):
         part = words[start : start + _BLOCK]
         here = sums[start + 1 : start + 1 + len(part)]
-        np.right_shift(part, _32, out=here)
-        here ^= part
+        np.multiply(part, _MIX[0], out=here)
+        here ^= here >> _32
         here *= powers[: len(part)]
         here *= of_blocks[block]
         here[:1] += sums[start]

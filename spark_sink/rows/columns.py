@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from shard_client.bson.values import DATE, INT32, INT64, TIMESTAMP
 from spark_sink.events.header import OPERATIONS, READ, fragment_position, namespace_of
-from spark_sink.events.slices import DATE, INT32, INT64, TIMESTAMP
 from spark_sink.rows.layouts import JoinedEvents, Layout, layouts_of
 
 ToColumns = Callable[[Layout], dict[str, Any]]

@@ -16,10 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from bson.raw_bson import RawBSONDocument
 
+from shard_client.bson.values import DOCUMENT, NULL
 from spark_sink.errors import StreamError
 from spark_sink.events.header import OPERATIONS, READ, fragment_position, namespace_of
 from spark_sink.events.runs import Run, run_of
-from spark_sink.events.slices import DOCUMENT, NULL, UNREADABLE, Slice, fields_of
+from spark_sink.events.slices import UNREADABLE, Slice, fields_of
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.extended_json import ToJson, canonical_json, relaxed_documents, relaxed_json
 from spark_sink.rows.row_schema import DOCUMENT_COLUMNS, row_schema
@@ -162,7 +163,7 @@ class EventRows:
     def _row(
         self, key: str, raw: bytes, shard: str | None, readable: Mapping[bytes, Slice] | None = None
     ) -> tuple[Any, ...]:
-        """Return an event's row; `readable` are the fields of one that cannot be read whole."""
+        """Return an event's row; `readable` are its readable fields if others are not."""
         get = (fields_of(raw) if readable is None else readable).get
         documents: list[Any]
         operation, time, wall, ns, lsid, number, to, fragment = map(get, _HEADER)

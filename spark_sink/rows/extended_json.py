@@ -18,18 +18,8 @@ from bson.codec_options import CodecOptions, DatetimeConversion, TypeDecoder, Ty
 from bson.dbref import DBRef
 from bson.objectid import ObjectId
 
-from spark_sink.events.slices import (
-    DOCUMENT,
-    INT32,
-    INT64,
-    NULL,
-    OBJECT_ID,
-    OBJECT_ID_KEY,
-    STRING,
-    Slice,
-    decoded_documents,
-    fields_of,
-)
+from shard_client.bson.values import DOCUMENT, INT32, INT64, NULL, OBJECT_ID, STRING
+from spark_sink.events.slices import OBJECT_ID_KEY, Slice, decoded_documents, fields_of
 
 _quoted = json.encoder.encode_basestring_ascii
 ToJson = Callable[[Slice | None], str | None]
@@ -37,7 +27,7 @@ ToJson = Callable[[Slice | None], str | None]
 
 
 class Wrapped:
-    """Wraps a value of a subclass of `int` or `str`, which an encoder would write as such.
+    """Wraps a value of a subclass of `int` or `str`: an encoder would write a number or a text.
 
     Encoders do not know this class, so they call their `default` function with it.
     """

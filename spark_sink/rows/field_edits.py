@@ -15,12 +15,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from shard_client.bson.values import ARRAY, DOCUMENT, STRING
 from spark_sink.events.header import namespace_of
 from spark_sink.events.runs import Run
 from spark_sink.events.slices import (
-    ARRAY,
-    DOCUMENT,
-    STRING,
     Slice,
     array_of,
     document_of,

@@ -100,7 +100,7 @@ def is_no_column(name: str) -> bool:
 
 
 def paths_of(kind: DataType, within: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Return the names of all fields of a type, each after those that it lies in."""
+    """Return the paths of all fields of a type, nested ones included, as lists of names."""
     if isinstance(kind, ArrayType):
         yield from paths_of(kind.elementType, within)
     for each in kind.fields if isinstance(kind, StructType) else ():
@@ -175,7 +175,7 @@ def _allowed(
 ) -> DataType | None:
     """Return a type without new fields that are not allowed.
 
-    `room` is for how many there is, `depth` how deep they may be.
+    `room` is the number of further fields that are allowed, `depth` that of further levels.
     """
     if not depth:
         return before

@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from spark_sink.events.slices import BINARY, COUNTED, FIXED, OBJECT_ID_KEY, SIZED, Slice
+from shard_client.bson.values import BINARY, FIXED, NESTED, TEXTS
+from spark_sink.events.slices import OBJECT_ID_KEY, Slice
 
 Places = NDArray[np.int64]
 
@@ -113,7 +114,7 @@ class Layout:
         return [Slice(kind, value) for value in self.values(name)]
 
     def object_id_keys(self, name: bytes) -> pa.Array | None:
-        """Return the ObjectIds of documents with an `_id` alone as text; None if one is another."""
+        """Return the ObjectIds of documents with an `_id` alone as text; None if any differs."""
         starts = self.fields[name].starts
         if not self._joined.begin_with(OBJECT_ID_KEY, starts).all():
             return None
@@ -208,8 +209,8 @@ def stops_of(joined: JoinedEvents, kind: int, starts: Places, last: Places) -> P
     fixed = FIXED.get(kind)
     if fixed is not None:
         return starts + fixed
-    beyond = 4 if kind in COUNTED else 5 if kind == BINARY else 0
-    if not beyond and kind not in SIZED:
+    beyond = 4 if kind in TEXTS else 5 if kind == BINARY else 0
+    if not beyond and kind not in NESTED:
         return None
     # A size that would begin beyond its event is read from the event's front, and is invalid.
     within = starts + 4 <= last

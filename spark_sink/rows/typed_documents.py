@@ -40,15 +40,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from spark_sink.events.slices import (
-    CODEC,
-    DOCUMENT,
-    NULL,
-    Slice,
-    decoded_documents,
-    document_of,
-    fields_of,
-)
+from shard_client.bson.values import DOCUMENT, NULL
+from spark_sink.events.slices import CODEC, Slice, decoded_documents, document_of, fields_of
 from spark_sink.rows.extended_json import ToJson, relaxed_json
 from spark_sink.rows.inferred_schema import SIMPLE_TYPES, SeenTypes
 

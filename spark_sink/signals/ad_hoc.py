@@ -17,8 +17,9 @@ from typing import Any
 
 from bson.timestamp import Timestamp
 
+from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.errors import HistoryLostError
-from spark_sink.events.positions import FromNow, Position, time_in, time_of
+from spark_sink.events.positions import FromNow, Position, time_of
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.signals.channels import ReceivedSignal, SignalCollection, SignalFolder
 from spark_sink.signals.notifications import (
@@ -112,7 +113,7 @@ class AdHocSnapshots:
             return state
         last = max([*new.values(), *(each.token for each in documents)])
         state = replace(state, required=last)
-        time = time_in(last)
+        time = cluster_time_of(last)
         request = Request(f"again-{time.time}-{time.inc}", False, (), required=True)
         if self._refusal is not None:
             return state.notified(self._notification(request, ABORTED, reason=self._refusal))

@@ -55,7 +55,7 @@ def names_of(collections: tuple[Collection, ...]) -> str:
 def progress_of(
     identifier: str, aggregate: str, plan: SnapshotPlan, at: float
 ) -> Iterator[dict[str, Any]]:
-    """Return what the chunks of a plan read: one notification, and one of each collection's end."""
+    """Return a notification of what a plan's chunks read, and one of each collection that ended."""
     unread = {str(each) for each in plan.waiting}
     if plan.current is not None:
         unread.add(str(plan.current.collection))
@@ -73,30 +73,30 @@ def progress_of(
 
 
 def started(plan: SnapshotPlan, at: float) -> dict[str, Any]:
-    """Return the beginning of a snapshot of the query's mode, whose plan has no chunk yet."""
+    """Return the notification that the snapshot of the query's mode begins; no chunk is planned."""
     names = names_of(plan.waiting)
     return notification(_id_of(plan), INITIAL, STARTED, at, data_collections=names)
 
 
 def advanced(plan: SnapshotPlan, at: float) -> list[dict[str, Any]]:
-    """Return what a batch of such a snapshot reads, or the snapshot's end."""
+    """Return the notifications of what a batch of such a snapshot reads, or of its end."""
     if plan.ended:
         return [notification(_id_of(plan), INITIAL, COMPLETED, at)]
     return list(progress_of(_id_of(plan), INITIAL, plan, at))
 
 
 def skipped(at: float) -> dict[str, Any]:
-    """Return a start of the query without a snapshot."""
+    """Return the notification of a start of the query without a snapshot."""
     return notification(str(uuid.uuid4()), INITIAL, SKIPPED, at)
 
 
 def sought(passed: Position, position: AtTime, at: float) -> dict[str, Any]:
-    """Return that the events between two positions were left out."""
+    """Return the notification that the events between two positions were left out."""
     return _skipped(SEEK, passed, position, at)
 
 
 def signals_lost(passed: Position, position: Position, at: float) -> dict[str, Any]:
-    """Return that the signals between two positions are lost, as the oplogs have rolled over."""
+    """Return the notification that the oplogs no longer have the signals between two positions."""
     return _skipped(SIGNAL, passed, position, at)
 
 

@@ -15,7 +15,7 @@ from bson.timestamp import Timestamp
 from spark_sink.events.documents import stored
 from spark_sink.events.positions import Position
 from spark_sink.signals.signal import Condition, matches_any
-from spark_sink.snapshot.plan import Chunk, Collection, SnapshotPlan, value_of
+from spark_sink.snapshot.plan import Chunk, Collection, SnapshotPlan, filter_of
 
 # Ids of processed signals that are kept, beside those whose files are still present.
 _MAX_HANDLED = 1000
@@ -30,11 +30,11 @@ class Request:
     """A snapshot that a signal requests.
 
     Args:
-        collections, excluded: regular expressions for names; names if it is required.
+        collections, excluded: regular expressions for names; plain names if `required`.
         plan: what remains, without the chunks of the batch; None before the beginning.
         unfiltered: the collections that it reads without a condition.
-        required: it is the table that lacks these collections, and no signal stops it.
-        documents: of collections that are not `unfiltered`, the keys to read, by namespace.
+        required: the table lacks these collections; no signal stops the request.
+        documents: the keys to read in collections that are not `unfiltered`, by namespace.
     """
 
     id: str
@@ -59,8 +59,7 @@ class Request:
     def condition(self, namespace: str) -> dict[str, Any] | None:
         """Return the filter on the documents of a collection; None: all are read."""
         if namespace in self.documents:
-            keys = (value_of(f'{{"v": {key}}}') for key in self.documents[namespace])
-            return {"_id": {"$in": list(keys)}}
+            return filter_of(self.documents[namespace])
         for each in self.conditions:
             if each.matches(namespace):
                 return each.document
@@ -107,8 +106,8 @@ class SignalState:
     """The signals processed so far, and the snapshots that they request.
 
     `handled` are ids, the oldest first. `position` is that of the collection of signals, None for
-    the stream's. `required` is the last token at which a table has lacked collections that are
-    requested. `reading`, `ended` and `notifications` belong to the batch that ends here.
+    the stream's. `required` is the newest token at which a table lacked a requested
+    collection. `reading`, `ended` and `notifications` belong to the batch that ends here.
     """
 
     handled: tuple[str, ...] = ()
@@ -154,7 +153,7 @@ class SignalState:
         return replace(self, notifications=(*self.notifications, notification))
 
     def with_handled(self, identifier: str, present: Container[str]) -> SignalState:
-        """Return the state with a further id; ids in `present` stay, as they may come again."""
+        """Return the state with a further id; those in `present` stay: they may be sent again."""
         handled = [*self.handled, identifier]
         surplus = len(handled) - _MAX_HANDLED
         kept = [each for n, each in enumerate(handled) if n >= surplus or each in present]

@@ -17,17 +17,10 @@ import bson
 from bson.codec_options import CodecOptions, TypeRegistry
 from bson.decimal128 import Decimal128
 
+from shard_client.bson.values import DOCUMENT, NULL
 from spark_sink.errors import StreamError
 from spark_sink.events.header import namespace_of
-from spark_sink.events.slices import (
-    CODEC,
-    DOCUMENT,
-    NULL,
-    Slice,
-    document_of,
-    fields_of,
-    value_at,
-)
+from spark_sink.events.slices import CODEC, Slice, document_of, fields_of, value_at
 from spark_sink.options import values
 from spark_sink.options.names import canonical, fields_in, option, option_names
 from spark_sink.options.stream_options import required_uri
@@ -55,7 +48,7 @@ class WriteOptions:
         keys: the fields that identify a document.
         token_field: the field of a document with the token of its last change.
         ignores_missing: skip an update of a missing document instead of failing.
-        ignores_others: the same for drops and renames of collections.
+        ignores_others: skip drops and renames of collections instead of failing.
     """
 
     uri: str = field(repr=False)
@@ -216,7 +209,7 @@ def key_in(document: bytes, paths: Iterable[str]) -> dict[str, Any]:
 
 
 def _encodable(value: Any) -> Any:
-    """Return Spark's values that BSON has no type of the same name for."""
+    """Return a value of Spark as one that BSON can encode."""
     if isinstance(value, Decimal):
         return Decimal128(value)
     if isinstance(value, date):

@@ -169,7 +169,7 @@ class DocumentWriter:
         *,
         may_retry: bool = False,
     ) -> list[Change]:
-        """Write updates; return those that must be made again of changed documents."""
+        """Write updates; return those to be made again, because their documents have changed."""
         if not updates:
             return []
         done = collection.bulk_write([request for _, request in updates], ordered=False)
@@ -181,7 +181,7 @@ class DocumentWriter:
         return left
 
     def _report_missing(self, collection: Collection[Any], change: Change) -> None:
-        """Raise StreamError for an update of a document that the copy lacks, unless it may."""
+        """Raise StreamError for an update of a missing document, unless those are ignored."""
         if not self.options.ignores_missing:
             raise StreamError(
                 f"{collection.full_name} does not contain a changed document: let "
@@ -225,7 +225,7 @@ class DocumentWriter:
         return requests
 
     def _assignment(self, change: Change) -> dict[str, Any] | None:
-        """Return an update that sets the fields of a description; None if it cannot say that.
+        """Return an update that sets the fields of a description; None if no update expresses it.
 
         A path of an update has no names with dots, and none that is empty or begins with `$`.
         """

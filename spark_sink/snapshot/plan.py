@@ -10,6 +10,7 @@ all values of `_id`.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -45,7 +46,7 @@ class Collection:
 
 @dataclass(frozen=True)
 class LostDocument:
-    """A document that a table lacks since an event whose update it cannot apply.
+    """A document that a table lacks, because an event's update could not be applied to it.
 
     `key` is its `_id` as canonical extended JSON, `token` the event's.
     """
@@ -80,7 +81,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a snapshot has been planned: its collections, and chunks with about so many rows."""
+    """How far a snapshot is planned: its collections, its chunks, about how many rows."""
 
     collections: int = 0
     collections_planned: int = 0
@@ -151,3 +152,8 @@ def text_of(value: Any) -> str:
 def value_of(text: str) -> Any:
     """Return the bound that `text_of` wrote."""
     return json_util.loads(text, json_options=_ANY_DATE)["v"]
+
+
+def filter_of(keys: Iterable[str]) -> dict[str, Any]:
+    """Return the filter on documents whose `_id`s are given as canonical extended JSON."""
+    return {"_id": {"$in": [value_of(f'{{"v": {key}}}') for key in keys]}}

@@ -78,8 +78,8 @@ class SnapshotPlanner:
     ) -> SnapshotPlan:
         """Return the plan after a further batch of about `max_rows` documents; None is no limit.
 
-        A batch has 1 to MAX_TASKS chunks; the last batch has none. Of the collections `by_key` only
-        so many documents are read, in one chunk.
+        A batch has 1 to MAX_TASKS chunks; the last batch has none. For a collection in `by_key`,
+        only the documents with these keys are read, in one chunk.
         """
         if plan.exhausted:
             return replace(plan, chunks=(), ended=True)
@@ -198,7 +198,7 @@ def _cuts(sample: list[Any], parts: int) -> list[str]:
 
 
 def _kind(value: Any) -> str:
-    """Return a name for the types that a value is compared with; NaN is compared with none."""
+    """Return the name of the types that compare with a value; NaN has a name of its own."""
     if isinstance(value, float) and value != value:
         return "nan"
     if isinstance(value, bool):

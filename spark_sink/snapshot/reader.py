@@ -24,18 +24,13 @@ from bson.timestamp import Timestamp
 from pymongo import MongoClient
 from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
 
+from shard_client.bson.resume_token import high_water_mark
+from shard_client.bson.values import FIXED, UNCOUNTED
 from spark_sink.errors import StreamError
 from spark_sink.events.header import READ
-from spark_sink.events.positions import after, high_water_mark
+from spark_sink.events.positions import after
 from spark_sink.events.runs import Run
-from spark_sink.events.slices import (
-    FIXED,
-    LED_BY_SIZE,
-    Slice,
-    document_of,
-    fields_of,
-    value_at,
-)
+from spark_sink.events.slices import Slice, document_of, fields_of, value_at
 from spark_sink.options.retry_options import DEFAULT_RETRY_POLICY, RetryPolicy
 from spark_sink.snapshot.plan import Chunk, Collection
 from spark_sink.snapshot.planner import current_name
@@ -90,7 +85,7 @@ class KeyFinder:
         for name, (kind, value) in fields.items():
             head = bytes((kind,)) + name + b"\0"
             end = position + len(head) + len(value)
-            if kind in LED_BY_SIZE:
+            if kind in UNCOUNTED:
                 head += value[:4]
             elif kind not in FIXED:
                 return

@@ -13,6 +13,7 @@ from typing import Any
 
 from bson.timestamp import Timestamp
 
+from shard_client.bson.resume_token import high_water_mark
 from spark_sink.errors import StreamError
 from spark_sink.events.documents import from_document, stored, to_document
 from spark_sink.events.positions import (
@@ -21,7 +22,6 @@ from spark_sink.events.positions import (
     Token,
     after,
     from_offset,
-    high_water_mark,
     time_of,
     to_offset,
 )
@@ -39,7 +39,7 @@ class Offset:
         since: the cluster time from which on the events of the scope were read without a gap; None
             for the query's beginning.
         events: about how many events the batch that ends here has in the stream, if known.
-        idle_until: a time before which it has none.
+        idle_until: a cluster time before which that batch has no events.
         snapshot: the plan of a snapshot, to which the batch belongs.
         heartbeat: the cluster time of the last heartbeat.
         gained: the collections, by database and name, that the scope gains at this position.
@@ -75,7 +75,7 @@ class Offset:
         return {**found.pop("position"), **found}
 
     def moved(self, position: Position, **changed: Any) -> Offset:
-        """Return the end of the next batch, which has of this one the scope, and since when."""
+        """Return the end of the next batch; it keeps this offset's scope and `since`."""
         return Offset(position, self.scope, self.since, **changed)
 
     @property
@@ -85,7 +85,7 @@ class Offset:
 
     @property
     def cut(self) -> Timestamp | None:
-        """The first cluster time of which events may lie behind the position; None for now."""
+        """The earliest cluster time of events after the position; None for now."""
         if isinstance(self.position, Token) and not self.position.is_high_water_mark:
             return after(self.position.cluster_time).time
         return self.time
@@ -97,7 +97,7 @@ class Offset:
 
     @property
     def gained_since(self) -> dict[tuple[str, str], str]:
-        """The collections that the scope gains, and since which token."""
+        """The collections that the scope gains, each with the token from which it has them."""
         if not self.gained:
             return {}
         assert isinstance(self.position, AtTime)
@@ -107,7 +107,7 @@ class Offset:
     def requested(self) -> dict[tuple[str, str], str]:
         """The collections that the job is about to read, because it gained or must reread them.
 
-        With each comes a token since which its table lacks documents of it.
+        Each has the token from which its table lacks documents of it.
         """
         waiting = [
             (each.database, each.name)

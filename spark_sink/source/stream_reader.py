@@ -45,6 +45,12 @@ from spark_sink.source.tasks import (
 )
 from spark_sink.stream.router_client import RouterClient
 
+_OUTLIVED = (
+    "history lost: the snapshot took longer than the shards' oplogs hold events. Make the oplogs "
+    "larger, and start again with onHistoryLost=snapshot: that reads the collections anew. Or set "
+    "a job to the present with job seek: it reads them beside the stream, however long that takes"
+)
+
 
 class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans micro-batches on the driver, reads them in tasks.
@@ -66,6 +72,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         self._decision: SnapshotDecision | None = None
         self._signals: SignalProcessor | None = None
         self._ends_at_present = False
+        self._is_at_end = False  # later signals wait for the next start
         self._skips_snapshot = True  # until a snapshot begins, or a notification says so
 
     def __getstate__(self) -> dict[str, Any]:
@@ -124,17 +131,27 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             signals = self._required(start, signals)
             if start.scope != self.options.scope or start.sought is not None:
                 return self._change_scope(start, signals)
-            if processor is not None:
+            if processor is not None and not self._is_at_end:
                 signals = processor.receive(signals, position)
             if processor is not None and signals.blocks_stream:
                 planner.close()
                 batch = PlannedBatch(position, position)
             else:
                 batch = planner.next_batch(position, max_events)
+                self._is_at_end = self._ends_at_present and batch.end == batch.start
         except HistoryLostError:
+            if start.snapshot is not None and not self._skips_snapshot:  # this start has read it
+                raise HistoryLostError(_OUTLIVED) from None
             if not decision.policy.if_history_is_lost:
                 raise
             return self._begin_snapshot(start, decision, replace(signals, position=None))
+        return self._moved(start, batch, signals, max_events)
+
+    def _moved(
+        self, start: Offset, batch: PlannedBatch, signals: SignalState, max_events: int | None
+    ) -> Offset | None:
+        """Return the end of a batch, with the next chunks of what signals request."""
+        processor = self._signal_processor()
         if processor is not None:
             signals = processor.advance(signals, batch.end, max_events)
         if batch.end == batch.start and not signals.has_output:
@@ -163,17 +180,18 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         return processor.snapshots.require(signals, *self.unread(start))
 
     def unread(self, start: Offset) -> tuple[Mapping[tuple[str, str], str], Sequence[LostDocument]]:
-        """Return the collections, by database and name, that the sink lacks, and since which token.
+        """Return the collections, by database and name, that the sink lacks, each with a token.
 
-        Also return the documents that it lacks of others. `start` is where its last batch ends.
+        The sink lacks documents from that token on. Also return documents of other collections
+        that it lacks. `start` is where its last batch ends.
         """
         return {}, ()
 
     def _change_scope(self, start: Offset, signals: SignalState) -> Offset:
         """Return the end of a batch without events, after which the scope is the options'.
 
-        Before it, a batch of the old scope has the rest of a cluster time. After a gap, all
-        collections are gained.
+        A batch of the old scope first reads the cluster time to its end. After a gap, the sink
+        lacks all collections.
         """
         position, scope = start.position, self.options.scope
         if isinstance(position, FromNow):
@@ -276,7 +294,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         return Offset(plan.handover, self.options.scope, since, snapshot=plan, signals=signals)
 
     def _notify_skipped(self, signals: SignalState) -> SignalState:
-        """Return the signals with a notification, once, of a start without a snapshot."""
+        """Return the signals with the notification of a start without a snapshot, once."""
         if not self._skips_snapshot:
             return signals
         self._skips_snapshot = False

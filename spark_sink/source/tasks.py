@@ -15,6 +15,7 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pyspark.sql.datasource import InputPartition
 
+from shard_client.bson.resume_token import high_water_mark
 from spark_sink.batches.batch_planner import BatchPlanner
 from spark_sink.batches.event_rate import ReportInbox, report
 from spark_sink.batches.planned_batch import ClusterAccess
@@ -22,7 +23,7 @@ from spark_sink.batches.query_start import cluster_time_at, query_started
 from spark_sink.batches.read_task import ReadTask, TaskReader
 from spark_sink.events.header import join_fragments
 from spark_sink.events.heartbeats import Heartbeat
-from spark_sink.events.positions import AtTime, Position, Token, after, high_water_mark, time_of
+from spark_sink.events.positions import AtTime, Position, Token, after, time_of
 from spark_sink.events.runs import Run, run_of, sort_key
 from spark_sink.events.update_events import described
 from spark_sink.options.scope import Scope
@@ -61,7 +62,7 @@ Task = ReadTask | SnapshotTask | SnapshotEnd | Heartbeat
 
 @dataclass
 class TaskPartition(InputPartition):
-    """What one task of Spark reads, and in which scope if that is not the options'."""
+    """The reading of one task of Spark, and its scope if it differs from the options'."""
 
     value: Task
     scope: Scope | None = None
@@ -84,7 +85,7 @@ def planner_for(
     *,
     loaded: float | None = None,
 ) -> BatchPlanner:
-    """Return a planner of batches for a query that was `loaded` at a time; None for no query."""
+    """Return a planner of batches; `loaded` is the time of a query's `load()`, if there is one."""
 
     def beginning() -> AtTime:
         clocks = client.clocks()

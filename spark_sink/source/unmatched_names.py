@@ -1,4 +1,4 @@
-"""What options name and the cluster does not have, and what it has that cannot be followed."""
+"""Warnings of options that match nothing in the cluster, and of what has no change stream."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NO_COLLECTIONS = {"view": "the view", "timeseries": "the time series collection
 
 
 def warn_of_unmatched_names(options: Mapping[str, str]) -> None:
-    """Print a warning of names and lists that match nothing, and of what has no change stream.
+    """Print warnings of names and entries that match nothing, and of what has no change stream.
 
     It is no error: a collection is followed as soon as it is created. Without the right to list
     collections, or a router with an upstream, nothing is printed.
@@ -95,7 +95,7 @@ def _absent(wanted: Iterable[str], names: list[str], databases: list[str]) -> It
 def _of_lists(lists: NamespaceLists, names: list[str], databases: list[str]) -> Iterator[str]:
     """Return the entries of lists that match nothing, with their lists.
 
-    Names in lists of what to include are not among them.
+    Literal names of include lists are left out, because `_absent` returns them.
     """
     for rule, of_databases, of_collections in (
         ("exclude", lists.not_databases, lists.not_collections),
@@ -112,7 +112,7 @@ def _of_lists(lists: NamespaceLists, names: list[str], databases: list[str]) -> 
 
 
 def _of_documents(options: StreamOptions, names: list[str]) -> Iterator[str]:
-    """Return the entries of options for the documents of collections that match none of these."""
+    """Return the entries, of options for documents, that match none of the collections."""
     snapshot = options.snapshot
     for entry in snapshot.collections:
         if not any(map(_pattern(entry), names)):

@@ -45,7 +45,7 @@ class StreamCursor:
     def try_reply(self, events: list[RawBSONDocument], max_await: float | None = None) -> None:
         """Append all buffered events; if there are none, those of one getMore.
 
-        The server waits at most `max_await` seconds for a first one, None: as long as before.
+        The server waits up to `max_await` seconds for a first one; None keeps the former time.
         """
         if max_await is not None:
             self._cursor._max_await_time_ms = max(1, int(max_await * 1000))
@@ -64,11 +64,11 @@ STALLED_AFTER = 120.0
 class EventStream:
     """The events after a position, in order, over as many cursors as needed.
 
-    Two things are left out, so that every read of a range gives the same events
-    (docs/protocol.md#events). Invalidates: they end cursors, not this stream, and the time at which
-    the cursor was opened decides whether a second shard's is delivered. And an event with the same
-    token as the one before it, as several shards report the rename of a collection: a stream that
-    resumes after one of them skips the other.
+    Two kinds of events are left out, so that every read of a range gives the same events
+    (docs/protocol.md#events). Invalidates end cursors, not this stream, and whether a second
+    shard's invalidate arrives depends on when the cursor was opened. Of events with one token, such
+    as several shards' reports of one rename, only the first is returned: a stream that resumes
+    after it skips the others.
 
     Args:
         watch: opens a stream after a position.
@@ -149,7 +149,7 @@ class EventStream:
     def has_stalled(self, since: float, now: float) -> bool:
         """Return whether the stream has not advanced for too long, `since` a time of the clock.
 
-        The time begins anew when failing requests succeed again: `retry_policy` bounds those.
+        The time begins again with the first success after failures, which `retry_policy` bounds.
         """
         return now - max(since, self._recovered_at) > STALLED_AFTER
 

@@ -104,9 +104,9 @@ class RouterClient:
         return self._watch(position, self._stages(), shard, batch_size, max_await)
 
     def watch_tokens(self, position: Position, *, max_await: float) -> StreamCursor:
-        """Return the merged stream, of which only tokens are sent, so that planning costs little.
+        """Return the merged stream with the events' tokens alone, so that planning costs little.
 
-        Where batches keep transactions, the fields that name them are sent too. `max_await` is in
+        If batches keep transactions, events also have a transaction's fields. `max_await` is in
         seconds. Raises PyMongoError.
         """
         stages = self._stages()
@@ -173,6 +173,14 @@ class RouterClient:
             raise
         return [Shard(each["_id"], each.get("topologyTime")) for each in reply["shards"]]
 
+    def cluster_id(self) -> str:
+        """Return the id that the cluster was made with; empty if it cannot be read."""
+        try:
+            found = self._client.config.version.find_one()
+        except PyMongoError:  # not allowed, or a router without a mongos
+            return ""
+        return "" if found is None else str(found.get("clusterId", ""))
+
     @property
     def mongo(self) -> MongoClient[RawBSONDocument]:
         """The client itself, whose documents are RawBSONDocument."""
@@ -235,7 +243,7 @@ class RouterClient:
     def require_stream(self) -> None:
         """Connect, and let the router check the user's rights and the pipeline. Raises StreamError.
 
-        A stream of the whole cluster is opened only for its pipeline: `job verify` follows none.
+        A stream of the whole cluster is opened only if there is a pipeline to check.
         """
         self.require_reachable()
         if self._options.pipeline or self._options.scope.database is not None:
@@ -328,7 +336,7 @@ class RouterClient:
 
 
 def require_router(client: MongoClient[Any]) -> None:
-    """Raise StreamError if the server is no router or mongos: one member has not all documents.
+    """Raise StreamError if the server is neither a router nor a mongos: a member has only a part.
 
     Raises PyMongoError if it does not answer.
     """

@@ -2,7 +2,7 @@
 
 Spark kills the process that plans a query's batches, which then cannot close its cursor: the router
 would keep it, and read ahead for it, for ten minutes more. So that process has a child that waits
-for the end of its standard input, which comes with the parent's death, and then ends the parent's
+for the end of its standard input, which closes when the parent ends, and then ends the parent's
 session; cursors end with their session (docs/protocol.md#cursor-replies).
 """
 

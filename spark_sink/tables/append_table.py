@@ -39,7 +39,7 @@ class AppendTable:
     @property
     def newest(self) -> int:
         """The number of the newest batch that has rows here; -1 if there is none."""
-        return int(self.log.position().get("batch", -1))
+        return int(self.log.position().get("written", {}).get(self.name, -1))
 
     def read(
         self,

@@ -35,8 +35,10 @@ from pyarrow import fs
 
 from spark_sink.errors import FULL_DISK, OptionError, StreamError
 from spark_sink.folders import absolute, open_folder
+from spark_sink.tables.key_ranges import combined, partitions_of
 from spark_sink.tables.log_state import (
     APPLICATION,
+    PARTITIONS,
     STATE,
     Batch,
     TableStates,
@@ -45,7 +47,7 @@ from spark_sink.tables.log_state import (
     restored_error,
     told,
 )
-from spark_sink.tables.parquet_parts import COMPARED
+from spark_sink.tables.parquet_parts import BATCH, COMPARED
 
 EPOCH = "mergerouter.epoch"
 """The property of a table with the number of the start that may write to it."""
@@ -197,10 +199,13 @@ class DeltaLog:
                 "stop the other one first"
             )
 
-    def require_whole(self) -> None:
+    def require_whole(self, rows_of: str = "") -> None:
         """Raise StreamError if an older version was restored, whose state is that of a later one.
 
-        Nothing tells it any more once the commits of both have expired.
+        Once the commits of both have expired, the files tell it: a current table has other
+        partitions than its state. Others lack rows of the newest batch that has some, which the
+        state knows by the name `rows_of`; it is empty for a table from which others may remove
+        them.
         """
         state = self.position()
         for limit in _COMMITS_READ if state else ():
@@ -210,17 +215,28 @@ class DeltaLog:
                     raise restored_error(self.address)
                 return
         require_no_restore(self.address, commits if state else [])
+        if not self._has_rows_of(state, rows_of):
+            raise restored_error(self.address)
+
+    def _has_rows_of(self, state: Mapping[str, Any], name: str) -> bool:
+        """Return whether the files are those of a state, however others have compacted them."""
+        if PARTITIONS in state:
+            return bool(combined(partitions_of(self.files())) == state[PARTITIONS])
+        newest = state.get("written", {}).get(name)
+        return newest is None or any(
+            rows.num_rows for rows in self.scan([BATCH], pc.field(BATCH) == newest)
+        )
 
     def has(self, batch: Batch) -> bool:
         """Return whether the table has the batch.
 
         Raises StreamError if it has another batch with this number, or a later one, or a job's
-        batch of another query: another start of the job has written it.
+        batch which this one does not follow: another start of the job has written it.
         """
         number = self._transaction(batch.query)
         last = Batch.of(self.position())
         is_later = number is None or number < batch.number
-        if is_later and (last is None or not batch.offset or last.query == batch.query):
+        if is_later and (last is None or not batch.offset or batch.may_follow(last)):
             return False
         if is_later or last is None or not last.is_same(batch):
             remedy = (
@@ -230,7 +246,7 @@ class DeltaLog:
                 else "start the query with its newest checkpointLocation, or with a new one"
             )
             raise StreamError(
-                f"the table at {self.address} has another batch {batch.number} than this start, "
+                f"batch {batch.number} of this start does not fit the table at {self.address}, "
                 f"because another start has written it: {remedy}"
             )
         return True

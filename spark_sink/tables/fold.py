@@ -19,9 +19,10 @@ import pyarrow.compute as pc
 from bson.errors import BSONError
 from pyspark.sql.types import StructField, StructType
 
+from shard_client.bson.resume_token import cluster_time_of
+from shard_client.bson.values import DOCUMENT
 from spark_sink.errors import StreamError
-from spark_sink.events.positions import time_in
-from spark_sink.events.slices import CODEC, DOCUMENT, Slice, fields_of
+from spark_sink.events.slices import CODEC, Slice, fields_of
 from spark_sink.events.update_description import updated
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.field_values import field_values
@@ -145,7 +146,7 @@ class _State:
             for name, v in key.items()
         ):
             return True
-        age = time_in(token).time - time_in(self.token).time
+        age = cluster_time_of(token).time - cluster_time_of(self.token).time
         if self.document_key is None or b"txnNumber" not in fields or age > _COMMIT_SECONDS:
             return False
         others = key.keys() ^ json.loads(self.document_key).keys()
@@ -205,7 +206,7 @@ class _State:
             self.document_key,
             document,
             self.token,
-            time_in(self.token).time * 1_000_000,
+            cluster_time_of(self.token).time * 1_000_000,
             problem,
             self.deleted,
         )

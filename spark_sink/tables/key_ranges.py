@@ -14,7 +14,9 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, reduce
+from hashlib import blake2b
+from operator import xor
 from typing import Any
 
 import pyarrow as pa
@@ -41,6 +43,17 @@ def places_of(rows: pa.Table | pa.RecordBatch) -> pa.Array:
     """Return the places of rows with KEY_COLUMNS."""
     found = pc.binary_join_element_wise(*(rows[name] for name in KEY_COLUMNS), "\0")
     return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+
+
+def partitions_of(actions: pa.Table) -> set[str]:
+    """Return the partitions of files, given by what the log says (`DeltaLog.files`)."""
+    return {each or "" for each in _text(actions, f"partition.{KEY_RANGE}").to_pylist()}
+
+
+def combined(partitions: Collection[str]) -> int:
+    """Return one number for a set of partitions, which is the XOR of those of its parts."""
+    hashes = (blake2b(each.encode(), digest_size=6).digest() for each in partitions)
+    return reduce(xor, (int.from_bytes(each) for each in hashes), 0)
 
 
 @dataclass(frozen=True)

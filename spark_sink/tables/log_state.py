@@ -33,6 +33,8 @@ STATE = "mergerouter"
 """The field of a commit with the state."""
 _RESTORE = "RESTORE"
 """The operation of a commit that makes an older version the newest one."""
+PARTITIONS = "partitions"
+"""The field of a current table's state that tells which partitions the version has."""
 _NOTED = ("begin", "verified", "written")
 """The fields of a batch that a table's state has only if they are known."""
 
@@ -44,8 +46,8 @@ class Batch:
     Args:
         begin: the offset at its beginning; empty for a query's first batch, and if it is unknown.
         verified: what is known of the table before it.
-        written: the newest batch that has rows in each of the job's tables that not all batches
-            have, by name; a table that has not so many is lost, or an older copy.
+        written: the newest batch that has rows in each of the job's tables that batches are
+            appended to, by name; a table that has not so many is lost, or an older copy.
     """
 
     query: str
@@ -79,6 +81,15 @@ class Batch:
         numbered = (self.query, self.number) == (other.query, other.number)
         begins = self.begin and other.begin and self.begin != other.begin
         return numbered and self.offset == other.offset and not begins
+
+    def may_follow(self, last: Batch) -> bool:
+        """Return whether a table whose newest batch is `last` may get this later one.
+
+        It is of the same query, and the next one begins where the last one ends, if that is known.
+        """
+        is_next = self.number == last.number + 1
+        begins_there = not (is_next and self.begin) or self.begin == last.offset
+        return self.query == last.query and begins_there
 
 
 class TableStates:

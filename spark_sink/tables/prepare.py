@@ -18,9 +18,10 @@ import pyarrow.compute as pc
 from bson.timestamp import Timestamp
 from pyspark.sql.types import StructType
 
+from shard_client.bson.resume_token import high_water_mark
+from shard_client.bson.values import DOCUMENT, STRING
 from spark_sink.errors import StreamError
-from spark_sink.events.positions import high_water_mark
-from spark_sink.events.slices import DOCUMENT, STRING, UNREADABLE, Slice, document_of, fields_of
+from spark_sink.events.slices import UNREADABLE, Slice, document_of, fields_of
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.extended_json import canonical_json, object_id_of
 from spark_sink.rows.field_values import field_values

@@ -19,8 +19,8 @@ import bson
 import pyarrow as pa
 from bson.timestamp import Timestamp
 
+from shard_client.bson.resume_token import cluster_time_of, high_water_mark
 from spark_sink.events.documents import stored, to_document
-from spark_sink.events.positions import high_water_mark, time_in
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.snapshot.plan import LostDocument
 from spark_sink.tables.prepare import SNAPSHOT_END, DdlEvent, collections_of
@@ -122,6 +122,7 @@ class TableState:
         complete_in: the same for single namespaces, if a later snapshot has read them.
         unread: the collections that must be read again, with the token since which.
         checksum: of all rows, without the partition column.
+        partitions: the names of all key ranges, `combined`; a restored version has others.
         lost: the documents that must be read again, since the last batch; if they are many, their
             collections are unread instead.
     """
@@ -134,6 +135,7 @@ class TableState:
         default_factory=dict, metadata=stored(write=unread_document, read=unread_from)
     )
     checksum: Checksum = NO_ROWS
+    partitions: int = 0
     lost: tuple[LostDocument, ...] = ()
 
     def without(self, lost: Iterable[LostDocument]) -> TableState:
@@ -156,7 +158,7 @@ class TableState:
         """The state for a commit, with the cluster time of `through` for readers."""
         found: dict[str, Any] = to_document(self)
         if self.through:
-            seconds = time_in(self.through).time
+            seconds = cluster_time_of(self.through).time
             found["clusterTime"] = datetime.fromtimestamp(seconds, UTC).isoformat()
         return found
 

@@ -7,6 +7,7 @@ batch, and a batch that ends early can be repeated.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -24,6 +25,7 @@ from spark_sink.tables.key_ranges import (
     KeyRange,
     KeyRanges,
     Merge,
+    combined,
     merges_of,
     merges_of_rest,
 )
@@ -222,17 +224,22 @@ def commit(version: TableVersion, upsert: Upsert, planned: Plan, merged: Merged)
     batch, reports, state = upsert.batch, merged.reports, planned.state
     problems = [each for report in reports for each in report.problems]
     if (problems or upsert.leads) and upsert.quarantine is not None and batch is not None:
-        upsert.quarantine.commit(problems, arrow_schema(QUARANTINE), batch)
         batch = batch.wrote(upsert.quarantine.name)
+        upsert.quarantine.commit(problems, arrow_schema(QUARANTINE), batch)
     if upsert.scope is not None:
         lost = (each for report in reports for each in report.lost)
         contains = upsert.scope.contains
         state = state.without([each for each in lost if contains(each.database, each.collection)])
     checksum = sum((report.added for report in reports), state.checksum)
-    state = replace(state, checksum=checksum - planned.changes.removed)
     rewritten = {n for each in merged.merges if each.rows for n in each.rows.partitions}
     replaced = planned.moved | rewritten
     parts = [each for report in reports for each in report.parts]
+    new = {json.loads(each["partition"])[KEY_RANGE] for each in parts}
+    state = replace(
+        state,
+        checksum=checksum - planned.changes.removed,
+        partitions=state.partitions ^ combined(replaced) ^ combined(new),
+    )
     if replaced or parts or state != version.state or batch is not None:
         log, form = version.log, merged.form
         compared = [name for name in form.compared if name in form.stored.names]

@@ -2,7 +2,7 @@
 
 The collections keep changing, so both sides are advanced to one later position of the stream: the
 documents are read as a snapshot, and then the events up to that position are applied to the table's
-rows and to the snapshot's. What differs then differed before.
+rows and to the snapshot's. A difference between the results existed before.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from shard_client.bson.values import ARRAY, DOCUMENT
 from spark_sink.events.positions import after
-from spark_sink.events.slices import ARRAY, DOCUMENT, Slice, elements_of
+from spark_sink.events.slices import Slice, elements_of
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import named_options, parse_options
 from spark_sink.stream.router_client import RouterClient
@@ -98,7 +99,7 @@ def verify(spark: SparkSession, target: str, **options: str) -> DataFrame:
 
 
 def _doubled(rows: DataFrame) -> DataFrame:
-    """Return the documents that have several rows, which others must have written."""
+    """Return the documents that have several rows: another writer made the further ones."""
     name = F.concat_ws(".", "database", "collection").alias("namespace")
     counted = rows.groupBy(*KEY_COLUMNS).count().where("count > 1")
     return counted.select(name, "key", F.lit(DOUBLED), F.array().cast("array<string>"))

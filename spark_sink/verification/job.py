@@ -1,4 +1,4 @@
-"""Verifies all tables of a job, and says what was compared with what."""
+"""Verifies all tables of a job, and reports for each what was compared with what."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.errors import HistoryLostError, OptionError, SourceError, StreamError
-from spark_sink.events.positions import AtTime, after, key_of, time_in
+from spark_sink.events.positions import AtTime, after, key_of
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.point_in_time import snapshot_ends, time_from_text, unread_names
 from spark_sink.jobs.query_run import cause_of
@@ -110,7 +111,7 @@ def verify_job(
 ) -> dict[str, Outcome]:
     """Return the outcome for each table of the job in a folder. Raises SourceError.
 
-    A failure is an outcome as well, so that the others are told.
+    A failure is an outcome as well, so that the other outcomes are reported.
 
     Args:
         uri: the router.
@@ -233,7 +234,7 @@ def _compare_events(
     first = min(firsts) if since is None else key_of(AtTime(since))
     if at.since is not None:
         first = max(first, key_of(AtTime(at.since)))
-    begin = _iso(time_in(first))
+    begin = _iso(cluster_time_of(first))
     try:
         events = events_of(spark, options, first, record.since, at.position)
     except HistoryLostError:
@@ -248,12 +249,12 @@ def _compare_events(
         for name in chosen:
             with _failures(found, name):
                 found[name].add(compare[name](rows[name], events), shown)
-                end = _iso(time_in(key_of(at.position)))
+                end = _iso(cluster_time_of(key_of(at.position)))
                 found[name].compared.append(f"the events from {begin} to {end} with the stream")
                 if record.since > first:
                     found[name].compared.append(
-                        f"of the events up to {_iso(time_in(record.since))} only whether they "
-                        "are there, because the job had other options"
+                        f"of the events up to {_iso(cluster_time_of(record.since))} only whether "
+                        "they are there, because the job had other options"
                     )
     finally:
         events.rows.unpersist()

@@ -14,15 +14,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from bson import json_util
-from bson.codec_options import DatetimeConversion
 from bson.timestamp import Timestamp
 
-from spark_sink.events.positions import after, high_water_mark
-from spark_sink.events.slices import DOCUMENT, fields_of
+from shard_client.bson.resume_token import high_water_mark
+from shard_client.bson.values import DOCUMENT
+from spark_sink.events.positions import after
+from spark_sink.events.slices import fields_of
 from spark_sink.folders import open_folder
 from spark_sink.options.stream_options import StreamOptions
-from spark_sink.snapshot.plan import Chunk, Collection
+from spark_sink.snapshot.plan import Chunk, Collection, filter_of
 from spark_sink.snapshot.reader import SnapshotTask
 from spark_sink.source.offsets import Offset
 from spark_sink.source.tasks import chunk_task, read_task
@@ -37,9 +37,6 @@ PLACE = "place"
 """The column that says where a row lies in the order of the table."""
 _COLUMNS = (*KEY_COLUMNS, "token", "document")
 _TEXT, _TYPES = pa.string(), {"document": pa.binary()}
-_ANY_DATE = json_util.CANONICAL_JSON_OPTIONS.with_options(
-    datetime_conversion=DatetimeConversion.DATETIME_AUTO
-)
 
 
 class VersionRows:
@@ -223,10 +220,3 @@ class Comparison:
 def place_of(row: Key) -> str:
     """Return the place of a key."""
     return "\0".join(row[name] for name in KEY_COLUMNS)
-
-
-def filter_of(keys: Iterable[str]) -> dict[str, Any]:
-    """Return the filter for documents whose `_id`s are given as canonical extended JSON."""
-    text = f'{{"_id": {{"$in": [{",".join(keys)}]}}}}'
-    found: dict[str, Any] = json_util.loads(text, json_options=_ANY_DATE)
-    return found

@@ -1,8 +1,8 @@
 """Compares the rows of tables with the stream, while the oplogs have its events.
 
 The events are read again with the job's options, and the code that made the rows of the tables
-makes them again. Only a batch's number and the shard of a row are not compared: they say how a
-batch was read.
+makes them again. Only a batch's number and the shard of a row are not compared: they depend on how
+a batch was read.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType
 
+from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.debezium.message_table import MESSAGE_ROWS, MessageTable, table_options
-from spark_sink.events.positions import AtTime, Position, Token, time_in
+from spark_sink.events.positions import AtTime, Position, Token
 from spark_sink.events.slices import fields_of
 from spark_sink.jobs.task_tables import DATE
 from spark_sink.options.snapshot_options import MODE_OPTIONS
@@ -67,7 +68,7 @@ def events_of(
     `options` are those of the source. Raises StreamError, and HistoryLostError if the oplogs do not
     reach back so far.
     """
-    start = time_in(first)
+    start = cluster_time_of(first)
     given = {n: text for n, text in named_options(options).items() if n not in _OTHER_STARTS}
     given |= {"mode": "changes", "startAtOperationTime": f"{start.time},{start.inc}"}
     match end:
@@ -254,7 +255,7 @@ class _Pairs:
 
 
 def _unequal(kept: Mapping[str, Any], sent: Mapping[str, Any], *, certain: bool) -> list[str]:
-    """Return the names of the values that differ, of which some are not certain."""
+    """Return the names of the values that differ; images count only if `certain`."""
     names = [name for name in sent if kept[name] != sent[name]]
     if certain:
         return names

@@ -26,15 +26,16 @@ from bson import json_util
 from bson.timestamp import Timestamp
 from pymongo.errors import PyMongoError
 
+from shard_client.bson.resume_token import high_water_mark
 from spark_sink.errors import OptionError, SourceError
-from spark_sink.events.positions import after, high_water_mark
+from spark_sink.events.positions import after
 from spark_sink.jobs.commands import Rounds
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.status import verified_line
 from spark_sink.jobs.tables_job import CURRENT, Findings
 from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.channels import send
-from spark_sink.snapshot.plan import Chunk
+from spark_sink.snapshot.plan import Chunk, filter_of
 from spark_sink.source.tasks import snapshot_planner
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.key_ranges import KEY_COLUMNS
@@ -47,7 +48,6 @@ from spark_sink.verification.slices import (
     Key,
     TableVersion,
     VersionRows,
-    filter_of,
     newest_version,
     place_of,
 )
@@ -239,7 +239,7 @@ class Verifier:
             self._remove([each for each in kept if each["difference"] == "extra"], version.time)
 
     def _version(self, found: _Round, later_than: TableVersion | None = None) -> TableVersion:
-        """Return the newest version, of which the first is later than another one's time."""
+        """Return the newest version, once its time is later than that of a given version."""
         while True:
             version = newest_version(self._address)
             if version is not None and (later_than is None or version.time > later_than.time):
@@ -256,13 +256,17 @@ class Verifier:
 
     def _remove(self, differences: list[Difference], when: Timestamp) -> None:
         """Let the next batch remove documents that did not exist at a cluster time."""
-        change = {"token": high_water_mark(after(when).time), "kind": EVENT, "documentKey": None}
+        change = {
+            "token": high_water_mark(after(when).time),
+            "kind": EVENT,
+            "documentKey": None,
+        }
         change["payload"] = bson.encode({"operationType": "delete"})
         keys = ({name: each[name] for name in KEY_COLUMNS} for each in differences)
         self.findings.remove([{**key, **change} for key in keys])
 
     def _request(self, differences: list[Difference]) -> None:
-        """Request a snapshot of the documents that the table lacks or has otherwise."""
+        """Request a snapshot of the documents that the table lacks, or has with other content."""
         by_name: dict[str, list[str]] = {}
         for each in differences:
             if each["difference"] != "extra":

@@ -18,7 +18,7 @@ from typing import Any
 import pymongo
 
 from bench.processes import listening, resident_memory, spawn
-from bench.watched_writes import COLLECTION, DATABASE, Watcher, spread, uneven, write_paced
+from bench.writes import COLLECTION, DATABASE, Watcher, spread, uneven, write_paced
 from router.memory import LOOK
 from tests.attack.attackers import ATTACKS, ENDS_MONGOS, ON_ROUTER
 from tests.harness.certificates import Authority

@@ -2,7 +2,7 @@
 in the page's order.
 
 ``@pytest.mark.rule(section, rule)`` names a rule that a test verifies. A rule without a test
-fails the run. docs/conformance.md is generated from this table and the tests' outcomes.
+fails the run. `make conformance` writes build/conformance.md from this table and the outcomes.
 """
 
 RULES: dict[str, tuple[str, ...]] = {

@@ -92,6 +92,12 @@ def work(database: pymongo.database.Database[Any]) -> None:
         collection.update_one(one, {"$unset": {"d": 1}})
         collection.replace_one(one, {"z": 1})
         collection.delete_one(one)
+        two = {"_id": "two"}
+        collection.insert_one({**two, "a": 1, "b": {"c": 2, "d": 3}, "list": [1, 2, 3], "f": None})
+        collection.update_one(two, {"$unset": {"b.c": "", "f": ""}})
+        collection.update_one(two, {"$rename": {"a": "b.a"}, "$set": {"dot": None}})
+        collection.update_one(two, {"$rename": {"b": "list"}})
+        collection.update_one(two, {"$unset": {"list": "", "dot": ""}})
     database[DONE].insert_one({"_id": 1})
 
 

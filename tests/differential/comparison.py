@@ -14,6 +14,12 @@ from tests.differential.reading import OF_SHARD, TOKEN_NOT_FOUND, Failure, Readi
 
 _SHOWN = 1200
 _NOTHING = bson.encode({})
+_NO_UPDATES = frozenset(
+    {
+        "insert", "replace", "delete", "drop", "rename", "dropDatabase", "invalidate", "create",
+        "createIndexes", "dropIndexes", "modify", "shardCollection",
+    }
+)  # fmt: skip
 _CAUSED_BY = " :: caused by :: "
 
 
@@ -173,7 +179,7 @@ def _without_lookups(
 ) -> list[tuple[str, bytes]]:
     """Return the events without the updates in ``namespaces``.
 
-    A stage may have removed the type and the namespace: then the event may be such an update. The
+    A stage may have changed the type and the namespace: then the event may be such an update. The
     documents that are looked up may also decide whether a filter lets it through.
     """
     return (
@@ -186,7 +192,8 @@ def _may_update(raw: bytes, namespaces: Set[tuple[str, str]]) -> bool:
     namespace = event.get("ns")
     whole = isinstance(namespace, dict) and {"db", "coll"} <= namespace.keys()
     left = not whole or (namespace["db"], namespace["coll"]) in namespaces
-    return event.get("operationType", "update") == "update" and left
+    kind = event.get("operationType")
+    return left and not (isinstance(kind, str) and kind in _NO_UPDATES)
 
 
 def _adds_to_looked_up(plan: Plan) -> bool:

@@ -34,6 +34,7 @@ def is_deliberate(
         or _matches_sessions_of_retryable_writes(plan, mongos, router)
         or _reads_what_others_write(plan, mongos, router)
         or _is_invalid_on_a_time_series(mongos, router)
+        or _moves_once_its_name_is_a_view_s(plan, mongos, router)
         or _changes_ids_and_delivers_nothing(plan, mongos, router)
         or _fails_beside_its_token(plan, mongos, router, of_shards)
         or _filters_a_large_event_itself(plan, mongos, router)
@@ -122,6 +123,14 @@ def _is_invalid_on_a_time_series(mongos: Reading, router: Reading) -> bool:
     """Return whether both refuse a stream of a time-series collection, mongos for its stages."""
     theirs, ours = ([failure.code for failure in each.failures] for each in (mongos, router))
     return bool(theirs) and not mongos.promises and ours == [_ON_A_VIEW]
+
+
+def _moves_once_its_name_is_a_view_s(plan: Plan, mongos: Reading, router: Reading) -> bool:
+    """Return whether a stream was opened before there was a view of its name, and its reader has
+    moved since: shards refuse to open it again.
+    """
+    theirs, ours = ([failure.code for failure in each.failures] for each in (mongos, router))
+    return plan.live and not theirs and ours == [_ON_A_VIEW] and router.events == mongos.events
 
 
 def _changes_ids_and_delivers_nothing(plan: Plan, mongos: Reading, router: Reading) -> bool:

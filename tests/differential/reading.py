@@ -19,6 +19,9 @@ _RAW = CodecOptions(
     unicode_decode_error_handler="replace",
     datetime_conversion=DatetimeConversion.DATETIME_AUTO,
 )
+_TIME = 18
+_VERSION = slice(_TIME, _TIME + 4)
+"""Where a token has its version; its cluster time comes first."""
 _LARGEST_REPLY = (16 << 20) + (16 << 10)
 _VARIES = re.compile(
     r"\b\d{15,20}\b|127\.0\.0\.1:\d+|shard\d\b|(?<=BSONObj size: )\d+ .0x\w+."
@@ -33,7 +36,7 @@ OF_SHARD = "Error on remote shard"
 
 
 class DeadlineError(Exception):
-    """Reading a stream to its end took too long."""
+    """A stream stood still for too long before its end."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +93,23 @@ def is_invalidate(token: str) -> bool:
     return re.match("82.{16}2B0[24](?:29|2C0100)(?:29|2B..|2C.{4}|2D.{6})6F", token) is not None
 
 
+def _is_after(token: str, other: str) -> bool:
+    """Return whether a token may follow another one.
+
+    A stream without fragments that starts after an event of a stream with fragments goes on with
+    tokens of version 1. Within one cluster time, these sort before all of version 2.
+    """
+    versions = token[_VERSION], other[_VERSION]
+    return token > other or (token[:_TIME] == other[:_TIME] and versions == ("2B02", "2B04"))
+
+
 class Reader:
     """Reads ``plan`` from the server at ``port``.
 
     Args:
         port: the port of a mongos or a router.
         plan: the stream to read.
-        seconds: the time limit for reading to the end.
+        seconds: the longest time without an event or a later token.
     """
 
     def __init__(self, port: int, plan: Plan, seconds: float) -> None:
@@ -116,21 +129,24 @@ class Reader:
             most: the largest number of replies to read.
 
         Raises:
-            DeadlineError: the end was not reached in time.
+            DeadlineError: the stream stood still for too long before its end.
         """
         try:
-            async with asyncio.timeout(self._seconds):
+            async with asyncio.timeout(self._seconds) as limit:
                 async with await RawClient.connect(self._port) as client:
                     await self._open(client)
                     if self._plan.bad is not None and self._cursor:
                         await self._more(client, self._plan.bad)
                     while self._cursor and self._batches < most and not self._is_past(end):
                         more = self._plan.more[self._batches % len(self._plan.more)]
+                        before = self.reading.promises[-1:]
                         self._batches += 1
                         if not await self._more(client, more):
                             break
                         if self._batches == 1:
                             await asyncio.sleep(self._plan.pause)
+                        if self.reading.promises[-1:] != before:
+                            limit.reschedule(asyncio.get_running_loop().time() + self._seconds)
                     await self._close(client)
         except TimeoutError:
             at = self.reading.promises[-1:]
@@ -205,14 +221,16 @@ class Reader:
         for event in batch:
             token = event["_id"]["_data"]
             last = reading.tokens[-1] if reading.tokens else ""
-            if token < last or (token <= before and token != last):
+            after_promise = _is_after(token, before)
+            if not (token == last or (token > last and after_promise)):
                 reading.wrong.append(f"{token} came after {last} and the promise {before}")
             reading.events.append(event.raw)
             reading.tokens.append(token)
         if "postBatchResumeToken" in cursor:
             token = bson.decode(cursor["postBatchResumeToken"].raw)
             reading.promises.append((len(reading.tokens), token))
-            if reading.promised < max([before, *reading.tokens[-1:]]) and before:
+            latest = max([before, *reading.tokens[-1:]])
+            if before and latest != reading.promised and not _is_after(reading.promised, latest):
                 reading.wrong.append(f"the promise {token} came after {before}")
         else:
             reading.wrong.append("no postBatchResumeToken")

@@ -13,10 +13,10 @@ from router.cursors.cursor import CursorUser
 from router.cursors.owner import Owner
 from router.memory import Memory
 from router.request.stream_request import StreamRequest
+from router.stream.admission import Admission
+from router.stream.log_reader import Batch
+from router.stream.noop_writer import MemberLoads
 from router.stream_settings import StreamSettings
-from router.streams.admission import Admission
-from router.streams.member_load import MemberLoads
-from router.views.log_reader import Batch
 from shard_client.cluster_clock import ClusterClock
 from shard_client.errors import CommandError
 from shard_client.wire.connection import Address

@@ -6,13 +6,12 @@ from itertools import count
 from bson.timestamp import Timestamp
 
 from router.filters.stream_filter import EVERYTHING, StreamFilter
-from router.merge.actions import Action
-from router.merge.merged_stream import MergedStream
 from router.request.stream_request import StreamRequest
-from router.views.fan_out import FanOut
-from router.views.log_reader import MAX_BATCH_BYTES, Batch, LogReader
-from router.views.namespace import Namespace
-from router.views.starting_point import starting_point
+from router.stream.fan_out import FanOut
+from router.stream.log_reader import MAX_BATCH_BYTES, Batch, LogReader, starting_point
+from router.stream.merged_stream import MergedStream
+from router.stream.remote_queue import Action
+from router.stream.views import Namespace
 from shard_client.remote_cursor.cursor_reply import CursorBatch
 
 

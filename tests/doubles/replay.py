@@ -22,9 +22,7 @@ _NOW = Timestamp(1_800_000_000, 1)
 
 
 class Tape(Protocol):
-    """One change stream as a member replays it; ``ended`` once a reply has closed the cursor."""
-
-    ended: bool
+    """One change stream as a member replays it."""
 
     def open(self, command: dict[str, Any]) -> bytes:
         """Return the BSON reply to the opening `aggregate`."""
@@ -80,10 +78,7 @@ class ReplayMember:
             if tape is None:
                 missing = {"ok": 0.0, "errmsg": "cursor not found", "code": 43}
                 return bson.encode(missing), False
-            answer = tape.more(command.get("batchSize", 0) or 1 << 30)
-            if isinstance(tape, RecordedTape) and tape.closed:
-                del self.tapes[command["getMore"]]
-            return answer
+            return tape.more(command.get("batchSize", 0) or 1 << 30)
         if name == "aggregate":
             self.opened.append(command)
             tape = self.play(command)
@@ -261,7 +256,6 @@ class EventTape:
         self._start, self._end = start, end
         self._events = events
         self._at = 0
-        self.ended = False
 
     def open(self, command: dict[str, Any]) -> bytes:
         """Return an empty first batch; events up to the resume token are skipped."""
@@ -278,39 +272,3 @@ class EventTape:
         more = stop < len(prepared.events)
         pbrt = prepared.tokens[stop - 1] if batch and more else self._end
         return cursor_body(self._cursor_id, self._namespace, batch, pbrt), not batch
-
-
-class RecordedTape:
-    """Replays recorded replies one after the other, then only watermarks.
-
-    Args:
-        replies: the recorded replies as raw BSON, beginning with the opening's.
-        end: the watermark after all replies, which sorts after all of their tokens.
-    """
-
-    def __init__(self, replies: list[bytes], end: str) -> None:
-        self._replies = list(replies)
-        self._end = end
-        first = bson.decode(replies[0])
-        self._cursor_id = first["cursor"]["id"] if first["ok"] else 0
-        self._namespace = first["cursor"]["ns"] if first["ok"] else ""
-        self.ended = False
-        last = bson.decode(replies[-1])
-        self._closes = bool(last["ok"]) and last["cursor"]["id"] == 0
-
-    @property
-    def closed(self) -> bool:
-        """Whether the reply that closed the recorded cursor has been returned."""
-        return self._closes and not self._replies
-
-    def open(self, command: dict[str, Any]) -> bytes:
-        """Return the recorded opening reply."""
-        return self._replies.pop(0)
-
-    def more(self, batch_size: int) -> tuple[bytes, bool]:
-        """Return the next recorded reply."""
-        if self._replies:
-            body = self._replies.pop(0)
-            self.ended = bson.decode(body)["cursor"]["id"] == 0
-            return body, False
-        return cursor_body(self._cursor_id, self._namespace, [], self._end), True

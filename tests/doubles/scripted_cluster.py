@@ -14,8 +14,8 @@ from router.cursors.owner import Owner
 from router.cursors.registry import CursorRegistry
 from router.lookup.connections import Connect
 from router.request.stream_request import StreamRequest, parse_request
+from router.stream.log_reader import Batch
 from router.stream_settings import StreamSettings
-from router.views.log_reader import Batch
 from tests.doubles.probed_replica_set import ProbedReplicaSet
 from tests.doubles.scripted_member import ScriptedMember
 from tests.harness.until import PATIENCE

@@ -19,7 +19,8 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from deltalake import DeltaTable
 
-from spark_sink.events.positions import AtTime, time_in
+from shard_client.bson.resume_token import cluster_time_of
+from spark_sink.events.positions import AtTime
 from spark_sink.folders import Folder
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.rebuilding import restore_checkpoint
@@ -62,7 +63,7 @@ class Script:
                 [event] = stream.changes(1, keys=8)
             session = {"id": bson.Binary(b"s" * 16, 4), "uid": b""}
             event |= {"lsid": session, "txnNumber": number // size}
-            self.events.append({**event, "clusterTime": time_in(event["_id"]["_data"])})
+            self.events.append({**event, "clusterTime": cluster_time_of(event["_id"]["_data"])})
 
     def time(self, count: int) -> Timestamp:
         """Return the cluster time of the last of the first events."""

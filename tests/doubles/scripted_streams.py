@@ -10,15 +10,14 @@ from typing import Any, Protocol
 import bson
 from bson.timestamp import Timestamp
 
-from router.merge.actions import Action, CloseRemote, OpenRemote, ReopenRemote
-from router.merge.merged_stream import MergedStream
 from router.request.stream_request import StreamRequest
-from router.tokens.resume_token import cluster_time_of, high_water_mark, token_of
-from router.views.log_reader import MAX_BATCH_BYTES, Batch, LogReader
-from router.views.starting_point import starting_point
-from router.views.view import View
+from router.stream.log_reader import MAX_BATCH_BYTES, Batch, LogReader, starting_point
+from router.stream.merged_stream import MergedStream
+from router.stream.remote_queue import Action, CloseRemote, OpenRemote, ReopenRemote
+from router.stream.views import View
+from shard_client.bson.resume_token import ResumeToken, cluster_time_of
 from shard_client.errors import CommandError
-from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark, token_data
+from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark, token_data, token_of
 
 Event = tuple[bytes, bytes]
 
@@ -39,7 +38,7 @@ class Script:
 
     def batches(self, start_at: Timestamp, rnd: Random) -> deque[CursorBatch]:
         """Cut the events at or after ``start_at`` into batches, the first of which is empty."""
-        first = high_water_mark(start_at, self.version)
+        first = ResumeToken.high_water_mark(start_at, self.version)
         events = [event for event in self.events if event[0] >= first.data]
         cuts = sorted(rnd.choices(range(len(events) + 1), k=rnd.randrange(7)))
         result = deque([batch([], first.raw)])
@@ -62,7 +61,7 @@ class Script:
 
     def _silence(self, events: Sequence[Event], end: int, last: bytes) -> CursorBatch:
         """Return an empty batch whose watermark lies between two events, if there is room."""
-        mark = high_water_mark(cluster_time_of(events[end][0]), self.version)
+        mark = ResumeToken.high_water_mark(cluster_time_of(events[end][0]), self.version)
         return batch([], mark.raw if mark.data > last else token_of(events[end - 1][1]))
 
 
@@ -199,7 +198,7 @@ def error_of(driver: Driver) -> CommandError:
 
 def hwm(time: int, inc: int = 0, version: int = 1) -> bytes:
     """Return the raw token document of a high water mark."""
-    return high_water_mark(Timestamp(time, inc), version).raw
+    return ResumeToken.high_water_mark(Timestamp(time, inc), version).raw
 
 
 def decoded(raw: bytes) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The facade in the test's own loop: a listener on top of fake cursors."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -21,7 +21,7 @@ class Facade:
     listener: Listener
     cursors: FakeCursors
     port: int
-    private: Listener | None = None
+    private: AsyncExitStack | None = None
 
     async def client(self) -> RawClient:
         return await RawClient.connect(self.port)

@@ -73,7 +73,8 @@ class ServerSettings:
         noop_interval: seconds between the no-ops of an idle primary, at least 1; None keeps the
         server's default of 10.
         cache_gb: WiredTiger's cache, in GB; at least 0.25.
-        oplog_mb: the oplog's size, in MB.
+        oplog_mb: the oplog's size, in MB. A mongod deletes nothing that its last checkpoint needs.
+        checkpoint_seconds: the time between two checkpoints.
         parameters: further ``--setParameter`` values of every mongod; they take precedence.
         key_file: the cluster's key file; with one, all servers require a login.
         tls: the servers' certificates; with them, all connections use TLS.
@@ -82,6 +83,7 @@ class ServerSettings:
     noop_interval: float | None = None
     cache_gb: float = 0.25
     oplog_mb: int = 512
+    checkpoint_seconds: int = 60
     parameters: Mapping[str, object] = field(default_factory=dict)
     key_file: Path | None = None
     tls: ServerTls | None = None
@@ -95,6 +97,7 @@ class ServerSettings:
             "--wiredTigerCacheSizeGB", str(self.cache_gb),
             "--wiredTigerEngineConfigString", _JOURNAL,
             "--oplogSize", str(self.oplog_mb),
+            "--syncdelay", str(self.checkpoint_seconds),
             "--nounixsocket",
             *self._security(),
             *_set_parameters({**parameters, **self.parameters}),

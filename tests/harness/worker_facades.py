@@ -14,6 +14,7 @@ from router.peers.peers import Peers, private_address
 from router.server.listener import Listener
 from router.upstream_mongos import UpstreamMongos
 from tests.harness.facade import Facade, facade
+from tests.harness.hosted import hosted
 
 MARK = 0x1234
 
@@ -39,9 +40,10 @@ async def worker_facades(
                 facade(upstream, peers=peers, topology=TopologyVersion(process_id), **fields)
             )
             worker.cursors.new_id = ids.new_id
-            worker.private = await owned.enter_async_context(
-                Listener(worker.node, for_workers=True)
+            worker.private = await owned.enter_async_context(AsyncExitStack())
+            listener = await worker.private.enter_async_context(
+                hosted(Listener(worker.node, for_workers=True))
             )
-            await worker.private.listen_privately(private_address(folder, number))
+            await listener.listen_privately(private_address(folder, number))
             workers.append(worker)
         yield workers

@@ -21,6 +21,7 @@ from tests.harness.until import PATIENCE
 from tests.integration.change_stream_requests import FIELDS, OPTIONS, STAGES
 
 NOT_COMPARED = frozenset({"$clusterTime", "operationTime", "localTime", "topologyVersion"})
+TOLD = ("ok", "code", "codeName", "errmsg")
 WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
 STRICT: dict[str, Any] = {"apiVersion": "1", "apiStrict": True}
 
@@ -189,8 +190,59 @@ async def test_fields_of_any_command_are_checked_as_by_mongos(
             opened = await client.command("db", WATCH)
             more = {"getMore": opened["cursor"]["id"], "collection": "c", "maxTimeMS": 1}
             answer = await client.command("db", {**more, **field})
-            answers.append([answer.get(name) for name in ("ok", "code", "codeName", "errmsg")])
+            answers.append([answer.get(name) for name in TOLD])
     assert answers[1] == answers[0]
+
+
+SESSION: dict[str, Any] = {"id": Binary(b"1" * 16, UUID_SUBTYPE)}
+OF_GET_MORE: list[dict[str, Any]] = [
+    *(
+        {name: value}
+        for name in (
+            "lsid", "term", "lastKnownCommittedOpTime", "writeConcern", "$readPreference",
+            "txnNumber", "autocommit", "startTransaction", "$client", "clientOperationKey",
+            "tracking_info", "stmtId", "helloOk", "coordinator", "startOrContinueTransaction",
+            "collection", "batchSize", "comment", "noCursorTimeout", "$audit",
+        )
+        for value in (None, 5, Int64(7), "x", True, {}, PAST, SESSION["id"])
+    ),
+    *({"lsid": {"id": value}} for value in (5, None, b"1" * 16, Binary(b"1" * 15, 4))),
+    {"lsid": {**SESSION, "uid": 5}},
+    *({"lsid": {**SESSION, name: 5}} for name in ("x", "txnNumber", "txnUUID")),
+    *({"writeConcern": {"w": value}} for value in (1, "majority", -1, [], None, {})),
+    *({"writeConcern": {name: "x"}} for name in ("j", "wtimeout", "fsync", "provenance", "y")),
+    *({"$readPreference": {"mode": value}} for value in (5, "x", "primary", "secondary")),
+    *(
+        {"$readPreference": {"mode": "nearest", **value}}
+        for value in (
+            {"tags": 5}, {"tags": [5]}, {"tags": [{"a": "b"}]}, {"maxStalenessSeconds": "x"},
+            {"maxStalenessSeconds": 5}, {"hedge": 5}, {"hedge": {"enabled": True}}, {"x": 1},
+        )
+    ),
+    {"lsid": SESSION, "autocommit": False},
+    *({"lsid": SESSION, "txnNumber": value} for value in (5, Int64(-1), Int64(1))),
+    {"lsid": SESSION, "txnNumber": Int64(1), "autocommit": False, "startTransaction": False},
+    *(field for field in FIELDS if "maxTimeMS" not in field),
+]  # fmt: skip
+
+
+async def test_the_fields_of_a_get_more_are_checked_as_by_mongos(pair: Pair) -> None:
+    """The cursor stays open: the getMore after it is answered too."""
+    different: list[Any] = []
+    async with both(pair) as clients:
+        for field in OF_GET_MORE:
+            answers = []
+            for client in clients:
+                opened = await client.command("db", WATCH)
+                number = opened["cursor"]["id"]
+                more = {"getMore": number, "collection": "c", "maxTimeMS": 1}
+                replies = [await client.command("db", {**more, **field})]
+                replies.append(await client.command("db", more))
+                answer = [[each.get(name) for name in TOLD] for each in replies]
+                answers.append(str(answer).replace(str(number), "…"))
+            if answers[1] != answers[0]:
+                different.append((field, *answers))
+    assert different == []
 
 
 async def test_a_read_after_a_time_is_refused_only_before_that_time(pair: Pair) -> None:
@@ -343,8 +395,7 @@ async def test_client_metadata_gets_the_same_answers(pair: Pair, metadata: Any) 
     async with both(pair) as clients:
         command = {"hello": 1, "client": metadata}
         replies = [await client.command("admin", command) for client in clients]
-    told = ("ok", "code", "codeName", "errmsg")
-    mongos, router = ({name: reply.get(name) for name in told} for reply in replies)
+    mongos, router = ([reply.get(name) for name in TOLD] for reply in replies)
     assert router == mongos
 
 

@@ -157,66 +157,6 @@ def write_and_watch(router: RouterProcess, first: int) -> None:
     assert seen == list(range(first, first + 1500))
 
 
-@pytest.mark.parametrize(("events", "filler"), [(20_000, 0), (3_000, 10_000)])
-def test_a_shard_far_ahead_of_a_silent_one_stays_within_the_budget(
-    cluster: TestCluster, router: RouterProcess, events: int, filler: int
-) -> None:
-    """At least ten times the budget stays on the shard; the process's memory shows it."""
-    client: Client
-    soak = Soak(cluster, router)
-    database = f"ahead{filler}"
-    with pymongo.MongoClient(cluster.mongos_uri) as client:
-        client.admin.command("enableSharding", database, primaryShard="shard0")
-        client[database].create_collection("c")
-    with (
-        pymongo.MongoClient(cluster.mongos_uri) as direct,
-        pymongo.MongoClient(router.uri) as client,
-        client[database].watch(max_await_time_ms=100) as stream,
-    ):
-        # Little is read ahead for a client before it has taken events.
-        direct[database].c.insert_one({"_id": -1, "filler": "x" * BUDGET})
-        assert stream.next()["documentKey"]["_id"] == -1
-        seen: list[int] = []
-        cluster.hang_member("shard1")
-        try:
-            before = soak.resident_kib
-            most = 0
-            for start in range(0, events, 500):
-                numbers = range(start, start + 500)
-                direct[database].c.insert_many(
-                    [{"_id": n, "filler": "x" * filler} for n in numbers]
-                )
-                # The silent shard may have returned the first of them before it was stopped.
-                if (change := stream.try_next()) is not None:
-                    seen.append(change["documentKey"]["_id"])
-                (described,) = [
-                    each
-                    for each in client.admin.command("serverStatus")["mergerouter"]["streams"]
-                    if each["namespace"] == f"{database}.$cmd.aggregate"
-                ]
-                most = max(most, described["bufferedBytes"])
-            assert stream.try_next() is None
-            grown = (soak.resident_kib - before) * 1024
-        finally:
-            cluster.wake_member("shard1")
-        assert described["slowestShard"] == "shard1"
-        assert described["waiting"]
-        assert BUDGET / 4 < most <= BUDGET
-        # The buffer, the reply of the last getMore in flight, and its socket's read buffer.
-        assert grown < 4 * BUDGET, f"{grown / _MIB:.1f} MiB"
-        deadline = time.monotonic() + PATIENCE
-        while len(seen) < events:
-            change = stream.try_next()
-            if change is not None:
-                seen.append(change["documentKey"]["_id"])
-                deadline = time.monotonic() + PATIENCE
-            elif time.monotonic() > deadline:
-                status = client.admin.command("serverStatus")["mergerouter"]
-                pytest.fail(f"no event for {PATIENCE} s after {len(seen)}: {status}")
-        assert seen == list(range(events))
-    soak.close()
-
-
 async def test_errors_at_shutdown_make_drivers_resume_elsewhere(cluster: TestCluster) -> None:
     """A getMore in flight is answered; new commands fail, change streams with the label."""
     direct = [cluster.direct(name) for name in [*cluster.shards, "config"]]

@@ -34,8 +34,6 @@ IDS = itertools.count(1)
 class LongTape:
     """Generates events; its watermark stays at the start until ``low_watermark`` is set."""
 
-    ended = False
-
     def __init__(self, events: int, low_watermark: asyncio.Event) -> None:
         self.id = next(IDS)
         self._events = events

@@ -2,6 +2,7 @@
 
 import functools
 import gzip
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,12 @@ DATA = Path(__file__).parent / "data"
 def read(name: str) -> list[dict[str, Any]]:
     """Return all documents of ``data/<name>.bson.gz``, decoded."""
     return bson.decode_all(gzip.decompress((DATA / f"{name}.bson.gz").read_bytes()))
+
+
+def tokens() -> list[dict[str, Any]]:
+    """Return the recorded tokens of many types of ``_id`` (data/README.md)."""
+    found: list[dict[str, Any]] = json.loads((DATA / "tokens.json").read_text())
+    return found
 
 
 @functools.cache

@@ -7,9 +7,9 @@ import bson
 import pytest
 
 from router.request.stream_request import parse_request
-from router.tokens.resume_token import ResumeToken, cluster_time_of, token_of
+from shard_client.bson.resume_token import ResumeToken, cluster_time_of
 from shard_client.errors import CommandError
-from shard_client.remote_cursor.cursor_reply import token_data
+from shard_client.remote_cursor.cursor_reply import token_data, token_of
 from tests.doubles.narrowed import PartOfStream
 from tests.doubles.scripted_streams import Driver, PrivateStream, Script, batch, error_of, keyed
 from tests.recordings.recorded import Reply, events, header, of, shards, streams

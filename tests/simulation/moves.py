@@ -10,16 +10,14 @@ from dataclasses import dataclass
 from random import Random
 from unittest import mock
 
-from router.sharing import sharing_demand
-from router.sharing.candidates import Source
-from router.sharing.client_reader import ClientReader
-from router.sharing.sharing_demand import SharingDemand
-from router.views import traffic
+from router.stream import sharing, views
+from router.stream.client_reader import ClientReader
+from router.stream.sharing import SharingDemand, Source
 
 _CONSTANTS = {
-    "recent_events": (traffic, "_RECENT_EVENTS"),
-    "bytes_of_a_scan": (sharing_demand, "_BYTES_OF_A_SCAN"),
-    "pause": (sharing_demand, "_PAUSE"),
+    "recent_events": (views, "_RECENT_EVENTS"),
+    "bytes_of_a_scan": (sharing, "_BYTES_OF_A_SCAN"),
+    "pause": (sharing, "_PAUSE"),
 }
 _LONGEST_PAUSE = 0.5
 """Seconds for which a scan is paused at a whim."""

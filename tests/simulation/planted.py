@@ -27,24 +27,25 @@ _ERRORS: tuple[type[Exception], ...] = (
     RecursionError, struct.error, decimal.Inexact, OverflowError,
 )  # fmt: skip
 
-_PATH = (
-    "router.merge", "router.views", "router.filters", "router.sharing",
-    "router.streams.view_readers", "router.streams.running_stream", "router.cursors.cursor",
-)  # fmt: skip
+_PATH = ("router.stream", "router.filters", "router.cursors.cursor")
 """The packages and modules that are on the path."""
 
-OFF_THE_PATH = frozenset(
+_OFF_THE_PATH = frozenset(
+    {"admission", "match_compiler", "noop_writer", "opening", "pacing", "read_scheduler"}
+)
+"""Modules of these packages that are not: they begin streams, or pace the reading of shards."""
+
+_NOT_BETWEEN = frozenset(
     {
-        "__init__", "_begin", "_end", "_gone", "_join", "_keep", "_leave", "_moved", "_new",
-        "_open", "_opening_done", "_remote_failed", "_stop_if_broken", "close", "compile_filter",
-        "compile_project", "compile_unset", "describe", "enter", "fail", "find_or_open",
-        "interrupt", "kill", "leave", "open", "remote_failed", "remove", "retire_remote", "spawn",
-        "start", "stop_reading",
-        "actions", "match_compiler", "starting_point",
+        "__init__", "_begin", "_end", "_gone", "_join", "_keep", "_leave", "_moved",
+        "_new", "_stop_if_broken", "close", "compile_filter", "compile_project", "compile_unset",
+        "describe", "enter", "fail", "find_or_open", "interrupt", "kill", "leave", "open",
+        "remote_failed", "remove", "retire_remote", "spawn", "start", "starting_point",
+        "stop_reading",
     }
 )  # fmt: skip
-"""Functions and modules that serve when something is opened, entered, fails or ends, not between a
-block and its readers."""
+"""Functions that serve when something is opened, entered, fails or ends, not between a block and
+its readers."""
 
 
 @dataclass(frozen=True)
@@ -146,27 +147,29 @@ def _is_expected(module: ModuleType, line: Line, error: type[Exception]) -> bool
 def lines_of_the_path() -> tuple[Line, ...]:
     """Return all lines on which exceptions are planted."""
     lines: list[Line] = []
-    unseen = set(OFF_THE_PATH)
-    for module in modules_of_the_path():
-        own = module.__name__.rpartition(".")[2]
-        if own in OFF_THE_PATH:
-            unseen.discard(own)
-            continue
+    unseen = set(_NOT_BETWEEN)
+    for module in modules_of_the_path(_OFF_THE_PATH):
         for qualified, function in _functions(ast.parse(inspect.getsource(module)), ""):
             unseen.discard(function.name)
-            if function.name not in OFF_THE_PATH:
+            if function.name not in _NOT_BETWEEN:
                 numbers = {each.lineno for each in _statements(function)}
                 lines += [Line(module.__name__, qualified, number) for number in sorted(numbers)]
     assert not unseen, f"not on the path, and nowhere else: {unseen}"
     return tuple(lines)
 
 
-def modules_of_the_path() -> Iterator[ModuleType]:
-    """Yield the modules of the path."""
-    for name in _PATH:
-        found = importlib.import_module(name)
-        inner = pkgutil.iter_modules(getattr(found, "__path__", ()), f"{name}.")
-        yield from map(importlib.import_module, [each.name for each in inner] or [name])
+def modules_of_the_path(without: frozenset[str]) -> Iterator[ModuleType]:
+    """Yield the modules of the path, without some that are known by their own names."""
+    unseen = set(without)
+    for package in _PATH:
+        found = importlib.import_module(package)
+        inner = pkgutil.iter_modules(getattr(found, "__path__", ()), f"{package}.")
+        for name in [each.name for each in inner] or [package]:
+            own = name.rpartition(".")[2]
+            unseen.discard(own)
+            if own not in without:
+                yield importlib.import_module(name)
+    assert not unseen, f"no modules of the path: {unseen}"
 
 
 def _functions(

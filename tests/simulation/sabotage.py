@@ -7,15 +7,14 @@ from unittest import mock
 
 from bson.timestamp import Timestamp
 
-from router.merge.actions import Action, CloseRemote, OpenRemote
-from router.merge.membership import Membership
-from router.merge.merged_stream import MergedStream
-from router.merge.merger import Merger
 from router.request.progress_command import progress_command
-from router.streams import remote_cursors
-from router.views.log_reader import Batch, LogReader
-from router.views.resume_point import ResumePoint
-from router.views.view import View
+from router.stream import read_scheduler
+from router.stream.log_reader import Batch, LogReader, ResumePoint
+from router.stream.membership import Membership
+from router.stream.merged_stream import MergedStream
+from router.stream.merger import Merger
+from router.stream.remote_queue import Action, CloseRemote, OpenRemote
+from router.stream.views import View
 from shard_client.remote_cursor.cursor_reply import Event
 from shard_client.remote_cursor.progress_cursor import ProgressCursor
 from shard_client.remote_cursor.remote_cursor import RemoteCursor
@@ -161,7 +160,7 @@ def _probe_sees_less() -> Iterator[None]:
         nothing = {"$match": {"operationType": "nothing"}}
         return found, {**probe, "pipeline": [*probe["pipeline"], nothing]}
 
-    with mock.patch.object(remote_cursors, "progress_command", narrowed):
+    with mock.patch.object(read_scheduler, "progress_command", narrowed):
         yield
 
 

@@ -91,9 +91,13 @@ def filled(value: Any, cursor_id: int) -> Any:
 
 @pytest.mark.timeout(120)
 @_FEW
-@given(st.lists(st.tuples(st.sampled_from(["admin", "db", ""]), REQUESTS), min_size=1, max_size=8))
-def test_every_command_gets_an_answer(requests: list[tuple[str, dict[str, Any]]]) -> None:
-    # Without an upstream: the embedded one does not check what the router passes on.
+@given(
+    st.lists(st.tuples(st.sampled_from(["admin", "db", ""]), REQUESTS), min_size=1, max_size=8),
+    st.booleans(),
+)
+def test_every_command_gets_an_answer(
+    requests: list[tuple[str, dict[str, Any]]], upstream: bool
+) -> None:
     async def body(world: World) -> None:
         stream = DriverCursor(world.router.address, "db", 1, b"s" * 16)
         await stream.open({}, [], None)
@@ -112,7 +116,7 @@ def test_every_command_gets_an_answer(requests: list[tuple[str, dict[str, Any]]]
         assert (await ask(world.router.address, {"ping": 1}))["ok"]
         stream.vanish()
 
-    assert visit(body, upstream=False) == []
+    assert visit(body, upstream=upstream) == []
 
 
 def request_first(command: dict[str, Any]) -> dict[str, Any]:

@@ -306,16 +306,23 @@ def test_a_job_goes_on_after_a_power_failure(
     shop.insert(10)
     run_once(spark, shop, tmp_path)
     checkpoint = tmp_path / "checkpoint"
-    kinds = ("offsets", 0), ("commits", 5), ("metadata", 9), ("offsets/.{}.crc", 10), ("both", 0)
-    for name, length in kinds:
+    logs = "offsets", "commits"
+    kinds: dict[str, tuple[list[str], int]] = {
+        "an offset": (["offsets/{}"], 0),
+        "a commit": (["commits/{}"], 5),
+        "the query's id": (["metadata"], 9),
+        "a checksum": (["offsets/.{}.crc"], 10),
+        "checksums of other files": ([f"{log}/.{{}}.crc" for log in logs], -1),
+        "both": ([f"{log}/{{}}" for log in logs], 0),
+        "all offsets and commits": ([f"{log}/[0-9]*" for log in logs], 0),
+    }
+    for names, length in kinds.values():
         last = JobFolder(str(tmp_path)).batches()[-1].number
-        paths = [checkpoint / name.format(last)]
-        if name == "both":
-            paths = [checkpoint / each / str(last) for each in ("offsets", "commits")]
-        elif paths[0].is_dir():
-            paths = [paths[0] / str(last)]
+        paths = [found for name in names for found in checkpoint.glob(name.format(last))]
+        assert paths
         for path in paths:
-            path.write_bytes(path.read_bytes()[:length])
+            whole = path.read_bytes()
+            path.write_bytes(whole[:length] if length >= 0 else whole[:-1] + b"?")
         shop.insert(5)
         restore_checkpoint(JobFolder(str(tmp_path)))
         run_once(spark, shop, tmp_path)

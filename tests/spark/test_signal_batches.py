@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from dataclasses import replace
@@ -14,7 +15,8 @@ import pytest
 from bson.timestamp import Timestamp
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from spark_sink.events.positions import AtTime, after, high_water_mark, to_offset
+from shard_client.bson.resume_token import high_water_mark
+from spark_sink.events.positions import AtTime, after, to_offset
 from spark_sink.options.stream_options import SignalOptions, parse_options
 from spark_sink.signals.channels import send
 from spark_sink.source.stream_reader import MergerouterStreamReader
@@ -226,6 +228,41 @@ def test_signals_wait_for_the_end_of_an_initial_snapshot(shop: Shop, tmp_path: P
         assert query.table == expected(shop)
     finally:
         query.reader.stop()
+
+
+def test_signals_that_never_stop_do_not_keep_a_query_up_to_the_present(
+    shop: Shop, tmp_path: Path
+) -> None:
+    start = f"{shop.created.time},{shop.created.inc}"
+    name = f"{shop.database}.signals"
+    query = Query(shop, tmp_path, signalCollection=name, startAtOperationTime=start)
+    numbers = itertools.count()
+    signals = shop.client[shop.database].signals
+    sent = signals.watch(start_at_operation_time=shop.created)
+
+    def batches() -> int:
+        """Send a signal before each batch, to a query with the trigger availableNow."""
+        query.kill()
+        for done in range(20):
+            number = next(numbers)
+            signals.insert_one({"_id": number, "type": "log", "data": {"message": "x"}})
+            while sent.next()["documentKey"]["_id"] != number:  # streams have it
+                pass
+            if not done:
+                query.reader.prepareForTriggerAvailableNow()
+            before = query.offset
+            if query.batch() == before:
+                return done
+        raise AssertionError("it does not end")
+
+    shop.insert(5)
+    assert batches() > 0
+    first = len(query.notified)
+    assert first > 0
+    assert batches() > 0  # the next start has the signals that were sent after the end
+    assert len(query.notified) > first
+    query.reader.stop()
+    sent.close()
 
 
 def test_signals_whose_position_the_oplogs_have_lost_do_not_end_the_query(

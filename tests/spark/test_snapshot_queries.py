@@ -137,6 +137,13 @@ def test_a_lost_history_is_replaced_by_a_snapshot_if_an_option_says_so(
         end = reader.latestOffset(begun, ReadAllAvailable())
         last = reader.latestOffset(end, ReadAllAvailable())
         parts = [*reader.partitions(begun, end), *reader.partitions(end, last)]
+        with pytest.raises(HistoryLostError, match="the snapshot took longer than"):
+            reader.latestOffset(last, ReadAllAvailable())  # and not snapshots for ever
     finally:
         reader.stop()
     assert [type(partition.value) for partition in parts] == [SnapshotTask, SnapshotEnd]
+    reader = MergerouterStreamReader(chosen, 0.0)
+    try:
+        assert Offset.read(reader.latestOffset(last, ReadAllAvailable())).running is not None
+    finally:
+        reader.stop()

@@ -93,8 +93,7 @@ def test_a_cluster_of_two_workers_runs_the_job(
     tmp_path: Path, shop: Shop, spark: SparkSession
 ) -> None:
     archive = tmp_path / "spark_sink.zip"
-    zipped = [sys.executable, "-m", "zipfile", "-c", str(archive), "spark_sink"]
-    subprocess.run(zipped, cwd=REPOSITORY, check=True)
+    subprocess.run(["make", "spark-zip", f"SPARK_ZIP={archive}"], cwd=REPOSITORY, check=True)
     shop.insert(200)
     folder = tmp_path / "job"
     folder.mkdir()

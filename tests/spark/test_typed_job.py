@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import duckdb
@@ -32,11 +34,17 @@ pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 TABLES = ("bronze", "current")
 
 
-def run_once(spark: SparkSession, shop: Shop, folder: Path, **form: str) -> Counter[str]:
+def run_once(
+    spark: SparkSession,
+    shop: Shop,
+    folder: Path,
+    options: Mapping[str, str] = MappingProxyType({}),
+    **form: str,
+) -> Counter[str]:
     """Run the job up to the present; return what it has counted."""
     metrics = JobMetrics()
     names = (f"{shop.database}.orders",)
-    chosen = {**namespace_options(names), "snapshotMode": "initial"}
+    chosen = {**namespace_options(names), "snapshotMode": "initial", **options}
     where = JobFolder(str(folder))
     record = JobRecord(names, chosen, TABLES, **form)
     where.begin(record)
@@ -196,15 +204,18 @@ NAMES = (
 """Names of fields that a parser of SQL, of Delta or of Parquet reads as something else."""
 
 
-@pytest.mark.parametrize("kind", ["infer", "flatten", "file"])
+@pytest.mark.parametrize("kind", ["infer", "flatten", "file", "file, flatten", "typed source"])
 def test_any_name_of_a_field_may_be_in_a_typed_table(
     tmp_path: Path, shop: Shop, spark: SparkSession, kind: str
 ) -> None:
     """The rows are the documents, also in a table that is made again; its columns are as before."""
     columns = ", ".join(f"`{each.replace('`', '``')}` INT" for each in ("a`b", "*", 'q"', "NAME"))
-    form: dict[str, Any] = {"schema": "infer", "flatten": kind == "flatten"}
-    if kind == "file":
-        form["schema"] = f"_id INT, {columns}, `ne``st` STRUCT<{columns}>"
+    schema = f"_id INT, {columns}, `ne``st` STRUCT<{columns}>"
+    form: dict[str, Any] = {"schema": "infer", "flatten": "flatten" in kind}
+    if kind.startswith("file"):
+        form["schema"] = schema
+    if kind == "typed source":
+        form["options"] = {"documents": "typed", "documentSchema": schema}
     folder, where = tmp_path / "job", JobFolder(str(tmp_path / "job"))
     values = {each: number for number, each in enumerate(NAMES)}
     shop.orders.insert_many(
@@ -227,7 +238,7 @@ def test_any_name_of_a_field_may_be_in_a_typed_table(
     rescued = json.loads(rows[0]["_rescued"]).keys()
     for name, value in values.items():
         assert str(rows[0].get(name)) == str(value) or name in rescued, name
-    if kind != "file":
+    if not kind.startswith("file"):
         assert {"gone", "name", "a`b", "*", "😀"} <= rows[0].keys()
         assert "NAME" in rescued
     read = read_at(spark, str(folder), f"{time.time},{time.inc}")["current"]

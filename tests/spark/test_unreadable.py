@@ -1,10 +1,11 @@
-"""Jobs whose collections have documents that drivers cannot decode, though servers store them."""
+"""What cannot be read: documents that drivers cannot decode, events that oplogs no longer have."""
 
 from __future__ import annotations
 
 import json
 import struct
 from pathlib import Path
+from typing import Any
 
 import bson
 import pymongo
@@ -16,23 +17,28 @@ from pyspark.sql import SparkSession
 
 from spark_sink.batches.read_task import ReadTask
 from spark_sink.debezium import to_debezium
-from spark_sink.events.positions import Token
+from spark_sink.errors import HistoryLostError
+from spark_sink.events.positions import AtTime, Token
 from spark_sink.options.stream_options import parse_options
+from spark_sink.signals.state import SignalState
+from spark_sink.source.offsets import Offset
 from spark_sink.source.tasks import read_task
 from spark_sink.tables.current_table import CurrentTable
-from tests.harness.clusters import TestCluster
+from tests.harness.clusters import TestCluster, on_real_servers, start_real_cluster
+from tests.harness.routers import start_router
+from tests.harness.server_settings import ServerSettings
+from tests.harness.until import wait_for
+from tests.spark.batches import batches
 from tests.spark.conftest import Shop
 from tests.spark.test_job import differences, rows_of, run_once
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.xdist_group("spark"),
+    pytest.mark.timeout(600),
+    on_real_servers("documents that it does not decode, nor oplogs that roll over"),
+]
 
 TOLERANT = {"errors.tolerance": "all"}
-
-
-@pytest.fixture(autouse=True)
-def _real_servers(cluster: TestCluster) -> None:
-    if not cluster.real:
-        pytest.skip("the embedded cluster decodes what it stores: needs MongoDB's servers")
 
 
 def with_field(number: int, field: bytes) -> RawBSONDocument:
@@ -193,3 +199,63 @@ def test_rows_from_before_large_events_are_split_are_verified(
     run_once(spark, shop, tmp_path, **TOLERANT)
     run_once(spark, shop, tmp_path, **TOLERANT)
     assert differences(spark, shop, tmp_path) == {"bronze": set(), "current": set()}
+
+
+def roll_over(cluster: TestCluster, client: pymongo.MongoClient[dict[str, Any]]) -> None:
+    """Write until the oplog of the only shard has lost what it had before."""
+    with cluster.direct("shard0") as shard:
+        oplog = shard.local["oplog.rs"]
+        before = oplog.find_one(sort=[("$natural", -1)])["ts"]
+
+        def is_lost() -> bool:
+            client.other.filler.insert_many([{"text": "x" * 10_000} for _ in range(100)])
+            return bool(oplog.find_one(sort=[("$natural", 1)])["ts"] > before)
+
+        wait_for(is_lost, "the oplog to roll over")
+
+
+def test_oplogs_that_roll_over_are_told_and_no_event_is_lost_in_silence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    small = ServerSettings(noop_interval=1, oplog_mb=2, checkpoint_seconds=1)
+    with (
+        start_real_cluster(1, settings=small) as cluster,
+        start_router(cluster.configdb, upstream=cluster.mongos_uri) as router,
+        pymongo.MongoClient[dict[str, Any]](router.uri) as client,
+    ):
+        orders = client.shop.orders
+        orders.insert_many([{"_id": number} for number in range(100)])
+        given = {"uri": router.uri, "database": "shop", "collection": "orders"}
+        modes = ("initial", "when_needed")
+        chunks = {"snapshotChunkRows": 30, "maxEventsPerTrigger": 30}
+        ends = []
+        for mode in modes:  # a snapshot that takes longer than the oplog holds events
+            with batches({**given, **chunks, "snapshotMode": mode}) as query:
+                query.until(lambda query=query: len(query.rows) > 0, "the snapshot")
+                roll_over(cluster, client)
+                orders.update_many({}, {"$inc": {"n": 1}})
+                query.until(lambda query=query: "snapshotEnd" in query.kinds(), "its end")
+                with pytest.raises(HistoryLostError, match="the snapshot took longer"):
+                    query.until(lambda: False, "the stream")
+                ends.append(query.offset)
+        for mode, end in zip(modes, ends, strict=True):
+            with batches({**given, "snapshotMode": mode}, end) as query:
+                if mode == "initial":
+                    with pytest.raises(HistoryLostError):
+                        query.until(lambda: False, "the stream")
+                    continue
+                query.until(lambda query=query: "snapshotEnd" in query.kinds(), "a snapshot")
+                assert {json.loads(row["fullDocument"])["n"] for row in query.rows[:-1]} == {2}
+                assert len(query.rows) == 101
+        lost = Offset.read(ends[0])
+        with batches(given) as query, pytest.raises(HistoryLostError):
+            query.reader._planning().require_history(lost.position)
+
+        # A position in the collection of signals that is lost, as after `job seek`.
+        now = AtTime(client.admin.command("ping")["$clusterTime"]["clusterTime"])
+        orders.insert_one({"_id": 100})
+        signals = {**given, "signalCollection": "shop.signals"}
+        offset = Offset(now, lost.scope, signals=SignalState(position=lost.position)).write()
+        with batches(signals, offset) as query:
+            query.until(lambda: "insert" in query.kinds(), "the event")
+        assert "position in the collection of signals shop.signals" in capsys.readouterr().err

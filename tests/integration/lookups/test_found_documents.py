@@ -1,7 +1,7 @@
 """updateLookup finds each event's document wherever it is now."""
 
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,21 +23,6 @@ from tests.integration.lookups.both import (
     tick,
     updates,
 )
-
-
-def test_a_moved_document_is_found(both: Both, db: Data, cluster: TestCluster) -> None:
-    spread(db, cluster)
-    start = tick(db.client)
-    for k in (1, 11):
-        db.a.insert_one({"_id": k, "k": k})
-        db.a.update_one({"_id": k, "k": k}, {"$set": {"v": 1}})
-    move(db, cluster, {"k": 1}, 1)
-    move(db, cluster, {"k": 11}, 0)
-    db.a.update_one({"_id": 1, "k": 1}, {"$set": {"v": 2}})
-    now = [{"_id": 1, "k": 1, "v": 2}, {"_id": 11, "k": 11, "v": 1}]
-    for target in ("a", 1):
-        events = both.read(db.name, target, options=since(start))
-        assert documents(events) == [*now, now[0]]
 
 
 def test_an_orphan_is_not_returned(both: Both, db: Data, cluster: TestCluster) -> None:
@@ -79,30 +64,6 @@ def test_a_deleted_document_is_null(both: Both, db: Data, cluster: TestCluster) 
     assert found == [None, *({"_id": k, "k": k, "v": 1} for k in (9, 10, 11)), None]
 
 
-@pytest.mark.parametrize(
-    "key",
-    [{"_id": "hashed"}, {"k": "hashed"}, {"k": 1, "l": 1}, {"n.k": 1}, {"_id": 1}, None],
-    ids=str,
-)
-def test_lookups_work_with_shard_keys_of_all_kinds(
-    both: Both, db: Data, key: Mapping[str, Any] | None
-) -> None:
-    if key is not None:
-        db.client.admin.command("shardCollection", f"{db.name}.a", key=dict(key))
-    start = tick(db.client)
-    stored = [{"_id": n, "k": n, "l": -n, "n": {"k": n}} for n in range(12)]
-    db.a.insert_many(stored)
-    for n in range(12):
-        whole = {"_id": n, "k": n, "l": -n, "n.k": n}
-        for v in range(3):
-            db.a.update_one(whole, {"$set": {"v": v}})
-    db.a.delete_one({"_id": 5, "k": 5, "l": -5, "n.k": 5})
-    now = [None if n == 5 else {**stored[n], "v": 2} for n in range(12)]
-    assert documents(both.read(db.name, "a", options=since(start))) == [
-        document for document in now for _ in range(3)
-    ]
-
-
 def test_lookups_work_with_ids_of_all_types(both: Both, db: Data, cluster: TestCluster) -> None:
     """Servers treat 1, 1.0 and NumberLong(1) as one _id, and compare texts by collation."""
     ids: list[Any] = [
@@ -131,18 +92,6 @@ def test_lookups_work_with_ids_of_all_types(both: Both, db: Data, cluster: TestC
     ]
     assert [type(each["_id"]) for each in (found[0], found[2])] == [float, int]
     assert all(each["v"] == 1 for each in found[5:])
-
-
-def test_equal_ids_on_several_shards_are_distinguished(
-    both: Both, db: Data, cluster: TestCluster
-) -> None:
-    spread(db, cluster)
-    start = tick(db.client)
-    for k in (1, 11):
-        db.a.insert_one({"_id": "x", "k": k})
-        db.a.update_one({"_id": "x", "k": k}, {"$set": {"v": k}})
-    found = documents(both.read(db.name, "a", options=since(start)))
-    assert found == [{"_id": "x", "k": k, "v": k} for k in (1, 11)]
 
 
 @on_real_servers("change of a shard key in a transaction")

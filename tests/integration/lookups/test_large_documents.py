@@ -93,9 +93,19 @@ PROJECTIONS: dict[str, tuple[list[dict[str, Any]], int]] = {
     "small": ([{"$unset": list(_LARGE[1:])}, {"$set": {"v": "$fullDocument.v"}}], 1),
     "then": ([{"$project": {f"{_BEFORE}.x": 0}}, {"$match": {"fullDocument.v": 1}}], 2),
 }
+_NEW_ROOT: dict[str, Any] = {"_id": "$_id", "kind": "$operationType", "of": "$documentKey"}
+COMPUTED: dict[str, tuple[list[dict[str, Any]], int]] = {
+    "root": ([{"$replaceRoot": {"newRoot": _NEW_ROOT}}], 1),
+    "with": ([{"$replaceWith": {"$mergeObjects": [_NEW_ROOT, {"x": "$fullDocument.x"}]}}], 1),
+    "set": ([{"$set": {"v": {"$add": ["$fullDocument.v", 1]}, "ns.x": "$clusterTime"}}], 3),
+    "anew": ([{"$addFields": {"wallTime": "$ns", f"{_BEFORE}.v": "$operationType"}}], 3),
+    "named": ([{"$project": {"fullDocument.v": 1, "n": {"$size": [[1, "$ns.coll"]]}}}], 1),
+    "twice": ([{"$set": {"v": "$ns"}}, {"$unset": "v.db"}, {"$set": {"w": "$v"}}], 3),
+}
 LARGE_STAGES: dict[str, tuple[list[dict[str, Any]], int]] = {
     **{name: ([{"$match": each}], 3 * met) for name, (each, met) in CONDITIONS.items()},
     **PROJECTIONS,
+    **COMPUTED,
 }
 
 
@@ -127,6 +137,8 @@ def test_stages_make_a_large_event_small_enough_without_splitting(both: Both, db
     ):
         events = both.read(db.name, "a", options=since(start), stages=stages)
         assert events[-1]["fullDocument"] == {"_id": 1, "v": 1}
+    for name in ("root", "with", "named"):
+        assert both.read(db.name, "a", options=since(start), stages=COMPUTED[name][0])
     assert (
         both.read(db.name, "a", options=since(start), stages=[{"$match": {"fullDocument.v": 2}}])
         == []

@@ -3,9 +3,15 @@ from hypothesis import strategies as st
 
 from shard_client.backoff import Backoff
 from shard_client.error_codes import ErrorCode
-from shard_client.errors import RESUMABLE_LABEL, CommandError, NetworkError
+from shard_client.errors import (
+    RESUMABLE_LABEL,
+    CommandError,
+    NetworkError,
+    blames_member,
+    from_network,
+    is_resumable,
+)
 from shard_client.remote_cursor.batch_size import BatchSize
-from shard_client.remote_cursor.retry_policy import blames_member, from_network, is_resumable
 
 
 @given(st.floats(min_value=0, max_value=1, exclude_max=True), st.integers(1, 40))

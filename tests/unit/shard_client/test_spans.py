@@ -6,8 +6,9 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from shard_client import spans
+from shard_client.backoff import Backoff
 from shard_client.errors import CommandError
-from shard_client.remote_cursor.cursor_spans import CursorSpans
+from shard_client.remote_cursor.outages import Outages
 
 FAILURE = CommandError(237, "cursor 7 of alice was killed", code_name="CursorKilled")
 
@@ -51,11 +52,11 @@ async def test_a_task_apart_has_no_current_span(exported: InMemorySpanExporter) 
     assert within.parent == start.get_span_context()
 
 
-def test_an_outage_while_a_stream_is_opened_is_part_of_its_opening(
+async def test_an_outage_while_a_stream_is_opened_is_part_of_its_opening(
     exported: InMemorySpanExporter,
 ) -> None:
     with spans.recorded("open remotes", {}) as opening:
-        cursor = CursorSpans("shard1")
+        cursor = Outages("shard1", Backoff(0.01, 1.0))
     with pytest.raises(CommandError), cursor.opening():
         raise FAILURE
     cursor.failed(FAILURE)
@@ -72,17 +73,17 @@ def test_an_outage_while_a_stream_is_opened_is_part_of_its_opening(
     assert last.attributes["server.address"] == "db1.example"
 
 
-def test_later_outages_stand_alone_and_may_end_with_the_cursor(
+async def test_later_outages_stand_alone_and_may_end_with_the_cursor(
     exported: InMemorySpanExporter,
 ) -> None:
     with spans.recorded("open remotes", {}):
-        cursor = CursorSpans("shard1")
+        cursor = Outages("shard1", Backoff(0.01, 1.0))
         with cursor.opening():
             pass
         cursor.failed(FAILURE)
         cursor.failed(CommandError(6, "gone", code_name="HostUnreachable"))
-        cursor.ended()
-        cursor.ended()
+        cursor.closed()
+        cursor.closed()
     (outage,) = (each for each in exported.get_finished_spans() if "reopen" in each.name)
     assert outage.attributes["mergerouter.cause"] == "CursorKilled"
     assert outage.attributes["error.type"] == "HostUnreachable"

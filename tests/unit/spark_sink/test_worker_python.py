@@ -1,5 +1,6 @@
-"""The Python that Spark starts for the source is checked before a query fails in it."""
+"""The Python that Spark starts for the source, and what the package imports in it."""
 
+import subprocess
 import sys
 
 import pytest
@@ -14,3 +15,12 @@ def test_a_python_without_the_packages_is_refused_by_name() -> None:
         require_packages("no-such-python")
     assert sys.executable in str(raised.value)
     assert "'no-such-python'" in str(raised.value)
+
+
+def test_the_package_shows_its_names_and_imports_pyspark_at_first_use() -> None:
+    script = "import spark_sink, sys; print(*dir(spark_sink), 'pyspark' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.PIPE)
+    assert shown.stdout.split() == [
+        *(b"apply_changes", b"infer_schema", b"local_session", b"parse_documents"),
+        *(b"read_at", b"register", b"verify", b"False"),
+    ]

@@ -3,10 +3,11 @@
 from typing import Any
 
 import pytest
-from bson import Binary, Decimal128, Int64, Timestamp
+from bson import Binary, Decimal128, Int64, ObjectId, Timestamp
 
 from router.commands.client_time import MOST_DRIFT, check_client_time
 from shard_client.errors import CommandError
+from tests.harness.facade import facade
 
 NOW = 1_795_300_317
 TIME = Timestamp(NOW - 10, 1)
@@ -105,3 +106,11 @@ def test_a_valid_time_is_parsed(key_id: Any) -> None:
 def test_a_time_up_to_a_year_ahead_is_accepted() -> None:
     time = Timestamp(NOW + MOST_DRIFT, 1)
     assert check_client_time({"clusterTime": time, "signature": SIGNATURE}, NOW).time == time
+
+
+async def test_replies_have_no_cluster_time_before_one_is_known() -> None:
+    async with facade() as router, await router.client() as client:
+        router.node.clock = type(router.node.clock)()
+        reply = await client.command("admin", {"hello": 1})
+        assert "$clusterTime" not in reply
+        assert isinstance(reply["topologyVersion"]["processId"], ObjectId)

@@ -9,9 +9,9 @@ import pytest
 from bson import Timestamp
 
 from router.cursors.registry import CursorRegistry
-from router.tokens.resume_token import token_of
-from router.views.log_reader import Batch
+from router.stream.log_reader import Batch
 from shard_client.errors import CommandError
+from shard_client.remote_cursor.cursor_reply import token_of
 from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, stream
 from tests.doubles.scripted_member import event_token, mark_token
 from tests.doubles.scripted_mongos import ScriptedMongos, scripted_mongos
@@ -49,19 +49,6 @@ async def read(cursor: Any, count: int, batch_size: int | None = None) -> list[B
         batches.append(await cursor.next_batch(batch_size, PATIENCE))
         assert batches[-1].events
     return batches
-
-
-async def test_events_include_their_documents(cluster: ScriptedCluster, mongos: ScriptedMongos):
-    for n in range(6):
-        cluster.shards[f"s{n % 3}"].update(101 + n, n)
-    cluster.shards["s0"].insert(110, 7)
-    cluster.noop(120)
-    cursor = await opened(cluster.registry(mongos=mongos.connect))
-    batches = await read(cursor, 7)
-    documents = [document for batch in batches for document in shown(batch)]
-    assert documents == [{"_id": n, "v": n} for n in range(6)] + [{"_id": 7}]
-    options = [member.opened[0]["pipeline"][0] for member in cluster.shards.values()]
-    assert all("fullDocument" not in option["$changeStream"] for option in options)
 
 
 async def test_lookups_wait_until_the_client_reads(
@@ -208,38 +195,6 @@ async def test_a_failing_stage_ends_the_stream_at_its_event(
     assert cursor.finished
 
 
-async def test_a_failing_lookup_ends_the_stream_after_the_events_before_it(
-    cluster: ScriptedCluster, mongos: ScriptedMongos
-):
-    cluster.shards["s0"].insert(101, 1)
-    for n in range(2, 5):
-        cluster.shards["s0"].update(100 + n, n)
-    cluster.noop(120)
-    expired = {"ok": 0.0, "errmsg": "operation exceeded time limit", "code": 50}
-    for kept in ([], [2, 3]):
-        looked_up = [{"_id": n} for n in kept]
-        mongos.refuse = lambda wanted, found=looked_up: None if wanted in found else expired
-        cursor = await opened(cluster.registry(mongos=mongos.connect))
-        batches = await read(cursor, 1 + len(kept))
-        shown_ids = [each["_id"] for batch in batches for each in shown(batch)]
-        assert shown_ids == [1, *kept]
-        with pytest.raises(CommandError) as error:
-            await cursor.next_batch(None, PATIENCE)
-        assert error.value.code == 89
-
-
-async def test_a_changed_token_is_fatal(cluster: ScriptedCluster, mongos: ScriptedMongos):
-    cluster.shards["s0"].update(101, 1)
-    cluster.noop(120)
-    for stage in (lambda event: {"v": 1}, lambda event: {**event, "_id": 1}):
-        mongos.stage = stage
-        cursor = await opened(cluster.registry(mongos=mongos.connect), {"$unset": "_id"})
-        with pytest.raises(CommandError) as error:
-            await cursor.next_batch(None, PATIENCE)
-        assert error.value.code == 280
-        assert event_token(Timestamp(101, 1), 1) in error.value.message
-
-
 async def test_the_token_advances_with_the_fragments(
     cluster: ScriptedCluster, mongos: ScriptedMongos
 ):
@@ -258,14 +213,6 @@ async def test_the_token_advances_with_the_fragments(
     batches.append(await cursor.next_batch(None, 0.01))
     fragments = [token_of(event) for batch in batches for event in batch.events]
     assert [batch.pbrt for batch in batches] == [*fragments, fragments[-1]]
-
-
-async def test_invalid_stages_fail_the_opening(cluster: ScriptedCluster, mongos: ScriptedMongos):
-    mongos.fail("aggregate", 31002, "$unset specification must be a string or an array")
-    with pytest.raises(CommandError) as error:
-        await opened(cluster.registry(mongos=mongos.connect), {"$unset": 1})
-    assert error.value.code == 31002
-    await until(lambda: mongos.server.open == 0)
 
 
 async def test_a_kill_ends_a_lookup(cluster: ScriptedCluster, mongos: ScriptedMongos):

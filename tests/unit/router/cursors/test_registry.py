@@ -10,72 +10,9 @@ from router.cursors.owner import Owner
 from router.cursors.registry import CursorRegistry
 from router.request.stream_request import parse_request
 from shard_client.errors import CommandError
-from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, numbers, read_until, stream
+from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, read_until, stream
 from tests.doubles.scripted_member import invalidate, mark_token
-from tests.harness.until import PATIENCE, until
-
-
-async def test_the_first_batch_is_empty_with_the_starting_point(cluster: ScriptedCluster):
-    cluster.shards["s0"].insert(101, 1)
-    cursor, first = await cluster.registry().open(stream(), OWNER)
-    assert first.events == []
-    assert cursor.cursor_id > 0
-    assert not first.closed
-    assert bson.decode(first.pbrt) == {"_data": mark_token(Timestamp(100, 1))}
-    assert cursor.namespace == "db.$cmd.aggregate"
-
-
-async def test_events_of_all_shards_come_in_order(cluster: ScriptedCluster):
-    names = ["s0", "s2", "s1", "s1", "s0", "s2"]
-    for n, name in enumerate(names):
-        cluster.shards[name].insert(101 + n, n)
-    cluster.noop(120)
-    cursor, _ = await cluster.registry().open(stream(), OWNER)
-    assert await read_until(cursor, 6) == [0, 1, 2, 3, 4, 5]
-
-
-async def test_batch_size_limits_a_batch_and_zero_means_no_limit(cluster: ScriptedCluster):
-    for n in range(6):
-        cluster.shards["s0"].insert(101 + n, n)
-    cluster.noop(120)
-    cursor, _ = await cluster.registry().open(stream(), OWNER)
-    assert numbers(await cursor.next_batch(2, PATIENCE)) == [0, 1]
-    rest: list[int] = []
-    while len(rest) < 4:
-        rest += numbers(await cursor.next_batch(0, PATIENCE))
-    assert rest == [2, 3, 4, 5]
-
-
-async def test_no_event_passes_a_silent_shard(cluster: ScriptedCluster):
-    cursor, _ = await cluster.registry().open(stream(), OWNER)
-    cluster.shards["s0"].insert(101, 1)
-    assert (await cursor.next_batch(None, 0.1)).events == []
-    for name in ("s1", "s2"):
-        cluster.shards[name].noop(102)
-    assert (await cursor.next_batch(None, 0.1)).events == []
-    cluster.config.noop(102)
-    assert numbers(await cursor.next_batch(None, PATIENCE)) == [1]
-
-
-async def test_the_token_of_an_idle_stream_advances(cluster: ScriptedCluster):
-    cursor, _ = await cluster.registry().open(stream(), OWNER)
-    cluster.noop(110)
-    async with asyncio.timeout(PATIENCE):
-        batch = await cursor.next_batch(None, 0.1)
-        while bson.decode(batch.pbrt) != {"_data": mark_token(Timestamp(110, 1))}:
-            assert batch.events == []
-            batch = await cursor.next_batch(None, 0.1)
-    assert batch.events == []
-
-
-async def test_waiting_ends_as_soon_as_an_event_is_ready(cluster: ScriptedCluster):
-    cursor, _ = await cluster.registry().open(stream(), OWNER)
-    waiting = asyncio.create_task(cursor.next_batch(None, PATIENCE))
-    await asyncio.sleep(0)
-    cluster.shards["s1"].insert(101, 7)
-    cluster.noop(102)
-    async with asyncio.timeout(PATIENCE):
-        assert numbers(await waiting) == [7]
+from tests.harness.until import until
 
 
 async def test_a_stream_from_now_omits_earlier_events(cluster: ScriptedCluster):
@@ -101,25 +38,6 @@ async def test_closing_leaves_no_cursors_on_the_shards(cluster: ScriptedCluster)
     assert cluster.open_cursors == 0
     await cluster.clusters[0].close()
     await until(lambda: not any(member.writers for member in cluster.members))
-
-
-async def test_an_unknown_cursor_is_an_error(cluster: ScriptedCluster):
-    registry = cluster.registry()
-    not_found = r"Cursor not found \(id: 12345\)\."
-    with pytest.raises(CommandError, match=not_found) as failure, registry.checkout(12345, OWNER):
-        pass
-    assert failure.value.code == 43
-
-
-async def test_a_cursor_serves_one_get_more_at_a_time(cluster: ScriptedCluster):
-    registry = cluster.registry()
-    cursor, _ = await registry.open(stream(), OWNER)
-    with registry.checkout(cursor.cursor_id, OWNER):
-        with pytest.raises(CommandError) as failure, registry.checkout(cursor.cursor_id, OWNER):
-            pass
-        assert failure.value.code == 143
-    with registry.checkout(cursor.cursor_id, OWNER) as again:
-        assert again is cursor
 
 
 @pytest.mark.parametrize(
@@ -162,17 +80,6 @@ def in_use(registry: CursorRegistry, cursor_id: int) -> bool:
         return error.code == 143
 
 
-async def test_killing_ends_a_get_more_in_flight(cluster: ScriptedCluster):
-    registry = cluster.registry()
-    cursor, _ = await registry.open(stream(), OWNER)
-    task = await waiting_get_more(registry, cursor.cursor_id)
-    registry.kill([cursor.cursor_id], OWNER)
-    with pytest.raises(CommandError) as failure:
-        await task
-    assert failure.value.code == 237
-    assert len(registry) == 0
-
-
 async def test_shutdown_ends_a_get_more_so_that_drivers_resume(cluster: ScriptedCluster):
     registry = cluster.registry()
     cursor, _ = await registry.open(stream(), OWNER)
@@ -209,41 +116,6 @@ async def test_a_cancelled_opening_leaves_no_cursors(cluster: ScriptedCluster):
     assert cluster.open_cursors == 0
     await cluster.clusters[0].close()
     await until(lambda: not cluster.shards["s1"].writers)
-
-
-async def test_ending_a_session_kills_its_cursors(cluster: ScriptedCluster):
-    registry = cluster.registry()
-    mine, _ = await registry.open(stream(), Owner(b"a" * 16))
-    other, _ = await registry.open(stream(), Owner(b"b" * 16))
-    registry.end_sessions([b"a" * 16])
-    assert mine.cursor_id not in registry
-    assert other.cursor_id in registry
-
-
-async def test_idle_cursors_time_out_with_and_without_sessions(cluster: ScriptedCluster):
-    registry = cluster.registry(cursor_timeout=0.05, session_timeout=30)
-    alone, _ = await registry.open(stream(), OWNER)
-    in_session, _ = await registry.open(stream(), Owner(b"a" * 16))
-    await until(lambda: alone.cursor_id not in registry)
-    assert in_session.cursor_id in registry
-
-
-async def test_an_invalidate_closes_the_stream(cluster: ScriptedCluster):
-    registry = cluster.registry()
-    shard = cluster.shards["s0"]
-    shard.insert(101, 1)
-    token = invalidate(shard, 102)
-    cluster.noop(110)
-    cursor, _ = await registry.open(stream(), OWNER)
-    assert await read_until(cursor, 2) == [1, 2]
-    with registry.checkout(cursor.cursor_id, OWNER) as held:
-        last = await held.next_batch(None, PATIENCE)
-    assert last.closed
-    assert last.events == []
-    assert bson.decode(last.pbrt) == {"_data": token}
-    assert cursor.cursor_id not in registry
-    await registry.close()
-    assert cluster.open_cursors == 0
 
 
 async def test_starting_after_an_invalidate_reopens_the_shards_that_closed(

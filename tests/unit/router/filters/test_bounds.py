@@ -17,7 +17,8 @@ from router.filters.conditions import OneOf
 from router.filters.index import FilterIndex
 from router.filters.match_compiler import Declined
 from router.filters.stream_filter import compile_filter
-from router.filters.values import DECIMAL, number
+from router.filters.values import number
+from shard_client.bson.values import DECIMAL
 from tests.filters.chance import Chance, document, text
 from tests.unit.router.filters.made_filters import Document, event, index_of
 

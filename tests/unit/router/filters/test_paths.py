@@ -11,7 +11,7 @@ from bson import Regex
 
 from router.filters.fields import NOTHING, Path
 from router.filters.paths import PathReader
-from router.filters.values import STRING
+from shard_client.bson.values import STRING
 from tests.filters.chance import Chance, document, text
 
 Shape = list[tuple[str, "str | Shape"]]

@@ -5,8 +5,8 @@ import pytest
 from bson import Timestamp
 
 from router.lookup.fragments import MAX_WHOLE_BYTES, split, whole_events
-from router.tokens.resume_token import ResumeToken
-from router.views.resume_point import ResumePoint
+from router.stream.log_reader import ResumePoint
+from shard_client.bson.resume_token import ResumeToken
 from shard_client.errors import CommandError
 
 MIB = 1 << 20

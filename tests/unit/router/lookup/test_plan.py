@@ -63,6 +63,29 @@ RARE = unless_updated({"fullDocument.v": 1})
         ([DOCUMENT], [{"$match": unless_updated({"fullDocument.v": 1})}], [DOCUMENT]),
         ([PROJECT, UPDATES], [], [PROJECT, UPDATES]),
         ([UNSET, PROJECT], [UNSET], [PROJECT]),
+        *(
+            ([stage, UPDATES], [UPDATES], [stage, UPDATES])
+            for stage in (
+                {"$set": {"fullDocument.v": 1}},
+                {"$project": {"documentKey.k": 0}},
+                {"$project": {"operationType": True, "n": "$ns.coll"}},
+                {"$unset": ["ns.db"]},
+            )
+        ),
+        *(
+            ([stage, UPDATES], [], [stage, UPDATES])
+            for stage in (
+                {"$set": {"operationType.x": 1}},
+                {"$addFields": {"operationType": 7}},
+                {"$project": {"operationType": 0, "ns": 0}},
+                {"$project": {"operationType": "$ns.coll"}},
+                {"$project": {"operationType.x": 1}},
+                {"$replaceRoot": {"newRoot": "$fullDocument"}},
+                {"$redact": "$$KEEP"},
+            )
+        ),
+        ([PROJECT, DOCUMENT], [], [PROJECT, DOCUMENT]),
+        ([{"$set": {"n": 1}}, DOCUMENT], [], [{"$set": {"n": 1}}, DOCUMENT]),
         ([UNSET, UPDATES, DOCUMENT], [UNSET, UPDATES, {"$match": RARE}], [DOCUMENT]),
         ([{"$project": {"lsid": 0, "to": False}}], [{"$project": {"lsid": 0, "to": False}}], []),
         ([DOCUMENT, UNSET], [{"$match": RARE}], [DOCUMENT, UNSET]),

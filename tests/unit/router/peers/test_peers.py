@@ -72,7 +72,7 @@ async def test_the_cursors_of_a_dead_worker_are_not_found() -> None:
         cursor = workers[0].cursors.cursors[cursor_id]
         await asyncio.wait_for(cursor.waiting.wait(), PATIENCE)
         assert workers[0].private is not None
-        await workers[0].private.__aexit__(None, None, None)
+        await workers[0].private.aclose()
         for reply in (await reader.receive(), await reader.command("db", get_more(cursor_id))):
             assert (reply["code"], reply["errmsg"]) == (43, f"Cursor not found (id: {cursor_id}).")
         killed = await reader.command("db", {"killCursors": "c", "cursors": [cursor_id]})
@@ -119,7 +119,7 @@ async def test_an_upstream_cursor_with_a_similar_id_continues_there() -> None:
         only_theirs = {"killCursors": "c", "cursors": [looks_like]}
         assert (await client.command("db", only_theirs))["cursorsKilled"] == [looks_like]
         assert workers[0].private is not None
-        await workers[0].private.__aexit__(None, None, None)
+        await workers[0].private.aclose()
         assert (await client.command("db", get_more(looks_like)))["of"] == "upstream"
 
 
@@ -156,7 +156,7 @@ async def test_any_worker_returns_the_status_of_all() -> None:
 async def test_a_dead_worker_is_missing_from_the_status() -> None:
     async with worker_facades(2) as workers, await workers[1].client() as client:
         assert workers[0].private is not None
-        await workers[0].private.__aexit__(None, None, None)
+        await workers[0].private.aclose()
         status = await client.command("admin", {"serverStatus": 1})
         assert [each["worker"] for each in status["mergerouter"]["workers"]] == [2]
 

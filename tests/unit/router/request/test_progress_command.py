@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from embedded.storage.queries import matches
 from router.request.progress_command import progress_command
-from router.tokens.resume_token import high_water_mark
+from shard_client.bson.resume_token import ResumeToken
 from tests.doubles.scripted_member import event_token
 
-AFTER = high_water_mark(Timestamp(105, 7), 1).raw
+AFTER = ResumeToken.high_water_mark(Timestamp(105, 7), 1).raw
 KINDS = {"$match": {"operationType": {"$in": ["insert", "delete"]}}}
 ONLY_IDS = {"$project": {"_id": 1}}
 

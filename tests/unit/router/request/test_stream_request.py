@@ -1,4 +1,4 @@
-"""Errors of requests; tests/recordings/test_request_recordings.py has the recorded ones."""
+"""Errors of requests; tests/conformance/test_cases.py has the recorded ones."""
 
 import pytest
 from bson.code import Code

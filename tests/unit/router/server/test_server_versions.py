@@ -16,6 +16,7 @@ from router.server.listener import Listener
 from router.upstream_mongos import UpstreamMongos
 from tests.doubles.scripted_cluster import ScriptedCluster
 from tests.doubles.scripted_server import ScriptedServer, answer_ok, scripted_server
+from tests.harness.hosted import hosted
 from tests.harness.raw_client import RawClient
 
 WIRE_VERSIONS = {"6.0": 17, "7.0": 21, "8.0": 25}
@@ -130,7 +131,7 @@ async def front(cluster: ScriptedCluster, request: pytest.FixtureRequest) -> Asy
         member.wire_version = WIRE_VERSIONS[request.param]
     async with (
         scripted_server(answer_ok) as mongos,
-        _router(cluster, mongos) as port,
+        hosted(_router(cluster, mongos)) as port,
         await RawClient.connect(port) as client,
     ):
         yield Front(client, cluster, mongos)

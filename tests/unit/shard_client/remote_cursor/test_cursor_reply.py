@@ -7,11 +7,11 @@ from bson import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.commands.answer import build_cursor_reply
 from shard_client.errors import CommandError, ProtocolError
 from shard_client.remote_cursor import cursor_reply
 from shard_client.remote_cursor.cursor_reply import (
     CursorBatch,
-    build_cursor_reply,
     token_data,
 )
 from tests.recordings import recorded

@@ -7,7 +7,16 @@ import pytest
 from bson import Timestamp
 
 from shard_client.errors import ProtocolError
+from shard_client.remote_cursor import remote_cursor
 from shard_client.remote_cursor.cursor_reply import CursorBatch
+from shard_client.remote_cursor.cursor_state import (
+    Closing,
+    Connecting,
+    CursorState,
+    Ended,
+    Failed,
+    follow,
+)
 from tests.doubles.scripted_member import ScriptedMember
 from tests.harness.until import PATIENCE, until
 from tests.unit.shard_client.remote_cursor.reader import SETTINGS, Reader, keys
@@ -130,3 +139,47 @@ async def test_closing_works_before_the_start_and_twice(member: ScriptedMember):
     await reader.cursor.close()
     await reader.cursor.close()
     assert member.commands.total() == 0
+
+
+async def test_each_step_of_a_cursor_is_one_of_its_transitions(
+    member: ScriptedMember, monkeypatch: pytest.MonkeyPatch
+):
+    """A cursor that pauses, fails, recovers, is invalidated and closed passes all of its states."""
+    passed = set()
+
+    def noted(state: CursorState, following: CursorState) -> CursorState:
+        passed.add((type(state).__name__, type(following).__name__))
+        return follow(state, following)
+
+    monkeypatch.setattr(remote_cursor, "follow", noted)
+    reader = Reader(member)
+    reader.start()
+    await until(lambda: member.commands["getMore"])
+    reader.cursor.pause()
+    await until(lambda: reader.cursor.state == "paused" and member.waiting == 0)
+    await until(lambda: ("Reading", "Paused") in passed)
+    reader.cursor.resume()
+    member.insert(101)
+    await until(lambda: reader.keys == keys(101))
+    member.cut()
+    member.insert(102)
+    await until(lambda: reader.keys == keys(101, 102))
+    member.insert(103, operationType="invalidate")
+    await until(lambda: reader.batches[-1].invalidated)
+    assert reader.cursor.state == "ended"
+    await reader.close()
+    opened = {("Connecting", "Opening"), ("Opening", "Reading")}
+    paused = {("Reading", "Paused"), ("Paused", "Connecting"), ("Connecting", "Reading")}
+    failed = {("Reading", "Failing"), ("Failing", "Connecting")}
+    ended = {("Reading", "Ended"), ("Ended", "Closing"), ("Closing", "Ended")}
+    assert passed >= opened | paused | failed | ended
+
+
+@pytest.mark.parametrize(
+    ("state", "following"),
+    [(Failed(), Connecting()), (Ended(), Connecting()), (Closing(), Connecting())],
+    ids=str,
+)
+def test_a_cursor_that_is_over_does_not_begin_anew(state: CursorState, following: CursorState):
+    with pytest.raises(RuntimeError, match="cannot follow"):
+        follow(state, following)

@@ -5,15 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shard_client.bson.values import NESTED
 from shard_client.errors import ProtocolError
-from shard_client.wire.bson_slices import (
-    NESTING,
-    find,
-    iter_elements,
-    nested_start,
-    shortened,
-    string_value,
-)
+from shard_client.wire.bson_slices import find, iter_elements, nested_start, shortened, string_value
 from tests.unit.shard_client.bson_values import documents
 
 
@@ -22,7 +16,7 @@ def validate(raw: bytes) -> None:
     pending = [(0, len(raw))]
     while pending:
         elements = list(iter_elements(raw, *pending.pop()))
-        nested = (each for each in elements if each.type in NESTING)
+        nested = (each for each in elements if each.type in NESTED)
         pending += [(nested_start(raw, each), each.end) for each in nested]
 
 

@@ -25,12 +25,10 @@ from shard_client.wire.frames import (
 )
 from shard_client.wire.op_query import (
     OP_QUERY,
-    OP_REPLY,
     OpQuery,
-    OpReply,
     build_op_reply,
 )
-from tests.doubles.old_driver import build_op_query
+from tests.doubles.old_driver import build_op_query, op_reply_document
 from tests.unit.shard_client.bson_values import documents, names
 
 PING = bson.encode({"ping": 1, "$db": "admin"})
@@ -162,9 +160,8 @@ def test_op_query_and_op_reply_round_trips(document, request_id):
     query = parse_message(build_op_query("admin.$cmd", raw, request_id=request_id))
     assert query.op_code == OP_QUERY
     assert query.payload == OpQuery(0, "admin.$cmd", 0, -1, raw)
-    reply = parse_message(build_op_reply(raw, request_id=1, response_to=request_id))
-    assert (reply.op_code, reply.response_to) == (OP_REPLY, request_id)
-    assert reply.payload == OpReply(8, 0, 0, [raw])
+    reply = build_op_reply(raw, request_id=1, response_to=request_id)
+    assert op_reply_document(reply, response_to=request_id) == raw
 
 
 def test_an_op_query_may_choose_fields():
@@ -205,8 +202,7 @@ EMPTY = b"\x05\0\0\0\0"
         (_frame(b"", 2004), "cut off"),
         (_frame(b"\0\0\0\0a.b\0", 2004), "cut off"),
         (_frame(b"\0\0\0\0a.b\0" + bytes(8) + EMPTY + EMPTY + b"\0", 2004), "longer"),
-        (_frame(bytes(16) + b"\x02\0\0\0" + EMPTY, 1), "claims 2 documents"),
-        (_frame(b"", 1), "cut off"),
+        (_frame(b"", 1), "unknown opcode 1"),
         (b"\x10\0\0\0", "header is cut off"),
         (b"\x11\0\0\0" + bytes(12), "claims 17 bytes"),
     ],
@@ -238,16 +234,12 @@ def test_damaged_frames_raise_only_protocol_errors(document, sequences, flags, d
     )
     for _ in range(data.draw(st.integers(1, 3))):
         frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
-    try:
-        payload = parse_message(bytes(frame)).payload
-        if not isinstance(payload, OpReply):
-            payload.document()
-    except ProtocolError:
-        pass
+    with contextlib.suppress(ProtocolError):
+        parse_message(bytes(frame)).payload.document()
 
 
 def test_a_reply_must_have_one_body():
-    query = build_op_reply(PING, request_id=1, response_to=2)
+    query = build_op_query("admin.$cmd", PING, request_id=1)
     with_sequence = build_msg(PING, request_id=1, sequences={"a": []})
     for frame in (query, with_sequence):
         with pytest.raises(ProtocolError, match="one body"):

@@ -6,26 +6,22 @@ import json
 import pickle
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from bson.errors import InvalidBSON
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shard_client.bson.resume_token import high_water_mark
 from spark_sink.batches.batch_planner import FIRST_EVENT_TIMEOUT, SAMPLE_SIZE, BatchPlanner
 from spark_sink.batches.event_rate import ReportInbox
 from spark_sink.batches.planned_batch import ClusterAccess, PlannedBatch
 from spark_sink.batches.read_task import ReadTask, TaskReader, shard_tasks
-from spark_sink.errors import StreamError
-from spark_sink.events.positions import (
-    AtTime,
-    FromNow,
-    Position,
-    Token,
-    high_water_mark,
-    is_after,
-)
+from spark_sink.errors import HistoryLostError, StreamError
+from spark_sink.events.positions import AtTime, FromNow, Position, Token, is_after
 from spark_sink.options.retry_options import RetryPolicy
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.source.offsets import Offset
@@ -473,3 +469,56 @@ def test_a_range_of_unknown_size_is_divided_by_its_events(per_task: int, sharded
     sizes = {0: 3000, 500: 500, 10_000: 3000, 10: 80 if not sharded else 20}
     expected = [sizes[per_task]] * ((3000 - 1) // (sizes[per_task] * shards)) * shards
     assert list(map(len, read))[: len(expected)] == expected
+
+
+def test_a_lost_history_is_noticed_with_the_first_reply() -> None:
+    """Servers open a cursor at any time; they tell that the oplog has rolled over on reading."""
+    history = History()
+    start = AtTime(history.now)
+    history.insert(1)
+    planner(history).require_history(start)
+    planner(history).require_history(Token(history.insert(2)["_id"]))  # nothing follows
+
+    def watch(position: Position, shard: str | None = None) -> FakeStream:
+        opened = History.watch(history, position, shard)
+        history.failures = [history_lost()]
+        return opened
+
+    history.watch = watch  # type: ignore[method-assign, assignment]
+    with pytest.raises(HistoryLostError):
+        planner(history).require_history(start)
+    assert history.open_streams == 0
+
+
+class BreakingHistory(History):
+    """A history whose stream number `breaks` raises what no server sends."""
+
+    def __init__(self, breaks: int) -> None:
+        super().__init__()
+        self.breaks = breaks
+
+    def watch(self, position: Position, shard: str | None = None) -> FakeStream:
+        stream = super().watch(position, shard)
+        if self.opened == self.breaks:
+            monkey = Mock(side_effect=InvalidBSON("cut off"))
+            stream.try_reply = monkey  # type: ignore[method-assign]
+        return stream
+
+
+@pytest.mark.parametrize(
+    "stage", ["the sample", "the probe of an end", "the rest of a transaction"]
+)
+def test_a_stream_that_breaks_is_closed(stage: str) -> None:
+    history = BreakingHistory(1 if stage == "the sample" else 2)
+    in_transaction = {"lsid": {"id": b"session"}, "txnNumber": 1}
+    for number in range(3 * SAMPLE_SIZE):
+        history.tick(seconds=1)
+        event = history.insert(number)
+        if stage == "the rest of a transaction":
+            event |= in_transaction
+    keeps = stage == "the rest of a transaction"
+    plan = planner(history, keeps_transactions=keeps)
+    with pytest.raises(InvalidBSON):
+        plan.next_batch(AtTime(history.beginning), 5 if keeps else None)
+    plan.close()
+    assert history.open_streams == 0

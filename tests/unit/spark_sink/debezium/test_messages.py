@@ -15,8 +15,9 @@ from bson.binary import UuidRepresentation
 from bson.timestamp import Timestamp
 
 from spark_sink.debezium import to_debezium
+from spark_sink.debezium.connect_values import quoted
 from spark_sink.debezium.message_batches import Messages, WithTransactions
-from spark_sink.debezium.options import MessageOptions, quoted, sanitized
+from spark_sink.debezium.options import MessageOptions, sanitized
 from spark_sink.errors import OptionError
 from spark_sink.events.heartbeats import Heartbeat
 from tests.doubles.event_history import event_token

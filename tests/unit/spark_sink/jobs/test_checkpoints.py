@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -15,13 +16,15 @@ from bson.timestamp import Timestamp
 from deltalake import DeltaTable
 from typer.testing import CliRunner
 
+from spark_sink.batches.batch_planner import BatchPlanner
 from spark_sink.cli import job
-from spark_sink.errors import OptionError, StreamError
+from spark_sink.errors import HistoryLostError, OptionError, StreamError
 from spark_sink.events.positions import AtTime
 from spark_sink.jobs.job_folder import JobFolder, JobRecord, is_whole
-from spark_sink.jobs.rebuilding import restore_checkpoint, seek
+from spark_sink.jobs.rebuilding import leave_out_lost, restore_checkpoint, seek
 from spark_sink.signals.state import SignalState
 from spark_sink.source.offsets import Offset
+from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.log_state import Batch
@@ -249,6 +252,18 @@ def test_a_damaged_record_is_written_again_by_the_next_start(
     assert capsys.readouterr().err == ""
 
 
+def test_a_job_is_not_continued_on_another_cluster(tmp_path: Path) -> None:
+    """The times of a checkpoint are in the oplogs of any cluster."""
+    folder, record = JobFolder(str(tmp_path)), JobRecord(tables=("bronze",))
+    folder.begin(record)
+    folder.write_checkpoint("q", {0: end_at(100)}, 0)
+    for cluster in ("", "65a1", "", "65a1"):  # without the privilege, it is unknown
+        folder.begin(replace(record, cluster=cluster))
+    with pytest.raises(OptionError, match="has documents of the cluster 65a1, not 65b2: start it"):
+        folder.begin(replace(record, cluster="65b2"))
+    assert folder.record().cluster == "65a1"
+
+
 def end_at(seconds: int) -> dict[str, Any]:
     return Offset(AtTime(Timestamp(seconds, 1))).write()
 
@@ -310,3 +325,41 @@ def test_a_seek_follows_a_batch_that_only_spark_has_not_committed(tmp_path: Path
         assert folder.last_committed() == folder.batches()[1]
         assert folder.offset(1) == end_at(200)
         assert folder.offset(2)["startAtOperationTime"] == {"$timestamp": {"t": seconds, "i": 1}}
+
+
+@pytest.mark.parametrize(
+    ("mode", "lost", "events", "replaced"),
+    [
+        ("when_needed", True, 3, True),
+        ("when_needed", True, 0, False),  # a batch without events is repeated without oplogs
+        ("when_needed", False, 3, False),
+        ("initial", True, 3, False),
+    ],
+)
+def test_a_batch_in_progress_that_the_oplogs_have_lost_is_left_out(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    mode: str,
+    lost: bool,
+    events: int,
+    replaced: bool,
+) -> None:
+    """Spark would repeat it at every start, whatever the options say of a lost history."""
+    history = HistoryLostError("lost") if lost else None
+    monkeypatch.setattr(BatchPlanner, "require_history", Mock(side_effect=history))
+    monkeypatch.setattr(RouterClient, "present", lambda _: Timestamp(400, 1))
+    folder = JobFolder(str(tmp_path))
+    folder.begin(JobRecord(tables=("bronze",), options={"snapshotMode": mode}))
+    planned = Offset(AtTime(Timestamp(300, 1)), events=events).write()
+    folder.write_checkpoint("q", {0: end_at(100), 1: planned}, 0)
+    AppendTable(folder.table("bronze")).write_rows(
+        pa.table({"token": ["a"]}), Batch("q", 1, planned)
+    )
+    leave_out_lost(folder, "mongodb://127.0.0.1:1")
+    at = Offset.read(folder.offset(1))
+    assert at.sought == (AtTime(Timestamp(300, 1)) if replaced else None)
+    assert at.position == AtTime(Timestamp(*((400, 2) if replaced else (300, 1))))
+    assert ("the oplogs have lost events" in capsys.readouterr().err) == replaced
+    leave_out_lost(folder, "mongodb://127.0.0.1:1")  # of the gap nothing is read
+    assert Offset.read(folder.offset(1)) == at

@@ -75,6 +75,22 @@ def test_a_job_whose_logs_have_expired_goes_on(
     check_tables(out, script)
 
 
+@pytest.mark.parametrize("name", ["bronze", "messages", "current"])
+@pytest.mark.parametrize("has_checkpoint", [True, False])
+def test_a_table_that_was_restored_is_not_continued_once_its_log_has_expired(
+    tmp_path: Path, name: str, has_checkpoint: bool
+) -> None:
+    """No commit tells it any more, only the files."""
+    out, script = str(tmp_path / "job"), Script(5)
+    follow(out, tmp_path / "first", script, batches=3)
+    table = DeltaTable(tmp_path / "job" / name)
+    table.restore(table.version() - 1)
+    behind_others(tmp_path / "job" / name)
+    checkpoint = tmp_path / ("first" if has_checkpoint else "another")
+    with pytest.raises(StreamError, match=f"older version of the table at .*{name} was restored"):
+        follow(out, checkpoint, script)
+
+
 @pytest.mark.parametrize("name", BESIDE)
 @pytest.mark.parametrize("has_checkpoint", [True, False])
 @pytest.mark.parametrize("is_older", [True, False])

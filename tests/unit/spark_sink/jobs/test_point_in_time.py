@@ -18,9 +18,10 @@ from bson.timestamp import Timestamp
 from deltalake import DeltaTable
 from typer.testing import CliRunner
 
+from shard_client.bson.resume_token import high_water_mark
 from spark_sink.cli import job
 from spark_sink.errors import StreamError
-from spark_sink.events.positions import AtTime, Token, high_water_mark, to_offset
+from spark_sink.events.positions import AtTime, Token, to_offset
 from spark_sink.jobs import rebuilding
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.point_in_time import versions_at

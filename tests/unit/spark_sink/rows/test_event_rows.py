@@ -28,8 +28,9 @@ from bson.timestamp import Timestamp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shard_client.bson.values import DOCUMENT
 from spark_sink.errors import StreamError
-from spark_sink.events.slices import DOCUMENT, Slice, fields_of
+from spark_sink.events.slices import Slice, fields_of
 from spark_sink.rows.event_rows import EventRows
 from spark_sink.rows.extended_json import canonical_json, relaxed_json
 from tests.doubles.event_history import event_token

@@ -19,7 +19,8 @@ from bson.regex import Regex
 from deltalake import DeltaTable
 from pyspark.sql.types import StringType, StructField, StructType
 
-from spark_sink.events.slices import CODEC, DOCUMENT, Slice
+from shard_client.bson.values import DOCUMENT
+from spark_sink.events.slices import CODEC, Slice
 from spark_sink.rows import inferred_schema
 from spark_sink.rows.arrow_types import arrow_type
 from spark_sink.rows.inferred_schema import extends, grown, merged, schema_of

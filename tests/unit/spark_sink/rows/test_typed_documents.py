@@ -47,7 +47,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from spark_sink.events.slices import DOCUMENT, Slice
+from shard_client.bson.values import DOCUMENT
+from spark_sink.events.slices import Slice
 from spark_sink.rows.event_rows import EventRows
 from spark_sink.rows.inferred_schema import schema_of
 from spark_sink.rows.typed_documents import TypedDocuments, ddl_of, document_schema, from_json

@@ -10,7 +10,8 @@ import bson
 import pytest
 from bson.timestamp import Timestamp
 
-from spark_sink.events.positions import AtTime, high_water_mark
+from shard_client.bson.resume_token import high_water_mark
+from spark_sink.events.positions import AtTime
 from spark_sink.options.scope import Scope
 from spark_sink.signals.ad_hoc import AdHocSnapshots, ReceivedSignal
 from spark_sink.signals.signal import SignalError, signal_of

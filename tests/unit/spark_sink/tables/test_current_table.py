@@ -23,15 +23,15 @@ from bson.timestamp import Timestamp
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql.types import StructType
 
+from shard_client.bson.resume_token import high_water_mark
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.documents import from_json, to_json
-from spark_sink.events.positions import high_water_mark
 from spark_sink.rows.checksum import Checksum
 from spark_sink.tables import current_table, key_ranges, range_merge, staged_changes, upsert
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.key_ranges import KEY_RANGE, KeyRanges, places_of
+from spark_sink.tables.key_ranges import KEY_RANGE, KeyRanges, combined, partitions_of, places_of
 from spark_sink.tables.log_state import Batch
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS, ChangeReport, ChangeStage
 from spark_sink.tables.table_form import TableForm
@@ -203,6 +203,7 @@ def check_ranges(folder: Path) -> int:
     """Check that files are ordered, and that the log tells their ranges; return their number."""
     log, before = DeltaLog(str(folder)), ""
     ranges = KeyRanges.of(log.files())
+    assert log.position()["partitions"] == combined(partitions_of(log.files()))
     actions = {each["path"]: each for each in log.actions()}
     assert len(ranges) == max(1, len(actions))
     for number, (first, last, path) in enumerate(ranges.files()):
@@ -428,7 +429,10 @@ def test_a_document_whose_key_changes_is_one_row(name: str, per_batch: int, tmp_
         events = []
         batch = changes[first : first + per_batch]
         for second, kind, key, document in batch:
-            event = {"_id": {"_data": high_water_mark(Timestamp(second, 1))}, "documentKey": key}
+            event = {
+                "_id": {"_data": high_water_mark(Timestamp(second, 1))},
+                "documentKey": key,
+            }
             event |= {"operationType": kind, "ns": {"db": DATABASE, "coll": "a"}}
             if kind == "update" and document is not None:
                 fields = {"updatedFields": {"n": document["n"]}, "removedFields": []}

@@ -170,6 +170,7 @@ OTHERS = {
     "an earlier batch": Batch("q", 4, {"_data": "824"}, {"_data": "823"}),
     "another end": Batch("q", 5, {"_data": "825b"}, {"_data": "824"}),
     "another beginning": Batch("q", 5, {"_data": "825"}, {"_data": "824b"}),
+    "a batch after another one": Batch("q", 6, {"_data": "826"}, {"_data": "825b"}),
 }
 
 

@@ -24,8 +24,9 @@ from bson.int64 import Int64
 from deltalake import DeltaTable
 from pyspark.sql.types import ArrayType, DoubleType, LongType, StringType, StructField, StructType
 
+from shard_client.bson.values import DOCUMENT
 from spark_sink.errors import OptionError
-from spark_sink.events.slices import DOCUMENT, Slice
+from spark_sink.events.slices import Slice
 from spark_sink.rows.checksum import Checksum
 from spark_sink.rows.typed_documents import InferredDocuments, TypedDocuments
 from spark_sink.tables import upsert

@@ -9,6 +9,7 @@ from typing import Any
 import bson
 import pytest
 from bson import DBRef
+from bson.errors import InvalidBSON
 
 from embedded.change_streams.update_description import describe_update
 from embedded.storage.diff import compute_diff
@@ -158,6 +159,17 @@ def test_only_the_events_own_field_becomes_its_description(others: dict[str, Any
     assert bson.decode(found) == {**expected, "updateDescription": fields}
     assert list(bson.decode(found)) == list(expected)
     assert same is other
+
+
+@pytest.mark.parametrize("length", [4, 40, -4])
+def test_an_update_that_is_not_whole_is_refused(length: int):
+    """The size of a nested section is wrong, as after a damage of the reply."""
+    diff = {"u": {"n": 1}, "sa": {"u": {"text": "x"}}}
+    event = bson.encode({"rawUpdateDescription": {"$v": 2, "diff": diff}})
+    at = event.index(b"\x03sa\0") + 4
+    size = struct.pack("<i", length)
+    with pytest.raises(InvalidBSON):
+        described(Run(["1"], [event[:at] + size + event[at + 4 :]]))
 
 
 # Undefined, a symbol, a DBPointer, and text that is no UTF-8.

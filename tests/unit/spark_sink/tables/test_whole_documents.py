@@ -11,7 +11,7 @@ import pytest
 from bson.objectid import ObjectId
 from bson.timestamp import Timestamp
 
-from spark_sink.events.positions import high_water_mark
+from shard_client.bson.resume_token import high_water_mark
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.tables.fold import FOLDED, Fold, whole_documents
 from spark_sink.tables.key_ranges import places_of

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -133,27 +133,26 @@ def written(folder: Path, name: str) -> DeltaLog:
 
 
 def other(value: Any) -> Any:
-    """Another value of the same type."""
+    """Another value of the same type; None if there is none at hand."""
     match value:
         case bool():
             return not value
         case int() | float() | Decimal():
-            return value + 1
+            return type(value)(0 if value else 1)
         case str():
             return value + "x"
         case bytes():
             return value + b"x"
         case dict():
-            name = next(iter(value))
-            return {**value, name: other(value[name])}
+            return {name: other(each) for name, each in value.items()}
         case [(str() as name, content), *rest]:
-            return [(name, other(content)), *rest]
-        case [first, *rest]:
-            return [other(first), *rest]
+            return [(f"{name}x", content), *rest]
+        case [*_]:
+            return value[1:] or None
         case None:
             return None
         case _:
-            return value.replace(year=value.year - 1)
+            return value - timedelta(days=1)
 
 
 def damages(rows: pa.Table, chance: random.Random) -> Iterator[tuple[str, pa.Table]]:
@@ -167,6 +166,8 @@ def damages(rows: pa.Table, chance: random.Random) -> Iterator[tuple[str, pa.Tab
             changed, nulled = [*values], [*values]
             changed[row], nulled[row] = other(values[row]), None
             for what, column in (("changed", changed), ("nulled", nulled)):
+                if column == values:
+                    continue
                 array = pa.array(column, rows.schema.field(name).type)
                 yield f"{name} {what}", rows.set_column(at, name, array)
         different = [row for row in filled if values[row] != values[filled[0]]]

@@ -16,8 +16,9 @@ from spark_sink.events.slices import fields_of
 from spark_sink.jobs.commands import Rounds
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.rows.extended_json import canonical_json
+from spark_sink.snapshot.plan import filter_of
 from spark_sink.verification.collections import difference_of
-from spark_sink.verification.slices import VersionRows, filter_of
+from spark_sink.verification.slices import VersionRows
 from spark_sink.verification.verifier import Verifier
 from tests.spark.field_names import doubled
 from tests.unit.spark_sink.tables.test_current_table import Stream, apply

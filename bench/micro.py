@@ -1,0 +1,275 @@
+"""Single steps of the router: µs of CPU for an event, without a cluster.
+
+Run: .venv/bin/python -m bench.micro [reply|merge|lookup|tls ...]
+
+`reply` splits a shard's reply and builds a client's, `merge` merges batches, `lookup` completes
+events with updateLookup from a replayed find, and `tls` sends and receives frames of events, plain
+and encrypted. Batches are held for a while, as the merge holds them, so that memory is allocated
+and freed as in the router.
+"""
+
+import argparse
+import asyncio
+import multiprocessing
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable
+from multiprocessing.connection import Connection as Pipe
+from pathlib import Path
+from typing import Any, cast
+
+import bson
+import uvloop
+from bson import ObjectId, Timestamp
+from bson.raw_bson import RawBSONDocument
+
+from bench.events import FIRST_SECOND, dealt, token
+from router.commands.answer import build_cursor_reply
+from router.lookup.completion import Completion
+from router.lookup.plan import LookupPlan
+from router.lookup.settings import LookupSettings
+from router.lookup.upstream_reads import UpstreamReads
+from router.memory import Memory
+from router.request.stream_request import parse_request
+from router.stream.log_reader import LogReader, starting_point
+from router.stream.merged_stream import MergedStream
+from router.stream.views import View
+from shard_client.bson.resume_token import ResumeToken
+from shard_client.cluster_clock import ClusterClock
+from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark
+from shard_client.wire.connection import Connection
+from shard_client.wire.documents import encode
+from shard_client.wire.frame_protocol import FrameStream
+from shard_client.wire.frames import build_msg
+from shard_client.wire.tls import TlsContexts, TlsFiles
+from tests.harness.certificates import Authority
+
+ROUNDS, HELD = 10, 8
+_START = Timestamp(FIRST_SECOND, 1)
+
+
+def quickest(action: Callable[[], object], repeat: int, events: int) -> float:
+    """Return the CPU microseconds per event in the fastest of ROUNDS rounds.
+
+    Each round calls ``action`` ``repeat`` times; each call handles ``events`` events.
+    """
+    held: deque[object] = deque(maxlen=HELD)
+    shortest = float("inf")
+    for _ in range(ROUNDS):
+        begun = time.process_time()
+        for _ in range(repeat):
+            held.append(action())
+        shortest = min(shortest, time.process_time() - begun)
+    return shortest / repeat / events * 1e6
+
+
+def reply() -> None:
+    """Measure splitting a shard's reply, and building a client's."""
+    for size in (600, 2048):
+        for count in (1, 100, 1_000_000 // size):
+            events = [raw for _, raw in dealt(0, 1, count, size)]
+            last = bson.encode({"_data": token(count - 1)})
+
+            def build(events: list[bytes] = events, last: bytes = last) -> bytes:
+                parts = build_cursor_reply(
+                    "nextBatch", cursor_id=7, namespace="bench.events", events=events, pbrt=last
+                )
+                return b"".join(parts)
+
+            body = build()
+
+            def split(body: bytes = body) -> CursorBatch:
+                batch = CursorBatch.of(body)
+                batch.split()
+                return batch
+
+            times = max(1, 20_000 // count)
+            split_us, built_us = quickest(split, times, count), quickest(build, times, count)
+            print(
+                f"reply  {size:5} B, {count:5} a batch: {split_us:.3f} split, {built_us:.3f} built"
+            )
+
+
+def merge(total: int = 200_000, size: int = 600, in_batch: int = 1_500) -> None:
+    """Measure adding batches to a merged stream, and taking events out of it."""
+    stage = {"$changeStream": {"startAtOperationTime": _START}}
+    request = parse_request("db", {"aggregate": "c", "pipeline": [stage], "cursor": {}})
+    for shards in (1, 2, 4, 8, 16):
+        found = []
+        for _ in range(3):
+            names = {f"shard{n}": "" for n in range(shards)}
+            stream = MergedStream(request, names, start_at=_START, topology_from=_START)
+            position = LogReader(View(stream), starting_point(request, _START, 1))
+            config, *remotes = stream.start()
+            end = Watermark.of(ResumeToken.high_water_mark(Timestamp((1 << 32) - 1, 1), 1).raw)
+            stream.batch_arrived(config.remote, CursorBatch(7, [], end, 0))
+            scripts = [_batches(n, shards, total, size, in_batch) for n in range(shards)]
+            adding = taking = 0.0
+            delivered = 0
+            for part in zip(*scripts, strict=False):
+                begun = time.process_time()
+                for opening, batch in zip(remotes, part, strict=True):
+                    stream.batch_arrived(opening.remote, batch)
+                adding += time.process_time() - begun
+                begun = time.process_time()
+                delivered += len(position.take(None).events)
+                taking += time.process_time() - begun
+            found.append((adding / delivered * 1e6, taking / delivered * 1e6))
+        add, take = min(found, key=sum)
+        print(f"merge  {shards:3} shards: {add:.3f} add, {take:.3f} take")
+
+
+def _batches(shard: int, shards: int, total: int, size: int, each: int) -> list[CursorBatch]:
+    """Return one shard's events, cut into the batches that its cursor delivers."""
+    events = [(name.encode(), raw) for name, raw in dealt(shard, shards, total, size)]
+    parts = [events[first : first + each] for first in range(0, len(events), each)]
+    return [
+        CursorBatch(7, part, Watermark.of(bson.encode({"_data": part[-1][0].decode()})), 0)
+        for part in parts
+    ]
+
+
+class _Replay:
+    """A connection to an upstream that answers each command with ``body``."""
+
+    closed = busy = False
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    async def command_raw(self, _raw: bytes, *, timeout: float) -> bytes:
+        """Return the reply."""
+        return self._body
+
+    def abort(self) -> None:
+        """Do nothing."""
+
+
+def lookup(count: int = 1000, pad: int = 400) -> None:
+    """Measure completing events with the documents of one find, for shares of updates."""
+    pipeline = [{"$changeStream": {"fullDocument": "updateLookup"}}]
+    command = {"aggregate": "events", "pipeline": pipeline, "cursor": {}}
+    plan = LookupPlan.of(parse_request("bench", command))
+    assert plan is not None
+    for name, key_of in _KEYS.items():
+        for share in (0, 10, 100):
+            updated = [number % 100 < share for number in range(count)]
+            documents = [{**key_of(number), "pad": "x" * pad, "v": 1} for number in range(count)]
+            events = [
+                bson.encode(
+                    {
+                        "_id": {"_data": token(number)},
+                        "operationType": "update" if updated[number] else "insert",
+                        "clusterTime": _START,
+                        **({} if updated[number] else {"fullDocument": documents[number]}),
+                        "ns": {"db": "bench", "coll": "events"},
+                        "documentKey": key_of(number),
+                    }
+                )
+                for number in range(count)
+            ]
+            found = [RawBSONDocument(bson.encode(each)) for each in documents]
+            batch = [each for each, is_update in zip(found, updated, strict=True) if is_update]
+            cursor = {"firstBatch": batch, "id": bson.Int64(0), "ns": "bench.events"}
+            body = bson.encode({"cursor": cursor, "ok": 1.0})
+            us = asyncio.run(_completing(plan, body, events))
+            print(f"lookup {name:18} {share:3} % updates: {us:.2f}")
+
+
+_KEYS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "ObjectId": lambda number: {"_id": ObjectId(f"{number:024x}")},
+    "shard key, number": lambda number: {"s": number % 2, "_id": number},
+}
+
+
+async def _completing(plan: LookupPlan, body: bytes, events: list[bytes]) -> float:
+    async def connect() -> Connection:
+        return cast("Connection", _Replay(body))
+
+    settings = LookupSettings(first_events=len(events), most_events=len(events))
+    memory = Memory(1 << 40)
+    completion = Completion(plan, UpstreamReads(connect, ClusterClock(), settings), memory)
+    shortest = float("inf")
+    for _ in range(ROUNDS):
+        begun = time.process_time()
+        await completion.complete(events)
+        shortest = min(shortest, time.process_time() - begun)
+    completion.close()
+    return shortest / len(events) * 1e6
+
+
+def tls(size: int = 1000) -> None:
+    """Measure sending frames of events in one process and receiving them in another."""
+    with tempfile.TemporaryDirectory() as folder:
+        authority = Authority(Path(folder))
+        files = TlsFiles(authority.issue("router"), ca=authority.file)
+        for count in (1, 100, 1000):
+            frame = build_msg(encode({"b": b"x" * (size * count)}), request_id=1)
+            for name, used in (("plain", None), ("TLS", files)):
+                frames = 20_000 if count == 1 else 200_000 // count
+                ours, theirs = multiprocessing.Pipe()
+                sender = multiprocessing.Process(target=_serve, args=(theirs, used, frame, frames))
+                sender.start()
+                received = uvloop.run(_receiving(ours.recv(), used, frames))
+                sent = ours.recv()
+                sender.join()
+                events = frames * count / 1e6
+                print(
+                    f"tls    {size} B, {count:4} a frame, {name}: "
+                    f"{sent / events:.2f} send, {received / events:.2f} receive"
+                )
+
+
+def _serve(pipe: Pipe, files: TlsFiles | None, frame: bytes, frames: int) -> None:
+    uvloop.run(_serving(pipe, files, frame, frames))
+
+
+async def _serving(pipe: Pipe, files: TlsFiles | None, frame: bytes, frames: int) -> None:
+    """Serve one client, which asks for each frame; report the CPU time through the pipe."""
+    loop = asyncio.get_running_loop()
+    connected: asyncio.Future[FrameStream] = loop.create_future()
+    context = TlsContexts(files).incoming if files else None
+    server = await loop.create_server(
+        lambda: FrameStream(connected.set_result), "127.0.0.1", 0, ssl=context
+    )
+    pipe.send(server.sockets[0].getsockname()[1])
+    stream = await connected
+    await stream.receive(bytes)
+    begun = time.process_time()
+    for _ in range(frames):
+        stream.write(frame)
+        await stream.drain()
+        await stream.receive(bytes)
+    pipe.send(time.process_time() - begun)
+    server.close()
+
+
+async def _receiving(port: int, files: TlsFiles | None, frames: int) -> float:
+    """Receive all frames and return the CPU time in seconds."""
+    context = TlsContexts(files).outgoing if files else None
+    _, stream = await asyncio.get_running_loop().create_connection(
+        lambda: FrameStream(keep=8 * 1024 * 1024), "127.0.0.1", port, ssl=context
+    )
+    request = build_msg(encode({"getMore": 1}), request_id=1)
+    stream.write(request)
+    begun = time.process_time()
+    for _ in range(frames):
+        await stream.receive(bytes)
+        stream.write(request)
+    used = time.process_time() - begun
+    await stream.close()
+    return used
+
+
+def main() -> None:
+    """Measure the steps that the command line names; all of them without a name."""
+    steps = {each.__name__: each for each in (reply, merge, lookup, tls)}
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("steps", nargs="*", metavar="step", help=f"one of {', '.join(steps)}")
+    for name in parser.parse_args().steps or steps:
+        steps[name]()
+
+
+if __name__ == "__main__":
+    main()

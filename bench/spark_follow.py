@@ -1,0 +1,128 @@
+"""Read a snapshot by Spark, or follow a stream; print documents a second, or when each arrived."""
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from bench.processes import cpu_seconds, own_cpu_seconds
+from bench.writes import COLLECTION, DATABASE
+from spark_sink import local_session
+from spark_sink.debezium import to_debezium
+from spark_sink.jobs.job_folder import JobFolder, JobRecord
+from spark_sink.jobs.tables_job import BRONZE, TablesJob
+from spark_sink.tables.delta_log import DeltaLog
+
+ROUNDS = 3
+"""How often a snapshot is read: the figures are of the last time."""
+
+
+def main() -> None:
+    """Do what the command line says and print figures as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("snapshot", "latency"))
+    parser.add_argument("--uri", required=True, help="the router's")
+    parser.add_argument("--form", choices=("json", "raw", "messages"), default="json")
+    parser.add_argument("--tables", nargs="+", default=[], help="by a job that writes these tables")
+    parser.add_argument("--events", type=int, required=True)
+    parser.add_argument("--trigger", default="0 seconds", help="of a job")
+    parser.add_argument(
+        "--first", type=int, default=0, help="the _id of the first whose arrival counts"
+    )
+    args = parser.parse_args()
+    spark = local_session("bench", cores=2)
+    found: dict[str, Any] = {}
+    for _ in range(ROUNDS if args.what == "snapshot" else 1):
+        with tempfile.TemporaryDirectory() as folder:
+            work = snapshot if args.what == "snapshot" else latency
+            found = work(spark, args, Path(folder))
+    print(json.dumps(found), flush=True)
+    spark.stop()
+
+
+def snapshot(spark: SparkSession, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Return documents a second, and the CPU of all of Spark in µs per document.
+
+    The rows go into the tables of a job, or are dropped.
+    """
+    used, begun = _spark_seconds(), time.perf_counter()
+    if args.tables:
+        query = _job(args, folder, "initial_only").start(spark, None)
+        query.awaitTermination()
+        took = [each["durationMs"].get("triggerExecution", 0) for each in query.recentProgress]
+        seconds = sum(took) / 1e3
+        # One row more marks the end of the snapshot.
+        rows = DeltaLog(str(folder / BRONZE)).count() - 1
+        if rows != args.events:
+            raise RuntimeError(f"{rows} rows of {args.events} documents")
+    else:
+        frame = _rows(spark.read.format("mergerouter").option("mode", "snapshot"), args)
+        frame.write.format("noop").mode("overwrite").save()
+        seconds = time.perf_counter() - begun
+    used = _spark_seconds() - used
+    return {"rate": args.events / seconds, "engine_cpu": used / args.events * 1e6}
+
+
+def latency(spark: SparkSession, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Return when the event of each document came, by `_id`; for a table when it was read."""
+    arrivals: dict[int, float] = {}
+
+    def note(frame: DataFrame, _: int) -> None:
+        found = frame.select("key" if args.form == "messages" else "documentKey").collect()
+        now = time.perf_counter()
+        for (key,) in found:
+            decoded = json.loads(key)
+            number = json.loads(decoded["id"]) if args.form == "messages" else decoded["_id"]
+            if number >= args.first:
+                arrivals[number] = now
+
+    if args.tables:
+        query = _job(args, folder, "no_data").start(spark, args.trigger)
+    else:
+        rows = _rows(spark.readStream.format("mergerouter"), args).writeStream.foreachBatch(note)
+        query = rows.option("checkpointLocation", str(folder)).start()
+    # The first batch, once it is planned, fixes where the stream begins.
+    while query.lastProgress is None and query.isActive:
+        time.sleep(0.05)
+    print("running", flush=True)
+    count, table = 0, DeltaLog(str(folder / BRONZE)) if args.tables else None
+    while len(arrivals) < args.events and query.isActive:
+        if table is not None and table.reload() and table.count() > count:
+            now, count = time.perf_counter(), table.count()
+            for columns in table.scan(["documentKey"]):
+                for (key,) in zip(*columns.to_pydict().values(), strict=True):
+                    if key is not None and (number := json.loads(key)["_id"]) >= args.first:
+                        arrivals.setdefault(number, now)
+        time.sleep(0.005)
+    if (failure := query.exception()) is not None:
+        raise failure
+    query.stop()
+    return {"arrivals": arrivals}
+
+
+def _job(args: argparse.Namespace, folder: Path, mode: str) -> TablesJob:
+    where = JobFolder(str(folder))
+    options = {"database": DATABASE, "collection": COLLECTION, "snapshotMode": mode}
+    record = JobRecord((), {**options, "documents": args.form}, tuple(args.tables))
+    where.begin(record)
+    return TablesJob(where, record, args.uri)
+
+
+def _rows(reader: Any, args: argparse.Namespace) -> DataFrame:
+    form = "raw" if args.form == "messages" else args.form
+    options = {"uri": args.uri, "database": DATABASE, "collection": COLLECTION, "documents": form}
+    rows: DataFrame = reader.options(**options).load()
+    return to_debezium(rows, "p") if args.form == "messages" else rows
+
+
+def _spark_seconds() -> float:
+    return cpu_seconds(os.getpid()) - own_cpu_seconds(os.getpid())
+
+
+if __name__ == "__main__":
+    main()

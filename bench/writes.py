@@ -1,0 +1,182 @@
+"""Writes that are watched: when each was acknowledged, and when its event arrived.
+
+Run as a program, it writes to some shards at a steady rate: it prints a line when it starts to
+write and stops when a line arrives on stdin. Then it prints as JSON each document's number and the
+time of its acknowledgement (``time.perf_counter``, one clock for all processes of a machine).
+"""
+
+import argparse
+import json
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from statistics import quantiles
+from typing import Any
+
+from pymongo import MongoClient, WriteConcern
+from pymongo.collection import Collection
+
+from tests.harness.clusters import TestCluster
+
+DATABASE, COLLECTION = "bench", "events"
+_AT_A_TIME = 1_000
+
+Documents = Collection[dict[str, Any]]
+
+
+def spread(cluster: TestCluster) -> None:
+    """Shard the collection by ``s``: documents with ``s`` 0, 1, … are on shard 0, 1, …"""
+    namespace = f"{DATABASE}.{COLLECTION}"
+    with MongoClient[dict[str, Any]](cluster.mongos_uri) as client:
+        admin, shards = client.admin, list(cluster.shards)
+        if cluster.real:  # the embedded cluster has no balancer
+            admin.command("balancerStop")
+        admin.command("enableSharding", DATABASE, primaryShard=shards[0])
+        admin.command("shardCollection", namespace, key={"s": 1})
+        for number in range(1, len(shards)):
+            admin.command("split", namespace, middle={"s": number})
+        for number, shard in enumerate(shards[1:], 1):
+            admin.command("moveChunk", namespace, find={"s": number}, to=shard)
+
+
+def fill(cluster: TestCluster, documents: int, document: Callable[[int], dict[str, Any]]) -> str:
+    """Insert documents 0 and up, on all shards in turn; return the start time for ``drain``.
+
+    Args:
+        cluster: the cluster, whose collection is spread.
+        documents: how many.
+        document: makes the fields of a document from its number, except ``_id`` and ``s``.
+    """
+    shards = len(cluster.shards)
+    with MongoClient[dict[str, Any]](cluster.mongos_uri) as client:
+        start = client.admin.command("ping")["$clusterTime"]["clusterTime"]
+        for first in range(0, documents, _AT_A_TIME):
+            numbers = range(first, min(documents, first + _AT_A_TIME))
+            batch = [{"_id": n, "s": n % shards, **document(n)} for n in numbers]
+            client[DATABASE][COLLECTION].insert_many(batch, ordered=False)
+    return f"{start.time}:{start.inc + 1}"
+
+
+@dataclass(slots=True)
+class Watcher:
+    """A change stream read in a thread that records the arrival time of each document's event.
+
+    ``arrived`` maps a document's ``_id`` to a time of ``time.perf_counter``.
+    """
+
+    uri: str
+    arrived: dict[Any, float] = field(default_factory=dict)
+    events: int = 0
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _open: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Open the stream and return when it is open.
+
+        Raises:
+            RuntimeError: the stream is not open after 30 seconds.
+        """
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+        if not self._open.wait(30):
+            raise RuntimeError(f"no stream from {self.uri}")
+
+    def stop(self) -> None:
+        """Close the stream."""
+        self._stop.set()
+        assert self._thread is not None
+        self._thread.join(30)
+
+    def wait_for(self, number: int, seconds: float = 60.0) -> float:
+        """Return the time at which the event of document ``number`` arrived.
+
+        Raises:
+            RuntimeError: it does not arrive within ``seconds``.
+        """
+        deadline = time.perf_counter() + seconds
+        while number not in self.arrived:
+            if time.perf_counter() > deadline:
+                raise RuntimeError(f"event {number} did not come through {self.uri}")
+            time.sleep(0.001)
+        return self.arrived[number]
+
+    def _read(self) -> None:
+        with (
+            MongoClient[dict[str, Any]](self.uri) as client,
+            client[DATABASE][COLLECTION].watch() as stream,
+        ):
+            self._open.set()
+            while not self._stop.is_set():
+                event = stream.try_next()
+                if event is not None:
+                    self.events += 1
+                    self.arrived[event["fullDocument"]["_id"]] = time.perf_counter()
+
+
+def write_paced(documents: Documents, first: int, pauses: list[float]) -> dict[int, float]:
+    """Insert a document on shard 0 after each pause; return the acknowledgement times."""
+    acknowledged = {}
+    for number, pause in enumerate(pauses, first):
+        time.sleep(pause)
+        documents.insert_one({"_id": number, "s": 0, "pad": "x" * 200})
+        acknowledged[number] = time.perf_counter()
+    return acknowledged
+
+
+def uneven(count: int, mean: float) -> list[float]:
+    """Return ``count`` random pauses around ``mean`` seconds, to avoid synchrony with timers."""
+    dice = random.Random(5)
+    return [dice.uniform(0.5 * mean, 1.5 * mean) for _ in range(count)]
+
+
+def shares_of(seconds: list[float]) -> dict[str, float]:
+    """Return the 50th, 90th and 99th percentile and the largest of some times, in ms."""
+    shares = quantiles(seconds, n=100, method="inclusive") if len(seconds) > 1 else seconds * 99
+    chosen = {"p50": shares[49], "p90": shares[89], "p99": shares[98], "most": max(seconds)}
+    return {name: value * 1e3 for name, value in chosen.items()}
+
+
+def main() -> None:
+    """Write with one thread per shard until a line arrives on stdin."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("uri")
+    parser.add_argument("--shards", type=int, nargs="+", required=True, help="values of ``s``")
+    parser.add_argument(
+        "--rate", type=float, required=True, help="documents a second on each shard"
+    )
+    parser.add_argument("--first", type=int, default=0, help="the first document's number")
+    args = parser.parse_args()
+    client: MongoClient[dict[str, Any]] = MongoClient(args.uri)
+    documents = client[DATABASE].get_collection(COLLECTION, write_concern=WriteConcern("majority"))
+    stop, numbers = threading.Event(), count(args.first)
+    acknowledged: dict[int, float] = {}
+
+    def write(shard: int) -> None:
+        step = 1 / args.rate
+        begun = time.perf_counter()
+        for done in count(1):
+            number = next(numbers)
+            documents.insert_one({"_id": number, "s": shard, "pad": "x" * 200})
+            acknowledged[number] = time.perf_counter()
+            # On a machine that is too slow, drop the backlog.
+            if stop.wait(max(0.0, begun + done * step - time.perf_counter())):
+                return
+
+    threads = [threading.Thread(target=write, args=(shard,)) for shard in args.shards]
+    for thread in threads:
+        thread.start()
+    print("writing", flush=True)
+    sys.stdin.readline()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    print(json.dumps(acknowledged), flush=True)
+
+
+if __name__ == "__main__":
+    main()

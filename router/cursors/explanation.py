@@ -1,0 +1,74 @@
+"""The explain command for a merged stream, with the plan in mongos's format."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from bson.timestamp import Timestamp
+
+from router.catalog.cluster import Cluster
+from router.lookup.plan import UPDATE_LOOKUP, LookupPlan
+from router.request.shard_commands import shard_command
+from router.request.stream_request import StreamRequest
+from router.stream.merged_stream import only_shard
+from router.stream.opening import connected
+from router.stream_settings import ConnectionSettings
+from shard_client.cluster_clock import next_tick
+from shard_client.replica_set.read_preference import ReadPreference
+
+
+async def explain_stream(
+    request: StreamRequest, verbosity: Any, cluster: Cluster, limits: ConnectionSettings
+) -> dict[str, Any]:
+    """Return the fields of explain's reply that describe the plan, in mongos's order.
+
+    Each shard explains the command that the router would send it; its answer is included unchanged.
+    A lookup and the stages that follow it are in the merger's part. Raises CommandError if a shard
+    refuses the command.
+    """
+    plan = LookupPlan.of(request)
+    if plan is not None:
+        request = plan.remote
+    shards = (await cluster.shards()).hosts
+    if request.passthrough_to_shard is not None:
+        shards = only_shard(shards, request.passthrough_to_shard)
+    preference = ReadPreference.of(request.read_preference)
+    async with connected(cluster, shards, preference, limits.open_timeout) as connections:
+        start_at = request.start_time or next_tick(cluster.clock.time or Timestamp(0, 0))
+        database, command = shard_command(request, start_at)
+        # The read concern has no effect on the plan.
+        inner = {name: value for name, value in command.items() if name != "readConcern"}
+        asked = {"explain": {**inner, "cursor": {}}, "verbosity": verbosity}
+        replies = [
+            await connection.command(database, asked, timeout=limits.reply_timeout)
+            for connection in connections.values()
+        ]
+        hosts = [":".join(map(str, each.address)) for each in connections.values()]
+    stages = [
+        {"host": host, "stages": reply.get("stages", [])}
+        for host, reply in zip(hosts, replies, strict=True)
+    ]
+    return {
+        "serverParameters": replies[0].get("serverParameters", {}) if replies else {},
+        "mergeType": "mongos",
+        "splitPipeline": {
+            "shardsPart": command["pipeline"],
+            "mergerPart": _merger_part(request.namespace, plan),
+        },
+        "shards": dict(zip(connections, stages, strict=True)),
+    }
+
+
+def _merger_part(namespace: str, plan: LookupPlan | None) -> list[Mapping[str, Any]]:
+    merge = {
+        "sort": {"_id._data": 1},
+        "compareWholeSortKey": False,
+        "tailableMode": "tailableAndAwaitData",
+        "nss": namespace,
+        "allowPartialResults": False,
+        "recordRemoteOpWaitTime": False,
+    }
+    topology = {"$changeStream": {"stage": "internalHandleTopologyChange"}}
+    if plan is None:
+        return [{"$mergeCursors": merge}, topology]
+    lookup = {"stage": "$_internalChangeStreamAddPostImage", "fullDocument": UPDATE_LOOKUP}
+    return [{"$mergeCursors": merge}, topology, {"$changeStream": lookup}, *plan.stages]

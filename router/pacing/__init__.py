@@ -1,1 +1,0 @@
-"""When and how much the shards are asked: budgets, waits, rhythms."""

@@ -1,1 +1,0 @@
-"""Which clients share a stream."""

@@ -1,0 +1,399 @@
+"""What one client reads: its place in a stream, and its moves between streams."""
+
+import asyncio
+from collections.abc import Set
+from functools import partial
+from typing import Self
+
+import structlog
+from bson.timestamp import Timestamp
+
+from router.request.stream_request import StreamRequest
+from router.stream.admission import NOBODY, Quota
+from router.stream.log_reader import Batch, LogReader, starting_point
+from router.stream.membership import ShardSpan
+from router.stream.open_streams import OpenStreams
+from router.stream.running_stream import RunningStream
+from router.stream.sharing import ALWAYS, Candidates, Source
+from router.stream.view_readers import Waiter, complete
+from router.stream.views import View
+from shard_client import spans
+from shard_client.bson.resume_token import TIME_DIGITS, cluster_time_of, is_high_water_mark
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import RESUMABLE_LABEL, CommandError
+
+log = structlog.get_logger()
+
+
+class ClientReader:
+    """What one client reads of a stream that may serve others as well.
+
+    It delays no other client (docs/design.md#many-clients). If the log drops events that the client
+    still needs, it moves to a stream that covers them, which is opened if there is none, and joins
+    the main one again once it has caught up. It also moves where its events should come from
+    another source from then on (docs/sharing.md). Streams that are opened for it are charged to
+    ``quota``. Create it with ``open``; only one ``next_batch`` may run at a time.
+    """
+
+    log_reader: LogReader
+
+    def __init__(self, streams: OpenStreams, candidates: Candidates, quota: Quota) -> None:
+        self.stream: RunningStream | None = None
+        """The stream that it reads; None during a move and after ``close``."""
+        self.interrupted: CommandError | None = None
+        """The error with which ``interrupt`` has ended it."""
+        self.finished = False
+        """Whether the last batch was the stream's end, or an error."""
+        self._streams = streams
+        self._candidates = candidates
+        self._quota = quota
+        self._loop = asyncio.get_running_loop()
+        self._source = candidates.own
+        self._since = self._loop.time()
+        """When it began to read the source."""
+        self._beyond = b""
+        """The sort key at which the last wider stream ended: before it no wider one is entered."""
+        self._waiter: Waiter | None = None
+        self._moving: asyncio.Task[None] | None = None
+        self._move_error: CommandError | None = None
+        self._closed = False
+
+    # Opening.
+
+    @classmethod
+    async def open(
+        cls, streams: OpenStreams, request: StreamRequest, quota: Quota = NOBODY
+    ) -> Self:
+        """Return a reader from the start of ``request`` on. Raises CommandError."""
+        attributes = {"db.system.name": "mongodb", "db.namespace": request.database}
+        with spans.recorded("open change stream", attributes) as span:
+            if request.collection is not None:
+                span.set_attribute("db.collection.name", request.collection)
+            candidates = streams.policy.candidates(request)
+            reader = cls(streams, candidates, quota)
+            streams.policy.join(candidates, reader._since)
+            try:
+                readers = await reader._begin(request)
+            except BaseException:
+                streams.policy.leave(candidates, reader._loop.time())
+                raise
+            span.set_attribute("mergerouter.readers", readers)
+            return reader
+
+    async def _begin(self, request: StreamRequest) -> int:
+        """Enter a stream; return the number of its readers."""
+        source, start_at = self._preferred(), request.start_time
+        if not self._may_begin(source, start_at):
+            source = self._candidates.own
+        if source.namespace is not None and await self._streams.may_be_view(request):
+            source = self._candidates.own  # its shards refuse the name of a view
+        source, stream, start_at = await self._enter(source, start_at)
+        try:
+            point = starting_point(request, start_at, self._streams.cluster.token_version)
+            self.log_reader = LogReader(source.open(stream.views.fan_out, point.after), point)
+        except BaseException:
+            stream.leave()
+            raise
+        self.stream = stream
+        self._source, self._since = source, self._loop.time()
+        return stream.readers
+
+    async def _enter(
+        self,
+        source: Source,
+        start_at: Timestamp | None,
+        after: bytes | None = None,
+        spans: Set[ShardSpan] = frozenset(),
+    ) -> tuple[Source, RunningStream, Timestamp]:
+        """Return the stream of ``source``, entered, and the time from which the client reads it.
+
+        It is the client's own stream if another one cannot be opened. Arguments as for
+        ``OpenStreams.find_or_open``. Raises CommandError if the client's own cannot be opened.
+        """
+        own, streams, begun = self._candidates.own, self._streams, self._loop.time()
+        wanted = start_at, self._quota, after, spans
+        if source is not own:
+            try:
+                return source, *await streams.find_or_open(source.request, *wanted)
+            except CommandError as error:
+                is_over = self._loop.time() - begun >= streams.opening_time(own.request)
+                if RESUMABLE_LABEL in error.labels and (
+                    start_at is None or (after is None and is_over)
+                ):
+                    raise  # its own stream would need the same servers, and as long
+                streams.refused(self._candidates, source, error, begun)
+        enter = streams.find_or_open if after is None else streams.find_or_open_later
+        return own, *await enter(own.request, *wanted)
+
+    # ClientReader.
+
+    @property
+    def reply_bytes(self) -> int:
+        """Bytes of events that one reply may have now."""
+        return self._streams.reply_bytes
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether ``take`` has a result at once; releases events if necessary."""
+        return self._move_error is not None or (self._moving is None and self.log_reader.is_ready())
+
+    async def next_batch(self, batch_size: int | None, max_time: float) -> Batch:
+        """Return at most ``batch_size`` ready events; wait up to ``max_time`` seconds for one.
+
+        ``batch_size`` None or 0 means as many as fit. If no event arrives, the batch is empty, with
+        a postBatchResumeToken that may have advanced. Raises CommandError, labelled as mongos
+        labels it, if the stream has failed or the reader was interrupted. Cancellation loses no
+        events.
+        """
+        deadline = self._loop.time() + max_time
+        if max_time > 0 and self._should_gather(batch_size or None):
+            await self._wait(max_time)
+        await self.until_ready(deadline)
+        if self.interrupted is not None:
+            raise self.interrupted
+        try:
+            batch = self.take(batch_size or None)
+        except CommandError:
+            self.finished = True
+            raise
+        self.finished = batch.closed
+        return batch
+
+    def take(self, max_events: int | None) -> Batch:
+        """Return the events that are ready, without waiting, and resume prefetching.
+
+        Raises CommandError if the stream has failed.
+        """
+        if self._move_error is not None:
+            raise self._move_error.with_change_stream_label()
+        if self.stream is None or self.log_reader.lost:
+            # Start the move here too, for clients that never wait.
+            return self._move()
+        try:
+            batch = self.stream.take(self.log_reader, max_events, self.reply_bytes)
+        except CommandError as error:
+            if not self._continues(error):
+                raise
+            self._record_failure(error)
+            return self._move()
+        if batch.closed and self.stream.stream.ended:
+            self.stream.stop_reading()
+        return batch
+
+    def _should_gather(self, max_events: int | None) -> bool:
+        """Return whether the ready events are so few that more should be waited for."""
+        if self.stream is None or self._moving is not None or self.interrupted is not None:
+            return False
+        return self.stream.views.should_gather(self.log_reader, max_events)
+
+    async def until_ready(self, deadline: float) -> None:
+        """Wait until it ``is_ready`` or interrupted, or the loop's time is ``deadline``."""
+        while self.interrupted is None and not self.is_ready:
+            left = deadline - self._loop.time()
+            if left <= 0:
+                break
+            await self._wait(left)
+
+    async def _wait(self, timeout: float) -> None:
+        """Wait until events may be ready or it is interrupted, ``timeout`` seconds at most."""
+        if self._change_stream():
+            return
+        waiter = self._waiter = self._loop.create_future()
+        try:
+            if self.stream is not None:
+                await self.stream.wait(waiter, timeout, self.log_reader)
+            else:
+                await asyncio.wait((waiter,), timeout=timeout)
+        finally:
+            self._waiter = None
+
+    def interrupt(self, reason: CommandError) -> None:
+        """Fail pending and later ``next_batch`` calls at once with ``reason``."""
+        if self.interrupted is None:
+            self.interrupted = reason
+            self._wake()
+
+    def _wake(self) -> None:
+        """End the wait."""
+        if self._waiter is not None:
+            complete(self._waiter)
+
+    def close(self) -> None:
+        """Stop reading; remotes without other readers are closed soon. Idempotent."""
+        if self._moving is not None:
+            self._moving.cancel()
+        self._leave(self.log_reader.view)
+        if not self._closed:
+            self._closed = True
+            self._streams.policy.leave(self._candidates, self._loop.time())
+
+    def _leave(self, view: View, into: RunningStream | None = None) -> None:
+        """Leave the stream of ``view``, if it reads one, for one that it has entered, or none."""
+        stream, self.stream = self.stream, into
+        if stream is not None:
+            try:
+                stream.views.fan_out.close(view)
+            finally:
+                stream.leave()
+
+    # From one stream to another.
+
+    def _preferred(self) -> Source:
+        """Return the source that the client should read, if it could be found anywhere."""
+        return self._streams.policy.choose_source(self._candidates, self._source, self._loop.time())
+
+    def _may_begin(self, source: Source, start_at: Timestamp | None) -> bool:
+        """Return whether the client may read ``source`` from ``start_at`` on; None means now.
+
+        One that starts long ago reads its own stream until it has caught up.
+        """
+        if source is self._candidates.own or start_at is None:
+            return True
+        always = self._candidates.sharing(source).mode == ALWAYS
+        return always or self._streams.is_recent(start_at)
+
+    def _may_narrow(self, source: Source, after: bytes) -> bool:
+        """Return whether the client may read its part of ``source`` beyond a sort key.
+
+        It may read a part of a wider stream from the beginning of a cluster time on, or beyond a
+        high water mark. Beyond an event it may not: that event, or one that a filter has left out,
+        may be the cause of an invalidate that is still to come. Nor may it before the end of the
+        wider stream that it has left.
+        """
+        if source.namespace is None:
+            return True
+        if after < self._beyond or self.log_reader.view.ending:
+            return False
+        return len(after) == TIME_DIGITS or is_high_water_mark(after)
+
+    def _change_stream(self) -> bool:
+        """Join another stream, or begin a move; return whether it has joined one."""
+        if self.log_reader.lost:
+            self._move()
+        if self.stream is None:
+            return False
+        traffic = self.log_reader.view.traffic
+        if traffic is not None and self._source is not self._candidates.own:
+            demand = self._candidates.sharing(self._source).demand
+            demand.record(self._source.key, traffic, self._loop.time())
+        source = self._preferred()
+        main = self._streams.stream_to_join(source.key)
+        if main is not None and main is not self.stream and self._join(source, main):
+            return True
+        if source.key != self._source.key and self._should_open(source):
+            self._move()
+        return False
+
+    def _join(self, source: Source, main: RunningStream) -> bool:
+        """Join ``main``, a stream of ``source``, if it has the next events."""
+        log_reader = self.log_reader
+        left, low_watermark = log_reader.view, log_reader.view.low_watermark
+        if self.stream is None or low_watermark is None or not main.has_opened:
+            return False
+        if main.is_late(cluster_time_of(low_watermark)):
+            return False
+        if not main.readers and main.stream.reached < log_reader.reached:
+            return False  # it would be read for this client alone, which has its own remotes
+        if not self._may_narrow(source, log_reader.reached):
+            return False
+        if not log_reader.switch_to(main.stream, partial(source.open, main.views.fan_out)):
+            return False
+        self._record_source(source)
+        main.enter()
+        self._leave(left, main)
+        return True
+
+    def _should_open(self, source: Source) -> bool:
+        """Return whether to move to ``source``, whose main stream cannot be joined now."""
+        if source is self._candidates.own:
+            return self._streams.admits(source.key, self._quota)
+        if self._streams.serves(source.key):
+            return False
+        needs = self.log_reader.needs
+        return self._may_begin(source, cluster_time_of(needs)) and self._may_narrow(source, needs)
+
+    def _continues(self, error: CommandError) -> bool:
+        """Return whether it continues on another stream after its own has failed with ``error``.
+
+        An unfiltered or a wider stream fails by an event that is too large, or lacks an image that
+        is required; the client's own stream may not have that event. It also continues when the
+        wider stream has ended, or other readers have overtaken its filter.
+        """
+        view = self.log_reader.view
+        if not view.is_part:
+            return False
+        if view.wider_stream_ended or error.code == ErrorCode.CappedPositionLost:
+            return True
+        lost_history = error.code == ErrorCode.ChangeStreamHistoryLost
+        return not lost_history and RESUMABLE_LABEL not in error.labels
+
+    def _record_failure(self, error: CommandError) -> None:
+        """Record why it leaves a stream that serves others as well.
+
+        After a failure the client reads its own stream for a while.
+        """
+        view, own = self.log_reader.view, self._candidates.own
+        if view.wider_stream_ended:
+            self._beyond = view.low_watermark or b""
+        elif error.code != ErrorCode.CappedPositionLost and self._source is not own:
+            self._streams.refused(self._candidates, self._source, error, self._since)
+            self._record_source(own)
+
+    def _record_source(self, source: Source) -> None:
+        """Record which source the client reads from now on."""
+        streams, own = self._streams, self._candidates.own
+        was_own, is_own = self._source is own, source is own
+        streams.moves_to_shared += was_own and not is_own
+        streams.moves_to_own += is_own and not was_own
+        self._source, self._since = source, self._loop.time()
+
+    def _move(self) -> Batch:
+        """Start a move to a stream that has the next events, unless one is in progress.
+
+        Return the batch for a client that asks meanwhile: it is empty, and has no new watermark.
+        """
+        if self._moving is None and not self._closed:
+            self._leave(self.log_reader.view)
+            self._streams.moving += 1
+            self._moving = self._streams.spawn(self._finish_move(), "move to another stream")
+            self._moving.add_done_callback(self._moved)
+        return Batch([], 0, self.log_reader.high_water_mark, closed=False)
+
+    def _moved(self, move: asyncio.Task[None]) -> None:
+        self._streams.moving -= 1
+
+    async def _finish_move(self) -> None:
+        try:
+            await self._migrate()
+        except CommandError as error:
+            if error.code == ErrorCode.TemporarilyUnavailable:
+                # The cursor ends; the driver resumes by an aggregate, which it may retry.
+                error = CommandError(error.code, error.message, labels=(RESUMABLE_LABEL,))
+            self._move_error = error
+        except Exception as error:
+            log.exception("move to another stream failed")
+            self._move_error = CommandError.unexpected(error)
+        finally:
+            self._moving = None
+            self._wake()
+
+    async def _migrate(self) -> None:
+        """Enter a stream that covers the next events; raises CommandError.
+
+        A client that leaves a wider stream reads its own stream next.
+        """
+        own, log_reader = self._candidates.own, self.log_reader
+        needs, needs_spans = log_reader.needs, log_reader.needs_spans
+        start_at, source = cluster_time_of(needs), self._preferred()
+        if source.namespace is not None and log_reader.view.namespace is not None:
+            source = own
+        if not (self._may_begin(source, start_at) and self._may_narrow(source, needs)):
+            source = own
+        source, stream, _ = await self._enter(source, start_at, needs, needs_spans)
+        try:
+            log_reader.continue_on(source.open(stream.views.fan_out, needs))
+            self._record_source(source)
+        except BaseException:
+            stream.leave()
+            raise
+        self.stream = stream

@@ -1,0 +1,178 @@
+"""Log of merged events, shared by all its readers: a ring of blocks, bounded in bytes."""
+
+from bisect import bisect_right
+from collections.abc import Callable
+from itertools import accumulate
+from operator import attrgetter
+from typing import Final
+
+from router.block_sizes import DEFAULT_BLOCK_SIZES
+from router.stream.merger import Block
+from router.stream.remote_queue import EVENT_OVERHEAD
+
+ELEMENT_OVERHEAD: Final = 10
+"""Bytes that mongos counts on top of each event in a batch: type, array index, terminator."""
+
+
+_first: Final = attrgetter("first")
+_memory: Final = attrgetter("memory")
+
+
+class EventLog:
+    """Merged events by number, oldest first; ``trim`` drops the oldest.
+
+    Each reader keeps the number of its next event. The log holds the numbers from ``start`` up to
+    ``end``. ``floor`` is a sort key: every event beyond it is in the log or has not been released
+    yet (docs/design.md#many-clients). ``key_of`` extracts an event's sort key; keys are rarely
+    needed, so the log does not store them. Blocks are joined up to ``join_bytes``.
+    """
+
+    def __init__(
+        self,
+        floor: bytes,
+        key_of: Callable[[bytes], bytes],
+        join_bytes: int = DEFAULT_BLOCK_SIZES.join_bytes,
+    ) -> None:
+        self.floor = floor
+        self.join_bytes = join_bytes
+        self._key_of = key_of
+        self.start = 0
+        self.end = 0
+        self.memory = 0
+        """Bytes of memory that the events in the log take."""
+        self._blocks: list[Block] = []
+
+    def append(self, block: Block) -> None:
+        """Append merged events; the log takes ownership of the block."""
+        if not self.extend(block.events, block.size, block.last_key):
+            block.first = self.end
+            self._blocks.append(block)
+            self.end += len(block.events)
+            self.memory += block.memory
+
+    def extend(self, events: list[bytes], size: int, last_key: bytes | None = None) -> bool:
+        """Append events, ``size`` bytes in all, to the newest block; False if they do not fit.
+
+        ``last_key`` is the sort key of the last event, if known.
+        """
+        if not self._blocks or (last := self._blocks[-1]).size + size > self.join_bytes:
+            return False
+        last.events += events
+        last.size += size
+        last.last_key = last_key
+        count = len(events)
+        self.end += count
+        self.memory += size + EVENT_OVERHEAD * count
+        return True
+
+    def trim(self, keep: int) -> None:
+        """Drop the oldest blocks beyond ``keep`` bytes of memory; the newest block always stays."""
+        gone, memory = 0, self.memory
+        while memory > keep and gone < len(self._blocks) - 1:
+            memory -= self._blocks[gone].memory
+            gone += 1
+        self._drop(gone)
+
+    def clear(self) -> None:
+        """Remove all events."""
+        self._blocks.clear()
+        self.memory = 0
+
+    def forget(self, number: int) -> None:
+        """Drop the blocks whose events all come before ``number``."""
+        gone = 0
+        while gone < len(self._blocks) and self._blocks[gone].end <= number:
+            gone += 1
+        self._drop(gone)
+
+    def _drop(self, gone: int) -> None:
+        if gone:
+            last, memory = self._blocks[gone - 1], sum(map(_memory, self._blocks[:gone]))
+            self.floor, self.start = self._last_key(last), last.end
+            self.memory -= memory
+            del self._blocks[:gone]
+
+    def number_beyond(self, key: bytes) -> int:
+        """Return the number of the first event in the log whose sort key is beyond ``key``."""
+        index = bisect_right(self._blocks, key, key=self._last_key)
+        if index == len(self._blocks):
+            return self.end
+        block = self._blocks[index]
+        return block.first + bisect_right(block.events, key, key=self._key_of)
+
+    def events_with_key(self, number: int, key: bytes) -> list[bytes]:
+        """Return the events from ``number`` on, within its block, whose sort key is ``key``."""
+        block, offset = self._at(number)
+        if self._key_of(block.events[offset]) != key:
+            return []
+        return block.events[offset : bisect_right(block.events, key, lo=offset, key=self._key_of)]
+
+    def read(
+        self, number: int, max_events: int | None, space: int, *, first: bool
+    ) -> tuple[list[bytes], int]:
+        """Return events of one block from ``number`` on, and their size in bytes.
+
+        At most ``max_events`` are returned, and only those that fit into ``space``, as for ``cut``.
+        The list may be the log's own: do not modify or keep it.
+        """
+        block, offset = self._at(number)
+        if not offset:
+            return cut(block.events, max_events, space, first=first, size=block.size)
+        end = None if max_events is None else offset + max_events
+        return cut(block.events[offset:end], max_events, space, first=first)
+
+    def rest_of_block(self, number: int, memory: int | None = None) -> list[bytes]:
+        """Return a copy of the events from ``number`` up to the end of its block.
+
+        With ``memory``, about so many bytes of memory of them, but one event at least: more where
+        events with equal sort keys follow.
+        """
+        block, offset = self._at(number)
+        end = len(block.events)
+        if memory is not None:
+            held = accumulate(len(event) + EVENT_OVERHEAD for event in block.events[offset:])
+            fits = next((count for count, size in enumerate(held, 1) if size >= memory), end)
+            if offset + fits < end:
+                last = self._key_of(block.events[offset + fits - 1])
+                end = bisect_right(block.events, last, lo=offset + fits, key=self._key_of)
+        return block.events[offset:end]
+
+    def _last_key(self, block: Block) -> bytes:
+        return block.last_key or self._key_of(block.events[-1])
+
+    def _at(self, number: int) -> tuple[Block, int]:
+        blocks = self._blocks
+        block = blocks[-1]
+        if number < block.first:
+            block = blocks[bisect_right(blocks, number, key=_first) - 1]
+        return block, number - block.first
+
+
+def cut(
+    events: list[bytes],
+    max_events: int | None,
+    space: int,
+    *,
+    first: bool,
+    size: int | None = None,
+) -> tuple[list[bytes], int]:
+    """Return the longest prefix of ``events`` that fits into a batch, and its size in bytes.
+
+    At most ``max_events`` that fit into ``space`` bytes. The event being added counts with its
+    size; each event before it counts with its size and the array overhead. With ``first`` the
+    batch is still empty, so one event is returned whatever its size. ``size`` is the size of all
+    ``events`` in bytes, if known (docs/protocol.md#cursor-replies).
+    """
+    count = len(events)
+    if max_events is not None and max_events < count:
+        count = max_events
+    if count <= 0:
+        return [], 0
+    if size is not None and count == len(events) and size + ELEMENT_OVERHEAD * count <= space:
+        return events, size
+    taken = events[:count]
+    sizes = list(accumulate(map(len, taken)))
+    if sizes[-1] + ELEMENT_OVERHEAD * count > space:
+        fits = bisect_right(range(count), space, key=lambda i: sizes[i] + ELEMENT_OVERHEAD * i)
+        taken = taken[: max(fits, 1) if first else fits]
+    return taken, sizes[len(taken) - 1] if taken else 0

@@ -1,0 +1,366 @@
+"""The fan-out: passes the events of one merged stream on to the views of its readers.
+
+A shard is read once for all views, and an event meets only the filters that it may match
+(docs/sharing.md). No call does more than a bounded part of the work: whoever has expensive filters
+or opens views of old events does not delay other clients.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+from bson.int64 import Int64
+
+from router.filters.bounds import Allowance, TooLargeError
+from router.filters.fields import Element
+from router.filters.paths import PathReader
+from router.filters.stream_filter import EVERYTHING, StreamFilter
+from router.stream.merged_stream import MergedStream
+from router.stream.merger import Block
+from router.stream.remote_queue import EVENT_OVERHEAD, weight
+from router.stream.views import (
+    RENAME,
+    Incarnation,
+    LogPosition,
+    Namespace,
+    PartialView,
+    Traffic,
+    View,
+    Views,
+)
+from shard_client.bson.values import STRING
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError
+
+LEAST_KEPT: Final = 64 * 1024
+"""Bytes of memory that the events of a view may always take."""
+
+_LEAST_FULL: Final = LEAST_KEPT // 2
+_MOST_FULL: Final = 2 * LEAST_KEPT
+"""Bounds of ``FanOut.full``: a larger reply costs hardly less for each event."""
+
+_PART: Final = 1 / 4
+"""Fraction of a step's time after which it looks at the clock."""
+
+_SMALLEST_PART: Final = 1024
+_LARGEST_PART: Final = 256 * 1024
+"""Bounds of the memory of the events that are passed on between two looks at the clock."""
+
+
+class FanOut:
+    """Passes the events in the log of ``stream`` on to views, a part at a time.
+
+    Views that have read the log equally far share a ``LogPosition``. A view that is opened further
+    back gets one of its own, until it reaches another; positions take turns.
+
+    ``kept_bytes`` bounds the memory that the unread events of all views take. While they take
+    more, the oldest events of each view that gets further ones are dropped beyond an equal share
+    of it, ``LEAST_KEPT`` at least, and its reader is lost, as in a merged stream's log.
+    """
+
+    def __init__(self, stream: MergedStream, kept_bytes: int) -> None:
+        self.stream = stream
+        self._kept_bytes = kept_bytes
+        self._positions: deque[LogPosition] = deque()
+        self._namespaces = PathReader(((b"operationType",), (b"ns", b"db"), (b"ns", b"coll")))
+        self._targets = PathReader(((b"to", b"db"), (b"to", b"coll")))
+        self._parts: dict[View, PartialView] = {}
+        self.held_bytes = 0
+        """Bytes of memory that the unread events of all views take."""
+        self.examined = 0
+        """The number of events that have been read for views."""
+        self.matches = 0
+        """The number of times that a view has got an event."""
+        self.pressed: list[PartialView] = []
+        """Views that have become full while their readers wait; clear it after these are woken."""
+        self.full = _MOST_FULL
+        """Bytes of memory of unread events from which on a view is full."""
+        self.traffic = Traffic()
+
+    @property
+    def behind(self) -> bool:
+        """Whether views lack events of the log."""
+        return any(position.behind for position in self._positions)
+
+    @property
+    def lag(self) -> int:
+        """The number of events of the log that the views furthest back lack."""
+        return max(
+            (self.stream.log.end - position.number for position in self._positions), default=0
+        )
+
+    @property
+    def readers(self) -> int:
+        """The number of open parts."""
+        return len(self._parts)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what serverStatus shows: different filters and namespaces, and their events."""
+        positions = self._positions
+        return {
+            "readers": self.readers,
+            "filters": sum(len(position.whole.views.index) for position in positions),
+            "namespaces": sum(len(position.incarnations) for position in positions),
+            "examined": Int64(self.examined),
+            "matches": Int64(self.matches),
+        }
+
+    def open(
+        self, stream_filter: StreamFilter | None, after: bytes, namespace: Namespace | None = None
+    ) -> View:
+        """Return a view of the events beyond the sort key ``after``, which must be covered.
+
+        Without a filter and a namespace it is the merged stream itself; to any other ``step`` gives
+        its events. For a namespace ``after`` must lie before all events of its cluster time: an
+        earlier event of that time could end the view.
+        """
+        if stream_filter is None and namespace is None:
+            return View(self.stream)
+        log = self.stream.log
+        number = log.number_beyond(after)
+        equal = (other for other in self._positions if other.number == number)
+        position = next(equal, None)
+        if position is None:
+            position = LogPosition(self.stream, number)
+            self._positions.append(position)
+        incarnation = position.incarnation_of(namespace)
+        floor = max(after, log.floor)
+        part = PartialView(position, incarnation, stream_filter or EVERYTHING, floor, self.traffic)
+        incarnation.views.add(part)
+        self._parts[part] = part
+        self._share_memory()
+        return part
+
+    def close(self, view: View) -> None:
+        """Stop filling a part; its reader has left. Idempotent."""
+        part = self._parts.pop(view, None)
+        if part is None:
+            return
+        part.closed = True
+        self._share_memory()
+        self.held_bytes -= part.log.memory
+        part.incarnation.views.remove(part)
+        if not part.incarnation.views:
+            part.position.remove(part.incarnation)
+        if not part.position and part.position in self._positions:
+            self._positions.remove(part.position)
+
+    def forget(self, view: View, number: int) -> None:
+        """Drop the events of a part before ``number``, which have been read."""
+        if view.log.start < number and view in self._parts:
+            before = view.log.memory
+            view.log.forget(number)
+            self.held_bytes += view.log.memory - before
+
+    def fail(self, error: Exception) -> None:
+        """End all views, which may lack events by ``error``; the merged stream continues."""
+        for position in self._positions:
+            self._fail(position, _unreadable(error))
+        self._positions.clear()
+
+    def step(self, clock: Callable[[], float], seconds: float) -> None:
+        """Give views events of the log, for about so many ``seconds`` of ``clock``.
+
+        It stops where a view becomes full whose reader waits: the reader should read first. Views
+        whose events cannot be passed on fail; their readers may continue on other streams.
+        """
+        now = clock()
+        end = now + seconds
+        while now < end and not self.pressed and (position := self._next()) is not None:
+            events = self.stream.log.rest_of_block(position.number, position.part)
+            try:
+                self._pass(position, events)
+            except Exception as error:  # noqa: BLE001 - an event that is not passed on is lost
+                self._positions.remove(position)
+                self._fail(position, _unreadable(error))
+            else:
+                self._join(position)
+            began, now = now, clock()
+            # About a part of the step at a time, whatever an event costs.
+            passed = weight(len(events), sum(map(len, events)))
+            fits = passed * seconds * _PART / max(now - began, 1e-9)
+            most = min(2 * position.part, _LARGEST_PART, int(fits))
+            position.part = max(_SMALLEST_PART, position.part // 2, most)
+        self.end_incarnations()
+
+    def _next(self) -> LogPosition | None:
+        """Return the next position in turn that is behind; None if there is none."""
+        for _ in range(len(self._positions)):
+            position = self._positions[0]
+            self._positions.rotate(-1)
+            if not position.behind:
+                continue
+            if position.number >= self.stream.log.start:
+                return position
+            self._positions.remove(position)
+            self._fail(position, _events_dropped())
+        return None
+
+    def _join(self, position: LogPosition) -> None:
+        """Merge the positions that have become equal."""
+        for other in list(self._positions):
+            if other is not position and other.number == position.number:
+                position.absorb(other)
+                self._positions.remove(other)
+
+    def _fail(self, position: LogPosition, error: CommandError) -> None:
+        views = list(position)
+        for view in views:
+            view.failure = error
+        for view in views:
+            _tell(view)
+
+    def end_incarnations(self) -> None:
+        """End the incarnations whose invalidates lie within the low watermark."""
+        for position in self._positions:
+            for incarnation in list(position.ending):
+                self._deliver(position, incarnation)
+
+    def _share_memory(self) -> None:
+        """Determine from which size on a part is full, now that a reader has come or gone."""
+        # All readers may have so much unread before anything is dropped.
+        share = self._kept_bytes * 3 // (4 * max(1, self.readers))
+        self.full = max(_LEAST_FULL, min(_MOST_FULL, share))
+
+    def _pass(self, position: LogPosition, events: list[bytes]) -> None:
+        """Append the next events to the views of a position that they belong to."""
+        self.examined += len(events)
+        self.traffic.add(len(events), sum(map(len, events)))
+        position.advance(events)
+        if position.whole.views:
+            self._route(events, position.whole.views)
+        if position.incarnations:
+            for incarnation in self._sort(events, position):
+                self._deliver(position, incarnation)
+
+    def _sort(self, events: Sequence[bytes], position: LogPosition) -> list[Incarnation]:
+        """Add events to the incarnations of their namespaces; return those that have some."""
+        met: dict[Incarnation, None] = {}
+        read, incarnations, databases = (
+            self._namespaces.read,
+            position.incarnations,
+            position.databases,
+        )
+        for event in events:
+            operations, database_names, collections = read(event)
+            operation = _text(event, operations) or b""
+            database = _text(event, database_names) or b""
+            collection = _text(event, collections)
+            concerned = incarnations.get(Namespace(database, collection), ())
+            if databases and collection is not None:
+                concerned = [*concerned, *incarnations.get(Namespace(database, None), ())]
+            if operation == RENAME:
+                in_database, name = self._targets.read(event)
+                if _text(event, in_database) == database:
+                    target = Namespace(database, _text(event, name))
+                    concerned = [*concerned, *incarnations.get(target, ())]
+            for incarnation in concerned:
+                incarnation.add(event, operation)
+                met[incarnation] = None
+        return list(met)
+
+    def _deliver(self, position: LogPosition, incarnation: Incarnation) -> None:
+        """Append the events that an incarnation has taken to the logs of its views."""
+        low_watermark = position.low_watermark
+        if low_watermark is not None:
+            incarnation.advance_to(low_watermark)
+        events = incarnation.delivered()
+        if events:
+            self._route(events, incarnation.views)
+            if not incarnation.views:
+                position.remove(
+                    incarnation
+                )  # all have failed, and their readers may close them late
+                return
+        if incarnation.end is None:
+            return
+        position.ending[incarnation] = None
+        if incarnation.ended:
+            position.remove(incarnation)
+            for view in incarnation.views:
+                _tell(view)  # a filter may leave out the invalidate, but not the end
+
+    def _route(self, events: list[bytes], views: Views) -> None:
+        """Append events to the views whose filters let them through."""
+        allowances: defaultdict[int, Allowance] = defaultdict(Allowance)  # by event
+        for identity, passed in self._passed(events, views):
+            readers = views.by_identity[identity]
+            first = readers[0]
+            if first.filter.projections:
+                try:
+                    project = first.filter.project
+                    passed = [project(event, allowances[id(event)]) for event in passed]
+                except TooLargeError as error:
+                    self._give_up(views, identity, error)
+                    continue
+            for view in readers[1:]:
+                self._append(view, list(passed))
+            size = self._append(first, passed)
+            self.matches += len(passed)
+            self.traffic.add_passed(len(passed), size)
+
+    def _passed(self, events: list[bytes], views: Views) -> Iterator[tuple[bytes, list[bytes]]]:
+        """Yield the identity of each filter with the events that it lets through."""
+        if b"" in views.by_identity:
+            yield b"", list(events)
+        while len(views.index):
+            try:
+                yield from views.index.route(events)
+            except TooLargeError as error:
+                if not error.owners:
+                    raise
+                for identity in [name for name in views.by_identity if name in error.owners]:
+                    self._give_up(views, identity, error)
+            else:
+                break
+
+    def _give_up(self, views: Views, identity: bytes, error: TooLargeError) -> None:
+        """End the views whose filter would have to look at too much of an event."""
+        failure = CommandError(ErrorCode.TemporarilyUnavailable, str(error))
+        for view in list(views.by_identity.get(identity, ())):
+            views.remove(view)
+            view.failure = failure
+            _tell(view)
+
+    def _append(self, view: PartialView, events: list[bytes]) -> int:
+        """Append events to the log of a view; return their size in bytes."""
+        count = len(events)
+        size = len(events[0]) if count == 1 else sum(map(len, events))
+        log = view.log
+        if not log.extend(events, size):
+            log.append(Block(events, size))
+        self.held_bytes += size + EVENT_OVERHEAD * count
+        held = log.memory
+        if held >= self.full:
+            if view.waited_for:
+                view.waited_for = False
+                self.pressed.append(view)
+            if held > LEAST_KEPT and self.held_bytes > self._kept_bytes:
+                log.trim(max(LEAST_KEPT, self._kept_bytes // max(1, self.readers)))
+                self.held_bytes += log.memory - held
+        _tell(view)
+        return size
+
+
+def _tell(view: PartialView) -> None:
+    if view.on_events is not None:
+        view.on_events()
+
+
+def _text(event: bytes, elements: Sequence[Element]) -> bytes | None:
+    """Return the string that a path leads to, or None."""
+    kind, start, end = elements[0]
+    return event[start + 4 : end - 1] if kind == STRING else None
+
+
+def _unreadable(error: Exception) -> CommandError:
+    """Return the error of views that an exception has ended; clients may read their own streams."""
+    reason = f"events could not be passed on ({type(error).__name__}); the log has the details"
+    failure = CommandError(ErrorCode.InternalError, reason)
+    failure.__cause__ = error
+    return failure
+
+
+def _events_dropped() -> CommandError:
+    """Return the error of views that lack events which the log has dropped."""
+    return CommandError(ErrorCode.CappedPositionLost, "filters are slower than other readers")

@@ -1,0 +1,379 @@
+"""One change stream over all shards, as a state machine without I/O."""
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Final
+
+from bson.errors import InvalidBSON
+from bson.timestamp import Timestamp
+
+from router.block_sizes import DEFAULT_BLOCK_SIZES, BlockSizes
+from router.request.stream_request import StreamRequest
+from router.stream.event_log import EventLog
+from router.stream.membership import Membership, ShardSpan, covers_all
+from router.stream.merger import Merger
+from router.stream.remote_queue import (
+    Action,
+    CloseRemote,
+    Laggard,
+    MergeOrderError,
+    ReopenRemote,
+)
+from shard_client.bson.resume_token import cluster_time_of, first_key, is_invalidate
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import RESUMABLE_LABEL, CommandError
+from shard_client.remote_cursor.cursor_reply import CursorBatch, Event, Watermark, event_key
+
+CONFIG: Final = "config"
+
+
+class MergedStream:
+    """The merged stream of one request (docs/design.md#the-merge,
+    docs/design.md#opening-and-resuming and docs/design.md#topology).
+
+    ``shards`` maps shard ids to host strings ("rs/h1:p,h2:p"), as read from ``config.shards`` at or
+    after ``topology_from``; ``start_at`` is where every shard starts (for a resume token: the
+    token's cluster time). ``spans`` are those of the stream that its first client has left: shards
+    that have gone since are read to their ends. ``draining`` are the shards that are about to
+    leave.
+
+    Pass it replies and errors with ``batch_arrived`` and ``remote_failed``, execute the actions
+    that it returns, and read it through any number of log readers. ``log`` keeps the latest
+    released events: up to ``keep_bytes`` of memory, and always the newest block. Raises
+    CommandError ShardNotFound if the request is for one shard that does not exist.
+    """
+
+    def __init__(
+        self,
+        request: StreamRequest,
+        shards: Mapping[str, str],
+        *,
+        start_at: Timestamp,
+        topology_from: Timestamp,
+        spans: Iterable[ShardSpan] = (),
+        draining: Iterable[str] = (),
+        keep_bytes: int = 0,
+        sizes: BlockSizes = DEFAULT_BLOCK_SIZES,
+    ) -> None:
+        self.start_at = start_at
+        self.log = EventLog(first_key(start_at), event_key, sizes.join_bytes)
+        self.keep_bytes = keep_bytes
+        self.error: CommandError | None = None
+        self.refused = False
+        self.skipped_invalidates: list[bytes] = []
+        self.block_events = sizes.events
+        """Approximate maximum of events that one ``release`` appends to the log."""
+        self._merger = Merger(sizes)
+        # Bytes of the last released block by remote, until a client has read it.
+        self._unread: Mapping[int, int] = {}
+        self._membership = Membership(self._merger, start_at)
+        self._openings: list[Action] = []
+        only = request.passthrough_to_shard
+        if only is None:
+            self._openings.append(self._membership.open(CONFIG, "", topology_from, topology=True))
+            self._membership.draining.update(draining)
+        else:
+            shards = only_shard(shards, only)
+        # The present shards come last: later events of the config server apply to them.
+        begins = b"" if request.starts_after_invalidate else None
+        skips: dict[str, bytes | None] = dict.fromkeys(shards, begins)
+        for span in spans:
+            if span.until is None:
+                skips[span.shard] = span.skips_at
+            else:
+                self._openings.append(self._membership.open_removed(span, start_at))
+        for shard, host in shards.items():
+            opening = self._membership.open(shard, host, start_at, skips_at=skips[shard])
+            self._openings.append(opening)
+
+    def spans_beyond(self, key: bytes) -> frozenset[ShardSpan]:
+        """Return the spans, removed shards included, that may have events beyond a sort key.
+
+        A client that continues from there on another stream needs one that covers all of them.
+        """
+        return self._membership.spans_beyond(key)
+
+    def covers(self, after: bytes, spans: Set[ShardSpan] = frozenset()) -> bool:
+        """Return whether all events after the sort key ``after`` are in the log or still to come.
+
+        This includes the events of the shard spans ``spans``, even of shards that have left.
+        """
+        return self.log.floor <= after and covers_all(self.spans_beyond(after), spans, after)
+
+    def start(self) -> list[Action]:
+        """Return the actions that open the cursors: the config server's and one per shard."""
+        return list(self._openings)
+
+    def batch_arrived(self, remote: int, batch: CursorBatch) -> list[Action]:
+        """Process one reply of a remote's cursor, including the first reply after an opening.
+
+        A batch for a remote that has been closed meanwhile is ignored. The stream takes ownership
+        of the batch's list of events.
+        """
+        state = self._merger.remotes.get(remote)
+        if state is None or self.error is not None:
+            return []
+        watermark = batch.watermark
+        if watermark is None:
+            return self._broken(remote, "a batch came without a postBatchResumeToken")
+        key = watermark.key
+        try:
+            cluster_time_of(key)
+        except ValueError:
+            return self._broken(remote, "a postBatchResumeToken is malformed")
+        events, size = batch.events, batch.size
+        actions: list[Action] = []
+        if events:
+            state.began(events[0][0])
+        if batch.cursor_id == 0:
+            if not (batch.invalidated or is_invalidate(key.decode("ascii"))):
+                return self._broken(remote, "its cursor ended", ErrorCode.CursorNotFound)
+            if state.record_invalidate(key):
+                events, size = self._swallow(events, size, key)
+                actions.append(ReopenRemote(remote, watermark.token))
+        if state.opening.topology:
+            if state.invalidated:
+                return self._broken(remote, "config.shards was dropped or renamed")
+            # New shards hold the low watermark before the config server's watermark lets it move
+            # past them.
+            try:
+                actions += self._membership.change(events)
+            except (KeyError, InvalidBSON) as error:
+                return self._broken(remote, f"an event on config.shards is malformed: {error!r}")
+        try:
+            self._merger.add_batch(remote, events, watermark, size)
+        except MergeOrderError as error:
+            # A client that resumes gets all events, in order.
+            return [*actions, *self._broken(remote, str(error), labels=(RESUMABLE_LABEL,))]
+        return actions + self._membership.close_removed()
+
+    @property
+    def draining(self) -> Set[str]:
+        """The draining shards, whose removal a stream on config.shards does not always report."""
+        return self._membership.draining
+
+    def shards_listed(self, shards: Set[str], draining: Set[str], by: Timestamp) -> list[Action]:
+        """Process the shard list, read by the time ``by``: draining shards may have left.
+
+        ``draining`` are those of ``shards`` that drain.
+        """
+        return self._membership.listed(shards, draining, by) if self.error is None else []
+
+    def remote_failed(self, remote: int, error: CommandError, address: str | None = None) -> None:
+        """Record a remote's permanent failure: ``take`` raises ``error`` after the ready events.
+
+        ``address`` is the "host:port" that failed, for mongos's error message (default: the first
+        in the host string). Errors at a cursor's opening keep the shard's message; the message of
+        an error from a later getMore names its remote shard.
+        """
+        state = self._merger.remotes.get(remote)
+        if state is None or self.error is not None:
+            return
+        if state.has_replied:
+            where = address or state.opening.host.rpartition("/")[2].partition(",")[0]
+            message = f"Error on remote shard {where} :: caused by :: {error.message}"
+            error = error.with_labels(message=message)
+        self.refused = not state.has_replied
+        self.error = error
+
+    def fail(self, error: Exception) -> None:
+        """Record an unexpected exception in processing the stream, which then releases no more.
+
+        What was being processed may be lost, so the stream has no watermark from now on either.
+        Readers get the error after the events in the log, and can resume.
+        """
+        self.error = CommandError.unexpected(error)
+        self._merger.fail()
+        self._unread = {}
+
+    def close(self) -> None:
+        """Let go of all events, which a collector would free much later; nobody reads any more."""
+        self._merger.fail()
+        self.log.clear()
+        self._unread = {}
+
+    def merge_ahead(self, size: int) -> None:
+        """Merge ready events before a client requests them, up to ``size`` bytes."""
+        self._merger.merge_ahead(size)
+
+    def release(self) -> bool:
+        """Append the next block to the log, after a client has read the log to its end.
+
+        Return False if nothing is ready.
+        """
+        try:
+            block = self._merger.next_block()
+            if block is None:
+                self._unread = {}
+                return False
+            self._unread = block.shares
+            self.log.append(block)
+            self.log.trim(self.keep_bytes)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the block may be lost
+            self.fail(error)
+            return False
+        return True
+
+    @property
+    def ready(self) -> bool:
+        """Whether ``release`` has anything to append."""
+        return self._merger.ready
+
+    @property
+    def high_water_mark(self) -> Watermark | None:
+        """The high water mark of a client that has read everything, or None."""
+        return self._merger.high_water_mark
+
+    @property
+    def low_watermark(self) -> bytes | None:
+        """The sort key up to which everything is ready; None while a remote is silent."""
+        return self._merger.low_watermark
+
+    @property
+    def reached(self) -> bytes:
+        """The sort key up to which everything is ready, at least that of the start."""
+        return self.low_watermark or first_key(self.start_at)
+
+    @property
+    def ended(self) -> bool:
+        """Whether everything up to an invalidate is released: no events follow."""
+        low_watermark = self._merger.low_watermark
+        return (
+            low_watermark is not None
+            and not self._merger.ready
+            and any(
+                self._merger.remotes[number].invalidated
+                for number in self._merger.holding(low_watermark)
+            )
+        )
+
+    @property
+    def waiting_for(self) -> Laggard | None:
+        """The slowest shard, if it holds back buffered events and nothing is ready, or None."""
+        if not self._merger.holds:
+            return None
+        slowest = self._merger.slowest_remote
+        if slowest is None or not self._may_move(slowest):
+            return None
+        return next(iter(self._waits([slowest])), None)
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether the low watermark holds back all buffered events; cheaper than ``waiting_for``.
+
+        Valid after ``merge_ahead``. Events that a silent remote holds back count too.
+        """
+        return self._merger.holds and not (self._unread or self._merger.ahead)
+
+    def is_needed(self, number: int) -> bool:
+        """Return whether others can go on only once the remote's watermark has advanced.
+
+        A removed shard also holds the low watermark, until its watermark has passed its removal.
+        """
+        if self.waiting_for is not None and (self.watermark(number) or b"") < self._merger.tail:
+            return True
+        return any(laggard.remote == number for laggard in self.leaving)
+
+    @property
+    def lagging(self) -> Sequence[Laggard]:
+        """All remotes that hold back any of the buffered events, the slowest shard first.
+
+        Empty while something is ready. Remotes that have not replied yet, and remotes whose
+        streams have ended, are left out.
+        """
+        behind = self._merger.behind(self._merger.tail)
+        return self._waits([number for number in behind if self._may_move(number)])
+
+    @property
+    def leaving(self) -> Sequence[Laggard]:
+        """The removed shards' remotes whose watermarks have not passed the removal.
+
+        Once a watermark has, the remote can be closed. A removed shard may soon be shut down.
+        """
+        remotes = self._merger.remotes
+        return [
+            Laggard(number, cluster_time_of(remotes[number].removed_at or b""))
+            for number in sorted(self._membership.leaving)
+            if self._may_move(number)
+        ]
+
+    def has_left(self, number: int) -> bool:
+        """Return whether the remote's shard has been removed, and is read up to its removal."""
+        return number in self._membership.leaving
+
+    def _may_move(self, number: int) -> bool:
+        remote = self._merger.remotes[number]
+        return remote.has_replied and not remote.invalidated
+
+    def _waits(self, numbers: Sequence[int]) -> list[Laggard]:
+        """Describe those of the remotes that hold back a buffered event, if nothing is ready."""
+        if self._unread or self._merger.ahead or self.error is not None:
+            return []
+        tail = self._merger.tail
+        if not tail:
+            return []
+        try:
+            latest = cluster_time_of(tail)
+        except ValueError:
+            return []  # a damaged token has no cluster time to pass
+        remotes = self._merger.remotes
+        return [
+            Laggard(number, latest)
+            for number in numbers
+            if (remotes[number].watermark or b"") < tail
+        ]
+
+    def buffered_bytes(self, remote: int) -> int:
+        """Return the bytes of events from ``remote`` that no client has read yet."""
+        queue = self._merger.remotes.get(remote)
+        return 0 if queue is None else queue.buffered + self._unread.get(remote, 0)
+
+    @property
+    def all_buffered_bytes(self) -> int:
+        """The same bytes, summed over all remotes."""
+        return self._merger.buffered + sum(self._unread.values())
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of memory that the stream's events take, buffered or in the log."""
+        return self._merger.buffered + self.log.memory
+
+    @property
+    def remotes(self) -> Mapping[int, str]:
+        """Open remotes: number to target."""
+        return {number: remote.target for number, remote in self._merger.remotes.items()}
+
+    @property
+    def slowest_remote(self) -> int | None:
+        """The remote with the smallest watermark; one without a watermark precedes all others."""
+        return self._merger.slowest_remote
+
+    def watermark(self, remote: int) -> bytes | None:
+        """Return the sort key of the remote's watermark, or None before its first batch."""
+        queue = self._merger.remotes.get(remote)
+        return None if queue is None else queue.watermark
+
+    def _swallow(self, events: list[Event], size: int, key: bytes) -> tuple[list[Event], int]:
+        """Remove the invalidate from the end of a batch, unless a user's $match has removed it."""
+        self.skipped_invalidates.append(key)
+        if events and events[-1][0] == key:
+            return events[:-1], size - len(events[-1][1])
+        return events, size
+
+    def _broken(
+        self,
+        remote: int,
+        reason: str,
+        code: ErrorCode = ErrorCode.InternalError,
+        labels: Iterable[str] = (),
+    ) -> list[Action]:
+        target = self._merger.remotes[remote].target
+        message = f"The change stream of {target} broke its rules: {reason}"
+        self.error = CommandError(code, message, labels=labels)
+        return [CloseRemote(remote)]
+
+
+def only_shard(shards: Mapping[str, str], shard: str) -> Mapping[str, str]:
+    """Return a mapping of one shard out of ``shards``; raises CommandError if it is absent."""
+    if shard not in shards:
+        raise CommandError(ErrorCode.ShardNotFound, f"Shard {shard} not found")
+    return {shard: shards[shard]}

@@ -1,0 +1,424 @@
+"""No-op writes: commands that move an idle member's oplog past a cluster time, so that watermarks
+advance.
+
+See docs/design.md#idle-shards; source of the commands: docs/protocol.md#sharded-cluster.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import lru_cache
+from typing import Any, Final, Protocol
+
+import structlog
+from bson.int64 import Int64
+from bson.raw_bson import RawBSONDocument
+from bson.timestamp import Timestamp
+
+from router.catalog.cluster import Cluster
+from router.histogram import Histogram
+from router.stream.pacing import TokenBucket
+from router.stream_settings import PacingSettings
+from shard_client.backoff import Backoff
+from shard_client.cluster_clock import next_tick
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError, NetworkError, ProtocolError
+from shard_client.replica_set.replica_set import ReplicaSet
+from shard_client.wire.connection import Connection
+from shard_client.wire.documents import decode, encode
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class MemberLoad:
+    """Counts of the commands sent to one replica set, and of its events, since the start."""
+
+    openings: int = 0
+    """``aggregate`` commands that open cursors."""
+    get_mores: int = 0
+    """``getMore`` commands."""
+    noop_commands: int = 0
+    """Commands that make an idle oplog advance: no-op writes, or reads where these are refused."""
+    noop_writes: int = 0
+    """No-op writes that were made; the oplog had already advanced far enough for the others."""
+    noop_bytes: int = 0
+    """Bytes that these no-op writes take in the oplog."""
+    reopenings: int = 0
+    """Failures after which a cursor is opened again."""
+    events: int = 0
+    """Events received."""
+    event_bytes: int = 0
+    """Bytes of these events."""
+
+    def to_document(self) -> dict[str, Any]:
+        """Return what serverStatus shows."""
+        return {
+            "openings": Int64(self.openings),
+            "getMores": Int64(self.get_mores),
+            "noopCommands": Int64(self.noop_commands),
+            "noopWrites": Int64(self.noop_writes),
+            "noopWriteBytes": Int64(self.noop_bytes),
+            "reopenings": Int64(self.reopenings),
+            "events": Int64(self.events),
+            "eventBytes": Int64(self.event_bytes),
+        }
+
+
+TIME_BOUNDS: Final = (
+    0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0,
+)  # fmt: skip
+"""Upper bounds in seconds of the buckets of both histograms."""
+
+
+class MemberLoads:
+    """The load of each shard and of the config server, by target.
+
+    ``delivered`` and ``delivered_bytes`` count the events that all clients have received.
+    ``low_watermark_waits`` are the times for which events waited for the low watermark, one for
+    each batch of a shard that was held back or released; ``reply_delays`` the times from the
+    release of events until a client that waits for them continues.
+    """
+
+    def __init__(self) -> None:
+        self.low_watermark_waits = Histogram(TIME_BOUNDS)
+        self.reply_delays = Histogram(TIME_BOUNDS)
+        self.delivered = 0
+        self.delivered_bytes = 0
+        self._loads: dict[str, MemberLoad] = {}
+
+    def of(self, target: str) -> MemberLoad:
+        """Return the counts of ``target``, for the caller to increment."""
+        return self._loads.setdefault(target, MemberLoad())
+
+    def items(self) -> Iterator[tuple[str, MemberLoad]]:
+        """Return the targets that were sent commands, with their counts."""
+        yield from self._loads.items()
+
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 5.0
+"""Seconds without no-op writes after a failed one; the pause doubles with each failure."""
+
+_ATTEMPTS = 3
+"""Maximum number of commands of one no-op write: one over a connection that was cut unnoticed, one
+over a new connection, and a read if no-op writes are not allowed."""
+
+_TAKES = 0.001
+"""Initial estimate of the seconds that a no-op write takes; replaced by a moving average."""
+_MEMORY = 8
+"""Number of no-op writes over which that average is taken."""
+
+_MOST_MS = 1000
+"""Milliseconds that a member may take to replicate a no-op, or to wait for a cluster time."""
+
+NOOP_BYTES: Final = 101
+"""Size of one no-op in an oplog, as measured on a mongod 6.0."""
+LEAST_SECONDS: Final = 3 * 24 * 60 * 60.0
+"""Minimum time that an oplog must cover if only no-op writes are written to it."""
+
+_NOT_ALLOWED = frozenset(
+    {ErrorCode.Unauthorized, ErrorCode.CommandNotFound, ErrorCode.IllegalOperation}
+)
+
+
+class NoOpResult(Enum):
+    """The outcome of a no-op write."""
+
+    UNWANTED = auto()
+    """Not sent: no request still wanted the no-op write when the member's budget allowed it."""
+    FAILED = auto()
+    """The command failed; how far the member's oplog has advanced is unknown."""
+    READ = auto()
+    """The member has answered a read; how far its oplog has advanced is unknown."""
+    THERE = auto()
+    """The member's oplog was already past the time; a majority may not have replicated it yet."""
+    ACKNOWLEDGED = auto()
+    """A majority of the replica set has a no-op after the time."""
+
+
+class NoOpClient(Protocol):
+    """Requests no-op writes for its remotes, by number."""
+
+    def noop_wanted(self, number: int) -> Timestamp | None:
+        """Return the time past which the write is to move the member; None if none is needed.
+
+        Called when the member's budget allows the write; if no client needs it, it is not sent.
+        """
+        ...
+
+    def noop_sent(self, number: int, takes: float) -> None:
+        """Record that the write is being sent; it is expected to take ``takes`` seconds."""
+        ...
+
+    def noop_done(self, number: int, result: NoOpResult) -> None:
+        """Record the result of the request."""
+        ...
+
+
+class NoOpWriter:
+    """Writes no-ops to the cluster's members for all streams of the process.
+
+    At most one no-op write is in flight per member, and each takes a token of the member's bucket;
+    requests made meanwhile share the next one. A member that refuses no-op writes gets a read
+    instead. ``loads`` counts the commands sent to each member.
+    """
+
+    def __init__(self, cluster: Cluster, limits: PacingSettings, loads: MemberLoads) -> None:
+        self._cluster = cluster
+        self._limits = limits
+        self.loads = loads
+        self._targets: dict[str, NoOpTarget] = {}
+        self._ended: set[asyncio.Task[None]] = set()
+
+    def target(self, name: str, host: str) -> "NoOpTarget":
+        """Return the no-op writes of the replica set ``name``.
+
+        ``host`` is its host string, for a shard that is not in the shard list (yet).
+        """
+        target = self._targets.get(name)
+        if target is None:
+            self._forget_the_gone()
+            target = NoOpTarget(self._cluster, self._limits, self.loads, name)
+            self._targets[name] = target
+        target.host = host
+        return target
+
+    async def close(self) -> None:
+        """End no-op writes in flight and close their connections."""
+        for target in self._targets.values():
+            await target.close()
+        while self._ended:
+            await asyncio.wait(self._ended)
+
+    def _forget_the_gone(self) -> None:
+        """Close the connections to idle shards that are no longer in the shard list.
+
+        Streams still read a removed shard, and write no-ops to it, until they are past its removal.
+        """
+        for name, target in list(self._targets.items()):
+            if target.busy or self._cluster.replica_set(name) is not None:
+                continue
+            del self._targets[name]
+            task = asyncio.get_running_loop().create_task(target.close())
+            task.add_done_callback(self._ended.discard)
+            self._ended.add(task)
+
+
+@lru_cache(maxsize=1)
+def _command(past: Timestamp, cluster_time: bytes | None) -> bytes:
+    """Return the raw command that writes a no-op after a time: one for all members that need it."""
+    command: dict[str, Any] = {
+        "appendOplogNote": 1,
+        "maxClusterTime": next_tick(past),
+        "data": {"msg": "mergerouter"},
+        "writeConcern": {"w": "majority", "wtimeout": _MOST_MS},
+        "$db": "admin",
+    }
+    if cluster_time is not None:
+        command["$clusterTime"] = RawBSONDocument(cluster_time)
+    return encode(command)
+
+
+class NoOpTarget:
+    """The no-op writes of one replica set, each of which takes a token of its ``budget``."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        limits: PacingSettings,
+        loads: MemberLoads,
+        name: str,
+    ) -> None:
+        self.host = ""
+        self._takes = _TAKES
+        self.budget = TokenBucket(limits.noops_per_second, limits.noop_burst)
+        self._cluster = cluster
+        self._limits = limits
+        self._name = name
+        self._load = loads.of(name)
+        self._waiting: list[tuple[NoOpClient, int]] = []
+        self._task: asyncio.Task[None] | None = None
+        self._connection: Connection | None = None
+        self._followed: ReplicaSet | None = None
+        self._oplog_asked = False
+        self._not_before = float("-inf")
+        self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+        self._by_noop = True
+        self._failing = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests wait, or a no-op write is in flight."""
+        return self._task is not None
+
+    def next_done(self, now: float) -> float:
+        """Return the time at which a write with the next token to come should be done."""
+        return self.budget.next_start(now) + self._takes
+
+    def write(self, client: NoOpClient, number: int) -> None:
+        """Request a no-op write for the remote ``number`` of ``client``."""
+        if not self._limits.noops:
+            return
+        self._waiting.append((client, number))
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(
+                self._run(), name=f"write no-ops to {self._name}"
+            )
+
+    async def close(self) -> None:
+        """End a no-op write in flight and close the connection."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        if self._connection is not None:
+            self._connection.abort()
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while self._waiting:
+                await self._turn()
+                waiting, self._waiting = self._waiting, []
+                times = (client.noop_wanted(number) for client, number in waiting)
+                wanted = [past for past in times if past is not None]
+                result = NoOpResult.UNWANTED
+                begun = loop.time()
+                if wanted:
+                    self.budget.spend(begun)
+                    for client, number in waiting:
+                        client.noop_sent(number, self._takes)
+                    result = await self._write(max(wanted))
+                if result is NoOpResult.FAILED:
+                    self._not_before = loop.time() + self._backoff.next_pause()
+                elif wanted:
+                    self._backoff.reset()
+                    self._takes += (loop.time() - begun - self._takes) / _MEMORY
+                for client, number in waiting:
+                    client.noop_done(number, result)
+                await self._learn_oplog_size()
+        finally:
+            self._task = None
+
+    async def _turn(self) -> None:
+        """Wait until the member may get a no-op write."""
+        loop = asyncio.get_running_loop()
+        while True:
+            now = loop.time()
+            turn = max(self._not_before, self.budget.ready_at(now))
+            if turn <= now:
+                return
+            await asyncio.sleep(turn - now)
+
+    async def _write(self, past: Timestamp) -> NoOpResult:
+        """Send one no-op write, or a read if the member refuses no-op writes."""
+        error: Exception | None = None
+        for _ in range(_ATTEMPTS):
+            kept = self._keep_connection()
+            try:
+                await self._ask(past)
+            except CommandError as failure:
+                if failure.code == ErrorCode.StaleClusterTime:
+                    return NoOpResult.THERE
+                error = failure
+                if failure.code not in _NOT_ALLOWED:
+                    self._drop_connection()
+                    break
+                if not self._by_noop:
+                    break
+                log.info(
+                    "the member refuses no-op writes; the router reads from it instead",
+                    target=self._name,
+                )
+                self._by_noop = False
+            except (NetworkError, ProtocolError) as failure:
+                error = failure
+                self._drop_connection()
+                if not kept:
+                    break
+            else:
+                self._failing = False
+                return NoOpResult.ACKNOWLEDGED if self._by_noop else NoOpResult.READ
+        report = log.debug if self._failing else log.info
+        report("no-op write failed", target=self._name, error=str(error))
+        self._failing = True
+        return NoOpResult.FAILED
+
+    def _keep_connection(self) -> bool:
+        """Close a connection to a replaced replica set; return whether a connection is left."""
+        if self._connection is not None and self._followed is not self._cluster.replica_set(
+            self._name
+        ):
+            self._connection.abort()
+            self._connection = None
+        return self._connection is not None
+
+    async def _ask(self, past: Timestamp) -> None:
+        connection = self._connection or await self._connect()
+        timeout, clock = self._limits.connect_timeout, self._cluster.clock
+        if self._by_noop:
+            self._load.noop_commands += 1
+            reply = await connection.command_raw(_command(past, clock.raw), timeout=timeout)
+            answer = decode(reply)
+            if not answer.get("ok"):
+                raise CommandError.from_reply(answer)
+            self._load.noop_writes += 1
+            self._load.noop_bytes += NOOP_BYTES
+            if (unreplicated := answer.get("writeConcernError")) is not None:
+                raise CommandError.from_reply(unreplicated)
+        else:
+            self._load.noop_commands += 1
+            database, command = self._read(past)
+            if clock.document is not None:
+                command["$clusterTime"] = clock.document
+            answer = await connection.command(database, command, timeout=timeout)
+        clock.advance(answer.get("$clusterTime"))
+
+    async def _connect(self) -> Connection:
+        known = self._cluster.replica_set(self._name) is not None
+        dialer = self._cluster.dialer(self._name, None if known else self.host)
+        connection = await dialer.connect(self._limits.connect_timeout)
+        self._connection, self._followed = connection, self._cluster.replica_set(self._name)
+        self._oplog_asked = False
+        return connection
+
+    def _read(self, past: Timestamp) -> tuple[str, dict[str, Any]]:
+        """Return a read that matches nothing; any user that may read any database may run it."""
+        concern: dict[str, Any] = {"level": "majority"}
+        time = self._cluster.clock.time
+        if time is not None:
+            # The member refuses an afterClusterTime beyond its own cluster time.
+            concern["afterClusterTime"] = min(time, next_tick(past))
+        return "mergerouter", {
+            "find": "nothing",
+            "limit": 1,
+            "singleBatch": True,
+            "readConcern": concern,
+            "maxTimeMS": _MOST_MS,
+        }
+
+    async def _learn_oplog_size(self) -> None:
+        """Ask once per connection for the oplog's maximum size and limit the budget by it."""
+        if self._connection is None or self._oplog_asked:
+            return
+        self._oplog_asked = True
+        try:
+            answer = await self._connection.command(
+                "local", {"collStats": "oplog.rs"}, timeout=self._limits.connect_timeout
+            )
+        except CommandError as error:
+            log.info("cannot read the size of the oplog", target=self._name, error=str(error))
+        except (NetworkError, ProtocolError):
+            self._drop_connection()
+        else:
+            size = answer.get("maxSize")
+            if isinstance(size, int | float) and size > 0:
+                most = size / (LEAST_SECONDS * NOOP_BYTES) * self._limits.noop_share
+                self.budget.limit(asyncio.get_running_loop().time(), most)
+
+    def _drop_connection(self) -> None:
+        if self._connection is not None:
+            if self._followed is not None:
+                self._followed.invalidate(self._connection.address)
+            self._connection.abort()
+            self._connection = None

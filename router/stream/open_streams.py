@@ -1,0 +1,255 @@
+"""The open streams of a process: identical requests share one (docs/design.md#many-clients)."""
+
+import asyncio
+from collections.abc import Coroutine, Set
+from dataclasses import replace
+from typing import Any, Final
+
+import structlog
+from bson.timestamp import Timestamp
+
+from router.catalog.cluster import Cluster
+from router.catalog.database_views import may_be_view
+from router.memory import Memory
+from router.request.stream_request import AtTime, StreamRequest
+from router.stream.admission import Admission, Quota
+from router.stream.membership import ShardSpan
+from router.stream.noop_writer import NoOpWriter
+from router.stream.opening import ClusterTimeFetcher, Opening
+from router.stream.running_stream import RunningStream
+from router.stream.sharing import Candidates, SharingPolicy, Source
+from router.stream_settings import StreamSettings
+from shard_client.bson.resume_token import first_key
+from shard_client.errors import RESUMABLE_LABEL, CommandError
+from shard_client.replica_set.read_preference import ReadPreference
+
+log = structlog.get_logger()
+
+_LEAST_REPLY: Final = 64 * 1024
+
+
+class OpenStreams:
+    """The streams that are open, by their identity, and the tasks that open and close them.
+
+    Must be created in a running loop; ``await close()`` once all readers are closed. A stream's
+    events count in ``memory``, in the part of the user that has opened it.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        noop_writer: NoOpWriter,
+        limits: StreamSettings,
+        admission: Admission,
+        memory: Memory,
+    ) -> None:
+        self.cluster = cluster
+        self.policy = SharingPolicy(limits, cluster)
+        self.moving = 0
+        """Readers that are moving to another stream."""
+        self.moves_to_shared = 0
+        """Readers that have moved from their own stream to one that serves others as well."""
+        self.moves_to_own = 0
+        """Readers that have moved back to their own stream."""
+        self._admission = admission
+        self._noop_writer = noop_writer
+        self._limits = limits
+        self._memory = memory
+        self._loop = asyncio.get_running_loop()
+        self.cluster_time = ClusterTimeFetcher(cluster, limits)
+        self._by_key: dict[bytes, list[Opening]] = {}
+        """The streams by their identity; readers that have caught up join the first one."""
+        self._keys: dict[Opening, bytes | None] = {}
+        """Each stream's identity; None for one that is not shared."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def find_or_open(
+        self,
+        request: StreamRequest,
+        start_at: Timestamp | None,
+        quota: Quota,
+        after: bytes | None = None,
+        spans: Set[ShardSpan] = frozenset(),
+    ) -> tuple[RunningStream, Timestamp]:
+        """Return an open stream, entered, that covers ``after``, and the reader's start.
+
+        ``start_at`` None means now; ``after`` defaults to the first sort key of ``start_at``.
+        ``spans`` are the shard spans that are needed, including those of shards that have left.
+        Remotes that are opened for it are charged to ``quota``. Raises CommandError.
+        """
+        key = request.sharing_key if self._limits.share else None
+        while True:
+            streams = [] if key is None else self._by_key.get(key, [])
+            locating = next((stream for stream in streams if stream.is_locating), None)
+            if locating is not None:
+                await locating.located()
+                continue
+            if start_at is None and any(stream.healthy for stream in streams):
+                start_at = (await self.cluster_time.now(request)).time
+                continue
+            joined = None
+            if start_at is not None:
+                joined = self._find(streams, start_at, after or first_key(start_at), spans)
+            opening = joined or self._new(key, request, start_at, quota, spans)
+            opening.enter()
+            try:
+                stream = await opening.opened()
+                start_at = start_at or stream.stream.start_at
+                if stream.stream.covers(after or first_key(start_at), spans):
+                    return stream, start_at
+            except BaseException:
+                opening.leave()
+                raise
+            opening.leave()  # other readers have advanced past the start during the opening
+
+    async def find_or_open_later(
+        self,
+        request: StreamRequest,
+        start_at: Timestamp | None,
+        quota: Quota,
+        after: bytes | None,
+        spans: Set[ShardSpan],
+    ) -> tuple[RunningStream, Timestamp]:
+        """Return what ``find_or_open`` returns, for a client that has an open cursor.
+
+        It waits while the shard list cannot be read: the config server's outage ends no cursor.
+        """
+        can_list = False
+        while True:
+            try:
+                return await self.find_or_open(request, start_at, quota, after, spans)
+            except CommandError as error:
+                if can_list or RESUMABLE_LABEL not in error.labels:
+                    raise
+            try:
+                can_list = bool(await self.cluster.shards())
+            except CommandError as error:
+                log.info("a client waits for the shard list", error=str(error))
+
+    def _find(
+        self, streams: list[Opening], start_at: Timestamp, after: bytes, spans: Set[ShardSpan]
+    ) -> Opening | None:
+        """Return a stream that covers the events after ``after`` and is not far behind, or None.
+
+        In a backlog a stream without readers must not be behind it at all, since the events in
+        between may be many, and no other client reads them. The stream takes the place of one that
+        is far behind as the one that others join.
+        """
+        in_backlog = not self.is_recent(start_at)
+        for opening in streams:
+            stream = opening.stream
+            if stream is None or self._is_late(opening, start_at):
+                continue
+            if not stream.stream.covers(after, spans):
+                continue
+            if in_backlog and not stream.readers and stream.stream.reached < after:
+                continue
+            if self._is_late(streams[0], start_at):
+                streams.remove(opening)
+                streams.insert(0, opening)
+            return opening
+        return None
+
+    def _new(
+        self,
+        key: bytes | None,
+        request: StreamRequest,
+        start_at: Timestamp | None,
+        quota: Quota,
+        spans: Set[ShardSpan],
+    ) -> Opening:
+        ticket = self._admission.admit_stream(quota, self.cluster.targets)
+        # A client that moves knows which invalidates its shards skip from where it is.
+        if start_at is not None and (spans or not request.starts_after_invalidate):
+            request = replace(request, start=AtTime(start_at))
+        streams = [] if key is None else self._by_key.setdefault(key, [])
+        is_joined = streams and not self._is_late(streams[0], start_at)
+        opening = Opening(
+            request, self.cluster, self.cluster_time, self._noop_writer, self._limits,
+            self._memory.of(quota.user), ticket, self._gone, spans,
+        )  # fmt: skip
+        self._keys[opening] = key
+        streams.insert(len(streams) if is_joined else 0, opening)
+        return opening
+
+    def _is_late(self, opening: Opening, start_at: Timestamp | None) -> bool:
+        """Return whether a stream is too far behind for a reader that starts at ``start_at``."""
+        newest = self.cluster.clock.time
+        time = min(filter(None, (start_at, newest)), default=None)
+        if time is None or opening.stream is None:
+            return not opening.healthy
+        return not opening.healthy or opening.stream.is_late(time)
+
+    def _gone(self, opening: Opening) -> None:
+        if opening not in self._keys:
+            return
+        key = self._keys.pop(opening)
+        streams = [] if key is None else self._by_key.get(key, [])
+        if opening in streams:
+            if streams[0] is opening:
+                streams.insert(1, streams.pop())
+            streams.remove(opening)
+        if key is not None and not streams:
+            self._by_key.pop(key, None)
+        self.spawn(opening.close(), "close remotes")
+
+    def stream_to_join(self, key: bytes) -> RunningStream | None:
+        """Return the stream of this identity that readers join once they have caught up."""
+        streams = self._by_key.get(key)
+        return streams[0].stream if streams else None
+
+    def serves(self, key: bytes) -> bool:
+        """Return whether the stream of this identity is open, or being opened."""
+        streams = self._by_key.get(key)
+        return bool(streams and streams[0].healthy)
+
+    def admits(self, key: bytes, quota: Quota) -> bool:
+        """Return whether ``quota`` may read the stream ``key`` beside those that move now."""
+        return self.serves(key) or self._admission.streams_left(quota) > self.moving
+
+    def is_recent(self, time: Timestamp) -> bool:
+        """Return whether a reader that starts at ``time`` has no backlog to read."""
+        newest = self.cluster.clock.time or time
+        return newest.time - time.time <= self._limits.share_behind
+
+    def opening_time(self, request: StreamRequest) -> float:
+        """Return the seconds within which a client's stream is to be opened."""
+        return self._limits.opening_time(ReadPreference.of(request.read_preference))
+
+    def refused(
+        self, candidates: Candidates, source: Source, error: CommandError, begun: float
+    ) -> None:
+        """Record that ``source``, tried or read since ``begun``, does not serve a client."""
+        if self.policy.record_failure(candidates, source, error, begun, self._loop.time()):
+            namespace, cause = source.request.namespace, error.__cause__
+            log.warning(
+                "a shared stream is avoided", namespace=namespace, error=str(error), exc_info=cause
+            )
+
+    async def may_be_view(self, request: StreamRequest) -> bool:
+        """Return whether the shards must check that the request's name is not a view's."""
+        database, collection = request.database, request.collection
+        if collection is None:
+            return False
+        return await may_be_view(self.cluster, database, collection, self._limits.reply_timeout)
+
+    @property
+    def reply_bytes(self) -> int:
+        """Bytes of events that one reply may have now."""
+        share = self._limits.replies_bytes // max(1, self.policy.clients)
+        return min(self._limits.reply_bytes, max(_LEAST_REPLY, share))
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run ``work`` in a task for which ``close`` waits."""
+        task = self._loop.create_task(work, name=name)
+        task.add_done_callback(self._tasks.discard)
+        self._tasks.add(task)
+        return task
+
+    async def close(self) -> None:
+        """Close all remotes, within bounded time."""
+        for opening in list(self._keys):
+            self._gone(opening)
+        await self.cluster_time.close()
+        while self._tasks:
+            await asyncio.wait(self._tasks)

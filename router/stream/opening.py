@@ -1,0 +1,367 @@
+"""The opening of a stream: which shards it reads and from when, until they have answered
+(docs/design.md#opening-and-resuming)."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Set
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import NamedTuple
+
+import structlog
+from bson.timestamp import Timestamp
+
+from router.catalog.cluster import Cluster, ShardList
+from router.catalog.shared_answer import SharedAnswer
+from router.memory import Memory
+from router.request.stream_request import StreamRequest
+from router.stream.admission import Ticket
+from router.stream.membership import ShardSpan
+from router.stream.merged_stream import MergedStream
+from router.stream.noop_writer import NoOpWriter
+from router.stream.running_stream import RunningStream
+from router.stream_settings import ConnectionSettings, StreamSettings
+from shard_client import spans
+from shard_client.bson.resume_token import first_key
+from shard_client.cluster_clock import next_tick
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError, NetworkError, from_network
+from shard_client.replica_set.read_preference import PRIMARY, ReadPreference
+from shard_client.wire.connection import Connection, format_address
+
+log = structlog.get_logger()
+
+_PRIMARY_TIMEOUT = 1.0
+"""Seconds for which a stream that reads other members waits for a shard's primary."""
+
+_Asked = tuple[ReadPreference, str | None]
+
+
+class Now(NamedTuple):
+    """A time after all writes that the shards had made, and the shard list read just before it."""
+
+    time: Timestamp
+    listed: ShardList
+
+
+class ClusterTimeFetcher:
+    """Fetches the cluster time from the shards; calls made during a fetch share the next one.
+
+    A fetch sends one hello to each shard over a connection of the cluster's pool, and one more to
+    its primary where that is not the member to read from. ``await close()`` ends the fetches in
+    flight.
+    """
+
+    def __init__(self, cluster: Cluster, limits: ConnectionSettings) -> None:
+        self._cluster = cluster
+        self._limits = limits
+        self._answers: dict[_Asked, SharedAnswer[Now]] = {}
+
+    async def now(self, request: StreamRequest) -> Now:
+        """Return a time after all writes that the request's shards made before this call.
+
+        Writes made after the return have that time or a later one, but for those of a primary that
+        could not be reached. Raises CommandError, labelled as mongos labels it.
+        """
+        key = (ReadPreference.of(request.read_preference), request.passthrough_to_shard)
+        answer = self._answers.get(key)
+        if answer is None:
+            answer = self._answers[key] = SharedAnswer(partial(self._ask, *key), "ask the time")
+        try:
+            return await answer.get()
+        finally:
+            if answer.idle and self._answers.get(key) is answer:
+                del self._answers[key]
+
+    async def close(self) -> None:
+        """End the fetches in flight."""
+        for answer in list(self._answers.values()):
+            await answer.close()
+
+    async def _ask(self, preference: ReadPreference, only: str | None) -> Now:
+        deadline = asyncio.get_running_loop().time() + self._limits.opening_time(preference)
+        listed = await self._cluster.shards(self._limits.open_timeout)
+        if not listed.hosts and only is None:
+            raise no_shards()
+        asked = {shard: host for shard, host in listed.hosts.items() if only in (None, shard)}
+        left = max(0.0, deadline - asyncio.get_running_loop().time())
+        # Each hello returns its shard's time; the next tick is after all writes made so far.
+        async with connected(self._cluster, asked, preference, left) as connections:
+            time = next_tick(self._cluster.clock.time or Timestamp(0, 0))
+            await self._send_time(connections.values(), deadline)
+            if preference.mode != PRIMARY.mode:
+                await self._send_time_to_primaries(asked)
+            return Now(time, listed)
+
+    async def _send_time_to_primaries(self, shards: Mapping[str, str]) -> None:
+        """Send the newest cluster time to the shards' primaries, where other members are read.
+
+        A secondary passes it on to its primary only with its next heartbeat or fetch of the oplog;
+        until then the primary's writes could have times before the one returned. A shard without a
+        primary that answers does not keep the stream from being opened.
+        """
+        timeout = min(_PRIMARY_TIMEOUT, self._limits.connect_timeout)
+
+        async def send_time(shard: str, host: str) -> None:
+            dialer = self._cluster.dialer(shard, host)
+            try:
+                connection = await dialer.connect(timeout)
+                try:
+                    await self._send_time([connection], asyncio.get_running_loop().time() + timeout)
+                finally:
+                    dialer.release(connection)
+            except CommandError as error:
+                problem = "cannot send the cluster time to a primary"
+                log.debug(problem, target=shard, error=str(error))
+
+        async with asyncio.TaskGroup() as group:
+            for shard, host in shards.items():
+                group.create_task(send_time(shard, host), name=f"send the time to {shard}")
+
+    async def _send_time(self, connections: Iterable[Connection], deadline: float) -> None:
+        """Send the newest cluster time to the shards that are behind it.
+
+        If no cursor is opened, nothing else sends it to them, and their next writes would have
+        times before the one returned.
+        """
+        document = self._cluster.clock.document
+        behind = [
+            connection
+            for connection in connections
+            if connection.hello.get("$clusterTime") != document
+        ]
+        if document is None or not behind:
+            return
+        left = max(0.001, deadline - asyncio.get_running_loop().time())
+        timeout = min(left, self._limits.reply_timeout)
+
+        async def send_time(connection: Connection) -> None:
+            command = {"ping": 1, "$clusterTime": document}
+            try:
+                await connection.command("admin", command, timeout=timeout)
+            except NetworkError as error:
+                address = format_address(connection.address)
+                raise from_network(error, address) from error
+
+        async with _tasks() as group:
+            for connection in behind:
+                group.create_task(send_time(connection), name="send the time")
+
+
+@asynccontextmanager
+async def _tasks() -> AsyncIterator[asyncio.TaskGroup]:
+    """Wait for tasks; raises the first one's CommandError, labelled as mongos labels it."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except ExceptionGroup as failures:
+        first = failures.exceptions[0]
+        if isinstance(first, CommandError):
+            raise first.with_change_stream_label() from first
+        raise
+
+
+def no_shards() -> CommandError:
+    """Return the error for a cluster without shards."""
+    return CommandError(ErrorCode.ShardNotFound, "No shards found")
+
+
+@asynccontextmanager
+async def connected(
+    cluster: Cluster, shards: Mapping[str, str], preference: ReadPreference, timeout: float
+) -> AsyncIterator[Mapping[str, Connection]]:
+    """Connect to all shards concurrently within ``timeout`` seconds, for the block.
+
+    ``shards`` maps ids to host strings, since a shard may have been removed since the list was
+    read. Raises CommandError, labelled as mongos labels it.
+    """
+    connections: dict[str, Connection] = {}
+
+    async def connect(shard: str, host: str) -> None:
+        dialer = cluster.dialer(shard, host, preference=preference)
+        connections[shard] = await dialer.connect(timeout)
+
+    try:
+        async with _tasks() as group:
+            for shard, host in shards.items():
+                group.create_task(connect(shard, host), name=f"connect {shard}")
+        yield connections
+    finally:
+        for connection in connections.values():
+            cluster.release(connection)
+
+
+async def merged_stream(
+    request: StreamRequest,
+    cluster: Cluster,
+    cluster_time: ClusterTimeFetcher,
+    limits: StreamSettings,
+    needed: Set[ShardSpan] = frozenset(),
+) -> MergedStream:
+    """Return the merged stream of ``request``, with its shards and its start.
+
+    ``needed`` are the spans of the stream that its client has left. Raises CommandError, labelled
+    as mongos labels it, after ``open_timeout`` at the latest; 70 ShardNotFound if the cluster has
+    no shards.
+    """
+    start_at = request.start_time
+    if start_at is None:
+        start_at, listed = await cluster_time.now(request)
+    else:
+        listed = await cluster.shards(limits.open_timeout)
+    shards = listed.hosts
+    if not shards and request.passthrough_to_shard is None:
+        raise no_shards()
+    # A listed shard without a known end is still there. A missing shard without a known end left
+    # by the time the list was read, not long before.
+    left_by = first_key(next_tick(listed.by))
+    known = (
+        span._replace(until=left_by) if span.until is None and span.shard not in shards else span
+        for span in needed
+    )
+    return MergedStream(
+        request,
+        shards,
+        start_at=start_at,
+        topology_from=listed.before,
+        spans=sorted(known, key=lambda span: span[:3]),
+        draining=listed.draining,
+        sizes=limits.blocks,
+    )
+
+
+class Opening:
+    """The opening of a stream, in a task of its own, which no client's cancellation ends.
+
+    First it locates the stream: its shards and its start. From then on it has a ``stream``, which
+    merges replies while other remotes are awaited, and which readers may enter. It ends as the
+    stream is open, or with an error. Those that enter before the stream is located are its first
+    readers.
+
+    ``cluster_time`` tells the start of a stream that starts now; ``ticket`` is returned once the
+    remotes are closed. ``gone`` is called when no reader can enter any more: run ``close`` then.
+    The shard spans ``needed`` are read even if their shards have left. The other arguments are as
+    for ``RunningStream``. Must be created in a running loop.
+    """
+
+    def __init__(
+        self,
+        request: StreamRequest,
+        cluster: Cluster,
+        cluster_time: ClusterTimeFetcher,
+        noop_writer: NoOpWriter,
+        limits: StreamSettings,
+        memory: Memory,
+        ticket: Ticket,
+        gone: Callable[["Opening"], None],
+        needed: Set[ShardSpan] = frozenset(),
+    ) -> None:
+        self.stream: RunningStream | None = None
+        """The stream, once it is located."""
+        self._request = request
+        self._cluster = cluster
+        self._cluster_time = cluster_time
+        self._noop_writer = noop_writer
+        self._limits = limits if request.passthrough_to_shard is None else limits.for_one_shard()
+        self._memory = memory
+        self._ticket = ticket
+        self._gone = gone
+        self._needed = needed
+        self._readers = 0
+        self._closed = False
+        loop = asyncio.get_running_loop()
+        self._located: asyncio.Future[None] = loop.create_future()
+        self._task = loop.create_task(self._open(), name="open remotes")
+
+    async def _open(self) -> RunningStream:
+        request, cluster, limits = self._request, self._cluster, self._limits
+        most = limits.opening_time(ReadPreference.of(request.read_preference))
+        deadline = asyncio.get_running_loop().time() + most
+        try:
+            with spans.recorded("open remotes", {"db.system.name": "mongodb"}):
+                merged = await merged_stream(
+                    request, cluster, self._cluster_time, limits, self._needed
+                )
+                stream = self.stream = RunningStream(
+                    request, merged, cluster, self._noop_writer, limits, self._memory, self._end,
+                    self._readers,
+                )  # fmt: skip
+                self._located.set_result(None)
+                await stream.open(most, deadline)
+        except BaseException as error:
+            self._end()
+            if isinstance(error, CommandError) or not isinstance(error, Exception):
+                raise
+            log.error("opening broke", exc_info=error)
+            raise CommandError.unexpected(error) from error
+        return stream
+
+    @property
+    def is_locating(self) -> bool:
+        """Whether its shards or its start are not known yet."""
+        return self.stream is None and not self._task.done()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether it is opening or open, and its stream has neither failed nor ended."""
+        opened = self._task
+        if self._closed or (opened.done() and (opened.cancelled() or opened.exception())):
+            return False
+        return self.stream is None or self.stream.healthy
+
+    async def located(self) -> None:
+        """Wait until its shards and its start are known, or it is closed.
+
+        Raises CommandError if they cannot be determined: a retry by the caller would fail as well.
+        """
+        await asyncio.wait((self._task, self._located), return_when=asyncio.FIRST_COMPLETED)
+        if self.stream is None and not self._task.cancelled():
+            await self.opened()
+
+    async def opened(self) -> RunningStream:
+        """Return the stream once it is open, as ``RunningStream.open`` says.
+
+        Raises CommandError, the first failure.
+        """
+        try:
+            return await asyncio.shield(self._task)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if self._closed and caller is not None and not caller.cancelling():
+                raise CommandError(
+                    ErrorCode.ShutdownInProgress, "the stream was closed while it was being opened"
+                ).with_change_stream_label() from None
+            raise
+
+    def enter(self) -> None:
+        """Add a reader."""
+        if self.stream is None:
+            self._readers += 1
+        else:
+            self.stream.enter()
+
+    def leave(self) -> None:
+        """Remove a reader; without one it is closed before it is located, later as the stream."""
+        if self.stream is not None:
+            self.stream.leave()
+            return
+        self._readers -= 1
+        if not self._readers:
+            self._end()
+
+    def _end(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._gone(self)
+
+    async def close(self) -> None:
+        """End the opening and close its stream, within bounded time. Idempotent."""
+        self._closed = True
+        self._task.cancel()
+        try:
+            await asyncio.wait((self._task,))
+            if not self._task.cancelled():
+                self._task.exception()  # of which there may be no waiter
+            if self.stream is not None:
+                await self.stream.close()
+        finally:
+            self._ticket.end()

@@ -1,0 +1,428 @@
+"""Pacing: which remotes of a stream are read, how far ahead, and with what waits.
+
+Does no I/O. Times are in seconds on one monotonic clock; sizes are bytes of memory. The rules are
+in docs/design.md#a-remote-cursor (budgets) and docs/design.md#idle-shards (waits).
+"""
+
+from collections.abc import Iterable
+from math import floor, inf
+from typing import Final, NamedTuple
+
+from bson.timestamp import Timestamp
+
+from router.memory import Memory
+from router.stream_settings import PacingSettings
+
+_EARLY: Final = 1e-6
+"""Fraction of an interval by which a timer may fire early."""
+
+
+class TokenBucket:
+    """Holds up to ``burst`` tokens, one at least, and starts full; does no I/O.
+
+    Times are in seconds on one monotonic clock. One token is added at the start of each interval of
+    ``1 / per_second`` on that clock, so that all buckets of one rate fill at the same moments: an
+    event that needs tokens of several buckets waits for one such moment, not for the latest of
+    several.
+    With ``per_second`` 0 there are no tokens. At most ``debt`` tokens may be owed.
+    """
+
+    __slots__ = ("_burst", "_debt", "_number", "_tokens", "per_second")
+
+    def __init__(self, per_second: float, burst: float, *, debt: float = inf) -> None:
+        self.per_second = per_second
+        """Tokens added per second."""
+        self._burst = max(1.0, burst) if per_second > 0 else 0.0
+        self._debt = debt
+        self._tokens = self._burst
+        self._number = 0
+
+    def tokens(self, now: float) -> float:
+        """Return the tokens that there are; less than 0 if some are owed."""
+        number = self.interval_number(now)
+        if number > self._number:
+            self._tokens = min(self._burst, self._tokens + number - self._number)
+            self._number = number
+        return self._tokens
+
+    def spend(self, now: float, tokens: float = 1.0) -> None:
+        """Remove ``tokens``, even if there are fewer."""
+        self._tokens = max(-self._debt, self.tokens(now) - tokens)
+
+    def limit(self, now: float, per_second: float) -> None:
+        """Reduce the rate to ``per_second`` if it is higher; tokens that are due are lost."""
+        if per_second < self.per_second:
+            self.per_second = per_second
+            self._number = self.interval_number(now)
+
+    def interval_number(self, now: float) -> int:
+        """Return the number of the current interval."""
+        return floor(now * self.per_second + _EARLY)
+
+    def next_start(self, now: float) -> float:
+        """Return the time at which the next interval starts; infinity if none ever does."""
+        return (self.interval_number(now) + 1) / self.per_second if self.per_second > 0 else inf
+
+    def ready_at(self, now: float) -> float:
+        """Return the time at which there is a whole token: ``now`` if there is one already."""
+        return now if self.tokens(now) >= 1.0 else self.next_start(now)
+
+
+_MOST_CHARGE: Final = 2
+"""Tokens that one batch takes at most. More would put streams of few, larger batches into rounds,
+which would then cost the members no less."""
+_DEBT: Final = 1.0
+"""Tokens that a stream may owe, so that a round without events does not end the rounds."""
+
+
+class Rounds(TokenBucket):
+    """Tells whether a stream is dense, and when its next round starts; does no I/O.
+
+    It holds ``round_burst`` tokens and gets one per round. Each batch that shows the end of a
+    member's oplog takes one, or two if it has several events. The stream is dense while there is
+    none: then its members are read once a round instead of once for each event. Rounds start when
+    tokens for no-op writes are added too. There is one each ``round_interval``, or more if
+    ``noops_per_second`` allows a no-op for each of them.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, limits: PacingSettings) -> None:
+        most = limits.noops_per_second if limits.noops else 0.0
+        super().__init__(max(most, 1 / limits.round_interval), limits.round_burst, debt=_DEBT)
+
+    def charge(self, events: int, now: float) -> None:
+        """Record a batch of ``events`` events after which the member's oplog had no more."""
+        self.spend(now, min(events, _MOST_CHARGE))
+
+    def dense(self, now: float) -> bool:
+        """Return whether the members are to be read in rounds."""
+        return self.tokens(now) < 1.0
+
+
+_AGAIN, _AGAIN_MOST = 0.1, 2.0
+"""Seconds, doubling up to a maximum, before a no-op write without effect is repeated."""
+_LONGEST_TIMEOUT: Final = 12
+"""Maximum of the timeout of a watermark that does not advance, as a multiple of the first one."""
+
+
+class NoOpState:
+    """The state of the no-op writes of a remote's member."""
+
+    def __init__(self) -> None:
+        self.pending = False
+        """Whether a no-op write has been requested and is not done yet."""
+        self.begun = False
+        """Whether the pending no-op write has been sent."""
+        self.past = Timestamp(0, 0)
+        """The cluster time past which the no-op write moves the member."""
+        self.again = 0.0
+        """The time from which the same no-op write may be repeated."""
+        self._pause = _AGAIN
+
+    def ask(self, past: Timestamp) -> None:
+        """Record the request for a no-op write past this time."""
+        if past > self.past:
+            self._pause = _AGAIN
+        self.past, self.pending, self.begun = past, True, False
+
+    def done(self, now: float) -> None:
+        """Record the end of the no-op write, and set the time from which it may be repeated."""
+        self.pending = self.begun = False
+        self.again = now + self._pause
+        self._pause = min(_AGAIN_MOST, 2 * self._pause)
+
+    def shown(self) -> None:
+        """Record that the watermark has advanced as far as needed."""
+        self._pause = _AGAIN
+
+
+class WatermarkTimeout:
+    """Detects a watermark that does not advance although its replica set has.
+
+    ``timeout`` is in seconds; 0 means without limit. It doubles with each member that is left for
+    this reason, up to a maximum.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self._first = self._timeout = timeout
+        self._past: Timestamp | None = None
+        self._since = 0.0
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a watermark is due."""
+        return self._past is not None
+
+    def reached(self, past: Timestamp, now: float) -> None:
+        """Record that the replica set is beyond ``past``, so that a watermark beyond it is due."""
+        if self._past is None:
+            self._past, self._since = past, now
+
+    def watermark(self, time: Timestamp) -> None:
+        """Record that the remote's watermark is ``time``."""
+        if self._past is not None and time > self._past:
+            self._past, self._timeout = None, self._first
+
+    def give_up(self, now: float) -> bool:
+        """Return whether to leave the member; if so, increase the timeout for the next one."""
+        late = self._past is not None and 0 < self._timeout < now - self._since
+        if late:
+            self._since = now
+            self._timeout = min(2 * self._timeout, _LONGEST_TIMEOUT * self._first)
+        return late
+
+
+class ReadState:
+    """What is known of one remote's member, and what has been requested from it.
+
+    ``topology`` is whether the remote watches config.shards.
+    """
+
+    def __init__(self, limits: PacingSettings, *, topology: bool = False) -> None:
+        self.topology = topology
+        self.opened = False
+        """Whether the member has replied."""
+        self.events = 0
+        """Number of events received."""
+        self.events_at = -inf
+        """The time of the last batch with events."""
+        self.idle = False
+        """Whether the last reply reached the end of the member's oplog."""
+        self.reached = Timestamp(0, 0)
+        """The end of the member's oplog, as of the last reply."""
+        self.collects_in = -1
+        """The number of the round whose first getMore of this remote is due or in progress."""
+        self.round = -1
+        """The number of the last round in which the watermark was requested for waiting events."""
+        self.asked = Timestamp(0, 0)
+        """The cluster time that the watermark must pass in that round."""
+        self.noop = NoOpState()
+        self.overdue = WatermarkTimeout(limits.watermark_timeout)
+        self.probes = TokenBucket(1000 * limits.probe_share, 1000 * limits.probe_burst)
+        """The milliseconds for which the progress cursor may keep the member busy: probes of an
+        idle member cost next to nothing; those that scan much use up the bucket."""
+        self._limits = limits
+        self._waits = 0
+
+    def record(self, events: int, reached: Timestamp | None, now: float, *, complete: bool) -> None:
+        """Record a reply: its events, the end of the member's oplog, and whether it got there."""
+        self.collects_in = -1
+        if events:
+            self.events += events
+            self.events_at = now
+        if reached is not None:
+            self.reached = max(self.reached, reached)
+        # The reply of an opening is always empty, so it does not show that the member is idle.
+        if self.opened:
+            self.idle = complete
+        self.opened = True
+
+    def next_wait(self) -> float:
+        """Return the seconds that the next getMore may wait while events need the watermark.
+
+        They double with each getMore until ``reset_wait``.
+        """
+        limits = self._limits
+        seconds = limits.await_watermark * (1 << min(self._waits, 16))
+        self._waits += 1
+        return min(limits.await_watermark_max, seconds)
+
+    def reset_wait(self) -> None:
+        """Start over with the shortest wait: the watermark has arrived or is about to arrive."""
+        self._waits = 0
+
+
+_AVERAGED = 8
+"""Number of batches over which the pace is averaged."""
+_FILTERED_PART: Final = 4
+"""Divisor of a stream's budgets while its events are distributed to filters: the router takes the
+events itself then, as fast as it can."""
+_LIVELY = 1.0
+"""Seconds after its last event during which a stream is expected to deliver more."""
+_BUSY: Final = 0.25
+"""Seconds after its last event during which a remote is read at the start of each round."""
+_COLLECTED: Final = 0.004
+"""Seconds for which the first getMore of a round waits for events: about as long as a no-op write
+takes, so that a member without events shows its progress."""
+_MOST_LAG: Final = 2
+"""Seconds of cluster time by which the watermark of a remote that is read in rounds may lag."""
+COLLECTING: Final = 0.01
+"""Seconds from the start of a round until members that keep events back get no-op writes, if not
+all batches of the round have arrived before."""
+
+
+class Wait(NamedTuple):
+    """The wait of a remote's next getMore, in seconds.
+
+    ``delay`` is the time for which the getMore is not sent at all, unless a no-op write is.
+    """
+
+    seconds: float
+    delay: float = 0.0
+
+
+class FlowControl:
+    """Decides for one stream when its remotes are read, and how long their getMores wait.
+
+    A getMore waits long, since events end the wait. An event that other members keep back needs
+    their watermarks at once, which progress cursors report. While progress cursors or no-op writes
+    are out of budget, a getMore ends when the next no-op write is done, so that there is one
+    getMore per write. A dense stream is read in ``rounds``.
+    """
+
+    def __init__(self, limits: PacingSettings, memory: Memory) -> None:
+        self._limits = limits
+        self._memory = memory
+        self._read_until = 0.0
+        self._ahead = limits.first_ahead_bytes
+        self.pace = Pace(limits)
+        self.rounds = Rounds(limits)
+
+    def events_arrived(self, remote: ReadState, events: int, now: float) -> None:
+        """Record that a remote's reply had events."""
+        self.pace.event(now)
+        if remote.idle:
+            self.rounds.charge(events, now)
+
+    def client_read(self, now: float) -> None:
+        """Record that a client reads the stream or waits for it."""
+        self._read_until = now + self._limits.linger
+
+    def client_took(self, size: int) -> None:
+        """Record that a client has taken events of ``size`` bytes, so that more is read ahead."""
+        self._ahead += 2 * size
+
+    def clients_left(self) -> None:
+        """Record that the last client has left, so that nothing more is read ahead."""
+        self._read_until = float("-inf")
+
+    def is_unread(self, now: float) -> bool:
+        """Return whether no client has read the stream for so long that prefetching stops."""
+        return now > self._read_until
+
+    def batch_bytes(self, remotes: int, *, filtered: bool = False) -> int:
+        """Return the size of batches, of which two fit into each remote's even share.
+
+        ``remotes`` is the number of the stream's remotes, ``filtered`` whether its events are
+        distributed to filters.
+        """
+        half = self._even_half(filtered)
+        return max(1, min(self._limits.batch_target_bytes, half // (2 * remotes)))
+
+    def may_read(
+        self, buffered: int, all_buffered: int, remotes: int, *, filtered: bool = False
+    ) -> bool:
+        """Return whether the budgets allow another batch of a remote with ``buffered`` bytes.
+
+        ``all_buffered`` is the number of bytes buffered for all ``remotes``. A remote with an empty
+        buffer always may. The slowest shard's buffer is empty once the ready events have been
+        taken, so the budgets never stop the low watermark, and it never waits for a client.
+        ``filtered`` is whether the stream's events are distributed to filters.
+        """
+        if not buffered:
+            return True
+        if self._memory.short or (all_buffered > self._ahead and not filtered):
+            return False
+        batch = self.batch_bytes(remotes, filtered=filtered)
+        if buffered + batch > self._limits.remote_buffer_bytes // (
+            _FILTERED_PART if filtered else 1
+        ):
+            return False
+        half = self._even_half(filtered)
+        return (buffered + batch) * remotes <= half or all_buffered + batch * remotes <= half
+
+    def _even_half(self, filtered: bool) -> int:
+        """Return the half of the stream's budget that is divided evenly among the remotes.
+
+        If the others used up the budget, a remote with an empty buffer would hold the low watermark
+        and stop them all. The other half is for remotes that are ahead.
+        """
+        return self._limits.stream_buffer_bytes // (_FILTERED_PART if filtered else 1) // 2
+
+    def noop_delay(self, now: float, remotes: Iterable[ReadState]) -> float:
+        """Return the time to wait before the members that keep events back get no-op writes."""
+        if self.rounds.dense(now):
+            number = self.rounds.interval_number(now)
+            collects = any(remote.collects_in == number for remote in remotes)
+            return COLLECTING if collects else 0.0
+        limits = self._limits
+        # If events arrive quickly, most members get past them by themselves.
+        least = limits.await_watermark if self.pace.active(now) else 0.0
+        return max(limits.noop_delay, least)
+
+    def wait(
+        self,
+        remote: ReadState,
+        watermark: Timestamp | None,
+        now: float,
+        *,
+        needed: bool,
+        next_noop: float | None,
+    ) -> Wait:
+        """Return the wait of a remote's next getMore.
+
+        ``watermark`` is the remote's, and ``needed`` whether events need it to advance;
+        ``next_noop`` is the time until the member's next no-op write, if the budgets allow no
+        watermark before it.
+        """
+        if watermark is not None and (wait := self._wait_for_round(remote, watermark, now)):
+            return wait
+        limits = self._limits
+        quiet = limits.await_quiet
+        # Whether the member's oplog is already past the watermark, or gets a no-op write.
+        due = needed and (remote.noop.begun or watermark is None or remote.reached > watermark)
+        if needed and not limits.noops:
+            return Wait(min(quiet, remote.next_wait()))
+        if remote.topology and remote.idle:
+            # It has no events that could end a wait, so it need not wait on the config server.
+            return Wait(remote.next_wait()) if due else Wait(limits.await_watermark, delay=quiet)
+        if not remote.idle:
+            # A getMore that waits cannot be distinguished from one that scans: keep the wait short.
+            return Wait(min(quiet, limits.await_unknown))
+        if next_noop is not None:
+            return Wait(min(quiet, remote.next_wait() if due else next_noop))
+        return Wait(quiet)
+
+    def _wait_for_round(self, remote: ReadState, watermark: Timestamp, now: float) -> Wait | None:
+        """Return the wait of a remote that is read in rounds; None if it is not."""
+        rounds = self.rounds
+        if remote.topology or not (remote.idle and rounds.dense(now)):
+            return None
+        if watermark.time + _MOST_LAG < remote.reached.time or not remote.reached.time:
+            return None  # a backlog, whose batches are followed at once
+        if watermark <= remote.asked and (remote.noop.begun or not remote.noop.pending):
+            return Wait(remote.next_wait())
+        remote.reset_wait()
+        until = rounds.next_start(now) - now
+        if now - remote.events_at < _BUSY:
+            remote.collects_in = rounds.interval_number(now) + 1
+            return Wait(min(self._limits.await_quiet, _COLLECTED), until)
+        # The no-op write in the next round ends the delay, unless the stream has no events then.
+        return Wait(self._limits.await_quiet, until + 0.5 / rounds.per_second)
+
+
+class Pace:
+    """The average interval between a stream's events."""
+
+    __slots__ = ("_interval", "_last", "_limits")
+
+    def __init__(self, limits: PacingSettings) -> None:
+        self._limits = limits
+        self._interval = limits.active_for
+        self._last = float("-inf")
+
+    def event(self, now: float) -> None:
+        """Record the arrival of a batch with events."""
+        # A long pause is capped, since it does not predict the pace after it.
+        passed = min(now - self._last, 2 * self._limits.active_for)
+        self._interval += (passed - self._interval) / _AVERAGED
+        self._last = now
+
+    def active(self, now: float) -> bool:
+        """Return whether events arrive in quick succession."""
+        return max(self._interval, now - self._last) < self._limits.active_for
+
+    def lively(self, now: float) -> bool:
+        """Return whether an event has arrived within the last second."""
+        return now - self._last < _LIVELY

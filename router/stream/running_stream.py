@@ -1,0 +1,465 @@
+"""A running stream: one set of remotes that several clients read, from its opening to its end."""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextvars import Context
+from typing import Any
+
+import structlog
+from bson.int64 import Int64
+from bson.timestamp import Timestamp
+
+from router.catalog.cluster import Cluster
+from router.memory import Holding, Memory
+from router.request.stream_request import StreamRequest
+from router.stream.log_reader import Batch, LogReader
+from router.stream.merged_stream import MergedStream
+from router.stream.noop_writer import NoOpWriter
+from router.stream.read_scheduler import ReadScheduler, Remotes, ScheduledRemote
+from router.stream.remote_queue import Action, CloseRemote, OpenRemote, ReopenRemote
+from router.stream.view_readers import ViewReaders, Waiter, complete
+from router.stream_settings import StreamSettings
+from shard_client import spans
+from shard_client.bson.resume_token import cluster_time_of
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError
+from shard_client.remote_cursor.cursor_reply import CursorBatch
+from shard_client.remote_cursor.remote_cursor import RemoteCursor
+
+log = structlog.get_logger()
+
+
+class RunningStream:
+    """A merged stream with its remotes, which it reads, and its readers.
+
+    It ends soon after the last reader has left. Readers pass their log readers to ``take`` and
+    ``wait``.
+
+    ``noop_writer`` counts the load of members, too; ``memory`` counts the remotes, and the bytes of
+    events that are held. ``gone`` is called when no reader can enter any more: run ``close`` then.
+    ``readers`` have entered already. Must be created in a running loop.
+    """
+
+    def __init__(
+        self,
+        request: StreamRequest,
+        stream: MergedStream,
+        cluster: Cluster,
+        noop_writer: NoOpWriter,
+        limits: StreamSettings,
+        memory: Memory,
+        gone: Callable[[], None],
+        readers: int = 0,
+    ) -> None:
+        self.stream = stream
+        self.readers = readers
+        """The number of readers."""
+        self._request = request
+        self._cluster = cluster
+        self._noop_writer = noop_writer
+        self._loads = noop_writer.loads
+        self._limits = limits
+        self._held = Holding(memory)
+        self._gone = gone
+        self._loop = asyncio.get_running_loop()
+        self._held_since: float | None = None
+        """The time since which the low watermark has held back events."""
+        self.views = ViewReaders(stream, limits.share_filter_bytes, self._loop.time)
+        self._step_at = math.inf
+        """The time of the next step of the views; infinity if none is due."""
+        self._next_step: asyncio.Handle | None = None
+        self._remotes = Remotes(request, cluster, limits, memory, self._loads)
+        self._read_scheduler = ReadScheduler(
+            stream, self._remotes, self.views, noop_writer, limits, memory, self._probe
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+        """The tasks that read remotes, or watch for shards that have left."""
+        self._closing: set[asyncio.Task[None]] = set()
+        """The tasks that kill cursors."""
+        self._draining: asyncio.Task[None] | None = None
+        self._answered: asyncio.Future[None] = self._loop.create_future()
+        self._events = 0
+        self._lingering: asyncio.TimerHandle | None = None
+        self._closed = False
+        self._keep()
+
+    # Life cycle.
+
+    async def open(self, most: float, deadline: float) -> None:
+        """Open the remotes and wait until each has answered; after the deadline, one shard.
+
+        ``most`` is the seconds up to ``deadline``, for messages. Raises CommandError, the first
+        failure.
+        """
+        self._read_scheduler.client_reads()
+        self._execute(self.stream.start())
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._answered
+        except TimeoutError:
+            remotes = self._remotes.values()
+            late = sorted(remote.target for remote in remotes if not remote.opened)
+            missing = f"no answer from {', '.join(late)} within {most} s"
+            # A shard has accepted the request: the others are waited for in an open stream.
+            if not any(remote.opened and not remote.topology for remote in remotes):
+                raise CommandError(
+                    ErrorCode.FailedToSatisfyReadPreference, missing
+                ).with_change_stream_label() from None
+            log.warning("stream opened without some shards", missing=missing)
+        self._read_scheduler.opening = False
+
+    @property
+    def has_opened(self) -> bool:
+        """Whether the remotes have answered, as ``open`` says."""
+        return not self._read_scheduler.opening
+
+    async def close(self) -> None:
+        """Kill all remote cursors, within twice ``close_timeout`` plus one connection attempt.
+
+        Idempotent.
+        """
+        self._closed = True
+        for pending in (self._lingering, self._draining, self._next_step):
+            if pending is not None:
+                pending.cancel()
+        self._read_scheduler.close()
+        self.stop_reading()
+        self._held.size = 0
+        self.stream.close()
+        while self._closing:
+            await asyncio.wait(self._closing)
+
+    def _end(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._gone()
+
+    def enter(self) -> None:
+        """Add a reader."""
+        self.readers += 1
+        if self._lingering is not None:
+            self._lingering.cancel()
+            self._lingering = None
+        self._keep()
+
+    def leave(self) -> None:
+        """Remove a reader; after the last one the stream closes, at once or soon."""
+        self.readers -= 1
+        self._keep()
+        if self.readers or self._closed:
+            return
+        limits = self._limits
+        if limits.share and self.healthy and limits.share_linger > 0:
+            self._read_scheduler.flow.clients_left()
+            self._lingering = self._loop.call_later(limits.share_linger, self._end)
+        else:
+            self._end()
+
+    def _keep(self) -> None:
+        """Set how much of the log is kept: more for several readers than for one or none."""
+        limits = self._limits
+        if limits.share:
+            alone = min(limits.share_alone_bytes, limits.share_log_bytes)
+            self.stream.keep_bytes = limits.share_log_bytes if self.readers > 1 else alone
+
+    # State and range of events.
+
+    @property
+    def healthy(self) -> bool:
+        """Whether readers may enter: it is not closed, and has neither failed nor ended."""
+        return not self._closed and self.stream.error is None and not self.stream.ended
+
+    def is_late(self, time: Timestamp) -> bool:
+        """Return whether it is far behind ``time``, or is not healthy and never reaches it."""
+        if not self.healthy:
+            return True
+        return time.time - cluster_time_of(self.stream.reached).time > self._limits.share_behind
+
+    def describe(self, cursor_ids: Sequence[int]) -> dict[str, Any]:
+        """Return what serverStatus shows of the stream, which ``cursor_ids`` read."""
+        fan_out = self.views.fan_out
+        return {
+            "cursorIds": [Int64(cursor_id) for cursor_id in cursor_ids],
+            "namespace": self._request.namespace,
+            "events": Int64(self._events),
+            **({"filtered": fan_out.describe()} if fan_out.readers else {}),
+            **self._remotes.describe(self.stream),
+        }
+
+    # Reading.
+
+    def take(self, log_reader: LogReader, max_events: int | None, max_bytes: int) -> Batch:
+        """Return the events that are ready for ``log_reader`` and resume prefetching.
+
+        Raises CommandError if the stream has failed.
+        """
+        self._read_scheduler.client_reads()
+        enough = self._limits.reply_target_bytes if max_events is None else None
+        try:
+            if max_events != 0 and not log_reader.is_ready() and log_reader.view.is_part:
+                self._advance(asked=True)
+            batch = log_reader.take(max_events, max_bytes, enough)
+        finally:
+            self._stop_if_broken()
+        self.views.fan_out.forget(log_reader.view, log_reader.number)
+        loads = self._loads
+        loads.delivered += len(batch.events)
+        loads.delivered_bytes += batch.size
+        self._events += len(batch.events)
+        self._count()
+        self._read_scheduler.flow.client_took(batch.size)
+        if not log_reader.view.is_part:
+            self._schedule_step()
+            self._read_scheduler.read_on()
+        return batch
+
+    async def wait(self, waiter: Waiter, timeout: float, log_reader: LogReader) -> None:
+        """Wait, ``timeout`` seconds at most, until ``log_reader`` can read or the stream has ended.
+
+        Whoever completes ``waiter`` ends the wait, too.
+        """
+        scheduler = self._read_scheduler
+        scheduler.client_reads()
+        if not (self.views.waiting and log_reader.view.is_part):
+            # A resumed stream may just have dropped events that its client has, which frees budget.
+            scheduler.read_on()
+            scheduler.write_noops(self._loop.time())
+        timer = self._loop.call_later(timeout, complete, waiter)
+        try:
+            self.views.add(log_reader, waiter)
+            self._schedule_step()
+            woken_at = await waiter
+            if woken_at is not None:
+                self._loads.reply_delays.record(self._loop.time() - woken_at)
+        finally:
+            timer.cancel()
+            self.views.remove(log_reader.view)
+            scheduler.client_reads()
+
+    def _schedule_step(self) -> None:
+        """Let the views take a step when one is due."""
+        due = self.views.due()
+        if due >= self._step_at:
+            return
+        if self._next_step is not None:
+            self._next_step.cancel()
+        self._step_at = due
+        if due <= self._loop.time():
+            self._next_step = self._loop.call_soon(self._step)
+        else:
+            self._next_step = self._loop.call_at(due, self._step)
+
+    def _step(self, *, asked: bool = False) -> None:
+        """Let the views take a step, and resume reading as far as that frees budget."""
+        try:
+            if self._next_step is not None:
+                self._next_step.cancel()
+            self._next_step, self._step_at = None, math.inf
+            self.views.step(asked=asked)
+            self._stop_if_broken()
+            self._count()
+            self._read_scheduler.read_on()
+            self._read_scheduler.write_noops(self._loop.time())
+            self._schedule_step()
+        except Exception as error:  # noqa: BLE001 - whatever it is, no reader may wait for ever
+            self._next_step, self._step_at = None, math.inf
+            self.views.fail(error)
+
+    def _advance(self, *, asked: bool = False) -> None:
+        """Let the views take a step now, unless they will in this iteration of the event loop.
+
+        Readers that never wait depend on it: they have ``asked``.
+        """
+        if self._step_at > -math.inf:
+            self._step(asked=asked)
+
+    def stop_reading(self) -> None:
+        """Kill the remote cursors; released events can still be read."""
+        for remote in list(self._remotes.values()):
+            self._close(remote)
+        self.views.wake()
+
+    # The remotes.
+
+    def _execute(self, actions: Iterable[Action]) -> None:
+        """Open, reopen and close remotes, as the merge asks."""
+        for action in actions:
+            if isinstance(action, OpenRemote):
+                self._remotes.add(action)
+            elif (closed := self._remotes.get(action.remote)) is not None:
+                self._close(closed, reopens=isinstance(action, ReopenRemote))
+            if not isinstance(action, CloseRemote):
+                remote = self._remotes.open(action, self._read_scheduler.batch_bytes())
+                name = f"remote cursor {remote.target}"
+                self._start(name, self._read, remote, remote.cursor, context=spans.apart())
+
+    def _close(self, remote: ScheduledRemote, *, reopens: bool = False) -> None:
+        """Kill a remote's cursor in the background; remove the remote, unless it reopens."""
+        remote.end_delay()
+        if not reopens:
+            self._remotes.remove(remote)
+        killing = self._loop.create_task(remote.cursor.close(), name=f"close {remote.target}")
+        killing.add_done_callback(self._closing.discard)
+        self._closing.add(killing)
+
+    def _start(
+        self,
+        name: str,
+        work: Callable[..., Awaitable[None]],
+        *args: Any,
+        context: Context | None = None,
+    ) -> asyncio.Task[None]:
+        """Run ``work`` in a task; the stream fails if it raises, since events may be lost."""
+
+        async def guarded() -> None:
+            try:
+                await work(*args)
+            except Exception as error:  # noqa: BLE001 - whatever it is, no reader may wait for ever
+                self.stream.fail(error)
+                self._stop_if_broken()
+
+        task = self._loop.create_task(guarded(), name=name, context=context)
+        task.add_done_callback(self._tasks.discard)
+        self._tasks.add(task)
+        return task
+
+    async def _read(self, remote: ScheduledRemote, cursor: RemoteCursor) -> None:
+        """Read a remote's cursor until it is closed, ends or fails."""
+        while True:
+            try:
+                batch = await cursor.read()
+            except CommandError as error:
+                if cursor.in_outage and self._outlasts(remote):
+                    continue
+                self._remote_failed(remote, cursor, error)
+                return
+            if batch is None:
+                return
+            self._batch_arrived(remote, batch)
+            del batch  # the merge owns the events, and frees them while the next is awaited
+
+    def _probe(self, remote: ScheduledRemote, seconds: float) -> None:
+        """Query a member's progress within ``seconds``, unless it is being queried."""
+        if remote.probing is None or remote.probing.done():
+            name = f"progress cursor of {remote.target}"
+            remote.probing = self._start(name, self._query, remote, remote.cursor, seconds)
+
+    async def _query(self, remote: ScheduledRemote, cursor: RemoteCursor, seconds: float) -> None:
+        try:
+            batch = await cursor.probe_progress(seconds)
+        except CommandError as error:
+            self._remote_failed(remote, cursor, error)
+            return
+        if batch is not None:
+            self._batch_arrived(remote, batch)
+
+    def _outlasts(self, remote: ScheduledRemote) -> bool:
+        """Return whether the stream waits for a remote however long it is away.
+
+        No event is lost while the low watermark stands still, and a client that resumed would not
+        be served sooner, unless the shard has left: drivers end a stream whose resumption fails.
+        """
+        return self._request.passthrough_to_shard is None and not self.stream.has_left(
+            remote.number
+        )
+
+    def _batch_arrived(self, remote: ScheduledRemote, batch: CursorBatch) -> None:
+        if self._closed or remote.number not in self._remotes:
+            return
+        number = remote.number
+        actions = self.stream.batch_arrived(number, batch)
+        now = self._loop.time()
+        if batch.events:
+            load = self._loads.of(remote.target)
+            load.events += len(batch.events)
+            load.event_bytes += batch.size
+            if self._held_since is None:
+                self._held_since = now
+            self._count()
+        if actions:
+            self._execute(actions)
+        if remote.topology and self.stream.draining and self._draining is None:
+            self._draining = self._start("watch draining shards", self._watch_draining)
+        self._read_scheduler.batch_arrived(
+            number, len(batch.events), batch.operation_time, now, complete=batch.complete
+        )
+        if not self._answered.done() and all(other.opened for other in self._remotes.values()):
+            self._answered.set_result(None)
+        self._pass_on()
+        # Prepare the next reply while the client processes the last one.
+        self.stream.merge_ahead(self._limits.reply_target_bytes)
+        if self._held_since is not None and not self.stream.is_held_back:
+            self._loads.low_watermark_waits.record(self._loop.time() - self._held_since)
+            self._held_since = None
+        self._stop_if_broken()
+
+    async def _watch_draining(self) -> None:
+        """Read the shard list while shards drain, to close the remotes of those that have left.
+
+        A change stream need not report a removal (docs/protocol.md#sharded-cluster). All streams of
+        the process read the list at the same moments, so that one read serves them all. No-ops are
+        written past the removals.
+        """
+        interval = self._limits.removed_shards_interval
+        while self.stream.draining and self.stream.error is None:
+            now = self._loop.time()
+            await asyncio.sleep(interval * math.floor(now / interval + 1) - now)
+            try:
+                listed = await self._cluster.shards()
+            except CommandError as error:
+                log.info("cannot tell whether a draining shard has left", error=str(error))
+                continue
+            shards, draining = listed.hosts.keys(), listed.draining
+            self._execute(self.stream.shards_listed(shards, draining, listed.by))
+            if self.stream.leaving:
+                self._read_scheduler.write_noops(self._loop.time(), arriving=True)
+            self._pass_on()
+        self._draining = None
+
+    def _stop_if_broken(self) -> None:
+        """Stop reading after a failure of the stream itself; its readers get the error."""
+        error = self.stream.error
+        if error is None or not self._remotes:
+            return
+        cause = error.__cause__
+        if cause is None:  # a member broke its rules
+            log.warning("stream failed", error=str(error))
+        else:
+            log.error("stream broke", error=str(error), exc_info=cause)
+        if not self._answered.done():
+            self._answered.set_exception(error)
+        self.stop_reading()
+
+    def _pass_on(self) -> None:
+        """Wake the readers that have something to read, since a batch has been merged."""
+        self.views.wake_for_release()
+        if self.views.has_parts:
+            self._advance()
+        else:
+            self._schedule_step()
+
+    def _remote_failed(
+        self, remote: ScheduledRemote, cursor: RemoteCursor, error: CommandError
+    ) -> None:
+        if self._closed or self._remotes.get(remote.number) is None or remote.cursor is not cursor:
+            return
+        target, address = remote.target, cursor.address
+        log.warning("stream failed", target=target, address=address, error=str(error))
+        if remote.topology and error.code == ErrorCode.ChangeStreamHistoryLost:
+            # A client that resumes causes the shard list to be read again, so no event is lost.
+            error = CommandError(ErrorCode.RetryChangeStream, error.message)
+        self.stream.remote_failed(remote.number, error, address)
+        if not self._answered.done():
+            if remote.opened:
+                # A getMore failed while other remotes were being opened; the client's first
+                # getMore raises the error.
+                self._answered.set_result(None)
+            else:
+                self._answered.set_exception(error.with_change_stream_label())
+        self.stop_reading()
+
+    def _count(self) -> None:
+        """Update the count of bytes held, unless closed: the rest is freed with the last reader."""
+        if not self._closed:
+            self._held.size = self.stream.held_bytes + self.views.fan_out.held_bytes

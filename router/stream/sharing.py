@@ -1,0 +1,527 @@
+"""Sharing: the streams that can serve a client, and the choice of one (docs/sharing.md)."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from math import ceil, inf
+from typing import Any, Final, Protocol
+
+from router.filters.match_compiler import Declined
+from router.filters.stream_filter import StreamFilter, compile_filter
+from router.request.stream_request import Scope, StreamRequest
+from router.stream.fan_out import FanOut
+from router.stream.views import Namespace, Traffic, View
+from router.stream_settings import SharingSettings
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import RESUMABLE_LABEL, CommandError
+
+FIRST_PAUSE: Final = 10.0
+"""Seconds for which clients avoid a shared stream after its first failure."""
+
+LONGEST_PAUSE: Final = 3600.0
+"""Upper bound of the pause, which doubles with each failure, in seconds."""
+
+MOST_STREAMS: Final = 1000
+"""Number of streams that are remembered, those that have failed last."""
+
+
+@dataclass(slots=True)
+class _Failure:
+    code_name: str
+    at: float
+    pause: float
+
+    @property
+    def until(self) -> float:
+        return self.at + self.pause
+
+
+class FailedStreams:
+    """Remembers for a while which shared streams have failed; does no I/O.
+
+    A shared stream may fail by an event that most of its clients would not receive, and would fail
+    again by the next such event. Clients read streams of their own meanwhile, and do not enter it
+    for a time that doubles with each failure. It is reset after ``LONGEST_PAUSE`` without one. A
+    resumable error, such as a shard's outage, does not double it: it says nothing about events.
+    Streams are named by their keys (``Source.key``); all times are on the loop's clock.
+    """
+
+    def __init__(self) -> None:
+        self._failures: dict[bytes, _Failure] = {}
+
+    def add(self, key: bytes, error: CommandError, entered: float, now: float) -> bool:
+        """Record that a stream has failed for a reader that entered it at the time ``entered``.
+
+        Readers that entered it before its last failure report that failure once more. Return
+        whether this one is the first to report it.
+        """
+        name = _name(key)
+        last = self._failures.pop(name, None)
+        first = True
+        if last is None or now - last.until > LONGEST_PAUSE:
+            last = _Failure(error.code_name, now, FIRST_PAUSE)
+        elif entered > last.at:
+            factor = 1 if RESUMABLE_LABEL in error.labels else 2
+            last = _Failure(error.code_name, now, min(factor * last.pause, LONGEST_PAUSE))
+        else:
+            first = False
+        self._failures[name] = last
+        if len(self._failures) > MOST_STREAMS:
+            del self._failures[next(iter(self._failures))]
+        return first
+
+    def avoids(self, key: bytes, now: float) -> bool:
+        """Return whether no client should enter the stream now."""
+        failure = self._failures.get(_name(key)) if self._failures else None
+        return failure is not None and now < failure.until
+
+    def explain(self, key: bytes, now: float) -> str:
+        """Return why no client enters the stream now, or an empty string.
+
+        It names the error alone: its message may quote an event of a collection that the client
+        may not read.
+        """
+        failure = self._failures.get(_name(key))
+        if failure is None or now >= failure.until:
+            return ""
+        seconds = ceil(failure.until - now)
+        return f"the shared stream failed and is not read for {seconds} s: {failure.code_name}"
+
+
+def _name(key: bytes) -> bytes:
+    """Return a short name for a key, which may be as large as a request."""
+    return blake2b(key, digest_size=16).digest()
+
+
+_FRACTION_TO_STAY: Final = 0.5
+"""A shared scan continues with few readers if they get at least this fraction of its events."""
+
+
+_BYTES_OF_A_SCAN: Final = 2000
+"""Bytes of an event that a shard sends for less than another scan of its oplog entry costs it
+(docs/performance.md#streams-of-many-collections)."""
+
+PAUSED: Final = "the shared stream read much more than its readers"
+"""Why a scan is not shared for a while, for explain."""
+
+_PAUSE: Final = 60
+"""A scan that costs more than it saves is shared again after so many times ``hold``."""
+
+
+class _Demand:
+    __slots__ = ("cost", "let_through", "parts", "paused_until", "shared_until")
+
+    def __init__(self) -> None:
+        self.parts: Counter[bytes] = Counter()
+        self.cost = 0
+        self.shared_until = -inf
+        self.paused_until = 0.0
+        self.let_through = 0.0
+
+
+_NONE: Final = _Demand()
+
+
+class SharingDemand:
+    """The different parts that clients read of each wider stream; does no I/O.
+
+    A scan is shared from the ``least``-th part on, and no longer when there have been less than
+    half as many for ``hold`` seconds, unless they get most of its events. It is paused when the
+    shards send much more than the parts need, which costs more than the scans that it saves, and
+    when the router has been behind for ``hold`` seconds with events that few readers get, since
+    the shards can leave these out. All times are on the loop's clock.
+    """
+
+    def __init__(self, least: int, hold: float) -> None:
+        self.least = least
+        self._hold = hold
+        self._scans: dict[bytes, _Demand] = {}
+
+    def join(self, scan: bytes, part: bytes, now: float, *, cost: int = 0, begins: bool) -> None:
+        """Count a reader of ``part``; ``begins`` is whether the count may begin the sharing.
+
+        ``cost`` is the part's, the same for all of its readers.
+        """
+        state = self._scans.setdefault(scan, _Demand())
+        state.cost += 0 if part in state.parts else cost
+        state.parts[part] += 1
+        if begins and len(state.parts) >= self.least:
+            state.shared_until = inf
+        self._count(state, now)
+
+    def leave(self, scan: bytes, part: bytes, now: float, *, cost: int = 0) -> None:
+        """Stop counting a reader."""
+        state = self._scans[scan]
+        state.parts[part] -= 1
+        if not state.parts[part]:
+            del state.parts[part]
+            state.cost -= cost
+        if not state.parts:
+            del self._scans[scan]
+        self._count(state, now)
+
+    def record(self, scan: bytes, traffic: Traffic, now: float) -> None:
+        """Record the recent traffic of a scan that is read and shared."""
+        state = self._scans.get(scan)
+        if state is None:
+            return
+        state.let_through = traffic.let_through
+        costly = traffic.unwatched_bytes > len(state.parts) * _BYTES_OF_A_SCAN
+        late = traffic.is_behind(now - self._hold) and state.let_through < _FRACTION_TO_STAY
+        if (costly or late) and self.is_shared(scan, now):
+            state.paused_until = now + _PAUSE * self._hold
+            state.let_through = 0.0
+        self._count(state, now)
+
+    def _count(self, state: _Demand, now: float) -> None:
+        """Begin or end the time for which a scan with few parts is shared on."""
+        count = len(state.parts)
+        few = count * 2 < self.least
+        if few and (count < 2 or state.let_through < _FRACTION_TO_STAY):
+            state.shared_until = min(state.shared_until, now + self._hold)
+        elif now < state.shared_until:
+            state.shared_until = inf
+
+    def has(self, scan: bytes, part: bytes) -> bool:
+        """Return whether ``part`` has a reader."""
+        return part in self._of(scan).parts
+
+    def count(self, scan: bytes) -> int:
+        """Return the number of different parts that are read."""
+        return len(self._of(scan).parts)
+
+    def cost(self, scan: bytes) -> int:
+        """Return the sum of the costs of the different parts that are read."""
+        return self._of(scan).cost
+
+    def is_paused(self, scan: bytes, now: float) -> bool:
+        """Return whether a scan is not shared because the shards would send too much."""
+        return now < self._of(scan).paused_until
+
+    def is_shared(self, scan: bytes, now: float) -> bool:
+        """Return whether the parts of a scan should share it."""
+        state = self._of(scan)
+        return state.paused_until <= now < state.shared_until
+
+    def _of(self, scan: bytes) -> _Demand:
+        return self._scans.get(scan, _NONE)
+
+
+AUTO, ALWAYS, NEVER = "auto", "always", "never"
+MODES: Final = (AUTO, ALWAYS, NEVER)
+
+_IN_COMMENT: Final = re.compile(r"\b(shareFilters|shareScopes)=(auto|always|never)\b")
+
+_OPTIONS: Final = {
+    "fullDocument": ("default", "whenAvailable", None),
+    "fullDocumentBeforeChange": ("off", "whenAvailable", None),
+    "showRawUpdateDescription": (True, False),
+    "showExpandedEvents": (False,),
+    "showSystemEvents": (False,),
+    "matchCollectionUUIDForUpdateLookup": (True, False),
+}
+"""The options and values with which a wider stream has exactly the narrower one's events.
+
+A required image that is missing fails the wider stream, for another collection's event. Expanded
+events of a database include those of its views, which a stream of that name does not have.
+"""
+
+_EXTRAS: Final = frozenset({"comment", "let", "allowDiskUse"})
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A stream that can serve a client.
+
+    ``request`` opens it. Of its events the client gets those that belong to ``namespace``, if that
+    is given, and that ``filter`` lets through; None for its own stream, which has exactly the
+    client's events. ``key`` is the request's identity.
+    """
+
+    request: StreamRequest
+    filter: StreamFilter | None = None
+    namespace: Namespace | None = None
+    key: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Compute the key."""
+        object.__setattr__(self, "key", self.request.sharing_key)
+
+    @property
+    def part(self) -> bytes:
+        """The part of the stream that counts: a filter, a database or a collection."""
+        if self.namespace is None:
+            return b"" if self.filter is None else self.filter.identity
+        if self.request.scope is Scope.CLUSTER:
+            return self.namespace.database
+        return self.namespace.collection or b""
+
+    @property
+    def cost(self) -> int:
+        """The conditions of its filter that are tried on every event, where no namespace helps."""
+        return 0 if self.filter is None or self.namespace is not None else self.filter.tried
+
+    def open(self, fan_out: FanOut, after: bytes) -> View:
+        """Return the client's view of the stream of ``fan_out``, beyond the sort key ``after``."""
+        return fan_out.open(self.filter, after, self.namespace)
+
+
+@dataclass(slots=True)
+class WayOfSharing:
+    """One way of sharing: the streams that can serve in it, or the ``reason`` why none can.
+
+    ``parameter`` sets the ``mode``; ``demand`` counts the clients of all such streams.
+    """
+
+    parameter: str
+    mode: str
+    demand: SharingDemand
+    sources: tuple[Source, ...] = ()
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class Candidates:
+    """The streams that can serve a client.
+
+    ``own`` has exactly its events. ``scopes`` has streams of wider scopes, widest first, and is
+    preferred to ``filters``, which has that of its own scope without a filter.
+    """
+
+    own: Source
+    filters: WayOfSharing
+    scopes: WayOfSharing
+
+    @property
+    def ways(self) -> tuple[WayOfSharing, WayOfSharing]:
+        """Both ways of sharing, the preferred one first."""
+        return self.scopes, self.filters
+
+    def sharing(self, source: Source) -> WayOfSharing:
+        """Return the way in which ``source`` is shared, which is not the client's own stream."""
+        return self.filters if source.namespace is None else self.scopes
+
+
+def wider_streams(request: StreamRequest, compiled: StreamFilter | None) -> tuple[Source, ...]:
+    """Return the streams of wider scopes, widest first."""
+    database = request.database.encode()
+    collection = None if request.collection is None else request.collection.encode()
+    namespace = Namespace(database, collection)
+    options = {**request.change_stream_options, "allChangesForCluster": True}
+    whole = replace(request, collection=None, stages=())
+    cluster = replace(whole, database="admin", change_stream_options=options)
+    requests = (cluster,) if collection is None else (cluster, whole)
+    return tuple(Source(wider, compiled, namespace) for wider in requests)
+
+
+def mode_of(request: StreamRequest, name: str, default: str) -> str:
+    """Return the mode that the stream's comment names for the parameter ``name``, or the default.
+
+    A comment is a string like "reporting; shareFilters=never" or a document with such a field. None
+    overrides ``never`` as the default, which the operator has set.
+    """
+    if default == NEVER:
+        return NEVER
+    comment = request.extras.get("comment")
+    if isinstance(comment, str):
+        modes: dict[str, str] = dict(_IN_COMMENT.findall(comment))
+        return modes.get(name, default)
+    if isinstance(comment, Mapping):
+        named = comment.get(name)
+        return named if named in MODES else default
+    return default
+
+
+def why_not_filters(request: StreamRequest, mode: str) -> str:
+    """Return why the shards must evaluate the filter, without regard to its stages."""
+    if not request.stages:
+        return "it has no filter"
+    if mode == NEVER:
+        return "shareFilters is never"
+    if request.extras.get("collation") is not None:
+        return "it has a collation"
+    if request.passthrough_to_shard is not None:
+        return "it reads one shard"
+    if request.starts_after_invalidate:
+        # Whether a shard's invalidate is swallowed depends on what its filter lets through.
+        return "it starts after an invalidate"
+    return ""
+
+
+def why_not_scopes(request: StreamRequest, mode: str) -> str:
+    """Return why a stream has no wider one, without regard to its filter, or an empty string."""
+    if request.scope is Scope.CLUSTER:
+        return "it reads the whole cluster"
+    if mode == NEVER:
+        return "shareScopes is never"
+    if request.passthrough_to_shard is not None:
+        return "it reads one shard"
+    if request.starts_after_invalidate:
+        return "it starts after an invalidate"
+    for name, value in request.change_stream_options.items():
+        if value not in _OPTIONS.get(name, ()):
+            return f"it has the option {name}"
+    for name in request.extras:
+        if name not in _EXTRAS:
+            return f"it has {name}"
+    return ""
+
+
+MOST_TRIED: Final = 200
+"""Maximum of conditions that are tried on every event, of all filters on one scope: they cost an
+event some 100 µs. Conditions that a required value finds do not count (docs/sharing.md)."""
+
+
+class QuerySemantics(Protocol):
+    """What is known of the servers that would evaluate the filters."""
+
+    @property
+    def undefined_is_null(self) -> bool:
+        """Whether null equals undefined in their queries."""
+
+
+class SharingPolicy:
+    """Chooses between a client's own stream and those that serve others as well; does no I/O.
+
+    With many different filters on one scope the router reads it once and filters; a few are better
+    off on the shards. A collection's stream can be a part of its database's stream or of the
+    cluster's, a database's a part of the cluster's. Clients that are counted by ``join`` begin and
+    end the sharing (``SharingDemand``); a stream that has failed is not entered for a while
+    (``FailedStreams``). All times are on the loop's clock.
+    """
+
+    def __init__(self, limits: SharingSettings, servers: QuerySemantics) -> None:
+        self._limits = limits
+        self._servers = servers
+        self._failed = FailedStreams()
+        self._filters = SharingDemand(limits.share_filters_from, limits.share_filters_hold)
+        self._scopes = SharingDemand(limits.share_scopes_from, limits.share_filters_hold)
+        self.clients = 0
+        """The clients that are counted."""
+
+    def candidates(self, request: StreamRequest) -> Candidates:
+        """Return the streams that can serve ``request``; counts no client."""
+        limits = self._limits
+        filters = self._way(request, "shareFilters", limits.share_filters, self._filters)
+        scopes = self._way(request, "shareScopes", limits.share_scopes, self._scopes)
+        filters.reason = why_not_filters(request, filters.mode)
+        if not filters.reason:
+            try:
+                filters.sources = (self._unfiltered(request),)
+            except Declined as declined:
+                filters.reason = str(declined)
+        scopes.reason = why_not_scopes(request, scopes.mode)
+        if request.stages and not filters.sources and not scopes.reason:
+            scopes.reason = f"its filter is left to the shards: {filters.reason}"
+        if not scopes.reason:
+            wider = wider_streams(request, filters.sources[0].filter if request.stages else None)
+            scopes.sources = wider[-1:] if scopes.mode == ALWAYS else wider
+        return Candidates(Source(request), filters, scopes)
+
+    def _way(
+        self, request: StreamRequest, parameter: str, default: str, demand: SharingDemand
+    ) -> WayOfSharing:
+        mode = mode_of(request, parameter, default) if self._limits.share else NEVER
+        return WayOfSharing(parameter, mode, demand)
+
+    def _unfiltered(self, request: StreamRequest) -> Source:
+        """Return the request's scope without its filter; raises Declined."""
+        undefined_is_null = self._servers.undefined_is_null
+        compiled = compile_filter(request.stages, undefined_is_null=undefined_is_null)
+        source = Source(replace(request, stages=()), compiled)
+        tried = self._filters.cost(source.key)
+        known = self._filters.has(source.key, source.part)
+        if source.cost and not known and tried + source.cost > MOST_TRIED:
+            raise Declined(
+                f"the filters of its scope have {tried} conditions that are tried "
+                f"on every event, with this filter more than {MOST_TRIED}"
+            )
+        return source
+
+    def join(self, candidates: Candidates, now: float) -> None:
+        """Count a client."""
+        self.clients += 1
+        for way in candidates.ways:
+            for source in way.sources:
+                begins = way.mode == AUTO
+                way.demand.join(source.key, source.part, now, cost=source.cost, begins=begins)
+
+    def leave(self, candidates: Candidates, now: float) -> None:
+        """Stop counting a client."""
+        self.clients -= 1
+        for way in candidates.ways:
+            self._leave(way, now)
+
+    def _leave(self, way: WayOfSharing, now: float) -> None:
+        for source in way.sources:
+            way.demand.leave(source.key, source.part, now, cost=source.cost)
+
+    def choose_source(self, candidates: Candidates, current: Source | None, now: float) -> Source:
+        """Return the stream that should serve a client, which reads ``current`` now."""
+        for way in candidates.ways:
+            for source in way.sources:
+                reads_it = current is not None and source.key == current.key
+                if not reads_it and self._failed.avoids(source.key, now):
+                    continue
+                if way.mode == ALWAYS or way.demand.is_shared(source.key, now):
+                    return source
+        return candidates.own
+
+    def record_failure(
+        self, candidates: Candidates, source: Source, error: CommandError, begun: float, now: float
+    ) -> bool:
+        """Record that ``source``, which a client tried or began to read at ``begun``, has failed.
+
+        No client enters it for a while. Where the error concerns this client alone (it has as many
+        streams as it may, or its filter needs too much of an event), this client never does.
+        Return whether others are concerned, and this is the first report of it.
+        """
+        if error.code != ErrorCode.TemporarilyUnavailable:
+            return self._failed.add(source.key, error, begun, now)
+        way = candidates.sharing(source)
+        self._leave(way, now)
+        which = "shared" if source.namespace is None else "wider"
+        way.sources, way.reason = (), f"the {which} stream was refused: {error}"
+        return False
+
+    def explain(self, request: StreamRequest, now: float) -> dict[str, Any]:
+        """Return which stream would serve ``request``, where its filter runs, and why.
+
+        Empty for a stream without stages where ``shareScopes`` is never.
+        """
+        candidates = self.candidates(request)
+        chosen = self.choose_source(candidates, None, now)
+        explained: dict[str, Any] = {}
+        if request.stages:
+            reason = self._reason(candidates.filters, chosen, now)
+            explained["filter"] = {
+                "evaluatedBy": "shards" if chosen is candidates.own else "router",
+                "shareFilters": candidates.filters.mode,
+                "reason": "a wider stream is read" if chosen.namespace is not None else reason,
+            }
+        if not candidates.scopes.mode == self._limits.share_scopes == NEVER:
+            wider = candidates.own if chosen.namespace is None else chosen
+            explained["scope"] = {
+                "readFrom": wider.request.namespace,
+                "shareScopes": candidates.scopes.mode,
+                "reason": self._reason(candidates.scopes, chosen, now),
+            }
+        return explained
+
+    def _reason(self, way: WayOfSharing, chosen: Source, now: float) -> str:
+        """Return why ``chosen`` is read, as far as one way of sharing is concerned."""
+        if not way.sources:
+            return way.reason
+        keys, demand = [source.key for source in way.sources], way.demand
+        failures = filter(None, (self._failed.explain(key, now) for key in keys))
+        if chosen not in way.sources and (failure := next(failures, "")):
+            return failure
+        if way.mode == ALWAYS:
+            return f"{way.parameter} is always"
+        if any(demand.is_paused(key, now) for key in keys):
+            return PAUSED
+        what = way.parameter.removeprefix("share").lower()
+        count = max(map(demand.count, keys))
+        return f"{count} different {what} are read, {way.parameter}From is {demand.least}"

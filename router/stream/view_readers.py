@@ -1,0 +1,219 @@
+"""The readers of one merged stream: when events are passed on to views, and when readers wake."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import takewhile
+from math import inf
+from typing import Final
+
+from router.stream.fan_out import FanOut
+from router.stream.log_reader import LogReader
+from router.stream.merged_stream import MergedStream
+from router.stream.views import View
+
+Waiter = asyncio.Future[float | None]
+"""Completed when a reader need not wait any longer, with the time if events are ready for it."""
+
+_LEAST_DELAY: Final = 0.25
+_MOST_DELAY: Final = 0.5
+"""Bounds of the seconds for which a backlog may delay the wake of a reader that has events."""
+
+_TURN: Final = 0.001
+"""Seconds for which events are passed on before other tasks get a turn."""
+
+_GRACE: Final = 0.05
+"""Seconds without ready events after which a backlog has ended: the members may still send more."""
+
+_REPLY_COST: Final = 60e-6
+"""Seconds that the router spends on one reply, apart from its events."""
+
+_REPLY_SHARE: Final = 1 / 8
+"""Fraction of its time that the router spends on replies during a backlog, within the bounds of the
+delay; the events of the replies not counted."""
+
+
+class ViewReaders:
+    """Passes released events on to the views of a merged stream, and wakes the readers that wait.
+
+    A reader of the whole stream is woken as soon as a block is released. A reader of a part is
+    woken by events that its own view gets, not by others. Its owner takes a ``step`` whenever one
+    is ``due``: that passes events on for a millisecond, and the next block is released when it is
+    done, so that neither a backlog nor costly filters delay other tasks. During a backlog a reader
+    with few events waits for more: it is woken when it has many, when it has had some for the
+    delay, or at the backlog's end, and no sooner than the replies to those woken before can have
+    been sent. So under load replies have many events each. ``clock`` is the event loop's.
+    """
+
+    def __init__(self, stream: MergedStream, kept_bytes: int, clock: Callable[[], float]) -> None:
+        self.fan_out = FanOut(stream, kept_bytes)
+        self._stream = stream
+        self._clock = clock
+        # The readers that wait: of the whole stream, and of parts.
+        self._whole: dict[View, Waiter] = {}
+        self._parts: dict[View, Waiter] = {}
+        self._block_events = stream.block_events
+        # The readers that are to be woken, and when they got events, the first ones first.
+        self._served: dict[View, tuple[Waiter, float]] = {}
+        self._are_new = False
+        """Whether readers are to be woken since the last step."""
+        self._not_before = 0.0
+        self._backlog_until = 0.0
+
+    # Readers.
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a reader waits."""
+        return bool(self._whole or self._parts)
+
+    def should_gather(self, log_reader: LogReader, max_events: int | None) -> bool:
+        """Return whether a reader with events to read should wait for more: there is a backlog."""
+        view = log_reader.view
+        if not view.is_part or not (self._is_backlog or self._clock() < self._backlog_until):
+            return False
+        unread = view.log.end - log_reader.number
+        if unread <= 0 or log_reader.lost or (max_events is not None and unread >= max_events):
+            return False
+        return view.log.memory < self.fan_out.full and view.error is None
+
+    def add(self, log_reader: LogReader, waiter: Waiter) -> None:
+        """Let a reader wait until its view has got an event or is over."""
+        view = log_reader.view
+        if not view.is_part:
+            self._whole[view] = waiter
+            return
+        self._parts[view] = waiter
+        view.waited_for = True
+        self.fan_out.end_incarnations()
+        if view.log.end > log_reader.number or view.error is not None or view.ended:
+            self._serve(view, waiter)
+        else:
+            view.on_events = partial(self._serve, view, waiter)
+
+    def remove(self, view: View) -> None:
+        """Let the reader of a view wait no longer."""
+        for waiting in (self._whole, self._parts, self._served):
+            waiting.pop(view, None)
+        view.waited_for = False
+        view.on_events = None
+
+    def wake(self) -> None:
+        """Complete all waiters at once."""
+        self._wake(self._whole)
+        self._wake(self._parts)
+
+    def wake_for_release(self) -> None:
+        """Wake the readers of the whole stream, if they wait, once a block is released for them."""
+        stream = self._stream
+        if self._whole and stream.error is None and (stream.release() or stream.ended):
+            self._wake(self._whole)
+
+    def _wake(self, waiting: dict[View, Waiter]) -> None:
+        now = self._clock()
+        for waiter in waiting.values():
+            complete(waiter, now)
+        waiting.clear()
+
+    def _serve(self, view: View, waiter: Waiter) -> None:
+        """Wake a reader soon: its view has got events, or is over."""
+        view.on_events = None
+        self._served[view] = (waiter, self._clock())
+        self._are_new = True
+
+    # Steps.
+
+    @property
+    def _is_more(self) -> bool:
+        """Whether there are events to pass on."""
+        return self._stream.ready or self.fan_out.behind
+
+    @property
+    def _is_backlog(self) -> bool:
+        """Whether there is more to pass on than the block that is being passed on."""
+        return self._stream.ready or self.fan_out.lag > self._block_events
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether readers of parts wait."""
+        return bool(self._parts)
+
+    def due(self) -> float:
+        """Return the time at which a step is due: a past one for at once, infinity for never."""
+        if self.fan_out.behind:
+            return -inf
+        if not self._parts:
+            return inf
+        if self._are_new or self._stream.ready:
+            return -inf
+        if not self._served:
+            return inf
+        first = next(iter(self._served.values()))[1]
+        return max(self._not_before, min(first + self._delay, self._backlog_until))
+
+    def step(self, *, asked: bool = False) -> None:
+        """Pass a part of the released events on, and wake the readers whose time has come.
+
+        ``asked`` is whether a reader that does not wait has read everything. Raises what the stream
+        or a filter raises: call ``fail`` then.
+        """
+        if asked or self._parts or self.fan_out.behind:
+            self._pass()
+            self._are_new = False
+            if not self._is_more and (self._stream.ended or self._stream.error is not None):
+                self.wake()
+            else:
+                self._wake_served()
+
+    def fail(self, error: Exception) -> None:
+        """End all views, which may lack events now; their readers may continue elsewhere."""
+        self.fan_out.fail(error)
+        self._wake(self._parts)
+
+    @property
+    def _delay(self) -> float:
+        replies = _REPLY_COST * len(self._parts)
+        return min(_MOST_DELAY, max(_LEAST_DELAY, replies / _REPLY_SHARE))
+
+    def _wake_served(self) -> None:
+        """Wake the readers that have enough events, or have had some for long enough."""
+        for pressed in self.fan_out.pressed:
+            if pressed in self._served:
+                complete(self._served.pop(pressed)[0], self._clock())
+        self.fan_out.pressed.clear()
+        if not self._served:
+            return
+        now, served, delay = self._clock(), self._served, self._delay
+        if now >= self._not_before:
+            if not self._is_more and now >= self._backlog_until:
+                woken = list(served)
+            else:
+                woken = list(takewhile(lambda view: served[view][1] + delay <= now, served))
+            for view in woken:
+                complete(served.pop(view)[0], now)
+            if woken:
+                self._not_before = now + _REPLY_COST * len(woken)
+
+    def _pass(self) -> None:
+        """Pass a part of the released events on; release more if there is none left."""
+        stream, fan_out, traffic = self._stream, self.fan_out, self.fan_out.traffic
+        if not fan_out.behind:
+            stream.release()
+        fan_out.step(time.perf_counter, _TURN)
+        now = self._clock()
+        ended = now >= self._backlog_until
+        if self._is_backlog:
+            if ended or traffic.behind_since is None:
+                traffic.behind_since = now
+            self._backlog_until = now + _GRACE
+        elif ended:
+            traffic.behind_since = None
+        if not self._is_more:
+            stream.release()  # which tells the stream that its last block has been read
+
+
+def complete(waiter: Waiter, woken_at: float | None = None) -> None:
+    """Complete ``waiter`` if it is not done yet; ``woken_at`` is the time if events wake it."""
+    if not waiter.done():
+        waiter.set_result(woken_at)

@@ -1,0 +1,495 @@
+"""Views: what one client reads of a merged stream, all of it or a part.
+
+A part has the events of a namespace that pass a filter. A collection's part has the events of its
+database's stream that name the collection, and a database's part has those of the cluster's. Only
+the end differs: a collection's stream ends after a drop or a rename, a database's after
+dropDatabase, with an ``invalidate`` that the wider stream does not have
+(docs/sharing.md#streams-read-as-parts-of-a-wider-one).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import Any, Final, NamedTuple
+
+import bson
+
+from router.filters.index import FilterIndex
+from router.filters.stream_filter import StreamFilter
+from router.stream.event_log import EventLog
+from router.stream.merged_stream import MergedStream
+from shard_client.bson.resume_token import (
+    TIME_DIGITS,
+    ResumeToken,
+    cluster_time_of,
+    is_high_water_mark,
+    of_invalidate,
+    version_of,
+)
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError, ProtocolError
+from shard_client.remote_cursor.cursor_reply import Watermark, event_key, token_of
+from shard_client.wire.documents import decode
+
+RENAME: Final = b"rename"
+_END_A_COLLECTION: Final = frozenset({b"drop", RENAME, b"dropDatabase"})
+_END_A_DATABASE: Final = frozenset({b"dropDatabase"})
+
+
+class Namespace(NamedTuple):
+    """A collection, or a database if ``collection`` is None."""
+
+    database: bytes
+    collection: bytes | None
+
+    @property
+    def ending_operations(self) -> frozenset[bytes]:
+        """The operations after which a stream of this namespace ends (docs/protocol.md#events)."""
+        return _END_A_DATABASE if self.collection is None else _END_A_COLLECTION
+
+
+def made_up_invalidate(event: bytes) -> bytes:
+    """Return the invalidate that follows an event which ends a stream (docs/protocol.md#events).
+
+    Raises ValueError if the event is malformed.
+    """
+    try:
+        token, fields = decode(token_of(event)), decode(event)
+    except ProtocolError as error:
+        raise ValueError(str(error)) from error
+    data = of_invalidate(str(token["_data"]).encode("ascii")).decode("ascii")
+    invalidate: dict[str, Any] = {"_id": {**token, "_data": data}, "operationType": "invalidate"}
+    for name in ("clusterTime", "wallTime"):
+        if name in fields:
+            invalidate[name] = fields[name]
+    return bson.encode(invalidate)
+
+
+_RECENT_EVENTS: Final = 1000
+_RECENT_BYTES: Final = 16 * 1024 * 1024
+"""After so many events, or bytes of them, those read before count half."""
+
+
+class Traffic:
+    """The events that a fan-out has read recently, and those that its views have got.
+
+    ``behind_since`` is the time since which events have been ready without a pause: the router
+    does not keep up. None if it does.
+    """
+
+    __slots__ = ("_bytes", "_events", "_passed", "_passed_bytes", "_settled", "behind_since")
+
+    def __init__(self) -> None:
+        self._events = self._bytes = self._passed = self._passed_bytes = 0
+        self._settled = False
+        self.behind_since: float | None = None
+
+    def add(self, events: int, size: int) -> None:
+        """Count events of ``size`` bytes that have been read."""
+        self._events += events
+        self._bytes += size
+        if self._events >= _RECENT_EVENTS or self._bytes >= _RECENT_BYTES:
+            self._settled = True
+            self._events //= 2
+            self._bytes //= 2
+            self._passed //= 2
+            self._passed_bytes //= 2
+
+    def add_passed(self, events: int, size: int) -> None:
+        """Count events of ``size`` bytes that a filter or a namespace has let through."""
+        self._passed += events
+        self._passed_bytes += size
+
+    def is_behind(self, time: float) -> bool:
+        """Return whether the router has had events to pass on without a pause since ``time``."""
+        return self.behind_since is not None and self.behind_since <= time
+
+    @property
+    def let_through(self) -> float:
+        """How often an event is let through, by any filter or namespace."""
+        return self._passed / max(1, self._events)
+
+    @property
+    def unwatched_bytes(self) -> float:
+        """Bytes of an average event that are read beyond those that are let through.
+
+        0 until enough events have been read.
+        """
+        if not self._settled:
+            return 0.0
+        return max(0, self._bytes - self._passed_bytes) / max(1, self._events)
+
+
+class View:
+    """All events of a merged stream, read from its own log.
+
+    ``PartialView`` has those of a namespace that pass a filter, in a log of its own: ``namespace``
+    is given if it is narrower than the merged stream, ``traffic`` counts the recent events of the
+    merged stream, and those that its parts have got. Where a reader waits, ``on_events`` is called
+    when a part has got events, has ended or has failed, and ``waited_for`` is whether the reader
+    waits for more of them.
+    """
+
+    __slots__ = ("log", "namespace", "on_events", "stream", "traffic", "waited_for")
+
+    is_part = False
+    """Whether it is a ``PartialView``."""
+
+    def __init__(
+        self,
+        stream: MergedStream,
+        log: EventLog | None = None,
+        namespace: Namespace | None = None,
+        traffic: Traffic | None = None,
+    ) -> None:
+        self.stream = stream
+        self.log = stream.log if log is None else log
+        self.namespace = namespace
+        self.traffic = traffic
+        self.on_events: Callable[[], None] | None = None
+        self.waited_for = False
+
+    @property
+    def high_water_mark(self) -> Watermark | None:
+        """The high water mark of a client that has read everything, or None."""
+        return self.stream.high_water_mark
+
+    @property
+    def low_watermark(self) -> bytes | None:
+        """The sort key up to which all events are in the log once nothing is ready."""
+        return self.stream.low_watermark
+
+    @property
+    def error(self) -> CommandError | None:
+        """The error that ended the stream after the log's end."""
+        return self.stream.error
+
+    @property
+    def ended(self) -> bool:
+        """Whether the stream has ended with an invalidate and nothing is left to append."""
+        return self.stream.ended
+
+    @property
+    def ending(self) -> bool:
+        """Whether the event that ends its namespace has arrived."""
+        return False
+
+    @property
+    def wider_stream_ended(self) -> bool:
+        """Whether the wider stream has ended with an invalidate of its own, but not this one."""
+        return False
+
+
+_TIME_AND_VERSION: Final = TIME_DIGITS + 4
+"""Length of the part of a sort key that holds the cluster time and the version."""
+
+
+class PartialView(View):
+    """The events of a merged stream that belong to a namespace and pass a filter.
+
+    It is readable like the merged stream of that namespace and filter, with its invalidate and its
+    end. It releases no events of the merged stream: a ``FanOut`` fills its ``log`` from its
+    ``position``. Once it is ``closed`` it gets no events any more, and has no watermark either.
+    """
+
+    __slots__ = ("closed", "failure", "filter", "incarnation", "position")
+
+    is_part = True
+
+    def __init__(
+        self,
+        position: "LogPosition",
+        incarnation: "Incarnation",
+        stream_filter: StreamFilter,
+        floor: bytes,
+        traffic: Traffic,
+    ) -> None:
+        stream = position.stream
+        log = EventLog(floor, event_key, stream.log.join_bytes)
+        super().__init__(stream, log, incarnation.namespace, traffic)
+        self.position = position
+        self.incarnation = incarnation
+        self.filter = stream_filter
+        self.closed = False
+        self.failure: CommandError | None = None
+        """Why the view gets no further events, although the merged stream continues."""
+
+    @property
+    def _silent(self) -> bool:
+        """Whether it has no watermark."""
+        return self.closed or self.failure is not None
+
+    @property
+    def high_water_mark(self) -> Watermark | None:
+        """The high water mark of a client that has read everything, or None.
+
+        It is never the end of a wider stream.
+        """
+        if self._silent:
+            return None
+        incarnation = self.incarnation
+        if incarnation.end is not None:
+            return incarnation.end if incarnation.ended else None
+        return None if self.wider_stream_ended else self.position.high_water_mark
+
+    @property
+    def low_watermark(self) -> bytes | None:
+        """The sort key up to which all events are in the log."""
+        if self._silent:
+            return None
+        incarnation = self.incarnation
+        if incarnation.ended and incarnation.end is not None:
+            return incarnation.end.key
+        return self.position.low_watermark
+
+    @property
+    def error(self) -> CommandError | None:
+        """The error that ended the view or the merged stream, or the wider stream's end."""
+        if self.closed or self.incarnation.ended:
+            return None
+        if self.failure is not None:
+            return self.failure
+        if self.wider_stream_ended:
+            return CommandError(ErrorCode.QueryPlanKilled, "the wider change stream has ended")
+        return self.position.error
+
+    @property
+    def ended(self) -> bool:
+        """Whether the stream has ended with its own invalidate and nothing is left to append."""
+        if self._silent:
+            return False
+        return self.incarnation.ended or (self.namespace is None and self.position.ended)
+
+    @property
+    def ending(self) -> bool:
+        """Whether the event that ends its namespace has arrived."""
+        return self.incarnation.end is not None
+
+    @property
+    def wider_stream_ended(self) -> bool:
+        """Whether the wider stream has ended with an invalidate of its own, but not this one."""
+        return not (self.namespace is None or self.incarnation.ended) and self.position.ended
+
+
+class Views:
+    """Views by the identities of their filters, which are found through an index.
+
+    Views without a filter have the identity b"" and are not in the index.
+    """
+
+    def __init__(self) -> None:
+        self.index: FilterIndex[bytes] = FilterIndex()
+        self.by_identity: dict[bytes, list[PartialView]] = {}
+        """The views by the identity of their filter; none of the lists is empty."""
+
+    def __iter__(self) -> Iterator[PartialView]:
+        """All views."""
+        return chain.from_iterable(self.by_identity.values())
+
+    def __bool__(self) -> bool:
+        """Whether there are views."""
+        return bool(self.by_identity)
+
+    def add(self, view: PartialView) -> None:
+        """Add a view."""
+        identity = view.filter.identity
+        if identity not in self.by_identity:
+            self.by_identity[identity] = []
+            if identity:
+                self.index.add(identity, view.filter)
+        self.by_identity[identity].append(view)
+
+    def remove(self, view: PartialView) -> None:
+        """Remove a view, if it is there."""
+        identity = view.filter.identity
+        views = self.by_identity.get(identity, [])
+        if view in views:
+            views.remove(view)
+            if not views:
+                del self.by_identity[identity]
+                self.index.remove(identity)
+
+
+class Incarnation:
+    """One life of a namespace: its events up to the invalidate, for views that end together.
+
+    ``namespace`` None means all events: such views end with the merged stream. ``end`` is the sort
+    key and the token of the invalidate once its cause has arrived. On several shards a collection
+    is dropped by an event each, with equal or different tokens: all events up to the first
+    invalidate belong to the incarnation, and all invalidates with its token. Once ``ended`` it
+    takes no events.
+    """
+
+    def __init__(self, namespace: Namespace | None) -> None:
+        self.namespace = namespace
+        self.views = Views()
+        self.end: Watermark | None = None
+        self.ended = False
+        self._ending_operations = (
+            frozenset[bytes]() if namespace is None else namespace.ending_operations
+        )
+        self._events: list[bytes] = []
+        self._invalidates: list[bytes] = []
+
+    def add(self, event: bytes, operation: bytes) -> None:
+        """Add an event, which ``delivered`` returns; the events come in the stream's order."""
+        if self.end is not None:
+            self.advance_to(event_key(event))
+        if self.ended:
+            return
+        self._events.append(event)
+        if operation in self._ending_operations:
+            invalidate = made_up_invalidate(event)
+            end = Watermark.of(token_of(invalidate))
+            if self.end is None:
+                self.end = end
+            if end.key == self.end.key:
+                self._invalidates.append(invalidate)
+
+    def advance_to(self, key: bytes) -> None:
+        """End if all events up to the sort key ``key`` have been taken, and ``end`` is among them.
+
+        An event with the invalidate's own key does not occur in the wider stream.
+        """
+        if self.end is not None and key >= self.end.key and not self.ended:
+            self._events += self._invalidates
+            self.ended = True
+
+    def delivered(self) -> list[bytes]:
+        """Return the events taken since the last call."""
+        events, self._events = self._events, []
+        return events
+
+
+class LogPosition:
+    """A position in the log of a merged stream, and the views that have all events before it.
+
+    ``number`` is that of the next event. ``part`` is the memory in bytes of the events to pass on
+    at a time.
+    """
+
+    def __init__(self, stream: MergedStream, number: int) -> None:
+        self.stream = stream
+        self.number = number
+        self.part = 16 * 1024
+        self.whole = Incarnation(None)
+        """The views of all events."""
+        self.incarnations: dict[Namespace, list[Incarnation]] = {}
+        """The views of namespaces; none of the lists is empty."""
+        self.databases = 0
+        """The number of the incarnations that are databases'."""
+        self.ending: dict[Incarnation, None] = {}
+        """The incarnations whose end has arrived, but not the events that may come before it."""
+        self._last: bytes | None = None
+        self._mark: Watermark | None = None
+
+    def __iter__(self) -> Iterator[PartialView]:
+        """All views."""
+        yield from self.whole.views
+        for incarnations in self.incarnations.values():
+            for incarnation in incarnations:
+                yield from incarnation.views
+
+    def __bool__(self) -> bool:
+        """Whether there are views."""
+        return bool(self.whole.views or self.incarnations)
+
+    def incarnation_of(self, namespace: Namespace | None) -> Incarnation:
+        """Return the incarnation that a new view of ``namespace`` belongs to at this position."""
+        if namespace is None:
+            return self.whole
+        for incarnation in self.incarnations.get(namespace, ()):
+            if incarnation.end is None:
+                return incarnation
+        incarnation = Incarnation(namespace)
+        self._add(incarnation, namespace)
+        return incarnation
+
+    def remove(self, incarnation: Incarnation) -> None:
+        """Stop filling an incarnation, which has ended or has no views any more."""
+        self.ending.pop(incarnation, None)
+        namespace = incarnation.namespace
+        if namespace is None:
+            return
+        incarnations = self.incarnations.get(namespace, [])
+        if incarnation in incarnations:
+            incarnations.remove(incarnation)
+            self.databases -= namespace.collection is None
+            if not incarnations:
+                del self.incarnations[namespace]
+
+    def absorb(self, other: "LogPosition") -> None:
+        """Take over the views of an equal position."""
+        for view in other:
+            view.position = self
+        for view in other.whole.views:
+            view.incarnation = self.whole
+            self.whole.views.add(view)
+        self.ending |= other.ending
+        for namespace, incarnations in other.incarnations.items():
+            for incarnation in incarnations:
+                if incarnation.end is not None:
+                    self._add(incarnation, namespace)
+                    continue
+                kept = self.incarnation_of(namespace)
+                for view in incarnation.views:
+                    view.incarnation = kept
+                    kept.views.add(view)
+
+    def _add(self, incarnation: Incarnation, namespace: Namespace) -> None:
+        self.incarnations.setdefault(namespace, []).append(incarnation)
+        self.databases += namespace.collection is None
+
+    def advance(self, events: Sequence[bytes]) -> None:
+        """Move beyond the next ``events``."""
+        self.number += len(events)
+        self._last = event_key(events[-1])
+
+    @property
+    def behind(self) -> bool:
+        """Whether the log has events that its views do not have."""
+        return self.number < self.stream.log.end
+
+    @property
+    def _done(self) -> bool:
+        return not (self.behind or self.stream.ready)
+
+    @property
+    def error(self) -> CommandError | None:
+        """The error of the merged stream, once its views have all events before it."""
+        return self.stream.error if self._done else None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the merged stream has ended and the views have all its events."""
+        return self._done and self.stream.ended
+
+    @property
+    def low_watermark(self) -> bytes | None:
+        """The sort key up to which its views have all events."""
+        return self.stream.low_watermark if self._done else self._last
+
+    @property
+    def high_water_mark(self) -> Watermark | None:
+        """The high water mark of a view whose events have all been read.
+
+        It is never an event's token, because a filter may not let that event through: then no
+        stream with this filter could resume after it. The mark before the event's cluster time
+        takes its place, except at an invalidate, which ends every stream.
+        """
+        if not self._done:
+            return None if self._last is None else self._mark_before(self._last)
+        mark = self.stream.high_water_mark
+        if mark is None or self.stream.ended or is_high_water_mark(mark.key):
+            return mark
+        return self._mark_before(mark.key)
+
+    def _mark_before(self, key: bytes) -> Watermark | None:
+        """Return the high water mark that sorts before every event of the key's cluster time."""
+        version = version_of(key)
+        if version is None:
+            return None
+        known = self._mark
+        if known is None or known.key[:_TIME_AND_VERSION] != key[:_TIME_AND_VERSION]:
+            token: ResumeToken = ResumeToken.high_water_mark(cluster_time_of(key), version)
+            known = self._mark = Watermark(token.data, token.raw)
+        return known

@@ -1,1 +1,0 @@
-"""Running merged streams: remote cursors, budgets, wait times, sharing."""

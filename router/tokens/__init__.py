@@ -1,1 +1,0 @@
-"""Resume tokens and the KeyStrings in them."""

@@ -1,0 +1,363 @@
+"""Openings beyond a limit are refused with a clear error; closed streams free their share."""
+
+import asyncio
+from random import Random
+
+import pytest
+from bson import Timestamp
+
+from router.cursors.owner import Owner
+from router.cursors.registry import CursorRegistry
+from router.memory import LEAST_BATCH, Holding, Memory
+from router.stream.admission import NOBODY, Admission, Quota, Ticket
+from router.stream_settings import StreamSettings
+from shard_client.errors import CommandError
+from tests.doubles.scripted_cluster import OWNER, REMOTES, ScriptedCluster, stream
+from tests.doubles.scripted_mongos import scripted_mongos
+from tests.harness.until import PATIENCE, until
+from tests.unit.router.stream.clients import BIG, write
+
+HERE, THERE = Owner(client="10.0.0.1"), Owner(client="10.0.0.2")
+
+
+def different(number: int) -> dict[str, object]:
+    """Return fields that make a stream different from all others."""
+    return {"let": {"n": number}}
+
+
+async def refusal(registry: CursorRegistry, owner: Owner = OWNER, number: int = 99) -> CommandError:
+    with pytest.raises(CommandError) as failure:
+        await registry.open(stream(**different(number)), owner)
+    return failure.value
+
+
+async def test_more_cursors_than_allowed_are_refused(cluster: ScriptedCluster):
+    registry = cluster.registry(max_cursors=2)
+    cursors = [(await registry.open(stream(), OWNER))[0] for _ in range(2)]
+    error = await refusal(registry)
+    assert (error.code, error.code_name) == (365, "TemporarilyUnavailable")
+    assert error.message == (
+        "too many change streams: 2 cursors are open; close some, or raise maxCursors"
+    )
+    # Drivers that support these labels retry with backoff; the resumable label is not set.
+    assert error.labels == {"SystemOverloadedError", "RetryableError"}
+    registry.kill([cursors[0].cursor_id], OWNER)
+    await registry.open(stream(), OWNER)
+    assert registry.admission.refused == {"maxCursors": 1}
+
+
+async def test_one_user_cannot_use_the_others_share(cluster: ScriptedCluster):
+    """A user's clients count together, wherever they are."""
+    registry = cluster.registry(max_cursors_per_user=3, max_streams_per_user=2)
+    alice, bob = ([Owner(user=f"{name}@db", client=str(n)) for n in range(4)] for name in "ab")
+    first, _ = await registry.open(stream(**different(0)), alice[0])
+    await registry.open(stream(**different(1)), alice[1])
+    error = await refusal(registry, alice[2])
+    assert "2 different change streams were opened by the user a@db" in error.message
+    assert "maxStreamsPerUser" in error.message
+    await registry.open(stream(**different(1)), alice[2])
+    with pytest.raises(CommandError, match=r"3 cursors of the user a@db are open.*PerUser"):
+        await registry.open(stream(**different(1)), alice[3])
+    for number, owner in enumerate(bob[:2], 2):
+        await registry.open(stream(**different(number)), owner)
+    registry.kill([first.cursor_id], alice[0])
+    await registry.open(stream(**different(1)), alice[3])
+    assert registry.admission.refused == {"maxStreamsPerUser": 1, "maxCursorsPerUser": 1}
+
+
+async def test_one_client_cannot_use_the_others_share(cluster: ScriptedCluster):
+    registry = cluster.registry(max_cursors_per_client=2, max_streams_per_client=1)
+    first, _ = await registry.open(stream(), HERE)
+    error = await refusal(registry, HERE)
+    assert "1 different change streams were opened by 10.0.0.1" in error.message
+    assert "maxStreamsPerClient" in error.message
+    await registry.open(stream(), HERE)  # the same stream once more
+    with pytest.raises(CommandError, match=r"2 cursors of 10\.0\.0\.1 are open.*PerClient"):
+        await registry.open(stream(), HERE)
+    await registry.open(stream(), THERE)
+    await registry.open(stream(**different(1)), THERE)
+    registry.kill([first.cursor_id], HERE)
+    await registry.open(stream(), HERE)
+    assert registry.admission.refused == {"maxStreamsPerClient": 1, "maxCursorsPerClient": 1}
+
+
+async def test_only_different_streams_count_against_the_limit(cluster: ScriptedCluster):
+    registry = cluster.registry(max_streams=2, share_linger=0.0)
+    for _ in range(20):
+        await registry.open(stream(), OWNER)
+    cursor, _ = await registry.open(stream(**different(1)), OWNER)
+    error = await refusal(registry)
+    assert "2 different change streams are open" in error.message
+    assert "maxStreams" in error.message
+    assert cluster.open_cursors == 2 * REMOTES
+    registry.kill([cursor.cursor_id], OWNER)
+    await until(lambda: registry.admission.streams == 1)
+    await registry.open(stream(**different(2)), OWNER)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "limits"),
+    [
+        ("totalBufferBytes", {"total_buffer_bytes": 11 * 4 * LEAST_BATCH}),
+        ("ShardingTaskExecutorPoolMaxSize", {"member_connections": 4}),
+    ],
+)
+async def test_memory_and_connections_bound_the_number_of_streams(
+    cluster: ScriptedCluster, parameter: str, limits: dict[str, int]
+):
+    """Two streams on four members have 8 remotes; a third would make 12."""
+    registry = cluster.registry(**limits)
+    for number in range(2):
+        await registry.open(stream(**different(number)), OWNER)
+    error = await refusal(registry)
+    assert error.code == 365
+    assert error.message.endswith(f"raise {parameter}")
+
+
+def test_a_budget_too_small_for_any_stream_still_admits_one():
+    admission = Admission(StreamSettings(total_buffer_bytes=1), Memory(1))
+    ticket = admission.admit_stream(NOBODY, 10)
+    with pytest.raises(CommandError):
+        admission.admit_stream(NOBODY, 1)
+    ticket.end()
+    admission.admit_stream(NOBODY, 10)
+
+
+async def test_cursors_with_lookups_take_memory_as_remotes_do(cluster: ScriptedCluster):
+    """One stream on four members and four cursors with lookups; a fifth is one too many."""
+    async with scripted_mongos() as mongos:
+        registry = cluster.registry(
+            mongos=mongos.connect, total_buffer_bytes=(REMOTES + 4) * 4 * LEAST_BATCH
+        )
+        options = {"fullDocument": "updateLookup", "startAtOperationTime": Timestamp(100, 1)}
+        request = stream(pipeline=[{"$changeStream": options}])
+        cursors = [(await registry.open(request, OWNER))[0] for _ in range(4)]
+        with pytest.raises(CommandError) as refused:
+            await registry.open(request, OWNER)
+        assert refused.value.code == 365
+        assert "4 cursors look documents up" in refused.value.message
+        assert refused.value.message.endswith("raise totalBufferBytes")
+        assert "raise totalBufferBytes" in (await refusal(registry)).message
+        registry.kill([cursors[0].cursor_id], OWNER)
+        await registry.open(request, OWNER)
+        assert registry.memory.lookups == 4
+        await registry.close()
+        assert registry.memory.lookups == 0
+
+
+async def test_the_memory_of_one_user_bounds_its_streams_alone(cluster: ScriptedCluster):
+    """Two streams on four members have 8 remotes; a third would make 12."""
+    registry = cluster.registry(user_buffer_bytes=11 * 4 * LEAST_BATCH)
+    alice, bob = Owner(user="a@db"), Owner(user="b@db")
+    first, _ = await registry.open(stream(**different(0)), alice)
+    for number, owner in enumerate((alice, bob, bob), 1):
+        await registry.open(stream(**different(number)), owner)
+    error = await refusal(registry, alice)
+    assert (error.code, error.message) == (
+        365,
+        "too many change streams: 2 different change streams were opened by the user a@db, which "
+        f"leaves no memory to read another one from {REMOTES} members; close some, or raise "
+        "userBufferBytes",
+    )
+    assert error.labels == {"SystemOverloadedError", "RetryableError"}
+    await registry.open(stream(**different(99)), Owner())
+    shares = {
+        share["user"]: (share["cursors"], share["streams"]) for share in registry.admission.users(9)
+    }
+    assert shares == {"a@db": (2, 2), "b@db": (2, 2)}
+    assert len(registry.admission.users(1)) == 1
+    assert registry.memory.of("a@db").remotes == 2 * REMOTES
+    assert registry.memory.remotes == 5 * REMOTES
+    registry.kill([first.cursor_id], alice)
+    await until(lambda: registry.admission.streams == 4)
+    await registry.open(stream(**different(100)), alice)
+    assert registry.admission.refused == {"userBufferBytes": 1}
+
+
+async def test_the_memory_of_one_user_bounds_its_lookups(cluster: ScriptedCluster):
+    async with scripted_mongos() as mongos:
+        registry = cluster.registry(
+            mongos=mongos.connect, user_buffer_bytes=(REMOTES + 2) * 4 * LEAST_BATCH
+        )
+        alice, bob = Owner(user="a@db"), Owner(user="b@db")
+        options = {"fullDocument": "updateLookup", "startAtOperationTime": Timestamp(100, 1)}
+        request = stream(pipeline=[{"$changeStream": options}])
+        for _ in range(2):
+            await registry.open(request, alice)
+        with pytest.raises(CommandError, match=r"2 cursors of the user a@db look .*userBufferB"):
+            await registry.open(request, alice)
+        await registry.open(request, bob)
+        assert registry.memory.lookups == 3
+        await registry.close()
+        assert registry.memory.lookups == registry.memory.of("a@db").lookups == 0
+
+
+async def test_one_user_s_full_buffers_do_not_stop_another_s_streams(cluster: ScriptedCluster):
+    """Nobody reads. Four streams of one user would hold four times the events."""
+    limit, batch = 8 * LEAST_BATCH, LEAST_BATCH // 8
+    registry = cluster.registry(
+        user_buffer_bytes=limit, batch_target_bytes=batch, first_ahead_bytes=limit
+    )
+    alice, bob = Owner(user="a@db"), Owner(user="b@db")
+    for number in range(4):
+        await registry.open(stream(**different(number)), alice)
+    await registry.open(stream(**different(4)), bob)
+    of_alice, of_bob = registry.memory.of("a@db"), registry.memory.of("b@db")
+    for number in range(1, 41):
+        cluster.shards["s0"].insert(Timestamp(100 + number, 1), number, filler="x" * 10_000)
+        await until(lambda number=number: of_bob.held > number * 10_000)
+    await until(lambda: of_alice.short)
+    assert of_alice.held < limit + 4 * LEAST_BATCH
+    assert not of_bob.short
+    assert registry.memory.held == of_alice.held + of_bob.held
+    assert registry.admission.users(1)[0]["user"] == "a@db"
+
+
+async def test_failed_and_abandoned_openings_are_not_counted(cluster: ScriptedCluster):
+    registry = cluster.registry(share_linger=0.0)
+    cluster.shards["s0"].fail("aggregate", 2, "refused", times=1)
+    with pytest.raises(CommandError):
+        await registry.open(stream(), HERE)
+    for turns in range(0, 60, 7):
+        opening = asyncio.create_task(registry.open(stream(None, **different(turns)), HERE))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        opening.cancel()
+        (result,) = await asyncio.gather(opening, return_exceptions=True)
+        if isinstance(result, tuple):
+            registry.kill([result[0].cursor_id], HERE)
+    await until(lambda: registry.admission.streams == 0)
+    assert registry.admission.cursors == 0
+    await registry.open(stream(), HERE)
+    await registry.close()
+    assert (registry.admission.cursors, registry.admission.streams) == (0, 0)
+
+
+async def test_a_slow_client_without_room_for_remotes_can_resume(cluster: ScriptedCluster):
+    """The shared stream has passed it, and there is no room for another one, so it retries."""
+    registry = cluster.registry(share_log_bytes=BIG, max_streams=1)
+    slow, _ = await registry.open(stream(), OWNER)
+    fast, _ = await registry.open(stream(), OWNER)
+    for second in range(101, 111):
+        write(cluster, second, size=BIG)
+        while not (await fast.next_batch(None, PATIENCE)).events:
+            pass
+
+    async def read_on() -> None:
+        while True:
+            await slow.next_batch(None, PATIENCE)
+
+    with pytest.raises(CommandError) as failure:
+        await read_on()
+    assert failure.value.code == 365
+    assert failure.value.labels == {"ResumableChangeStreamError"}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_open_cursors_and_streams_stay_within_all_limits(seed: int):
+    chance = Random(seed)
+    limits = StreamSettings(
+        max_cursors=8, max_cursors_per_client=5, max_streams=6, max_streams_per_client=4
+    )
+    admission = Admission(limits, Memory(limits.total_buffer_bytes))
+    held: dict[str, list[tuple[str, Ticket]]] = {"cursor": [], "stream": []}
+    refused = 0
+    for _ in range(500):
+        kind = chance.choice(["cursor", "stream"])
+        if chance.random() < 0.5 and held[kind]:
+            _, ticket = held[kind].pop(chance.randrange(len(held[kind])))
+            for _ in range(chance.randint(1, 2)):
+                ticket.end()
+            continue
+        client = chance.choice("abc")
+        try:
+            cursor = kind == "cursor"
+            quota = Quota(client)
+            ticket = admission.admit_cursor(quota) if cursor else admission.admit_stream(quota, 4)
+        except CommandError:
+            refused += 1
+        else:
+            held[kind].append((client, ticket))
+        for name, most, each in (("cursor", 8, 5), ("stream", 6, 4)):
+            owners = [owner for owner, _ in held[name]]
+            assert len(owners) <= most
+            assert all(owners.count(owner) <= each for owner in "abc")
+    assert (admission.cursors, admission.streams) == tuple(map(len, held.values()))
+    assert sum(admission.refused.values()) == refused > 0
+
+
+def test_large_requests_of_open_cursors_stay_within_the_memory():
+    memory = Memory(1024 * 1024, 512 * 1024)
+    admission = Admission(StreamSettings(), memory)
+    quota = Quota(user="alice")
+    first = admission.admit_cursor(quota, 100_000)
+    assert memory.held == 400_000
+    with pytest.raises(CommandError) as failure:
+        admission.admit_cursor(quota, 100_000)
+    assert failure.value.code == 365
+    assert "userBufferBytes" in failure.value.message
+    small, other = admission.admit_cursor(quota), admission.admit_cursor(Quota(), 100_000)
+    first.end()
+    again = admission.admit_cursor(quota, 100_000)
+    for ticket in (small, other, again):
+        ticket.end()
+    assert memory.held == 0
+
+
+def test_batches_shrink_with_the_number_of_remotes():
+    memory = Memory(64 * 1024 * 1024)
+    assert memory.batch_bytes == 16 * 1024 * 1024
+    memory.remotes, memory.lookups = 60, 4
+    assert memory.batch_bytes == 256 * 1024
+    memory.remotes = 10_000
+    assert memory.batch_bytes == LEAST_BATCH
+
+
+def test_a_user_s_part_of_the_memory():
+    """It counts in the whole, has a limit of its own, and ends with its last holder."""
+    memory = Memory(1000, 800)
+    assert memory.of(None) is memory
+    alice, bob = memory.of("alice"), memory.of("bob")
+    assert memory.of("alice") is alice
+    held = Holding(alice)
+    held.size = 801
+    assert (memory.held, bob.held) == (801, 0)
+    assert (alice.short, bob.short, memory.short) == (True, False, False)
+    bob.add(held=200)
+    assert (bob.short, memory.short) == (True, True)
+    held.size = 0
+    assert (alice.held, memory.held) == (0, 200)
+    del alice, held
+    assert memory.of("alice").held == 0
+
+
+def test_a_user_s_batches_shrink_with_its_remotes_and_with_all():
+    memory = Memory(64 * 1024 * 1024, 32 * 1024 * 1024)
+    alice, bob = memory.of("alice"), memory.of("bob")
+    alice.add(remotes=32)
+    assert (alice.batch_bytes, bob.batch_bytes) == (256 * 1024, 512 * 1024)
+    bob.add(remotes=1, lookups=31)
+    assert (alice.batch_bytes, bob.batch_bytes) == (256 * 1024, 256 * 1024)
+
+
+async def test_a_remote_s_batches_follow_the_remaining_memory(cluster: ScriptedCluster):
+    """Eight streams share the memory, so each one's getMores ask for fewer events."""
+    registry = cluster.registry(total_buffer_bytes=32 * 4 * LEAST_BATCH, batch_target_bytes=1 << 20)
+    cursor, _ = await registry.open(stream(), OWNER)
+    for number in range(7):
+        await registry.open(stream(**different(number)), OWNER)
+    shard = cluster.shards["s0"]
+    for second in range(101, 141):
+        shard.insert(Timestamp(second, 1), second, filler="x" * 10_000)
+    cluster.noop(200)
+    count = 0
+    while count < 40:
+        count += len((await cursor.next_batch(None, PATIENCE)).events)
+    remote = next(
+        each.cursor
+        for opening in registry._streams._keys
+        if opening.stream is not None
+        for each in opening.stream._remotes.values()
+        if each.target == "s0" and each.cursor is not None
+    )
+    assert remote._batch_size.target == LEAST_BATCH

@@ -1,0 +1,137 @@
+from bisect import bisect_right
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.block_sizes import DEFAULT_BLOCK_SIZES
+from router.stream.event_log import ELEMENT_OVERHEAD, EventLog, cut
+from router.stream.merger import Block
+from router.stream.remote_queue import weight
+
+JOIN_BYTES = DEFAULT_BLOCK_SIZES.join_bytes
+
+KEY_SIZE = 6
+
+
+def key(number: int) -> bytes:
+    return b"%06d" % number
+
+
+def key_of(event: bytes) -> bytes:
+    return event[:KEY_SIZE]
+
+
+def event(number: int, size: int) -> bytes:
+    return key(number) + b"x" * (size - KEY_SIZE)
+
+
+def events(*sizes: int, first: int = 0) -> list[bytes]:
+    return [event(first + n, size) for n, size in enumerate(sizes)]
+
+
+def append(log: EventLog, appended: list[bytes]) -> None:
+    known = key_of(appended[-1]) if len(appended) % 2 else None
+    log.append(Block(list(appended), sum(map(len, appended)), known))
+
+
+# How a batch is cut.
+
+
+@given(
+    st.lists(st.integers(KEY_SIZE, 40), min_size=1, max_size=30),
+    st.none() | st.integers(0, 10),
+    st.integers(-5, 400),
+    st.booleans(),
+)
+def test_a_cut_is_the_longest_front_that_fits(sizes, limit, space, first):
+    fits = used = 0
+    for size in sizes[:limit]:
+        if used + size > space and (fits or not first):
+            break
+        fits += 1
+        used += size + ELEMENT_OVERHEAD
+    for known in (None, sum(sizes)):
+        taken, size = cut(events(*sizes), limit, space, first=first, size=known)
+        assert [len(raw) for raw in taken] == sizes[:fits]
+        assert size == sum(sizes[:fits])
+
+
+def test_an_event_too_large_for_the_rest_of_a_batch_waits():
+    assert cut(events(100), None, 50, first=False) == ([], 0)
+    assert len(cut(events(100), None, 50, first=True)[0]) == 1
+
+
+@pytest.mark.parametrize("space", [125, 124])
+def test_the_last_event_needs_no_room_for_another(space):
+    assert len(cut(events(50, 65), None, space, first=True)[0]) == (2 if space == 125 else 1)
+
+
+# The ring.
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.integers(KEY_SIZE, JOIN_BYTES), min_size=1, max_size=4),
+            st.integers(0, 3 * JOIN_BYTES),
+        ),
+        max_size=25,
+    ),
+    st.lists(st.booleans(), min_size=100, max_size=100),
+)
+def test_the_log_keeps_the_latest_events(appends, repeats):
+    """Compare content, key positions and reads from each number with those of a plain list."""
+    log = EventLog(b"", key_of)
+    everything: list[bytes] = []
+    number = 0
+    for sizes, keep in appends:
+        block = []
+        for size in sizes:
+            number += not repeats[len(everything) + len(block)]
+            block.append(event(number, size))
+        append(log, block)
+        everything += block
+        log.trim(keep)
+        assert log.end == len(everything)
+        here = everything[log.start :]
+        assert here[-len(block) :] == block
+        held = sum(map(len, here))
+        assert log.memory == weight(len(here), held)
+        assert held <= max(keep, JOIN_BYTES, sum(sizes))
+        gone = everything[: log.start]
+        assert log.floor == (key_of(gone[-1]) if gone else b"")
+
+        keys = [key_of(one) for one in everything]
+        for place in range(log.start, log.end):
+            found = log.number_beyond(keys[place])
+            assert found == bisect_right(keys, keys[place])
+            read, size = log.read(place, 2, 1 << 30, first=True)
+            assert read == everything[place : place + len(read)]
+            assert size == sum(map(len, read))
+            rest = log.rest_of_block(place)
+            assert rest == everything[place : place + len(rest)]
+            assert rest[:2] == read
+            equal = log.events_with_key(place, keys[place])
+            assert equal
+            assert {key_of(one) for one in equal} == {keys[place]}
+        assert log.number_beyond(b"~") == log.end
+
+
+def test_blocks_are_read_one_at_a_time_and_small_ones_are_joined():
+    log = EventLog(b"", key_of)
+    append(log, events(10, 10))
+    append(log, events(10, first=2))
+    append(log, events(JOIN_BYTES, first=3))
+    assert len(log.read(0, None, 1 << 30, first=True)[0]) == 3
+    assert len(log.read(3, None, 1 << 30, first=True)[0]) == 1
+    assert log.events_with_key(1, key(0)) == []
+    log.trim(0)
+    assert (log.start, log.end, log.floor) == (3, 4, key(2))
+    assert log.memory == weight(1, JOIN_BYTES)
+
+
+def test_an_empty_log_has_its_start_as_its_floor():
+    log = EventLog(key(5), key_of)
+    log.trim(0)
+    assert (log.floor, log.start, log.end, log.number_beyond(key(7))) == (key(5), 0, 0, 0)

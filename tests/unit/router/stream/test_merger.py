@@ -1,0 +1,322 @@
+from collections.abc import Sequence
+
+import pytest
+from bson.timestamp import Timestamp
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.block_sizes import DEFAULT_BLOCK_SIZES
+from router.stream.merger import Merger
+from router.stream.remote_queue import MergeOrderError, OpenRemote, RemoteQueue, weight
+from shard_client.remote_cursor.cursor_reply import Watermark
+
+LOWEST, HIGHEST = b"", b"\xff"
+
+
+def key(number: int) -> bytes:
+    return b"%06d" % number
+
+
+def merger(remotes: int) -> Merger:
+    made = Merger()
+    for number in range(remotes):
+        made.add_remote(remote(number))
+    return made
+
+
+def remote(number: int, *, topology: bool = False, watermark: bytes | None = None) -> RemoteQueue:
+    return RemoteQueue(OpenRemote(number, "", "", Timestamp(1, 1), topology), watermark)
+
+
+def event(number: int, remote: int, filler: bytes = b"") -> tuple[bytes, bytes]:
+    """Return a sort key and an event that encodes the key and its remote."""
+    return key(number), b"%d:%d:" % (number, remote) + filler
+
+
+def origin(raw: bytes) -> tuple[int, int]:
+    number, remote, _ = raw.split(b":", 2)
+    return int(number), int(remote)
+
+
+def arrive(
+    made: Merger,
+    remote: int,
+    events: list[tuple[bytes, bytes]],
+    watermark: bytes,
+    token: bytes = b"token",
+) -> None:
+    size = sum(len(raw) for _, raw in events)
+    made.add_batch(remote, events, Watermark(watermark, token), size)
+
+
+def released(made: Merger) -> list[bytes]:
+    events: list[bytes] = []
+    while (block := made.next_block()) is not None:
+        assert block.events
+        assert block.last_key == key(origin(block.events[-1])[0])
+        assert block.size == sum(map(len, block.events))
+        assert sum(block.shares.values()) == weight(len(block.events), block.size)
+        events += block.events
+    return events
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[int, list[tuple[int, list[tuple[bytes, bytes]], bytes]]]:
+    """Draw batches of several remotes, in order of arrival: (remote, events, watermark key)."""
+    remotes = draw(st.integers(1, 5))
+    numbers = draw(st.lists(st.integers(0, 60), max_size=60).map(sorted))
+    owners = draw(st.lists(st.integers(0, remotes - 1), min_size=60, max_size=60))
+    arrivals = []
+    for remote in range(remotes):
+        mine = [
+            event(number, remote, b"%d" % n)
+            for n, number in enumerate(numbers)
+            if owners[n] == remote
+        ]
+        cuts = draw(st.lists(st.integers(0, len(mine)), max_size=4).map(sorted))
+        batches = []
+        for start, end in zip([0, *cuts], [*cuts, len(mine)], strict=True):
+            part = mine[start:end]
+            batches.append((part, mine[end - 1][0] if end else LOWEST))
+        batches.append(([], HIGHEST))
+        arrivals.append([(remote, part, watermark) for part, watermark in batches])
+    order = draw(st.permutations([r for r in range(remotes) for _ in arrivals[r]]))
+    positions = dict.fromkeys(range(remotes), 0)
+    arrived = []
+    for remote in order:
+        arrived.append(arrivals[remote][positions[remote]])
+        positions[remote] += 1
+    return remotes, arrived
+
+
+@given(histories())
+def test_any_cut_and_any_order_of_arrival_merge_into_the_same_sequence(history):
+    remotes, arrivals = history
+    everything = sorted(
+        (event for _, events, _ in arrivals for event in events), key=lambda event: event[0]
+    )
+    made = merger(remotes)
+    watermarks: dict[int, bytes] = {}
+    seen = []
+    for remote, events, watermark in arrivals:
+        arrive(made, remote, list(events), watermark)
+        watermarks[remote] = watermark
+        now = released(made)
+        if now:
+            assert len(watermarks) == remotes
+            assert key(origin(now[-1])[0]) <= min(watermarks.values())
+        seen += now
+        assert not made.ready
+        if len(watermarks) == remotes:
+            assert made.low_watermark == min(watermarks.values())
+            assert watermarks[made.slowest_remote] == made.low_watermark
+    assert [key(origin(raw)[0]) for raw in seen] == [k for k, _ in everything]
+    assert sorted(seen) == sorted(raw for _, raw in everything)
+    assert all(made.remotes[remote].buffered == 0 for remote in range(remotes))
+
+
+@given(histories())
+def test_unreleased_events_count_as_buffered(history):
+    remotes, arrivals = history
+    made = merger(remotes)
+    expected = dict.fromkeys(range(remotes), 0)
+    for remote, events, watermark in arrivals:
+        arrive(made, remote, list(events), watermark)
+        expected[remote] += weight(len(events), sum(len(raw) for _, raw in events))
+        if (block := made.next_block()) is not None:
+            for one, size in block.shares.items():
+                expected[one] -= size
+        assert {r: made.remotes[r].buffered for r in range(remotes)} == expected
+
+
+def add(made: Merger, remote: int, numbers: Sequence[int], watermark: int) -> None:
+    arrive(made, remote, [event(n, remote) for n in numbers], key(watermark), b"p%d" % watermark)
+
+
+def test_no_event_is_ready_before_every_remote_has_watermarkd():
+    made = merger(3)
+    add(made, 0, [1], 1)
+    add(made, 1, [2], 2)
+    assert (made.ready, made.low_watermark, made.slowest_remote) == (False, None, 2)
+    add(made, 2, [], 5)
+    assert (made.ready, made.low_watermark, made.slowest_remote) == (True, key(1), 0)
+    assert list(map(origin, released(made))) == [(1, 0)]
+
+
+def test_equal_keys_keep_the_order_of_the_remotes():
+    made = merger(3)
+    for remote in (2, 0, 1):
+        add(made, remote, [4, 4], 9)
+    assert [origin(raw)[1] for raw in released(made)] == [0, 0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("remotes", [1, 3, 16])
+@pytest.mark.parametrize("batch", [10, 700, 5000])
+def test_block_sizes_do_not_depend_on_remotes_and_batches(remotes, batch):
+    made = merger(remotes)
+    each = 10_000 // remotes
+    for remote in range(remotes):
+        for start in range(0, each, batch):
+            numbers = range(start, min(each, start + batch))
+            filler = b"x" * (DEFAULT_BLOCK_SIZES.coalesce_bytes // batch)
+            arrive(made, remote, [event(n, remote, filler) for n in numbers], key(numbers[-1]))
+    sizes = []
+    while (block := made.next_block()) is not None:
+        sizes.append(len(block.events))
+    assert sum(sizes) == remotes * each
+    assert max(sizes) <= DEFAULT_BLOCK_SIZES.events + remotes
+    assert min(sizes[:-1]) >= DEFAULT_BLOCK_SIZES.events - remotes
+
+
+def test_events_merged_ahead_count_as_buffered_and_are_released_first():
+    made = merger(2)
+    add(made, 0, [1, 3, 5], 5)
+    add(made, 1, [2, 4], 4)
+    held = made.buffered
+    made.merge_ahead(1)
+    assert (made.ahead, made.ready, made.buffered) == (True, True, held)
+    assert (made.head, made.tail) == (key(5), key(5))
+    add(made, 1, [6], 6)
+    made.merge_ahead(1)
+    block = made.next_block()
+    assert block is not None
+    assert [origin(raw)[0] for raw in block.events] == [1, 2, 3, 4]
+    assert not made.ahead
+    assert made.remotes[0].buffered == weight(1, len(event(5, 0)[1]))
+    assert [origin(raw)[0] for raw in released(made)] == [5]
+
+
+def test_a_remote_retired_after_merging_ahead_leaves_no_events():
+    made = merger(2)
+    add(made, 0, [1, 2], 2)
+    add(made, 1, [], 9)
+    made.merge_ahead(1 << 20)
+    made.retire_remote(0)
+    assert [origin(raw)[0] for raw in released(made)] == [1, 2]
+    assert made.buffered == 0
+
+
+@pytest.mark.parametrize(
+    ("numbers", "watermark", "message"),
+    [
+        ([], 4, "went back"),
+        ([4], 7, "came after the watermark"),
+        ([6, 8], 7, "above its watermark"),
+        ([7, 6], 7, "not in the order"),
+    ],
+)
+def test_broken_watermarks_are_errors_without_effect(numbers, watermark, message):
+    made = merger(1)
+    add(made, 0, [], 5)
+    with pytest.raises(MergeOrderError, match=message) as caught:
+        add(made, 0, numbers, watermark)
+    assert caught.value.remote == 0
+    assert (made.low_watermark, made.remotes[0].buffered, made.ready) == (key(5), 0, False)
+
+
+def test_a_removed_remote_does_not_hold_the_low_watermark_and_loses_no_events():
+    made = merger(3)
+    add(made, 0, [1, 4], 4)
+    add(made, 1, [2, 3], 3)
+    made.retire_remote(1)
+    made.retire_remote(2)
+    assert made.low_watermark == key(4)
+    assert [origin(raw)[1] for raw in released(made)] == [0, 1, 1, 0]
+    assert made.head is None
+    made.retire_remote(0)
+    assert made.low_watermark is None
+    assert made.next_block() is None
+
+
+@pytest.mark.parametrize("bound", range(9))
+def test_a_remote_retired_at_a_key_releases_events_below_it(bound):
+    made = merger(2)
+    add(made, 0, [1, 3, 5], 5)
+    add(made, 0, [6, 7], 7)
+    add(made, 1, [2, 8], 9)
+    made.retire_remote(0, before=key(bound))
+    below = [number for number in (1, 3, 5, 6, 7) if number < bound]
+    origins = [origin(raw) for raw in released(made)]
+    assert [number for number, remote in origins if remote == 0] == below
+    assert [number for number, remote in origins if remote == 1] == [2, 8]
+    assert made.head is None
+
+
+def test_a_remote_with_a_known_start_holds_the_low_watermark_there():
+    made = merger(1)
+    made.add_remote(remote(7, watermark=key(3)))
+    add(made, 0, [1, 2, 3, 4], 9)
+    assert [origin(raw)[0] for raw in released(made)] == [1, 2, 3]
+    assert made.high_water_mark is None, "its start does not count as a promise"
+    add(made, 7, [], 6)
+    assert [origin(raw)[0] for raw in released(made)] == [4]
+    assert made.high_water_mark == (key(6), b"p6")
+
+
+def test_the_high_water_mark_is_the_smallest_watermark():
+    made = merger(2)
+    add(made, 0, [], 3)
+    assert made.high_water_mark is None, "a remote has not promised anything"
+    add(made, 1, [], 8)
+    assert made.high_water_mark == (key(3), b"p3")
+    add(made, 0, [], 9)
+    assert made.high_water_mark == (key(8), b"p8")
+
+
+class TestTopologyRemote:
+    """When the config server's watermark may be the mark (docs/protocol.md#sharded-cluster)."""
+
+    def make(self) -> Merger:
+        made = Merger()
+        made.add_remote(remote(0, topology=True))
+        made.add_remote(remote(1))
+        add(made, 1, [], 99)
+        return made
+
+    def mark_after(self, made: Merger, numbers: Sequence[int], watermark: int) -> bytes | None:
+        add(made, 0, numbers, watermark)
+        return made.high_water_mark and made.high_water_mark.token
+
+    def test_the_first_watermark_is_not_the_high_water_mark(self):
+        made = self.make()
+        assert self.mark_after(made, [], 6) is None
+        assert self.mark_after(made, [], 6) is None
+        assert self.mark_after(made, [], 7) == b"p7"
+        assert self.mark_after(made, [], 7) == b"p7"
+
+    def test_only_an_advanced_watermark_without_events_is_the_high_water_mark(self):
+        made = self.make()
+        self.mark_after(made, [], 6)
+        assert self.mark_after(made, [], 7) == b"p7"
+        assert self.mark_after(made, [8], 8) is None
+        assert self.mark_after(made, [], 8) is None
+        assert self.mark_after(made, [], 9) == b"p9"
+
+    def test_its_events_are_not_delivered(self):
+        made = self.make()
+        add(made, 0, [6, 7], 9)
+        assert not made.ready
+        assert made.remotes[0].buffered == 0
+
+
+def test_remotes_behind_a_key_are_listed():
+    made = merger(4)
+    for remote, watermark in ((0, 5), (1, 3), (2, 9)):
+        add(made, remote, [], watermark)
+    assert made.behind(key(9)) == [1, 0]
+    assert made.behind(key(3)) == []
+    assert made.holding(key(9)) == [2]
+    add(made, 3, [4], 9)
+    assert (made.head, made.tail) == (key(4), key(4))
+    assert made.holding(key(9)) == [2, 3]
+
+
+def test_released_events_are_freed_even_if_a_remote_stays_ahead():
+    made = merger(2)
+    for n in range(1, 300):
+        add(made, 0, [2 * n, 2 * n + 1], 2 * n + 1)
+        add(made, 1, [], 2 * n)
+        released(made)
+    # Only the internals show what is still referenced.
+    held = sum(len(run.events) for run in made.remotes[0].runs)
+    assert held <= 4

@@ -1,0 +1,294 @@
+"""No-op writes: by note or by read, how often, and only when necessary."""
+
+import asyncio
+from dataclasses import replace
+from itertools import count
+
+import pytest
+from bson import Timestamp
+
+from router.catalog.cluster import Cluster
+from router.stream.noop_writer import MemberLoads, NoOpResult, NoOpWriter
+from tests.doubles.probed_replica_set import ProbedReplicaSet
+from tests.doubles.scripted_cluster import LIMITS, OWNER, ScriptedCluster, read_until, stream
+from tests.doubles.scripted_member import ScriptedMember
+from tests.harness.until import PATIENCE, until
+from tests.unit.router.stream.clients import noops
+
+NOOPS = replace(LIMITS, noop=True, noop_delay=0.001)
+
+
+class Requests:
+    """A no-op write sender on the scripted cluster whose attempts can be awaited."""
+
+    def __init__(self, cluster: ScriptedCluster, **changes: object) -> None:
+        limits = replace(NOOPS, **changes)  # type: ignore[arg-type]
+        self.cluster = Cluster(cluster.config.host, limits, replica_set=ProbedReplicaSet)
+        cluster.clusters.append(self.cluster)
+        self.loads = MemberLoads()
+        self.noop_writer = NoOpWriter(self.cluster, limits, self.loads)
+        self.host = cluster.shards["s1"].host
+        self.done = 0
+        self.sent: list[float] = []
+        self.wanted: list[Timestamp | None] = []
+        self.results: list[NoOpResult] = []
+
+    def ask(self, past: Timestamp | None) -> None:
+        self.wanted.append(past)
+        self.noop_writer.target("s1", self.host).write(self, len(self.wanted) - 1)
+
+    def noop_wanted(self, number: int) -> Timestamp | None:
+        return self.wanted[number]
+
+    def noop_sent(self, number: int, takes: float) -> None:
+        self.sent.append(takes)
+
+    def noop_done(self, number: int, result: NoOpResult) -> None:
+        self.done += 1
+        self.results.append(result)
+
+    async def once(self, past: Timestamp | None) -> None:
+        wanted = self.done + 1
+        self.ask(past)
+        await until(lambda: self.done >= wanted)
+
+    @property
+    def made(self) -> int:
+        return self.loads.of("s1").noop_writes
+
+
+async def test_a_noop_advances_the_member_beyond_the_requested_time(cluster: ScriptedCluster):
+    requests, member = Requests(cluster), cluster.shards["s1"]
+    await requests.cluster.shards()
+    await requests.once(Timestamp(200, 5))
+    assert member.commands["appendOplogNote"] == 1
+    assert member.commands["find"] == 0
+    await requests.once(Timestamp(50, 1))
+    assert member.commands["appendOplogNote"] == 2, (
+        "a member that is already past the time writes no note"
+    )
+    assert requests.results == [NoOpResult.ACKNOWLEDGED, NoOpResult.THERE]
+    load = requests.loads.of("s1")
+    assert (load.noop_commands, load.noop_writes, load.noop_bytes) == (2, 1, 101)
+    await requests.noop_writer.close()
+
+
+async def test_a_member_that_refuses_noop_writes_is_read_from_immediately_and_later(
+    cluster: ScriptedCluster,
+):
+    requests, member = Requests(cluster), cluster.shards["s1"]
+    member.notes = False
+    await requests.cluster.shards()
+    await requests.once(Timestamp(98, 1))
+    assert (member.commands["appendOplogNote"], member.commands["find"]) == (1, 1)
+    await requests.once(Timestamp(98, 2))
+    assert (member.commands["appendOplogNote"], member.commands["find"]) == (1, 2)
+    assert requests.results == [NoOpResult.READ] * 2, "a read may not show the requested time"
+    await requests.noop_writer.close()
+
+
+async def test_concurrent_requests_share_one_noop_write(cluster: ScriptedCluster):
+    requests, member = Requests(cluster), cluster.shards["s1"]
+    for second in range(150, 250):
+        requests.ask(Timestamp(second, 1))
+    await until(lambda: requests.done == 100)
+    assert member.commands["appendOplogNote"] <= 2
+    await requests.noop_writer.close()
+
+
+async def test_bursts_are_not_delayed_and_sustained_load_is(cluster: ScriptedCluster):
+    free = Requests(cluster, noops_per_second=0.01, noop_burst=5.0)
+    for number in range(5):
+        await free.once(Timestamp(200 + number, 1))
+    await free.noop_writer.close()
+    bound = Requests(cluster, noops_per_second=20.0, noop_burst=1.0)
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    for number in range(6):
+        await bound.once(Timestamp(400 + number, 1))
+    # The first no-op write takes the burst's token and each other one a token of a later tick.
+    assert loop.time() - begun > 4 / 20
+    await bound.noop_writer.close()
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+async def test_noop_writes_take_three_days_to_fill_an_oplog(cluster: ScriptedCluster, share: float):
+    requests = Requests(cluster, noop_burst=1.0, noop_share=share)
+    member, per_second = cluster.shards["s1"], 10.0
+    member.oplog_size = round(per_second * 3 * 24 * 3600 * 101 / share)
+    await requests.once(Timestamp(200, 1))
+    await until(lambda: member.commands["collStats"])
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    for number in range(6):
+        await requests.once(Timestamp(300 + number, 1))
+    # One token may have come since, and the next tick may be near.
+    assert loop.time() - begun > 4 / per_second
+    assert member.commands["collStats"] == 1, "requested once for each connection"
+    await requests.noop_writer.close()
+
+
+async def test_a_noop_write_that_is_no_longer_needed_is_skipped(
+    cluster: ScriptedCluster,
+):
+    requests, member = Requests(cluster, noop_burst=1.0), cluster.shards["s1"]
+    for past in (Timestamp(200, 1), None, None):
+        await requests.once(past)
+    assert requests.results == [NoOpResult.ACKNOWLEDGED, NoOpResult.UNWANTED, NoOpResult.UNWANTED]
+    assert len(requests.sent) == member.commands["appendOplogNote"] == 1
+    await requests.noop_writer.close()
+
+
+async def test_a_delayed_noop_write_uses_the_latest_requested_time(cluster: ScriptedCluster):
+    """Otherwise each note of a busy stream would cover one event only."""
+    requests, member = Requests(cluster, noop_burst=1.0), cluster.shards["s1"]
+    await requests.once(Timestamp(200, 1))
+    requests.ask(Timestamp(300, 1))
+    requests.wanted[-1] = Timestamp(400, 1)
+    await until(lambda: requests.done == 2)
+    assert member.past[-1] == Timestamp(400, 2)
+    await requests.noop_writer.close()
+
+
+async def test_zero_noop_writes_a_second_disables_noop_writes(cluster: ScriptedCluster):
+    registry = cluster.registry(NOOPS, noops_per_second=0.0)
+    cursor, _ = await registry.open(stream(), OWNER)
+    cluster.shards["s0"].insert(105, 1)
+    assert (await cursor.next_batch(None, 0.1)).events == []
+    assert all(member.commands["appendOplogNote"] == 0 for member in cluster.members)
+    cluster.noop(106)
+    assert await read_until(cursor, 1) == [1]
+
+
+async def test_a_noop_without_a_majority_is_not_acknowledged(cluster: ScriptedCluster):
+    requests, member = Requests(cluster), cluster.shards["s1"]
+    member.unreplicated = True
+    await requests.once(Timestamp(200, 1))
+    assert requests.results == [NoOpResult.FAILED]
+    member.unreplicated = False
+    await requests.once(Timestamp(300, 1))
+    assert requests.results[-1] is NoOpResult.ACKNOWLEDGED
+    await requests.noop_writer.close()
+
+
+async def test_a_returning_shard_gets_noops_at_its_new_address(cluster: ScriptedCluster):
+    requests, old = Requests(cluster), cluster.shards["s1"]
+    await requests.cluster.shards()
+    await requests.once(Timestamp(200, 1))
+    moved = await ScriptedMember("rs9").start()
+    cluster.extra.append(moved)
+    cluster.config.documents["shards"][1]["host"] = moved.host
+    await requests.cluster.shards()
+    await requests.once(Timestamp(300, 1))
+    assert (old.commands["appendOplogNote"], moved.commands["appendOplogNote"]) == (1, 1)
+    await requests.noop_writer.close()
+
+
+async def test_the_duration_of_noop_writes_is_measured(cluster: ScriptedCluster):
+    requests = Requests(cluster, noops_per_second=1000.0)
+    cluster.shards["s1"].slow["appendOplogNote"] = 0.03
+    loop = asyncio.get_running_loop()
+    longest = 0.0
+    for number in range(10):
+        asked = loop.time()
+        await requests.once(Timestamp(200 + number, 1))
+        longest = max(longest, loop.time() - asked)
+    assert requests.sent[0] < 0.01, "a guess before the first no-op write"
+    assert 0.01 < requests.sent[-1] < longest
+    await requests.noop_writer.close()
+
+
+async def test_a_cut_idle_connection_does_not_fail_a_noop_write(cluster: ScriptedCluster):
+    requests, member = Requests(cluster), cluster.shards["s1"]
+    await requests.once(Timestamp(200, 1))
+    member.cut()
+    await requests.once(Timestamp(201, 1))
+    assert member.entries[-1][0] > Timestamp(201, 1) or member.commands["appendOplogNote"] >= 2
+    await requests.noop_writer.close()
+
+
+async def test_a_failing_member_is_not_written_to_for_a_while(cluster: ScriptedCluster):
+    requests, member = Requests(cluster), cluster.shards["s1"]
+    await requests.once(Timestamp(200, 1))
+    member.fail("appendOplogNote", 91)
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    await requests.once(Timestamp(201, 1))
+    assert requests.results[-1] is NoOpResult.FAILED
+    await requests.once(Timestamp(202, 1))
+    assert requests.results[-1] is NoOpResult.ACKNOWLEDGED
+    assert loop.time() - begun > 0.125, "the shortest pause after a first failure"
+    await requests.noop_writer.close()
+
+
+async def test_noops_can_be_turned_off(cluster: ScriptedCluster):
+    registry = cluster.registry(NOOPS, noop=False)
+    cursor, _ = await registry.open(stream(), OWNER)
+    cluster.shards["s0"].insert(105, 1)
+    batch = await cursor.next_batch(None, 0.1)
+    assert batch.events == []
+    assert noops(registry) == {}
+    assert all(member.commands["appendOplogNote"] == 0 for member in cluster.members)
+    cluster.noop(106)
+    assert await read_until(cursor, 1) == [1]
+
+
+async def test_members_that_advance_by_themselves_are_not_written_to(
+    cluster: ScriptedCluster,
+):
+    registry = cluster.registry(NOOPS, noop_delay=PATIENCE)
+    cursor, _ = await registry.open(stream(), OWNER)
+    for second in range(110, 116, 2):
+        cluster.noop(second)
+        cluster.shards["s0"].insert(second - 1, second)
+        cluster.shards["s0"].entries.sort(key=lambda entry: entry[0])
+        assert await read_until(cursor, 1) == [second]
+    assert sum(noops(registry).values()) == 0
+
+
+async def test_an_event_after_a_quiet_time_is_delivered_as_quickly(cluster: ScriptedCluster):
+    """Quiet or not, an event takes one no-op write a member; the test counts requests, not time."""
+    registry = cluster.registry(NOOPS, await_quiet=30.0, probe_worth=0.002, linger=60.0)
+    cursor, _ = await registry.open(stream(), OWNER)
+    await until(lambda: all(member.commands["getMore"] for member in cluster.members))
+    for number in range(3):
+        for member in cluster.members:
+            member.commands.clear()
+        await cursor.next_batch(None, 0.2)
+        quiet = sum(member.commands["getMore"] for member in cluster.members)
+        assert quiet <= 8, "a quiet stream sends few requests"
+        cluster.shards["s0"].insert(1000 * (number + 1), number)
+        async with asyncio.timeout(PATIENCE):
+            assert await read_until(cursor, 1) == [number]
+        notes = [member.commands["appendOplogNote"] for member in cluster.members]
+        assert notes == [1, 0, 1, 1]
+    assert all(member.commands["killCursors"] == 0 for member in cluster.members)
+
+
+async def test_a_removed_shard_gets_a_noop_write_while_another_joins(cluster: ScriptedCluster):
+    """Streams read a removed shard to its end, which it must pass to let their other events go."""
+    requests = Requests(cluster)
+    assert requests.cluster.replica_set("s1") is None, "it is not in the shard list"
+    requests.ask(Timestamp(200, 5))
+    requests.noop_writer.target("s2", cluster.shards["s2"].host)
+    await until(lambda: requests.done == 1)
+    assert requests.results == [NoOpResult.ACKNOWLEDGED]
+    await requests.noop_writer.close()
+
+
+async def test_a_removed_shard_is_forgotten_after_its_noop_writes(cluster: ScriptedCluster):
+    requests = Requests(cluster)
+    await requests.once(Timestamp(200, 5))
+    shards = cluster.config.documents["shards"]
+    cluster.config.documents["shards"] = [each for each in shards if each["_id"] != "s1"]
+    await requests.cluster.shards()
+    assert requests.cluster.replica_set("s1") is None
+    writers = cluster.shards["s1"].writers
+    connected, names = len(writers), (f"joins{number}" for number in count())
+
+    def gone() -> bool:
+        requests.noop_writer.target(next(names), requests.host)
+        return len(writers) < connected
+
+    await until(gone)
+    await requests.noop_writer.close()

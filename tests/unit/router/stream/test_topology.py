@@ -1,0 +1,365 @@
+"""Shards that join, leave, move and change members; unreachable config servers."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from bson import Timestamp
+
+from router.cursors.registry import CursorRegistry
+from router.stream.merged_stream import MergedStream
+from router.stream.opening import connected
+from shard_client.errors import RESUMABLE_LABEL, CommandError
+from shard_client.replica_set.motor_control import MotorReplicaSet
+from shard_client.replica_set.read_preference import PRIMARY
+from shard_client.replica_set.replica_set import ReplicaSet
+from tests.doubles.probed_replica_set import ProbedReplicaSet
+from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, read_until, stream
+from tests.doubles.scripted_member import ScriptedMember
+from tests.harness.until import PATIENCE, until
+
+_NAMESPACE = {"db": "config", "coll": "shards"}
+
+BLOCK = 70_000
+"""The size of an event that fills one block of the log."""
+
+
+def change_shards(
+    cluster: ScriptedCluster, second: int, operation: str, shard: str, host: str = ""
+) -> None:
+    """Change config.shards at ``second`` and write the event to its change stream."""
+    shards = [each for each in cluster.config.documents["shards"] if each["_id"] != shard]
+    cluster.config.documents["shards"] = shards
+    if operation != "delete":
+        shards.append({"_id": shard, "host": host, "state": 1})
+    cluster.config.insert(
+        second,
+        second % 100,
+        operationType=operation,
+        documentKey={"_id": shard},
+        fullDocument={"_id": shard, "host": host, "state": 1},
+        ns=_NAMESPACE,
+    )
+
+
+def remote(registry: CursorRegistry, target: str, *, last: bool = False) -> dict[str, Any]:
+    """Describe the first or last remote on ``target`` of the only stream."""
+    (described,) = registry.describe()
+    found = [each for each in described["remotes"] if each["target"] == target]
+    return found[-1 if last else 0]
+
+
+def targets(registry: CursorRegistry) -> list[str]:
+    """Return the targets of the remotes of the first stream."""
+    return [each["target"] for each in registry.describe()[0]["remotes"]]
+
+
+def drain(cluster: ScriptedCluster) -> None:
+    """Let the shard s1 drain."""
+    for document in cluster.config.documents["shards"]:
+        if document["_id"] == "s1":
+            document["draining"] = True
+    cluster.config.insert(
+        103,
+        3,
+        operationType="update",
+        documentKey={"_id": "s1"},
+        updateDescription={"updatedFields": {"draining": True}},
+        ns=_NAMESPACE,
+    )
+    cluster.noop(104)
+
+
+async def test_a_removal_without_an_event_is_noticed(cluster: ScriptedCluster):
+    """As on 6.0, the shard drains and later is missing from the list."""
+    registry = cluster.registry(removed_shards_interval=0.01)
+    cursor, _ = await registry.open(stream(), OWNER)
+    drain(cluster)
+    listed = cluster.config.commands["find"]
+    await until(lambda: cluster.config.commands["find"] > listed + 1)
+    assert targets(registry).count("s1") == 1
+    left = [each for each in cluster.config.documents["shards"] if each["_id"] != "s1"]
+    cluster.config.documents["shards"] = left
+    assert cursor.running_stream is not None
+    merged = cursor.running_stream.stream
+    await until(lambda: [merged.remotes[each.remote] for each in merged.leaving] == ["s1"])
+    cluster.noop(200)  # watermarks beyond the time when the list was read
+    await until(lambda: "s1" not in targets(registry))
+    listed = cluster.config.commands["find"]
+    cluster.shards["s0"].insert(201, 2)
+    cluster.noop(202)
+    assert (await read_until(cursor, 1))[-1] == 2
+    assert cluster.config.commands["find"] <= listed + 1
+
+
+async def test_a_stream_that_cannot_watch_a_draining_shard_fails(
+    cluster: ScriptedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would not notice that the shard has left, and wait for it without end."""
+    registry = cluster.registry(removed_shards_interval=0.01)
+    cursor, _ = await registry.open(stream(), OWNER)
+    monkeypatch.setattr(MergedStream, "shards_listed", None)
+    drain(cluster)
+    with pytest.raises(CommandError) as caught:
+        await read_until(cursor, 1)
+    assert RESUMABLE_LABEL in caught.value.labels
+
+
+async def extra(cluster: ScriptedCluster, name: str) -> ScriptedMember:
+    member = await ScriptedMember(name).start()
+    member.noop(99)
+    cluster.extra.append(member)
+    return member
+
+
+async def test_a_shard_added_during_an_opening_is_included(cluster: ScriptedCluster):
+    """The shard joins and writes after the list was read, while another shard is slow to answer."""
+    registry = cluster.registry()
+    slow = cluster.shards["s1"]
+    slow.hang.add("aggregate")
+    opening = asyncio.create_task(registry.open(stream(), OWNER))
+    await until(lambda: slow.commands["aggregate"] == 1)
+    new = await extra(cluster, "rs9")
+    change_shards(cluster, 105, "insert", "s9", new.host)
+    new.insert(106, 1)
+    slow.insert(107, 2)
+    cluster.noop(110)
+    slow.hang.clear()
+    slow.cut()
+    cursor, _ = await opening
+    assert await read_until(cursor, 2) == [1, 2]
+
+
+async def test_a_shard_added_while_the_config_server_is_down_is_included(cluster: ScriptedCluster):
+    registry = cluster.registry()
+    cursor, _ = await registry.open(stream(), OWNER)
+    port = cluster.config.port
+    await cluster.config.stop()
+    new = await extra(cluster, "rs9")
+    change_shards(cluster, 105, "insert", "s9", new.host)
+    new.insert(106, 1)
+    cluster.shards["s0"].insert(107, 2)
+    cluster.noop(110)
+    assert not (await cursor.next_batch(None, 0.05)).events
+    await cluster.config.start(port)
+    assert await read_until(cursor, 2) == [1, 2]
+
+
+async def test_a_shard_added_while_the_router_was_down_is_included(cluster: ScriptedCluster):
+    """The stream starts before the shard joined; the shard is opened from the start as well."""
+    change_shards(cluster, 105, "insert", "s9", (new := await extra(cluster, "rs9")).host)
+    cluster.shards["s0"].insert(104, 1)
+    new.insert(106, 2)
+    cluster.noop(110)
+    cursor, _ = await cluster.registry().open(stream(), OWNER)
+    assert await read_until(cursor, 2) == [1, 2]
+
+
+async def test_an_open_stream_outlasts_the_config_server(cluster: ScriptedCluster):
+    """It does so for longer than ``failure_timeout``, as with a shard."""
+    registry = cluster.registry(failure_timeout=0.1)
+    cursor, _ = await registry.open(stream(), OWNER)
+    cluster.shards["s0"].insert(101, 1)
+    cluster.noop(102)
+    assert await read_until(cursor, 1) == [1]
+    port = cluster.config.port
+    await cluster.config.stop()
+    cluster.shards["s0"].insert(103, 2)
+    cluster.noop(104)
+    await until(lambda: remote(registry, "config").get("failingMillis", 0) > 300)
+    assert not (await cursor.next_batch(None, 0.01)).events
+    (described,) = registry.describe()
+    assert (described["slowestShard"], described["waiting"]) == ("config", True)
+    document = described["remotes"][0]
+    assert (document["target"], document["state"]) == ("config", "failing")
+    assert document["failingMillis"] > 300
+    assert "127.0.0.1" in document["error"]
+    await cluster.config.start(port)
+    assert await read_until(cursor, 1) == [2]
+    assert remote(registry, "config")["state"] == "reading"
+    assert remote(registry, "config")["reopened"] == 1
+
+
+async def test_lost_history_of_the_config_server_is_resumable(cluster: ScriptedCluster):
+    """A resumed stream reads the shard list again, so unlike a shard's this error is resumable."""
+    cursor, _ = await cluster.registry().open(stream(), OWNER)
+    cluster.config.fail("getMore", 286, "Resume of change stream was not possible")
+    async with asyncio.timeout(PATIENCE):
+        with pytest.raises(CommandError, match="was not possible") as failure:  # noqa: PT012
+            while True:
+                await cursor.next_batch(None, 0.1)
+    assert (failure.value.code, failure.value.labels) == (234, {RESUMABLE_LABEL})
+
+
+async def test_the_config_server_can_be_a_shard(cluster: ScriptedCluster):
+    """Two remotes have the same target: one for its data, one for config.shards."""
+    change_shards(cluster, 98, "insert", "config", cluster.config.host)
+    registry = cluster.registry()
+    cursor, _ = await registry.open(stream(None), OWNER)
+    opened = [each["pipeline"][0]["$changeStream"] for each in cluster.config.opened]
+    assert sum("allowToRunOnConfigDB" in each for each in opened) == 1
+    assert len(opened) == 2
+    assert sorted(targets(registry)) == ["config", "config", "s0", "s1", "s2"]
+    assert remote(registry, "config").get("topology")
+    cluster.shards["s0"].insert(105, 1)
+    cluster.noop(106)
+    # The scripted config server returns the event to both remotes; only one delivers it.
+    cluster.config.insert(107, 2, operationType="update", documentKey={"_id": "s0"}, ns=_NAMESPACE)
+    cluster.noop(108)
+    assert await read_until(cursor, 2) == [1, 2]
+
+
+async def test_the_config_server_can_join_as_a_shard_and_leave(cluster: ScriptedCluster):
+    registry = cluster.registry()
+    cursor, _ = await registry.open(stream(), OWNER)
+    change_shards(cluster, 105, "insert", "config", cluster.config.host)
+    cluster.noop(106)
+    await until(lambda: not remote(registry, "config", last=True).get("topology"))
+    change_shards(cluster, 110, "delete", "config")
+    cluster.shards["s0"].insert(111, 1)
+    cluster.noop(112)
+    found = await read_until(cursor, 2)
+    assert found == ["config", 1], "only its writes as a shard are delivered"
+    await until(lambda: remote(registry, "config", last=True).get("topology"))
+
+
+async def test_a_removed_shard_is_closed_immediately(cluster: ScriptedCluster):
+    """Without writes, a no-op advances its watermark, since the shard may soon be shut down."""
+    registry = cluster.registry(noop=True, noop_delay=0.001)
+    cursor, _ = await registry.open(stream(), OWNER)
+    gone = cluster.shards["s2"]
+    change_shards(cluster, 105, "delete", "s2")
+    await until(lambda: not gone.cursors)
+    await gone.stop()
+    cluster.shards["s0"].insert(111, 1)
+    for member in cluster.members:
+        member.noop(112)
+    assert await read_until(cursor, 1) == [1]
+    assert targets(registry) == ["config", "s0", "s1"]
+
+
+async def test_a_removed_shard_can_return_under_its_name(cluster: ScriptedCluster):
+    registry = cluster.registry(noop=True, noop_delay=0.001)
+    cursor, _ = await registry.open(stream(), OWNER)
+    old = cluster.shards["s2"]
+    old.insert(104, 1)
+    change_shards(cluster, 105, "delete", "s2")
+    await until(lambda: not old.cursors)
+    await old.stop()
+    new = await extra(cluster, "rs2")
+    change_shards(cluster, 110, "insert", "s2", new.host)
+    new.insert(111, 2)
+    for member in (cluster.config, cluster.shards["s0"], cluster.shards["s1"], new):
+        member.noop(112)
+    assert await read_until(cursor, 2) == [1, 2]
+
+
+async def test_a_shard_can_move_to_other_hosts(cluster: ScriptedCluster):
+    """All members are replaced while the stream is open, and the list is updated in place."""
+    registry = cluster.registry(connect_timeout=1.0)
+    cursor, _ = await registry.open(stream(), OWNER)
+    old = cluster.shards["s1"]
+    old.insert(104, 1)
+    cluster.noop(105)
+    assert await read_until(cursor, 1) == [1]
+    new = await extra(cluster, "rs1")
+    new.entries = list(old.entries)
+    change_shards(cluster, 106, "update", "s1", new.host)
+    await old.stop()
+    new.insert(107, 2)
+    cluster.noop(108)
+    assert await read_until(cursor, 1) == [2]
+    assert remote(registry, "s1")["address"] == f"127.0.0.1:{new.port}"
+
+
+@pytest.mark.parametrize("kind", [ProbedReplicaSet, MotorReplicaSet])
+async def test_members_can_join_and_leave_a_replica_set(
+    cluster: ScriptedCluster, kind: type[ReplicaSet]
+):
+    """A second member joins and is elected; then the first is removed and stopped."""
+    registry = cluster.registry(kind=kind)
+    cursor, _ = await registry.open(stream(), OWNER)
+    first, second = cluster.shards["s1"], await extra(cluster, "rs1")
+    second.entries, second.primary = first.entries, False
+    both = [f"127.0.0.1:{member.port}" for member in (first, second)]
+    first.hosts = second.hosts = both
+    first.primary, second.primary = False, True
+    first.cut()
+    second.insert(105, 1)
+    cluster.noop(106)
+    assert await read_until(cursor, 1) == [1]
+    assert remote(registry, "s1")["address"] == both[1]
+    first.hosts = second.hosts = both[1:]
+    await first.stop()
+    second.insert(107, 2)
+    for member in cluster.members:
+        if member is not first:
+            member.noop(108)
+    assert await read_until(cursor, 1) == [2]
+
+
+async def test_a_stream_survives_the_lack_of_a_primary(cluster: ScriptedCluster):
+    """During an election the client sees a pause and no error."""
+    registry = cluster.registry()
+    cursor, _ = await registry.open(stream(), OWNER)
+    shard = cluster.shards["s1"]
+    shard.primary = False
+    shard.fail("getMore", 11602)
+    await until(lambda: remote(registry, "s1")["state"] == "failing")
+    shard.insert(105, 1)
+    cluster.noop(106)
+    assert not (await cursor.next_batch(None, 0.05)).events
+    shard.primary = True
+    assert await read_until(cursor, 1) == [1]
+    found = shard.opened[-1]["pipeline"][0]["$changeStream"]
+    assert list(found) == ["resumeAfter"]
+
+
+async def test_a_slow_shard_is_waited_for_and_named(cluster: ScriptedCluster):
+    registry = cluster.registry()
+    cursor, _ = await registry.open(stream(), OWNER)
+    cluster.shards["s0"].insert(Timestamp(105, 1), 1)
+    for member in cluster.members:
+        if member is not cluster.shards["s2"]:
+            member.noop(106)
+    assert not (await cursor.next_batch(None, 0.1)).events
+    (described,) = registry.describe()
+    assert (described["slowestShard"], described["waiting"]) == ("s2", True)
+    assert described["bufferedBytes"] > 0
+    cluster.shards["s2"].noop(106)
+    assert await read_until(cursor, 1) == [1]
+    assert registry.describe()[0]["events"] == 1
+
+
+async def test_a_shard_removed_during_an_opening_is_still_read(cluster: ScriptedCluster):
+    """The opening has an older list, while other readers already have the new one."""
+    cluster.registry()
+    router = cluster.clusters[0]
+    shards = (await router.shards()).hosts
+    change_shards(cluster, 101, "delete", "s1")
+    await router.shards()
+    async with connected(router, shards, PRIMARY, 2.0) as connections:
+        assert connections.keys() == {"s0", "s1", "s2"}
+
+
+async def test_a_shard_removed_while_a_slow_client_moves_to_its_own_remotes_is_read(
+    cluster: ScriptedCluster,
+):
+    """The shard writes after the request for the list, and is removed before the reply."""
+    registry = cluster.registry(share_log_bytes=100)
+    slow, _ = await registry.open(stream(), OWNER)
+    fast, _ = await registry.open(stream(), OWNER)
+    gone = cluster.shards["s2"]
+    for second in (101, 102, 103):
+        cluster.shards["s1"].insert(second, second, filler="x" * BLOCK)
+        cluster.noop(second + 1)
+        assert await read_until(fast, 1) == [second]
+    cluster.config.slow["find"] = 0.1
+    asked = cluster.config.commands["find"]
+    reading = asyncio.ensure_future(read_until(slow, 4))
+    await until(lambda: cluster.config.commands["find"] > asked)
+    gone.insert(105, 5)
+    change_shards(cluster, 106, "delete", "s2")
+    cluster.noop(107)
+    assert await reading == [101, 102, 103, 5]
+    assert await read_until(fast, 1) == [5]

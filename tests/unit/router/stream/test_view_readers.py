@@ -1,0 +1,208 @@
+"""Filtered readers during a backlog: replies are few and full."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from math import inf
+
+import pytest
+from bson import Timestamp
+
+from router.filters.stream_filter import compile_filter
+from router.request.stream_request import parse_request
+from router.stream import view_readers
+from router.stream.log_reader import LogReader, starting_point
+from router.stream.merged_stream import MergedStream
+from router.stream.view_readers import ViewReaders, Waiter
+from shard_client.bson.resume_token import first_key
+from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark
+from tests.doubles.scripted_streams import hwm
+from tests.harness.until import PATIENCE
+from tests.unit.router.made_tokens import data_of, event
+
+START = Timestamp(10, 1)
+EVENTS, EVERY = 6000, 100
+ALL = {"$gte": 0}
+"""A condition on the tenant that every event meets."""
+
+
+class Backlog:
+    """One shard's stream with several blocks of events; each tenant has every 100th event.
+
+    Steps are taken when they are due, as a running stream does. ``passed`` is called in each.
+    """
+
+    def __init__(
+        self, size: int = 0, kept_bytes: int = 0, passed: Callable[[], None] = lambda: None
+    ) -> None:
+        command = {"aggregate": 1, "pipeline": [{"$changeStream": {}}], "cursor": {}}
+        request = parse_request("db", command)
+        self.stream = MergedStream(request, {"s0": "h:1"}, start_at=START, topology_from=START)
+        self.loop = asyncio.get_running_loop()
+        self.readers = ViewReaders(self.stream, kept_bytes, self.loop.time)
+        self.point = starting_point(request, START, 1)
+        self.size = size
+        self.next_step: asyncio.Handle | None = None
+        pass_on = self.readers.fan_out.step
+
+        def step(clock: Callable[[], float], seconds: float) -> None:
+            pass_on(clock, seconds)
+            passed()
+
+        self.readers.fan_out.step = step  # type: ignore[method-assign]
+
+    def schedule(self) -> None:
+        if self.next_step is not None:
+            self.next_step.cancel()
+        due = self.readers.due()
+        if due <= self.loop.time():
+            self.next_step = self.loop.call_soon(self.step)
+        elif due < inf:
+            self.next_step = self.loop.call_at(due, self.step)
+
+    def step(self, *, asked: bool = False) -> None:
+        self.readers.step(asked=asked)
+        self.schedule()
+
+    def reader(self, tenant: int | Mapping[str, int]) -> LogReader:
+        wanted = compile_filter([{"$match": {"fullDocument.tenant": tenant}}])
+        return LogReader(self.readers.fan_out.open(wanted, first_key(START)), self.point)
+
+    def arrive(self, count: int = EVENTS) -> None:
+        events = [
+            event(
+                data_of(11, 1, inc=number + 1),
+                fullDocument={"tenant": number % EVERY, "filler": b"x" * self.size},
+            )
+            for number in range(count)
+        ]
+        size = sum(len(each) for _, each in events)
+        for remote, target in self.stream.remotes.items():
+            arrived = (events, size) if target == "s0" else ([], 0)
+            self.stream.batch_arrived(
+                remote, CursorBatch(1, arrived[0], Watermark.of(hwm(20)), arrived[1])
+            )
+
+    def waiting(self, reader: LogReader) -> Waiter:
+        """Let a reader wait; return what is done when it is woken."""
+        waiter: Waiter = asyncio.get_running_loop().create_future()
+        self.readers.add(reader, waiter)
+        self.schedule()
+        return waiter
+
+    async def wait(self, *readers: LogReader) -> None:
+        """Wait until the first one is woken."""
+        waiters = [self.waiting(reader) for reader in readers]
+        async with asyncio.timeout(PATIENCE):
+            await waiters[0]
+        for reader in readers:
+            self.readers.remove(reader.view)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers with few events wait until the backlog's end, however long it takes."""
+    monkeypatch.setattr(view_readers, "_LEAST_DELAY", PATIENCE)
+    monkeypatch.setattr(view_readers, "_MOST_DELAY", PATIENCE)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_reader_with_few_events_waits_for_more() -> None:
+    backlog = Backlog()
+    first, second = backlog.reader(1), backlog.reader(2)
+    backlog.arrive()
+    assert not backlog.readers.should_gather(second, None), "nothing is there"
+    while second.view.log.end < 5:
+        backlog.step(asked=True)
+        await asyncio.sleep(0)
+    assert backlog.readers.should_gather(second, None)
+    assert not backlog.readers.should_gather(second, 5), "its batch would be full"
+    await backlog.wait(second, first)
+    assert len(second.take(None).events) == EVENTS / EVERY
+
+
+async def test_a_reader_with_many_events_is_woken_before_the_end() -> None:
+    backlog = Backlog(size=3000)
+    reader = backlog.reader(1)
+    backlog.arrive()
+    await backlog.wait(reader)
+    assert backlog.stream.ready
+    assert not backlog.readers.should_gather(reader, None), "it should not wait for more"
+    assert len(reader.take(None).events) < EVENTS / EVERY
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_full_reader_does_not_wake_those_with_few_events() -> None:
+    backlog = Backlog()
+    # The first one gets all events, the second one every 100th.
+    full = backlog.reader(ALL)
+    few = backlog.reader(1)
+    backlog.arrive()
+    waiting = backlog.waiting(few)
+    await backlog.wait(full)
+    assert backlog.stream.ready, "the backlog goes on"
+    assert backlog.readers.should_gather(few, None)
+    assert not waiting.done()
+    async with asyncio.timeout(PATIENCE):
+        await waiting
+    assert len(few.take(None).events) == EVENTS / EVERY
+
+
+async def test_a_reader_with_few_events_waits_from_its_own_first_event_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+
+    def passed() -> None:
+        nonlocal now
+        now += 0.1
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
+    monkeypatch.setattr(time, "perf_counter", lambda: 0.0)
+    # A step passes on a block of some 2,000 events, or less where a reader is full. One reader gets
+    # 60 of these and is full with some 75, in each second step; the other one gets 20, and its
+    # delay ends with the third step.
+    backlog = Backlog(kept_bytes=108 * 1024, passed=passed)
+    full, few = backlog.reader({"$lt": 3}), backlog.reader(50)
+    backlog.arrive(5 * 2000)
+    waiting = backlog.waiting(few)
+    await backlog.wait(full)
+    assert len(full.take(None).events) > 60
+    backlog.readers.fan_out.forget(full.view, full.number)
+    assert not waiting.done()
+    again = backlog.waiting(full)
+    await waiting
+    assert len(few.take(None).events) > 20
+    assert backlog.stream.ready, "the backlog goes on"
+    assert full.view.log.end > full.number
+    assert not again.done(), "it has had events for a shorter time"
+    backlog.readers.remove(full.view)
+
+
+async def test_a_woken_reader_reads_before_the_next_block() -> None:
+    backlog = Backlog(size=1000, kept_bytes=1 << 20)
+    reader = backlog.reader(ALL)
+    backlog.arrive()
+    got = 0
+    while got < EVENTS:
+        await backlog.wait(reader)
+        assert not reader.lost, "nothing may be dropped before it can read"
+        got += len(reader.take(None).events)
+        backlog.readers.fan_out.forget(reader.view, reader.number)
+    assert got == EVENTS
+
+
+async def test_a_reader_may_use_what_others_leave() -> None:
+    backlog = Backlog(size=1000, kept_bytes=16 * 1024 * 1024)
+    reader = backlog.reader(ALL)
+    for number in range(200):
+        backlog.reader(EVERY + number)
+    backlog.arrive()
+    while backlog.stream.ready or backlog.readers.fan_out.behind:
+        backlog.step(asked=True)
+        await asyncio.sleep(0)
+    assert not reader.lost, "its events fit into the memory of all readers"
+    got = 0
+    while reader.is_ready():
+        got += len(reader.take(None).events)
+    assert got == EVENTS

@@ -1,0 +1,101 @@
+"""Tasks that belong to a block: what ends them, and what they end."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import anyio
+import pytest
+import structlog.testing
+
+from router.owned_tasks import OwnedTasks
+from tests.harness.until import until
+
+
+async def fail() -> None:
+    raise ValueError("a defect")
+
+
+async def cancel_itself() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(0)
+
+
+async def cancel_its_scope() -> None:
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("step", "logged"),
+    [(fail, ["Unexpected error"]), (cancel_itself, []), (cancel_its_scope, [])],
+    ids=lambda step: getattr(step, "__name__", ""),
+)
+async def test_a_task_ends_alone(step: Callable[[], Awaitable[None]], logged: list[str]) -> None:
+    ended: list[str] = []
+
+    async def other() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("other")
+
+    async def last() -> None:
+        await step()
+        ended.append("last")
+
+    with structlog.testing.capture_logs() as lines:
+        async with OwnedTasks() as tasks:
+            tasks.run(other)
+            before = asyncio.all_tasks()
+            tasks.run(last)
+            await until(lambda: asyncio.all_tasks() == before)
+            assert "other" not in ended
+        assert "other" in ended
+    assert [line["event"] for line in lines] == logged
+
+
+async def test_the_end_of_a_block_awaits_its_tasks_and_keeps_its_exception() -> None:
+    closed: list[str] = []
+
+    async def close_slowly() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            with anyio.move_on_after(10, shield=True):
+                await asyncio.sleep(0.01)
+            closed.append("closed")
+
+    async def listen() -> None:
+        async with OwnedTasks() as tasks:
+            tasks.run(close_slowly)
+            await asyncio.sleep(0)
+            raise OSError("port in use")
+
+    with pytest.raises(OSError, match="port in use"):
+        await listen()
+    assert closed == ["closed"]
+
+
+async def test_a_cancelled_block_ends_its_tasks() -> None:
+    closed: list[str] = []
+
+    async def serve() -> None:
+        async with OwnedTasks() as tasks:
+            tasks.run(wait)
+            await asyncio.Event().wait()
+
+    async def wait() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            closed.append("closed")
+
+    serving = asyncio.create_task(serve())
+    await asyncio.sleep(0.01)
+    serving.cancel()
+    await asyncio.wait({serving})
+    assert serving.cancelled()
+    assert closed == ["closed"]
