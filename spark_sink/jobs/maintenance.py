@@ -20,10 +20,10 @@ def compact_tables(folder: JobFolder) -> list[str]:
     """
     lines = []
     for name in APPENDED:
-        log = appended_table(folder, name).log
-        if log.exists:
-            before, after = log.compact()
-            log.vacuum(full=True)
+        table = appended_table(folder, name)
+        if table.log.exists:
+            before, after = table.compact()
+            table.log.vacuum(full=True)
             lines.append(f"{name}: {before} files compacted into {after}")
     current = DeltaLog(folder.table(CURRENT))
     if current.exists:  # its files are written again as they grow

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -28,6 +29,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, SchemaMismatchEr
 from deltalake.transaction import (
     AddAction,
     CommitProperties,
+    RemoveAction,
     Transaction,
     create_table_with_add_actions,
 )
@@ -47,7 +49,7 @@ from spark_sink.tables.log_state import (
     restored_error,
     told,
 )
-from spark_sink.tables.parquet_parts import BATCH, COMPARED
+from spark_sink.tables.parquet_parts import BATCH, COMPARED, partition_in
 
 EPOCH = "mergerouter.epoch"
 """The property of a table with the number of the start that may write to it."""
@@ -71,7 +73,9 @@ _COMMITS_READ = (1, 20, None)
 _EPOCHS = 2**40
 """An epoch exceeds those before by a random number below, so two starts never have the same."""
 _ATTEMPTS = 10
-"""How often a table's epoch is raised, or a table is compacted, if other commits are faster."""
+"""How often a table's epoch is raised if other commits are faster."""
+_EXCHANGES = 100
+"""How often files are exchanged if other commits are faster."""
 _NO_FILES = pa.schema(
     [("path", pa.string()), ("size_bytes", pa.int64()), ("num_records", pa.int64())]
 ).empty_table()
@@ -119,6 +123,11 @@ class DeltaLog:
         return None if self._table is None else int(self._table.version())
 
     @property
+    def partitions(self) -> list[str]:
+        """The partition columns."""
+        return self._partitions if self._table is None else self._table.metadata().partition_columns
+
+    @property
     def schema(self) -> dict[str, Any]:
         """The schema as JSON, which is Spark's, too."""
         assert self._table is not None
@@ -142,7 +151,7 @@ class DeltaLog:
         if self._table is None:
             self._compared = names
         elif set(names) != set(self.compared):
-            with self._failures():
+            with self.failures():
                 self._table.alter.set_table_properties({_STATISTICS: ",".join(names)})
             self.reload()
 
@@ -162,7 +171,7 @@ class DeltaLog:
 
     def _update(self, before: int) -> None:
         assert self._table is not None
-        with self._failures():
+        with self.failures():
             self._table.update_incremental()
             later = self._table.version() - before
             require_no_restore(self.address, self._table.history(later) if later > 0 else [])
@@ -184,7 +193,7 @@ class DeltaLog:
                 return
             self._require_epoch()
             # The next attempt tells who was faster.
-            with self._failures(), suppress(CommitFailedError):
+            with self.failures(), suppress(CommitFailedError):
                 self._table.alter.set_table_properties(
                     {EPOCH: str(self._epoch)}, raise_if_not_exists=False
                 )
@@ -258,7 +267,7 @@ class DeltaLog:
         """
         number = self._transaction(APPLICATION)
         if number is not None and number != self._state[0]:
-            with self._failures():
+            with self.failures():
                 self._state = number, self._states.read(number)
         return self._state[1]
 
@@ -288,7 +297,7 @@ class DeltaLog:
     def _history(self, limit: int | None) -> list[dict[str, Any]]:
         if self._table is None:
             return []
-        with self._failures():
+        with self.failures():
             return self._table.history(limit)
 
     def at(self, version: int, position: Mapping[str, Any]) -> DeltaLog:
@@ -296,7 +305,7 @@ class DeltaLog:
 
         Raises StreamError if its commit or one of its files has been deleted.
         """
-        found = DeltaLog(self.address, self._partitions)
+        found = DeltaLog(self.address, self.partitions)
         assert found._table is not None
         try:
             found._table.load_as_version(version)
@@ -338,7 +347,7 @@ class DeltaLog:
     ) -> Iterator[pa.RecordBatch]:
         """Return columns of the rows that a condition selects, by the statistics of files first."""
         assert self._table is not None
-        with self._failures():
+        with self.failures():
             dataset = self._table.to_pyarrow_dataset()
             yield from dataset.scanner(columns=[*columns], filter=chosen).to_batches()
 
@@ -380,7 +389,7 @@ class DeltaLog:
         """
         filters = [(name, "in", [str(each) for each in v]) for name, v in partition.items() if v]
         if not filters and self._table is not None and _schema(schema) != self._table.schema():
-            filters = [(name, "in", ["-"]) for name in self._partitions]  # which no file has
+            filters = [(name, "in", ["-"]) for name in self.partitions]  # which no file has
         before = batch or Batch.of(self.position())
         said = {} if before is None else before.position
         self._write(parts, schema, {**state, **said}, batch, filters)
@@ -395,7 +404,7 @@ class DeltaLog:
     ) -> None:
         """Commit files and a state, instead of the files that filters of partitions select."""
         actions = [_action(part) for part in parts]
-        with self._failures():
+        with self.failures():
             number = self._states.write(state)
         transactions = [Transaction(APPLICATION, number)]
         if batch is not None:
@@ -404,12 +413,12 @@ class DeltaLog:
         if self._table is None:
             self._create(actions, schema, properties)
             return
-        with self._failures():
+        with self.failures():
             self._table.create_write_transaction(
                 [*actions],
                 "overwrite" if filters else "append",  # only the former changes the schema
                 _schema(schema) if filters else self._table.schema(),
-                self._partitions,
+                self.partitions,
                 partition_filters=filters or None,
                 commit_properties=properties,
                 post_commithook_properties=_NO_CLEANUP,
@@ -417,33 +426,47 @@ class DeltaLog:
         self._state = number, dict(state)
         self.reload()
         if self._table.version() % _COMMITS_PER_CLEANUP == 0:
-            with self._failures():
+            with self.failures():
                 self._table.cleanup_metadata()
                 self._states.clean(number)
 
     def checkpoint(self) -> None:
         """Write a checkpoint of the log, with which readers begin."""
         assert self._table is not None
-        with self._failures():
+        with self.failures():
             self._table.create_checkpoint()
 
-    def compact(self) -> tuple[int, int]:
-        """Replace small files by large ones; return their numbers, before and after.
+    def exchange(self, former: Collection[str], parts: Sequence[Mapping[str, Any]]) -> bool:
+        """Commit files instead of those with the paths `former`, whose rows they have.
 
-        Begins again where another commit has replaced the files meanwhile. Raises StreamError if
-        that happens again and again.
+        Return False, and commit nothing, if another commit has removed one of these: then their
+        rows are gone, or in other files. The commit is made for the very version in which they are
+        found. delta-rs could make it for a later one, and would not see that they are gone there.
         """
-        assert self._table is not None
-        for _ in range(_ATTEMPTS):
+        actions = [_action(part, changes=False) for part in parts]
+        for _ in range(_EXCHANGES):
             self.reload()
-            before = self.actions()
-            with self._failures(), suppress(CommitFailedError):
-                self._table.optimize.compact(_compacted(before))
+            found = {each["path"]: each for each in self.actions()}
+            if actions and all(each.path in found for each in actions):
+                return True  # the store has committed, and did not say so
+            if not found.keys() >= set(former):
+                return False
+            removed = [_removal(found[path]) for path in former]
+            assert self._table is not None
+            with self.failures(), suppress(CommitFailedError):
+                self._table.create_write_transaction(
+                    [*actions, *removed],
+                    "append",
+                    self._table.schema(),
+                    self.partitions,
+                    commit_properties=CommitProperties(max_commit_retries=0),
+                    post_commithook_properties=_NO_CLEANUP,
+                )
                 self.reload()
-                return len(before), self.files().num_rows
+                return True
         raise StreamError(
-            f"the files of the table at {self.address} were replaced {_ATTEMPTS} times while they "
-            "were being compacted: compact them again later; nothing is lost"
+            f"the table at {self.address} was written {_EXCHANGES} times while its new files were "
+            "being committed: compact it again when less is written; nothing is lost"
         )
 
     def vacuum(self, *, full: bool = False) -> None:
@@ -455,7 +478,7 @@ class DeltaLog:
         """
         self.reload()
         assert self._table is not None
-        with self._failures():
+        with self.failures():
             found = set(self._table.vacuum())
             if full:
                 found |= {*self._table.vacuum(_ORPHAN_HOURS, full=True)}
@@ -471,15 +494,15 @@ class DeltaLog:
     def _create(
         self, actions: list[AddAction], schema: pa.Schema, properties: CommitProperties
     ) -> None:
-        names = [n for n in self._compared if n in schema.names and n not in self._partitions]
+        names = [n for n in self._compared if n in schema.names and n not in self.partitions]
         configuration = {**_CONFIGURATION, _STATISTICS: ",".join(names)}
-        with self._failures():
+        with self.failures():
             try:
                 create_table_with_add_actions(
                     self.address,
                     _schema(schema),
                     actions,
-                    partition_by=self._partitions,
+                    partition_by=self.partitions,
                     configuration=configuration if names else _CONFIGURATION,
                     commit_properties=properties,
                 )
@@ -496,7 +519,7 @@ class DeltaLog:
         if not changed:
             return
         try:
-            with self._failures():
+            with self.failures():
                 self._table.alter.add_columns(changed)
         except SchemaMismatchError as error:
             raise OptionError(
@@ -508,17 +531,18 @@ class DeltaLog:
         self.reload()
 
     def _opened(self) -> DeltaTable | None:
-        with self._failures():
+        with self.failures():
             return DeltaTable(self.address) if DeltaTable.is_deltatable(self.address) else None
 
     def _transaction(self, name: str) -> int | None:
         if self._table is None:
             return None
-        with self._failures():
+        with self.failures():
             return self._table.transaction_version(name)
 
     @contextmanager
-    def _failures(self) -> Iterator[None]:
+    def failures(self) -> Iterator[None]:
+        """Raise StreamError, with the remedy, for what delta-rs and the storage raise."""
         try:
             yield
         except CommitFailedError as error:
@@ -549,27 +573,24 @@ def _schema(schema: pa.Schema) -> Schema:
     return Schema.from_arrow(pa.schema([each.with_nullable(True) for each in schema]))
 
 
-def _action(part: Mapping[str, Any]) -> AddAction:
-    """Return what a commit says of a file that `parquet_parts` has written."""
+def _removal(action: Mapping[str, Any]) -> RemoveAction:
+    """Return what a commit says of a file that others with the same rows replace."""
+    values = partition_in(action).items()
+    texts = {name: None if value is None else str(value) for name, value in values}
+    now = int(time.time() * 1000)
+    return RemoveAction(action["path"], False, now, action["size_bytes"], texts)
+
+
+def _action(part: Mapping[str, Any], *, changes: bool = True) -> AddAction:
+    """Return what a commit says of a file that `parquet_parts` has written.
+
+    `changes` says whether its rows are new ones.
+    """
     return AddAction(
         path=part["path"],
         size=part["size"],
         partition_values=json.loads(part["partition"]),
         modification_time=part["modified"],
-        data_change=True,
+        data_change=changes,
         stats=part["stats"],
     )
-
-
-def _compacted(files: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, list[str]]]:
-    """Return the filter of the partitions that are compacted, from what the log says of the files.
-
-    delta-rs would not find the files that it writes for a value with a ~, of which none is
-    compacted any more.
-    """
-    left: dict[str, set[str]] = {}
-    for column, value in (pair for file in files for pair in file.items()):
-        table, dot, name = column.partition(".")
-        if table == "partition" and dot and isinstance(value, str) and "~" in value:
-            left.setdefault(name, set()).add(value)
-    return [(name, "not in", sorted(values)) for name, values in left.items()]

@@ -22,6 +22,7 @@ from pyspark.sql.types import StructType
 from spark_sink.events.documents import from_json, to_json
 from spark_sink.folders import open_folder
 from spark_sink.rows.arrow_types import arrow_schema
+from spark_sink.tables.parquet_parts import partition_in
 
 if TYPE_CHECKING:
     from spark_sink.tables.delta_log import DeltaLog
@@ -69,7 +70,6 @@ def report_batch(reports: Sequence[Any]) -> pa.RecordBatch:
 _TASK_BYTES = 64 * 1024 * 1024
 _ROWS = 10_000
 _FORMAT = ds.ParquetFileFormat()
-_PARTITION = "partition."
 MapRows = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """Makes rows of rows, in a task."""
 
@@ -109,19 +109,25 @@ class TableScan:
 
 
 def scans_of(
-    log: DeltaLog, columns: Sequence[str], chosen: pc.Expression | None = None
+    log: DeltaLog,
+    columns: Sequence[str],
+    chosen: pc.Expression | None = None,
+    files: Iterable[Mapping[str, Any]] | None = None,
 ) -> list[TableScan]:
-    """Return what reads columns of a version, without files that a condition rules out."""
+    """Return what reads columns of a version, without files that a condition rules out.
+
+    `files` are those to read, as `DeltaLog.actions` describes them, if not all of them.
+    """
     found: list[list[tuple[str, pc.Expression]]] = []
     size = _TASK_BYTES
-    for action in log.actions(chosen):
+    for action in log.actions(chosen) if files is None else files:
         if size >= _TASK_BYTES:
             found.append([])
             size = 0
         size += action["size_bytes"]
         found[-1].append((action["path"], _partition(action)))
     schema = arrow_schema(StructType.fromJson(log.schema))
-    return [TableScan(log.address, schema, columns, files, chosen) for files in found]
+    return [TableScan(log.address, schema, columns, each, chosen) for each in found]
 
 
 def read_rows(
@@ -159,9 +165,8 @@ class _Rows:
 
 def _partition(action: Mapping[str, Any]) -> pc.Expression:
     """Return the values of the partition columns of a file as a condition."""
-    values = {n.removeprefix(_PARTITION): v for n, v in action.items() if n.startswith(_PARTITION)}
     conditions = [
         pc.field(name).is_null() if value is None else pc.field(name) == value
-        for name, value in values.items()
+        for name, value in partition_in(action).items()
     ]
     return reduce(and_, conditions, pc.scalar(True))

@@ -15,9 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import CommitFailedError
 
 from spark_sink.errors import OptionError, StreamError
-from spark_sink.tables import delta_log
+from spark_sink.tables import append_table
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.log_state import Batch, TableStates, newest_state
@@ -258,11 +259,10 @@ def test_new_columns_are_added_and_changed_types_are_refused(tmp_path: Path) -> 
 
 
 def test_compaction_and_vacuum_keep_rows_position_and_new_files(tmp_path: Path) -> None:
-    log = DeltaLog(str(tmp_path), ("bucket",))
-    for number in range(6):
-        log.append(written(tmp_path, rows_of([number, number + 10])), SCHEMA, batch(number))
-    before = tokens_of(tmp_path)
-    assert log.compact() == (6, 2)
+    table = appended(tmp_path, 6)
+    log, before = table.log, tokens_of(tmp_path)
+    assert table.compact() == (6, 2)
+    assert table.compact() == (2, 2)
     assert tokens_of(tmp_path) == before
     assert log.position()["batch"] == 5
     assert log.has(batch(5))
@@ -279,44 +279,112 @@ def test_compaction_and_vacuum_keep_rows_position_and_new_files(tmp_path: Path) 
     assert DeltaLog(str(tmp_path)).position()["batch"] == 5
 
 
-def test_a_compaction_that_meets_another_commit_is_repeated(
+def appended(folder: Path, count: int, partitions: Sequence[str] = ("bucket",)) -> AppendTable:
+    """Make a table of as many batches, of a row each."""
+    table = AppendTable(str(folder), partitions)
+    for number in range(count):
+        table.commit(written(folder, rows_of([number]), partitions), SCHEMA, batch(number))
+    return table
+
+
+def compacts(folder: Path) -> None:
+    AppendTable(str(folder), ("bucket",)).compact()
+
+
+def compacts_as_others(folder: Path) -> None:
+    DeltaTable(folder).optimize.compact()
+
+
+def replaces(folder: Path) -> None:
+    kept = written(folder, rows_of([0]))
+    DeltaLog(str(folder), ("bucket",)).replace(kept, SCHEMA, {}, batch(4), bucket=[0])
+
+
+def deletes(folder: Path) -> None:
+    DeltaTable(folder).delete("token = '82000002'")
+
+
+def appends(folder: Path) -> None:
+    AppendTable(str(folder)).commit(written(folder, rows_of([4])), SCHEMA, batch(4))
+
+
+# What another program commits, the rows after it, how many files there are before and after.
+MEANWHILE: dict[str, tuple[Callable[[Path], None], Sequence[int], tuple[int, int]]] = {
+    "a compaction": (compacts, range(4), (2, 2)),
+    "a compaction by others": (compacts_as_others, range(4), (2, 2)),
+    "a replacement": (replaces, (0, 1, 3), (3, 2)),
+    "a deletion": (deletes, (0, 1, 3), (3, 2)),
+    "a batch": (appends, range(5), (4, 3)),
+}
+
+
+# When it does: after the compaction has chosen its files, or just before it commits the new ones.
+WHEN: dict[str, tuple[Any, str]] = {
+    "chosen": (append_table, "_small"),
+    "found": (DeltaTable, "create_write_transaction"),
+}
+
+
+@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize("kind", MEANWHILE)
+def test_a_compaction_keeps_the_rows_of_what_is_committed_meanwhile(
+    kind: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, numbers, files = MEANWHILE[kind]
+    table, original, calls = appended(tmp_path, 4), getattr(*WHEN[when]), []
+
+    def meets_another(*args: Any, **options: Any) -> Any:
+        calls.append(args)
+        found = original(*args, **options) if when == "chosen" else None
+        if len(calls) == 1:
+            commit(tmp_path)
+        return found if when == "chosen" else original(*args, **options)
+
+    monkeypatch.setattr(*WHEN[when], meets_another)
+    assert table.compact() == files
+    assert calls
+    assert tokens_of(tmp_path) == [f"82{number:06}" for number in numbers]
+    DeltaLog(str(tmp_path)).vacuum(full=True)
+    table.commit(written(tmp_path, rows_of([9])), SCHEMA, batch(9))
+    assert len(DeltaTable(tmp_path).to_pyarrow_table()) == len(numbers) + 1
+
+
+def test_a_batch_that_was_planned_before_a_compaction_is_committed_after_it(tmp_path: Path) -> None:
+    table = appended(tmp_path, 4)
+    planned = DeltaLog(str(tmp_path), ("bucket",))
+    assert table.compact() == (4, 2)
+    planned.append(written(tmp_path, rows_of([4])), SCHEMA, batch(4))
+    assert tokens_of(tmp_path) == [f"82{number:06}" for number in range(5)]
+
+
+def test_a_compaction_whose_commit_the_store_does_not_confirm_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log, original, calls = DeltaLog(str(tmp_path), ("bucket",)), delta_log._compacted, []
-    for number in range(4):
-        log.append(written(tmp_path, rows_of([number])), SCHEMA, batch(number))
+    table, original, calls = appended(tmp_path, 4), DeltaTable.create_write_transaction, []
 
-    def meets_another(files: Sequence[Any]) -> Any:
-        calls.append(len(files))
-        if len(calls) == 1:
-            kept = written(tmp_path, rows_of([0]))
-            DeltaLog(str(tmp_path), ("bucket",)).replace(kept, SCHEMA, {}, batch(4), bucket=[0])
-        return original(files)
+    def unconfirmed(*args: Any, **options: Any) -> None:
+        calls.append(original(*args, **options))
+        raise CommitFailedError("the version exists")
 
-    monkeypatch.setattr(delta_log, "_compacted", meets_another)
-    assert log.compact() == (3, 2)
-    assert calls == [4, 3]
-    assert tokens_of(tmp_path) == [f"82{number:06}" for number in (0, 1, 3)]
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", unconfirmed)
+    assert table.compact() == (4, 2)
+    assert len(calls) == 1
+    assert tokens_of(tmp_path) == [f"82{number:06}" for number in range(4)]
 
 
 def test_partitions_of_odd_names_are_compacted(tmp_path: Path) -> None:
-    names = [name or "shop.<|>`&;" for name in NAMES]
-    rows = [rows_of([number], namespace=name)[0] for number, name in enumerate(names * 2)]
-    log = DeltaLog(str(tmp_path), ("namespace",))
-    for number in range(2):
-        half = rows[number * len(names) :][: len(names)]
-        log.append(written(tmp_path, half, ("namespace",)), SCHEMA, batch(number))
-        log.compact()
-    assert len(log.actions()) == len(names)
-    # delta-rs itself would write a file that it does not find, and then compact nothing.
-    for number in range(2, 6):
-        tilde = rows_of([number * 10], namespace="shop.a~b")
-        rows += tilde
-        log.append(written(tmp_path, tilde, ("namespace",)), SCHEMA, batch(number))
-        log.compact()
-    assert len(log.actions()) == len(names) + 4
+    names = [*NAMES, "shop.<|>`&;", "shop.a~b"]
+    table, rows = AppendTable(str(tmp_path), ("namespace", "bucket")), []
+    for number in range(3):
+        found = [rows_of([10 * number + i], namespace=n, bucket=i)[0] for i, n in enumerate(names)]
+        rows += found
+        table.commit(written(tmp_path, found, ("namespace", "bucket")), SCHEMA, batch(number))
+        assert table.compact()[1] == len(names)
     found = DeltaTable(tmp_path).to_pyarrow_table().to_pylist()
     assert sorted(found, key=lambda row: row["token"]) == rows
+    [part, *_] = {each["path"] for each in table.log.actions()}
+    file = pa.parquet.ParquetFile(tmp_path / part)
+    assert file.metadata.num_row_groups == 1
 
 
 def test_commits_older_than_their_retention_are_deleted_every_hundred(tmp_path: Path) -> None:

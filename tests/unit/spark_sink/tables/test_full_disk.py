@@ -54,15 +54,23 @@ def files_in(folder: Path) -> list[Path]:
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
-def test_a_failed_append_leaves_no_file(tmp_path: Path) -> None:
+def test_a_failed_append_or_compaction_leaves_no_file(tmp_path: Path) -> None:
     table = AppendTable(str(tmp_path))
     with full_disk():
         with pytest.raises(OSError, match="File too large"):
             table.write_rows(_ROWS, Batch("q", 0))
         gc.collect()  # pyarrow's writer closes its file once more, and fails again
     assert files_in(tmp_path) == []
-    table.write_rows(_ROWS, Batch("q", 0))
-    assert DeltaLog(str(tmp_path)).count() == 1000
+    for number in range(2):
+        table.write_rows(_ROWS, Batch("q", number))
+    before = files_in(tmp_path)
+    with full_disk():
+        with pytest.raises(StreamError, match="File too large"):
+            table.compact()
+        gc.collect()
+    assert files_in(tmp_path) == before
+    assert table.compact() == (2, 1)
+    assert DeltaLog(str(tmp_path)).count() == 2000
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
