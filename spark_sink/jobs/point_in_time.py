@@ -32,6 +32,7 @@ from spark_sink.jobs.tables_job import (
     appended_table,
     table_form,
 )
+from spark_sink.jobs.task_tables import COUNT_COLUMNS, Transactions
 from spark_sink.options.scope import Scope
 from spark_sink.options.snapshot_options import snapshot_options
 from spark_sink.options.stream_options import named_options
@@ -46,7 +47,6 @@ from spark_sink.tables.prepare import SNAPSHOT_END
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS
 from spark_sink.tables.table_state import TableScope, TableState, Unread, unread_after
 from spark_sink.tables.tasks import TableScan, scans_of
-from spark_sink.tables.transactions import COUNT_COLUMNS, Transactions
 
 # Seconds of cluster time in which the commits of one transaction on several shards lie.
 _COMMIT_SECONDS = 60

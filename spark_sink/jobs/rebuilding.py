@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -49,8 +50,8 @@ from spark_sink.tables.range_merge import QUARANTINE as UNAPPLIED
 from spark_sink.tables.staged_changes import (
     CHANGE_COLUMNS,
     ChangeReport,
-    StageScan,
     remove_interrupted,
+    stage_rows,
 )
 from spark_sink.tables.table_state import TableScope
 from spark_sink.tables.tasks import TableScan, run_tasks, scans_of
@@ -235,7 +236,7 @@ def _replayed(
     folder = JobFolder(into)
     table = CurrentTable(folder.table(CURRENT), form=table_form(record))
     remove_interrupted(table.address, 1)  # what another attempt to rebuild has left
-    tasks = [StageScan(each, table.address, table.state.keys) for each in scans]
+    tasks = [partial(stage_rows, each, table.address, table.state.keys) for each in scans]
     staged = run_tasks(spark, ChangeReport, tasks)
     quarantine = AppendTable(folder.table(QUARANTINE))
     if quarantine.log.exists:  # it has the events that the lost table could not apply

@@ -33,6 +33,7 @@ from spark_sink.jobs.task_tables import (
     MESSAGE_PARTITIONS,
     TaskReport,
     TaskTables,
+    Transactions,
     bronze_schema,
     message_schema,
 )
@@ -54,7 +55,6 @@ from spark_sink.tables.range_merge import QUARANTINE as UNAPPLIED
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage, remove_interrupted
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_state import TableScope
-from spark_sink.tables.transactions import Transactions
 
 BRONZE, MESSAGES, CURRENT, TRANSACTIONS = "bronze", "messages", "current", "transactions"
 QUARANTINE, NOTIFIED = "quarantine", "notifications"

@@ -1,7 +1,9 @@
 """What a task of a job writes by itself: the files of a batch's rows, and its staged changes.
 
 Spark gets a row for each task, with its files and their statistics, which the driver commits.
-A task that runs twice leaves files that no commit names. Executors import this module.
+A task that runs twice leaves files that no commit names. The table of transactions has what
+Debezium's transaction metadata counts, which needs all tasks: so the row has a task's counts.
+Executors import this module.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Self
 
 import pyarrow as pa
@@ -17,12 +20,12 @@ import pyarrow.compute as pc
 from pyspark.sql.types import DateType, LongType, StructField, StructType
 
 from spark_sink.debezium.message_table import MESSAGE_ROWS, UNIQUE, MessageTable, table_options
-from spark_sink.events.header import OPERATIONS
+from spark_sink.events.header import OPERATIONS, transaction_name
+from spark_sink.events.slices import fields_of
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.tables.parquet_parts import BATCH, PartFile, Parts
 from spark_sink.tables.range_merge import QUARANTINE
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage
-from spark_sink.tables.transactions import Transactions
 
 DATE = "date"
 BRONZE_PARTITIONS = ("namespace", DATE)
@@ -31,6 +34,24 @@ MESSAGE_PARTITIONS = ("topic", DATE)
 """Those of a job's table of Debezium's messages."""
 REPORTS = "report string"
 """A row for each task: a TaskReport as JSON."""
+TRANSACTIONS = pa.schema(
+    [
+        pa.field("id", pa.string()),
+        pa.field("event_count", pa.int64()),
+        pa.field("data_collections", pa.map_(pa.string(), pa.int64())),
+        pa.field("clusterTime", pa.timestamp("us", "UTC")),
+        pa.field("first_token", pa.string()),
+        pa.field("last_token", pa.string()),
+    ]
+)
+"""A row for each transaction with changes of documents in a batch: id, the session's id in hex
+digits and txnNumber; data_collections, the number of its events by the collections' full names;
+clusterTime, of its last event. A transaction whose events lie in several batches has a row in
+each."""
+_COUNTED = ("event", "token", "clusterTime", "namespace")
+COUNT_COLUMNS = (*_COUNTED, "txnNumber", "op")
+"""The columns that rows must have to be counted."""
+_BINARY_HEAD = 5  # the bytes before those of a binary value: its size, and its subtype
 
 _CHANGES = pa.array([each for each in OPERATIONS if each])
 _PROBLEM = "a document of the event cannot be read"
@@ -151,6 +172,61 @@ class TaskWriter:
         counts = [(*kind, number) for kind, number in self._by_kind.items()]
         transactions = self._transactions.by_id
         return TaskReport(bronze, messages, changes, unreadable, transactions, counts, self._events)
+
+
+class Transactions:
+    """Counts the events of transactions, by their ids; `by_id` is what another object counted."""
+
+    def __init__(self, by_id: dict[str, dict[str, Any]] | None = None) -> None:
+        self.by_id = by_id or {}
+        """The transactions as plain values."""
+
+    def count(self, rows: pa.RecordBatch) -> None:
+        """Count rows of the source with COUNT_COLUMNS."""
+        within = pc.and_(pc.is_valid(rows["txnNumber"]), pc.is_valid(rows["op"]))
+        columns = [rows[name].filter(within) for name in _COUNTED]
+        for event, token, time, name in zip(*(c.to_pylist() for c in columns), strict=True):
+            found = {
+                "time": time.timestamp(),
+                "first": token,
+                "last": token,
+                "collections": {name: 1},
+            }
+            self._add(_transaction_of(event), found)
+
+    def add(self, other: Transactions) -> None:
+        """Add what another object has counted."""
+        for name, each in other.by_id.items():
+            self._add(name, each)
+
+    def rows(self) -> pa.Table:
+        """Return the rows of TRANSACTIONS."""
+        rows = [
+            {
+                "id": name,
+                "event_count": sum(each["collections"].values()),
+                "data_collections": sorted(each["collections"].items()),
+                "clusterTime": datetime.fromtimestamp(each["time"], UTC),
+                "first_token": each["first"],
+                "last_token": each["last"],
+            }
+            for name, each in self.by_id.items()
+        ]
+        return pa.Table.from_pylist(rows, TRANSACTIONS)
+
+    def _add(self, name: str, counted: dict[str, Any]) -> None:
+        found = self.by_id.setdefault(name, {**counted, "collections": {}})
+        found["time"] = max(found["time"], counted["time"])
+        found["first"] = min(found["first"], counted["first"])
+        found["last"] = max(found["last"], counted["last"])
+        for collection, number in counted["collections"].items():
+            found["collections"][collection] = found["collections"].get(collection, 0) + number
+
+
+def _transaction_of(event: bytes) -> str:
+    fields = fields_of(event, (b"lsid", b"txnNumber"))
+    session = fields_of(fields[b"lsid"].value)[b"id"].value[_BINARY_HEAD:]
+    return transaction_name(session, fields[b"txnNumber"].whole_number())
 
 
 def bronze_schema(schema: StructType) -> pa.Schema:

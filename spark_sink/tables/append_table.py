@@ -119,7 +119,7 @@ class AppendTable:
         options: dict[str, Any] = {"compared": log.compared, "summed": False}
         with Parts(log.address, schema, log.partitions, **options) as parts:
             for scan in scans_of(log, schema.names, files=files):
-                for rows in scan():
+                for rows in scan:
                     parts.add(pa.Table.from_batches([rows]))
             return parts.close()
 

@@ -101,15 +101,27 @@ def collections_of(snapshot_end: Mapping[str, Any]) -> tuple[tuple[str, str], ..
     return tuple(sorted((each["db"], each["coll"]) for each in found))
 
 
-def namespace_after(
-    token: str, database: str, collection: str, ddl_events: Iterable[DdlEvent]
-) -> tuple[str, str] | None:
-    """Return the namespace of a row after the sorted DDL events; None: removed."""
-    place: tuple[str, str] | None = (database, collection)
-    for ddl_event in ddl_events:
-        if place is not None and ddl_event.token > token:
-            place = ddl_event.result(*place)
-    return place
+def after_ddl_events(
+    token: str,
+    namespace: tuple[str, str],
+    ddl_events: Iterable[DdlEvent],
+    deleted: bool | None = None,
+) -> tuple[str, tuple[str, str] | None, bool | None]:
+    """Return the token and namespace of a row, and whether it is deleted, after sorted DDL events.
+
+    The namespace is None if the row is removed. In a table that keeps the rows of deleted
+    documents, `deleted` is not None, and the end of a snapshot marks the row instead.
+    """
+    place: tuple[str, str] | None = namespace
+    for each in ddl_events:
+        if place is None or each.token <= token:
+            continue
+        after = each.result(*place)
+        if after is None and each.kind == SNAPSHOT_END and deleted is not None:
+            token, deleted = (token if deleted else each.token), True
+        else:
+            place = after
+    return token, place, deleted
 
 
 PREPARED = StructType(
@@ -159,15 +171,9 @@ class Prepare:
         document: bytes,
         deleted: bool | None = None,
     ) -> tuple[Any, ...] | None:
-        place: tuple[str, str] | None = (database, collection)
-        for each in self.ddl_events:
-            if place is None or each.token <= token:
-                continue
-            after = each.result(*place)
-            if after is None and each.kind == SNAPSHOT_END and deleted is not None:
-                token, deleted = (token if deleted else each.token), True
-            else:
-                place = after
+        token, place, deleted = after_ddl_events(
+            token, (database, collection), self.ddl_events, deleted
+        )
         kind = DELETED_ROW if deleted else ROW
         return None if place is None else (*place, key, token, document_key, kind, document)
 
@@ -236,7 +242,7 @@ class Prepare:
         return _prepared_batch(
             (*place, key, token, *rest)
             for database, collection, key, token, *rest in rows_in(prepared)
-            if (place := namespace_after(token, database, collection, self.ddl_events))
+            if (place := after_ddl_events(token, (database, collection), self.ddl_events)[1])
         )
 
     def _key(self, document_key: Slice) -> str:

@@ -7,7 +7,7 @@ that readers of Delta tables ignore. Executors import this module, which require
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -150,9 +150,24 @@ class ChangeStage:
         self._pending, self._size = [], 0
 
 
+def stage_rows(
+    batches: Iterable[pa.RecordBatch],
+    address: str,
+    keys: Sequence[str],
+    *,
+    tolerant: bool = True,
+    epoch: int = 0,
+) -> ChangeReport:
+    """Stage rows of the source in one task, for the table at an address, as `ChangeStage`."""
+    stage = ChangeStage(address, keys, tolerant=tolerant, epoch=epoch)
+    for batch in batches:
+        stage.add(batch)
+    return stage.close()
+
+
 @dataclass(frozen=True)
 class StageRows:
-    """Stages rows of the source, whose reports it returns: a function for `mapInArrow`."""
+    """Stages rows, whose reports it returns: `stage_rows` as a function for `mapInArrow`."""
 
     address: str
     keys: tuple[str, ...]
@@ -161,26 +176,10 @@ class StageRows:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Stage the rows. Raises StreamError if it is not tolerant."""
-        stage = ChangeStage(self.address, self.keys, tolerant=self.tolerant, epoch=self.epoch)
-        for batch in batches:
-            stage.add(batch)
-        yield report_batch([stage.close()])
-
-
-@dataclass(frozen=True)
-class StageScan:
-    """A task that stages the rows of the source in files of another table, which a scan reads."""
-
-    scan: Callable[[], Iterable[pa.RecordBatch]]
-    address: str
-    keys: tuple[str, ...]
-
-    def __call__(self) -> ChangeReport:
-        """Stage the rows. Raises OSError."""
-        stage = ChangeStage(self.address, self.keys, tolerant=True)
-        for rows in self.scan():
-            stage.add(rows)
-        return stage.close()
+        report = stage_rows(
+            batches, self.address, self.keys, tolerant=self.tolerant, epoch=self.epoch
+        )
+        yield report_batch([report])
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ class TableScan:
     files: Sequence[tuple[str, pc.Expression]]
     chosen: pc.Expression | None
 
-    def __call__(self) -> Iterator[pa.RecordBatch]:
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
         """Return the rows. Raises OSError."""
         opened, folder = open_folder(self.address)
         for path, partition in self.files:
@@ -160,7 +160,7 @@ class _Rows:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch["id"].to_pylist():
-                yield from self.function(self.scans[number]())
+                yield from self.function(iter(self.scans[number]))
 
 
 def _partition(action: Mapping[str, Any]) -> pc.Expression:

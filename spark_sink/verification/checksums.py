@@ -25,7 +25,7 @@ class _Sum:
     scan: TableScan
 
     def __call__(self) -> Checksum:
-        return sum(map(Checksum.of, self.scan()), NO_ROWS)
+        return sum(map(Checksum.of, self.scan), NO_ROWS)
 
 
 def checksum_difference(spark: SparkSession | None, log: DeltaLog) -> Mapping[str, Any] | None:

@@ -21,13 +21,12 @@ from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.debezium.message_table import MESSAGE_ROWS, MessageTable, table_options
 from spark_sink.events.positions import AtTime, Position, Token
 from spark_sink.events.slices import fields_of
-from spark_sink.jobs.task_tables import DATE
+from spark_sink.jobs.task_tables import COUNT_COLUMNS, DATE, TRANSACTIONS, Transactions
 from spark_sink.options.snapshot_options import MODE_OPTIONS
 from spark_sink.options.stream_options import named_options, parse_options
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.source.tasks import planner_for
 from spark_sink.stream.router_client import RouterClient
-from spark_sink.tables.transactions import COUNT_COLUMNS, TRANSACTIONS, Transactions
 from spark_sink.verification.collections import DOUBLED
 
 NOT_EVENTS = ("snapshotEnd", "heartbeat", "read")

@@ -27,6 +27,7 @@ from spark_sink.jobs.task_tables import (
     MESSAGE_PARTITIONS,
     TaskTables,
     TaskWriter,
+    Transactions,
     bronze_schema,
     message_schema,
 )
@@ -40,7 +41,6 @@ from spark_sink.tables.key_ranges import KEY_RANGE
 from spark_sink.tables.log_state import Batch
 from spark_sink.tables.range_merge import QUARANTINE
 from spark_sink.tables.table_form import TableForm
-from spark_sink.tables.transactions import Transactions
 from spark_sink.verification.checksums import checksum_difference
 
 FORMS = {
