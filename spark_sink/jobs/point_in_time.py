@@ -46,7 +46,7 @@ from spark_sink.tables.parquet_parts import BATCH
 from spark_sink.tables.prepare import SNAPSHOT_END
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS
 from spark_sink.tables.table_state import TableScope, TableState, Unread, unread_after
-from spark_sink.tables.tasks import TableScan, scans_of
+from spark_sink.tables.tasks import TableScan, read_rows, scans_of
 
 # Seconds of cluster time in which the commits of one transaction on several shards lie.
 _COMMIT_SECONDS = 60
@@ -110,7 +110,7 @@ def read_at(spark: SparkSession, out: str, time: str) -> dict[str, DataFrame]:
     found: dict[str, DataFrame] = {}
     for name in history.logs.keys() & _TOKENS.keys():
         chosen = history.rows_before(cut, name)
-        found[name] = appended_table(folder, name).read(spark, chosen=chosen)
+        found[name] = read_rows(spark, appended_table(folder, name).log, chosen=chosen)
     if CURRENT not in history.logs:
         return found
     table = CurrentTable.existing(folder.table(CURRENT), table_form(folder.record()))
@@ -131,7 +131,7 @@ def read_at(spark: SparkSession, out: str, time: str) -> dict[str, DataFrame]:
         if since < 0:
             require_begun(bronze.log, folder.record(), cut)
         later = _counts_before(bronze.log, cut) & (pc.field(BATCH) > since)
-        changes = bronze.read(spark, (*CHANGE_COLUMNS, "op"), later)
+        changes = read_rows(spark, bronze.log, (*CHANGE_COLUMNS, "op"), later)
         advance = Advance(table.state.keys, changes, table.form)
         found[CURRENT] = advance.of_table(rows)
         scope = history.scope(cut)

@@ -7,12 +7,11 @@ from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
-from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from spark_sink.errors import StreamError
 from spark_sink.events.documents import from_document, to_document
+from spark_sink.folders import remove_files
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.tables.delta_log import DeltaLog
@@ -25,8 +24,7 @@ from spark_sink.tables.parquet_parts import (
     checksum_of,
     partition_in,
 )
-from spark_sink.tables.staged_changes import remove_files
-from spark_sink.tables.tasks import read_rows, scans_of
+from spark_sink.tables.tasks import scans_of
 
 CHECKSUM = "checksum"
 """The field of a table's state with the checksum of its rows."""
@@ -53,18 +51,6 @@ class AppendTable:
     def newest(self) -> int:
         """The number of the newest batch that has rows here; -1 if there is none."""
         return int(self.log.position().get("written", {}).get(self.name, -1))
-
-    def read(
-        self,
-        spark: SparkSession,
-        columns: Sequence[str] | None = None,
-        chosen: pc.Expression | None = None,
-    ) -> DataFrame:
-        """Return columns, without some all, of the rows of a table that exists.
-
-        `chosen` is a condition on rows.
-        """
-        return read_rows(spark, self.log, columns, chosen)
 
     def write_rows(self, rows: pa.Table, batch: Batch) -> None:
         """Append rows that the driver has, with the batch's number, as `commit`."""

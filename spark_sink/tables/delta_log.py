@@ -17,7 +17,6 @@ import json
 import secrets
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import unquote
@@ -36,7 +35,7 @@ from deltalake.transaction import (
 from pyarrow import fs
 
 from spark_sink.errors import FULL_DISK, OptionError, StreamError
-from spark_sink.folders import absolute, open_folder
+from spark_sink.folders import absolute, open_folder, remove_files
 from spark_sink.tables.key_ranges import combined, partitions_of
 from spark_sink.tables.log_state import (
     APPLICATION,
@@ -79,8 +78,6 @@ _EXCHANGES = 100
 _NO_FILES = pa.schema(
     [("path", pa.string()), ("size_bytes", pa.int64()), ("num_records", pa.int64())]
 ).empty_table()
-_DELETES = 16
-"""How many files are deleted at a time."""
 
 
 class DeltaLog:
@@ -482,14 +479,7 @@ class DeltaLog:
             found = set(self._table.vacuum())
             if full:
                 found |= {*self._table.vacuum(_ORPHAN_HOURS, full=True)}
-            files, folder = open_folder(self.address)
-
-            def remove(path: str) -> None:
-                with suppress(FileNotFoundError):
-                    files.delete_file(f"{folder}/{path}")
-
-            with ThreadPoolExecutor(_DELETES) as pool:
-                list(pool.map(remove, sorted(found)))
+            remove_files(self.address, found)
 
     def _create(
         self, actions: list[AddAction], schema: pa.Schema, properties: CommitProperties

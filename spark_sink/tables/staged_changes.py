@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -17,7 +16,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from spark_sink.events.slices import fields_of
-from spark_sink.folders import Folder, open_folder
+from spark_sink.folders import Folder, open_folder, remove_files
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.tables.key_ranges import ChangeGroup, places_of
@@ -242,16 +241,6 @@ def remove_interrupted(address: str, before: int) -> None:
 
     They may be running still, and cannot commit any more.
     """
-    folder = Folder(address)
-    for each in folder.listed(_FOLDER):
-        if int(each.base_name.partition("-")[0]) < before:
-            with suppress(FileNotFoundError):  # another start removes it, too
-                folder.remove(each.path)
-
-
-def remove_files(address: str, paths: Iterable[str]) -> None:
-    """Remove files, which need not exist, by their paths in the table. Raises OSError."""
-    files, folder = open_folder(address)
-    for path in sorted(set(paths)):
-        with suppress(FileNotFoundError):
-            files.delete_file(f"{folder}/{path}")
+    staged = Folder(address).listed(_FOLDER)
+    old = (each.path for each in staged if int(each.base_name.partition("-")[0]) < before)
+    remove_files(address, old)

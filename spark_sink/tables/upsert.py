@@ -15,6 +15,7 @@ from functools import reduce
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from spark_sink.folders import remove_files
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.delta_log import DeltaLog
@@ -37,7 +38,6 @@ from spark_sink.tables.staged_changes import (
     Rename,
     read_groups,
     remove_changes,
-    remove_files,
 )
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_state import TableScope, TableState, targets_of, unread_after
