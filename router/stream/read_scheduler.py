@@ -130,21 +130,22 @@ class Remotes(dict[int, ScheduledRemote]):
         self._loads = loads
         self._preference = ReadPreference.of(request.read_preference)
 
-    def add(self, action: OpenRemote) -> None:
-        """Add a remote, which has no cursor yet."""
-        log.debug("open remote", target=action.target, start_at=action.start_at)
-        self[action.remote] = ScheduledRemote(action, self._limits)
-        self._memory.add(remotes=1)
-
     def remove(self, remote: ScheduledRemote) -> None:
         """Remove a remote."""
         del self[remote.number]
         self._memory.add(remotes=-1)
 
     def open(self, action: OpenRemote | ReopenRemote, batch_bytes: int) -> ScheduledRemote:
-        """Give a remote a new cursor, whose first batch has ``batch_bytes``; return the remote."""
-        request, remote = self._request, self[action.remote]
-        first = action.start_at if isinstance(action, OpenRemote) else action.start_after
+        """Give a new or a known remote a new cursor with batches of ``batch_bytes`` at most.
+
+        Return the remote, whose cursor nobody reads yet. If this raises, nothing has changed.
+        """
+        request = self._request
+        first: Timestamp | bytes
+        if isinstance(action, OpenRemote):
+            remote, first = ScheduledRemote(action, self._limits), action.start_at
+        else:
+            remote, first = self[action.remote], action.start_after
 
         def command(pbrt: bytes | None) -> tuple[str, dict[str, Any]]:
             start = first if pbrt is None else pbrt
@@ -165,6 +166,10 @@ class Remotes(dict[int, ScheduledRemote]):
             sent=self._loads.of(remote.target),
             probing=probing,
         )
+        if isinstance(action, OpenRemote):
+            log.debug("open remote", target=action.target, start_at=action.start_at)
+            self[action.remote] = remote
+            self._memory.add(remotes=1)
         return remote
 
     def describe(self, stream: MergedStream) -> dict[str, Any]:
@@ -230,9 +235,9 @@ class ReadScheduler:
         self._later: asyncio.TimerHandle | None = None
         self._closed = False
 
-    def batch_bytes(self) -> int:
-        """Return the size of batches with which a remote is opened."""
-        return self.flow.batch_bytes(len(self._remotes))
+    def batch_bytes(self, *, more: bool) -> int:
+        """Return the size of batches with which a remote is opened, one ``more`` or a known one."""
+        return self.flow.batch_bytes(len(self._remotes) + more)
 
     def client_reads(self) -> None:
         """Record client activity and resume prefetching if it had stopped."""

@@ -285,12 +285,12 @@ class RunningStream:
     def _execute(self, actions: Iterable[Action]) -> None:
         """Open, reopen and close remotes, as the merge asks."""
         for action in actions:
-            if isinstance(action, OpenRemote):
-                self._remotes.add(action)
-            elif (closed := self._remotes.get(action.remote)) is not None:
+            is_new = isinstance(action, OpenRemote)
+            if not is_new and (closed := self._remotes.get(action.remote)) is not None:
                 self._close(closed, reopens=isinstance(action, ReopenRemote))
             if not isinstance(action, CloseRemote):
-                remote = self._remotes.open(action, self._read_scheduler.batch_bytes())
+                size = self._read_scheduler.batch_bytes(more=is_new)
+                remote = self._remotes.open(action, size)
                 name = f"remote cursor {remote.target}"
                 self._start(name, self._read, remote, remote.cursor, context=spans.apart())
 

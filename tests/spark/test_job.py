@@ -347,7 +347,7 @@ def test_what_matches_nothing_is_told(
     given = [f"--option={each}={text}" for each, text in chosen.items()] if name == "run" else []
     result = CliRunner().invoke(job, [name, *given, "--uri", shop.uri, "--out", folder])
     assert result.output == (
-        f"warning: the cluster does not have {names[0]} (did you mean {names[1]}?), none.a: "
+        f"warning: the cluster does not have none.a, {names[0]} (did you mean {names[1]}?): "
         "correct the name, or create it\nerror: Spark starts\n"
     )
 

@@ -221,7 +221,7 @@ def test_oplogs_that_roll_over_are_told_and_no_event_is_lost_in_silence(
     with (
         start_real_cluster(1, settings=small) as cluster,
         start_router(cluster.configdb, upstream=cluster.mongos_uri) as router,
-        pymongo.MongoClient[dict[str, Any]](router.uri) as client,
+        pymongo.MongoClient[dict[str, Any]](cluster.mongos_uri) as client,
     ):
         orders = client.shop.orders
         orders.insert_many([{"_id": number} for number in range(100)])
@@ -230,7 +230,10 @@ def test_oplogs_that_roll_over_are_told_and_no_event_is_lost_in_silence(
         chunks = {"snapshotChunkRows": 30, "maxEventsPerTrigger": 30}
         ends = []
         for mode in modes:  # a snapshot that takes longer than the oplog holds events
-            with batches({**given, **chunks, "snapshotMode": mode}) as query:
+            with (
+                start_router(cluster.configdb, upstream=cluster.mongos_uri) as fresh,  # no old log
+                batches({**given, **chunks, "uri": fresh.uri, "snapshotMode": mode}) as query,
+            ):
                 query.until(lambda query=query: len(query.rows) > 0, "the snapshot")
                 roll_over(cluster, client)
                 orders.update_many({}, {"$inc": {"n": 1}})
