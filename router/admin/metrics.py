@@ -25,7 +25,7 @@ from router.stream.admission import Limiting
 from router.stream.noop_writer import TIME_BOUNDS
 
 _CONFIG: Final = "config"
-REASONS: Final = ("idle", "behind", "paused", "reconnecting", "opening", "closed")
+REASONS: Final = ("idle", "behind", "paused", "reconnecting", "opening", "ended")
 """Why a slowest shard's watermark is not greater (``ScheduledRemote.slowest_reason``)."""
 
 _TARGET_COUNTERS: Final = (

@@ -62,7 +62,7 @@ class ScheduledRemote(ReadState):
 
     @property
     def state(self) -> str:
-        """The state of the cursor: "opening", "reading", "paused" or "failing".
+        """The state of the cursor: "opening", "reading", "paused", "failing" or "ended".
 
         It is paused by a budget, or because no client reads; not while its next getMore is delayed.
         """
@@ -71,7 +71,7 @@ class ScheduledRemote(ReadState):
 
     @property
     def slowest_reason(self) -> str:
-        """Why the watermark is not greater: one of the four states below, or "opening".
+        """Why the watermark is not greater: one of the four states below, "opening" or "ended".
 
         "reconnecting", "paused", "idle" (the member has no newer events) or "behind" (it still has
         events to read).

@@ -168,17 +168,20 @@ class AcceptingPort:
     ) -> None:
         with listening:
             async for connection in accept(listening):
+                arriving.run(self._arrive, connection, handshakes)
+
+    async def _arrive(self, connection: socket.socket, handshakes: Handshakes) -> None:
+        """Count a client and connect it; an error here ends this client and not the port."""
+        with ExitStack() as counted:
+            try:
                 address = peer_address(connection)
-                if self._counts.admits(address):
-                    self._counts.begun(address)
-                    arriving.run(self._arrive, connection, address, handshakes)
-                else:
+                if not self._counts.admits(address):
                     self._counts.log_refusal(address, asyncio.get_running_loop().time())
                     connection.close()
-
-    async def _arrive(
-        self, connection: socket.socket, address: str | None, handshakes: Handshakes
-    ) -> None:
-        with ExitStack() as counted:
+                    return
+                self._counts.begun(address)
+            except Exception:
+                connection.close()
+                raise
             counted.callback(self._counts.ended, address)
             await handshakes.connect(connection, lambda: self._protocol(counted.close))

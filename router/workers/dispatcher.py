@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import count
 
+import anyio
 import structlog
 
 from router.client_limits import ConnectionCounts
-from router.owned_tasks import OwnedTasks
 from router.tls.sockets import BACKLOG, accept, bind, peer_address
 from router.workers.channel import DRIVER, HandedConnection
 from router.workers.child import Child
@@ -80,9 +80,9 @@ class ConnectionDispatcher:
     async def dispatch(self) -> None:
         """Distribute connections until cancelled; they wait while there is no worker."""
         waiting: asyncio.Queue[HandedConnection] = asyncio.Queue(_WAITING)
-        async with OwnedTasks() as tasks:
+        async with anyio.create_task_group() as tasks:
             for kind, listening in self._listening:
-                tasks.run(self._accept, kind, listening, waiting)
+                tasks.start_soon(self._accept, kind, listening, waiting)
             try:
                 while True:
                     batch = [await waiting.get()]

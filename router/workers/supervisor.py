@@ -17,7 +17,6 @@ from router.admin.server import AdminServer, admin_handshakes
 from router.client_limits import ConnectionCounts
 from router.config.log_lines import LEVEL
 from router.config.settings import Settings
-from router.owned_tasks import OwnedTasks
 from router.peers.cursor_ids import new_mark
 from router.tls.certificates import Certificates
 from router.workers.channel import DRIVER, FEED
@@ -149,9 +148,9 @@ class Supervisor:
                     keepers.start_soon(self._keep, number)
                 if await _first(self._all_ready, stop):
                     self._dispatcher.listen()
-                    async with OwnedTasks() as tasks:
-                        tasks.run(self._dispatcher.dispatch)
-                        tasks.run(self._rotate, rotate)
+                    async with anyio.create_task_group() as tasks:  # a failure ends the process
+                        tasks.start_soon(self._dispatcher.dispatch)
+                        tasks.start_soon(self._rotate, rotate)
                         log.info(
                             "Waiting for connections",
                             component="NETWORK",
@@ -159,6 +158,7 @@ class Supervisor:
                             workers=[self._ready[number].process.pid for number in numbers],
                         )
                         await stop.wait()
+                        tasks.cancel_scope.cancel()
                 await self._drain()
                 keepers.cancel_scope.cancel()
         except BaseExceptionGroup as group:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from router.client_limits import ClientLimits
+from router.client_limits import ClientLimits, ConnectionCounts
 from router.config.tls import Tls
 from router.feed.feed import Feed
 from router.tls.handshake import ONLY_TLS, Handshakes
@@ -331,6 +331,17 @@ async def test_a_stopped_listener_ends_handshakes(files: Certificates) -> None:
         writer.close()
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection("127.0.0.1", router.port)
+
+
+async def test_an_error_with_one_client_leaves_the_port_open(
+    files: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with listening(files.tls()) as router:
+        with monkeypatch.context() as planted, capture_logs() as logged:
+            planted.setattr(ConnectionCounts, "admits", lambda *_: 1 / 0)
+            assert await asyncio.to_thread(greet, router.port, None) == b""
+            await until(lambda: "Unexpected error" in [line["event"] for line in logged])
+        assert await ping(router.port, files.client_context(files.client)) == 1
 
 
 async def test_the_feed_has_the_same_handshakes(files: Certificates) -> None:

@@ -3,10 +3,14 @@
 import asyncio
 import os
 import tempfile
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import anyio
 import pytest
+from structlog.testing import capture_logs
 
 from router.client_limits import ConnectionCounts
 from router.config.settings import Settings, load_settings
@@ -15,7 +19,7 @@ from router.workers.child import Child
 from router.workers.dispatcher import ConnectionDispatcher
 from router.workers.start import WorkerStart
 from router.workers.supervisor import Supervisor, WorkerFailedError
-from tests.harness.until import PATIENCE
+from tests.harness.until import PATIENCE, until
 
 
 def settings() -> Settings:
@@ -52,7 +56,7 @@ async def test_a_signal_before_all_are_ready_ends_the_started_workers(folders: P
     started: list[int] = []
 
     async def noted(start: WorkerStart) -> Child:
-        made = await Child.start(start, program="http.server")  # runs, but never reports ready
+        made = await Child.start(start, program="tests.doubles.idle_worker")
         started.append(made.process.pid)
         stop.set()
         return made
@@ -63,6 +67,30 @@ async def test_a_signal_before_all_are_ready_ends_the_started_workers(folders: P
     for pid in started:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+    assert not os.listdir(folders)
+
+
+class _ReadyChild(Child):
+    """A worker that reports ready at once, and whose load cannot be asked for."""
+
+    async def reports(self) -> AsyncIterator[dict[str, Any]]:
+        yield {"ready": True}
+        async for report in super().reports():
+            yield report
+
+    async def ask_load(self, timeout: float) -> None:
+        raise RuntimeError("planted")
+
+
+async def test_a_dispatcher_that_fails_ends_the_router(folders: Path) -> None:
+    """A router that goes on without it would accept nobody for ever."""
+    ready = partial(_ReadyChild.start, program="tests.doubles.idle_worker")
+    with capture_logs() as logged, pytest.RaisesGroup(RuntimeError, flatten_subgroups=True):
+        async with asyncio.timeout(PATIENCE), anyio.create_task_group() as tasks:
+            tasks.start_soon(Supervisor(settings(), [], start_child=ready).run, asyncio.Event())
+            await until(lambda: "Waiting for connections" in [line["event"] for line in logged])
+            _reader, writer = await asyncio.open_connection("127.0.0.1", logged[-1]["port"])
+            writer.close()
     assert not os.listdir(folders)
 
 
