@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import TextIO
 
 from spark_sink.errors import SourceError
-from spark_sink.jobs.job_folder import JobFolder
-from spark_sink.jobs.tables_job import APPENDED, CURRENT, appended_table
+from spark_sink.jobs.job_folder import APPENDED, CURRENT, JobFolder
+from spark_sink.jobs.tables_job import appended_table
 from spark_sink.tables.delta_log import DeltaLog
 
 

@@ -21,17 +21,17 @@ from shard_client.bson.resume_token import cluster_time_of, high_water_mark
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.documents import from_document
 from spark_sink.events.positions import AtTime, Position, after, key_of, time_of, to_offset
-from spark_sink.jobs.job_folder import JobFolder, JobRecord
-from spark_sink.jobs.tables_job import (
+from spark_sink.jobs.job_folder import (
     ALL_BATCHES,
     BRONZE,
     CURRENT,
     MESSAGES,
     QUARANTINE,
     TRANSACTIONS,
-    appended_table,
-    table_form,
+    JobFolder,
+    JobRecord,
 )
+from spark_sink.jobs.tables_job import appended_table, table_form
 from spark_sink.jobs.task_tables import COUNT_COLUMNS, Transactions
 from spark_sink.options.scope import Scope
 from spark_sink.options.snapshot_options import snapshot_options
@@ -257,7 +257,7 @@ class _History:
         current = self.commits.get(CURRENT, {})
         self._states = {each[BATCH]: each for each in current.values()}
         of_all = [
-            {each[BATCH]: each["offset"] for each in commits.values()}
+            {each[BATCH]: each.get("offset") for each in commits.values()}
             for name, commits in self.commits.items()
             if name in ALL_BATCHES
         ]

@@ -22,9 +22,7 @@ from pyspark.sql import SparkSession
 from spark_sink.batches.planned_batch import PlannedBatch
 from spark_sink.errors import HistoryLostError, OptionError
 from spark_sink.events.positions import AtTime, FromNow, Position, Token, after, is_after, key_of
-from spark_sink.jobs.job_folder import JobFolder, JobRecord, LoggedBatch
-from spark_sink.jobs.point_in_time import bronze_at, require_begun, scope_at
-from spark_sink.jobs.tables_job import (
+from spark_sink.jobs.job_folder import (
     ALL_BATCHES,
     APPENDED,
     BRONZE,
@@ -32,9 +30,12 @@ from spark_sink.jobs.tables_job import (
     MESSAGES,
     NOTIFIED,
     QUARANTINE,
-    table_form,
-    take_over,
+    JobFolder,
+    JobRecord,
+    LoggedBatch,
 )
+from spark_sink.jobs.point_in_time import bronze_at, require_begun, scope_at
+from spark_sink.jobs.tables_job import table_form, take_over
 from spark_sink.options.snapshot_options import QueryStart
 from spark_sink.options.stream_options import parse_options
 from spark_sink.options.values import cluster_time_position, resume_token
@@ -46,7 +47,7 @@ from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.log_state import Batch
-from spark_sink.tables.range_merge import QUARANTINE as UNAPPLIED
+from spark_sink.tables.range_merge import UNAPPLIED
 from spark_sink.tables.staged_changes import (
     CHANGE_COLUMNS,
     ChangeReport,

@@ -56,9 +56,6 @@ class AppendTable:
         """Append rows that the driver has, with the batch's number, as `commit`."""
         if not rows.num_rows:
             return
-        self.log.reload()
-        if self.log.has(batch):
-            return
         numbers = pa.repeat(pa.scalar(batch.number, pa.int64()), rows.num_rows)
         numbered = rows.append_column(BATCH, numbers)
         with Parts(self.log.address, numbered.schema, self.log.partitions) as parts:

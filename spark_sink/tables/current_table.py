@@ -6,9 +6,10 @@ the position, for all readers at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -29,13 +30,13 @@ from spark_sink.tables.prepare import DDL_TYPES, PREPARED, Prepare, ddl_event_of
 from spark_sink.tables.staged_changes import (
     CHANGE_COLUMNS,
     ChangeReport,
-    StageRows,
     remove_changes,
     remove_interrupted,
+    stage_rows,
 )
 from spark_sink.tables.table_form import FormedRows, TableForm
 from spark_sink.tables.table_state import TableScope, TableState
-from spark_sink.tables.tasks import REPORT, read_rows, reports_in
+from spark_sink.tables.tasks import REPORT, MadeRows, read_rows, reported, reports_in
 from spark_sink.tables.upsert import TableVersion, Upsert, commit, merge, plan
 
 
@@ -57,23 +58,18 @@ class CurrentTable:
         epoch: int = 0,
     ) -> None:
         log = DeltaLog(target, (KEY_RANGE,), (form or TableForm()).compared, epoch=epoch)
-        stored = _stored_form(log)
-        written = _form_after(log, stored, form or stored or TableForm())
-        state = _read_state(log) or TableState(tuple(keys))
-        self._version = TableVersion(log, state, stored, written, epoch)
-        if state.keys != tuple(keys):
+        self._version = _newest(log, form, keys, epoch)
+        if self.state.keys != tuple(keys):
             raise OptionError(
-                f"the table at {target} has the keys {', '.join(state.keys)}: use these, or write "
-                "to another folder"
+                f"the table at {target} has the keys {', '.join(self.state.keys)}: use these, or "
+                "write to another folder"
             )
 
     def reload(self) -> None:
         """Continue from the newest version, which others may have committed, by a compaction."""
         version = self._version
         if version.log.reload():
-            stored, state = _stored_form(version.log), _read_state(version.log) or version.state
-            form = _form_after(version.log, stored, version.form)
-            self._version = replace(version, stored=stored, form=form, state=state)
+            self._version = _newest(version.log, version.form, version.state.keys, version.epoch)
 
     @classmethod
     def existing(cls, target: str, form: TableForm | None = None) -> CurrentTable:
@@ -143,10 +139,14 @@ class CurrentTable:
         remove_interrupted(self.address, self._version.epoch)
         if batch is not None and self.log.has(batch):
             return
-        stage = StageRows(
-            self.address, self.state.keys, quarantine is not None, self._version.epoch
+        stage = partial(
+            stage_rows,
+            address=self.address,
+            keys=self.state.keys,
+            tolerant=quarantine is not None,
+            epoch=self._version.epoch,
         )
-        staged = events.select(*CHANGE_COLUMNS).mapInArrow(stage, REPORT)
+        staged = events.select(*CHANGE_COLUMNS).mapInArrow(partial(reported, stage), REPORT)
         reports = reports_in(ChangeReport, staged)
         self.apply_staged(events.sparkSession, reports, batch, quarantine)
 
@@ -172,14 +172,11 @@ class CurrentTable:
         for each in reports:
             changes.add(each)
         if batch is None or not self.log.has(batch):
-            leads = leads and not self.log.exists
-            self._apply(spark, Upsert(changes, batch, quarantine, scope, leads))
+            upsert = Upsert(changes, batch, quarantine, scope, leads and not self.log.exists)
+            planned = plan(spark, self._version, upsert)
+            merged = merge(spark, self._version, upsert, planned)
+            self._version = commit(self._version, upsert, planned, merged)
         remove_changes(self.address, changes.groups)
-
-    def _apply(self, spark: SparkSession | None, upsert: Upsert) -> None:
-        planned = plan(spark, self._version, upsert)
-        merged = merge(spark, self._version, upsert, planned)
-        self._version = commit(self._version, upsert, planned, merged)
 
 
 def apply_changes(
@@ -249,26 +246,29 @@ class Advance:
         by_key = by_key.sortWithinPartitions(*KEY_COLUMNS, "token", "kind")
         # Updates of documents that are deleted afterwards need no base.
         columns = StructType(self._form.columns.fields[:-1])
-        return by_key.mapInArrow(_Documents(self._form), columns)
+        return by_key.mapInArrow(partial(_documents, self._form), columns)
 
 
-@dataclass(frozen=True)
-class _Documents:
-    """Folds sorted rows of PREPARED into rows of a form: a function for `mapInArrow`."""
-
-    form: TableForm
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        formed = FormedRows(self.form)
-        fold = Fold(complete_from="~", tolerant=True, keeps_deleted=self.form.keeps_deleted)
-        for batch in fold(batches):
-            rows = pa.Table.from_batches([batch])
-            made = formed.from_fold(rows.filter(pc.is_null(rows["problem"])))[0]
-            yield from self.form.to_files(made).select(self.form.stored.names[:-1]).to_batches()
+def _documents(form: TableForm, batches: Iterable[pa.RecordBatch]) -> MadeRows:
+    """Fold sorted rows of PREPARED into rows of a form: a function for `mapInArrow`."""
+    formed = FormedRows(form)
+    for rows in Fold(complete_from="~", tolerant=True, keeps_deleted=form.keeps_deleted)(batches):
+        made = formed.from_fold(rows.filter(pc.is_null(rows["problem"])))[0]
+        yield from form.to_files(made).select(form.stored.names[:-1]).to_batches()
 
 
-def _stored_form(log: DeltaLog) -> TableForm | None:
-    return TableForm.of(log.schema, log.compared) if log.exists else None
+def _newest(log: DeltaLog, form: TableForm | None, keys: Iterable[str], epoch: int) -> TableVersion:
+    """Return the newest version, for a batch that writes a form. Raises OptionError."""
+    stored = TableForm.of(log.schema, log.compared) if log.exists else None
+    state, position = TableState(tuple(keys)), log.position()
+    if log.exists:
+        if "keys" not in position:
+            raise OptionError(
+                f"the Delta table at {log.address} is no current table: write to another folder"
+            )
+        state = from_document(TableState, position)
+    form = _form_after(log, stored, form or stored or TableForm())
+    return TableVersion(log, state, stored, form, epoch)
 
 
 def _form_after(log: DeltaLog, before: TableForm | None, form: TableForm) -> TableForm:
@@ -284,14 +284,3 @@ def _form_after(log: DeltaLog, before: TableForm | None, form: TableForm) -> Tab
     new = (name for name in form.keys if name not in (*before.keys, *known))
     form = replace(form, keys=(*before.keys, *new))  # no file has a column of the new ones
     return replace(form, schema=before.schema) if form.infers else form
-
-
-def _read_state(log: DeltaLog) -> TableState | None:
-    if not log.exists:
-        return None
-    state = log.position()
-    if "keys" not in state:
-        raise OptionError(
-            f"the Delta table at {log.address} is no current table: write to another folder"
-        )
-    return from_document(TableState, state)

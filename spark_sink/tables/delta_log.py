@@ -46,7 +46,6 @@ from spark_sink.tables.log_state import (
     positions_of,
     require_no_restore,
     restored_error,
-    told,
 )
 from spark_sink.tables.parquet_parts import BATCH, COMPARED, partition_in
 
@@ -217,7 +216,7 @@ class DeltaLog:
         for limit in _COMMITS_READ if state else ():
             commits = self._history(limit)
             if newest := list(positions_of(commits).values())[:1]:
-                if newest[0] != told(state):
+                if newest[0] != state:
                     raise restored_error(self.address)
                 return
         require_no_restore(self.address, commits if state else [])
@@ -281,8 +280,8 @@ class DeltaLog:
     def positions(self, limit: int | None = None) -> dict[int, dict[str, Any]]:
         """Return the states of the newest `limit` commits, by version, without those of others.
 
-        The newest is the first. Those that a restored version is without are left out, and so is
-        what `told` leaves out. A clean-up of the log removes commits, so there may be none.
+        The newest is the first. Those that a restored version is without are left out. A clean-up
+        of the log removes commits, so there may be none.
         """
         return positions_of(self._history(limit))
 
@@ -377,14 +376,14 @@ class DeltaLog:
         schema: pa.Schema,
         state: Mapping[str, Any],
         batch: Batch | None = None,
-        **partition: Collection[Any],
+        replaced: Collection[str] = (),
     ) -> None:
-        """Commit files instead of those of the partitions with these values of one column.
+        """Commit files instead of those whose partition column has one of these values.
 
         The same commit gives the table this schema and this state, and what the state before says
         of a batch if there is no new one.
         """
-        filters = [(name, "in", [str(each) for each in v]) for name, v in partition.items() if v]
+        filters = [(self.partitions[0], "in", sorted(replaced))] if replaced else []
         if not filters and self._table is not None and _schema(schema) != self._table.schema():
             filters = [(name, "in", ["-"]) for name in self.partitions]  # which no file has
         before = batch or Batch.of(self.position())
@@ -406,7 +405,7 @@ class DeltaLog:
         transactions = [Transaction(APPLICATION, number)]
         if batch is not None:
             transactions.append(Transaction(batch.query, batch.number))
-        properties = CommitProperties({STATE: told(state)}, app_transactions=transactions)
+        properties = CommitProperties({STATE: state}, app_transactions=transactions)
         if self._table is None:
             self._create(actions, schema, properties)
             return

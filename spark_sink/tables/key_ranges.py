@@ -103,107 +103,93 @@ class Merge:
         return files + sum(each.size for each in self.changes)
 
 
-_NO_FILES = pa.schema(
+_RANGES = pa.schema(
     [
-        *((name, pa.string()) for name in ("path", "partition", "first", "last", "token")),
+        *((name, pa.string()) for name in ("first", "last", "token")),
         ("size", pa.int64()),
+        *((name, pa.list_(pa.string())) for name in ("partitions", "paths")),
     ]
-).empty_table()
+)
+"""A range: the first and the last possible place of its files, and the least token in them."""
 
 
 class KeyRanges:
     """The ranges of a version, in order; together they have all places.
 
     Args:
-        files: a row for each file with its `path`, `size`, `partition`, `first` and `last` place,
-            and its least `token`, in the order of `first`; without it there is none.
+        rows: those of _RANGES, in the order of `first`; without them there is no file.
         emptied: the indexes of ranges that count as without files.
     """
 
-    def __init__(self, files: pa.Table | None = None, emptied: Collection[int] = ()) -> None:
-        files = _NO_FILES if files is None else files
-        self._files = files
+    def __init__(self, rows: pa.Table | None = None, emptied: Collection[int] = ()) -> None:
+        self._rows = _RANGES.empty_table() if rows is None else rows
         self._emptied = frozenset(emptied)
-        self._first: list[str] = files["first"].to_pylist()
-        self._starts = _starts(files)
+        self._first: list[str] = self._rows["first"].to_pylist()
 
     @classmethod
     def of(cls, actions: pa.Table, column: Callable[[str], str] = str) -> KeyRanges:
         """Return the ranges of files, given by what the log says (`DeltaLog.files`).
 
-        `column` returns the name that a column has in the table.
+        `column` returns the name that a column has in the table. Files that overlap, or share a
+        partition, are one range.
         """
+        partitions = _text(actions, f"partition.{KEY_RANGE}")
         first, last = _bounds(actions, column)
-        partition = _text(actions, f"partition.{KEY_RANGE}")
-        files = {
-            "path": _text(actions, "path"),
-            "size": actions["size_bytes"],
-            "partition": partition,
-            "token": _text(actions, f"min.{column('token')}"),
-            "first": first,
-            "last": last,
-        }
-        rows = pa.table(files).filter(pc.is_valid(partition))
-        rows = rows.take(pc.sort_indices(rows["first"])).combine_chunks()
-        index = rows.schema.get_field_index("last")
-        return cls(rows.set_column(index, "last", _apart(rows["first"], rows["last"])))
+        token = _text(actions, f"min.{column('token')}")
+        alone = pa.array(range(actions.num_rows + 1), pa.int32())
+        lists = (pa.ListArray.from_arrays(alone, e) for e in (partitions, _text(actions, "path")))
+        rows = pa.table([first, last, token, actions["size_bytes"], *lists], _RANGES.names)
+        rows = rows.filter(pc.is_valid(partitions))
+        rows = rows.take(pc.sort_indices(rows["first"])).cast(_RANGES).combine_chunks()
+        rows = rows.set_column(1, "last", _apart(rows["first"], rows["last"]))
+        apart = len(rows) < 2 or pc.all(pc.greater(rows["first"][1:], rows["last"][:-1])).as_py()
+        names = pc.list_flatten(rows["partitions"])
+        return cls(rows if apart and len(names.unique()) == len(names) else _joined(rows))
 
     def __len__(self) -> int:
-        return max(1, len(self._starts))
+        return max(1, len(self._first))
 
     def __getitem__(self, index: int) -> KeyRange:
         upper = self._lower(index + 1) if index + 1 < len(self) else None
         if not self._first:
             return KeyRange()
-        rows, last = self._rows(index), self._last(index)
+        _, last, _, size, partitions, paths = self._rows.slice(index, 1).to_pylist()[0].values()
         if index in self._emptied:
             return KeyRange(self._lower(index), upper, last)
-        partitions, paths = (tuple(rows[name].to_pylist()) for name in ("partition", "path"))
-        size = pc.sum(rows["size"]).as_py()
-        return KeyRange(self._lower(index), upper, last, partitions, paths, size)
+        return KeyRange(self._lower(index), upper, last, tuple(partitions), tuple(paths), size)
 
     def files(self) -> list[tuple[str, str, str]]:
-        """Return the first and the last possible place, and the path, of each file, in order."""
-        return list(
-            zip(*(self._files[n].to_pylist() for n in ("first", "last", "path")), strict=True)
-        )
+        """Return the path of each file, after a place before, and one behind, all of its rows."""
+        columns = (self._rows[name].to_pylist() for name in ("first", "last", "paths"))
+        return [
+            (first, last, e) for first, last, paths in zip(*columns, strict=True) for e in paths
+        ]
 
     def index(self, place: str) -> int:
         """Return the index of the range that a place belongs to."""
-        row = bisect_right(self._first, place) - 1
-        found = max(0, bisect_right(self._starts, row) - 1)
+        found = max(0, bisect_right(self._first, place) - 1)
         behind = found + 1 < len(self) and self._lower(found + 1) <= place
         return found + behind
 
     def older(self, token: str, prefixes: Iterable[str]) -> set[int]:
         """Return the indexes of ranges that may have rows below a token at places with prefixes."""
         found: set[int] = set()
-        older = pc.fill_null(pc.less(self._files["token"], token), fill_value=True)
+        older = pc.fill_null(pc.less(self._rows["token"], token), fill_value=True)
         for prefix in prefixes:
-            begins = pc.less(self._files["first"], prefix + LAST)
-            chosen = pc.and_(pc.and_(older, begins), pc.greater_equal(self._files["last"], prefix))
-            rows = pc.indices_nonzero(chosen).to_pylist()
-            found |= {bisect_right(self._starts, row) - 1 for row in rows}
+            begins = pc.less(self._rows["first"], prefix + LAST)
+            chosen = pc.and_(pc.and_(older, begins), pc.greater_equal(self._rows["last"], prefix))
+            found |= {*pc.indices_nonzero(chosen).to_pylist()}
         return found
 
     def emptied(self, indexes: Collection[int]) -> KeyRanges:
         """Return the same ranges, some of which count as without files."""
-        return KeyRanges(self._files, indexes)
-
-    def _rows(self, index: int) -> pa.Table:
-        start = self._starts[index]
-        end = self._starts[index + 1] if index + 1 < len(self) else len(self._first)
-        return self._files.slice(start, end - start)
-
-    def _last(self, index: int) -> str:
-        found: list[str] = self._rows(index)["last"].to_pylist()
-        return max(found)
+        return KeyRanges(self._rows, indexes)
 
     def _lower(self, index: int) -> str:
         """Return where a range begins: with its database or collection, if no other has a part."""
         if index == 0:
             return ""
-        first, before = self._first[self._starts[index]], self._last(index - 1)
+        first, before = self._first[index], self._rows["last"][index - 1].as_py()
         database, collection = parents_of(first)
         return next((each for each in (database, collection) if before < each <= first), first)
 
@@ -238,7 +224,8 @@ def merges_of(
     merges = []
     for lower, upper in zip(lowers, uppers, strict=True):
         found, has_rows = bounds[lower]
-        merges.append(Merge(lower, _least(upper, found.upper), found if has_rows else None))
+        ends = [each for each in (upper, found.upper) if each is not None]
+        merges.append(Merge(lower, min(ends, default=None), found if has_rows else None))
 
     def index_of(place: str) -> int:
         return bisect_right(lowers, place) - 1
@@ -260,10 +247,6 @@ def merges_of_rest(ranges: KeyRanges, merges: Iterable[Merge]) -> list[Merge]:
     every = (ranges[index] for index in range(len(ranges)))
     rest = (each for each in every if each.paths and each.lower not in written)
     return [Merge(each.lower, each.upper, each) for each in rest]
-
-
-def _least(*uppers: str | None) -> str | None:
-    return min((each for each in uppers if each is not None), default=None)
 
 
 def _divide(bounds: dict[str, tuple[KeyRange, bool]], changes: Iterable[ChangeGroup]) -> None:
@@ -318,23 +301,24 @@ def parents_of(place: str) -> tuple[str, str]:
     return f"{parts[0]}\0", "\0".join([*parts[:2], ""])
 
 
-def _starts(files: pa.Table) -> Sequence[int]:
-    """Return the first file of each range. Files that overlap, or share a partition, are one."""
-    first, last, named = (files[name] for name in ("first", "last", "partition"))
-    count = files.num_rows
-    apart = count < 2 or pc.all(pc.greater(first[1:], last[:-1])).as_py()
-    if apart and pc.count_distinct(named).as_py() == count:
-        return range(count)
-    ends: dict[str, str] = {}
-    names = named.to_pylist()
-    for name, end in zip(names, last.to_pylist(), strict=True):
-        ends[name] = max(ends.get(name, ""), end)
-    found, greatest = [], ""
-    for row, (begin, name) in enumerate(zip(first.to_pylist(), names, strict=True)):
-        if not row or begin > greatest:
-            found.append(row)
-        greatest = max(greatest, ends[name])
-    return found
+def _joined(rows: pa.Table) -> pa.Table:
+    """Return rows of _RANGES, of which those that overlap, or share a partition, are one."""
+    found: list[dict[str, Any]] = []
+    files, greatest, ends = rows.to_pylist(), "", dict[str, str]()
+    for each in files:
+        [name] = each["partitions"]
+        ends[name] = max(ends.get(name, ""), each["last"])
+    for each in files:
+        greatest, before = max(greatest, ends[each["partitions"][0]]), greatest
+        if not found or each["first"] > before:
+            found.append(each)
+            continue
+        kept = found[-1]
+        kept["last"] = max(kept["last"], each["last"])
+        kept["token"] = min(kept["token"] or "", each["token"] or "")
+        for name in ("size", "partitions", "paths"):
+            kept[name] += each[name]
+    return pa.Table.from_pylist(found, _RANGES)
 
 
 def _apart(first: pa.ChunkedArray, last: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark_sink.errors import StreamError
+from spark_sink.events.documents import from_document, stored, to_document
 from spark_sink.folders import Folder, open_folder
 
 APPLICATION = "mergerouter"
@@ -35,8 +36,6 @@ _RESTORE = "RESTORE"
 """The operation of a commit that makes an older version the newest one."""
 PARTITIONS = "partitions"
 """The field of a current table's state that tells which partitions the version has."""
-_NOTED = ("begin", "verified", "written")
-"""The fields of a batch that a table's state has only if they are known."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Batch:
     """
 
     query: str
-    number: int
+    number: int = field(metadata=stored("batch"))
     offset: Mapping[str, Any] = field(default_factory=dict)
     begin: Mapping[str, Any] = field(default_factory=dict)
     verified: Mapping[str, Any] = field(default_factory=dict)
@@ -59,18 +58,14 @@ class Batch:
 
     @property
     def position(self) -> dict[str, Any]:
-        """What a table's state says about the batch."""
-        found = {"query": self.query, "batch": self.number, "offset": dict(self.offset)}
-        noted = ((name, dict(getattr(self, name))) for name in _NOTED)
-        return found | {name: each for name, each in noted if each}
+        """What a table's state says about the batch: its fields, without those that are empty."""
+        found: dict[str, Any] = to_document(self)
+        return found
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Batch | None:
         """Return the batch of which a state tells; None if it tells of none."""
-        if "query" not in state:
-            return None
-        found = {name: state[name] for name in _NOTED if name in state}
-        return cls(state["query"], state["batch"], state["offset"], **found)
+        return from_document(cls, state) if "query" in state else None
 
     def wrote(self, name: str) -> Batch:
         """Return this batch, which has rows in the table with that name."""
@@ -216,8 +211,3 @@ def _restored_version(restored: Mapping[str, Any], commits: Sequence[Mapping[str
     until = int(given.get("datetime", 0))
     older = (each["version"] for each in commits if each["timestamp"] <= until)
     return max(older, default=-1)
-
-
-def told(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a commit says of a state, which is what older versions are asked for."""
-    return {name: each for name, each in state.items() if name != "begin"}

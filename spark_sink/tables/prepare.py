@@ -36,15 +36,15 @@ DDL_TYPES = ("drop", "dropDatabase", "rename", SNAPSHOT_END)
 class DdlEvent:
     """One such event, which affects rows with smaller tokens.
 
-    `collections` are those of a snapshot that has ended, by database and name, empty for all.
+    `target` is the name that a rename gives to a collection. `collections` are those of a snapshot
+    that has ended, by database and name, empty for all.
     """
 
     token: str
     kind: str
     database: str | None = None
     collection: str | None = None
-    to_database: str | None = None
-    to_collection: str | None = None
+    target: tuple[str, str] | None = None
     collections: tuple[tuple[str, str], ...] = ()
 
     def result(self, database: str, collection: str) -> tuple[str, str] | None:
@@ -55,13 +55,9 @@ class DdlEvent:
             return None if read else (database, collection)
         if self.kind == "dropDatabase":
             return None if database == self.database else (database, collection)
-        here = (database, collection) == (self.database, self.collection)
-        if self.kind == "drop":
-            return None if here else (database, collection)
-        target = (self.to_database or "", self.to_collection or "")
-        if here:
-            return target
-        return None if (database, collection) == target else (database, collection)
+        if (database, collection) == (self.database, self.collection):
+            return self.target
+        return None if (database, collection) == self.target else (database, collection)
 
     @property
     def prefixes(self) -> list[str]:
@@ -70,10 +66,8 @@ class DdlEvent:
             return [f"{database}\0{name}\0" for database, name in self.collections] or [""]
         if self.kind == "dropDatabase":
             return [f"{self.database}\0"]
-        found = [f"{self.database}\0{self.collection}\0"]
-        if self.kind == "rename":
-            found.append(f"{self.to_database}\0{self.to_collection}\0")
-        return found
+        names = (self.database, self.collection), self.target
+        return ["\0".join((*map(str, each), "")) for each in names if each is not None]
 
 
 def ddl_event_of(event: bytes) -> DdlEvent:
@@ -83,16 +77,9 @@ def ddl_event_of(event: bytes) -> DdlEvent:
     if kind == SNAPSHOT_END:
         mark: Timestamp = document["clusterTime"]
         token = high_water_mark(Timestamp(mark.time, mark.inc + 1))
-    ns, to = document.get("ns") or {}, document.get("to") or {}
-    return DdlEvent(
-        token,
-        kind,
-        ns.get("db"),
-        ns.get("coll"),
-        to.get("db"),
-        to.get("coll"),
-        collections_of(document),
-    )
+    ns, to = document.get("ns") or {}, document.get("to")
+    target = (to["db"], to["coll"]) if to else None
+    return DdlEvent(token, kind, ns.get("db"), ns.get("coll"), target, collections_of(document))
 
 
 def collections_of(snapshot_end: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

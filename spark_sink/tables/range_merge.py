@@ -26,7 +26,7 @@ from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.rows.row_schema import columns
 from spark_sink.snapshot.plan import LostDocument
-from spark_sink.tables.fold import DELETED, FOLDED, TABLE, Fold, whole_documents
+from spark_sink.tables.fold import DELETED, TABLE, Fold, whole_documents
 from spark_sink.tables.key_ranges import (
     KEY_COLUMNS,
     KEY_RANGE,
@@ -42,14 +42,13 @@ from spark_sink.tables.prepare import DELETED_ROW, PREPARED, ROW
 from spark_sink.tables.staged_changes import read_groups
 from spark_sink.tables.table_form import FormedRows, TableForm
 
-QUARANTINE = StructType(
+UNAPPLIED = StructType(
     [
         *(TABLE[name] for name in ("namespace", *KEY_COLUMNS, "token", "clusterTime")),
         *columns(f"problem string, event binary, {BATCH} long"),
     ]
 )
 """The columns of a table of events that cannot be applied."""
-_FOLDED = arrow_schema(FOLDED)
 _PREPARED = arrow_schema(PREPARED)
 # Bytes of rows in a row group.
 _GROUP_BYTES = 32 * 1024 * 1024
@@ -124,10 +123,7 @@ class MergeTask:
             return rows
         # Other writers give texts other types of Arrow's.
         keys = {name: rows[self.form.column(name)].cast(pa.string()) for name in KEY_COLUMNS}
-        places = places_of(pa.table(keys))
-        chosen = pc.greater_equal(places, self.merge.lower)
-        if self.merge.upper is not None:
-            chosen = pc.and_(chosen, pc.less(places, self.merge.upper))
+        chosen = _between(self.merge, places_of(pa.table(keys)))
         return rows if pc.all(chosen).as_py() else rows.filter(chosen)
 
 
@@ -135,6 +131,7 @@ class MergeTask:
 class MergeReport:
     """What a MergeTask has written: files of the table, and of the quarantine.
 
+    The files of the table replace those of the partitions `replaced`.
     `wanted` is the schema that the documents need, if the form's is too narrow. `added` is what the
     checksum of the table gains. `lost` are the documents that have left the table because an update
     does not tell what they are now.
@@ -145,6 +142,7 @@ class MergeReport:
     wanted: dict[str, Any] | None
     added: Checksum
     lost: list[LostDocument]
+    replaced: tuple[str, ...] = ()
 
 
 class _Merging:
@@ -159,42 +157,31 @@ class _Merging:
         self._open = ExitStack()
         self._table = _RangeFiles(task, self._open)
         self._lost: list[LostDocument] = []
-        self._problems = Parts(task.quarantine or task.address, arrow_schema(QUARANTINE))
+        self._problems = Parts(task.quarantine or task.address, arrow_schema(UNAPPLIED))
         self._added = NO_ROWS
 
     def report(self) -> MergeReport:
         """Write all rows. After a failure there are no files."""
-        with self._open, self._problems:
-            return self._written()
-
-    def _written(self) -> MergeReport:
-        changes = self._changes()
+        address, merge, start = self._task.address, self._task.merge, 0
+        changes = read_groups(address, merge.changes)
+        changes = _sorted(changes.filter(_between(merge, changes["place"])))
         places: list[str] = changes["place"].to_pylist()
-        start = 0
-        for group, found in self._groups:
-            end = bisect_right(places, found[-1].as_py(), start) if len(found) else start
-            if end == start:
-                self._table.add(group)
-            else:
-                self._apply(group, found, changes.slice(start, end - start))
-            start = end
-        if start < len(places):
-            empty = self._task.form.rows.empty_table()
-            self._apply(empty, places_of(empty), changes.slice(start))
-        parts = self._table.close()
-        wanted = self._formed.wanted
-        schema = None if wanted is None else wanted.jsonValue()
-        problems = self._problems.close()
+        with self._open, self._problems:
+            for group, found in self._groups:
+                end = bisect_right(places, found[-1].as_py(), start) if len(found) else start
+                if end == start:
+                    self._table.add(group)
+                else:
+                    self._apply(group, found, changes.slice(start, end - start))
+                start = end
+            if start < len(places):
+                empty = self._task.form.rows.empty_table()
+                self._apply(empty, places_of(empty), changes.slice(start))
+            parts, problems = self._table.close(), self._problems.close()
+        wanted = None if self._formed.wanted is None else self._formed.wanted.jsonValue()
         added = self._added + self._formed.changed
-        return MergeReport(parts, problems, schema, added, self._lost)
-
-    def _changes(self) -> pa.Table:
-        merge = self._task.merge
-        rows = read_groups(self._task.address, merge.changes)
-        chosen = pc.greater_equal(rows["place"], merge.lower)
-        if merge.upper is not None:
-            chosen = pc.and_(chosen, pc.less(rows["place"], merge.upper))
-        return _sorted(rows.filter(chosen))
+        replaced = () if merge.rows is None else merge.rows.partitions
+        return MergeReport(parts, problems, wanted, added, self._lost, replaced)
 
     def _apply(self, group: pa.Table, places: pa.Array, changes: pa.Table) -> None:
         """Write a group with changes to it."""
@@ -213,7 +200,7 @@ class _Merging:
         new = self._formed_rows(whole, changes)
         if others.num_rows:
             batches = others.select(_PREPARED.names).to_batches()
-            folded = pa.Table.from_batches(self._task.fold(batches), _FOLDED)
+            folded = pa.concat_tables(self._task.fold(batches))
             fits = pc.is_null(folded["problem"])
             problems = folded.filter(pc.and_(pc.invert(fits), pc.not_equal(folded["key"], "")))
             values = (problems[name].to_pylist() for name in (*KEY_COLUMNS, "token"))
@@ -332,6 +319,12 @@ class _RangeFiles:
             key = self._form.column("key")
             self._parts += (with_keys(e, key, self._first, self._last) for e in self._file.close())
             self._file = None
+
+
+def _between(merge: Merge, places: Any) -> Any:
+    """Return which places belong to a merge."""
+    above = pc.greater_equal(places, merge.lower)
+    return above if merge.upper is None else pc.and_(above, pc.less(places, merge.upper))
 
 
 def _limit(merge: Merge) -> int:

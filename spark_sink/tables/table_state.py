@@ -61,10 +61,8 @@ def unread_after(
             ended = [here]
         for each in ended:
             found.pop(each, None)
-        if event.kind == "rename":
-            here = (event.to_database or "", event.to_collection or "")
         if event.kind in ("drop", "rename"):
-            found[here] = event.token
+            found[event.target or here] = event.token
     return {place: token for place, token in found.items() if in_scope(*place)}
 
 
@@ -79,15 +77,6 @@ class TableScope:
 
     contains: Callable[[str, str], bool]
     unread: Unread = field(default_factory=dict)
-
-
-def targets_of(events: Iterable[DdlEvent]) -> list[Namespace]:
-    """Return the names that renames give to collections."""
-    return [
-        (event.to_database or "", event.to_collection or "")
-        for event in events
-        if event.kind == "rename"
-    ]
 
 
 def unread_document(unread: Unread) -> list[list[str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from operator import and_
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,29 +30,23 @@ if TYPE_CHECKING:
 REPORT = "report string"
 """The column of reports, which are dataclasses as JSON."""
 _Report = TypeVar("_Report")
-
-
-@dataclass(frozen=True)
-class _Runner:
-    """Runs the tasks whose numbers are its rows: a function for `DataFrame.mapInArrow`."""
-
-    tasks: Sequence[Callable[[], Any]]
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            yield report_batch([self.tasks[number]() for number in batch["id"].to_pylist()])
+MadeRows = Iterator[pa.RecordBatch]
+MapRows = Callable[[Iterable[pa.RecordBatch]], MadeRows]
+"""Makes rows of rows, in a task."""
 
 
 def run_tasks(
     spark: SparkSession | None, kind: type[_Report], tasks: Sequence[Callable[[], _Report]]
 ) -> list[_Report]:
     """Return the reports of tasks, which run on executors, or without Spark in this process."""
-    if spark is None:
+    if spark is None or not tasks:
         return [task() for task in tasks]
-    if not tasks:
-        return []
-    numbers = spark.range(0, len(tasks), 1, len(tasks))
-    return reports_in(kind, numbers.mapInArrow(_Runner(tasks), REPORT))
+    return reports_in(kind, _rows_of(spark, [partial(reported, each) for each in tasks], REPORT))
+
+
+def reported(task: Callable[..., Any], *batches: Iterable[pa.RecordBatch]) -> MadeRows:
+    """Run a task, and return its report as a row: a function for `mapInArrow` with its task."""
+    yield pa.RecordBatch.from_pydict({REPORT.split()[0]: [to_json(task(*batches))]})
 
 
 def reports_in(kind: type[_Report], rows: DataFrame) -> list[_Report]:
@@ -60,18 +54,24 @@ def reports_in(kind: type[_Report], rows: DataFrame) -> list[_Report]:
     return [from_json(kind, row.report) for row in rows.collect()]
 
 
-def report_batch(reports: Sequence[Any]) -> pa.RecordBatch:
-    """Return reports as rows."""
-    texts = pa.array(map(to_json, reports), pa.string())
-    return pa.RecordBatch.from_arrays([texts], names=["report"])
+def _rows_of(
+    spark: SparkSession, works: Sequence[Callable[[], MadeRows]], schema: str | StructType
+) -> DataFrame:
+    """Return the rows of works, each of which is a task of Spark."""
+    numbers = spark.range(0, len(works), 1, max(1, len(works)))
+    return numbers.mapInArrow(partial(_run, works), schema)
+
+
+def _run(works: Sequence[Callable[[], MadeRows]], batches: Iterable[pa.RecordBatch]) -> MadeRows:
+    for batch in batches:
+        for number in batch["id"].to_pylist():
+            yield from works[number]()
 
 
 # Bytes of files for one task, and rows that it has in memory.
 _TASK_BYTES = 64 * 1024 * 1024
 _ROWS = 10_000
 _FORMAT = ds.ParquetFileFormat()
-MapRows = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-"""Makes rows of rows, in a task."""
 
 
 @dataclass(frozen=True)
@@ -146,21 +146,11 @@ def read_rows(
     names = every.fieldNames() if columns is None else columns
     scans = scans_of(log, names, chosen)
     function, kinds = mapped or (iter, StructType([every[name] for name in names]))
-    numbers = spark.range(0, len(scans), 1, max(1, len(scans)))
-    return numbers.mapInArrow(_Rows(scans, function), kinds)
+    return _rows_of(spark, [partial(_mapped, function, each) for each in scans], kinds)
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Reads the rows of scans, whose numbers are its rows: a function for `mapInArrow`."""
-
-    scans: Sequence[TableScan]
-    function: MapRows
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch["id"].to_pylist():
-                yield from self.function(iter(self.scans[number]))
+def _mapped(function: MapRows, scan: TableScan) -> MadeRows:
+    return function(iter(scan))
 
 
 def _partition(action: Mapping[str, Any]) -> pc.Expression:

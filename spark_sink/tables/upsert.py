@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
@@ -32,15 +32,16 @@ from spark_sink.tables.key_ranges import (
 )
 from spark_sink.tables.log_state import Batch
 from spark_sink.tables.prepare import DdlEvent, ddl_event_of
-from spark_sink.tables.range_merge import QUARANTINE, MergeReport, MergeTask
+from spark_sink.tables.range_merge import UNAPPLIED, MergeReport, MergeTask
 from spark_sink.tables.staged_changes import (
     ChangeReport,
-    Rename,
     read_groups,
     remove_changes,
+    stage_file,
+    stage_moved,
 )
 from spark_sink.tables.table_form import TableForm
-from spark_sink.tables.table_state import TableScope, TableState, targets_of, unread_after
+from spark_sink.tables.table_state import TableScope, TableState, unread_after
 from spark_sink.tables.tasks import run_tasks
 
 # Bytes of files and changes that the driver merges itself: a job of Spark takes as long.
@@ -71,10 +72,6 @@ class TableVersion:
     def is_rewritten(self) -> bool:
         """Whether the next batch writes all files again, because the columns have changed."""
         return self.stored is not None and self.form.rewrites(self.stored)
-
-    def ranges(self) -> KeyRanges:
-        """Return the ranges of keys of its files. Raises StreamError."""
-        return KeyRanges.of(self.log.files(), self.form.column)
 
 
 @dataclass(frozen=True)
@@ -122,10 +119,9 @@ class Plan:
 
 @dataclass(frozen=True)
 class Merged:
-    """What was written: merges with their reports, and the form of the new files."""
+    """What was written: the form of the new files, and the reports of the merges."""
 
     form: TableForm
-    merges: Sequence[Merge]
     reports: Sequence[MergeReport]
 
 
@@ -142,10 +138,11 @@ def plan(spark: SparkSession | None, version: TableVersion, upsert: Upsert) -> P
         state = replace(
             state, unread=unread_after(found, before.unknown(ddl_events), scope.contains)
         )
-        unread = {e for e in targets_of(ddl_events) if not scope.contains(*e)} | {*state.unread}
+        named = {each.target for each in ddl_events if each.target is not None}
+        unread = {*state.unread, *(each for each in named if not scope.contains(*each))}
     changes, moved = upsert.changes, list[KeyRange]()
     writes = changes.groups or ddl_events or version.is_rewritten
-    ranges = version.ranges() if writes else KeyRanges()
+    ranges = KeyRanges.of(version.log.files(), version.form.column) if writes else KeyRanges()
     if ddl_events:
         events = before.unknown(ddl_events)
         affected = {index for e in events for index in ranges.older(e.token, e.prefixes)}
@@ -191,28 +188,24 @@ def merge(
         planned.fold,
         form,
     )
-    rest = merges_of_rest(planned.ranges, planned.merges) if again else []
-    merges = [*planned.merges, *rest]
-    reports = _run(spark, merges, replace(task, again=again))
-    wanted = [StructType.fromJson(each.wanted) for each in reports if each.wanted is not None]
-    if not wanted:
-        return Merged(form, merges, reports)
-    grown = reduce(TableForm.grown, wanted, form)
-    rewrites = grown.rewrites(form)
-    pairs = list(zip(merges, reports, strict=True))
-    kept = [] if rewrites else [pair for pair in pairs if pair[1].wanted is None]
-    left = [pair for pair in pairs if rewrites or pair[1].wanted is not None]
-    for _, report in left:
-        remove_files(version.log.address, (each["path"] for each in report.parts))
-    chosen = [each for each, _ in left]
-    if rewrites and not again:
-        chosen += merges_of_rest(planned.ranges, planned.merges)
-    reports = _run(spark, chosen, replace(task, form=grown, again=rewrites))
-    return Merged(
-        grown,
-        [*(each for each, _ in kept), *chosen],
-        [*(report for _, report in kept), *reports],
-    )
+    rest = merges_of_rest(planned.ranges, planned.merges)
+    left, done = [*planned.merges, *(rest if again else ())], list[tuple[Merge, MergeReport]]()
+    while True:
+        work = sum(each.size for each in left)
+        tasks = [replace(task, merge=each, form=form, again=again) for each in left]
+        reports = run_tasks(spark if work > _DRIVER_BYTES else None, MergeReport, tasks)
+        done += zip(left, reports, strict=True)
+        wanted = [StructType.fromJson(each.wanted) for _, each in done if each.wanted is not None]
+        before, form = form, reduce(TableForm.grown, wanted, form)
+        if form == before:
+            return Merged(form, [report for _, report in done])
+        rewrites = form.rewrites(before)
+        stale = [pair for pair in done if rewrites or pair[1].wanted is not None]
+        for _, report in stale:
+            remove_files(version.log.address, (each["path"] for each in report.parts))
+        done = [] if rewrites else [pair for pair in done if pair[1].wanted is None]
+        left = [*(each for each, _ in stale), *(rest if rewrites and not again else ())]
+        again = again or rewrites
 
 
 def commit(version: TableVersion, upsert: Upsert, planned: Plan, merged: Merged) -> TableVersion:
@@ -225,14 +218,13 @@ def commit(version: TableVersion, upsert: Upsert, planned: Plan, merged: Merged)
     problems = [each for report in reports for each in report.problems]
     if (problems or upsert.leads) and upsert.quarantine is not None and batch is not None:
         batch = batch.wrote(upsert.quarantine.name)
-        upsert.quarantine.commit(problems, arrow_schema(QUARANTINE), batch)
+        upsert.quarantine.commit(problems, arrow_schema(UNAPPLIED), batch)
     if upsert.scope is not None:
         lost = (each for report in reports for each in report.lost)
         contains = upsert.scope.contains
         state = state.without([each for each in lost if contains(each.database, each.collection)])
     checksum = sum((report.added for report in reports), state.checksum)
-    rewritten = {n for each in merged.merges if each.rows for n in each.rows.partitions}
-    replaced = planned.moved | rewritten
+    replaced = planned.moved.union(*(each.replaced for each in reports))
     parts = [each for report in reports for each in report.parts]
     new = {json.loads(each["partition"])[KEY_RANGE] for each in parts}
     state = replace(
@@ -245,8 +237,7 @@ def commit(version: TableVersion, upsert: Upsert, planned: Plan, merged: Merged)
         compared = [name for name in form.compared if name in form.stored.names]
         before = log.compared if log.exists else compared
         log.compare([name for name in before if name in compared])
-        replacement = {KEY_RANGE: sorted(replaced)}
-        log.replace(parts, form.stored, state.document, batch, **replacement)
+        log.replace(parts, form.stored, state.document, batch, replaced)
         log.compare(compared)
         version = replace(version, state=state, stored=form, form=form)
         if log.version and log.version % _COMMITS_PER_VACUUM == 0:
@@ -260,24 +251,18 @@ def staged_anew(
     spark: SparkSession | None,
     version: TableVersion,
     files: Sequence[str],
-    groups: Sequence[ChangeGroup] = (),
-    ddl_events: tuple[DdlEvent, ...] = (),
+    groups: Sequence[ChangeGroup],
+    ddl_events: Sequence[DdlEvent],
 ) -> ChangeReport:
     """Stage rows of files, and changes, with the namespaces that DDL events give them."""
     by_file: dict[str, list[ChangeGroup]] = {}
     for each in groups:
         by_file.setdefault(each.path, []).append(each)
-    address, epoch = version.log.address, version.epoch
-    tasks = [Rename(address, path, epoch, ddl_events, tuple(own)) for path, own in by_file.items()]
+    stage = version.log.address, version.epoch
+    tasks = [partial(stage_moved, *stage, ddl_events, own) for own in by_file.values()]
     events, columns = version.state.unknown(ddl_events), version.form.version_columns
-    tasks += [Rename(address, path, epoch, events, columns=columns) for path in files]
+    tasks += [partial(stage_file, *stage, events, columns, path) for path in files]
     report = ChangeReport()
     for found in run_tasks(spark, ChangeReport, tasks):
         report.add(found)
     return report
-
-
-def _run(spark: SparkSession | None, merges: Sequence[Merge], task: MergeTask) -> list[MergeReport]:
-    work = sum(each.size for each in merges)
-    tasks = [replace(task, merge=each) for each in merges]
-    return run_tasks(spark if work > _DRIVER_BYTES else None, MergeReport, tasks)

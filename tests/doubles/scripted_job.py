@@ -92,10 +92,8 @@ class ScriptedJob(TablesJob):
     ) -> None:
         super().__init__(folder, record, "mongodb://none", epoch=epoch)
         self._script, self._rows = script, bronze_schema(EventRows().schema)
-        bronze, messages, current, _, _, quarantine = map(folder.table, SIX)
-        self._written_to = TaskTables(
-            bronze, current, quarantine, True, messages, RECORD.messages, epoch
-        )
+        addresses = {name: folder.table(name) for name in SIX}
+        self._written_to = TaskTables(addresses, RECORD.messages, epoch)
 
     def commit(self, number: int) -> None:
         """Commit a batch, as Spark calls it."""

@@ -21,15 +21,8 @@ from spark_sink.cli import job
 from spark_sink.debezium import to_debezium
 from spark_sink.debezium.message_table import MessageTable, table_options
 from spark_sink.errors import OptionError, StreamError
-from spark_sink.jobs.job_folder import JobFolder, JobRecord
-from spark_sink.jobs.tables_job import (
-    BRONZE,
-    CURRENT,
-    MESSAGES,
-    TablesJob,
-    appended_table,
-    namespace_options,
-)
+from spark_sink.jobs.job_folder import BRONZE, CURRENT, MESSAGES, JobFolder, JobRecord
+from spark_sink.jobs.tables_job import TablesJob, appended_table, namespace_options
 from spark_sink.tables.tasks import read_rows
 from spark_sink.verification.job import verify_job
 from tests.spark.conftest import Shop

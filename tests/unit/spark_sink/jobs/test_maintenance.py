@@ -7,9 +7,9 @@ import pytest
 
 from spark_sink.errors import StreamError
 from spark_sink.jobs import maintenance
-from spark_sink.jobs.job_folder import JobFolder
+from spark_sink.jobs.job_folder import NOTIFIED, JobFolder
 from spark_sink.jobs.maintenance import Schedule, compact_tables
-from spark_sink.jobs.tables_job import NOTIFICATIONS, NOTIFIED, appended_table
+from spark_sink.jobs.tables_job import NOTIFICATIONS, appended_table
 from spark_sink.tables.log_state import Batch
 
 

@@ -139,7 +139,7 @@ def test_one_commit_replaces_buckets_and_moves_the_position(tmp_path: Path) -> N
     with pytest.raises(StreamError, match="another start has written it"):
         log.has(batch(5, "another query"))
     # A bucket that becomes empty, and a position without rows.
-    log.replace([], SCHEMA, {"through": "c"}, bucket=[0])
+    log.replace([], SCHEMA, {"through": "c"}, replaced=["0"])
     log.replace([], SCHEMA, {"through": "d"})
     assert tokens_of(tmp_path) == ["82000100"]
     assert log.position() == {"through": "d", **batch(4).position}
@@ -202,7 +202,7 @@ def test_of_two_writers_one_fails(kind: str, tmp_path: Path) -> None:
         if kind == "append":
             log.append(parts, SCHEMA, batch(1))
         else:  # other buckets, and another query: delta-rs alone accepts both
-            log.replace(parts, SCHEMA, {}, batch(1, f"q{bucket}"), bucket=[bucket])
+            log.replace(parts, SCHEMA, {}, batch(1, f"q{bucket}"), replaced=[str(bucket)])
 
     commit(first, 0)
     with pytest.raises(StreamError, match="has been written by another query"):
@@ -221,7 +221,7 @@ def test_a_commit_that_an_earlier_start_has_planned_is_refused(kind: str, tmp_pa
     wider = SCHEMA.append(pa.field("wider", pa.string()))
     commits: dict[str, Callable[[], None]] = {
         "append": lambda: earlier.append(parts, SCHEMA, batch(1)),
-        "replace": lambda: earlier.replace(parts, SCHEMA, {}, batch(1), bucket=[0]),
+        "replace": lambda: earlier.replace(parts, SCHEMA, {}, batch(1), replaced=["0"]),
         "compare": lambda: earlier.compare(["token"]),
         "add columns": lambda: earlier.append(parts, wider, batch(1)),
     }
@@ -297,7 +297,7 @@ def compacts_as_others(folder: Path) -> None:
 
 def replaces(folder: Path) -> None:
     kept = written(folder, rows_of([0]))
-    DeltaLog(str(folder), ("bucket",)).replace(kept, SCHEMA, {}, batch(4), bucket=[0])
+    DeltaLog(str(folder), ("bucket",)).replace(kept, SCHEMA, {}, batch(4), replaced=["0"])
 
 
 def deletes(folder: Path) -> None:

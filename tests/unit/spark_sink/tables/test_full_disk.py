@@ -81,7 +81,11 @@ def test_a_failed_task_leaves_no_file_of_its_collections(tmp_path: Path) -> None
     text = os.urandom(_SPACE).hex()
 
     def write() -> None:
-        with TaskWriter(TaskTables(str(tmp_path), None, "", False), schema, 1) as writer:
+        with TaskWriter(
+            TaskTables({"bronze": str(tmp_path), "quarantine": str(tmp_path / "quarantine")}),
+            schema,
+            1,
+        ) as writer:
             for name, document in (("shop.a", "{}"), ("shop.b", text), ("shop.c", "{}")):
                 found = {**row, "namespace": name, "fullDocument": document}
                 writer.add(pa.RecordBatch.from_pylist([found], arrow_schema(schema)))

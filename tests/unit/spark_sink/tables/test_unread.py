@@ -29,7 +29,7 @@ def drop(token: str, of: Namespace) -> DdlEvent:
 
 
 def rename(token: str, of: Namespace, to: Namespace) -> DdlEvent:
-    return DdlEvent(token, "rename", *of, *to)
+    return DdlEvent(token, "rename", *of, to)
 
 
 def read(token: str, *places: Namespace) -> DdlEvent:

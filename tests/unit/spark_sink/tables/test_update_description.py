@@ -198,7 +198,7 @@ def test_an_update_changes_fields_of_a_reference():
     assert updated(bson.encode(before), bson.encode(description)) == bson.encode(after)
 
 
-RENAME = DdlEvent("20", "rename", "db", "a", "db", "b")
+RENAME = DdlEvent("20", "rename", "db", "a", ("db", "b"))
 DROP = DdlEvent("30", "drop", "db", "b")
 DROP_ALL = DdlEvent("40", "dropDatabase", "db")
 END = DdlEvent("50", "snapshotEnd")
