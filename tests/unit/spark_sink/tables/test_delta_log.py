@@ -129,7 +129,11 @@ def test_one_commit_replaces_buckets_and_moves_the_position(tmp_path: Path) -> N
     log.replace(written(tmp_path, rows_of(range(10))), SCHEMA, {"through": "a"})
     reader = DeltaTable(tmp_path)
     log.replace(
-        written(tmp_path, rows_of([100], bucket=1)), SCHEMA, {"through": "b"}, batch(4), bucket=[1]
+        written(tmp_path, rows_of([100], bucket=1)),
+        SCHEMA,
+        {"through": "b"},
+        batch(4),
+        replaced=["1"],
     )
     assert tokens_of(tmp_path) == [*(f"82{number:06}" for number in range(0, 10, 2)), "82000100"]
     assert DeltaLog(str(tmp_path)).position() == {"through": "b", **batch(4).position}
