@@ -15,8 +15,10 @@ from router.stream.merged_stream import MergedStream
 from router.stream.views import View
 from shard_client.bson.resume_token import (
     AFTER_ANY_DIGIT,
+    NEWEST,
     TIME_DIGITS,
     ResumeToken,
+    as_newest,
     as_version,
     first_key,
     version_of,
@@ -25,7 +27,7 @@ from shard_client.bson.values import DOCUMENT
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, ProtocolError
 from shard_client.remote_cursor.cursor_reply import Watermark, event_key, token_of
-from shard_client.wire.bson_slices import find
+from shard_client.wire.bson_slices import find, string_value
 from shard_client.wire.documents import decode
 
 
@@ -108,7 +110,7 @@ class ResumePoint:
         end = bisect_left(events, same_time + AFTER_ANY_DIGIT, key=event_key)
         beyond: list[bytes] = []
         for event in events[:end]:
-            order = self._order(event_key(event))
+            order = self._order(event_key(event), event)
             self.found = self.found or order == 0
             if order > 0:
                 beyond.append(event)
@@ -139,13 +141,24 @@ class ResumePoint:
                 "original"
             )
 
-    def _order(self, key: bytes) -> int:
-        """Compare an event's key with the token's: negative before it, 0 equal, positive beyond."""
+    def _order(self, key: bytes, event: bytes | None = None) -> int:
+        """Compare a key with the token's: negative before it, 0 equal, positive beyond.
+
+        ``event`` is the event of the key; it tells what keys older than the token leave out.
+        """
         own = self._token.data
         version = version_of(key)
-        if version is not None and version != self._token.version:
+        if version is None or version == self._token.version:
+            return (key > own) - (key < own)
+        kind = None if event is None else find(event, b"operationType")
+        newer = None
+        if event is not None and kind is not None and self._token.version == NEWEST:
+            newer = as_newest(key, string_value(event, kind))
+        if newer is None:
             oldest = min(version, self._token.version)
             key, own = as_version(key, oldest), as_version(own, oldest)
+        else:
+            key = newer
         return (key > own) - (key < own)
 
 

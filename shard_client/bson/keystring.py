@@ -75,9 +75,7 @@ _INTEGERS: Final = frozenset(
 )
 # The size in bytes of the content of types that have a fixed one.
 _FIXED: Final[Mapping[int, int]] = {
-    **dict.fromkeys(
-        (_K.MIN_KEY, _K.UNDEFINED, _K.NULL, _K.NAN, _K.ZERO, _K.FALSE, _K.TRUE, _K.MAX_KEY), 0
-    ),
+    **dict.fromkeys((_K.MIN_KEY, _K.UNDEFINED, _K.NULL, _K.FALSE, _K.TRUE, _K.MAX_KEY), 0),
     Kind.OBJECT_ID: 12,
     Kind.DATE: 8,
     Kind.TIMESTAMP: 8,
@@ -91,6 +89,8 @@ _DOUBLE_BITS: Final = (1, 0)
 _DECIMAL_BITS: Final = (1, 1)
 _MINUS_ZERO_BITS: Final = (1, 1, 0, 0, 0)
 _EXPONENT_BIAS: Final = 6176
+_INFINITE: Final = (b"", b"\xff" * 8, b"\x00" * 8)
+"""The contents of numbers without an exponent: NaN, and both infinities."""
 
 _TINIEST_UNSCALED: Final = math.ldexp(1.0, -255)
 _TINY_SHIFT: Final = 256
@@ -109,12 +109,15 @@ class Value(NamedTuple):
 class Reader:
     """Iterates over the values of a KeyString.
 
-    Raises MalformedValueError with a server's messages and codes for malformed bytes.
+    Raises MalformedValueError with a server's messages and codes for malformed bytes. ``bits`` is
+    the number of type bits of the values passed. It depends on ``type_bits``, in the stored form.
     """
 
-    def __init__(self, data: bytes, position: int = 0) -> None:
+    def __init__(self, data: bytes, position: int = 0, type_bits: bytes = b"") -> None:
         self.data = data
         self.position = position
+        self.bits = 0
+        self._type_bits = int.from_bytes(_unstored(type_bits), "little")
 
     @property
     def more(self) -> bool:
@@ -185,6 +188,7 @@ class Reader:
         if kind in _FIXED:
             self._take(_FIXED[kind])
         elif kind in _TEXTS:
+            self.bits += kind == Kind.STRING
             for _ in range(_TEXTS[kind]):
                 self._take_text()
         elif kind == Kind.BINARY:
@@ -202,7 +206,9 @@ class Reader:
                 self._take_text()
             self._skip_object(depth)
         else:
+            start = self.position
             self._skip_number(kind)
+            self._count_bits(kind, self.data[start : self.position])
 
     def _skip_object(self, depth: int) -> None:
         while self._take(1)[0] != 0:
@@ -211,6 +217,8 @@ class Reader:
 
     def _skip_number(self, kind: int) -> None:
         """Step over a number: 8 bytes more than usual continue a decimal that is no double."""
+        if kind in (Kind.NAN, Kind.ZERO):
+            return
         if not Kind.NEGATIVE_LARGE <= kind <= Kind.POSITIVE_LARGE:
             raise _malformed(50829, f"Unknown type: {kind}.")
         size = _integer_size(kind) if kind in _INTEGERS else 8
@@ -230,6 +238,18 @@ class Reader:
             continues = encoded != _MASK and (beyond_doubles or bool(encoded & 1))
         if continues:
             self._take(8)
+
+    def _count_bits(self, kind: int, content: bytes) -> None:
+        """Count a number's type bits: a decimal has those of its exponent, unless it has none."""
+        bits = self._type_bits >> self.bits
+        self.bits += len(_DECIMAL_BITS)
+        if bits & 0b11 != 0b11:
+            return
+        if kind == Kind.ZERO:
+            minus_zero = not bits & 0b11100
+            self.bits += 3 if minus_zero else 15
+        elif content not in _INFINITE:
+            self.bits += 6
 
     @staticmethod
     def _is_odd(kind: int, content: bytes) -> bool:
@@ -435,15 +455,39 @@ class KeyStringBuilder:
         """Return the type bits in their stored form; empty if all are zero."""
         if 1 not in self._bits:
             return b""
-        data = bytes(
-            sum(bit << place for place, bit in enumerate(self._bits[at : at + 8]))
-            for at in range(0, len(self._bits), 8)
+        return _stored(
+            bytes(
+                sum(bit << place for place, bit in enumerate(self._bits[at : at + 8]))
+                for at in range(0, len(self._bits), 8)
+            )
         )
-        if len(data) == 1 and data[0] < 0x80:
-            return data
-        if len(data) <= 127:
-            return bytes((0x80 | len(data),)) + data
-        return b"\x80" + struct.pack("<I", len(data)) + data
+
+
+def _stored(bits: bytes) -> bytes:
+    """Return type bits in their stored form: with their length, unless they are 7 at most."""
+    if len(bits) == 1 and bits[0] < 0x80:
+        return bits
+    if len(bits) <= 127:
+        return bytes((0x80 | len(bits),)) + bits
+    return b"\x80" + struct.pack("<I", len(bits)) + bits
+
+
+def _unstored(bits: bytes) -> bytes:
+    if not bits or bits[0] < 0x80:
+        return bits
+    return bits[5 if bits[0] == 0x80 else 1 :]
+
+
+def fitted_type_bits(key: bytes, type_bits: bytes) -> bytes:
+    """Return the type bits of ``key``, given those of a key that more or fewer 32-bit integers end.
+
+    Both are in their stored form.
+    """
+    reader = Reader(key, type_bits=type_bits)
+    while reader.more:
+        reader.next()
+    size = (reader.bits + 7) // 8
+    return _stored(_unstored(type_bits)[:size].ljust(size, b"\0"))
 
 
 _TYPE_CLASSES: Final[Mapping[int, int]] = {

@@ -15,7 +15,15 @@ import bson
 from bson.binary import Binary
 from bson.timestamp import Timestamp
 
-from shard_client.bson.keystring import END, KeyStringBuilder, Kind, Reader, check, encode_integer
+from shard_client.bson.keystring import (
+    END,
+    KeyStringBuilder,
+    Kind,
+    Reader,
+    check,
+    encode_integer,
+    fitted_type_bits,
+)
 from shard_client.bson.values import MalformedValueError
 
 HIGH_WATER_MARK: Final = 0
@@ -26,6 +34,9 @@ TIME_DIGITS: Final = 18
 
 AFTER_ANY_DIGIT: Final = b"G"
 """Sorts after every hexadecimal digit."""
+
+NEWEST: Final = 2
+"""The latest version of tokens."""
 
 AFTER_VERSION: Final = 22
 """Length of the prefix that holds cluster time and version, in characters."""
@@ -52,6 +63,9 @@ _OPERATION_DESCRIPTION: Final = b"operationDescription\0".hex().upper()
 _CLASSIC_OPERATIONS: Final = frozenset(
     {"insert", "update", "replace", "delete", "drop", "rename", "dropDatabase", "invalidate"}
 )
+_CHANGES: Final = frozenset({b"insert", b"update", b"replace", b"delete"})
+_OPERATION: Final = b"\x46\x3coperationType\0\x3c"
+_KEY: Final = b"\x46documentKey\0"
 _UUID_HEAD: Final = b"\x5a\x10\x04"
 _BOOLEANS: Final = (b"\x6e", b"\x6f")
 _END: Final = bytes((END,))
@@ -200,7 +214,7 @@ class ResumeToken:
 
     def of_whole(self) -> Self:
         """Return the token of the whole event, if this is the token of a fragment of it."""
-        return replace(self, fragment_num=None, data=self.whole_key)
+        return self._with_fragment(None, self.whole_key)
 
     def of_invalidate(self) -> Self:
         """Return the token of the invalidate that this token's event causes; raises ValueError."""
@@ -208,12 +222,14 @@ class ResumeToken:
 
     def of_fragment(self, number: int) -> Self:
         """Return the token of a fragment of this token's event, counted from 0."""
-        data = self.data[:-2] + _digits(encode_integer(number)) + b"04"
+        return self._with_fragment(
+            number, self.whole_key[:-2] + _digits(encode_integer(number)) + b"04"
+        )
+
+    def _with_fragment(self, number: int | None, data: bytes) -> Self:
         bits = self.type_bits
-        if bits:
-            # The number's bits are zeros, which may need a byte more.
-            content = bits if len(bits) == 1 else bits[1:]
-            bits = bytes((0x80 | len(content) + 1,)) + content + b"\0"
+        if bits is not None:
+            bits = fitted_type_bits(bytes.fromhex(data.decode("ascii")), bits)
         return replace(self, fragment_num=number, data=data, type_bits=bits)
 
 
@@ -333,6 +349,22 @@ def as_version(key: bytes, version: int) -> bytes:
     if rest and rest[0].kind != Kind.NULL:
         parts.append(raw[rest[0].start : rest[0].end])
     return _digits(b"".join((*parts, identifier, _END)))
+
+
+def as_newest(key: bytes, operation: bytes) -> bytes | None:
+    """Return the sort key in version 2 of a document's change, given its sort key in version 1.
+
+    ``operation`` is the change's operationType. Returns None for any other key or operation.
+    """
+    token = ResumeToken.decode(key.decode("ascii"))
+    if token.version != 1 or not token.event_identifier or operation not in _CHANGES:
+        return None
+    front = bytes.fromhex(token.data.decode("ascii"))[: -len(token.event_identifier) - 1]
+    at = TIME_DIGITS // 2
+    newer = front[:at] + encode_integer(NEWEST) + front[at + len(encode_integer(1)) :]
+    return _digits(
+        b"%b%b%b\0%b%b\0\x04" % (newer, _OPERATION, operation, _KEY, token.event_identifier)
+    )
 
 
 def _digits(data: bytes) -> bytes:

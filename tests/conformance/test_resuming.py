@@ -237,6 +237,34 @@ def test_a_token_of_another_collection_is_fatal(client: Client, db: Data) -> Non
         assert stream.failure()["code"] == 280
 
 
+@rule(RESUMING, "resuming after one of several events at one cluster time on different shards")
+def test_a_token_of_a_stream_with_fragments_resumes_one_without(
+    cluster: TestCluster, client: Client, db: Data
+) -> None:
+    """The first stream orders events of one time by their types first, the second one by keys."""
+    documents = shard_over_three(db, "a", list(cluster.shards))
+    split = [{"$changeStreamSplitLargeEvent": {}}]
+    documents.insert_many([{"_id": key, "k": key} for key in (1, 15)])
+    for number in range(20, 60):
+        options = {"startAtOperationTime": next_tick(now(client))}
+        with client.start_session() as session, session.start_transaction():
+            for key in (1, 15):
+                change = {"$set": {"v": number}}
+                documents.update_one({"_id": key, "k": key}, change, session=session)
+            documents.insert_one({"_id": number, "k": 30}, session=session)
+        end = next_tick(now(client))
+        with Stream(client, db.name, "a", options, split) as stream:
+            *_, inserted, updated = stream.past(end)
+        if inserted["clusterTime"] == updated["clusterTime"]:
+            break
+    assert kinds([inserted, updated]) == ["insert", "update"]
+    with Client(cluster.mongos_uri) as mongos:
+        for reader in (client, mongos) if cluster.real else (client,):
+            for token, rest_of_time in ((inserted["_id"], ["update"]), (updated["_id"], [])):
+                with Stream(reader, db.name, "a", {"resumeAfter": token}) as stream:
+                    assert kinds(stream.past(end)) == rest_of_time
+
+
 @rule("Resume tokens", "tokens are {_data: hex KeyString} of version 1, as 6.0 makes them")
 @rule("Resume tokens", "the high water mark's token names the time alone")
 @rule("Resume tokens", "tokens are answered in the version that the shards use")

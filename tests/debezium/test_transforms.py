@@ -98,6 +98,15 @@ def work(database: pymongo.database.Database[Any]) -> None:
         collection.update_one(two, {"$rename": {"a": "b.a"}, "$set": {"dot": None}})
         collection.update_one(two, {"$rename": {"b": "list"}})
         collection.update_one(two, {"$unset": {"list": "", "dot": ""}})
+        three = {"_id": "three"}
+        collection.insert_one(
+            {**three, "a": {"b": 1, "c": {"d": 2}}, "rows": [{"n": 1, "m": 2}, {"n": 3}]}
+        )
+        collection.update_one(three, {"$unset": {"rows.0.m": "", "a.c.d": ""}})
+        collection.update_one(three, {"$rename": {"a.b": "b", "a.c": "c.d"}})
+        collection.update_one(three, [{"$unset": ["b", "rows"]}, {"$set": {"c.e": 4}}])
+        collection.update_one(three, {"$unset": {"nothing": ""}})
+        collection.update_one(three, {"$unset": {"a": "", "c": ""}})
     database[DONE].insert_one({"_id": 1})
 
 

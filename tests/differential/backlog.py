@@ -5,17 +5,18 @@ resume inside a transaction with small batches, while others drain the backlog.
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
 from itertools import groupby
 from random import Random
 from typing import Any
 
 from bson import Timestamp
+from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.database import AsyncDatabase
-from pymongo.errors import PyMongoError
 
 from tests.differential.plans import Plan, Token, token_time
 
+_COLLECTIONS = ("backlog", "beside")
+"""Random steps never create, change or drop them: they accept every document."""
 _BYTES = 17 << 20
 """More than what a router reads of a shared stream before it weighs whether sharing pays."""
 _MOST = 1200
@@ -27,24 +28,35 @@ _LARGEST_TRANSACTION = 12
 
 async def write(database: AsyncDatabase[dict[str, Any]], chance: Random) -> str:
     """Write a backlog and return its description. Raises PyMongoError."""
+    for name in _COLLECTIONS:
+        await database.create_collection(name)
+        if chance.random() < 0.2:
+            command = {"shardCollection": f"{database.name}.{name}", "key": {"_id": "hashed"}}
+            await database.client.admin.command(command)
     size = chance.choice((10, 20, 60)) << 10
     left = min(_MOST, _BYTES // size)
     while left > 0:
         many = chance.randrange(20, 120)
         pad = {"k": 1, "pad": "a" * size}
-        await database.kept.insert_many([{"_id": f"{left}.{n}", **pad} for n in range(many)])
+        made = [{"_id": f"{left}.{n}", **pad} for n in range(many)]
+        await database[_COLLECTIONS[0]].insert_many(made)
         left -= many
-        with suppress(PyMongoError):
-            await _write_small(database, chance, f"{left}.small")
+        await _write_small(database, chance, f"{left}.small")
     return f"of documents of {size} bytes"
 
 
 async def _write_small(database: AsyncDatabase[dict[str, Any]], chance: Random, name: str) -> None:
-    async with database.client.start_session() as session, await session.start_transaction():
-        for number in range(chance.randrange(2, _LARGEST_TRANSACTION)):
-            documents = database[chance.choice(("kept", "other"))]
-            made = {"_id": f"{name}{number}", "k": 1, "n": number}
-            await documents.insert_one(made, session=session)
+    made = [
+        (chance.choice(_COLLECTIONS), {"_id": f"{name}{number}", "k": 1, "n": number})
+        for number in range(chance.randrange(2, _LARGEST_TRANSACTION))
+    ]
+
+    async def insert(session: AsyncClientSession) -> None:
+        for collection, document in made:
+            await database[collection].insert_one(document, session=session)
+
+    async with database.client.start_session() as session:
+        await session.with_transaction(insert)
 
 
 def readers(chance: Random, database: str, tokens: Sequence[Token], start: Timestamp) -> list[Plan]:
@@ -59,7 +71,7 @@ def readers(chance: Random, database: str, tokens: Sequence[Token], start: Times
     groups = groupby(tokens, key=lambda token: token_time(token["_data"]))
     inside = [token for _, group in groups for token in list(group)[:-1]]
     options = chance.choice(({}, {"fullDocument": "whenAvailable"}))
-    target = chance.choice((1, 1, "kept"))
+    target = chance.choice((1, 1, _COLLECTIONS[0]))
     plans = []
     for number in range(_DRAINERS + _RESUMERS):
         resumes = bool(inside) and number >= _DRAINERS

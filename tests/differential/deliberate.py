@@ -82,16 +82,16 @@ def _looks_up_after_the_event_it_resumes_after(
 ) -> bool:
     """Return whether mongos's shards fail in a stage on the token's own event.
 
-    With ``updateLookup`` the router runs the stage itself, on the events after the token.
+    With ``updateLookup`` the router runs the stage itself, on the events after the token, where it
+    may fail at a later one.
     """
-    own = [failure for failure in mongos.failures if failure not in router.failures]
+    theirs, ours = mongos.failures[-1:], router.failures[-1:]
     return (
         _resumes(plan)
         and plan.stage.get("fullDocument") == "updateLookup"
         and not mongos.events
-        and len(mongos.failures) == len(router.failures) + 1
-        and own == mongos.failures[-1:]
-        and own[0].message.startswith(OF_SHARD)
+        and any(failure.message.startswith(OF_SHARD) for failure in theirs)
+        and not any(failure in theirs or failure.message.startswith(OF_SHARD) for failure in ours)
     )
 
 

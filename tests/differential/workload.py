@@ -35,6 +35,15 @@ THEMES: dict[str, dict[str, float]] = {
     "raw": {"insert_raw": 20, "update_raw": 30, "drop": 0.3, "drop_database": 0.1},
 }
 """What the seeds' workloads have more of: the weights of their steps."""
+CREATE_OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"capped": True, "size": 4096},
+    {"changeStreamPreAndPostImages": {"enabled": True}},
+    {"validator": {"n": {"$exists": True}}},
+    {"collation": {"locale": "en", "strength": 2}},
+    {"clusteredIndex": {"key": {"_id": 1}, "unique": True}},
+)
+"""The options of the collections in PLAIN that a workload creates; some refuse documents."""
 
 
 class Workload:
@@ -275,16 +284,7 @@ class Workload:
 
     async def _create(self) -> str:
         documents = self._documents(PLAIN)
-        options = self._chance.choice(
-            (
-                {},
-                {"capped": True, "size": 4096},
-                {"changeStreamPreAndPostImages": {"enabled": True}},
-                {"validator": {"n": {"$exists": True}}},
-                {"collation": {"locale": "en", "strength": 2}},
-                {"clusteredIndex": {"key": {"_id": 1}, "unique": True}},
-            )
-        )
+        options = self._chance.choice(CREATE_OPTIONS)
         await documents.database.create_collection(documents.name, check_exists=False, **options)
         return f"{documents.name} {options}"
 

@@ -1,5 +1,6 @@
 """A sharded cluster of MongoDB's own servers."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pymongo
@@ -9,6 +10,7 @@ from tests.harness.launchers import Launcher
 from tests.harness.ports import free_port
 from tests.harness.replica_sets import ReplicaSet, eventually
 from tests.harness.server_settings import ServerSettings
+from tests.harness.until import wait_for
 
 
 class RealCluster(TestCluster):
@@ -103,6 +105,25 @@ class RealCluster(TestCluster):
         shard.initiate()
         self.sets[name] = shard
         self.join_shard(name, shard.host_string)
+
+    def roll_over(self, meanwhile: Callable[[], object] = lambda: None) -> None:
+        """Write to all shards until their oplogs have lost what they had before.
+
+        It needs a small ``oplog_mb`` and frequent checkpoints. ``meanwhile`` is called repeatedly.
+        """
+        note = {"appendOplogNote": 1, "data": {"text": "x" * 100_000}}
+        for name in self.shards:
+            with self.direct(name) as shard:
+                oplog = shard.local["oplog.rs"]
+                last = oplog.find(sort=[("$natural", -1)], limit=1).next()["ts"]
+
+                def is_lost(shard: Client = shard, oplog: Any = oplog, last: Any = last) -> bool:
+                    for _ in range(10):
+                        shard.admin.command(note)
+                    meanwhile()
+                    return bool(oplog.find_one(sort=[("$natural", 1)])["ts"] > last)
+
+                wait_for(is_lost, "the oplog to roll over")
 
     def kill_cursors(self, name: str) -> None:
         replica_set = self.sets[name]

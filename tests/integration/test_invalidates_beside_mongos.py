@@ -8,6 +8,7 @@ import pytest
 from tests.conformance.streams import Event, Stream, now
 from tests.harness.clusters import Client, start_real_cluster
 from tests.harness.routers import start_router
+from tests.harness.server_settings import ServerSettings
 
 INSERTS: list[Any] = [{"$match": {"operationType": "insert"}}]
 DROPS: list[Any] = [{"$match": {"operationType": "drop"}}]
@@ -99,3 +100,41 @@ def test_one_token_may_end_the_stream_of_one_shard_and_not_of_the_other(
         assert found[-1] == expected[-1] != token
         # The order of events with equal tokens depends on which shard answers first.
         assert sorted(found, key=str) == sorted(expected, key=str)
+
+
+def test_a_slow_client_after_an_invalidate_needs_no_oplog_of_that_time() -> None:
+    """It is opened again at its own place, and follows the shared stream to its end."""
+    small = ServerSettings(noop_interval=1, oplog_mb=2, checkpoint_seconds=1)
+    keeping = {"shareLogBytes": 20_000}
+    with (
+        start_real_cluster(2, settings=small) as cluster,
+        start_router(cluster.configdb, cluster.mongos_uri, set_parameter=keeping) as router,
+        Client(cluster.mongos_uri) as mongos,
+        Client(router.uri) as client,
+    ):
+        options = {"startAfter": after_a_drop(mongos, "shop")}
+        sharded(mongos, "shop")
+        with (
+            Stream(mongos, "shop", "c", options) as expected,
+            Stream(client, "shop", "c", options) as fast,
+            Stream(client, "shop", "c", options) as slow,
+        ):
+            written = 0
+
+            def write(count: int, *readers: Stream) -> None:
+                nonlocal written
+                documents = [{"_id": n if n % 2 else -n} for n in range(written, written + count)]
+                mongos.shop.c.insert_many([{**each, "text": "x" * 500} for each in documents])
+                written += count
+                for reader in readers:
+                    reader.read(written)
+
+            cluster.roll_over(lambda: write(2, expected, fast, slow))
+            for _ in range(4):
+                write(100, expected, fast)
+            assert len(slow.events) == written - 400
+            mongos.shop.c.drop()
+            for reader in (expected, fast, slow):
+                reader.until(lambda reader: not reader.id)
+            assert slow.events == fast.events == expected.events
+            assert len(slow.events) == written + 2

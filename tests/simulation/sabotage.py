@@ -69,8 +69,8 @@ def _resume_drops_the_whole_time() -> Iterator[None]:
     """Drop all events of the token's cluster time, those beyond the token included."""
     original = ResumePoint._order
 
-    def order(point: ResumePoint, key: bytes) -> int:
-        return min(0, original(point, key))
+    def order(point: ResumePoint, key: bytes, event: Event | None = None) -> int:
+        return min(0, original(point, key, event))
 
     with mock.patch.object(ResumePoint, "_order", order):
         yield

@@ -24,10 +24,9 @@ from spark_sink.signals.state import SignalState
 from spark_sink.source.offsets import Offset
 from spark_sink.source.tasks import read_task
 from spark_sink.tables.current_table import CurrentTable
-from tests.harness.clusters import TestCluster, on_real_servers, start_real_cluster
+from tests.harness.clusters import on_real_servers, start_real_cluster
 from tests.harness.routers import start_router
 from tests.harness.server_settings import ServerSettings
-from tests.harness.until import wait_for
 from tests.spark.batches import batches
 from tests.spark.conftest import Shop
 from tests.spark.test_job import differences, rows_of, run_once
@@ -201,19 +200,6 @@ def test_rows_from_before_large_events_are_split_are_verified(
     assert differences(spark, shop, tmp_path) == {"bronze": set(), "current": set()}
 
 
-def roll_over(cluster: TestCluster, client: pymongo.MongoClient[dict[str, Any]]) -> None:
-    """Write until the oplog of the only shard has lost what it had before."""
-    with cluster.direct("shard0") as shard:
-        oplog = shard.local["oplog.rs"]
-        before = oplog.find_one(sort=[("$natural", -1)])["ts"]
-
-        def is_lost() -> bool:
-            client.other.filler.insert_many([{"text": "x" * 10_000} for _ in range(100)])
-            return bool(oplog.find_one(sort=[("$natural", 1)])["ts"] > before)
-
-        wait_for(is_lost, "the oplog to roll over")
-
-
 def test_oplogs_that_roll_over_are_told_and_no_event_is_lost_in_silence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -235,7 +221,7 @@ def test_oplogs_that_roll_over_are_told_and_no_event_is_lost_in_silence(
                 batches({**given, **chunks, "uri": fresh.uri, "snapshotMode": mode}) as query,
             ):
                 query.until(lambda query=query: len(query.rows) > 0, "the snapshot")
-                roll_over(cluster, client)
+                cluster.roll_over()
                 orders.update_many({}, {"$inc": {"n": 1}})
                 query.until(lambda query=query: "snapshotEnd" in query.kinds(), "its end")
                 with pytest.raises(HistoryLostError, match="the snapshot took longer"):

@@ -44,15 +44,18 @@ def test_large_documents_are_split_into_several_replies(
 def test_large_events_are_split_after_the_lookup(
     both: Both, db: Data, cluster: TestCluster, images: bool
 ) -> None:
-    """With images, the shards already split events that the lookup enlarges further."""
+    """With images, the shards already split events that the lookup enlarges further.
+
+    The key has type bits, and room for those of a fragment's number.
+    """
     spread(db, cluster)
     options: dict[str, Any] = {}
     if images:
         db.command("collMod", "a", **IMAGES)
         options["fullDocumentBeforeChange"] = "whenAvailable"
     start = tick(db.client)
-    db.a.insert_one({"_id": 1, "k": 1, "x": "a" * _NINE_MB})
-    db.a.update_one({"_id": 1, "k": 1}, {"$set": {"x": "b" * _NINE_MB}})
+    db.a.insert_one({"_id": 1.5, "k": 1, "x": "a" * _NINE_MB})
+    db.a.update_one({"_id": 1.5, "k": 1}, {"$set": {"x": "b" * _NINE_MB}})
     db.a.insert_one({"_id": 11, "k": 11})
     db.a.update_one({"_id": 11, "k": 11}, {"$set": {"v": 1}})
     move(db, cluster, {"k": 1}, 1)

@@ -19,7 +19,7 @@ from shard_client.bson.resume_token import TIME_DIGITS, ResumeToken, cluster_tim
 from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch, token_data, token_of
 from tests.doubles.scripted_streams import Driver, Event, PrivateStream, Script, batch, hwm
-from tests.unit.router.made_tokens import data_of, token_document
+from tests.unit.router.made_tokens import data_of, event, token_document
 from tests.unit.router.stream.streams_by_hand import (
     CONFIG,
     END,
@@ -86,6 +86,17 @@ def test_a_missing_token_of_another_version_is_fatal():
     feed(stream, at(10, 3), at(10, 7))
     with pytest.raises(CommandError, match="not found"):
         stream.take(None)
+
+
+def test_a_version_2_token_is_compared_by_the_operations():
+    """Version 2 orders the changes of one time by their types first: so they reached the client."""
+    token = data_of(10, 5, version=2, operation="insert")
+    stream = resumed_after(token)
+    changes = [(3, "update"), (4, "delete"), (4, "insert"), (5, "insert"), (6, "delete")]
+    events = [event(data_of(10, key), operationType=kind) for key, kind in changes]
+    events.append(event(data_of(10, 7), operationType=None))
+    feed(stream, *events)
+    assert stream.take(None).events == [events[0][1], events[5][1]]
 
 
 @settings(max_examples=60)

@@ -16,8 +16,10 @@ from bson.timestamp import Timestamp
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from shard_client.bson.keystring import KeyStringBuilder, Kind
 from shard_client.bson.resume_token import (
     ResumeToken,
+    as_newest,
     as_version,
     cluster_time_of,
     first_key,
@@ -232,7 +234,13 @@ def test_every_part_is_parsed_as_written(document_key, fragment, index):
         assert cluster_time_of(token.data) == Timestamp(7, 3)
         assert version_of(token.data) == token.version
         assert is_invalidate(token.data.decode()) == token.from_invalidate
-    assert (part.fragment_num, part.of_whole().data) == (fragment, whole.data)
+    assert (part.fragment_num, part.of_whole()) == (fragment, whole)
+    key = KeyStringBuilder()
+    identifier = {"operationType": "update", "documentKey": document_key}
+    for value in (Timestamp(7, 3), 2, 128, index, False, UUID("ab" * 16), identifier, fragment):
+        key.append(value)
+    assert part.data.decode() == key.key().hex().upper()
+    assert part.type_bits == (key.type_bits() or None)
 
 
 @given(KEYS, st.booleans())
@@ -240,13 +248,41 @@ def test_the_older_version_equals_an_older_shard_s_token(document_key, invalidat
     token = newer(document_key, from_invalidate=invalidate)
     older = made(1, document_key, from_invalidate=invalidate)
     assert as_version(token.data, 1) == older.data
+    if document_key and not invalidate:
+        assert as_newest(older.data, b"update") == token.data
     oldest = made(0, document_key)
     assert as_version(token.data, 0) == as_version(older.data, 0) == oldest.data
 
 
-def test_the_type_bits_of_a_fragment_hold_those_of_its_number():
-    """A server that reads the number's bits finds them, also where they begin a new byte."""
-    key = {"a": Int64(1), "b": 2, "c": 3, "d": 4}
-    assert newer(key).type_bits == b"\x82\x00\x01"
-    assert newer(key).of_fragment(1).type_bits == b"\x83\x00\x01\x00"
-    assert newer({"_id": 1}).of_fragment(1).type_bits is None
+@pytest.mark.parametrize(
+    ("key", "of_whole", "of_fragment"),
+    [
+        ("2B02", None, None),
+        ("2B0380000000000000", "828000", "828000"),
+        ("29", "83801D04", "84801D0400"),
+        ("29", "83801704", "8480170400"),
+        ("29", "828001", "828001"),
+        ("1E", "828001", "828001"),
+        ("33FFFFFFFFFFFFFFFF", "828001", "828001"),
+        ("1F0000000000000000", "828001", "828001"),
+        ("2AFEE6666666666666", "82807D", "83807D00"),
+        ("33DFFE314DC6448D9338C15B0A00000000", "82807F", "83807F00"),
+        ("2A00000000000000000000000000000001", "828001", "83800100"),
+        ("330BF1DD21FED86E7D00245CD07E96AFF2", "82801D", "83801D00"),
+        ("461E61002B021E62002B041E63002B0600", "820001", "820001"),
+        ("461E61002B021E62002B041E63002B061E64002B0800", "820001", "83000100"),
+        ("463C73003C7800AA6100AA66001E78002B03800000000000000000", "820001", "820001"),
+    ],
+)
+def test_fragments_have_the_type_bits_of_a_server(key, of_whole, of_fragment):
+    """Recorded from 6.0.15: numbers of all types, and documents that fill a byte or not."""
+    first = int(key[:2], 16)
+    kind = Kind.OBJECT if first == Kind.OBJECT else Kind.NAN
+    names = [name.encode().hex().upper() for name in ("operationType", "documentKey", "_id")]
+    front = f"{T}2B042C0100296E{UUID_1}463C{names[0]}003C7570646174650046{names[1]}0046"
+    data = f"{front}{kind:02X}{names[2]}00{key}0000"
+    whole, part = (
+        ResumeToken.decode(data + end, None if bits is None else bytes.fromhex(bits))
+        for end, bits in (("04", of_whole), ("2B0204", of_fragment))
+    )
+    assert (whole.of_fragment(1), part.of_whole(), part.of_fragment(1)) == (part, whole, part)
