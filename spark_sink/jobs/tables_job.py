@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 from bson.timestamp import Timestamp
@@ -43,6 +43,7 @@ from spark_sink.jobs.task_tables import (
     TaskReport,
     TaskTables,
     Transactions,
+    Written,
     bronze_schema,
     message_schema,
 )
@@ -64,6 +65,9 @@ from spark_sink.tables.range_merge import UNAPPLIED
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage, remove_interrupted
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_state import TableScope
+
+if TYPE_CHECKING:
+    from spark_sink.jobs.progress import JobMetrics
 
 NOTIFICATIONS = pa.schema(
     [
@@ -140,26 +144,6 @@ class Findings:
         return [stage.close()]
 
 
-class Written(NamedTuple):
-    """What a batch has written: events, documents of snapshots among them, and the files of rows.
-
-    The files are those of bronze and of messages.
-    """
-
-    events: int
-    files: int
-
-
-class Figures(Protocol):
-    """Counts what a job commits, for metrics."""
-
-    def count(self, rows: Sequence[tuple[str, str, int]]) -> None:
-        """Count the rows of a batch that is in all tables, by namespace and `op`."""
-
-    def committed(self, table: str, seconds: float) -> None:
-        """Count the time in which the driver merged and committed a batch's part of a table."""
-
-
 class TablesJob:
     """A job in a folder, as its record says, which reads from the router at `uri`.
 
@@ -173,7 +157,7 @@ class TablesJob:
         record: JobRecord,
         uri: str,
         findings: Findings | None = None,
-        figures: Figures | None = None,
+        figures: JobMetrics | None = None,
         epoch: int = 0,
     ) -> None:
         self._folder = folder
