@@ -255,14 +255,15 @@ def test_a_token_of_a_stream_with_fragments_resumes_one_without(
         end = next_tick(now(client))
         with Stream(client, db.name, "a", options, split) as stream:
             *_, inserted, updated = stream.past(end)
-        if inserted["clusterTime"] == updated["clusterTime"]:
+        is_last = kinds([inserted, updated]) == ["insert", "update"]
+        if is_last and inserted["clusterTime"] == updated["clusterTime"]:
             break
-    assert kinds([inserted, updated]) == ["insert", "update"]
-    with Client(cluster.mongos_uri) as mongos:
-        for reader in (client, mongos) if cluster.real else (client,):
-            for token, rest_of_time in ((inserted["_id"], ["update"]), (updated["_id"], [])):
-                with Stream(reader, db.name, "a", {"resumeAfter": token}) as stream:
-                    assert kinds(stream.past(end)) == rest_of_time
+    else:
+        raise AssertionError("no two shards have committed at one time")
+    # A mongos 6.0.15 gives the same, but may end of it (docs/protocol.md#differences).
+    for token, rest_of_time in ((inserted["_id"], ["update"]), (updated["_id"], [])):
+        with Stream(client, db.name, "a", {"resumeAfter": token}) as stream:
+            assert kinds(stream.past(end)) == rest_of_time
 
 
 @rule("Resume tokens", "tokens are {_data: hex KeyString} of version 1, as 6.0 makes them")

@@ -88,12 +88,16 @@ def _value(chance: Random, depth: int = 2) -> Value:
     return _document([(name, _value(chance, depth - 1)) for name in names])
 
 
-def has_repeated(data: bytes, start: int = 0) -> bool:
-    """Return whether two fields of one name are in a document, or in one inside it."""
+def is_irregular(data: bytes, start: int = 0, *, array: bool = False) -> bool:
+    """Return whether a document is or contains one with two fields of one name, or an array whose
+    elements are not named 0, 1, 2 and so on.
+    """
     elements = list(iter_elements(data, start))
-    inner = (each.start for each in elements if each.type in (_DOCUMENT, _ARRAY))
-    repeated = len({each.name for each in elements}) < len(elements)
-    return repeated or any(has_repeated(data, position) for position in inner)
+    names = [each.name for each in elements]
+    if len(set(names)) < len(names) or (array and names != [b"%d" % n for n in range(len(names))]):
+        return True
+    inner = (each for each in elements if each.type in (_DOCUMENT, _ARRAY))
+    return any(is_irregular(data, each.start, array=each.type == _ARRAY) for each in inner)
 
 
 def document(chance: Random, number: int) -> tuple[RawBSONDocument, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 from tests.differential.seeds import Servers
 from tests.harness.clusters import start_real_cluster
 from tests.harness.routers import start_router
+from tests.harness.server_settings import ServerSettings
 
 _ALWAYS = {"shareFilters": "always", "shareScopes": "always"}
 WAYS: dict[str, dict[str, str]] = {
@@ -19,6 +20,9 @@ WAYS: dict[str, dict[str, str]] = {
     "moving": _ALWAYS,
 }
 """The routers' parameters by their ways of sharing; ``moving`` is the one of moving_router.py."""
+
+_SETTINGS = ServerSettings(noop_interval=1, cache_gb=1.0)
+"""Several updates of documents of 15 MB fill the smallest cache: the server then stands still."""
 
 
 @contextmanager
@@ -39,7 +43,7 @@ def running(shards: int, on: Path | None, ways: Collection[str]) -> Iterator[Ser
             yield servers
         return
     with (
-        start_real_cluster(shards, noop_interval=1) as cluster,
+        start_real_cluster(shards, settings=_SETTINGS) as cluster,
         routed(cluster.mongos, cluster.configdb, cluster.shards, ways) as servers,
     ):
         yield servers
