@@ -65,9 +65,11 @@ class JobTables:
         return seen
 
     def current(self) -> list[tuple[int, int]]:
-        """Return the id and the version of each document in the current table."""
+        """Return the id and the version of each document in the current table, if there is one."""
         from deltalake import DeltaTable
 
+        if not DeltaTable.is_deltatable(str(self._folder / "current")):
+            return []
         table = DeltaTable(self._folder / "current").to_pyarrow_table(columns=["fullDocument"])
         documents = [json_util.loads(text) for text in table["fullDocument"].to_pylist()]
         return [(document["_id"], document["version"]) for document in documents]

@@ -144,21 +144,16 @@ class ResumePoint:
     def _order(self, key: bytes, event: bytes | None = None) -> int:
         """Compare a key with the token's: negative before it, 0 equal, positive beyond.
 
-        ``event`` is the event of the key; it tells what keys older than the token leave out.
+        ``event`` is the event of the key; it has the operation that keys of version 1 leave out.
         """
         own = self._token.data
+        if event is not None and self._token.version == NEWEST:
+            kind = find(event, b"operationType")
+            key = as_newest(key, b"" if kind is None else string_value(event, kind))
         version = version_of(key)
-        if version is None or version == self._token.version:
-            return (key > own) - (key < own)
-        kind = None if event is None else find(event, b"operationType")
-        newer = None
-        if event is not None and kind is not None and self._token.version == NEWEST:
-            newer = as_newest(key, string_value(event, kind))
-        if newer is None:
+        if version is not None and version != self._token.version:
             oldest = min(version, self._token.version)
             key, own = as_version(key, oldest), as_version(own, oldest)
-        else:
-            key = newer
         return (key > own) - (key < own)
 
 

@@ -351,14 +351,17 @@ def as_version(key: bytes, version: int) -> bytes:
     return _digits(b"".join((*parts, identifier, _END)))
 
 
-def as_newest(key: bytes, operation: bytes) -> bytes | None:
+def as_newest(key: bytes, operation: bytes) -> bytes:
     """Return the sort key in version 2 of a document's change, given its sort key in version 1.
 
-    ``operation`` is the change's operationType. Returns None for any other key or operation.
+    ``operation`` is the change's operationType. Any other key is returned as it is, and so is that
+    of any other operation.
     """
+    if version_of(key) != 1 or operation not in _CHANGES:
+        return key
     token = ResumeToken.decode(key.decode("ascii"))
-    if token.version != 1 or not token.event_identifier or operation not in _CHANGES:
-        return None
+    if not token.event_identifier:
+        return key
     front = bytes.fromhex(token.data.decode("ascii"))[: -len(token.event_identifier) - 1]
     at = TIME_DIGITS // 2
     newer = front[:at] + encode_integer(NEWEST) + front[at + len(encode_integer(1)) :]

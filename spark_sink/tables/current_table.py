@@ -103,6 +103,11 @@ class CurrentTable:
         return self._version.state
 
     @property
+    def batch(self) -> Batch | None:
+        """The job's batch that has written the version; None in a table of `apply_changes`."""
+        return Batch.of(self._log.position())
+
+    @property
     def form(self) -> TableForm:
         """The columns that are written next."""
         return self._version.form

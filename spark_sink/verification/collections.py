@@ -18,10 +18,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from shard_client.bson.values import ARRAY, DOCUMENT
-from spark_sink.events.positions import after
+from spark_sink.events.positions import AtTime, after, key_of
 from spark_sink.events.slices import Slice, elements_of
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import named_options, parse_options
+from spark_sink.source.offsets import Offset
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.current_table import Advance, CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
@@ -76,14 +77,14 @@ def verify(spark: SparkSession, target: str, **options: str) -> DataFrame:
     """
     scope = parse_options(options).scope
     newest = CurrentTable.existing(target)
-    through = newest.state.through
+    start = _start(newest)
     reader = spark.read.format("mergerouter").options(**_raw(options))
     documents = reader.options(mode="snapshot").load().persist(StorageLevel.MEMORY_AND_DISK)
     documents.count()  # all of them are read before the end is chosen
     with closing(RouterClient(parse_options(options))) as client:
         end = after(client.present()).time
     changes = reader.options(
-        mode="changes", startAfter=through, endAtOperationTime=f"{end.time},{end.inc}"
+        mode="changes", endAtOperationTime=f"{end.time},{end.inc}", **start
     ).load()
     changes = changes.persist(StorageLevel.MEMORY_AND_DISK)
     advance = Advance(newest.state.keys, changes)
@@ -96,6 +97,22 @@ def verify(spark: SparkSession, target: str, **options: str) -> DataFrame:
     unread = unread_after(newest.state.unread, advance.ddl_events, scope.accepts)
     found = unequal.mapInArrow(partial(_differing, scope, set(unread)), DIFFERENCES)
     return found.union(_doubled(newest.versions(spark, deleted=True)))
+
+
+def _start(table: CurrentTable) -> dict[str, str]:
+    """Return the options of the changes that a table lacks.
+
+    They begin where its job is, since oplogs may have lost the last event of idle collections, or
+    a seek has left events out. Before a snapshot has ended, the table lacks what follows its last
+    event.
+    """
+    through, batch = table.state.through, table.batch
+    if batch is not None and batch.offset:
+        at = Offset.read(batch.offset)
+        is_whole = at.running is None and at.sought is None
+        if is_whole and isinstance(at.position, AtTime) and key_of(at.position) > through:
+            return {"startAtOperationTime": f"{at.position.time.time},{at.position.time.inc}"}
+    return {"startAfter": through}
 
 
 def _doubled(rows: DataFrame) -> DataFrame:

@@ -260,7 +260,7 @@ def test_a_token_of_a_stream_with_fragments_resumes_one_without(
             break
     else:
         raise AssertionError("no two shards have committed at one time")
-    # A mongos 6.0.15 gives the same, but may end of it (docs/protocol.md#differences).
+    # Such a stream can end a mongos 6.0.15, so it is not asked (docs/protocol.md#differences).
     for token, rest_of_time in ((inserted["_id"], ["update"]), (updated["_id"], [])):
         with Stream(client, db.name, "a", {"resumeAfter": token}) as stream:
             assert kinds(stream.past(end)) == rest_of_time

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from tests.differential.plans import Plan, token_time
-from tests.differential.raw_values import is_irregular
 from tests.differential.reading import OF_SHARD, TOKEN_NOT_FOUND, Failure, Reading
 
 _OPTIMIZED = 7182803
@@ -38,6 +37,7 @@ def is_deliberate(
         or _changes_ids_and_delivers_nothing(plan, mongos, router)
         or _fails_beside_its_token(plan, mongos, router, of_shards)
         or _filters_a_large_event_itself(plan, mongos, router)
+        or _reshapes_what_no_shard_can_send(plan, mongos, router)
         or _projects_irregular_documents(plan, mongos, router)
         or _OPTIMIZED in (failure.code for failure in mongos.failures)
     )
@@ -179,22 +179,33 @@ def _filters_a_large_event_itself(plan: Plan, mongos: Reading, router: Reading) 
     )
 
 
+def _reshapes_what_no_shard_can_send(plan: Plan, mongos: Reading, router: Reading) -> bool:
+    """Return whether a stage after a lookup makes an event small that is too large without the
+    document: mongos's shards run it, the router's shards have to send the event.
+    """
+    shared = len(router.events)
+    return (
+        plan.stage.get("fullDocument") == "updateLookup"
+        and any({"$replaceRoot", "$replaceWith"} & set(stage) for stage in plan.command["pipeline"])
+        and [failure.code for failure in router.failures] == [_TOO_LARGE]
+        and not mongos.failures
+        and mongos.events[:shared] == router.events
+    )
+
+
 def _projects_irregular_documents(plan: Plan, mongos: Reading, router: Reading) -> bool:
-    """Return whether a stage names fields inside a document, and the events that differ have two
-    fields of one name, or an array whose elements are not named 0, 1, 2.
+    """Return whether a stage names fields inside documents that no driver writes, and the events
+    differ in these: they may have two fields of one name, or arrays with names of their own.
     """
     stages = plan.command["pipeline"][1:]
     named = [stage.get("$project") or stage.get("$unset") or () for stage in stages]
     paths = [path for each in named for path in ([each] if isinstance(each, str) else each)]
-    pairs = zip(mongos.events, router.events, strict=False)
-    differing = [pair for pair in pairs if pair[0] != pair[1]]
     return (
-        any("." in path for path in paths)
+        plan.raw
+        and any("." in path for path in paths)
         and not mongos.failures
         and not router.failures
         and all(a == b for a, b in zip(mongos.tokens, router.tokens, strict=False))
-        and bool(differing)
-        and all(any(map(is_irregular, pair)) for pair in differing)
     )
 
 

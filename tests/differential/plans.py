@@ -40,6 +40,7 @@ class Plan:
         legs: the number of replies after which the other server resumes from the last
         postBatchResumeToken; 0 if one server reads the whole stream.
         pause: seconds between the first getMore and the second.
+        raw: whether its documents are such as no driver writes.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Plan:
     live: bool = False
     legs: int = 0
     pause: float = 0.0
+    raw: bool = False
 
     @property
     def collection(self) -> str:
@@ -272,7 +274,7 @@ class Planner:
         command = {**plan.command, "pipeline": stages, **self._fields()}
         more = [self._more() for _ in range(chance.randrange(1, 4))]
         bad = chance.choice(_BAD_MORE) if chance.random() < 0.03 else None
-        return replace(plan, command=command, more=more, bad=bad)
+        return replace(plan, command=command, more=more, bad=bad, raw=self._raw)
 
     def _options(self) -> dict[str, Any]:
         chance = self._chance

@@ -9,8 +9,6 @@ from bson import Binary, Code, Decimal128, Int64, encode
 from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.raw_bson import RawBSONDocument
 
-from shard_client.wire.bson_slices import iter_elements
-
 LENIENT: CodecOptions[dict[str, Any]] = CodecOptions(
     unicode_decode_error_handler="replace", datetime_conversion=DatetimeConversion.DATETIME_AUTO
 )
@@ -86,18 +84,6 @@ def _value(chance: Random, depth: int = 2) -> Value:
         return _document([(name, _value(chance, depth - 1)) for name in names], _ARRAY)
     names = tuple(chance.choices(_NAMES, k=3))  # some are repeated
     return _document([(name, _value(chance, depth - 1)) for name in names])
-
-
-def is_irregular(data: bytes, start: int = 0, *, array: bool = False) -> bool:
-    """Return whether a document is or contains one with two fields of one name, or an array whose
-    elements are not named 0, 1, 2 and so on.
-    """
-    elements = list(iter_elements(data, start))
-    names = [each.name for each in elements]
-    if len(set(names)) < len(names) or (array and names != [b"%d" % n for n in range(len(names))]):
-        return True
-    inner = (each for each in elements if each.type in (_DOCUMENT, _ARRAY))
-    return any(is_irregular(data, each.start, array=each.type == _ARRAY) for each in inner)
 
 
 def document(chance: Random, number: int) -> tuple[RawBSONDocument, Any]:

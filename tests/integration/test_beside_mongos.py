@@ -286,20 +286,28 @@ async def test_ended_sessions_leave_a_get_more_that_waits(pair: Pair, ending: st
             opened = await client.command("db", {**WATCH, "lsid": lsid})
             more = {"getMore": opened["cursor"]["id"], "collection": "c", "lsid": lsid}
             async with asyncio.TaskGroup() as group:
-                got = group.create_task(client.command("db", {**more, "maxTimeMS": 2000}))
-                await _until_in_use(other, more)
+                got = await _waiting(group, client, other, {**more, "maxTimeMS": 2000})
                 await other.command("admin", {ending: [lsid]})
             after = await client.command("db", {**more, "maxTimeMS": 1})
             answers.append([(each["ok"], each.get("code")) for each in (got.result(), after)])
     assert answers[1] == answers[0]
 
 
-async def _until_in_use(other: RawClient, more: dict[str, Any]) -> None:
-    """Wait until a cursor is in use; outside its session a getMore does not hold it."""
+async def _waiting(
+    group: asyncio.TaskGroup, client: RawClient, other: RawClient, more: dict[str, Any]
+) -> asyncio.Task[Any]:
+    """Return a getMore of ``client`` once its cursor is in use, as ``other`` sees it.
+
+    ``other`` asks outside the cursor's session, which is refused but holds the cursor for a
+    moment. A getMore that meets that moment is sent again.
+    """
     elsewhere = {name: value for name, value in more.items() if name != "lsid"}
     async with asyncio.timeout(PATIENCE):
-        while (await other.command("db", elsewhere)).get("code") != ErrorCode.CursorInUse:
-            pass
+        while True:
+            got = group.create_task(client.command("db", more))
+            while not got.done():
+                if (await other.command("db", elsewhere)).get("code") == ErrorCode.CursorInUse:
+                    return got
 
 
 @pytest.mark.parametrize("strict", [False, True])

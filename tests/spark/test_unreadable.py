@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from spark_sink.batches.read_task import ReadTask
 from spark_sink.debezium import to_debezium
 from spark_sink.errors import HistoryLostError
 from spark_sink.events.positions import AtTime, Token
+from spark_sink.jobs.job_folder import JobFolder, JobRecord
+from spark_sink.jobs.rebuilding import leave_out_lost, restore_checkpoint, seek
+from spark_sink.jobs.tables_job import TablesJob, namespace_options, take_over
 from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.state import SignalState
 from spark_sink.source.offsets import Offset
@@ -30,6 +34,7 @@ from tests.harness.server_settings import ServerSettings
 from tests.spark.batches import batches
 from tests.spark.conftest import Shop
 from tests.spark.test_job import differences, rows_of, run_once
+from tests.spark.test_verification import TABLES
 
 pytestmark = [
     pytest.mark.xdist_group("spark"),
@@ -198,6 +203,84 @@ def test_rows_from_before_large_events_are_split_are_verified(
     run_once(spark, shop, tmp_path, **TOLERANT)
     run_once(spark, shop, tmp_path, **TOLERANT)
     assert differences(spark, shop, tmp_path) == {"bronze": set(), "current": set()}
+
+
+def insert_at_once(shop: Shop, *numbers: int) -> None:
+    with shop.client.start_session() as session, session.start_transaction():
+        for number in numbers:
+            shop.orders.insert_one({"_id": number, "customer": number % 10}, session=session)
+
+
+def start(spark: SparkSession, shop: Shop, folder: Path, mode: str) -> None:
+    """Start the job as its command does, up to the present."""
+    where, names = JobFolder(str(folder)), (shop.database,)
+    options = {**namespace_options(names), "snapshotMode": mode}
+    record = JobRecord(names, options, TABLES, messages={"prefix": "p"})
+    epoch = take_over(where)
+    restore_checkpoint(where)
+    where.begin(record)
+    leave_out_lost(where, shop.uri)
+    TablesJob(where, record, shop.uri, epoch=epoch).start(spark, None).awaitTermination()
+
+
+@pytest.mark.timeout(1200)
+def test_a_batch_in_progress_whose_events_are_lost_is_left_out(
+    tmp_path: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ServerSettings(noop_interval=1, oplog_mb=2, checkpoint_seconds=1)
+    with (
+        start_real_cluster(2, settings=small) as cluster,
+        start_router(cluster.configdb, upstream=cluster.mongos_uri) as router,
+        start_router(cluster.configdb, upstream=cluster.mongos_uri) as fresh,  # no old log
+    ):
+        shop = Shop(cluster, router, "shop", cluster.mongos_uri)
+        shop.insert(40)
+        before, after = tmp_path / "before", tmp_path / "after"
+        for first in (92, 93):  # the snapshot, and a batch of the stream
+            start(spark, shop, before, "when_needed")
+            insert_at_once(shop, first, first + 5)
+        shutil.copytree(before, after)
+        last = JobFolder(str(before)).batches()[-1].number
+        shop.insert(10)
+        shop.orders.update_many({}, {"$inc": {"n": 1}})
+        insert_at_once(shop, 91, 96)
+        start(spark, shop, after, "when_needed")
+        # Jobs that were killed in the batch, when some of the tables had it.
+        killed = {}
+        for count, tables in enumerate(((), ("bronze",), ("bronze", "messages", "current"))):
+            killed[tables] = tmp_path / str(count)
+            shutil.copytree(before, killed[tables])
+            for name in tables:
+                shutil.rmtree(killed[tables] / name)
+                shutil.copytree(after / name, killed[tables] / name)
+            shutil.copy(
+                after / f"checkpoint/offsets/{last + 1}", killed[tables] / "checkpoint/offsets"
+            )
+        asking = tmp_path / "asking"
+        shutil.copytree(killed["bronze",], asking)
+        cluster.roll_over()
+        shop.uri = fresh.uri
+        shop.insert(5)
+        shop.orders.delete_many({"_id": {"$lt": 7}})
+        for tables, folder in killed.items():
+            start(spark, shop, folder, "when_needed")
+            told = capsys.readouterr().err
+            assert told.count("the oplogs have lost events of the batch in progress") == 1
+            assert differences(spark, shop, folder) == {"bronze": set(), "current": set()}, tables
+            shop.insert(3)
+            start(spark, shop, folder, "when_needed")
+            assert differences(spark, shop, folder) == {"bronze": set(), "current": set()}, tables
+
+        # By default the job fails until a user has set it to the present.
+        for _ in range(2):
+            with pytest.raises(StreamingQueryException, match="job seek"):
+                start(spark, shop, asking, "initial")
+        now = shop.now()
+        seek(JobFolder(str(asking)), f"{now.time},{now.inc}")
+        for _ in range(2):
+            start(spark, shop, asking, "initial")
+            assert differences(spark, shop, asking) == {"bronze": set(), "current": set()}
+            shop.insert(3)
 
 
 def test_oplogs_that_roll_over_are_told_and_no_event_is_lost_in_silence(

@@ -1,10 +1,12 @@
 """What the demo says of its readers."""
 
 from io import StringIO
+from pathlib import Path
 
 from rich.console import Console
 
-from embedded.demo.ledger import Seen, Verdict, Written, judge
+from embedded.demo.job_tables import JobTables
+from embedded.demo.ledger import Seen, Verdict, Written, judge, judge_table
 from embedded.demo.view import closing, verdict_table
 
 
@@ -50,3 +52,10 @@ def test_a_reader_without_anything_to_read_is_no_defect_and_not_good() -> None:
     assert not verdict.good
     assert "empty" in _table(verdict)
     assert "too busy" in _closing(verdict)
+
+
+def test_a_job_without_a_batch_has_an_empty_table(tmp_path: Path) -> None:
+    tables = JobTables(tmp_path)
+    assert tables.refresh() == 0
+    verdict = judge_table("Spark, current", {1: 1}, tables.current())
+    assert (verdict.lost, verdict.wrong) == (1, True)
