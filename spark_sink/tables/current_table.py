@@ -105,7 +105,7 @@ class CurrentTable:
     @property
     def batch(self) -> Batch | None:
         """The job's batch that has written the version; None in a table of `apply_changes`."""
-        return Batch.of(self._log.position())
+        return Batch.of(self.log.position())
 
     @property
     def form(self) -> TableForm:
