@@ -134,14 +134,14 @@ class KeyRanges:
         partition, are one range.
         """
         partitions = _text(actions, f"partition.{KEY_RANGE}")
-        first, last = _bounds(actions, column)
+        first, last, several = _bounds(actions, column)
         token = _text(actions, f"min.{column('token')}")
         alone = pa.array(range(actions.num_rows + 1), pa.int32())
         lists = (pa.ListArray.from_arrays(alone, e) for e in (partitions, _text(actions, "path")))
         rows = pa.table([first, last, token, actions["size_bytes"], *lists], _RANGES.names)
-        rows = rows.filter(pc.is_valid(partitions))
-        rows = rows.take(pc.sort_indices(rows["first"])).cast(_RANGES).combine_chunks()
-        rows = rows.set_column(1, "last", _apart(rows["first"], rows["last"]))
+        rows = rows.append_column("several", several).filter(pc.is_valid(partitions))
+        rows = rows.take(pc.sort_indices(rows["first"])).combine_chunks()
+        rows = rows.set_column(1, "last", _apart(rows)).select(_RANGES.names).cast(_RANGES)
         apart = len(rows) < 2 or pc.all(pc.greater(rows["first"][1:], rows["last"][:-1])).as_py()
         names = pc.list_flatten(rows["partitions"])
         return cls(rows if apart and len(names.unique()) == len(names) else _joined(rows))
@@ -216,7 +216,7 @@ def merges_of(
     bounds: dict[str, tuple[KeyRange, bool]] = {}  # and whether the range's files have rows there
     for each in touched:
         bounds[each.lower] = each, bool(each.paths)
-        if each.size >= SPLIT_BYTES // 2:
+        if each.size >= SPLIT_BYTES // 2 and not each.last.endswith(LAST):  # it is exact
             bounds.setdefault(each.last + _END, (each, False))
     _divide(bounds, changes)
     lowers = sorted(bounds)
@@ -284,14 +284,16 @@ def _indexes(
 def with_keys(part: PartFile, column: str, first: str, last: str) -> PartFile:
     """Return a file whose statistics have the keys of its first and last place.
 
-    Parquet has no statistics of texts above 4 KiB. Long keys are cut, so that a commit stays small.
+    Parquet has no statistics of a row group with texts above 4 KiB at its ends. Long keys are cut,
+    so that a commit stays small.
     """
-    keys = [place.rpartition("\0")[2] for place in (first, last)]
-    if parents_of(first) != parents_of(last) or max(map(len, keys)) <= _KEY_CHARACTERS:
+    if parents_of(first) != parents_of(last):
         return part
     stats = json.loads(part["stats"])
-    stats["minValues"][column] = keys[0][:_KEY_CHARACTERS]
-    stats["maxValues"][column] = keys[1][:_KEY_CHARACTERS] + LAST
+    least, greatest = (place.rpartition("\0")[2] for place in (first, last))
+    stats["minValues"][column] = least[:_KEY_CHARACTERS]
+    cut = greatest[:_KEY_CHARACTERS]
+    stats["maxValues"][column] = cut if cut == greatest else cut + LAST
     return {**part, "stats": json.dumps(stats, ensure_ascii=False)}
 
 
@@ -321,21 +323,25 @@ def _joined(rows: pa.Table) -> pa.Table:
     return pa.Table.from_pylist(found, _RANGES)
 
 
-def _apart(first: pa.ChunkedArray, last: pa.ChunkedArray) -> pa.ChunkedArray:
+def _apart(rows: pa.Table) -> pa.ChunkedArray:
     """Return the last places, without those that only seem to reach into the next file.
 
-    A file that ends within its last collection, or database, is followed by one that has nothing
-    else (`_RangeFiles`), and tells its first place better.
+    A file of several collections that ends within the last one, or within its database, is followed
+    by a partition that has nothing else (`_RangeFiles`), and tells its first place better.
     """
-    if len(first) < 2:
+    last = rows["last"]
+    if len(rows) < 2:
         return last
-    overlaps = pc.indices_nonzero(pc.less_equal(first[1:], last[:-1])).to_pylist()
-    if not overlaps:
+    overlaps = pc.less_equal(rows["first"][1:], last[:-1])
+    chosen = pc.and_(overlaps, rows["several"][:-1])
+    chosen = pc.indices_nonzero(chosen).to_pylist()
+    if not chosen:
         return last
-    places: list[str] = last.to_pylist()
-    for row in overlaps:
-        begin, parent = first[row + 1].as_py(), places[row].removesuffix(LAST)
-        if parent != places[row] and begin.startswith(parent) and begin != parent:
+    places, partitions = last.to_pylist(), rows["partitions"].to_pylist()
+    for row in chosen:
+        begin, parent = rows["first"][row + 1].as_py(), places[row].removesuffix(LAST)
+        is_other = partitions[row] != partitions[row + 1]
+        if is_other and begin.startswith(parent) and begin != parent:
             places[row] = _before(begin)
     return pa.chunked_array([pa.array(places, pa.string())])
 
@@ -348,11 +354,12 @@ def _before(place: str) -> str:
     return f"{head}{chr(_LAST_BEFORE_SURROGATES if code == _AFTER_SURROGATES else code - 1)}{LAST}"
 
 
-def _bounds(actions: pa.Table, column: Callable[[str], str]) -> tuple[pa.Array, pa.Array]:
+def _bounds(actions: pa.Table, column: Callable[[str], str]) -> tuple[pa.Array, ...]:
     """Return a place at or before the rows of each file, and one at or behind them.
 
-    Statistics have the bounds of each column alone. Those of a key are bounds of the places only if
-    all rows are of one collection.
+    The third array tells which files are known to have several collections. Statistics have the
+    bounds of each column alone. Those of a key are bounds of the places only if all rows are of one
+    collection.
     """
     names = [column(name) for name in KEY_COLUMNS]
     least, greatest = ([_text(actions, f"{m}.{n}") for n in names] for m in ("min", "max"))
@@ -369,7 +376,8 @@ def _bounds(actions: pa.Table, column: Callable[[str], str]) -> tuple[pa.Array, 
             default,
         )
 
-    return places(least, "", ""), places(greatest, LAST, LAST)
+    several = pc.fill_null(pc.invert(of_collection), fill_value=False)
+    return places(least, "", ""), places(greatest, LAST, LAST), several
 
 
 _NO_TEXT = pa.scalar(None, pa.string())

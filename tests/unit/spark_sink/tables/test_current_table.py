@@ -335,7 +335,8 @@ def test_files_share_collections_only_as_the_log_can_tell(tmp_path: Path) -> Non
         for name, count in (("a", 3), ("b", 2), ("big", 400), ("c", 3), ("d", 2), ("large", 20)):
             for key in stream.chance.sample(range(500), count):
                 text = stream.chance.randbytes(60).hex()
-                identifier = f"{key:06}" * 1000 if name == "large" else key
+                is_long = name == "large" or key % 7 == 0
+                identifier = f"{key:06}" * (1000 if is_long else 1)
                 document = {"_id": identifier, "text": text}
                 stream.collections[name, identifier] = document  # type: ignore[index]
                 event = stream._event("replace", name, key, fullDocument=document)
@@ -482,6 +483,33 @@ def test_files_that_others_have_written_in_another_order_are_sorted(tmp_path: Pa
     assert documents_in(folder) == stream.collections
     DeltaTable(folder).optimize.compact()
     apply(folder, [*stream.changes(50), stream.drop("b")], 2, table=kept)
+    assert documents_in(folder) == stream.collections
+    check_ranges(folder)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("known", [("database", "collection"), ()])
+def test_a_file_that_others_have_written_without_statistics_may_have_any_key(
+    known: Sequence[str], tmp_path: Path
+) -> None:
+    stream, folder = Stream(4), tmp_path / "current"
+    apply(folder, [stream.change(number, text="x" * 200) for number in range(100, 400)], 0)
+    actions = sorted(DeltaLog(str(folder)).actions(), key=lambda each: str(each["min.key"]))
+    middle = actions[len(actions) // 2]
+    (folder / middle["path"]).rename(folder / middle["path"].replace("part-", "other-"))
+    stats: dict[str, Any] = {"numRecords": middle["num_records"]}
+    for bound, kind in (("minValues", "min"), ("maxValues", "max")):
+        stats[bound] = {name: middle[f"{kind}.{name}"] for name in known}
+    other = {
+        "path": middle["path"].replace("part-", "other-"),
+        "size": middle["size_bytes"],
+        "partition": json.dumps({KEY_RANGE: middle[f"partition.{KEY_RANGE}"]}),
+        "modified": 1,
+        "stats": json.dumps(stats),
+    }
+    assert DeltaLog(str(folder)).exchange([middle["path"]], [other])
+    apply(folder, stream.changes(100, keys=400), 1)
+    apply(folder, [stream.change(number, n=1) for number in range(100, 400)], 2)
     assert documents_in(folder) == stream.collections
     check_ranges(folder)
 
