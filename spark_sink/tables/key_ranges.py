@@ -127,13 +127,22 @@ class KeyRanges:
         self._first: list[str] = self._rows["first"].to_pylist()
 
     @classmethod
-    def of(cls, actions: pa.Table, column: Callable[[str], str] = str) -> KeyRanges:
+    def of(
+        cls,
+        actions: pa.Table,
+        column: Callable[[str], str] = str,
+        *,
+        is_whole: bool = False,
+    ) -> KeyRanges:
         """Return the ranges of files, given by what the log says (`DeltaLog.files`).
 
         `column` returns the name that a column has in the table. Files that overlap, or share a
-        partition, are one range.
+        partition, are one range. Those of other writers that are in no partition have no range,
+        unless it `is_whole`.
         """
         partitions = _text(actions, f"partition.{KEY_RANGE}")
+        if is_whole:
+            partitions = pc.fill_null(partitions, "")
         first, last, several = _bounds(actions, column)
         token = _text(actions, f"min.{column('token')}")
         alone = pa.array(range(actions.num_rows + 1), pa.int32())

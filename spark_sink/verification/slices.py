@@ -55,7 +55,7 @@ class VersionRows:
         self.time = Timestamp(0, 0)
         """The cluster time that it stands for, of a `newest_version`."""
         self._form = TableForm.of(log.schema) if log.exists else TableForm()
-        self._paths = KeyRanges.of(log.files(), self._form.column).files()
+        self._paths = KeyRanges.of(log.files(), self._form.column, is_whole=True).files()
         self._files, self._folder = open_folder(address)
 
     def behind(self, place: str, count: int) -> pa.Table:
@@ -72,7 +72,7 @@ class VersionRows:
                 continue
             for keys, _ in self._groups(path):
                 places = keys[PLACE].filter(pc.greater(keys[PLACE], place))
-                found = pa.chunked_array([*found.chunks, *places.chunks])
+                found = pa.chunked_array([*found.chunks, *places.chunks], found.type)
             upper = max(upper, last)
         ordered = pc.unique(found).sort()
         return self.find(ordered[:count].to_pylist()).sort_by(PLACE)

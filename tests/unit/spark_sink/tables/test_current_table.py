@@ -644,6 +644,23 @@ def test_a_snapshot_may_begin_with_a_document_that_is_decoded_with_care(
     assert not (tmp_path / "quarantine").exists()
 
 
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_restored_table_is_told_by_its_files_also_if_it_was_empty(
+    dropped: bool, tmp_path: Path
+) -> None:
+    stream = Stream(1)
+    apply(tmp_path, [stream.change(number, n=1) for number in range(5)], 0)
+    apply(tmp_path, [stream.drop("a") if dropped else stream.change(1, n=2)], 1)
+    DeltaLog(str(tmp_path)).require_whole()
+    table = DeltaTable(tmp_path)
+    table.restore(0)
+    table.create_checkpoint()
+    for each in (tmp_path / "_delta_log").glob("*.json"):
+        each.unlink()
+    with pytest.raises(StreamError, match="was restored"):
+        DeltaLog(str(tmp_path)).require_whole()
+
+
 def test_another_table_is_refused(tmp_path: Path) -> None:
     write_deltalake(tmp_path, pa.table({"n": [1]}))
     with pytest.raises(OptionError, match="is no current table"):
