@@ -29,8 +29,8 @@ KEY_RANGE = "keyRange"
 """The partition column of a current table."""
 SPLIT_BYTES = 128 * 1024 * 1024
 """The size at which a file is divided, into files of at least half of it."""
-LAST = "\U0010ffff"
-"""Sorts after all keys, and after all names."""
+LAST = "\U0010ffff" * 64
+"""Sorts after all keys, which are JSON, and after all names, which have at most 255 bytes."""
 _END = "\0"  # of the smallest string above another
 # Bytes of staged changes for one task.
 _TASK_BYTES = 64 * 1024 * 1024

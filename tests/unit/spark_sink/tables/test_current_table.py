@@ -38,6 +38,7 @@ from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_state import TableScope
 
 DATABASE = "shop"
+END = "\U0010ffff" * 2  # behind the names of all other collections
 Documents = dict[tuple[str, int], dict[str, Any]]
 
 
@@ -332,7 +333,15 @@ def test_files_share_collections_only_as_the_log_can_tell(tmp_path: Path) -> Non
     stream, folder = Stream(1), tmp_path / "current"
     for number in range(3):
         events = []
-        for name, count in (("a", 3), ("b", 2), ("big", 400), ("c", 3), ("d", 2), ("large", 20)):
+        for name, count in (
+            ("a", 3),
+            ("b", 2),
+            ("big", 400),
+            ("c", 3),
+            ("d", 2),
+            ("large", 20),
+            (END, 3),
+        ):
             for key in stream.chance.sample(range(500), count):
                 text = stream.chance.randbytes(60).hex()
                 is_long = name == "large" or key % 7 == 0

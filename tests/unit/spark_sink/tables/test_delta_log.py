@@ -389,6 +389,11 @@ def test_partitions_of_odd_names_are_compacted(tmp_path: Path) -> None:
     [part, *_] = {each["path"] for each in table.log.actions()}
     file = pa.parquet.ParquetFile(tmp_path / part)
     assert file.metadata.num_row_groups == 1
+    DeltaTable(tmp_path).alter.set_table_properties(
+        {"delta.deletedFileRetentionDuration": "interval 0 hours"}
+    )
+    DeltaLog(str(tmp_path)).vacuum()
+    assert len(list(tmp_path.rglob("*.parquet"))) == len(names)
 
 
 def test_commits_older_than_their_retention_are_deleted_every_hundred(tmp_path: Path) -> None:
