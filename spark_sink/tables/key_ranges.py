@@ -375,7 +375,8 @@ def _bounds(actions: pa.Table, column: Callable[[str], str]) -> tuple[pa.Array, 
     of_database = pc.equal(least[0], greatest[0])
     of_collection = pc.and_(of_database, pc.equal(least[1], greatest[1]))
 
-    def places(values: Sequence[pa.Array], rest: str, default: str) -> pa.Array:
+    def places(values: Sequence[pa.Array], rest: Any, default: str) -> pa.Array:
+        rest = pc.if_else(pc.fill_null(of_collection, fill_value=False), "", rest)
         by_collection = pc.binary_join_element_wise(*values, "\0")
         by_database = pc.binary_join_element_wise(*values[:2], rest, "\0")
         return pc.coalesce(

@@ -188,8 +188,8 @@ def merge(
         planned.fold,
         form,
     )
-    rest = merges_of_rest(planned.ranges, planned.merges)
-    left, done = [*planned.merges, *(rest if again else ())], list[tuple[Merge, MergeReport]]()
+    rest = partial(merges_of_rest, planned.ranges, planned.merges)  # as long as the table
+    left, done = [*planned.merges, *(rest() if again else ())], list[tuple[Merge, MergeReport]]()
     while True:
         work = sum(each.size for each in left)
         tasks = [replace(task, merge=each, form=form, again=again) for each in left]
@@ -204,7 +204,7 @@ def merge(
         for _, report in stale:
             remove_files(version.log.address, (each["path"] for each in report.parts))
         done = [] if rewrites else [pair for pair in done if pair[1].wanted is None]
-        left = [*(each for each, _ in stale), *(rest if rewrites and not again else ())]
+        left = [*(each for each, _ in stale), *(rest() if rewrites and not again else ())]
         again = again or rewrites
 
 
