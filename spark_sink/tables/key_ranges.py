@@ -376,15 +376,13 @@ def _bounds(actions: pa.Table, column: Callable[[str], str]) -> tuple[pa.Array, 
     of_collection = pc.and_(of_database, pc.equal(least[1], greatest[1]))
 
     def places(values: Sequence[pa.Array], rest: Any, default: str) -> pa.Array:
-        rest = pc.if_else(pc.fill_null(of_collection, fill_value=False), "", rest)
         by_collection = pc.binary_join_element_wise(*values, "\0")
+        by_collection = pc.if_else(of_collection, by_collection, _NO_TEXT)
+        rest = pc.if_else(pc.is_valid(by_collection), "", rest)  # which the others have
         by_database = pc.binary_join_element_wise(*values[:2], rest, "\0")
-        return pc.coalesce(
-            pc.if_else(of_collection, by_collection, _NO_TEXT),
-            pc.if_else(of_database, by_database, _NO_TEXT),
-            pc.binary_join_element_wise(values[0], rest, "\0"),
-            default,
-        )
+        by_database = pc.if_else(of_database, by_database, _NO_TEXT)
+        by_name = pc.binary_join_element_wise(values[0], rest, "\0")
+        return pc.coalesce(by_collection, by_database, by_name, default)
 
     several = pc.fill_null(pc.invert(of_collection), fill_value=False)
     return places(least, "", ""), places(greatest, LAST, LAST), several
