@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
@@ -120,13 +120,13 @@ class CurrentTable:
     def versions(self, spark: SparkSession, *, deleted: bool = False) -> DataFrame:
         """Return the columns VERSION of each document that is not deleted.
 
-        With `deleted` these come, too, with DELETED if the table keeps them.
+        With `deleted` these come, too, with DELETED if the table keeps them. A cell that another
+        program has emptied is an empty value.
         """
         names = self.form.version_columns
         living = ~pc.field(DELETED) if self.form.keeps_deleted and not deleted else None
         rows = read_rows(spark, self.log, names, living)
-        named = zip(names, (*VERSION, DELETED), strict=False)
-        rows = rows.select(*(F.col(name).alias(known) for name, known in named))
+        rows = rows.select(*map(_cell, names, (*VERSION, DELETED)))
         return rows if deleted else rows.drop(DELETED)
 
     def count(self) -> int:
@@ -260,6 +260,13 @@ def _documents(form: TableForm, batches: Iterable[pa.RecordBatch]) -> MadeRows:
     for rows in Fold(complete_from="~", tolerant=True, keeps_deleted=form.keeps_deleted)(batches):
         made = formed.from_fold(rows.filter(pc.is_null(rows["problem"])))[0]
         yield from form.to_files(made).select(form.stored.names[:-1]).to_batches()
+
+
+def _cell(name: str, known: str) -> Column:
+    """Return a column with another name, with an empty value for each null that a row never has."""
+    empty = b"\x05\0\0\0\0" if known == "document" else ""
+    always = known not in ("documentKey", DELETED)
+    return (F.coalesce(F.col(name), F.lit(empty)) if always else F.col(name)).alias(known)
 
 
 def _newest(log: DeltaLog, form: TableForm | None, keys: Iterable[str], epoch: int) -> TableVersion:
