@@ -19,8 +19,8 @@ from deltalake import DeltaTable
 
 from shard_client.bson.resume_token import high_water_mark
 from spark_sink.tables.current_table import CurrentTable
-from spark_sink.tables.delta_log import Batch
-from spark_sink.tables.staged_changes import CHANGE_COLUMNS, ChangeStage
+from spark_sink.tables.log_state import Batch
+from spark_sink.tables.staged_changes import CHANGE_COLUMNS, ChangeReport, ChangeStage
 
 CHANGES = 10_000
 SIZES = (100_000, 1_000_000, 10_000_000)
@@ -76,13 +76,21 @@ def batch(folder: Path, size: int, number: int, keys: str, chance: random.Random
 
 def apply(folder: Path, events: Sequence[tuple[str, str, bytes]], number: int) -> None:
     """Apply events in this process, as a job's tasks and its driver do."""
+    reports = staged(folder, events)
+    CurrentTable(str(folder)).apply_staged(None, reports, Batch("bench", number))
+
+
+def staged(folder: Path, events: Sequence[tuple[str, str, bytes]]) -> list[ChangeReport]:
+    """Return what a task reports that has staged events."""
+    if not events:
+        return []
     columns = zip(*events, strict=True)
     kinds, tokens, raw = (pa.array(each) for each in columns)
     names = (pa.repeat(pa.scalar(text), len(events)) for text in ("shop", "orders"))
     rows = pa.RecordBatch.from_arrays([*names, kinds, tokens, raw], names=[*CHANGE_COLUMNS])
     stage = ChangeStage(str(folder), tolerant=False)
     stage.add(rows)
-    CurrentTable(str(folder)).apply_staged(None, [stage.close()], Batch("bench", number))
+    return [stage.close()]
 
 
 def merged(folder: Path, keys: str, size: int) -> dict[str, float]:

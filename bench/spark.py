@@ -14,6 +14,7 @@ from bench.processes import (
 )
 from bench.spark_lateness import late
 from bench.suite import Column, Options, Suite, Table, say_row, servers_of
+from bench.table_size import sizes
 from bench.writes import fill, spread
 from tests.harness.clusters import RealCluster, start_cluster
 from tests.harness.routers import start_router
@@ -63,6 +64,15 @@ CURRENT = (
     Column("merge of delta-rs: CPU s", "merge_cpu", ".2f"),
     Column("s ", "merge_seconds", ".2f"),
 )
+FILES = (
+    Column("files", "files", ","),
+    Column("opening: CPU s", "open", ".2f"),
+    Column("a batch of one change: CPU s", "batch", ".3f"),
+    Column("KB committed", "committed", ",.1f"),
+    Column("a batch without a change: CPU s", "empty", ".3f"),
+    Column("KB committed ", "empty_committed", ",.1f"),
+    Column("peak memory MB", "memory", ",.0f"),
+)
 
 
 def run(options: Options) -> list[Table]:
@@ -99,7 +109,10 @@ def run(options: Options) -> list[Table]:
         "by ObjectIds."
     )
     title = f"A batch of {CHANGES:,} changes of documents of {DOCUMENT_BYTES} bytes"
-    return [*tables, Table(title, CURRENT, current, note)]
+    tables.append(Table(title, CURRENT, current, note))
+    note = f"Medians of {BATCHES} batches without Spark. Of the files only the changed one exists."
+    title = "A current table whose files grow in number"
+    return [*tables, Table(title, FILES, sizes(options), note)]
 
 
 SUITE = Suite("spark", "What do the Spark source and jobs cost, and how fast are they?", run)

@@ -18,9 +18,10 @@ from bench.events import FIRST_SECOND
 from bench.processes import children, cpu_seconds, own_cpu_seconds
 from spark_sink import local_session
 from spark_sink.debezium import to_debezium
-from spark_sink.jobs.job_folder import JobFolder, JobRecord
+from spark_sink.jobs.job_folder import MESSAGES, JobFolder, JobRecord
 from spark_sink.jobs.progress import batch_progress
-from spark_sink.jobs.tables_job import MESSAGES, TablesJob, Written
+from spark_sink.jobs.tables_job import TablesJob
+from spark_sink.jobs.task_tables import Written
 from spark_sink.tables.delta_log import DeltaLog
 
 # Batches of a query that include its start, and are not yet of full size.

@@ -14,8 +14,8 @@ from bench.processes import cpu_seconds, own_cpu_seconds
 from bench.writes import COLLECTION, DATABASE
 from spark_sink import local_session
 from spark_sink.debezium import to_debezium
-from spark_sink.jobs.job_folder import JobFolder, JobRecord
-from spark_sink.jobs.tables_job import BRONZE, TablesJob
+from spark_sink.jobs.job_folder import BRONZE, JobFolder, JobRecord
+from spark_sink.jobs.tables_job import TablesJob
 from spark_sink.tables.delta_log import DeltaLog
 
 ROUNDS = 3

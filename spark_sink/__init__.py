@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from spark_sink.session.spark_session import local_session as local_session
     from spark_sink.session.spark_session import register as register
     from spark_sink.source.schema_inference import infer_schema as infer_schema
-    from spark_sink.tables.current_query import apply_changes as apply_changes
+    from spark_sink.tables.current_table import apply_changes as apply_changes
     from spark_sink.verification.collections import verify as verify
 
 _MODULES = {
-    "apply_changes": "spark_sink.tables.current_query",
+    "apply_changes": "spark_sink.tables.current_table",
     "infer_schema": "spark_sink.source.schema_inference",
     "local_session": "spark_sink.session.spark_session",
     "parse_documents": "spark_sink.rows.document_parsing",

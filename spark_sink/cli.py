@@ -334,8 +334,8 @@ def _record(
     *,
     flatten: bool = False,
 ) -> JobRecord:
-    from spark_sink.jobs.job_folder import JobRecord
-    from spark_sink.jobs.tables_job import DEFAULT_TABLES, namespace_options
+    from spark_sink.jobs.job_folder import DEFAULT_TABLES, JobRecord
+    from spark_sink.jobs.tables_job import namespace_options
 
     options = {"snapshotMode": "initial", **source_options(option)}
     if flatten and schema == "none":

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -11,6 +14,7 @@ from pyarrow import fs
 from spark_sink.errors import OptionError
 
 _SCHEMES = {"s3a": "s3", "s3n": "s3"}
+_DELETES = 16  # files that are deleted at a time
 
 
 def absolute(address: str) -> str:
@@ -39,6 +43,18 @@ def open_folder(address: str) -> tuple[fs.FileSystem, str]:
             error,
         ) from None
     return files, str(root)
+
+
+def remove_files(address: str, paths: Iterable[str]) -> None:
+    """Remove files of a folder, which need not exist, by their paths there. Raises OSError."""
+    files, folder = open_folder(address)
+
+    def remove(path: str) -> None:
+        with suppress(FileNotFoundError):
+            files.delete_file(f"{folder}/{path}")
+
+    with ThreadPoolExecutor(_DELETES) as pool:
+        list(pool.map(remove, sorted(set(paths))))
 
 
 class Folder:

@@ -150,7 +150,7 @@ def source_options(texts: list[str] | None) -> dict[str, str]:
 def messages_in(texts: list[str] | None, tables: Collection[str]) -> dict[str, str]:
     """Return the options of a job's messages, validated. Raises OptionError."""
     from spark_sink.debezium.message_table import table_options
-    from spark_sink.jobs.tables_job import MESSAGES
+    from spark_sink.jobs.job_folder import MESSAGES
 
     options = pairs_of(texts, "--message")
     if MESSAGES in tables:

@@ -24,6 +24,15 @@ from spark_sink.events.positions import key_of
 from spark_sink.folders import Folder, absolute, is_local, open_folder
 from spark_sink.source.offsets import Offset
 
+BRONZE, MESSAGES, CURRENT, TRANSACTIONS = "bronze", "messages", "current", "transactions"
+QUARANTINE, NOTIFIED = "quarantine", "notifications"
+APPENDED = (BRONZE, MESSAGES, TRANSACTIONS, NOTIFIED, QUARANTINE)
+"""The tables to which each batch is appended."""
+DEFAULT_TABLES = (BRONZE, CURRENT)
+"""The tables that a job writes by default."""
+ALL_BATCHES = (BRONZE, MESSAGES, CURRENT)
+"""The tables to which each batch is committed, also one without rows."""
+
 
 @dataclass(frozen=True)
 class JobRecord:
@@ -46,7 +55,7 @@ class JobRecord:
 
     namespaces: tuple[str, ...] = ()
     options: dict[str, str] = field(default_factory=dict)
-    tables: tuple[str, ...] = ("bronze", "current")
+    tables: tuple[str, ...] = DEFAULT_TABLES
     schema: str = "none"
     deletes: str = "hard"
     flatten: bool = False

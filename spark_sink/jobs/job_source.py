@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from functools import partial
+from typing import cast
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -14,8 +15,9 @@ from pyspark.sql.types import StructType
 from spark_sink.batches.planned_batch import PlannedBatch
 from spark_sink.batches.read_task import ReadTask
 from spark_sink.errors import StreamError, without_traceback
-from spark_sink.events.documents import from_document, from_json, to_json
-from spark_sink.jobs.task_tables import REPORTS, TaskReport, TaskTables, TaskWriter
+from spark_sink.events.documents import from_document, from_json
+from spark_sink.jobs.job_folder import CURRENT
+from spark_sink.jobs.task_tables import TaskReport, TaskTables, TaskWriter
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.rows.typed_documents import from_json as schema_from_json
@@ -26,10 +28,9 @@ from spark_sink.source.offsets import Offset
 from spark_sink.source.schema import schema_for
 from spark_sink.source.stream_reader import MergerouterStreamReader
 from spark_sink.source.tasks import Task, TaskPartition
-from spark_sink.tables.table_state import TableState, Unread, places_in
-
-if TYPE_CHECKING:
-    from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.log_state import newest_state
+from spark_sink.tables.table_state import TableState, Unread, namespaces_in
+from spark_sink.tables.tasks import REPORT, reported
 
 FORMAT = "mergerouter-job"
 TABLES = "jobTables"
@@ -51,9 +52,9 @@ class JobSource(MergerouterDataSource):
         return FORMAT
 
     def schema(self) -> str:
-        """Return REPORTS, after a check of the options and of the connection."""
+        """Return REPORT, after a check of the options and of the connection."""
         super().schema()
-        return REPORTS
+        return REPORT
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Return the reader for one query. Raises OptionError."""
@@ -76,19 +77,16 @@ class JobStreamReader(MergerouterStreamReader):
     def __init__(self, options: StreamOptions, loaded: float, tables: TaskTables) -> None:
         super().__init__(options, loaded)
         self._tables = tables
-        self._current: DeltaLog | None = None
+        self._current = tables.addresses.get(CURRENT)
         self._seen: tuple[Offset, Unread, Sequence[LostDocument]] | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_current": None}
-
     def unread(self, start: Offset) -> tuple[Unread, Sequence[LostDocument]]:
-        """Return what the current table lacks, as its last commit says."""
+        """Return what the current table lacks, as the state of its newest version says."""
         gained = start.gained_since
-        if self._tables.current is None:
+        if self._current is None:
             return gained, ()
         if self._seen is None or self._seen[0] != start:
-            position = self._log(self._tables.current).position()
+            position = newest_state(self._current)
             state = from_document(TableState, position) if position else None
             unread = {**gained, **(state.unread if state else {})}
             self._seen = start, unread, state.lost if state else ()
@@ -96,18 +94,9 @@ class JobStreamReader(MergerouterStreamReader):
 
     def places(self) -> set[tuple[str, str]]:
         """Return the collections of which the current table has documents."""
-        current = self._tables.current
-        return set() if current is None else places_in(self._log(current))
+        from spark_sink.tables.delta_log import DeltaLog  # executors may lack deltalake
 
-    def _log(self, address: str) -> DeltaLog:
-        """Return the current table's log, with its newest version."""
-        if self._current is None:
-            from spark_sink.tables.delta_log import DeltaLog  # executors may lack deltalake
-
-            self._current = DeltaLog(address)
-        else:
-            self._current.reload()
-        return self._current
+        return set() if self._current is None else namespaces_in(DeltaLog(self._current))
 
     def small_batch(self, before: Offset, at: Offset) -> list[Task] | None:
         """Return what is read between two offsets if it is little, otherwise None.
@@ -133,12 +122,11 @@ class JobStreamReader(MergerouterStreamReader):
             return writer.close()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Return the row of REPORTS of one task. Raises StreamError and OSError."""
+        """Return the row of REPORT of one task. Raises StreamError and OSError."""
         with without_traceback():
             context = TaskContext.get()
             number = None if context is None else context.getLocalProperty(BATCH_PROPERTY)
             if number is None:
                 raise StreamError(f"the format {FORMAT} is for jobs: use mergerouter")
             read = cast("TaskPartition", partition)
-            report = self.write([read.value], read.scope, int(number))
-            yield pa.RecordBatch.from_pydict({REPORTS.split()[0]: [to_json(report)]})
+            yield from reported(partial(self.write, [read.value], read.scope, int(number)))

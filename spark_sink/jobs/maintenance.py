@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import TextIO
 
 from spark_sink.errors import SourceError
-from spark_sink.jobs.job_folder import JobFolder
-from spark_sink.jobs.tables_job import APPENDED, CURRENT, appended_table
+from spark_sink.jobs.job_folder import APPENDED, CURRENT, JobFolder
+from spark_sink.jobs.tables_job import appended_table
 from spark_sink.tables.delta_log import DeltaLog
 
 
@@ -20,10 +20,10 @@ def compact_tables(folder: JobFolder) -> list[str]:
     """
     lines = []
     for name in APPENDED:
-        log = appended_table(folder, name).log
-        if log.exists:
-            before, after = log.compact()
-            log.vacuum(full=True)
+        table = appended_table(folder, name)
+        if table.log.exists:
+            before, after = table.compact()
+            table.log.vacuum(full=True)
             lines.append(f"{name}: {before} files compacted into {after}")
     current = DeltaLog(folder.table(CURRENT))
     if current.exists:  # its files are written again as they grow

@@ -21,32 +21,32 @@ from shard_client.bson.resume_token import cluster_time_of, high_water_mark
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.documents import from_document
 from spark_sink.events.positions import AtTime, Position, after, key_of, time_of, to_offset
-from spark_sink.jobs.job_folder import JobFolder, JobRecord
-from spark_sink.jobs.tables_job import (
+from spark_sink.jobs.job_folder import (
     ALL_BATCHES,
     BRONZE,
     CURRENT,
     MESSAGES,
     QUARANTINE,
     TRANSACTIONS,
-    appended_table,
-    table_form,
+    JobFolder,
+    JobRecord,
 )
+from spark_sink.jobs.tables_job import appended_table, table_form
+from spark_sink.jobs.task_tables import COUNT_COLUMNS, Transactions
 from spark_sink.options.scope import Scope
 from spark_sink.options.snapshot_options import snapshot_options
 from spark_sink.options.stream_options import named_options
 from spark_sink.options.values import cluster_time
 from spark_sink.source.offsets import Offset
-from spark_sink.tables.advance import Advance
-from spark_sink.tables.current_table import CurrentTable
-from spark_sink.tables.ddl_events import SNAPSHOT_END
-from spark_sink.tables.delta_log import Batch, DeltaLog
+from spark_sink.tables.current_table import Advance, CurrentTable
+from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.fold import TABLE, VERSION
+from spark_sink.tables.log_state import Batch
 from spark_sink.tables.parquet_parts import BATCH
+from spark_sink.tables.prepare import SNAPSHOT_END
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS
-from spark_sink.tables.table_scan import TableScan, scans_of
-from spark_sink.tables.table_state import Covers, TableState, Unread, unread_after
-from spark_sink.tables.transactions import COUNT_COLUMNS, Transactions
+from spark_sink.tables.table_state import TableScope, TableState, Unread, unread_after
+from spark_sink.tables.tasks import TableScan, read_rows, scans_of
 
 # Seconds of cluster time in which the commits of one transaction on several shards lie.
 _COMMIT_SECONDS = 60
@@ -66,11 +66,6 @@ class TableVersions:
     batch: int
     cut: Timestamp
     versions: Mapping[str, int]
-
-
-Lacking = tuple[Covers | None, Unread]
-"""Which collections a table of an earlier time lacks: those that the job was about to read, and of
-which ones DDL events tell more; None for none."""
 
 
 def time_from_text(text: str, name: str) -> Timestamp:
@@ -115,7 +110,7 @@ def read_at(spark: SparkSession, out: str, time: str) -> dict[str, DataFrame]:
     found: dict[str, DataFrame] = {}
     for name in history.logs.keys() & _TOKENS.keys():
         chosen = history.rows_before(cut, name)
-        found[name] = appended_table(folder, name).read(spark, chosen=chosen)
+        found[name] = read_rows(spark, appended_table(folder, name).log, chosen=chosen)
     if CURRENT not in history.logs:
         return found
     table = CurrentTable.existing(folder.table(CURRENT), table_form(folder.record()))
@@ -136,12 +131,13 @@ def read_at(spark: SparkSession, out: str, time: str) -> dict[str, DataFrame]:
         if since < 0:
             require_begun(bronze.log, folder.record(), cut)
         later = _counts_before(bronze.log, cut) & (pc.field(BATCH) > since)
-        changes = bronze.read(spark, (*CHANGE_COLUMNS, "op"), later)
+        changes = read_rows(spark, bronze.log, (*CHANGE_COLUMNS, "op"), later)
         advance = Advance(table.state.keys, changes, table.form)
         found[CURRENT] = advance.of_table(rows)
-        covers, requested = history.lacking(cut)
-        names = covers and unread_names(unread_after(requested, advance.ddl_events, covers))
-        if names:
+        scope = history.scope(cut)
+        events = advance.ddl_events
+        unread = unread_after(scope.unread, events, scope.contains) if scope is not None else {}
+        if names := unread_names(unread):
             warnings.warn(f"current lacks documents of {names}: {UNREAD_THEN}", stacklevel=2)
     if CURRENT not in found:
         raise history.nothing_at(moment)
@@ -157,13 +153,18 @@ def unread_names(unread: Unread) -> str:
     return ", ".join(sorted(map(".".join, unread))[:20])
 
 
-def lacking_at(record: JobRecord, at: Offset) -> Lacking:
-    """Return what a table lacks whose job has reached an offset."""
+def scope_at(record: JobRecord, at: Offset) -> TableScope | None:
+    """Return the scope of a table whose job has reached an offset; None if it reads no documents.
+
+    Its collections `unread` are those that the job was about to read.
+    """
     reads_documents = snapshot_options(named_options(record.options)).reads_documents
-    return ((at.scope or Scope()).accepts, at.requested) if reads_documents else (None, {})
+    return TableScope((at.scope or Scope()).accepts, at.requested) if reads_documents else None
 
 
-def bronze_at(folder: JobFolder, time: Timestamp) -> tuple[list[TableScan], Batch, Lacking]:
+def bronze_at(
+    folder: JobFolder, time: Timestamp
+) -> tuple[list[TableScan], Batch, TableScope | None]:
     """Return the rows of bronze from which a current table of a cluster time is made.
 
     With them comes the newest batch of bronze, with the offset of that time. Raises StreamError if
@@ -177,7 +178,7 @@ def bronze_at(folder: JobFolder, time: Timestamp) -> tuple[list[TableScan], Batc
     batch = Batch(newest.query, newest.number, to_offset(AtTime(cut)))
     require_begun(log, folder.record(), cut)
     scans = scans_of(log, CHANGE_COLUMNS, _counts_before(log, cut))
-    return scans, batch, history.lacking(cut)
+    return scans, batch, history.scope(cut)
 
 
 def snapshot_ends(log: DeltaLog) -> list[Mapping[str, Any]]:
@@ -256,7 +257,7 @@ class _History:
         current = self.commits.get(CURRENT, {})
         self._states = {each[BATCH]: each for each in current.values()}
         of_all = [
-            {each[BATCH]: each["offset"] for each in commits.values()}
+            {each[BATCH]: each.get("offset") for each in commits.values()}
             for name, commits in self.commits.items()
             if name in ALL_BATCHES
         ]
@@ -327,10 +328,10 @@ class _History:
                 return [batch]
         return []
 
-    def lacking(self, cut: Timestamp) -> Lacking:
-        """Return what the newest batch before a cut lacks, if its commit is kept."""
+    def scope(self, cut: Timestamp) -> TableScope | None:
+        """Return the table's scope after the newest batch before a cut, if its commit is kept."""
         before = (at for batch, at in self._ends.items() if self.cut(batch) <= cut)
-        return lacking_at(self._folder.record(), next(before, Offset(AtTime(cut))))
+        return scope_at(self._folder.record(), next(before, Offset(AtTime(cut))))
 
     def _has_events(self, key: str, cut: Timestamp) -> bool:
         """Return whether events follow a key before a cut: others of the same cluster time."""

@@ -20,7 +20,7 @@ from pyspark.sql.streaming.listener import (
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_sink.errors import StreamError
-from spark_sink.jobs.tables_job import Written
+from spark_sink.jobs.task_tables import Written
 from spark_sink.snapshot.plan import SnapshotPlan
 from spark_sink.source.offsets import Offset
 

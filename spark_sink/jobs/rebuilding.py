@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -21,9 +22,7 @@ from pyspark.sql import SparkSession
 from spark_sink.batches.planned_batch import PlannedBatch
 from spark_sink.errors import HistoryLostError, OptionError
 from spark_sink.events.positions import AtTime, FromNow, Position, Token, after, is_after, key_of
-from spark_sink.jobs.job_folder import JobFolder, JobRecord, LoggedBatch
-from spark_sink.jobs.point_in_time import Lacking, bronze_at, lacking_at, require_begun
-from spark_sink.jobs.tables_job import (
+from spark_sink.jobs.job_folder import (
     ALL_BATCHES,
     APPENDED,
     BRONZE,
@@ -31,9 +30,12 @@ from spark_sink.jobs.tables_job import (
     MESSAGES,
     NOTIFIED,
     QUARANTINE,
-    table_form,
-    take_over,
+    JobFolder,
+    JobRecord,
+    LoggedBatch,
 )
+from spark_sink.jobs.point_in_time import bronze_at, require_begun, scope_at
+from spark_sink.jobs.tables_job import table_form, take_over
 from spark_sink.options.snapshot_options import QueryStart
 from spark_sink.options.stream_options import parse_options
 from spark_sink.options.values import cluster_time_position, resume_token
@@ -43,16 +45,17 @@ from spark_sink.source.tasks import planner_for
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.current_table import CurrentTable
-from spark_sink.tables.delta_log import Batch, DeltaLog
-from spark_sink.tables.range_merge import QUARANTINE as UNAPPLIED
+from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.log_state import Batch
+from spark_sink.tables.range_merge import UNAPPLIED
 from spark_sink.tables.staged_changes import (
     CHANGE_COLUMNS,
     ChangeReport,
-    StageScan,
     remove_interrupted,
+    stage_rows,
 )
-from spark_sink.tables.table_scan import TableScan, scans_of
-from spark_sink.tables.tasks import run_tasks
+from spark_sink.tables.table_state import TableScope
+from spark_sink.tables.tasks import TableScan, run_tasks, scans_of
 
 # How far the clock of this machine may be behind that of the cluster.
 _AHEAD_SECONDS = 60
@@ -200,9 +203,9 @@ def rebuild_current(spark: SparkSession | None, folder: JobFolder) -> CurrentTab
     log.require_whole(BRONZE)
     batch = log.batch()
     require_begun(log, folder.record())
-    lacking = lacking_at(folder.record(), Offset.read(batch.offset))
+    scope = scope_at(folder.record(), Offset.read(batch.offset))
     scans = scans_of(log, CHANGE_COLUMNS)
-    return _replayed(spark, scans, folder.address, batch, lacking, folder.record())
+    return _replayed(spark, scans, folder.address, batch, scope, folder.record())
 
 
 def rebuild_at(
@@ -218,8 +221,8 @@ def rebuild_at(
         raise OptionError(f"there is a table in {into} already: give another folder with --into")
     if not DeltaLog(folder.table(BRONZE)).exists:
         raise OptionError(f"the job in {folder.address} has no bronze table, which has the history")
-    scans, batch, lacking = bronze_at(folder, time)
-    return _replayed(spark, scans, into, batch, lacking, folder.record())
+    scans, batch, scope = bronze_at(folder, time)
+    return _replayed(spark, scans, into, batch, scope, folder.record())
 
 
 def _replayed(
@@ -227,19 +230,19 @@ def _replayed(
     scans: Sequence[TableScan],
     into: str,
     batch: Batch,
-    lacking: Lacking,
+    scope: TableScope | None,
     record: JobRecord,
 ) -> CurrentTable:
     """Make a current table of rows of bronze, as the batch with that number."""
     folder = JobFolder(into)
     table = CurrentTable(folder.table(CURRENT), form=table_form(record))
     remove_interrupted(table.address, 1)  # what another attempt to rebuild has left
-    tasks = [StageScan(each, table.address, table.state.keys) for each in scans]
+    tasks = [partial(stage_rows, each, table.address, table.state.keys) for each in scans]
     staged = run_tasks(spark, ChangeReport, tasks)
     quarantine = AppendTable(folder.table(QUARANTINE))
     if quarantine.log.exists:  # it has the events that the lost table could not apply
         quarantine.commit([], arrow_schema(UNAPPLIED), batch)
-    table.apply_staged(spark, staged, batch, quarantine, *lacking)
+    table.apply_staged(spark, staged, batch, quarantine, scope)
     return table
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 from bson.timestamp import Timestamp
@@ -26,13 +26,24 @@ from pyspark.sql.types import StructType
 from spark_sink.errors import OptionError
 from spark_sink.events.documents import from_json, to_json
 from spark_sink.folders import is_local
-from spark_sink.jobs.job_folder import JobFolder, JobRecord
+from spark_sink.jobs.job_folder import (
+    APPENDED,
+    BRONZE,
+    CURRENT,
+    MESSAGES,
+    NOTIFIED,
+    QUARANTINE,
+    TRANSACTIONS,
+    JobFolder,
+    JobRecord,
+)
 from spark_sink.jobs.job_source import BATCH_PROPERTY, FORMAT, TABLES, JobSource, JobStreamReader
 from spark_sink.jobs.task_tables import (
-    BRONZE_PARTITIONS,
-    MESSAGE_PARTITIONS,
+    PARTITIONS,
     TaskReport,
     TaskTables,
+    Transactions,
+    Written,
     bronze_schema,
     message_schema,
 )
@@ -47,21 +58,17 @@ from spark_sink.source.tasks import snapshot_planner
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.current_table import CurrentTable
-from spark_sink.tables.delta_log import Batch, DeltaLog
+from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.log_state import Batch
 from spark_sink.tables.prepare import PREPARED
-from spark_sink.tables.range_merge import QUARANTINE as UNAPPLIED
+from spark_sink.tables.range_merge import UNAPPLIED
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage, remove_interrupted
 from spark_sink.tables.table_form import TableForm
-from spark_sink.tables.transactions import Transactions
+from spark_sink.tables.table_state import TableScope
 
-BRONZE, MESSAGES, CURRENT, TRANSACTIONS = "bronze", "messages", "current", "transactions"
-QUARANTINE, NOTIFIED = "quarantine", "notifications"
-APPENDED = (BRONZE, MESSAGES, TRANSACTIONS, NOTIFIED, QUARANTINE)
-"""The tables to which each batch is appended."""
-DEFAULT_TABLES = (BRONZE, CURRENT)
-"""The tables that a job writes by default."""
-ALL_BATCHES = (BRONZE, MESSAGES, CURRENT)
-"""The tables to which each batch is committed, also one without rows."""
+if TYPE_CHECKING:
+    from spark_sink.jobs.progress import JobMetrics
+
 NOTIFICATIONS = pa.schema(
     [
         *(pa.field(name, pa.string()) for name in ("id", "aggregate_type", "type")),
@@ -86,15 +93,12 @@ _BY_RENAME = (
 )
 
 
-_PARTITIONS = {BRONZE: BRONZE_PARTITIONS, MESSAGES: MESSAGE_PARTITIONS}
-
-
 def appended_table(folder: JobFolder, name: str, epoch: int = 0) -> AppendTable:
     """Return one of the tables APPENDED of a job; bronze has all rows of the source.
 
     `epoch` is that of the start that writes to it.
     """
-    return AppendTable(folder.table(name), _PARTITIONS.get(name, ()), epoch=epoch)
+    return AppendTable(folder.table(name), PARTITIONS.get(name, ()), epoch=epoch)
 
 
 def take_over(folder: JobFolder) -> int:
@@ -140,26 +144,6 @@ class Findings:
         return [stage.close()]
 
 
-class Written(NamedTuple):
-    """What a batch has written: events, documents of snapshots among them, and the files of rows.
-
-    The files are those of bronze and of messages.
-    """
-
-    events: int
-    files: int
-
-
-class Figures(Protocol):
-    """Counts what a job commits, for metrics."""
-
-    def count(self, rows: Sequence[tuple[str, str, int]]) -> None:
-        """Count the rows of a batch that is in all tables, by namespace and `op`."""
-
-    def committed(self, table: str, seconds: float) -> None:
-        """Count the time in which the driver merged and committed a batch's part of a table."""
-
-
 class TablesJob:
     """A job in a folder, as its record says, which reads from the router at `uri`.
 
@@ -173,7 +157,7 @@ class TablesJob:
         record: JobRecord,
         uri: str,
         findings: Findings | None = None,
-        figures: Figures | None = None,
+        figures: JobMetrics | None = None,
         epoch: int = 0,
     ) -> None:
         self._folder = folder
@@ -212,15 +196,8 @@ class TablesJob:
             spark.conf.set(_LOG_FILES, _BY_RENAME)
         options, rows = _with_schema(options)
         self._rows = bronze_schema(rows)
-        tables = TaskTables(
-            self._folder.table(BRONZE) if BRONZE in self._tables else None,
-            self._folder.table(CURRENT) if CURRENT in self._tables else None,
-            self._folder.table(QUARANTINE),
-            TRANSACTIONS in self._tables,
-            self._folder.table(MESSAGES) if MESSAGES in self._tables else None,
-            self._record.messages,
-            self._epoch,
-        )
+        addresses = {name: self._folder.table(name) for name in (*self._tables, QUARANTINE)}
+        tables = TaskTables(addresses, self._record.messages, self._epoch)
         options[TABLES] = to_json(tables)
         reader = JobSource(dict(options)).streamReader(StructType())
         self._reader = cast("JobStreamReader", reader)  # an old Spark refuses the query itself
@@ -243,25 +220,18 @@ class TablesJob:
         counted = Transactions()
         for report in reports:
             counted.add(Transactions(report.transactions))
-        unreadable = [each for report in reports for each in report.unreadable]
-        filled = {NOTIFIED: bool(at.signals.notifications), QUARANTINE: bool(unreadable)}
-        rows = {
-            BRONZE: any(report.bronze for report in reports),
-            MESSAGES: any(report.messages for report in reports),
-            TRANSACTIONS: bool(counted.by_id),
-        }
-        filled |= {name: found for name, found in rows.items() if name in self._tables}
+        names = (BRONZE, MESSAGES, QUARANTINE)
+        parts = {n: [part for each in reports for part in each.parts.get(n, ())] for n in names}
+        filled = {name: bool(found) for name, found in parts.items()}
+        filled |= {NOTIFIED: bool(at.signals.notifications), TRANSACTIONS: bool(counted.by_id)}
+        filled = {n: now for n, now in filled.items() if n in (*self._tables, QUARANTINE, NOTIFIED)}
         newest = {n: number if now else self._table(n).newest for n, now in filled.items()}
         verified = {} if findings is None else findings.found
         of = replace(of, verified=verified, written={n: b for n, b in newest.items() if b >= 0})
-        if BRONZE in self._tables:
-            parts = [each for report in reports for each in report.bronze]
-            with self._timed(BRONZE):
-                self._table(BRONZE).commit(parts, self._rows, of)
-        if MESSAGES in self._tables:
-            parts = [each for report in reports for each in report.messages]
-            with self._timed(MESSAGES):
-                self._table(MESSAGES).commit(parts, message_schema(), of)
+        for name, schema in ((BRONZE, self._rows), (MESSAGES, message_schema())):
+            if name in self._tables:
+                with self._timed(name):
+                    self._table(name).commit(parts[name], schema, of)
         if CURRENT in self._tables:
             if self._current is None:
                 address = self._folder.table(CURRENT)
@@ -269,22 +239,20 @@ class TablesJob:
             self._current.reload()
             changes = [report.changes for report in reports if report.changes is not None]
             changes += [] if findings is None else findings.removals()
-            covers = (at.scope or Scope()).accepts if self._reads_again else None
-            quarantine = self._table(QUARANTINE)
-            spark, gained = batch.sparkSession, at.gained_since
+            contains = (at.scope or Scope()).accepts
+            scope = TableScope(contains, at.gained_since) if self._reads_again else None
+            quarantine, spark = self._table(QUARANTINE), batch.sparkSession
             leads = not {BRONZE, MESSAGES} & {*self._tables}
             with self._timed(CURRENT):
-                self._current.apply_staged(
-                    spark, changes, of, quarantine, covers, gained, leads=leads
-                )
+                self._current.apply_staged(spark, changes, of, quarantine, scope, leads=leads)
             self._keep_columns(self._current.form)
-        elif unreadable:
-            self._table(QUARANTINE).commit(unreadable, arrow_schema(UNAPPLIED), of)
+        elif parts[QUARANTINE]:
+            self._table(QUARANTINE).commit(parts[QUARANTINE], arrow_schema(UNAPPLIED), of)
         if TRANSACTIONS in self._tables:
             with self._timed(TRANSACTIONS):
                 self._table(TRANSACTIONS).write_rows(counted.rows(), of)
         self._notify(of, at)
-        files = sum(len(report.bronze) + len(report.messages) for report in reports)
+        files = len(parts[BRONZE]) + len(parts[MESSAGES])
         self.written[number] = Written(sum(report.events for report in reports), files)
         self.written.pop(number - _KEPT, None)
         if self._figures is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -47,22 +47,17 @@ def parse_documents(
         for each in rows.drop(RESCUED).schema.fields
     ]
     typed = StructType([*fields, StructField(RESCUED, StringType())])
-    return rows.drop(RESCUED).mapInArrow(_Parse(documents.schema, unknown_fields), typed)
+    return rows.drop(RESCUED).mapInArrow(partial(_parsed, documents.schema, unknown_fields), typed)
 
 
-@dataclass(frozen=True)
-class _Parse:
-    """Makes the typed columns of rows anew: a function for `mapInArrow`."""
-
-    schema: StructType
-    unknown_fields: str
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        rescues = self.unknown_fields == "rescue"
-        rows = EventRows(typed=TypedDocuments(self.schema, rescues_unknown=rescues))
-        for batch in batches:
-            events = batch.column("event").to_pylist()
-            columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-            for made in rows.batches_of_runs([Run([""] * len(events), events)]):
-                columns |= {name: made[name] for name in (*TYPED_COLUMNS, RESCUED)}
-                yield pa.RecordBatch.from_pydict(columns)
+def _parsed(
+    schema: StructType, unknown_fields: str, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Make the typed columns of rows anew: a function for `mapInArrow`."""
+    rows = EventRows(typed=TypedDocuments(schema, rescues_unknown=unknown_fields == "rescue"))
+    for batch in batches:
+        events = batch.column("event").to_pylist()
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        for made in rows.batches_of_runs([Run([""] * len(events), events)]):
+            columns |= {name: made[name] for name in (*TYPED_COLUMNS, RESCUED)}
+            yield pa.RecordBatch.from_pydict(columns)

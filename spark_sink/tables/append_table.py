@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
+from spark_sink.errors import StreamError
 from spark_sink.events.documents import from_document, to_document
+from spark_sink.folders import remove_files
+from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.checksum import NO_ROWS, Checksum
-from spark_sink.tables.delta_log import Batch, DeltaLog
-from spark_sink.tables.parquet_parts import BATCH, Parts, checksum_of
-from spark_sink.tables.table_scan import read_rows
+from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.log_state import Batch
+from spark_sink.tables.parquet_parts import (
+    BATCH,
+    FILE_BYTES,
+    PartFile,
+    Parts,
+    checksum_of,
+    partition_in,
+)
+from spark_sink.tables.tasks import scans_of
 
 CHECKSUM = "checksum"
 """The field of a table's state with the checksum of its rows."""
+_ATTEMPTS = 10
+"""How often a table is compacted if others replace its files meanwhile."""
 
 
 class AppendTable:
@@ -26,7 +39,6 @@ class AppendTable:
     """
 
     def __init__(self, address: str, partitions: Sequence[str] = (), *, epoch: int = 0) -> None:
-        self._partitions = tuple(partitions)
         self.log = DeltaLog(address, partitions, epoch=epoch)
         """The commits of the table."""
 
@@ -40,28 +52,13 @@ class AppendTable:
         """The number of the newest batch that has rows here; -1 if there is none."""
         return int(self.log.position().get("written", {}).get(self.name, -1))
 
-    def read(
-        self,
-        spark: SparkSession,
-        columns: Sequence[str] | None = None,
-        chosen: pc.Expression | None = None,
-    ) -> DataFrame:
-        """Return columns, without some all, of the rows of a table that exists.
-
-        `chosen` is a condition on rows.
-        """
-        return read_rows(spark, self.log, columns, chosen)
-
     def write_rows(self, rows: pa.Table, batch: Batch) -> None:
         """Append rows that the driver has, with the batch's number, as `commit`."""
         if not rows.num_rows:
             return
-        self.log.reload()
-        if self.log.has(batch):
-            return
         numbers = pa.repeat(pa.scalar(batch.number, pa.int64()), rows.num_rows)
         numbered = rows.append_column(BATCH, numbers)
-        with Parts(self.log.address, numbered.schema, self._partitions) as parts:
+        with Parts(self.log.address, numbered.schema, self.log.partitions) as parts:
             parts.add(numbered)
             written = parts.close()
         self.commit(written, numbered.schema, batch)
@@ -75,6 +72,48 @@ class AppendTable:
         if not self.log.has(batch):
             checksum = stored_checksum(self.log) + checksum_of(parts)
             self.log.append(parts, schema, batch, {CHECKSUM: to_document(checksum)})
+
+    def compact(self) -> tuple[int, int]:
+        """Replace small files by large ones with the same rows; return their numbers.
+
+        The first is that of all files before, the second that after. Others may write to the table
+        meanwhile. If they replace some of the files, the compaction begins again. Raises
+        StreamError if that happens again and again.
+        """
+        for _ in range(_ATTEMPTS):
+            self.log.reload()
+            files = self.log.actions()
+            small = _small(files)
+            if not small:
+                return len(files), len(files)
+            with self.log.failures():
+                written = self._rewritten(small)
+            if self.log.exchange([each["path"] for each in small], written):
+                return len(files), self.log.files().num_rows
+            remove_files(self.log.address, (each["path"] for each in written))
+        raise StreamError(
+            f"others have replaced files of the table at {self.log.address} {_ATTEMPTS} times "
+            "while they were being compacted: compact them again later; nothing is lost"
+        )
+
+    def _rewritten(self, files: Sequence[Mapping[str, Any]]) -> list[PartFile]:
+        """Write the rows of files again. Raises OSError."""
+        log, schema = self.log, arrow_schema(StructType.fromJson(self.log.schema))
+        options: dict[str, Any] = {"compared": log.compared, "summed": False}
+        with Parts(log.address, schema, log.partitions, **options) as parts:
+            for scan in scans_of(log, schema.names, files=files):
+                for rows in scan:
+                    parts.add(pa.Table.from_batches([rows]))
+            return parts.close()
+
+
+def _small(files: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the small files of partitions with several of them, in the order of their rows."""
+    found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for each in sorted(files, key=itemgetter("modification_time")):
+        if each["size_bytes"] < FILE_BYTES // 2:
+            found.setdefault(tuple(partition_in(each).values()), []).append(each)
+    return [each for alike in found.values() if len(alike) > 1 for each in alike]
 
 
 def stored_checksum(log: DeltaLog) -> Checksum:

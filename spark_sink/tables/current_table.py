@@ -1,60 +1,43 @@
-"""A Delta table with the documents of collections at a position in the stream.
+"""Delta tables with the documents of collections at a position in the stream.
 
-Rows are in the order of their keys, and divided into ranges of keys, which are the partitions of
-the table and have one file each. A batch writes those ranges again that have changes; one commit
-replaces them and moves the position, atomically for all readers.
+A batch writes again the files that have its keys (`upsert`), and one commit replaces them and moves
+the position, for all readers at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from functools import reduce
+from functools import partial
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
 from spark_sink.errors import OptionError
 from spark_sink.events.documents import from_document
-from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.tables.append_table import AppendTable
-from spark_sink.tables.ddl_events import DdlEvent, ddl_event_of
-from spark_sink.tables.delta_log import Batch, DeltaLog
-from spark_sink.tables.fold import DELETED, UNREAD, VERSION, Fold
-from spark_sink.tables.key_ranges import ChangeGroup, Section, ranges_after, sections_of
-from spark_sink.tables.range_merge import QUARANTINE, MergeReport, MergeTask
+from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.fold import DELETED, VERSION, Fold
+from spark_sink.tables.key_ranges import KEY_COLUMNS, KEY_RANGE
+from spark_sink.tables.log_state import Batch
+from spark_sink.tables.prepare import DDL_TYPES, PREPARED, Prepare, ddl_event_of
 from spark_sink.tables.staged_changes import (
     CHANGE_COLUMNS,
     ChangeReport,
-    Rename,
-    StageRows,
-    read_groups,
     remove_changes,
-    remove_files,
     remove_interrupted,
+    stage_rows,
 )
-from spark_sink.tables.table_form import KEY_RANGE, TableForm
-from spark_sink.tables.table_scan import read_rows
-from spark_sink.tables.table_state import (
-    Covers,
-    Place,
-    TableState,
-    Unread,
-    targets_of,
-    unread_after,
-)
-from spark_sink.tables.tasks import REPORT, reports_in, run_tasks
-
-# Bytes of files and changes that the driver merges itself: a job of Spark takes as long.
-_DRIVER_BYTES = 8 * 1024 * 1024
-# Commits after which the files of versions that nobody reads any more are deleted.
-_COMMITS_PER_VACUUM = 20
-# Above every place that has a prefix.
-_LAST = "\U0010ffff"
+from spark_sink.tables.table_form import FormedRows, TableForm
+from spark_sink.tables.table_state import TableScope, TableState
+from spark_sink.tables.tasks import REPORT, MadeRows, read_rows, reported, reports_in
+from spark_sink.tables.upsert import TableVersion, Upsert, commit, merge, plan
 
 
 class CurrentTable:
@@ -74,23 +57,19 @@ class CurrentTable:
         form: TableForm | None = None,
         epoch: int = 0,
     ) -> None:
-        self._epoch = epoch
-        self._log = DeltaLog(target, (KEY_RANGE,), (form or TableForm()).compared, epoch=epoch)
-        self._stored = self._stored_form()
-        self._form = self._form_of(form or self._stored or TableForm())
-        self._state = self._read_state() or TableState(tuple(keys))
-        if self._state.keys != tuple(keys):
+        log = DeltaLog(target, (KEY_RANGE,), (form or TableForm()).compared, epoch=epoch)
+        self._version = _newest(log, form, keys, epoch)
+        if self.state.keys != tuple(keys):
             raise OptionError(
-                f"the table at {target} has the keys {', '.join(self._state.keys)}: use these, "
-                "or write to another folder"
+                f"the table at {target} has the keys {', '.join(self.state.keys)}: use these, or "
+                "write to another folder"
             )
 
     def reload(self) -> None:
         """Continue from the newest version, which others may have committed, by a compaction."""
-        if self._log.reload():
-            self._stored = self._stored_form()
-            self._form = self._form_of(self._form)
-            self._state = self._read_state() or self._state
+        version = self._version
+        if version.log.reload():
+            self._version = _newest(version.log, version.form, version.state.keys, version.epoch)
 
     @classmethod
     def existing(cls, target: str, form: TableForm | None = None) -> CurrentTable:
@@ -103,56 +82,56 @@ class CurrentTable:
     def at(self, version: int, position: Mapping[str, Any]) -> CurrentTable:
         """Return an older version to read, with what its commit says. Raises StreamError."""
         found = copy(self)
-        found._log = self._log.at(version, position)
-        found._state = from_document(TableState, position)
-        found._stored = found._form = TableForm.of(found._log.schema)
+        log = self._version.log.at(version, position)
+        form, state = TableForm.of(log.schema), from_document(TableState, position)
+        found._version = TableVersion(log, state, form, form)
         return found
 
     @property
     def address(self) -> str:
         """The folder as a path or URI for Spark."""
-        return self._log.address
+        return self._version.log.address
+
+    @property
+    def log(self) -> DeltaLog:
+        """The commits of the table."""
+        return self._version.log
 
     @property
     def state(self) -> TableState:
         """The form and the position of the version that `read` reads."""
-        return self._state
+        return self._version.state
 
     @property
     def batch(self) -> Batch | None:
         """The job's batch that has written the version; None in a table of `apply_changes`."""
-        return Batch.of(self._log.position())
+        return Batch.of(self.log.position())
 
     @property
     def form(self) -> TableForm:
         """The columns that are written next."""
-        return self._form
+        return self._version.form
 
     def read(self, spark: SparkSession) -> DataFrame:
         """Return the rows of the current version, without KEY_RANGE."""
-        names = [each["name"] for each in self._log.schema["fields"]]
-        return read_rows(spark, self._log, [name for name in names if name != KEY_RANGE])
+        names = [each["name"] for each in self.log.schema["fields"]]
+        return read_rows(spark, self.log, [name for name in names if name != KEY_RANGE])
 
     def versions(self, spark: SparkSession, *, deleted: bool = False) -> DataFrame:
         """Return the columns VERSION of each document that is not deleted.
 
-        With `deleted` these come, too, with DELETED if the table keeps them.
+        With `deleted` these come, too, with DELETED if the table keeps them. A cell that another
+        program has emptied is an empty value.
         """
-        names = self._version_columns()
-        living = ~pc.field(DELETED) if self._form.keeps_deleted and not deleted else None
-        rows = read_rows(spark, self._log, names, living)
-        named = zip(names, (*VERSION, DELETED), strict=False)
-        rows = rows.select(*(F.col(name).alias(known) for name, known in named))
+        names = self.form.version_columns
+        living = ~pc.field(DELETED) if self.form.keeps_deleted and not deleted else None
+        rows = read_rows(spark, self.log, names, living)
+        rows = rows.select(*map(_cell, names, (*VERSION, DELETED)))
         return rows if deleted else rows.drop(DELETED)
-
-    def _version_columns(self) -> tuple[str, ...]:
-        """Return what the columns VERSION are called here, and DELETED if the table has it."""
-        names = (*VERSION, DELETED) if self._form.keeps_deleted else VERSION
-        return tuple(map(self._form.column, names))
 
     def count(self) -> int:
         """Return the number of documents."""
-        return self._log.count()
+        return self.log.count()
 
     def apply(
         self, events: DataFrame, batch: Batch | None = None, quarantine: AppendTable | None = None
@@ -162,11 +141,17 @@ class CurrentTable:
         See `apply_staged`.
         """
         self.reload()
-        remove_interrupted(self.address, self._epoch)
-        if batch is not None and self._log.has(batch):
+        remove_interrupted(self.address, self._version.epoch)
+        if batch is not None and self.log.has(batch):
             return
-        stage = StageRows(self.address, self._state.keys, quarantine is not None, self._epoch)
-        staged = events.select(*CHANGE_COLUMNS).mapInArrow(stage, REPORT)
+        stage = partial(
+            stage_rows,
+            address=self.address,
+            keys=self.state.keys,
+            tolerant=quarantine is not None,
+            epoch=self._version.epoch,
+        )
+        staged = events.select(*CHANGE_COLUMNS).mapInArrow(partial(reported, stage), REPORT)
         reports = reports_in(ChangeReport, staged)
         self.apply_staged(events.sparkSession, reports, batch, quarantine)
 
@@ -176,8 +161,7 @@ class CurrentTable:
         reports: Iterable[ChangeReport],
         batch: Batch | None = None,
         quarantine: AppendTable | None = None,
-        covers: Covers | None = None,
-        gained: Unread | None = None,
+        scope: TableScope | None = None,
         *,
         leads: bool = False,
     ) -> None:
@@ -187,211 +171,128 @@ class CurrentTable:
         appended to `quarantine`, which requires a batch, before the commit; a document with such an
         event leaves the table until a later event contains it. Without it such an event raises
         StreamError, and nothing is committed. Without `spark` the work is done in this process.
-        `covers` says for which collections the state notes that they must be read again; without
-        it for none. `gained` are further ones, since before the batch. With `leads` no table but
-        the quarantine gets the batch before this one: then both begin with one batch, so that a
-        later start of the job takes over both.
+        See `Upsert` for the other arguments.
         """
-        read = ChangeReport()
+        changes = ChangeReport()
         for each in reports:
-            read.add(each)
-        if batch is None or not self._log.has(batch):
-            leads = leads and not self._log.exists
-            self._apply(spark, read, batch, quarantine, covers, gained or {}, leads)
-        remove_changes(self.address, read.groups)
+            changes.add(each)
+        if batch is None or not self.log.has(batch):
+            upsert = Upsert(changes, batch, quarantine, scope, leads and not self.log.exists)
+            planned = plan(spark, self._version, upsert)
+            merged = merge(spark, self._version, upsert, planned)
+            self._version = commit(self._version, upsert, planned, merged)
+        remove_changes(self.address, changes.groups)
 
-    def _apply(
-        self,
-        spark: SparkSession | None,
-        read: ChangeReport,
-        batch: Batch | None,
-        quarantine: AppendTable | None,
-        covers: Covers | None,
-        gained: Unread,
-        leads: bool,
+
+def apply_changes(
+    events: DataFrame, target: str, keys: Sequence[str] = ("_id",)
+) -> DataStreamWriter | None:
+    """Keep the table at `target` equal to the collections that `events` come from.
+
+    For a stream this returns a writer, to be started with a checkpointLocation; the events of a
+    batch are applied immediately. Applying events again changes nothing. With its first batch a
+    query ends an earlier start of it that still runs.
+
+    Args:
+        events: rows of this package's source, with its columns.
+        keys: the fields of the document key that identify a document.
+
+    Raises OptionError if the table has other keys. The query, or the call, fails with StreamError
+    if an update without a post-image changes a document that the table does not have.
+    """
+    if not events.isStreaming:
+        CurrentTable(target, keys).apply(events)
+        return None
+    epoch = DeltaLog(target).later_epoch()
+
+    def apply(rows: DataFrame, batch_id: int) -> None:
+        query = rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+        table = CurrentTable(target, keys, epoch=epoch)
+        table.apply(rows, Batch(query, batch_id) if query else None)
+
+    return events.writeStream.foreachBatch(apply)
+
+
+class Advance:
+    """Applies rows of the source, `changes`, to rows of a current table or of a snapshot.
+
+    An event that cannot be applied removes its document, as in a job's table.
+
+    Args:
+        keys: the fields of the document key that identify a document.
+        changes: with CHANGE_COLUMNS and `op`.
+        form: of the rows that are returned, without KEY_RANGE.
+    """
+
+    def __init__(
+        self, keys: Sequence[str], changes: DataFrame, form: TableForm | None = None
     ) -> None:
-        ddl_events = tuple(sorted(map(ddl_event_of, read.ddl)))
-        state = self._state.after(read, ddl_events)
-        outside: list[Place] = []
-        if covers is not None:
-            outside = [each for each in targets_of(ddl_events) if not covers(*each)]
-            unread = {**self._state.unread, **gained}
-            unread = unread_after(unread, self._state.unknown(ddl_events), covers)
-            state = replace(state, unread=unread)
-        files: dict[str, list[dict[str, Any]]] = {}
-        for each in self._log.actions():
-            files.setdefault(each[f"partition.{KEY_RANGE}"], []).append(each)
-        affected = self._affected(self._state.unknown(ddl_events), files)
-        if ddl_events:
-            paths = [each["path"] for name in affected for each in files.pop(name, ())]
-            read = self.staged(spark, paths, read.groups, ddl_events)
-        sizes = {name: sum(each["size_bytes"] for each in found) for name, found in files.items()}
+        found = changes.where(F.col("operationType").isin(*DDL_TYPES)).select("event").collect()
+        self.ddl_events = sorted(ddl_event_of(bytes(row.event)) for row in found)
+        """The DDL events among the changes."""
+        self._prepare = Prepare(keys, self.ddl_events)
+        self._changes = self._prepared(changes.where(F.col("op").isNotNull()))
+        self._form = form or TableForm()
 
-        def places(group: ChangeGroup) -> list[str]:
-            found: list[str] = read_groups(self.address, [group], ["place"])["place"].to_pylist()
-            return found
+    def of_table(self, rows: DataFrame) -> DataFrame:
+        """Return the rows that `CurrentTable.versions` become."""
+        return self._folded(rows.mapInArrow(self._prepare.table_rows, PREPARED))
 
-        sections = sections_of(state.ranges, read.groups, sizes, places)
-        lacking = {".".join(place): UNREAD for place in (*state.unread, *outside)}
-        complete_in = {**state.complete_in, **lacking}
-        names = ["" if each.base is None else each.base.name for each in sections]
+    def of_documents(self, rows: DataFrame) -> DataFrame:
+        """Return the rows that a snapshot's rows of the source become, as `of_table`."""
+        return self._folded(self._prepared(rows))
 
-        def task(section: Section, form: TableForm, again: bool) -> MergeTask:
-            name = "" if section.base is None else section.base.name
-            tolerant = quarantine is not None
-            fold = Fold(state.complete_from, complete_in, tolerant, form.keeps_deleted)
-            return MergeTask(
-                self.address,
-                None if quarantine is None else quarantine.log.address,
-                None if batch is None else batch.number,
-                section,
-                [each["path"] for each in files.get(name, ())],
-                sizes.get(name, 0),
-                names.count(name) > 1,
-                fold,
-                form,
-                again,
-            )
+    def _prepared(self, rows: DataFrame) -> DataFrame:
+        columns = rows.select("database", "collection", "token", "event")
+        return columns.mapInArrow(self._prepare.events, PREPARED)
 
-        others = [each for each in state.ranges if each.name in files.keys() - set(names)]
-        rest = [Section(each.first, None, each) for each in others]
-        form, written, reports = self._merged(spark, sections, rest, task)
-        problems = [each for report in reports for each in report.problems]
-        if (problems or leads) and quarantine is not None and batch is not None:
-            batch = batch.wrote(quarantine.name)
-            quarantine.commit(problems, arrow_schema(QUARANTINE), batch)
-        if covers is not None:
-            lost = [each for report in reports for each in report.lost]
-            state = state.without([e for e in lost if covers(e.database, e.collection)])
-        replaced = affected | {each.base.name for each in written if each.base is not None}
-        new = [each for report in reports for each in report.ranges]
-        added = sum((report.added for report in reports), state.checksum)
-        ranges = ranges_after(state.ranges, replaced, new)
-        state = replace(state, ranges=ranges, checksum=added - read.removed)
-        if replaced or new or state != self._state or batch is not None:
-            parts = [each for report in reports for each in report.parts]
-            replacement = {KEY_RANGE: sorted(replaced)}
-            compared = [name for name in form.compared if name in form.stored.names]
-            before = self._log.compared if self._log.exists else compared
-            self._log.compare([name for name in before if name in compared])
-            self._log.replace(parts, form.stored, state.document, batch, **replacement)
-            self._log.compare(compared)
-            self._state, self._stored, self._form = state, form, form
-            if self._log.version and self._log.version % _COMMITS_PER_VACUUM == 0:
-                self._log.vacuum()
-        if ddl_events:
-            remove_changes(self.address, read.groups)
+    def _folded(self, rows: DataFrame) -> DataFrame:
+        by_key = rows.union(self._changes).repartition(*KEY_COLUMNS)
+        by_key = by_key.sortWithinPartitions(*KEY_COLUMNS, "token", "kind")
+        # Updates of documents that are deleted afterwards need no base.
+        columns = StructType(self._form.columns.fields[:-1])
+        return by_key.mapInArrow(partial(_documents, self._form), columns)
 
-    def _merged(
-        self,
-        spark: SparkSession | None,
-        sections: Sequence[Section],
-        rest: Sequence[Section],
-        task: Callable[[Section, TableForm, bool], MergeTask],
-    ) -> tuple[TableForm, Sequence[Section], Sequence[MergeReport]]:
-        """Merge sections; return the form of the files, the sections that were written, and how.
 
-        Where the documents need a wider schema, their sections are written once more with it. The
-        `rest` of the sections is written only if their files do not fit the table any more.
-        """
+def _documents(form: TableForm, batches: Iterable[pa.RecordBatch]) -> MadeRows:
+    """Fold sorted rows of PREPARED into rows of a form: a function for `mapInArrow`."""
+    formed = FormedRows(form)
+    for rows in Fold(complete_from="~", tolerant=True, keeps_deleted=form.keeps_deleted)(batches):
+        made = formed.from_fold(rows.filter(pc.is_null(rows["problem"])))[0]
+        yield from form.to_files(made).select(form.stored.names[:-1]).to_batches()
 
-        def run(chosen: Sequence[Section], form: TableForm, again: bool) -> list[MergeReport]:
-            tasks = [task(each, form, again) for each in chosen]
-            work = sum(t.size + sum(each.size for each in t.section.changes) for t in tasks)
-            return run_tasks(spark if work > _DRIVER_BYTES else None, MergeReport, tasks)
 
-        form, before = self._form, self._stored
-        again = before is not None and form.rewrites(before)
-        if again:
-            sections, rest = [*sections, *rest], ()
-        reports = run(sections, form, again)
-        wanted = [StructType.fromJson(each.wanted) for each in reports if each.wanted is not None]
-        if not wanted:
-            return form, sections, reports
-        form = reduce(TableForm.grown, wanted, form)
-        again = form.rewrites(self._form)
-        pairs = list(zip(sections, reports, strict=True))
-        kept = [] if again else [pair for pair in pairs if pair[1].wanted is None]
-        left = [pair for pair in pairs if again or pair[1].wanted is not None]
-        for _, report in left:
-            remove_files(self.address, (each["path"] for each in report.parts))
-        chosen = [each for each, _ in left] + list(rest if again else ())
-        sections = [*(each for each, _ in kept), *chosen]
-        return form, sections, [*(each for _, each in kept), *run(chosen, form, again)]
+def _cell(name: str, known: str) -> Column:
+    """Return a column with another name, with an empty value for each null that a row never has."""
+    empty = b"\x05\0\0\0\0" if known == "document" else ""
+    always = known not in ("documentKey", DELETED)
+    return (F.coalesce(F.col(name), F.lit(empty)) if always else F.col(name)).alias(known)
 
-    def _form_of(self, form: TableForm) -> TableForm:
-        """Return the form to write, whose schema begins with the table's. Raises OptionError."""
-        if self._stored is None:
-            return form
-        before = self._stored
-        if (form.is_typed, form.keeps_deleted) != (before.is_typed, before.keeps_deleted):
+
+def _newest(log: DeltaLog, form: TableForm | None, keys: Iterable[str], epoch: int) -> TableVersion:
+    """Return the newest version, for a batch that writes a form. Raises OptionError."""
+    stored = TableForm.of(log.schema, log.compared) if log.exists else None
+    state, position = TableState(tuple(keys)), log.position()
+    if log.exists:
+        if "keys" not in position:
             raise OptionError(
-                f"the table at {self._log.address} has other columns: start its job with the "
-                "--schema and --deletes of before, or write to another folder"
+                f"the Delta table at {log.address} is no current table: write to another folder"
             )
-        known = () if before.schema is None else before.schema.fieldNames()
-        new = (name for name in form.keys if name not in (*before.keys, *known))
-        form = replace(form, keys=(*before.keys, *new))  # no file has a column of the new ones
-        return replace(form, schema=before.schema) if form.infers else form
+        state = from_document(TableState, position)
+    form = _form_after(log, stored, form or stored or TableForm())
+    return TableVersion(log, state, stored, form, epoch)
 
-    def _stored_form(self) -> TableForm | None:
-        log = self._log
-        return TableForm.of(log.schema, log.compared) if log.exists else None
 
-    def _affected(
-        self, ddl_events: Sequence[DdlEvent], files: Mapping[str, Sequence[Mapping[str, Any]]]
-    ) -> set[str]:
-        """Return the names of the ranges that may have rows that DDL events change."""
-        least = f"min.{self._form.column('token')}"
-        tokens = {
-            name: min((each.get(least) or "" for each in found), default="~")
-            for name, found in files.items()
-        }
-        return {
-            each.name
-            for each in self._state.ranges
-            for event in ddl_events
-            if tokens.get(each.name, "~") < event.token
-            and any(each.first < p + _LAST and p <= each.last for p in event.prefixes)
-        }
-
-    def staged(
-        self,
-        spark: SparkSession | None,
-        files: Sequence[str],
-        groups: Sequence[ChangeGroup] = (),
-        ddl_events: tuple[DdlEvent, ...] = (),
-    ) -> ChangeReport:
-        """Stage rows of files, and changes, with the namespaces that DDL events give them."""
-        by_file: dict[str, list[ChangeGroup]] = {}
-        for each in groups:
-            by_file.setdefault(each.path, []).append(each)
-        staged = [
-            Rename(self.address, path, self._epoch, ddl_events, tuple(found))
-            for path, found in by_file.items()
-        ]
-        stored = [
-            Rename(
-                self.address,
-                path,
-                self._epoch,
-                self._state.unknown(ddl_events),
-                columns=self._version_columns(),
-            )
-            for path in files
-        ]
-        report = ChangeReport()
-        for found_there in run_tasks(spark, ChangeReport, [*staged, *stored]):
-            report.add(found_there)
-        return report
-
-    def _read_state(self) -> TableState | None:
-        if not self._log.exists:
-            return None
-        state = self._log.position()
-        if "keys" not in state:
-            raise OptionError(
-                f"the Delta table at {self._log.address} is no current table: write to another "
-                "folder"
-            )
-        return from_document(TableState, state)
+def _form_after(log: DeltaLog, before: TableForm | None, form: TableForm) -> TableForm:
+    """Return the form to write, whose schema begins with the table's. Raises OptionError."""
+    if before is None:
+        return form
+    if (form.is_typed, form.keeps_deleted) != (before.is_typed, before.keeps_deleted):
+        raise OptionError(
+            f"the table at {log.address} has other columns: start its job with the "
+            "--schema and --deletes of before, or write to another folder"
+        )
+    known = () if before.schema is None else before.schema.fieldNames()
+    new = (name for name in form.keys if name not in (*before.keys, *known))
+    form = replace(form, keys=(*before.keys, *new))  # no file has a column of the new ones
+    return replace(form, schema=before.schema) if form.infers else form

@@ -1,6 +1,6 @@
 """The commits of a Delta table, through delta-rs: files, and what a version knows beside them.
 
-A commit is the file of the table's log that moves rows and state together: `table_states` says how.
+A commit is the file of the table's log that moves rows and state together: `log_state` says how.
 It has the numbers of batches as Delta's application transactions, so a repeated batch is recognised
 by the table itself. delta-rs accepts a transaction's number again, and lower ones, so callers ask
 `has` first. Of two commits that were planned from one version, both of which change the state, it
@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import unquote
 
@@ -28,25 +28,26 @@ from deltalake.exceptions import CommitFailedError, DeltaError, SchemaMismatchEr
 from deltalake.transaction import (
     AddAction,
     CommitProperties,
+    RemoveAction,
     Transaction,
     create_table_with_add_actions,
 )
 from pyarrow import fs
 
 from spark_sink.errors import FULL_DISK, OptionError, StreamError
-from spark_sink.folders import absolute, open_folder
-from spark_sink.tables.commits import (
-    action_of,
-    compacted,
+from spark_sink.folders import absolute, open_folder, remove_files
+from spark_sink.tables.key_ranges import KEY_RANGE, combined, partitions_of
+from spark_sink.tables.log_state import (
+    APPLICATION,
+    PARTITIONS,
+    STATE,
+    Batch,
+    TableStates,
     positions_of,
-    properties_of,
     require_no_restore,
     restored_error,
-    told,
 )
-from spark_sink.tables.parquet_parts import BATCH, COMPARED
-from spark_sink.tables.table_form import KEY_RANGE
-from spark_sink.tables.table_states import APPLICATION, RANGES, TableStates
+from spark_sink.tables.parquet_parts import BATCH, COMPARED, partition_in
 
 EPOCH = "mergerouter.epoch"
 """The property of a table with the number of the start that may write to it."""
@@ -70,64 +71,12 @@ _COMMITS_READ = (1, 20, None)
 _EPOCHS = 2**40
 """An epoch exceeds those before by a random number below, so two starts never have the same."""
 _ATTEMPTS = 10
-"""How often a start raises a table's epoch, if other commits are faster."""
-
-
-_NOTED = ("begin", "verified", "written")
-"""The fields of a batch that a table's state has only if they are known."""
-
-
-@dataclass(frozen=True)
-class Batch:
-    """A micro-batch: the id of its query, its number, and the offset at its end.
-
-    Args:
-        begin: the offset at its beginning; empty for a query's first batch, and if it is unknown.
-        verified: what is known of the table before it.
-        written: the newest batch that has rows in each of the job's tables that batches are
-            appended to, by name; a table that has not so many is lost, or an older copy.
-    """
-
-    query: str
-    number: int
-    offset: Mapping[str, Any] = field(default_factory=dict)
-    begin: Mapping[str, Any] = field(default_factory=dict)
-    verified: Mapping[str, Any] = field(default_factory=dict)
-    written: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def position(self) -> dict[str, Any]:
-        """What a table's state says about the batch."""
-        found = {"query": self.query, "batch": self.number, "offset": dict(self.offset)}
-        noted = ((name, dict(getattr(self, name))) for name in _NOTED)
-        return found | {name: each for name, each in noted if each}
-
-    @classmethod
-    def of(cls, state: Mapping[str, Any]) -> Batch | None:
-        """Return the batch of which a state tells; None if it tells of none."""
-        if "query" not in state:
-            return None
-        found = {name: state[name] for name in _NOTED if name in state}
-        return cls(state["query"], state["batch"], state["offset"], **found)
-
-    def wrote(self, name: str) -> Batch:
-        """Return this batch, which has rows in the table with that name."""
-        return replace(self, written={**self.written, name: self.number})
-
-    def is_same(self, other: Batch) -> bool:
-        """Return whether both have one number and the same events, as far as it is known."""
-        numbered = (self.query, self.number) == (other.query, other.number)
-        begins = self.begin and other.begin and self.begin != other.begin
-        return numbered and self.offset == other.offset and not begins
-
-    def may_follow(self, last: Batch) -> bool:
-        """Return whether a table whose newest batch is `last` may get this later one.
-
-        It is of the same query, and the next one begins where the last one ends, if that is known.
-        """
-        is_next = self.number == last.number + 1
-        begins_there = not (is_next and self.begin) or self.begin == last.offset
-        return self.query == last.query and begins_there
+"""How often a table's epoch is raised if other commits are faster."""
+_EXCHANGES = 100
+"""How often files are exchanged if other commits are faster."""
+_NO_FILES = pa.schema(
+    [("path", pa.string()), ("size_bytes", pa.int64()), ("num_records", pa.int64())]
+).empty_table()
 
 
 class DeltaLog:
@@ -170,6 +119,11 @@ class DeltaLog:
         return None if self._table is None else int(self._table.version())
 
     @property
+    def partitions(self) -> list[str]:
+        """The partition columns."""
+        return self._partitions if self._table is None else self._table.metadata().partition_columns
+
+    @property
     def schema(self) -> dict[str, Any]:
         """The schema as JSON, which is Spark's, too."""
         assert self._table is not None
@@ -193,7 +147,7 @@ class DeltaLog:
         if self._table is None:
             self._compared = names
         elif set(names) != set(self.compared):
-            with self._failures():
+            with self.failures():
                 self._table.alter.set_table_properties({_STATISTICS: ",".join(names)})
             self.reload()
 
@@ -213,7 +167,7 @@ class DeltaLog:
 
     def _update(self, before: int) -> None:
         assert self._table is not None
-        with self._failures():
+        with self.failures():
             self._table.update_incremental()
             later = self._table.version() - before
             require_no_restore(self.address, self._table.history(later) if later > 0 else [])
@@ -235,7 +189,7 @@ class DeltaLog:
                 return
             self._require_epoch()
             # The next attempt tells who was faster.
-            with self._failures(), suppress(CommitFailedError):
+            with self.failures(), suppress(CommitFailedError):
                 self._table.alter.set_table_properties(
                     {EPOCH: str(self._epoch)}, raise_if_not_exists=False
                 )
@@ -253,15 +207,16 @@ class DeltaLog:
     def require_whole(self, rows_of: str = "") -> None:
         """Raise StreamError if an older version was restored, whose state is that of a later one.
 
-        Once the commits of both have expired, the files tell it: those of a current table are not
-        its ranges. Others lack rows of the newest batch that has some, which the state knows by the
-        name `rows_of`; it is empty for a table from which others may remove them.
+        Once the commits of both have expired, the files tell it: a current table has other
+        partitions than its state. Others lack rows of the newest batch that has some, which the
+        state knows by the name `rows_of`; it is empty for a table from which others may remove
+        them.
         """
         state = self.position()
         for limit in _COMMITS_READ if state else ():
             commits = self._history(limit)
             if newest := list(positions_of(commits).values())[:1]:
-                if newest[0] != told(state):
+                if newest[0] != state:
                     raise restored_error(self.address)
                 return
         require_no_restore(self.address, commits if state else [])
@@ -270,9 +225,8 @@ class DeltaLog:
 
     def _has_rows_of(self, state: Mapping[str, Any], name: str) -> bool:
         """Return whether the files are those of a state, however others have compacted them."""
-        if RANGES in state:
-            found = {each[f"partition.{KEY_RANGE}"] for each in self.actions()}
-            return found == {each[0] for each in state[RANGES]}
+        if KEY_RANGE in self.partitions:
+            return bool(combined(partitions_of(self.files())) == state.get(PARTITIONS, 0))
         newest = state.get("written", {}).get(name)
         return newest is None or any(
             rows.num_rows for rows in self.scan([BATCH], pc.field(BATCH) == newest)
@@ -309,7 +263,7 @@ class DeltaLog:
         """
         number = self._transaction(APPLICATION)
         if number is not None and number != self._state[0]:
-            with self._failures():
+            with self.failures():
                 self._state = number, self._states.read(number)
         return self._state[1]
 
@@ -326,8 +280,8 @@ class DeltaLog:
     def positions(self, limit: int | None = None) -> dict[int, dict[str, Any]]:
         """Return the states of the newest `limit` commits, by version, without those of others.
 
-        The newest is the first. Those that a restored version is without are left out, and so is
-        what `told` leaves out. A clean-up of the log removes commits, so there may be none.
+        The newest is the first. Those that a restored version is without are left out. A clean-up
+        of the log removes commits, so there may be none.
         """
         return positions_of(self._history(limit))
 
@@ -339,7 +293,7 @@ class DeltaLog:
     def _history(self, limit: int | None) -> list[dict[str, Any]]:
         if self._table is None:
             return []
-        with self._failures():
+        with self.failures():
             return self._table.history(limit)
 
     def at(self, version: int, position: Mapping[str, Any]) -> DeltaLog:
@@ -347,7 +301,7 @@ class DeltaLog:
 
         Raises StreamError if its commit or one of its files has been deleted.
         """
-        found = DeltaLog(self.address, self._partitions)
+        found = DeltaLog(self.address, self.partitions)
         assert found._table is not None
         try:
             found._table.load_as_version(version)
@@ -366,16 +320,19 @@ class DeltaLog:
         found._state = found._transaction(APPLICATION), dict(position)
         return found
 
+    def files(self) -> pa.Table:
+        """Return what the log says about each file, as flat columns; `path` is as in the log."""
+        if self._table is None:
+            return _NO_FILES
+        return pa.table(self._table.get_add_actions(True))
+
     def actions(self, chosen: pc.Expression | None = None) -> list[dict[str, Any]]:
-        """Return what the log says about each file: a flat document, with its relative `path`.
+        """Return the same as a document for each file, with its relative `path`.
 
         Files that have no row of a condition, by their statistics, may be left out.
         """
-        if self._table is None:
-            return []
-        rows: list[dict[str, Any]] = pa.table(self._table.get_add_actions(True)).to_pylist()
-        found = [{**row, "path": unquote(row["path"])} for row in rows]
-        if chosen is None:
+        found = [{**row, "path": unquote(row["path"])} for row in self.files().to_pylist()]
+        if chosen is None or self._table is None:
             return found
         fragments = self._table.to_pyarrow_dataset().get_fragments(filter=chosen)
         kept = {each.path for each in fragments}
@@ -386,13 +343,13 @@ class DeltaLog:
     ) -> Iterator[pa.RecordBatch]:
         """Return columns of the rows that a condition selects, by the statistics of files first."""
         assert self._table is not None
-        with self._failures():
+        with self.failures():
             dataset = self._table.to_pyarrow_dataset()
             yield from dataset.scanner(columns=[*columns], filter=chosen).to_batches()
 
     def count(self) -> int:
         """Return the number of rows, by the statistics of files."""
-        return sum(row["num_records"] or 0 for row in self.actions())
+        return int(pc.sum(self.files()["num_records"]).as_py() or 0)
 
     def append(
         self,
@@ -419,16 +376,16 @@ class DeltaLog:
         schema: pa.Schema,
         state: Mapping[str, Any],
         batch: Batch | None = None,
-        **partition: Collection[Any],
+        replaced: Collection[str] = (),
     ) -> None:
-        """Commit files instead of those of the partitions with these values of one column.
+        """Commit files instead of those whose partition column has one of these values.
 
         The same commit gives the table this schema and this state, and what the state before says
         of a batch if there is no new one.
         """
-        filters = [(name, "in", [str(each) for each in v]) for name, v in partition.items() if v]
+        filters = [(self.partitions[0], "in", sorted(replaced))] if replaced else []
         if not filters and self._table is not None and _schema(schema) != self._table.schema():
-            filters = [(name, "in", ["-"]) for name in self._partitions]  # which no file has
+            filters = [(name, "in", ["-"]) for name in self.partitions]  # which no file has
         before = batch or Batch.of(self.position())
         said = {} if before is None else before.position
         self._write(parts, schema, {**state, **said}, batch, filters)
@@ -442,22 +399,22 @@ class DeltaLog:
         filters: Any = None,
     ) -> None:
         """Commit files and a state, instead of the files that filters of partitions select."""
-        actions = [action_of(part) for part in parts]
-        with self._failures():
+        actions = [_action(part) for part in parts]
+        with self.failures():
             number = self._states.write(state)
         transactions = [Transaction(APPLICATION, number)]
         if batch is not None:
             transactions.append(Transaction(batch.query, batch.number))
-        properties = properties_of(state, transactions)
+        properties = CommitProperties({STATE: state}, app_transactions=transactions)
         if self._table is None:
             self._create(actions, schema, properties)
             return
-        with self._failures():
+        with self.failures():
             self._table.create_write_transaction(
                 [*actions],
                 "overwrite" if filters else "append",  # only the former changes the schema
                 _schema(schema) if filters else self._table.schema(),
-                self._partitions,
+                self.partitions,
                 partition_filters=filters or None,
                 commit_properties=properties,
                 post_commithook_properties=_NO_CLEANUP,
@@ -465,44 +422,76 @@ class DeltaLog:
         self._state = number, dict(state)
         self.reload()
         if self._table.version() % _COMMITS_PER_CLEANUP == 0:
-            with self._failures():
+            with self.failures():
                 self._table.cleanup_metadata()
                 self._states.clean(number)
 
-    def compact(self) -> tuple[int, int]:
-        """Replace small files by large ones; return their numbers, before and after."""
+    def checkpoint(self) -> None:
+        """Write a checkpoint of the log, with which readers begin."""
         assert self._table is not None
-        before = self.actions()
-        with self._failures():
-            self._table.optimize.compact(compacted(before))
-        self.reload()
-        return len(before), len(self.actions())
+        with self.failures():
+            self._table.create_checkpoint()
+
+    def exchange(self, former: Collection[str], parts: Sequence[Mapping[str, Any]]) -> bool:
+        """Commit files instead of those with the paths `former`, whose rows they have.
+
+        Return False, and commit nothing, if another commit has removed one of these: then their
+        rows are gone, or in other files. The commit is made for the very version in which they are
+        found. delta-rs could make it for a later one, and would not see that they are gone there.
+        """
+        actions = [_action(part, changes=False) for part in parts]
+        for _ in range(_EXCHANGES):
+            self.reload()
+            found = {each["path"]: each for each in self.actions()}
+            if actions and all(each.path in found for each in actions):
+                return True  # the store has committed, and did not say so
+            if not found.keys() >= set(former):
+                return False
+            removed = [_removal(found[path]) for path in former]
+            assert self._table is not None
+            with self.failures(), suppress(CommitFailedError):
+                self._table.create_write_transaction(
+                    [*actions, *removed],
+                    "append",
+                    self._table.schema(),
+                    self.partitions,
+                    commit_properties=CommitProperties(max_commit_retries=0),
+                    post_commithook_properties=_NO_CLEANUP,
+                )
+                self.reload()
+                return True
+        raise StreamError(
+            f"the table at {self.address} was written {_EXCHANGES} times while its new files were "
+            "being committed: compact it again when less is written; nothing is lost"
+        )
 
     def vacuum(self, *, full: bool = False) -> None:
         """Delete the files that have been replaced longer ago than the table's retention.
 
         With `full`, it deletes also files of a week ago that no commit names: those of tasks that
-        were interrupted or ran twice. A running batch may still commit younger ones.
+        were interrupted or ran twice. A running batch may still commit younger ones. delta-rs only
+        lists the files: its own vacuum commits, and so meets the commits of a running job.
         """
-        assert self._table is not None
-        with self._failures():
-            self._table.vacuum(dry_run=False)
-            if full:
-                self._table.vacuum(_ORPHAN_HOURS, dry_run=False, full=True)
         self.reload()
+        assert self._table is not None
+        with self.failures():
+            found = set(self._table.vacuum())
+            if full:
+                found |= {*self._table.vacuum(_ORPHAN_HOURS, full=True)}
+            remove_files(self.address, found)
 
     def _create(
         self, actions: list[AddAction], schema: pa.Schema, properties: CommitProperties
     ) -> None:
-        names = [n for n in self._compared if n in schema.names and n not in self._partitions]
+        names = [n for n in self._compared if n in schema.names and n not in self.partitions]
         configuration = {**_CONFIGURATION, _STATISTICS: ",".join(names)}
-        with self._failures():
+        with self.failures():
             try:
                 create_table_with_add_actions(
                     self.address,
                     _schema(schema),
                     actions,
-                    partition_by=self._partitions,
+                    partition_by=self.partitions,
                     configuration=configuration if names else _CONFIGURATION,
                     commit_properties=properties,
                 )
@@ -519,7 +508,7 @@ class DeltaLog:
         if not changed:
             return
         try:
-            with self._failures():
+            with self.failures():
                 self._table.alter.add_columns(changed)
         except SchemaMismatchError as error:
             raise OptionError(
@@ -531,17 +520,18 @@ class DeltaLog:
         self.reload()
 
     def _opened(self) -> DeltaTable | None:
-        with self._failures():
+        with self.failures():
             return DeltaTable(self.address) if DeltaTable.is_deltatable(self.address) else None
 
     def _transaction(self, name: str) -> int | None:
         if self._table is None:
             return None
-        with self._failures():
+        with self.failures():
             return self._table.transaction_version(name)
 
     @contextmanager
-    def _failures(self) -> Iterator[None]:
+    def failures(self) -> Iterator[None]:
+        """Raise StreamError, with the remedy, for what delta-rs and the storage raise."""
         try:
             yield
         except CommitFailedError as error:
@@ -570,3 +560,26 @@ class DeltaLog:
 def _schema(schema: pa.Schema) -> Schema:
     """Return Delta's schema of columns, all of which may be null."""
     return Schema.from_arrow(pa.schema([each.with_nullable(True) for each in schema]))
+
+
+def _removal(action: Mapping[str, Any]) -> RemoveAction:
+    """Return what a commit says of a file that others with the same rows replace."""
+    values = partition_in(action).items()
+    texts = {name: None if value is None else str(value) for name, value in values}
+    now = int(time.time() * 1000)
+    return RemoveAction(action["path"], False, now, action["size_bytes"], texts)
+
+
+def _action(part: Mapping[str, Any], *, changes: bool = True) -> AddAction:
+    """Return what a commit says of a file that `parquet_parts` has written.
+
+    `changes` says whether its rows are new ones.
+    """
+    return AddAction(
+        path=part["path"],
+        size=part["size"],
+        partition_values=json.loads(part["partition"]),
+        modification_time=part["modified"],
+        data_change=changes,
+        stats=part["stats"],
+    )

@@ -15,6 +15,7 @@ from typing import Any
 
 import bson
 import pyarrow as pa
+import pyarrow.compute as pc
 from bson.errors import BSONError
 from pyspark.sql.types import StructField, StructType
 
@@ -24,12 +25,12 @@ from spark_sink.errors import StreamError
 from spark_sink.events.slices import CODEC, Slice, fields_of
 from spark_sink.events.update_description import updated
 from spark_sink.rows.arrow_types import arrow_schema
+from spark_sink.rows.field_values import field_values
 from spark_sink.rows.row_schema import columns
 from spark_sink.tables.prepare import (
     DELETED_ROW,
     EVENT,
     INAPPLICABLE,
-    batch_of,
     problem_of,
     rows_in,
 )
@@ -96,6 +97,8 @@ class _State:
     event: bytes = b""
     apply_error: str | None = None
     deleted: bool = False
+    is_inapplicable: bool = False
+    """Whether `event` belongs to no document."""
 
     def apply_row(
         self, token: str, document_key: str | None, document: bytes, *, deleted: bool = False
@@ -165,56 +168,30 @@ class _State:
             self.apply_error = str(error)
             return None
 
-    def row(self, complete_from: str) -> tuple[Any, ...] | None:
-        """Return the row of the table, as of FOLDED; None if there is no document.
+    def failure(self, complete_from: str) -> StreamError | None:
+        """Return why the last event cannot be applied; None if it can.
 
-        An update below `complete_from` may change a document that a snapshot found deleted. Raises
-        StreamError if an update above it changes an unknown document, or cannot be applied. In a
+        An update below `complete_from` may change a document that a snapshot found deleted. In a
         collection that is UNREAD, the document comes with the snapshot.
         """
-        if complete_from == UNREAD and (self.lacks_base or self.apply_error is not None):
+        if self.is_inapplicable:
+            return StreamError(problem_of(fields_of(self.event).get(b"documentKey")))
+        if complete_from == UNREAD:
             return None
         if self.apply_error is not None:
-            raise StreamError(
+            return StreamError(
                 f"an update of {self.database}.{self.collection} does not fit the document that "
                 "the table has: read post-images with fullDocument=required, or read the "
                 f"collection again with snapshotMode=always (key {self.key})",
                 self.apply_error,
             )
         if self.lacks_base and self.token >= complete_from:
-            raise StreamError(
+            return StreamError(
                 f"an update of {self.database}.{self.collection} changes a document that the table "
                 "does not have: let the query begin with snapshotMode=initial, or read post-images "
                 f"with fullDocument=required (key {self.key})"
             )
-        if self.document is None:
-            return None
-        return self._row(self.document)
-
-    def problem_row(self, problem: str) -> tuple[Any, ...]:
-        """Return the latest event as a row of FOLDED that states why it cannot be applied."""
-        return self._row(self.event, problem)
-
-    def _row(self, document: bytes, problem: str | None = None) -> tuple[Any, ...]:
-        return (
-            f"{self.database}.{self.collection}",
-            self.database,
-            self.collection,
-            self.key,
-            self.document_key,
-            document,
-            self.token,
-            cluster_time_of(self.token).time * 1_000_000,
-            problem,
-            self.deleted,
-        )
-
-
-class _InapplicableEvent(_State):
-    """An event that belongs to no document."""
-
-    def row(self, complete_from: str) -> tuple[Any, ...] | None:
-        raise StreamError(problem_of(fields_of(self.event).get(b"documentKey")))
+        return None
 
 
 @dataclass
@@ -234,29 +211,26 @@ class Fold:
     tolerant: bool = False
     keeps_deleted: bool = False
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         """Return the next rows of the table. Raises StreamError if it is not tolerant."""
         rows: list[tuple[Any, ...]] = []
         size = 0
         for state in _states(batches, self.keeps_deleted):
-            row = self._row(state)
-            if row is None:
-                continue
-            rows.append(row)
-            size += len(row[5])
-            if len(rows) >= _ROWS_PER_BATCH or size >= _BYTES_PER_BATCH:
-                yield batch_of(rows, _FOLDED_ARROW)
-                rows, size = [], 0
-        yield batch_of(rows, _FOLDED_ARROW)
-
-    def _row(self, state: _State) -> tuple[Any, ...] | None:
-        try:
             later = self.complete_in.get(f"{state.database}.{state.collection}", "")
-            return state.row(max(self.complete_from, later))
-        except StreamError as error:
-            if not self.tolerant:
-                raise
-            return state.problem_row(str(error))
+            failure = state.failure(max(self.complete_from, later))
+            if failure is not None and not self.tolerant:
+                raise failure
+            document = state.document if failure is None else state.event
+            if document is None:
+                continue
+            place = (state.database, state.collection, state.key, state.token)
+            problem = None if failure is None else str(failure)
+            rows.append((*place, state.document_key, document, problem, state.deleted))
+            size += len(document)
+            if len(rows) >= _ROWS_PER_BATCH or size >= _BYTES_PER_BATCH:
+                yield _folded(zip(*rows, strict=True))
+                rows, size = [], 0
+        yield _folded(zip(*rows, strict=True) if rows else [()] * len(_GIVEN))
 
 
 def _states(batches: Iterable[pa.RecordBatch], keeps_deleted: bool) -> Iterator[_State]:
@@ -265,7 +239,7 @@ def _states(batches: Iterable[pa.RecordBatch], keeps_deleted: bool) -> Iterator[
         for database, collection, key, token, document_key, kind, payload in rows_in(batch):
             place = (database, collection, key)
             if kind == INAPPLICABLE:
-                yield _InapplicableEvent(*place, token=token, event=payload)
+                yield _State(*place, token=token, event=payload, is_inapplicable=True)
                 continue
             if state is None or (state.database, state.collection, state.key) != place:
                 if state is not None:
@@ -279,4 +253,64 @@ def _states(batches: Iterable[pa.RecordBatch], keeps_deleted: bool) -> Iterator[
         yield state
 
 
-_FOLDED_ARROW = arrow_schema(FOLDED)
+def whole_documents(prepared: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Return the rows of keys whose last event contains the document, and what else is prepared.
+
+    What came before such an event has no effect, so that most events need no `Fold`. `prepared` has
+    the columns of PREPARED and `place`, sorted by place, token and kind. The first result has the
+    columns of FOLDED, and its rows are in the order of places.
+    """
+    if not prepared.num_rows:
+        return _FOLDED.empty_table(), prepared
+    prepared = prepared.combine_chunks()
+    places, tokens = (prepared[name].chunk(0) for name in ("place", "token"))
+    border = pa.array([True])
+    changes = pc.not_equal(places[1:], places[:-1])
+    rises = pc.or_(changes, pc.greater(tokens[1:], tokens[:-1]))
+    is_last = pa.concat_arrays([changes, border])
+    is_applied = pa.concat_arrays([border, rises])  # an event at the token before it is not
+    is_event = pc.equal(prepared["kind"].chunk(0), EVENT)
+    chosen = prepared.filter(pc.and_(is_event, pc.and_(is_last, is_applied))).combine_chunks()
+    if not chosen.num_rows:
+        return _FOLDED.empty_table(), prepared
+    names = (b"operationType", b"fullDocument")
+    kinds, fields = field_values(chosen["payload"].chunk(0), names)
+    documents = [
+        field.value
+        if field is not None and field.kind == DOCUMENT and kind is not None
+        and kind.value != _DELETE
+        else None
+        for kind, field in zip(kinds, fields, strict=True)
+    ]  # fmt: skip
+    column = pa.array(documents, pa.binary())
+    if column.null_count:
+        chosen = chosen.filter(pc.is_valid(column))
+        column = pc.drop_null(column)
+    known = (chosen[name] for name in _GIVEN.names[:5])
+    rest = pa.nulls(len(column), pa.string()), pa.repeat(pa.scalar(False), len(column))
+    found = _folded((*known, column, *rest))
+    if chosen.num_rows == prepared.num_rows:
+        return found, prepared.slice(0, 0)
+    others = pc.invert(pc.is_in(places, value_set=chosen["place"]))
+    return found, prepared.filter(others)
+
+
+def _folded(columns: Iterable[Any]) -> pa.Table:
+    """Return rows of FOLDED, of which `columns` are those of _GIVEN, as lists or as arrays."""
+    rows = pa.table(dict(zip(_GIVEN.names, columns, strict=True)), _GIVEN)
+    times = [int(token[2:10], 16) * 1_000_000 for token in rows["token"].to_pylist()]
+    names = pc.binary_join_element_wise(rows["database"], rows["collection"], ".")
+    derived = {"namespace": names, "clusterTime": pa.array(times, pa.int64())}
+    for name, column in derived.items():
+        rows = rows.append_column(name, column)
+    return rows.select(_FOLDED.names).cast(_FOLDED)
+
+
+_FOLDED = arrow_schema(FOLDED)
+_GIVEN = pa.schema(
+    _FOLDED.field(name)
+    for name in (
+        "database", "collection", "key", "token", "documentKey", "document", "problem", DELETED
+    )
+)  # fmt: skip
+_DELETE = b"\x07\0\0\0delete\0"

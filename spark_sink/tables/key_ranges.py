@@ -1,25 +1,42 @@
-"""The ranges of keys into which a current table is divided: each is a partition, with one file.
+"""The ranges of keys of a current table, and which of them a batch writes again.
 
 Rows are ordered by database, collection and key. A place is these three as one string, which sorts
-alike: names and keys, which are JSON, have no zero character.
+alike: names and keys, which are JSON, have no zero character. Each partition of the table is a
+range of places, with one file. Delta's log has the least and the greatest values of each file's
+columns, from which the ranges follow, so that the table keeps them nowhere else. Files of other
+writers may overlap: they are one range until a batch writes them again.
 """
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from functools import cache, reduce
+from hashlib import blake2b
+from operator import xor
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_sink.tables.parquet_parts import PartFile
+
 KEY_COLUMNS = ("database", "collection", "key")
+KEY_RANGE = "keyRange"
+"""The partition column of a current table."""
 SPLIT_BYTES = 128 * 1024 * 1024
 """The size at which a file is divided, into files of at least half of it."""
+LAST = "\U0010ffff" * 64
+"""Sorts after all keys, which are JSON, and after all names, which have at most 255 bytes."""
 _END = "\0"  # of the smallest string above another
 # Bytes of staged changes for one task.
 _TASK_BYTES = 64 * 1024 * 1024
+_LAST_BEFORE_SURROGATES, _AFTER_SURROGATES = 0xD7FF, 0xE000
+# The longest part of a key in the statistics of a file.
+_KEY_CHARACTERS = 1024
 
 
 def places_of(rows: pa.Table | pa.RecordBatch) -> pa.Array:
@@ -28,14 +45,15 @@ def places_of(rows: pa.Table | pa.RecordBatch) -> pa.Array:
     return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
 
 
-@dataclass(frozen=True)
-class KeyRange:
-    """A file of the table: the name of its partition, and its first and its last place."""
+def partitions_of(actions: pa.Table) -> set[str]:
+    """Return the partitions of files, given by what the log says (`DeltaLog.files`)."""
+    return {each or "" for each in _text(actions, f"partition.{KEY_RANGE}").to_pylist()}
 
-    AS_LIST: ClassVar = True
-    name: str
-    first: str
-    last: str
+
+def combined(partitions: Collection[str]) -> int:
+    """Return one number for a set of partitions, which is the XOR of those of its parts."""
+    hashes = (blake2b(each.encode(), digest_size=6).digest() for each in partitions)
+    return reduce(xor, (int.from_bytes(each) for each in hashes), 0)
 
 
 @dataclass(frozen=True)
@@ -49,67 +67,199 @@ class ChangeGroup:
     size: int
 
 
-@dataclass
-class Section:
-    """The places from `lower` up to `upper` (None: all), and the changes to them.
+@dataclass(frozen=True)
+class KeyRange:
+    """The places from `lower` up to `upper` (None: all), and the files that have their rows.
 
-    `base` is the range whose rows lie in the section; None for new ones only.
+    No row lies behind the place `last`. `size` is that of the files, in bytes.
+    """
+
+    lower: str = ""
+    upper: str | None = None
+    last: str = ""
+    partitions: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
+    size: int = 0
+
+
+@dataclass
+class Merge:
+    """The places from `lower` up to `upper` (None: all) that one task writes, with their changes.
+
+    `rows` is the range whose files have the rows; None if there are none. If the range is
+    `divided`, its files have rows of other tasks as well.
     """
 
     lower: str
     upper: str | None
-    base: KeyRange | None
+    rows: KeyRange | None
+    divided: bool = False
     changes: list[ChangeGroup] = field(default_factory=list)
 
-
-def ranges_after(
-    ranges: Iterable[KeyRange], names: Collection[str], new: Iterable[KeyRange]
-) -> tuple[KeyRange, ...]:
-    """Return the ranges with others instead of those that are named."""
-    kept = [each for each in ranges if each.name not in names]
-    return tuple(sorted([*kept, *new], key=lambda each: each.first))
+    @property
+    def size(self) -> int:
+        """The bytes of files and changes that the task reads."""
+        files = 0 if self.rows is None else self.rows.size
+        return files + sum(each.size for each in self.changes)
 
 
-def sections_of(
-    ranges: Sequence[KeyRange],
-    changes: Sequence[ChangeGroup],
-    sizes: Mapping[str, int],
-    places: Callable[[ChangeGroup], Sequence[str]],
-) -> list[Section]:
-    """Return the sections that must be written again, each by one task.
+_RANGES = pa.schema(
+    [
+        *((name, pa.string()) for name in ("first", "last", "token")),
+        ("size", pa.int64()),
+        *((name, pa.list_(pa.string())) for name in ("partitions", "paths")),
+    ]
+)
+"""A range: the first and the last possible place of its files, and the least token in them."""
 
-    A change belongs to the range that begins at or before its place, and one behind the last
-    place of a large range to a new range. Many changes divide a range.
+
+class KeyRanges:
+    """The ranges of a version, in order; together they have all places.
 
     Args:
-        ranges: of the version, in order, without overlaps.
-        sizes: bytes of the ranges' files, by name.
-        places: reads the places of a group; only called where a group spans several sections.
+        rows: those of _RANGES, in the order of `first`; without them there is no file.
+        emptied: the indexes of ranges that count as without files.
     """
-    bounds: dict[str, KeyRange | None] = {"": None}
-    for number, each in enumerate(ranges):
-        bounds[each.first if number else ""] = each
-        if sizes.get(each.name, 0) >= SPLIT_BYTES // 2:
-            bounds[each.last + _END] = None
+
+    def __init__(self, rows: pa.Table | None = None, emptied: Collection[int] = ()) -> None:
+        self._rows = _RANGES.empty_table() if rows is None else rows
+        self._emptied = frozenset(emptied)
+        self._first: list[str] = self._rows["first"].to_pylist()
+
+    @classmethod
+    def of(
+        cls,
+        actions: pa.Table,
+        column: Callable[[str], str] = str,
+        *,
+        is_whole: bool = False,
+    ) -> KeyRanges:
+        """Return the ranges of files, given by what the log says (`DeltaLog.files`).
+
+        `column` returns the name that a column has in the table. Files that overlap, or share a
+        partition, are one range. Those of other writers that are in no partition have no range,
+        unless it `is_whole`.
+        """
+        partitions = _text(actions, f"partition.{KEY_RANGE}")
+        if is_whole:
+            partitions = pc.fill_null(partitions, "")
+        first, last, several = _bounds(actions, column)
+        token = _text(actions, f"min.{column('token')}")
+        alone = pa.array(range(actions.num_rows + 1), pa.int32())
+        lists = (pa.ListArray.from_arrays(alone, e) for e in (partitions, _text(actions, "path")))
+        rows = pa.table([first, last, token, actions["size_bytes"], *lists], _RANGES.names)
+        rows = rows.append_column("several", several).filter(pc.is_valid(partitions))
+        rows = rows.take(pc.sort_indices(rows["first"])).combine_chunks()
+        rows = rows.set_column(1, "last", _apart(rows)).select(_RANGES.names).cast(_RANGES)
+        apart = len(rows) < 2 or pc.all(pc.greater(rows["first"][1:], rows["last"][:-1])).as_py()
+        names = pc.list_flatten(rows["partitions"])
+        return cls(rows if apart and len(names.unique()) == len(names) else _joined(rows))
+
+    def __len__(self) -> int:
+        return max(1, len(self._first))
+
+    def __getitem__(self, index: int) -> KeyRange:
+        upper = self._lower(index + 1) if index + 1 < len(self) else None
+        if not self._first:
+            return KeyRange()
+        _, last, _, size, partitions, paths = self._rows.slice(index, 1).to_pylist()[0].values()
+        if index in self._emptied:
+            return KeyRange(self._lower(index), upper, last)
+        return KeyRange(self._lower(index), upper, last, tuple(partitions), tuple(paths), size)
+
+    def files(self) -> list[tuple[str, str, str]]:
+        """Return the path of each file, after a place before, and one behind, all of its rows."""
+        columns = (self._rows[name].to_pylist() for name in ("first", "last", "paths"))
+        return [
+            (first, last, e) for first, last, paths in zip(*columns, strict=True) for e in paths
+        ]
+
+    def index(self, place: str) -> int:
+        """Return the index of the range that a place belongs to."""
+        found = max(0, bisect_right(self._first, place) - 1)
+        behind = found + 1 < len(self) and self._lower(found + 1) <= place
+        return found + behind
+
+    def older(self, token: str, prefixes: Iterable[str]) -> set[int]:
+        """Return the indexes of ranges that may have rows below a token at places with prefixes."""
+        found: set[int] = set()
+        older = pc.fill_null(pc.less(self._rows["token"], token), fill_value=True)
+        for prefix in prefixes:
+            begins = pc.less(self._rows["first"], prefix + LAST)
+            chosen = pc.and_(pc.and_(older, begins), pc.greater_equal(self._rows["last"], prefix))
+            found |= {*pc.indices_nonzero(chosen).to_pylist()}
+        return found
+
+    def emptied(self, indexes: Collection[int]) -> KeyRanges:
+        """Return the same ranges, some of which count as without files."""
+        return KeyRanges(self._rows, indexes)
+
+    def _lower(self, index: int) -> str:
+        """Return where a range begins: with its database or collection, if no other has a part."""
+        if index == 0:
+            return ""
+        first, before = self._first[index], self._rows["last"][index - 1].as_py()
+        database, collection = parents_of(first)
+        return next((each for each in (database, collection) if before < each <= first), first)
+
+
+def merges_of(
+    ranges: KeyRanges,
+    changes: Sequence[ChangeGroup],
+    places: Callable[[ChangeGroup], Sequence[str]],
+) -> list[Merge]:
+    """Return what must be written again, in order, each by one task.
+
+    A change belongs to the range that has its place, and one behind the last place of a large range
+    to a new file. Many changes divide a range. `places` reads the places of a group; it is called
+    only where a group spans several ranges.
+    """
+    known = cache(places)
+
+    def upper_of(index: int) -> str | None:
+        return ranges[index].upper
+
+    spanned = (_indexes(each, ranges.index, upper_of, known) for each in changes)
+    indexes = {index for found in spanned for index in found}
+    touched = [ranges[index] for index in sorted(indexes)]
+    bounds: dict[str, tuple[KeyRange, bool]] = {}  # and whether the range's files have rows there
+    for each in touched:
+        bounds[each.lower] = each, bool(each.paths)
+        if each.size >= SPLIT_BYTES // 2 and not each.last.endswith(LAST):  # it is exact
+            bounds.setdefault(each.last + _END, (each, False))
     _divide(bounds, changes)
     lowers = sorted(bounds)
-    uppers: list[Any] = [*lowers[1:], None]
-    found = [
-        Section(lower, upper, bounds[lower]) for lower, upper in zip(lowers, uppers, strict=True)
-    ]
+    uppers = [*lowers[1:], *([None] if lowers else [])]
+    merges = []
+    for lower, upper in zip(lowers, uppers, strict=True):
+        found, has_rows = bounds[lower]
+        ends = [each for each in (upper, found.upper) if each is not None]
+        merges.append(Merge(lower, min(ends, default=None), found if has_rows else None))
+
+    def index_of(place: str) -> int:
+        return bisect_right(lowers, place) - 1
+
     for group in changes:
-        for index in _indexes(group, lowers, places):
-            found[index].changes.append(group)
-    touched = {each.base.name for each in found if each.base and each.changes}
-    return [
-        each
-        for each in found
-        if each.changes or (each.base is not None and each.base.name in touched)
-    ]
+        for index in _indexes(group, index_of, uppers.__getitem__, known):
+            merges[index].changes.append(group)
+    written = {each.rows.lower for each in merges if each.rows and each.changes}
+    needed = [e for e in merges if e.changes or (e.rows is not None and e.rows.lower in written)]
+    tasks = Counter(each.rows.lower for each in needed if each.rows is not None)
+    for merge in needed:
+        merge.divided = merge.rows is not None and tasks[merge.rows.lower] > 1
+    return needed
 
 
-def _divide(bounds: dict[str, KeyRange | None], changes: Iterable[ChangeGroup]) -> None:
-    """Add bounds where the changes of a section are too many for one task."""
+def merges_of_rest(ranges: KeyRanges, merges: Iterable[Merge]) -> list[Merge]:
+    """Return what writes all other files again, without a change."""
+    written = {each.rows.lower for each in merges if each.rows is not None}
+    every = (ranges[index] for index in range(len(ranges)))
+    rest = (each for each in every if each.paths and each.lower not in written)
+    return [Merge(each.lower, each.upper, each) for each in rest]
+
+
+def _divide(bounds: dict[str, tuple[KeyRange, bool]], changes: Iterable[ChangeGroup]) -> None:
+    """Add bounds where the changes between two of them are too many for one task."""
     sizes: dict[str, int] = {}
     lowers = sorted(bounds)
     for group in sorted(changes, key=lambda each: each.first):
@@ -122,16 +272,128 @@ def _divide(bounds: dict[str, KeyRange | None], changes: Iterable[ChangeGroup]) 
 
 
 def _indexes(
-    group: ChangeGroup, lowers: Sequence[str], places: Callable[[ChangeGroup], Sequence[str]]
+    group: ChangeGroup,
+    index_of: Callable[[str], int],
+    upper_of: Callable[[int], str | None],
+    places: Callable[[ChangeGroup], Sequence[str]],
 ) -> Iterable[int]:
-    """Return the indexes of the sections in which a group has places."""
-    first, last = (bisect_right(lowers, place) - 1 for place in (group.first, group.last))
+    """Return the indexes of the ranges in which a group has places."""
+    first, last = index_of(group.first), index_of(group.last)
     if last - first < 2:
         return range(first, last + 1)
     found, found_places, at = [], places(group), 0
     while at < len(found_places):
-        index = bisect_right(lowers, found_places[at]) - 1
+        index = index_of(found_places[at])
         found.append(index)
-        end = len(found_places)
-        at = end if index + 1 == len(lowers) else bisect_left(found_places, lowers[index + 1], at)
+        upper = upper_of(index)
+        at = len(found_places) if upper is None else bisect_left(found_places, upper, at)
+    return found
+
+
+def with_keys(part: PartFile, column: str, first: str, last: str) -> PartFile:
+    """Return a file whose statistics have the keys of its first and last place.
+
+    Parquet has no statistics of a row group with texts above 4 KiB at its ends. Long keys are cut,
+    so that a commit stays small.
+    """
+    if parents_of(first) != parents_of(last):
+        return part
+    stats = json.loads(part["stats"])
+    least, greatest = (place.rpartition("\0")[2] for place in (first, last))
+    stats["minValues"][column] = least[:_KEY_CHARACTERS]
+    cut = greatest[:_KEY_CHARACTERS]
+    stats["maxValues"][column] = cut if cut == greatest else cut + LAST
+    return {**part, "stats": json.dumps(stats, ensure_ascii=False)}
+
+
+def parents_of(place: str) -> tuple[str, str]:
+    """Return the places with which the database and the collection of a place begin."""
+    parts = place.split("\0")
+    return f"{parts[0]}\0", "\0".join([*parts[:2], ""])
+
+
+def _joined(rows: pa.Table) -> pa.Table:
+    """Return rows of _RANGES, of which those that overlap, or share a partition, are one."""
+    found: list[dict[str, Any]] = []
+    files, greatest, ends = rows.to_pylist(), "", dict[str, str]()
+    for each in files:
+        [name] = each["partitions"]
+        ends[name] = max(ends.get(name, ""), each["last"])
+    for each in files:
+        greatest, before = max(greatest, ends[each["partitions"][0]]), greatest
+        if not found or each["first"] > before:
+            found.append(each)
+            continue
+        kept = found[-1]
+        kept["last"] = max(kept["last"], each["last"])
+        kept["token"] = min(kept["token"] or "", each["token"] or "")
+        for name in ("size", "partitions", "paths"):
+            kept[name] += each[name]
+    return pa.Table.from_pylist(found, _RANGES)
+
+
+def _apart(rows: pa.Table) -> pa.ChunkedArray:
+    """Return the last places, without those that only seem to reach into the next file.
+
+    A file of several collections that ends within the last one, or within its database, is followed
+    by a partition that has nothing else (`_RangeFiles`), and tells its first place better.
+    """
+    last = rows["last"]
+    if len(rows) < 2:
+        return last
+    overlaps = pc.less_equal(rows["first"][1:], last[:-1])
+    chosen = pc.and_(overlaps, rows["several"][:-1])
+    chosen = pc.indices_nonzero(chosen).to_pylist()
+    if not chosen:
+        return last
+    places, partitions = last.to_pylist(), rows["partitions"].to_pylist()
+    for row in chosen:
+        begin, parent = rows["first"][row + 1].as_py(), places[row].removesuffix(LAST)
+        is_other = partitions[row] != partitions[row + 1]
+        if is_other and begin.startswith(parent) and begin != parent:
+            places[row] = _before(begin)
+    return pa.chunked_array([pa.array(places, pa.string())])
+
+
+def _before(place: str) -> str:
+    """Return the last place before another one."""
+    head, code = place[:-1], ord(place[-1])
+    if not code:
+        return head
+    return f"{head}{chr(_LAST_BEFORE_SURROGATES if code == _AFTER_SURROGATES else code - 1)}{LAST}"
+
+
+def _bounds(actions: pa.Table, column: Callable[[str], str]) -> tuple[pa.Array, ...]:
+    """Return a place at or before the rows of each file, and one at or behind them.
+
+    The third array tells which files are known to have several collections. Statistics have the
+    bounds of each column alone. Those of a key are bounds of the places only if all rows are of one
+    collection.
+    """
+    names = [column(name) for name in KEY_COLUMNS]
+    least, greatest = ([_text(actions, f"{m}.{n}") for n in names] for m in ("min", "max"))
+    of_database = pc.equal(least[0], greatest[0])
+    of_collection = pc.and_(of_database, pc.equal(least[1], greatest[1]))
+
+    def places(values: Sequence[pa.Array], rest: Any, default: str) -> pa.Array:
+        by_collection = pc.binary_join_element_wise(*values, "\0")
+        by_collection = pc.if_else(of_collection, by_collection, _NO_TEXT)
+        rest = pc.if_else(pc.is_valid(by_collection), "", rest)  # which the others have
+        by_database = pc.binary_join_element_wise(*values[:2], rest, "\0")
+        by_database = pc.if_else(of_database, by_database, _NO_TEXT)
+        by_name = pc.binary_join_element_wise(values[0], rest, "\0")
+        return pc.coalesce(by_collection, by_database, by_name, default)
+
+    several = pc.fill_null(pc.invert(of_collection), fill_value=False)
+    return places(least, "", ""), places(greatest, LAST, LAST), several
+
+
+_NO_TEXT = pa.scalar(None, pa.string())
+
+
+def _text(actions: pa.Table, name: str) -> pa.Array:
+    """Return a column of texts; nulls if the log does not have it."""
+    if name not in actions.column_names:
+        return pa.nulls(actions.num_rows, pa.string())
+    found: Any = actions[name].combine_chunks().cast(pa.string())
     return found

@@ -49,9 +49,10 @@ WITHOUT_DICTIONARY = (*UNIQUE_COLUMNS, "key", "document")
 # At this level zstd costs no more than snappy does, for files of the same size. LZ4 costs less, but
 # not all readers know its form of today (docs/performance.md#current-tables).
 _COMPRESSION = {"compression": "zstd", "compression_level": -5}
-# Bytes of rows that a task collects before it writes them, and bytes after which a file ends.
+# Bytes of rows that a task collects before it writes them.
 _GROUP_BYTES = 64 * 1024 * 1024
-_FILE_BYTES = 128 * 1024 * 1024
+FILE_BYTES = 128 * 1024 * 1024
+"""The bytes after which a file ends."""
 # The most files that a task has open.
 _MOST_OPEN = 100
 # What Spark and Hive escape in the names of partitions' folders.
@@ -172,7 +173,7 @@ class Parts:
             self._open[partition].write(rows, -(-rows.num_rows // groups))
         self._pending.clear()
         self._pending_bytes = 0
-        self._end([key for key, part in self._open.items() if part.size >= _FILE_BYTES])
+        self._end([key for key, part in self._open.items() if part.size >= FILE_BYTES])
 
     def _part(self, partition: Partition) -> _Part:
         values = dict(zip(self._partitions, partition, strict=True))
@@ -238,6 +239,12 @@ class _Part:
             "modified": int(time.time() * 1000),
             "stats": stats,
         }
+
+
+def partition_in(action: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the partition columns in what a table's log says of a file."""
+    head = "partition."
+    return {name.removeprefix(head): v for name, v in action.items() if name.startswith(head)}
 
 
 def checksum_of(parts: Iterable[Mapping[str, Any]]) -> Checksum:

@@ -1,16 +1,24 @@
-"""Gives each row of a table, and each event, the key of its document: the input of `Fold`."""
+"""Gives each row of a table, and each event, its collection and the key of its document.
+
+These rows of PREPARED are the input of `Fold`. DDL events and ends of snapshots change many rows
+together. So each row, and each event, is compared with the DDL events that follow it in the stream:
+they give its namespace, or remove it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import bson
 import pyarrow as pa
 import pyarrow.compute as pc
+from bson.timestamp import Timestamp
 from pyspark.sql.types import StructType
 
+from shard_client.bson.resume_token import high_water_mark
 from shard_client.bson.values import DOCUMENT, STRING
 from spark_sink.errors import StreamError
 from spark_sink.events.slices import UNREADABLE, Slice, document_of, fields_of
@@ -18,7 +26,90 @@ from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.extended_json import canonical_json, object_id_of
 from spark_sink.rows.field_values import field_values
 from spark_sink.rows.row_schema import columns
-from spark_sink.tables.ddl_events import SNAPSHOT_END, DdlEvent, namespace_after
+
+SNAPSHOT_END = "snapshotEnd"
+DDL_TYPES = ("drop", "dropDatabase", "rename", SNAPSHOT_END)
+"""The operation types that change many rows."""
+
+
+@dataclass(frozen=True, order=True)
+class DdlEvent:
+    """One such event, which affects rows with smaller tokens.
+
+    `target` is the name that a rename gives to a collection. `collections` are those of a snapshot
+    that has ended, by database and name, empty for all.
+    """
+
+    token: str
+    kind: str
+    database: str | None = None
+    collection: str | None = None
+    target: tuple[str, str] | None = None
+    collections: tuple[tuple[str, str], ...] = ()
+
+    def result(self, database: str, collection: str) -> tuple[str, str] | None:
+        """Return the namespace that rows of a namespace have after this event; None: removed."""
+        if self.kind == SNAPSHOT_END:
+            # The snapshot would have read the document again, had it been there.
+            read = not self.collections or (database, collection) in self.collections
+            return None if read else (database, collection)
+        if self.kind == "dropDatabase":
+            return None if database == self.database else (database, collection)
+        if (database, collection) == (self.database, self.collection):
+            return self.target
+        return None if (database, collection) == self.target else (database, collection)
+
+    @property
+    def prefixes(self) -> list[str]:
+        """Prefixes of the places (`key_ranges`) of all rows that this event can affect."""
+        if self.kind == SNAPSHOT_END:
+            return [f"{database}\0{name}\0" for database, name in self.collections] or [""]
+        if self.kind == "dropDatabase":
+            return [f"{self.database}\0"]
+        names = (self.database, self.collection), self.target
+        return ["\0".join((*map(str, each), "")) for each in names if each is not None]
+
+
+def ddl_event_of(event: bytes) -> DdlEvent:
+    """Return the DDL event in an event's BSON."""
+    document = bson.decode(event)
+    kind, token = document["operationType"], document["_id"]["_data"].upper()
+    if kind == SNAPSHOT_END:
+        mark: Timestamp = document["clusterTime"]
+        token = high_water_mark(Timestamp(mark.time, mark.inc + 1))
+    ns, to = document.get("ns") or {}, document.get("to")
+    target = (to["db"], to["coll"]) if to else None
+    return DdlEvent(token, kind, ns.get("db"), ns.get("coll"), target, collections_of(document))
+
+
+def collections_of(snapshot_end: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Return the databases and collections of a snapshot without a filter; empty for all."""
+    found = snapshot_end.get("collections") or ()
+    return tuple(sorted((each["db"], each["coll"]) for each in found))
+
+
+def after_ddl_events(
+    token: str,
+    namespace: tuple[str, str],
+    ddl_events: Iterable[DdlEvent],
+    deleted: bool | None = None,
+) -> tuple[str, tuple[str, str] | None, bool | None]:
+    """Return the token and namespace of a row, and whether it is deleted, after sorted DDL events.
+
+    The namespace is None if the row is removed. In a table that keeps the rows of deleted
+    documents, `deleted` is not None, and the end of a snapshot marks the row instead.
+    """
+    place: tuple[str, str] | None = namespace
+    for each in ddl_events:
+        if place is None or each.token <= token:
+            continue
+        after = each.result(*place)
+        if after is None and each.kind == SNAPSHOT_END and deleted is not None:
+            token, deleted = (token if deleted else each.token), True
+        else:
+            place = after
+    return token, place, deleted
+
 
 PREPARED = StructType(
     columns(
@@ -67,15 +158,9 @@ class Prepare:
         document: bytes,
         deleted: bool | None = None,
     ) -> tuple[Any, ...] | None:
-        place: tuple[str, str] | None = (database, collection)
-        for each in self.ddl_events:
-            if place is None or each.token <= token:
-                continue
-            after = each.result(*place)
-            if after is None and each.kind == SNAPSHOT_END and deleted is not None:
-                token, deleted = (token if deleted else each.token), True
-            else:
-                place = after
+        token, place, deleted = after_ddl_events(
+            token, (database, collection), self.ddl_events, deleted
+        )
         kind = DELETED_ROW if deleted else ROW
         return None if place is None else (*place, key, token, document_key, kind, document)
 
@@ -144,7 +229,7 @@ class Prepare:
         return _prepared_batch(
             (*place, key, token, *rest)
             for database, collection, key, token, *rest in rows_in(prepared)
-            if (place := namespace_after(token, database, collection, self.ddl_events))
+            if (place := after_ddl_events(token, (database, collection), self.ddl_events)[1])
         )
 
     def _key(self, document_key: Slice) -> str:

@@ -1,4 +1,4 @@
-"""Applies staged changes to a section of a current table, in a task.
+"""Merges staged changes with rows of a current table, in a task.
 
 The rows of the file and the changes are in the order of places, so they are merged a row group at a
 time. Rows without a change are copied as Arrow, and never decoded. Executors import this module,
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import uuid
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -26,22 +26,29 @@ from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.rows.row_schema import columns
 from spark_sink.snapshot.plan import LostDocument
-from spark_sink.tables.fold import DELETED, FOLDED, TABLE, Fold
-from spark_sink.tables.key_ranges import KEY_COLUMNS, SPLIT_BYTES, KeyRange, Section, places_of
+from spark_sink.tables.fold import DELETED, TABLE, Fold, whole_documents
+from spark_sink.tables.key_ranges import (
+    KEY_COLUMNS,
+    KEY_RANGE,
+    LAST,
+    SPLIT_BYTES,
+    Merge,
+    parents_of,
+    places_of,
+    with_keys,
+)
 from spark_sink.tables.parquet_parts import BATCH, WITHOUT_DICTIONARY, PartFile, Parts
 from spark_sink.tables.prepare import DELETED_ROW, PREPARED, ROW
 from spark_sink.tables.staged_changes import read_groups
-from spark_sink.tables.table_form import KEY_RANGE, FormedRows, TableForm
-from spark_sink.tables.whole_documents import whole_documents
+from spark_sink.tables.table_form import FormedRows, TableForm
 
-QUARANTINE = StructType(
+UNAPPLIED = StructType(
     [
         *(TABLE[name] for name in ("namespace", *KEY_COLUMNS, "token", "clusterTime")),
         *columns(f"problem string, event binary, {BATCH} long"),
     ]
 )
 """The columns of a table of events that cannot be applied."""
-_FOLDED = arrow_schema(FOLDED)
 _PREPARED = arrow_schema(PREPARED)
 # Bytes of rows in a row group.
 _GROUP_BYTES = 32 * 1024 * 1024
@@ -53,16 +60,13 @@ class _UnsortedError(Exception):
 
 @dataclass(frozen=True)
 class MergeTask:
-    """Writes a section again: its rows with the changes applied.
+    """Writes rows again, with the changes to them applied.
 
     Args:
         address: the table's.
         quarantine: the address of the table for events that cannot be applied, if there can be any.
         batch: the number that these get.
-        section: its places, and groups with changes to it, and to others.
-        paths: of the files that have the rows, relative to the table.
-        size: the bytes of these files.
-        divided: whether they have rows of other sections, too.
+        merge: the places, the files with their rows, and groups with changes to them and to others.
         fold: applies changes.
         form: of the table.
         again: whether the columns of documents are made again.
@@ -71,30 +75,27 @@ class MergeTask:
     address: str
     quarantine: str | None
     batch: int | None
-    section: Section
-    paths: Sequence[str]
-    size: int
-    divided: bool
+    merge: Merge
     fold: Fold
     form: TableForm
     again: bool = False
 
     def __call__(self) -> MergeReport:
-        """Write the section. Raises OSError, and StreamError if the fold is not tolerant."""
+        """Write the files. Raises OSError, and StreamError if the fold is not tolerant."""
         formed = FormedRows(self.form)
         try:
-            return _Merge(self, formed, self._groups(formed)).report()
+            return _Merging(self, formed, self._groups(formed)).report()
         except _UnsortedError:
             formed = FormedRows(self.form)
             tables = [*self._unordered(formed)]
             rows = pa.concat_tables(tables) if tables else self.form.rows.empty_table()
             rows = _newest(rows, self.form.column("token"))
-            return _Merge(self, formed, iter([(rows, places_of(rows))])).report()
+            return _Merging(self, formed, iter([(rows, places_of(rows))])).report()
 
     def _unordered(self, formed: FormedRows) -> Iterator[pa.Table]:
-        """Return the rows of the section, a row group at a time."""
+        """Return the rows, a row group at a time."""
         files, folder = open_folder(self.address)
-        for path in self.paths:
+        for path in () if self.merge.rows is None else self.merge.rows.paths:
             with files.open_input_file(f"{folder}/{path}") as stream:
                 file = pq.ParquetFile(stream)
                 names = formed.names(file.schema_arrow.names)
@@ -117,37 +118,35 @@ class MergeTask:
             yield rows, places
 
     def _within(self, rows: pa.Table) -> pa.Table:
-        """Return the rows of the section."""
-        if not self.divided:
+        """Return those of a file's rows that belong to this task."""
+        if not self.merge.divided:
             return rows
         # Other writers give texts other types of Arrow's.
         keys = {name: rows[self.form.column(name)].cast(pa.string()) for name in KEY_COLUMNS}
-        places = places_of(pa.table(keys))
-        chosen = pc.greater_equal(places, self.section.lower)
-        if self.section.upper is not None:
-            chosen = pc.and_(chosen, pc.less(places, self.section.upper))
+        chosen = _between(self.merge, places_of(pa.table(keys)))
         return rows if pc.all(chosen).as_py() else rows.filter(chosen)
 
 
 @dataclass(frozen=True)
 class MergeReport:
-    """What a MergeTask has written: files of the table with their ranges, and of the quarantine.
+    """What a MergeTask has written: files of the table, and of the quarantine.
 
+    The files of the table replace those of the partitions `replaced`.
     `wanted` is the schema that the documents need, if the form's is too narrow. `added` is what the
     checksum of the table gains. `lost` are the documents that have left the table because an update
     does not tell what they are now.
     """
 
     parts: list[PartFile]
-    ranges: list[KeyRange]
     problems: list[PartFile]
     wanted: dict[str, Any] | None
     added: Checksum
     lost: list[LostDocument]
+    replaced: tuple[str, ...] = ()
 
 
-class _Merge:
-    """Merges the groups of a section with its changes, and writes what results."""
+class _Merging:
+    """Merges groups of rows with the changes to them, and writes what results."""
 
     def __init__(
         self, task: MergeTask, formed: FormedRows, groups: Iterable[tuple[pa.Table, pa.Array]]
@@ -156,44 +155,33 @@ class _Merge:
         self._formed = formed
         self._groups = groups
         self._open = ExitStack()
-        self._table = _RangeFiles(task.address, task.form, _limit(task), self._open)
+        self._table = _RangeFiles(task, self._open)
         self._lost: list[LostDocument] = []
-        self._problems = Parts(task.quarantine or task.address, arrow_schema(QUARANTINE))
+        self._problems = Parts(task.quarantine or task.address, arrow_schema(UNAPPLIED))
         self._added = NO_ROWS
 
     def report(self) -> MergeReport:
         """Write all rows. After a failure there are no files."""
-        with self._open, self._problems:
-            return self._written()
-
-    def _written(self) -> MergeReport:
-        changes = self._changes()
+        address, merge, start = self._task.address, self._task.merge, 0
+        changes = read_groups(address, merge.changes)
+        changes = _sorted(changes.filter(_between(merge, changes["place"])))
         places: list[str] = changes["place"].to_pylist()
-        start = 0
-        for group, found in self._groups:
-            end = bisect_right(places, found[-1].as_py(), start) if len(found) else start
-            if end == start:
-                self._table.add(group)
-            else:
-                self._apply(group, found, changes.slice(start, end - start))
-            start = end
-        if start < len(places):
-            empty = self._task.form.rows.empty_table()
-            self._apply(empty, places_of(empty), changes.slice(start))
-        parts, ranges = self._table.close()
-        wanted = self._formed.wanted
-        schema = None if wanted is None else wanted.jsonValue()
-        problems = self._problems.close()
+        with self._open, self._problems:
+            for group, found in self._groups:
+                end = bisect_right(places, found[-1].as_py(), start) if len(found) else start
+                if end == start:
+                    self._table.add(group)
+                else:
+                    self._apply(group, found, changes.slice(start, end - start))
+                start = end
+            if start < len(places):
+                empty = self._task.form.rows.empty_table()
+                self._apply(empty, places_of(empty), changes.slice(start))
+            parts, problems = self._table.close(), self._problems.close()
+        wanted = None if self._formed.wanted is None else self._formed.wanted.jsonValue()
         added = self._added + self._formed.changed
-        return MergeReport(parts, ranges, problems, schema, added, self._lost)
-
-    def _changes(self) -> pa.Table:
-        section = self._task.section
-        rows = read_groups(self._task.address, section.changes)
-        chosen = pc.greater_equal(rows["place"], section.lower)
-        if section.upper is not None:
-            chosen = pc.and_(chosen, pc.less(rows["place"], section.upper))
-        return _sorted(rows.filter(chosen))
+        replaced = () if merge.rows is None else merge.rows.partitions
+        return MergeReport(parts, problems, wanted, added, self._lost, replaced)
 
     def _apply(self, group: pa.Table, places: pa.Array, changes: pa.Table) -> None:
         """Write a group with changes to it."""
@@ -212,7 +200,7 @@ class _Merge:
         new = self._formed_rows(whole, changes)
         if others.num_rows:
             batches = others.select(_PREPARED.names).to_batches()
-            folded = pa.Table.from_batches(self._task.fold(batches), _FOLDED)
+            folded = pa.concat_tables(self._task.fold(batches))
             fits = pc.is_null(folded["problem"])
             problems = folded.filter(pc.and_(pc.invert(fits), pc.not_equal(folded["key"], "")))
             values = (problems[name].to_pylist() for name in (*KEY_COLUMNS, "token"))
@@ -265,16 +253,20 @@ def _merged(group: pa.Table, places: list[str], touched: list[str], new: pa.Tabl
 
 
 class _RangeFiles:
-    """Writes ordered rows to files, each of which is a range of its own."""
+    """Writes ordered rows to files, each of which is a range of its own.
 
-    def __init__(self, address: str, form: TableForm, limit: int, files: ExitStack) -> None:
-        self._address = address
-        self._limit = limit
+    The statistics of a file with several collections do not tell its first key. So such a file
+    begins with all of its first collection: a file that begins within a collection ends with it,
+    and one that begins within a database ends with that.
+    """
+
+    def __init__(self, task: MergeTask, files: ExitStack) -> None:
         self._files = files
-        self._form = form
+        self._form = form = task.form
+        self._limit = _limit(task.merge)
         self._new_file = partial(
             Parts,
-            address,
+            task.address,
             form.stored,
             (KEY_RANGE,),
             group_bytes=_GROUP_BYTES,
@@ -285,40 +277,60 @@ class _RangeFiles:
         )
         self._file: Parts | None = None
         self._range = ""
-        self._first = self._last = ""
+        self._first, self._last = "", task.merge.lower
+        self._end_before = LAST
         self._parts: list[PartFile] = []
-        self._ranges: list[KeyRange] = []
 
     def add(self, rows: pa.Table) -> None:
         """Write the next rows."""
-        if not rows.num_rows:
-            return
-        first, last = places_of(rows.take([0, rows.num_rows - 1])).to_pylist()
-        if self._file is None:
-            self._file = self._files.enter_context(self._new_file())
-            self._range, self._first = uuid.uuid4().hex[:12], first
-        self._last = last
+        while rows.num_rows:
+            first, last = places_of(rows.take([0, rows.num_rows - 1])).to_pylist()
+            if self._file is None or first >= self._end_before:
+                self._end()
+                self._begin(first)
+            count = rows.num_rows
+            if last >= self._end_before:
+                count = pc.sum(pc.less(places_of(rows), self._end_before)).as_py()
+                last = places_of(rows.slice(count - 1, 1))[0].as_py()
+            self._last = last
+            self._write(rows.slice(0, count))
+            rows = rows.slice(count)
+
+    def close(self) -> list[PartFile]:
+        """Complete the files, and return them."""
+        self._end()
+        return self._parts
+
+    def _begin(self, first: str) -> None:
+        self._file = self._files.enter_context(self._new_file())
+        self._range, self._first = uuid.uuid4().hex[:12], first
+        within = (each for each in reversed(parents_of(first)) if self._last > each)
+        self._end_before = next(within, "") + LAST
+
+    def _write(self, rows: pa.Table) -> None:
+        assert self._file is not None
         name = pa.repeat(pa.scalar(self._range), rows.num_rows)
         self._file.add(self._form.to_files(rows).append_column(KEY_RANGE, name))
         if self._file.size >= self._limit:
             self._end()
 
-    def close(self) -> tuple[list[PartFile], list[KeyRange]]:
-        """Complete the files; return them, and their ranges."""
-        self._end()
-        return self._parts, self._ranges
-
     def _end(self) -> None:
         if self._file is not None:
-            self._parts += self._file.close()
-            self._ranges.append(KeyRange(self._range, self._first, self._last))
+            key = self._form.column("key")
+            self._parts += (with_keys(e, key, self._first, self._last) for e in self._file.close())
             self._file = None
 
 
-def _limit(task: MergeTask) -> int:
+def _between(merge: Merge, places: Any) -> Any:
+    """Return which places belong to a merge."""
+    above = pc.greater_equal(places, merge.lower)
+    return above if merge.upper is None else pc.and_(above, pc.less(places, merge.upper))
+
+
+def _limit(merge: Merge) -> int:
     """Return at how many bytes a file ends, so that no file is much smaller than the others."""
     # A document is in a row twice, as JSON and as BSON.
-    expected = task.size + 2 * sum(each.size for each in task.section.changes)
+    expected = merge.size + sum(each.size for each in merge.changes)
     files = -(-expected // SPLIT_BYTES)
     return max(SPLIT_BYTES // 2, expected // files) if files > 1 else SPLIT_BYTES
 

@@ -7,8 +7,7 @@ that readers of Delta tables ignore. Executors import this module, which require
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -17,13 +16,11 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from spark_sink.events.slices import fields_of
-from spark_sink.folders import Folder, open_folder
+from spark_sink.folders import Folder, open_folder, remove_files
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.checksum import NO_ROWS, Checksum
-from spark_sink.tables.ddl_events import DDL_TYPES, DdlEvent
 from spark_sink.tables.key_ranges import ChangeGroup, places_of
-from spark_sink.tables.prepare import PREPARED, Prepare
-from spark_sink.tables.tasks import report_batch
+from spark_sink.tables.prepare import DDL_TYPES, PREPARED, DdlEvent, Prepare
 
 CHANGE_COLUMNS = ("database", "collection", "operationType", "token", "event")
 """The columns of the source's rows that a current table is made of."""
@@ -151,71 +148,48 @@ class ChangeStage:
         self._pending, self._size = [], 0
 
 
-@dataclass(frozen=True)
-class StageRows:
-    """Stages rows of the source, whose reports it returns: a function for `mapInArrow`."""
-
-    address: str
-    keys: tuple[str, ...]
-    tolerant: bool
-    epoch: int
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Stage the rows. Raises StreamError if it is not tolerant."""
-        stage = ChangeStage(self.address, self.keys, tolerant=self.tolerant, epoch=self.epoch)
-        for batch in batches:
-            stage.add(batch)
-        yield report_batch([stage.close()])
+def stage_rows(
+    batches: Iterable[pa.RecordBatch],
+    address: str,
+    keys: Sequence[str],
+    *,
+    tolerant: bool = True,
+    epoch: int = 0,
+) -> ChangeReport:
+    """Stage rows of the source in one task, for the table at an address, as `ChangeStage`."""
+    stage = ChangeStage(address, keys, tolerant=tolerant, epoch=epoch)
+    for batch in batches:
+        stage.add(batch)
+    return stage.close()
 
 
-@dataclass(frozen=True)
-class StageScan:
-    """A task that stages the rows of the source in files of another table, which a scan reads."""
-
-    scan: Callable[[], Iterable[pa.RecordBatch]]
-    address: str
-    keys: tuple[str, ...]
-
-    def __call__(self) -> ChangeReport:
-        """Stage the rows. Raises OSError."""
-        stage = ChangeStage(self.address, self.keys, tolerant=True)
-        for rows in self.scan():
-            stage.add(rows)
-        return stage.close()
+def stage_moved(
+    address: str, epoch: int, ddl_events: Sequence[DdlEvent], groups: Sequence[ChangeGroup]
+) -> ChangeReport:
+    """Stage changes again in one task, with the namespaces that DDL events give them. OSError."""
+    stage, prepare = ChangeStage(address, tolerant=True, epoch=epoch), Prepare((), ddl_events)
+    rows = read_groups(address, groups).drop_columns(["place"])
+    for moved in map(prepare.after_ddl, rows.to_batches()):
+        stage.add_prepared(moved)
+    return stage.close()
 
 
-@dataclass(frozen=True)
-class Rename:
-    """A task that stages the rows of a file with the namespaces that DDL events give them.
+def stage_file(
+    address: str, epoch: int, ddl_events: Sequence[DdlEvent], columns: Sequence[str], path: str
+) -> ChangeReport:
+    """Stage the rows of a file of the table in one task, as `stage_moved`.
 
-    `groups` are those of a file of staged changes; without them `path` is a file of the table, and
     `columns` are what its columns are called that `Prepare.table_rows` reads.
     """
-
-    address: str
-    path: str
-    epoch: int
-    ddl_events: tuple[DdlEvent, ...]
-    groups: tuple[ChangeGroup, ...] = ()
-    columns: tuple[str, ...] = ()
-
-    def __call__(self) -> ChangeReport:
-        """Stage the rows. Raises OSError."""
-        stage = ChangeStage(self.address, tolerant=True, epoch=self.epoch)
-        prepare = Prepare((), self.ddl_events)
-        if self.groups:
-            rows = read_groups(self.address, self.groups).drop_columns(["place"])
-            for moved in map(prepare.after_ddl, rows.to_batches()):
+    stage, prepare = ChangeStage(address, tolerant=True, epoch=epoch), Prepare((), ddl_events)
+    removed = NO_ROWS
+    files, folder = open_folder(address)
+    with files.open_input_file(f"{folder}/{path}") as stream:
+        for stored in pq.ParquetFile(stream).iter_batches(_ROWS_PER_GROUP):
+            removed += Checksum.of(stored)
+            for moved in prepare.table_rows([stored.select(columns)]):
                 stage.add_prepared(moved)
-            return stage.close()
-        removed = NO_ROWS
-        files, folder = open_folder(self.address)
-        with files.open_input_file(f"{folder}/{self.path}") as stream:
-            for stored in pq.ParquetFile(stream).iter_batches(_ROWS_PER_GROUP):
-                removed += Checksum.of(stored)
-                for moved in prepare.table_rows([stored.select(self.columns)]):
-                    stage.add_prepared(moved)
-        return replace(stage.close(), removed=removed)
+    return replace(stage.close(), removed=removed)
 
 
 def read_groups(
@@ -244,16 +218,6 @@ def remove_interrupted(address: str, before: int) -> None:
 
     They may be running still, and cannot commit any more.
     """
-    folder = Folder(address)
-    for each in folder.listed(_FOLDER):
-        if int(each.base_name.partition("-")[0]) < before:
-            with suppress(FileNotFoundError):  # another start removes it, too
-                folder.remove(each.path)
-
-
-def remove_files(address: str, paths: Iterable[str]) -> None:
-    """Remove files, which need not exist, by their paths in the table. Raises OSError."""
-    files, folder = open_folder(address)
-    for path in sorted(set(paths)):
-        with suppress(FileNotFoundError):
-            files.delete_file(f"{folder}/{path}")
+    staged = Folder(address).listed(_FOLDER)
+    old = (each.path for each in staged if int(each.base_name.partition("-")[0]) < before)
+    remove_files(address, old)

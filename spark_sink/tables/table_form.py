@@ -32,11 +32,10 @@ from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.rows.extended_json import relaxed_documents
 from spark_sink.rows.inferred_schema import SeenTypes, extends, grown, is_no_column, paths_of
 from spark_sink.rows.typed_documents import RESCUED, InferredDocuments, TypedDocuments
-from spark_sink.tables.fold import DELETED, TABLE
+from spark_sink.tables.fold import DELETED, TABLE, VERSION
+from spark_sink.tables.key_ranges import KEY_RANGE
 from spark_sink.tables.parquet_parts import COMPARED
 
-KEY_RANGE = "keyRange"
-"""The partition column of a current table."""
 _DOCUMENTS = "fullDocument"
 _DERIVED = ("namespace", _DOCUMENTS)  # columns that a typed table does not have
 _OWN = tuple(each for each in TABLE.fields if each.name not in _DERIVED)
@@ -128,6 +127,12 @@ class TableForm:
         kinds = {each.name: type(each.dataType) for each in self.schema.fields}
         keys = [name for name in self.keys if kinds.get(name) in _COMPARABLE]
         return [*keys, *(f"_{each.name}" for each in _OWN if each.name in COMPARED)]
+
+    @property
+    def version_columns(self) -> tuple[str, ...]:
+        """The names of the columns VERSION here, and of DELETED if the table has it."""
+        names = (*VERSION, DELETED) if self.keeps_deleted else VERSION
+        return tuple(map(self.column, names))
 
     def column(self, name: str) -> str:
         """Return the name that a column of TABLE has in the table."""

@@ -23,8 +23,7 @@ from shard_client.bson.resume_token import cluster_time_of, high_water_mark
 from spark_sink.events.documents import stored, to_document
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.snapshot.plan import LostDocument
-from spark_sink.tables.ddl_events import SNAPSHOT_END, DdlEvent, collections_of
-from spark_sink.tables.key_ranges import KeyRange
+from spark_sink.tables.prepare import SNAPSHOT_END, DdlEvent, collections_of
 from spark_sink.tables.staged_changes import ChangeReport
 from spark_sink.tables.table_form import TableForm
 
@@ -34,16 +33,16 @@ if TYPE_CHECKING:
 # Of the keys of documents that are read one by one: about a thousand.
 _LOST_BYTES = 50_000
 
-Covers = Callable[[str, str], bool]
-"""Whether the documents of a collection, by database and name, are to be in the table."""
 
-Place = tuple[str, str]
-Unread = Mapping[Place, str]
+Namespace = tuple[str, str]
+Unread = Mapping[Namespace, str]
 """The token from which on the table lacks documents of a collection, by database and name."""
 
 
-def unread_after(unread: Unread, events: Iterable[DdlEvent], covers: Covers) -> dict[Place, str]:
-    """Return what is unread after events, sorted by token, of the collections that `covers` knows.
+def unread_after(
+    unread: Unread, events: Iterable[DdlEvent], in_scope: Callable[[str, str], bool]
+) -> dict[Namespace, str]:
+    """Return what is unread after events, sorted by token, of the collections in scope.
 
     The end of a snapshot removes the collections that it has read since their token.
     """
@@ -62,20 +61,22 @@ def unread_after(unread: Unread, events: Iterable[DdlEvent], covers: Covers) -> 
             ended = [here]
         for each in ended:
             found.pop(each, None)
-        if event.kind == "rename":
-            here = (event.to_database or "", event.to_collection or "")
         if event.kind in ("drop", "rename"):
-            found[here] = event.token
-    return {place: token for place, token in found.items() if covers(*place)}
+            found[event.target or here] = event.token
+    return {place: token for place, token in found.items() if in_scope(*place)}
 
 
-def targets_of(events: Iterable[DdlEvent]) -> list[Place]:
-    """Return the names that renames give to collections."""
-    return [
-        (event.to_database or "", event.to_collection or "")
-        for event in events
-        if event.kind == "rename"
-    ]
+@dataclass(frozen=True)
+class TableScope:
+    """The collections whose documents a table must have.
+
+    Args:
+        contains: whether a collection, by database and name, is one of them.
+        unread: those that the table lacks since before the batch.
+    """
+
+    contains: Callable[[str, str], bool]
+    unread: Unread = field(default_factory=dict)
 
 
 def unread_document(unread: Unread) -> list[list[str]]:
@@ -88,11 +89,11 @@ def unread_from(document: Sequence[Sequence[str]]) -> Unread:
     return {(database, name): token for database, name, token in document}
 
 
-def places_in(log: DeltaLog) -> set[Place]:
+def namespaces_in(log: DeltaLog) -> set[Namespace]:
     """Return the collections of which a table has documents, by database and name."""
     form = TableForm.of(log.schema) if log.exists else TableForm()
     names = [form.column(name) for name in ("database", "collection")]
-    found: set[Place] = set()
+    found: set[Namespace] = set()
     for batch in log.scan(names) if log.exists else ():
         rows = pa.Table.from_batches([batch]).group_by(names).aggregate([])
         found |= set(zip(*rows.to_pydict().values(), strict=True))
@@ -104,19 +105,18 @@ class TableState:
     """The form of a table, and its position, which the state of each version contains.
 
     Args:
-        ranges: the ranges of keys, which are the partitions.
         keys: the fields that identify a document.
         through: the token of the last applied event.
         complete_from: the token from which on the table has every document that an update changes.
         complete_in: the same for single namespaces, if a later snapshot has read them.
         unread: the collections that must be read again, with the token since which.
         checksum: of all rows, without the partition column.
+        partitions: the names of all key ranges, `combined`; a restored version has others.
         lost: the documents that must be read again, since the last batch; if they are many, their
             collections are unread instead.
     """
 
     keys: tuple[str, ...]
-    ranges: tuple[KeyRange, ...] = ()
     through: str = ""
     complete_from: str = ""
     complete_in: Mapping[str, str] = field(default_factory=dict)
@@ -124,6 +124,7 @@ class TableState:
         default_factory=dict, metadata=stored(write=unread_document, read=unread_from)
     )
     checksum: Checksum = NO_ROWS
+    partitions: int = 0
     lost: tuple[LostDocument, ...] = ()
 
     def without(self, lost: Iterable[LostDocument]) -> TableState:

@@ -1,42 +1,52 @@
-"""Runs work of the tables in tasks of Spark, which return a report each: no rows pass the JVM."""
+"""Work of the tables in tasks of Spark: those that return a report each, and those that read rows.
+
+No rows pass the JVM on their way to a table. Rows are read through pyarrow, so that neither Delta's
+extension of Spark nor Hadoop's client is needed, and object stores are read with the same
+credentials as they are written. Executors import this module, which requires pyarrow only.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial, reduce
+from operator import and_
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from spark_sink.events.documents import from_json, to_json
+from spark_sink.folders import open_folder
+from spark_sink.rows.arrow_types import arrow_schema
+from spark_sink.tables.parquet_parts import partition_in
+
+if TYPE_CHECKING:
+    from spark_sink.tables.delta_log import DeltaLog
 
 REPORT = "report string"
 """The column of reports, which are dataclasses as JSON."""
 _Report = TypeVar("_Report")
-
-
-@dataclass(frozen=True)
-class _Runner:
-    """Runs the tasks whose numbers are its rows: a function for `DataFrame.mapInArrow`."""
-
-    tasks: Sequence[Callable[[], Any]]
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            yield report_batch([self.tasks[number]() for number in batch["id"].to_pylist()])
+MadeRows = Iterator[pa.RecordBatch]
+MapRows = Callable[[Iterable[pa.RecordBatch]], MadeRows]
+"""Makes rows of rows, in a task."""
 
 
 def run_tasks(
     spark: SparkSession | None, kind: type[_Report], tasks: Sequence[Callable[[], _Report]]
 ) -> list[_Report]:
     """Return the reports of tasks, which run on executors, or without Spark in this process."""
-    if spark is None:
+    if spark is None or not tasks:
         return [task() for task in tasks]
-    if not tasks:
-        return []
-    numbers = spark.range(0, len(tasks), 1, len(tasks))
-    return reports_in(kind, numbers.mapInArrow(_Runner(tasks), REPORT))
+    return reports_in(kind, _rows_of(spark, [partial(reported, each) for each in tasks], REPORT))
+
+
+def reported(task: Callable[..., Any], *batches: Iterable[pa.RecordBatch]) -> MadeRows:
+    """Run a task, and return its report as a row: a function for `mapInArrow` with its task."""
+    yield pa.RecordBatch.from_pydict({REPORT.split()[0]: [to_json(task(*batches))]})
 
 
 def reports_in(kind: type[_Report], rows: DataFrame) -> list[_Report]:
@@ -44,7 +54,109 @@ def reports_in(kind: type[_Report], rows: DataFrame) -> list[_Report]:
     return [from_json(kind, row.report) for row in rows.collect()]
 
 
-def report_batch(reports: Sequence[Any]) -> pa.RecordBatch:
-    """Return reports as rows."""
-    texts = pa.array(map(to_json, reports), pa.string())
-    return pa.RecordBatch.from_arrays([texts], names=["report"])
+def _rows_of(
+    spark: SparkSession, works: Sequence[Callable[[], MadeRows]], schema: str | StructType
+) -> DataFrame:
+    """Return the rows of works, each of which is a task of Spark."""
+    numbers = spark.range(0, len(works), 1, max(1, len(works)))
+    return numbers.mapInArrow(partial(_run, works), schema)
+
+
+def _run(works: Sequence[Callable[[], MadeRows]], batches: Iterable[pa.RecordBatch]) -> MadeRows:
+    for batch in batches:
+        for number in batch["id"].to_pylist():
+            yield from works[number]()
+
+
+# Bytes of files for one task, and rows that it has in memory.
+_TASK_BYTES = 64 * 1024 * 1024
+_ROWS = 10_000
+_FORMAT = ds.ParquetFileFormat()
+
+
+@dataclass(frozen=True)
+class TableScan:
+    """Reads some files of a table.
+
+    Args:
+        address: the table's, a path or a URI.
+        schema: of the table; a file may lack some columns, and fields of structs.
+        columns: those to return.
+        files: their paths, and the values of their partition columns as conditions.
+        chosen: a condition on rows; None for all.
+    """
+
+    address: str
+    schema: pa.Schema
+    columns: Sequence[str]
+    files: Sequence[tuple[str, pc.Expression]]
+    chosen: pc.Expression | None
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        """Return the rows. Raises OSError."""
+        opened, folder = open_folder(self.address)
+        for path, partition in self.files:
+            file = _FORMAT.make_fragment(f"{folder}/{path}", opened, partition)
+            yield from file.scanner(
+                schema=self.schema,
+                columns=[*self.columns],
+                filter=self.chosen,
+                batch_size=_ROWS,
+                batch_readahead=1,
+                fragment_readahead=1,
+                use_threads=False,
+            ).to_batches()
+
+
+def scans_of(
+    log: DeltaLog,
+    columns: Sequence[str],
+    chosen: pc.Expression | None = None,
+    files: Iterable[Mapping[str, Any]] | None = None,
+) -> list[TableScan]:
+    """Return what reads columns of a version, without files that a condition rules out.
+
+    `files` are those to read, as `DeltaLog.actions` describes them, if not all of them.
+    """
+    found: list[list[tuple[str, pc.Expression]]] = []
+    size = _TASK_BYTES
+    for action in log.actions(chosen) if files is None else files:
+        if size >= _TASK_BYTES:
+            found.append([])
+            size = 0
+        size += action["size_bytes"]
+        found[-1].append((action["path"], _partition(action)))
+    schema = arrow_schema(StructType.fromJson(log.schema))
+    return [TableScan(log.address, schema, columns, each, chosen) for each in found]
+
+
+def read_rows(
+    spark: SparkSession,
+    log: DeltaLog,
+    columns: Sequence[str] | None = None,
+    chosen: pc.Expression | None = None,
+    mapped: tuple[MapRows, str] | None = None,
+) -> DataFrame:
+    """Return columns, without some all of them, of the rows of a version that exists.
+
+    With `mapped` the function's rows of them, which have the schema that is given as DDL. Their
+    names need not be such as `DataFrame.mapInArrow` can parse, without a backtick or a star.
+    """
+    every = StructType.fromJson(log.schema)
+    names = every.fieldNames() if columns is None else columns
+    scans = scans_of(log, names, chosen)
+    function, kinds = mapped or (iter, StructType([every[name] for name in names]))
+    return _rows_of(spark, [partial(_mapped, function, each) for each in scans], kinds)
+
+
+def _mapped(function: MapRows, scan: TableScan) -> MadeRows:
+    return function(iter(scan))
+
+
+def _partition(action: Mapping[str, Any]) -> pc.Expression:
+    """Return the values of the partition columns of a file as a condition."""
+    conditions = [
+        pc.field(name).is_null() if value is None else pc.field(name) == value
+        for name, value in partition_in(action).items()
+    ]
+    return reduce(and_, conditions, pc.scalar(True))

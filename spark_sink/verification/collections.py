@@ -7,9 +7,9 @@ rows and to the snapshot's. A difference between the results existed before.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -24,14 +24,13 @@ from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import named_options, parse_options
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.router_client import RouterClient
-from spark_sink.tables.advance import Advance
-from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.current_table import Advance, CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.key_ranges import KEY_COLUMNS
 from spark_sink.tables.prepare import batch_of
 from spark_sink.tables.table_form import FormedRows, TableForm
-from spark_sink.tables.table_scan import read_rows
-from spark_sink.tables.table_state import unread_after
+from spark_sink.tables.table_state import Namespace, unread_after
+from spark_sink.tables.tasks import MadeRows, read_rows
 
 DOUBLED = "doubled"
 """The difference of a document, or an event, that has several rows."""
@@ -96,7 +95,7 @@ def verify(spark: SparkSession, target: str, **options: str) -> DataFrame:
     )
     unequal = pairs.where(~F.col("table").eqNullSafe(F.col("collection")))
     unread = unread_after(newest.state.unread, advance.ddl_events, scope.accepts)
-    found = unequal.mapInArrow(_Differences(scope, frozenset(unread)), DIFFERENCES)
+    found = unequal.mapInArrow(partial(_differing, scope, set(unread)), DIFFERENCES)
     return found.union(_doubled(newest.versions(spark, deleted=True)))
 
 
@@ -128,37 +127,30 @@ def verify_columns(spark: SparkSession, log: DeltaLog, form: TableForm) -> DataF
 
     Columns: those of `verify`, with "columns" as the difference, and the names of these columns.
     """
-    return read_rows(spark, log, mapped=(_Columns(form), DIFFERENCES))
+    return read_rows(spark, log, mapped=(partial(_unlike_columns, form), DIFFERENCES))
 
 
-@dataclass(frozen=True)
-class _Columns:
-    """Finds the rows of `verify_columns`: a function for `mapInArrow`."""
-
-    form: TableForm
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        formed = FormedRows(self.form)
-        for batch in batches:
-            rows = pa.Table.from_batches([batch])
-            pair = formed.from_file(rows), formed.from_file(rows, again=True)
-            stored, made = map(self.form.to_files, pair)
-            unequal = [name for name in made.column_names if stored[name] != made[name]]
-            fields: dict[int, list[str]] = {}
-            for name in unequal:
-                both = zip(stored[name].to_pylist(), made[name].to_pylist(), strict=True)
-                for row, (left, right) in enumerate(both):
-                    if str(_bare(left)) != str(_bare(right)):
-                        fields.setdefault(row, []).append(name)
-            keys = rows.select(map(self.form.column, KEY_COLUMNS)).to_pylist()
-            found = [(row, *keys[row].values()) for row in fields]
-            yield batch_of(
-                (
-                    (f"{database}.{collection}", key, "columns", fields[row])
-                    for row, database, collection, key in found
-                ),
-                _DIFFERENCES,
-            )
+def _unlike_columns(form: TableForm, batches: Iterable[pa.RecordBatch]) -> MadeRows:
+    """Find the rows of `verify_columns`: a function for `mapInArrow`."""
+    formed = FormedRows(form)
+    for batch in batches:
+        rows = pa.Table.from_batches([batch])
+        pair = formed.from_file(rows), formed.from_file(rows, again=True)
+        stored, made = map(form.to_files, pair)
+        fields: dict[int, list[str]] = {}
+        for name in made.column_names:
+            if stored[name] == made[name]:
+                continue
+            both = zip(stored[name].to_pylist(), made[name].to_pylist(), strict=True)
+            for row, (left, right) in enumerate(both):
+                if str(_bare(left)) != str(_bare(right)):
+                    fields.setdefault(row, []).append(name)
+        keys = rows.select(map(form.column, KEY_COLUMNS)).to_pylist()
+        found = ((*keys[row].values(), names) for row, names in fields.items())
+        yield batch_of(
+            ((f"{database}.{name}", key, "columns", names) for database, name, key, names in found),
+            _DIFFERENCES,
+        )
 
 
 def _bare(value: Any) -> Any:
@@ -178,23 +170,17 @@ def _raw(options: Mapping[str, str]) -> dict[str, str]:
     return {**{n: text for n, text in options.items() if n not in forms}, "documents": "raw"}
 
 
-@dataclass(frozen=True)
-class _Differences:
-    """Makes rows of DIFFERENCES of pairs, without those of collections that are not compared."""
-
-    scope: Scope
-    unread: frozenset[tuple[str, str]]
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            found = map(difference_of, filter(self._is_compared, batch.to_pylist()))
-            yield pa.RecordBatch.from_pylist([each for each in found if each], _DIFFERENCES)
-
-    def _is_compared(self, row: Mapping[str, Any]) -> bool:
-        database, _, collection = row["namespace"].partition(".")
-        return (
-            self.scope.accepts(database, collection) and (database, collection) not in self.unread
-        )
+def _differing(
+    scope: Scope, unread: Collection[Namespace], batches: Iterable[pa.RecordBatch]
+) -> MadeRows:
+    """Make rows of DIFFERENCES of pairs, without those of collections that are not compared."""
+    for batch in batches:
+        found = []
+        for row in batch.to_pylist():
+            database, _, collection = row["namespace"].partition(".")
+            if scope.accepts(database, collection) and (database, collection) not in unread:
+                found.append(difference_of(row))
+        yield pa.RecordBatch.from_pylist([each for each in found if each], _DIFFERENCES)
 
 
 def difference_of(row: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -18,28 +18,31 @@ from pyspark.sql import functions as F  # noqa: N812
 from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.errors import HistoryLostError, OptionError, SourceError, StreamError
 from spark_sink.events.positions import AtTime, after, key_of
-from spark_sink.jobs.job_folder import JobFolder, JobRecord
-from spark_sink.jobs.point_in_time import snapshot_ends, time_from_text, unread_names
-from spark_sink.jobs.query_run import cause_of
-from spark_sink.jobs.rebuilding import lacking_tables
-from spark_sink.jobs.tables_job import (
+from spark_sink.jobs.job_folder import (
     BRONZE,
     CURRENT,
     MESSAGES,
     NOTIFIED,
     QUARANTINE,
     TRANSACTIONS,
-    namespace_options,
+    JobFolder,
+    JobRecord,
 )
+from spark_sink.jobs.point_in_time import snapshot_ends, time_from_text, unread_names
+from spark_sink.jobs.query_run import cause_of
+from spark_sink.jobs.rebuilding import lacking_tables
+from spark_sink.jobs.tables_job import namespace_options
 from spark_sink.options.stream_options import parse_options
+from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.append_table import stored_checksum
 from spark_sink.tables.current_table import CurrentTable
-from spark_sink.tables.delta_log import Batch, DeltaLog
+from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.key_ranges import KEY_RANGE
+from spark_sink.tables.log_state import Batch
 from spark_sink.tables.parquet_parts import BATCH
 from spark_sink.tables.table_form import TableForm
-from spark_sink.tables.table_scan import read_rows
-from spark_sink.verification.checksums import checksum_difference
+from spark_sink.tables.tasks import TableScan, read_rows, run_tasks, scans_of
 from spark_sink.verification.collections import document_options, verify, verify_columns
 from spark_sink.verification.stream import (
     MARKS,
@@ -158,6 +161,24 @@ def verify_job(
         with _failures(found, CURRENT):
             _compare_documents(spark, record, uri, compared[CURRENT], found[CURRENT], shown)
     return found
+
+
+def checksum_difference(spark: SparkSession | None, log: DeltaLog) -> Mapping[str, Any] | None:
+    """Return how the rows of a version differ from what was written; None if they do not.
+
+    So damage of any age is found, in any column, also where no oplog has the events any more.
+    Without `spark` the work is done in this process. Raises StreamError and OSError.
+    """
+    names = [each["name"] for each in log.schema["fields"] if each["name"] != KEY_RANGE]
+    tasks = [partial(_sum, each) for each in scans_of(log, names)]
+    found, written = sum(run_tasks(spark, Checksum, tasks), NO_ROWS), stored_checksum(log)
+    if found == written:
+        return None
+    return {"difference": "checksum", "rows": found.rows, "written": written.rows}
+
+
+def _sum(scan: TableScan) -> Checksum:
+    return sum(map(Checksum.of, scan), NO_ROWS)
 
 
 def _lost_tables(logs: Mapping[str, DeltaLog], done: int) -> list[str]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +19,6 @@ from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import high_water_mark
 from shard_client.bson.values import DOCUMENT
-from spark_sink.events.documents import from_document
 from spark_sink.events.positions import after
 from spark_sink.events.slices import fields_of
 from spark_sink.folders import open_folder
@@ -29,10 +29,9 @@ from spark_sink.source.offsets import Offset
 from spark_sink.source.tasks import chunk_task, read_task
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.fold import DELETED
-from spark_sink.tables.key_ranges import KEY_COLUMNS, places_of
+from spark_sink.tables.key_ranges import KEY_COLUMNS, KeyRanges, places_of
 from spark_sink.tables.prepare import Prepare
-from spark_sink.tables.table_form import KEY_RANGE, TableForm
-from spark_sink.tables.table_state import TableState
+from spark_sink.tables.table_form import TableForm
 from spark_sink.verification.collections import DOUBLED, difference_of
 
 PLACE = "place"
@@ -53,12 +52,10 @@ class VersionRows:
         """The number of the version; None if there is no table."""
         self.position: Mapping[str, Any] = log.position() if log.exists else {}
         """What its commit says."""
-        ranges = from_document(TableState, self.position).ranges if self.position else ()
-        bounds = {each.name: (each.first, each.last) for each in ranges}
-        files = [(each[f"partition.{KEY_RANGE}"], each["path"]) for each in log.actions()]
-        found = [(*bounds.get(name, ("", "~")), path) for name, path in files]
-        self._paths = sorted(found)
+        self.time = Timestamp(0, 0)
+        """The cluster time that it stands for, of a `newest_version`."""
         self._form = TableForm.of(log.schema) if log.exists else TableForm()
+        self._paths = KeyRanges.of(log.files(), self._form.column, is_whole=True).files()
         self._files, self._folder = open_folder(address)
 
     def behind(self, place: str, count: int) -> pa.Table:
@@ -73,12 +70,9 @@ class VersionRows:
                 break
             if last <= place:
                 continue
-            with self._files.open_input_file(f"{self._folder}/{path}") as stream:
-                file = pq.ParquetFile(stream)
-                for number in range(file.num_row_groups):
-                    places = self._read(file, number, KEY_COLUMNS)[PLACE]
-                    places = places.filter(pc.greater(places, place))
-                    found = pa.chunked_array([*found.chunks, *places.chunks])
+            for keys, _ in self._groups(path):
+                places = keys[PLACE].filter(pc.greater(keys[PLACE], place))
+                found = pa.chunked_array([*found.chunks, *places.chunks], found.type)
             upper = max(upper, last)
         ordered = pc.unique(found).sort()
         return self.find(ordered[:count].to_pylist()).sort_by(PLACE)
@@ -93,20 +87,21 @@ class VersionRows:
             at = bisect_left(chosen_places, first)
             if at == len(chosen_places) or chosen_places[at] > last:
                 continue
-            with self._files.open_input_file(f"{self._folder}/{path}") as stream:
-                file = pq.ParquetFile(stream)
-                for number in range(file.num_row_groups):
-                    keys = self._read(file, number, KEY_COLUMNS)
-                    chosen = pc.is_in(keys[PLACE], value_set=wanted)
-                    if not pc.any(chosen).as_py():
-                        continue
-                    rows = keys
-                    if not keys_only:
-                        rows = self._read(file, number, columns)
-                    found.append(rows.filter(chosen))
+            for keys, read in self._groups(path):
+                chosen = pc.is_in(keys[PLACE], value_set=wanted)
+                if pc.any(chosen).as_py():
+                    found.append((keys if keys_only else read(columns)).filter(chosen))
         if found:
             return pa.concat_tables(found)
         return pa.table({name: pa.array([], pa.string()) for name in (*columns, PLACE)})
+
+    def _groups(self, path: str) -> Iterator[tuple[pa.Table, Callable[[Sequence[str]], pa.Table]]]:
+        """Return the keys of each row group of a file, and what reads its other columns."""
+        with self._files.open_input_file(f"{self._folder}/{path}") as stream:
+            file = pq.ParquetFile(stream)
+            for number in range(file.num_row_groups):
+                read = partial(self._read, file, number)
+                yield read(KEY_COLUMNS), read
 
     def _read(self, file: pq.ParquetFile, number: int, names: Sequence[str]) -> pa.Table:
         """Return columns of a row group, and PLACE, without the rows of deleted documents."""
@@ -125,15 +120,7 @@ Difference = dict[str, Any]
 """KEY_COLUMNS, a row of `collections.DIFFERENCES`, and the `token` of the table's row."""
 
 
-@dataclass(frozen=True)
-class TableVersion:
-    """A version of the table, and the cluster time that it stands for."""
-
-    rows: VersionRows
-    time: Timestamp
-
-
-def newest_version(address: str) -> TableVersion | None:
+def newest_version(address: str) -> VersionRows | None:
     """Return the newest version; None while a snapshot must complete it. Raises StreamError."""
     rows = VersionRows(address)
     offset = rows.position.get("offset")
@@ -141,8 +128,8 @@ def newest_version(address: str) -> TableVersion | None:
     if at is None or at.cut is None or at.running is not None or rows.position.get("unread"):
         return None
     cut = at.cut
-    last = Timestamp(cut.time, cut.inc - 1) if cut.inc else Timestamp(cut.time - 1, 2**32 - 1)
-    return TableVersion(rows, last)
+    rows.time = Timestamp(cut.time, cut.inc - 1) if cut.inc else Timestamp(cut.time - 1, 2**32 - 1)
+    return rows
 
 
 class Comparison:
@@ -157,7 +144,7 @@ class Comparison:
         self._pace = pace
 
     def differences(
-        self, version: TableVersion, keys: pa.Table, rows: pa.Table
+        self, version: VersionRows, keys: pa.Table, rows: pa.Table
     ) -> dict[str, Difference]:
         """Return how rows of a version differ from the documents with some keys, by place.
 
@@ -191,11 +178,11 @@ class Comparison:
                 found[place] = {**each, **difference, "token": token}
         return found
 
-    def missing(self, version: TableVersion, chunk: Chunk) -> tuple[dict[str, Key], int]:
+    def missing(self, version: VersionRows, chunk: Chunk) -> tuple[dict[str, Key], int]:
         """Return the keys of a chunk that a version lacks, by place, and how many keys it has."""
         task = chunk_task(chunk, version.time, self._options)
         keys = {place_of(row): row for row in self._read(replace(task, keys_only=True))}
-        present = set(version.rows.find(keys.keys(), keys_only=True)[PLACE].to_pylist())
+        present = set(version.find(keys.keys(), keys_only=True)[PLACE].to_pylist())
         return {place: row for place, row in keys.items() if place not in present}, len(keys)
 
     def _documents_of(self, time: Timestamp, keys: Iterable[Key]) -> dict[str, bytes]:

@@ -7,9 +7,10 @@ a batch was read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -21,13 +22,13 @@ from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.debezium.message_table import MESSAGE_ROWS, MessageTable, table_options
 from spark_sink.events.positions import AtTime, Position, Token
 from spark_sink.events.slices import fields_of
-from spark_sink.jobs.task_tables import DATE
+from spark_sink.jobs.task_tables import COUNT_COLUMNS, COUNTED, DATE, Transactions
 from spark_sink.options.snapshot_options import MODE_OPTIONS
 from spark_sink.options.stream_options import named_options, parse_options
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.source.tasks import planner_for
 from spark_sink.stream.router_client import RouterClient
-from spark_sink.tables.transactions import COUNT_COLUMNS, TRANSACTIONS, Transactions
+from spark_sink.tables.tasks import MadeRows
 from spark_sink.verification.collections import DOUBLED
 
 NOT_EVENTS = ("snapshotEnd", "heartbeat", "read")
@@ -112,7 +113,7 @@ def message_differences(kept: DataFrame, events: Events, options: Mapping[str, s
     """
     rows = [each for each in kept.schema.fields if each.name in MESSAGE_ROWS.names]
     schema = StructType(rows).add(_CERTAIN, "boolean")
-    made = events.rows.mapInArrow(_Made(dict(options), schema), schema)
+    made = events.rows.mapInArrow(partial(_made, dict(options), schema), schema)
     is_event = ~F.col("token").rlike(MARKS) & (F.col("token") >= events.first)
     without_clock = F.regexp_replace("value", _CLOCK, "")
     kept, made = (
@@ -127,8 +128,8 @@ def transaction_differences(kept: DataFrame, events: Events) -> DataFrame:
 
     A transaction may have several rows. Columns: id, and those of `bronze_differences`.
     """
-    schema = StructType([each for each in kept.schema.fields if each.name in TRANSACTIONS.names])
-    counted = events.rows.select(*COUNT_COLUMNS).mapInArrow(_Counted(), schema)
+    schema = StructType([each for each in kept.schema.fields if each.name in COUNTED.names])
+    counted = events.rows.select(*COUNT_COLUMNS).mapInArrow(_counted, schema)
     kept, counted = (
         _whole_transactions(each).where(F.col("token") >= events.first) for each in (kept, counted)
     )
@@ -140,33 +141,26 @@ def _dated(rows: DataFrame) -> DataFrame:
     return rows.withColumn(DATE, day)
 
 
-@dataclass(frozen=True)
-class _Made:
-    """Makes messages of rows of the source, with _CERTAIN: a function for `mapInArrow`."""
-
-    options: Mapping[str, str]
-    schema: StructType
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        table, schema = MessageTable(table_options(self.options)), arrow_schema(self.schema)
-        for batch in batches:
-            pairs = zip(batch["token"].to_pylist(), batch[_CERTAIN].to_pylist(), strict=True)
-            certain = dict(pairs)
-            for rows in table.of_rows(batch):
-                known = pa.array(map(certain.get, rows["token"].to_pylist()), pa.bool_())
-                rows = rows.append_column(_CERTAIN, known)
-                yield from rows.select(schema.names).cast(schema).to_batches()
+def _made(
+    options: Mapping[str, str], schema: StructType, batches: Iterable[pa.RecordBatch]
+) -> MadeRows:
+    """Make messages of rows of the source, with _CERTAIN: a function for `mapInArrow`."""
+    table, columns = MessageTable(table_options(options)), arrow_schema(schema)
+    for batch in batches:
+        pairs = zip(batch["token"].to_pylist(), batch[_CERTAIN].to_pylist(), strict=True)
+        certain = dict(pairs)
+        for rows in table.of_rows(batch):
+            known = pa.array(map(certain.get, rows["token"].to_pylist()), pa.bool_())
+            rows = rows.append_column(_CERTAIN, known)
+            yield from rows.select(columns.names).cast(columns).to_batches()
 
 
-@dataclass(frozen=True)
-class _Counted:
-    """Counts the transactions of rows of the source: a function for `mapInArrow`."""
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        counted = Transactions()
-        for batch in batches:
-            counted.count(batch)
-        yield from counted.rows().to_batches()
+def _counted(batches: Iterable[pa.RecordBatch]) -> MadeRows:
+    """Count the transactions of rows of the source: a function for `mapInArrow`."""
+    counted = Transactions()
+    for batch in batches:
+        counted.count(batch)
+    yield from counted.rows().to_batches()
 
 
 def _whole_transactions(rows: DataFrame) -> DataFrame:
@@ -203,7 +197,7 @@ def _differences(
     kinds = [each for each in sent.schema.fields if each.name in shown]
     schema = StructType(kinds).add("difference", "string")
     schema = schema.add("fields", ArrayType(StringType())).add("times", "long")
-    return unequal.mapInArrow(_Pairs(tuple(shown), schema, whole), schema)
+    return unequal.mapInArrow(partial(_differing, shown, schema, whole), schema)
 
 
 def _comparable(rows: DataFrame) -> DataFrame:
@@ -222,36 +216,36 @@ def _has_map(kind: DataType) -> bool:
     return isinstance(kind, MapType)
 
 
-@dataclass(frozen=True)
-class _Pairs:
-    """Says how pairs of rows differ: a function for `mapInArrow`."""
+def _differing(
+    shown: Sequence[str], schema: StructType, whole: str, batches: Iterable[pa.RecordBatch]
+) -> MadeRows:
+    """Say how pairs of rows differ: a function for `mapInArrow`."""
+    for batch in batches:
+        pairs = ((each, _difference(each, whole)) for each in batch.to_pylist())
+        found = [
+            {
+                **{name: (pair["sent"] or pair["kept"])[name] for name in shown},
+                "difference": difference[0],
+                "fields": difference[1],
+                "times": pair["times"],
+            }
+            for pair, difference in pairs
+            if difference is not None
+        ]
+        yield pa.RecordBatch.from_pylist(found, arrow_schema(schema))
 
-    shown: tuple[str, ...]
-    schema: StructType
-    whole: str
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        schema = arrow_schema(self.schema)
-        for batch in batches:
-            found = filter(None, map(self._difference, batch.to_pylist()))
-            yield pa.RecordBatch.from_pylist(list(found), schema)
-
-    def _difference(self, pair: Mapping[str, Any]) -> dict[str, Any] | None:
-        kept, sent, fields = pair["kept"], pair["sent"], []
-        row = sent or kept
-        if kept is None:
-            difference = "missing"
-        elif sent is None:
-            difference = "extra"
-        elif pair["times"] > 1:
-            difference = DOUBLED
-        else:
-            difference = "different"
-            fields = _unequal(kept, sent, certain=pair.get(_CERTAIN) is not False)
-            if not fields or row["token"] <= self.whole:
-                return None
-        found = {name: row[name] for name in self.shown}
-        return {**found, "difference": difference, "fields": fields, "times": pair["times"]}
+def _difference(pair: Mapping[str, Any], whole: str) -> tuple[str, list[str]] | None:
+    """Return how a pair differs, and in which fields; None if it does not."""
+    kept, sent = pair["kept"], pair["sent"]
+    if kept is None:
+        return "missing", []
+    if sent is None:
+        return "extra", []
+    if pair["times"] > 1:
+        return DOUBLED, []
+    fields = _unequal(kept, sent, certain=pair.get(_CERTAIN) is not False)
+    return ("different", fields) if fields and sent["token"] > whole else None
 
 
 def _unequal(kept: Mapping[str, Any], sent: Mapping[str, Any], *, certain: bool) -> list[str]:

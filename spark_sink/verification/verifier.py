@@ -30,9 +30,9 @@ from shard_client.bson.resume_token import high_water_mark
 from spark_sink.errors import OptionError, SourceError
 from spark_sink.events.positions import after
 from spark_sink.jobs.commands import Rounds
-from spark_sink.jobs.job_folder import JobFolder
+from spark_sink.jobs.job_folder import CURRENT, JobFolder
 from spark_sink.jobs.status import verified_line
-from spark_sink.jobs.tables_job import CURRENT, Findings
+from spark_sink.jobs.tables_job import Findings
 from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.channels import send
 from spark_sink.snapshot.plan import Chunk, filter_of
@@ -46,7 +46,6 @@ from spark_sink.verification.slices import (
     Comparison,
     Difference,
     Key,
-    TableVersion,
     VersionRows,
     newest_version,
     place_of,
@@ -187,7 +186,7 @@ class Verifier:
     def _compare_rows(self, behind: str, found: _Round) -> str | None:
         """Compare the next rows of the table with their documents; return the last one's place."""
         version = self._version(found)
-        rows = version.rows.behind(behind, min(self._rate * _SLICE_SECONDS, _ROWS))
+        rows = version.behind(behind, min(self._rate * _SLICE_SECONDS, _ROWS))
         if not rows.num_rows:
             return None
         suspects: dict[str, Key] = {}
@@ -216,7 +215,7 @@ class Verifier:
         self._confirm(suspects, version, found)
         found.rows += count
 
-    def _confirm(self, suspects: Mapping[str, Key], version: TableVersion, found: _Round) -> None:
+    def _confirm(self, suspects: Mapping[str, Key], version: VersionRows, found: _Round) -> None:
         """Look again at keys that differ in a version, and note those that keep differing."""
         differences: dict[str, Difference] = {}
         for _ in range(_LOOKS - 1):
@@ -227,7 +226,7 @@ class Verifier:
             names = [{name: each[name] for name in KEY_COLUMNS} for each in suspects.values()]
             for start in range(0, len(names), _KEYS):
                 part = names[start : start + _KEYS]
-                rows = version.rows.find([place_of(each) for each in part])
+                rows = version.find([place_of(each) for each in part])
                 keys = pa.Table.from_pylist(part)
                 differences |= self._comparison.differences(version, keys, rows)
             suspects = differences
@@ -238,7 +237,7 @@ class Verifier:
         if self._repair:
             self._remove([each for each in kept if each["difference"] == "extra"], version.time)
 
-    def _version(self, found: _Round, later_than: TableVersion | None = None) -> TableVersion:
+    def _version(self, found: _Round, later_than: VersionRows | None = None) -> VersionRows:
         """Return the newest version, once its time is later than that of a given version."""
         while True:
             version = newest_version(self._address)

@@ -29,7 +29,7 @@ from spark_sink.jobs.task_tables import TaskReport, TaskTables, TaskWriter, bron
 from spark_sink.rows.event_rows import EventRows
 from spark_sink.signals.state import SignalState
 from spark_sink.source.offsets import Offset
-from spark_sink.tables.delta_log import Batch
+from spark_sink.tables.log_state import Batch
 from tests.unit.spark_sink.tables.test_current_table import Stream
 
 RECORD = JobRecord(
@@ -92,10 +92,8 @@ class ScriptedJob(TablesJob):
     ) -> None:
         super().__init__(folder, record, "mongodb://none", epoch=epoch)
         self._script, self._rows = script, bronze_schema(EventRows().schema)
-        bronze, messages, current, _, _, quarantine = map(folder.table, SIX)
-        self._written_to = TaskTables(
-            bronze, current, quarantine, True, messages, RECORD.messages, epoch
-        )
+        addresses = {name: folder.table(name) for name in SIX}
+        self._written_to = TaskTables(addresses, RECORD.messages, epoch)
 
     def commit(self, number: int) -> None:
         """Commit a batch, as Spark calls it."""

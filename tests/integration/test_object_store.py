@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import bson
 import pyarrow as pa
@@ -14,7 +15,7 @@ from spark_sink.errors import StreamError
 from spark_sink.events.documents import from_json, to_json
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.current_table import CurrentTable
-from spark_sink.tables.delta_log import Batch
+from spark_sink.tables.log_state import Batch
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage
 from tests.harness.object_store import BUCKET, ObjectStore, object_store
 from tests.unit.spark_sink.jobs.test_two_starts import check_two_starts, paused
@@ -76,3 +77,24 @@ def test_of_two_writers_to_a_store_one_fails(store: ObjectStore) -> None:
     another = AppendTable(address.replace("s3://", "s3a://"))
     assert another.log.position() == {"through": "b", **Batch("q", 0).position}
     assert another.log.count() == 1
+
+
+def test_two_compactions_on_a_store_keep_each_row_once(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, original = f"s3://{BUCKET}/job/bronze", DeltaTable.create_write_transaction
+    for number in range(3):
+        AppendTable(address).write_rows(pa.table({"token": [f"{number}"]}), Batch("q", number))
+    calls: list[int] = []
+
+    def meets_another(*args: Any, **options: Any) -> None:
+        calls.append(len(args))
+        if len(calls) == 1:  # after the first compaction has found its files
+            assert AppendTable(address).compact() == (3, 1)
+        original(*args, **options)
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", meets_another)
+    assert AppendTable(address).compact() == (1, 1)
+    assert len(calls) == 2
+    rows = DeltaTable(address).to_pyarrow_table()
+    assert sorted(rows["token"].to_pylist()) == ["0", "1", "2"]

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from spark_sink.cli import job
 from spark_sink.events.positions import AtTime, from_offset, key_of, to_offset
-from spark_sink.jobs.job_folder import JobFolder, JobRecord
-from spark_sink.jobs.tables_job import DEFAULT_TABLES, TablesJob, namespace_options
+from spark_sink.jobs.job_folder import DEFAULT_TABLES, JobFolder, JobRecord
+from spark_sink.jobs.tables_job import TablesJob, namespace_options
 from tests.harness.clusters import RealCluster, TestCluster
 from tests.spark.conftest import Shop
 from tests.spark.test_job import differences, rows_of

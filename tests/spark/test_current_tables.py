@@ -146,7 +146,8 @@ def test_verify_reports_differences_but_not_pending_changes(
     target = str(tmp_path / "table")
     options = {"uri": shop.uri, "database": shop.database, "collection": "orders"}
 
-    # A table that has lost a document, kept one too many, and changed a field of a third one.
+    # A table that has lost a document, kept one too many, changed a field of a third one, and
+    # lost single cells.
     def damaged(rows: pandas.DataFrame) -> pandas.DataFrame:
         for number, change in (
             (3, None), (4, {"_id": 99, "customer": 9}), (5, {"_id": 5, "n": 1}),
@@ -158,6 +159,8 @@ def test_verify_reports_differences_but_not_pending_changes(
                 at = rows.index[found][0]
                 rows.at[at, "document"] = bson.encode(change)
                 rows.at[at, "key"] = json.dumps({"$numberInt": str(change["_id"])})
+        for number, name in ((8, "database"), (9, "collection"), (10, "token"), (11, "document")):
+            rows.loc[rows["key"] == json.dumps({"$numberInt": str(number)}), name] = None
         return pandas.concat([rows, rows.iloc[[0]]])
 
     damage(target, damaged)
@@ -172,5 +175,9 @@ def test_verify_reports_differences_but_not_pending_changes(
         ("4", "missing"): [],
         ("99", "extra"): [],
         ("5", "different"): ["customer", "n", "text"],
+        ("8", "missing"): [],
+        ("9", "missing"): [],
+        ("10", "missing"): [],
+        ("11", "different"): ["_id", "customer", "text"],
         ("0", "doubled"): [],
     }

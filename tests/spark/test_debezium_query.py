@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_sink.debezium import to_debezium
 from spark_sink.errors import OptionError
-from spark_sink.tables.transactions import Transactions
+from spark_sink.jobs.task_tables import Transactions
 from tests.doubles.schema_registry import SchemaRegistry, serving
 from tests.spark.conftest import Shop
 

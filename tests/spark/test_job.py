@@ -27,15 +27,10 @@ from spark_sink.errors import OptionError
 from spark_sink.events.documents import to_document
 from spark_sink.events.positions import AtTime, key_of
 from spark_sink.folders import is_local
-from spark_sink.jobs.job_folder import JobFolder, JobRecord
+from spark_sink.jobs.job_folder import DEFAULT_TABLES, TRANSACTIONS, JobFolder, JobRecord
 from spark_sink.jobs.rebuilding import restore_checkpoint
 from spark_sink.jobs.status import lines_of, status_of
-from spark_sink.jobs.tables_job import (
-    DEFAULT_TABLES,
-    TRANSACTIONS,
-    TablesJob,
-    namespace_options,
-)
+from spark_sink.jobs.tables_job import TablesJob, namespace_options
 from spark_sink.signals.state import Request, SignalState
 from spark_sink.snapshot.plan import Progress, SnapshotPlan
 from spark_sink.source.offsets import Offset

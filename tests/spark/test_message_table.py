@@ -21,15 +21,9 @@ from spark_sink.cli import job
 from spark_sink.debezium import to_debezium
 from spark_sink.debezium.message_table import MessageTable, table_options
 from spark_sink.errors import OptionError, StreamError
-from spark_sink.jobs.job_folder import JobFolder, JobRecord
-from spark_sink.jobs.tables_job import (
-    BRONZE,
-    CURRENT,
-    MESSAGES,
-    TablesJob,
-    appended_table,
-    namespace_options,
-)
+from spark_sink.jobs.job_folder import BRONZE, CURRENT, MESSAGES, JobFolder, JobRecord
+from spark_sink.jobs.tables_job import TablesJob, appended_table, namespace_options
+from spark_sink.tables.tasks import read_rows
 from spark_sink.verification.job import verify_job
 from tests.spark.conftest import Shop
 
@@ -99,7 +93,7 @@ def test_the_table_has_the_messages_of_bronze(
     run_once(spark, shop, tmp_path, (BRONZE, MESSAGES), **messages)
     change_everything(shop)
     run_once(spark, shop, tmp_path, (BRONZE, MESSAGES), **messages)
-    rows = appended_table(JobFolder(str(tmp_path)), BRONZE).read(spark).orderBy("token")
+    rows = read_rows(spark, appended_table(JobFolder(str(tmp_path)), BRONZE).log).orderBy("token")
     options = table_options(messages)
     given = {name: getattr(options, name) for name in ("schemas", "tombstones", "naming")}
     if "unwrap" in messages:

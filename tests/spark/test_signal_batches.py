@@ -21,9 +21,8 @@ from spark_sink.options.stream_options import SignalOptions, parse_options
 from spark_sink.signals.channels import send
 from spark_sink.source.stream_reader import MergerouterStreamReader
 from spark_sink.stream.router_client import RouterClient
-from spark_sink.tables.ddl_events import DDL_TYPES, collections_of, ddl_event_of
 from spark_sink.tables.fold import Fold
-from spark_sink.tables.prepare import Prepare
+from spark_sink.tables.prepare import DDL_TYPES, Prepare, collections_of, ddl_event_of
 from tests.doubles.event_history import history_lost
 from tests.harness.until import wait_for
 from tests.spark.conftest import Shop

@@ -22,7 +22,7 @@ from spark_sink.options.stream_options import parse_options
 from spark_sink.snapshot.plan import Chunk, Collection, SnapshotPlan
 from spark_sink.snapshot.planner import SnapshotDecision
 from spark_sink.source.tasks import SnapshotEnd, snapshot_tasks
-from spark_sink.tables.ddl_events import ddl_event_of
+from spark_sink.tables.prepare import ddl_event_of
 from tests.spark import snapshot_choices
 from tests.spark.batches import Batches, batches
 from tests.spark.conftest import Shop

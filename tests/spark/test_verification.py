@@ -15,15 +15,8 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from spark_sink.cli import job
-from spark_sink.jobs.job_folder import JobFolder, JobRecord
-from spark_sink.jobs.tables_job import (
-    BRONZE,
-    CURRENT,
-    MESSAGES,
-    TRANSACTIONS,
-    TablesJob,
-    namespace_options,
-)
+from spark_sink.jobs.job_folder import BRONZE, CURRENT, MESSAGES, TRANSACTIONS, JobFolder, JobRecord
+from spark_sink.jobs.tables_job import TablesJob, namespace_options
 from tests.spark.conftest import Shop
 from tests.unit.spark_sink.verification.test_checksums import other
 

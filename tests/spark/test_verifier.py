@@ -20,7 +20,8 @@ from spark_sink.jobs.status import lines_of, status_of
 from spark_sink.options.stream_options import parse_options
 from spark_sink.source.stream_reader import MergerouterStreamReader
 from spark_sink.tables.current_table import CurrentTable
-from spark_sink.tables.delta_log import Batch, DeltaLog
+from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.log_state import Batch
 from spark_sink.tables.staged_changes import ChangeStage
 from spark_sink.verification.verifier import Verifier
 from tests.harness.until import wait_for

@@ -19,7 +19,7 @@ for name in "errors error_codes wire remote_cursor replica_set".split():
     sys.modules[f"shard_client.{name}"] = None
 import spark_sink.source.data_source
 del sys.modules["numpy"]
-import spark_sink.jobs.job_source, spark_sink.tables.range_merge, spark_sink.tables.table_scan
+import spark_sink.jobs.job_source, spark_sink.tables.range_merge, spark_sink.tables.tasks
 print(spark_sink.source.data_source.__file__)
 """
 

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from spark_sink.jobs.job_folder import JobFolder
-from spark_sink.jobs.tables_job import ALL_BATCHES
+from spark_sink.jobs.job_folder import ALL_BATCHES, JobFolder
 from tests.spark.quick_session import QUICK
 
 REPOSITORY = Path(__file__).parents[3]

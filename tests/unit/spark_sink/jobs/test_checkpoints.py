@@ -26,7 +26,8 @@ from spark_sink.signals.state import SignalState
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.append_table import AppendTable
-from spark_sink.tables.delta_log import Batch, DeltaLog
+from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.log_state import Batch
 
 
 def write(folder: JobFolder, number: int, table: str = "bronze") -> None:

@@ -22,7 +22,7 @@ AT = Offset(END, events=3, heartbeat=Timestamp(90, 1))
 
 def reader(**options: str) -> JobStreamReader:
     given = parse_options({"uri": "mongodb://127.0.0.1:1/", "database": "shop", **options})
-    return JobStreamReader(given, 0.0, TaskTables("bronze", None, "quarantine", False))
+    return JobStreamReader(given, 0.0, TaskTables({"bronze": "bronze", "quarantine": "quarantine"}))
 
 
 def test_a_few_events_are_one_task() -> None:

@@ -7,10 +7,10 @@ import pytest
 
 from spark_sink.errors import StreamError
 from spark_sink.jobs import maintenance
-from spark_sink.jobs.job_folder import JobFolder
+from spark_sink.jobs.job_folder import NOTIFIED, JobFolder
 from spark_sink.jobs.maintenance import Schedule, compact_tables
-from spark_sink.jobs.tables_job import NOTIFICATIONS, NOTIFIED, appended_table
-from spark_sink.tables.delta_log import Batch
+from spark_sink.jobs.tables_job import NOTIFICATIONS, appended_table
+from spark_sink.tables.log_state import Batch
 
 
 def test_small_files_are_compacted_when_it_is_time(

@@ -30,7 +30,7 @@ from spark_sink.signals.state import Request, SignalState
 from spark_sink.snapshot.plan import Collection
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.append_table import AppendTable
-from spark_sink.tables.delta_log import Batch
+from spark_sink.tables.log_state import Batch
 
 SECOND = 1_700_000_000
 _SESSION = Binary.from_uuid(uuid.UUID(int=7))

@@ -17,7 +17,7 @@ from spark_sink.jobs.progress import (
     batch_progress,
 )
 from spark_sink.jobs.query_run import cause_of
-from spark_sink.jobs.tables_job import Written
+from spark_sink.jobs.task_tables import Written
 
 ROOT = Path(__file__).parents[4]
 THROUGH = 1_795_163_230

@@ -18,7 +18,8 @@ from spark_sink.errors import SourceError
 from spark_sink.jobs import own_router, query_run
 from spark_sink.jobs.router_report import RouterReport
 from spark_sink.jobs.stop_request import StopRequest
-from spark_sink.jobs.tables_job import TablesJob, Written
+from spark_sink.jobs.tables_job import TablesJob
+from spark_sink.jobs.task_tables import Written
 from spark_sink.source import unmatched_names
 from tests.unit.spark_sink.jobs.test_progress import progress
 

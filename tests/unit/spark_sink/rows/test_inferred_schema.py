@@ -26,7 +26,7 @@ from spark_sink.rows.arrow_types import arrow_type
 from spark_sink.rows.inferred_schema import extends, grown, merged, schema_of
 from spark_sink.rows.typed_documents import InferredDocuments
 from spark_sink.tables.append_table import AppendTable
-from spark_sink.tables.delta_log import Batch
+from spark_sink.tables.log_state import Batch
 
 SCALARS = (
     5, Int64(7), 0.5, Decimal128("1.25"), "x", ObjectId("0" * 24), True, b"x", None, Regex("x"),

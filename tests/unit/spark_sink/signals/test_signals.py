@@ -19,7 +19,7 @@ from spark_sink.signals.state import SignalState
 from spark_sink.snapshot.plan import Collection, LostDocument, SnapshotPlan, text_of
 from spark_sink.snapshot.planner import SnapshotPlanner
 from spark_sink.source.offsets import Offset
-from spark_sink.tables.ddl_events import DdlEvent, ddl_event_of, namespace_after
+from spark_sink.tables.prepare import DdlEvent, after_ddl_events, ddl_event_of
 
 MARK = Timestamp(100, 1)
 
@@ -389,13 +389,13 @@ def test_the_end_of_a_snapshot_is_that_of_its_collections() -> None:
     }
     end = ddl_event_of(bson.encode(event))
     older, newer = "82" + "0" * 16, "82FFFFFFFF" + "0" * 8
-    assert namespace_after(older, "a", "x", [end]) is None
-    assert namespace_after(newer, "a", "x", [end]) == ("a", "x")
-    assert namespace_after(older, "a", "y", [end]) == ("a", "y")
-    assert namespace_after(older, "b", "x", [end]) == ("b", "x")
+    assert after_ddl_events(older, ("a", "x"), [end])[1] is None
+    assert after_ddl_events(newer, ("a", "x"), [end])[1] == ("a", "x")
+    assert after_ddl_events(older, ("a", "y"), [end])[1] == ("a", "y")
+    assert after_ddl_events(older, ("b", "x"), [end])[1] == ("b", "x")
     everything = DdlEvent(end.token, "snapshotEnd")
     assert sorted([end, everything]) == [everything, end]
-    assert namespace_after(older, "a", "y", [everything]) is None
+    assert after_ddl_events(older, ("a", "y"), [everything])[1] is None
 
 
 def test_a_plan_contains_only_the_chosen_collections() -> None:

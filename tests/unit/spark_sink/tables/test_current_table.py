@@ -27,16 +27,18 @@ from shard_client.bson.resume_token import high_water_mark
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.documents import from_json, to_json
 from spark_sink.rows.checksum import Checksum
-from spark_sink.tables import current_table, key_ranges, range_merge, staged_changes
+from spark_sink.tables import current_table, key_ranges, range_merge, staged_changes, upsert
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.current_table import CurrentTable
-from spark_sink.tables.delta_log import Batch, DeltaLog
-from spark_sink.tables.key_ranges import places_of
+from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.key_ranges import KEY_RANGE, KeyRanges, combined, partitions_of, places_of
+from spark_sink.tables.log_state import Batch
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS, ChangeReport, ChangeStage
-from spark_sink.tables.table_form import KEY_RANGE, TableForm
-from spark_sink.tables.table_state import Covers
+from spark_sink.tables.table_form import TableForm
+from spark_sink.tables.table_state import TableScope
 
 DATABASE = "shop"
+END = "\U0010ffff" * 2  # behind the names of all other collections
 Documents = dict[tuple[str, int], dict[str, Any]]
 
 
@@ -173,7 +175,7 @@ def apply(
     folder: Path,
     events: Sequence[dict[str, Any]],
     number: int | None = None,
-    covers: Covers | None = None,
+    scope: TableScope | None = None,
     table: CurrentTable | None = None,
 ) -> CurrentTable:
     if table is None:
@@ -182,7 +184,7 @@ def apply(
         table.reload()
     batch = None if number is None else Batch("q", number)
     quarantine = None if number is None else AppendTable(str(folder.with_name("quarantine")))
-    table.apply_staged(None, staged(folder, events), batch, quarantine, covers)
+    table.apply_staged(None, staged(folder, events), batch, quarantine, scope)
     return table
 
 
@@ -199,21 +201,21 @@ def documents_in(folder: Path) -> Documents:
 
 
 def check_ranges(folder: Path) -> int:
-    """Check that files are ordered, and that the state knows their ranges; return their number."""
-    table = DeltaTable(folder)
-    ranges = {name: bounds for name, *bounds in DeltaLog(str(folder)).position()["ranges"]}
-    before = ""
-    actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
-    actions.sort(key=lambda each: ranges[each["partition.keyRange"]])
-    assert len(actions) == len(ranges)
-    for each in actions:
-        rows = pa.parquet.read_table(folder / each["path"], partitioning=None)
+    """Check that files are ordered, and that the log tells their ranges; return their number."""
+    log, before = DeltaLog(str(folder)), ""
+    ranges = KeyRanges.of(log.files())
+    assert log.position()["partitions"] == combined(partitions_of(log.files()))
+    actions = {each["path"]: each for each in log.actions()}
+    assert len(ranges) == max(1, len(actions))
+    for number, (first, last, path) in enumerate(ranges.files()):
+        rows = pa.parquet.read_table(folder / path, partitioning=None)
         places = places_of(rows).to_pylist()
         assert places == sorted(set(places))
-        assert [places[0], places[-1]] == ranges[each["partition.keyRange"]]
-        assert before < places[0]
+        assert before < first <= places[0]
+        assert places[-1] <= last
+        assert {ranges.index(place) for place in (places[0], places[-1])} == {number}
         before = places[-1]
-        least = (each["min.token"], each["max.token"])
+        least = (actions[path]["min.token"], actions[path]["max.token"])
         assert least == (pc.min(rows["token"]).as_py(), pc.max(rows["token"]).as_py())
     return len(actions)
 
@@ -294,7 +296,7 @@ def test_collections_that_are_replaced_are_right_once_they_are_read_again(
             required = max([required, *unread.values()])
             begun = stream.number
             events += stream.part(reading, 0)
-        apply(folder, events, number, lambda _, name: name != "d")
+        apply(folder, events, number, TableScope(lambda _, name: name != "d"))
     scope = {place: each for place, each in stream.collections.items() if place[0] != "d"}
     found = {place: each for place, each in documents_in(folder).items() if place[0] != "d"}
     assert found == scope
@@ -323,6 +325,40 @@ def test_a_batch_writes_only_the_files_that_have_its_keys(tmp_path: Path) -> Non
             break
     assert documents_in(folder) == stream.collections
     check_ranges(folder)
+
+
+@pytest.mark.usefixtures("small")
+def test_files_share_collections_only_as_the_log_can_tell(tmp_path: Path) -> None:
+    """Many small collections share a file, a large one has its own; long keys are no exception."""
+    stream, folder = Stream(1), tmp_path / "current"
+    for number in range(3):
+        events = []
+        for name, count in (
+            ("a", 3),
+            ("b", 2),
+            ("big", 400),
+            ("c", 3),
+            ("d", 2),
+            ("large", 20),
+            (END, 3),
+        ):
+            for key in stream.chance.sample(range(500), count):
+                text = stream.chance.randbytes(60).hex()
+                is_long = name == "large" or key % 7 == 0
+                identifier = f"{key:06}" * (1000 if is_long else 1)
+                document = {"_id": identifier, "text": text}
+                stream.collections[name, identifier] = document  # type: ignore[index]
+                event = stream._event("replace", name, key, fullDocument=document)
+                events.append({**event, "documentKey": {"_id": identifier}})
+        apply(folder, events, number)
+        assert documents_in(folder) == stream.collections
+        assert check_ranges(folder) > 4
+    actions = DeltaLog(str(folder)).actions()
+    assert any(each["min.collection"] != each["max.collection"] for each in actions)
+    before = {each["path"] for each in actions}
+    [event] = [stream.change(499)]
+    apply(folder, [event], 3)
+    assert len(before - {each["path"] for each in DeltaLog(str(folder)).actions()}) == 1
 
 
 # Changes of one document's key: the token's seconds, what happens, the document's key before it,
@@ -460,6 +496,33 @@ def test_files_that_others_have_written_in_another_order_are_sorted(tmp_path: Pa
     check_ranges(folder)
 
 
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("known", [("database", "collection"), ()])
+def test_a_file_that_others_have_written_without_statistics_may_have_any_key(
+    known: Sequence[str], tmp_path: Path
+) -> None:
+    stream, folder = Stream(4), tmp_path / "current"
+    apply(folder, [stream.change(number, text="x" * 200) for number in range(100, 400)], 0)
+    actions = sorted(DeltaLog(str(folder)).actions(), key=lambda each: str(each["min.key"]))
+    middle = actions[len(actions) // 2]
+    (folder / middle["path"]).rename(folder / middle["path"].replace("part-", "other-"))
+    stats: dict[str, Any] = {"numRecords": middle["num_records"]}
+    for bound, kind in (("minValues", "min"), ("maxValues", "max")):
+        stats[bound] = {name: middle[f"{kind}.{name}"] for name in known}
+    other = {
+        "path": middle["path"].replace("part-", "other-"),
+        "size": middle["size_bytes"],
+        "partition": json.dumps({KEY_RANGE: middle[f"partition.{KEY_RANGE}"]}),
+        "modified": 1,
+        "stats": json.dumps(stats),
+    }
+    assert DeltaLog(str(folder)).exchange([middle["path"]], [other])
+    apply(folder, stream.changes(100, keys=400), 1)
+    apply(folder, [stream.change(number, n=1) for number in range(100, 400)], 2)
+    assert documents_in(folder) == stream.collections
+    check_ranges(folder)
+
+
 def test_engines_read_the_documents(tmp_path: Path) -> None:
     stream, folder = Stream(5), tmp_path / "current"
     apply(folder, stream.changes(200), 0)
@@ -481,9 +544,10 @@ class KilledError(Exception):
 
 STEPS = {
     "changes staged": (staged_changes.ChangeStage, "_write"),
-    "all changes read": (CurrentTable, "_apply"),
-    "sections found": (current_table, "sections_of"),
+    "all changes read": (current_table, "plan"),
+    "planned": (upsert, "merges_of"),
     "files written": (range_merge._RangeFiles, "close"),
+    "merged": (current_table, "merge"),
     "before quarantine": (AppendTable, "commit"),
     "before commit": (DeltaLog, "replace"),
     "after commit": (current_table, "remove_changes"),
@@ -517,7 +581,7 @@ def killed(monkeypatch: pytest.MonkeyPatch, step: str, after: bool, attempt: Any
 def test_a_batch_that_is_killed_at_any_step_is_applied_once(
     step: str, after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(current_table, "_COMMITS_PER_VACUUM", 1)
+    monkeypatch.setattr(upsert, "_COMMITS_PER_VACUUM", 1)
     stream, folder = Stream(3), tmp_path / "current"
     apply(folder, stream.changes(300), 0)
     update = {"updatedFields": {}, "removedFields": []}
@@ -587,6 +651,23 @@ def test_a_snapshot_may_begin_with_a_document_that_is_decoded_with_care(
     apply(tmp_path / "current", [event | {"fullDocument": with_field(1, field)}], 0)
     assert DeltaTable(tmp_path / "current").to_pyarrow_table().num_rows == 1
     assert not (tmp_path / "quarantine").exists()
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_restored_table_is_told_by_its_files_also_if_it_was_empty(
+    dropped: bool, tmp_path: Path
+) -> None:
+    stream = Stream(1)
+    apply(tmp_path, [stream.change(number, n=1) for number in range(5)], 0)
+    apply(tmp_path, [stream.drop("a") if dropped else stream.change(1, n=2)], 1)
+    DeltaLog(str(tmp_path)).require_whole()
+    table = DeltaTable(tmp_path)
+    table.restore(0)
+    table.create_checkpoint()
+    for each in (tmp_path / "_delta_log").glob("*.json"):
+        each.unlink()
+    with pytest.raises(StreamError, match="was restored"):
+        DeltaLog(str(tmp_path)).require_whole()
 
 
 def test_another_table_is_refused(tmp_path: Path) -> None:

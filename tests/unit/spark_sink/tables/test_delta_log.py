@@ -15,12 +15,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import CommitFailedError
 
 from spark_sink.errors import OptionError, StreamError
+from spark_sink.tables import append_table
 from spark_sink.tables.append_table import AppendTable
-from spark_sink.tables.delta_log import Batch, DeltaLog
+from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.log_state import Batch, TableStates, newest_state
 from spark_sink.tables.parquet_parts import Parts
-from spark_sink.tables.table_states import TableStates
 
 SCHEMA = pa.schema(
     [
@@ -127,7 +129,11 @@ def test_one_commit_replaces_buckets_and_moves_the_position(tmp_path: Path) -> N
     log.replace(written(tmp_path, rows_of(range(10))), SCHEMA, {"through": "a"})
     reader = DeltaTable(tmp_path)
     log.replace(
-        written(tmp_path, rows_of([100], bucket=1)), SCHEMA, {"through": "b"}, batch(4), bucket=[1]
+        written(tmp_path, rows_of([100], bucket=1)),
+        SCHEMA,
+        {"through": "b"},
+        batch(4),
+        replaced=["1"],
     )
     assert tokens_of(tmp_path) == [*(f"82{number:06}" for number in range(0, 10, 2)), "82000100"]
     assert DeltaLog(str(tmp_path)).position() == {"through": "b", **batch(4).position}
@@ -137,7 +143,7 @@ def test_one_commit_replaces_buckets_and_moves_the_position(tmp_path: Path) -> N
     with pytest.raises(StreamError, match="another start has written it"):
         log.has(batch(5, "another query"))
     # A bucket that becomes empty, and a position without rows.
-    log.replace([], SCHEMA, {"through": "c"}, bucket=[0])
+    log.replace([], SCHEMA, {"through": "c"}, replaced=["0"])
     log.replace([], SCHEMA, {"through": "d"})
     assert tokens_of(tmp_path) == ["82000100"]
     assert log.position() == {"through": "d", **batch(4).position}
@@ -200,7 +206,7 @@ def test_of_two_writers_one_fails(kind: str, tmp_path: Path) -> None:
         if kind == "append":
             log.append(parts, SCHEMA, batch(1))
         else:  # other buckets, and another query: delta-rs alone accepts both
-            log.replace(parts, SCHEMA, {}, batch(1, f"q{bucket}"), bucket=[bucket])
+            log.replace(parts, SCHEMA, {}, batch(1, f"q{bucket}"), replaced=[str(bucket)])
 
     commit(first, 0)
     with pytest.raises(StreamError, match="has been written by another query"):
@@ -219,7 +225,7 @@ def test_a_commit_that_an_earlier_start_has_planned_is_refused(kind: str, tmp_pa
     wider = SCHEMA.append(pa.field("wider", pa.string()))
     commits: dict[str, Callable[[], None]] = {
         "append": lambda: earlier.append(parts, SCHEMA, batch(1)),
-        "replace": lambda: earlier.replace(parts, SCHEMA, {}, batch(1), bucket=[0]),
+        "replace": lambda: earlier.replace(parts, SCHEMA, {}, batch(1), replaced=["0"]),
         "compare": lambda: earlier.compare(["token"]),
         "add columns": lambda: earlier.append(parts, wider, batch(1)),
     }
@@ -257,15 +263,16 @@ def test_new_columns_are_added_and_changed_types_are_refused(tmp_path: Path) -> 
 
 
 def test_compaction_and_vacuum_keep_rows_position_and_new_files(tmp_path: Path) -> None:
-    log = DeltaLog(str(tmp_path), ("bucket",))
-    for number in range(6):
-        log.append(written(tmp_path, rows_of([number, number + 10])), SCHEMA, batch(number))
-    before = tokens_of(tmp_path)
-    assert log.compact() == (6, 2)
+    table = appended(tmp_path, 6)
+    log, before = table.log, tokens_of(tmp_path)
+    assert table.compact() == (6, 2)
+    assert table.compact() == (2, 2)
     assert tokens_of(tmp_path) == before
     assert log.position()["batch"] == 5
     assert log.has(batch(5))
-    log.vacuum()
+    version = DeltaTable(tmp_path).version()
+    log.vacuum(full=True)
+    assert DeltaTable(tmp_path).version() == version  # so that it meets no commit of a job
     assert len(list(tmp_path.rglob("*.parquet"))) == 8  # a reader may still need the former six
     DeltaTable(tmp_path).alter.set_table_properties(
         {"delta.deletedFileRetentionDuration": "interval 0 hours"}
@@ -276,24 +283,117 @@ def test_compaction_and_vacuum_keep_rows_position_and_new_files(tmp_path: Path) 
     assert DeltaLog(str(tmp_path)).position()["batch"] == 5
 
 
+def appended(folder: Path, count: int, partitions: Sequence[str] = ("bucket",)) -> AppendTable:
+    """Make a table of as many batches, of a row each."""
+    table = AppendTable(str(folder), partitions)
+    for number in range(count):
+        table.commit(written(folder, rows_of([number]), partitions), SCHEMA, batch(number))
+    return table
+
+
+def compacts(folder: Path) -> None:
+    AppendTable(str(folder), ("bucket",)).compact()
+
+
+def compacts_as_others(folder: Path) -> None:
+    DeltaTable(folder).optimize.compact()
+
+
+def replaces(folder: Path) -> None:
+    kept = written(folder, rows_of([0]))
+    DeltaLog(str(folder), ("bucket",)).replace(kept, SCHEMA, {}, batch(4), replaced=["0"])
+
+
+def deletes(folder: Path) -> None:
+    DeltaTable(folder).delete("token = '82000002'")
+
+
+def appends(folder: Path) -> None:
+    AppendTable(str(folder)).commit(written(folder, rows_of([4])), SCHEMA, batch(4))
+
+
+# What another program commits, the rows after it, how many files there are before and after.
+MEANWHILE: dict[str, tuple[Callable[[Path], None], Sequence[int], tuple[int, int]]] = {
+    "a compaction": (compacts, range(4), (2, 2)),
+    "a compaction by others": (compacts_as_others, range(4), (2, 2)),
+    "a replacement": (replaces, (0, 1, 3), (3, 2)),
+    "a deletion": (deletes, (0, 1, 3), (3, 2)),
+    "a batch": (appends, range(5), (4, 3)),
+}
+
+
+# When it does: after the compaction has chosen its files, or just before it commits the new ones.
+WHEN: dict[str, tuple[Any, str]] = {
+    "chosen": (append_table, "_small"),
+    "found": (DeltaTable, "create_write_transaction"),
+}
+
+
+@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize("kind", MEANWHILE)
+def test_a_compaction_keeps_the_rows_of_what_is_committed_meanwhile(
+    kind: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, numbers, files = MEANWHILE[kind]
+    table, original, calls = appended(tmp_path, 4), getattr(*WHEN[when]), []
+
+    def meets_another(*args: Any, **options: Any) -> Any:
+        calls.append(args)
+        found = original(*args, **options) if when == "chosen" else None
+        if len(calls) == 1:
+            commit(tmp_path)
+        return found if when == "chosen" else original(*args, **options)
+
+    monkeypatch.setattr(*WHEN[when], meets_another)
+    assert table.compact() == files
+    assert calls
+    assert tokens_of(tmp_path) == [f"82{number:06}" for number in numbers]
+    DeltaLog(str(tmp_path)).vacuum(full=True)
+    table.commit(written(tmp_path, rows_of([9])), SCHEMA, batch(9))
+    assert len(DeltaTable(tmp_path).to_pyarrow_table()) == len(numbers) + 1
+
+
+def test_a_batch_that_was_planned_before_a_compaction_is_committed_after_it(tmp_path: Path) -> None:
+    table = appended(tmp_path, 4)
+    planned = DeltaLog(str(tmp_path), ("bucket",))
+    assert table.compact() == (4, 2)
+    planned.append(written(tmp_path, rows_of([4])), SCHEMA, batch(4))
+    assert tokens_of(tmp_path) == [f"82{number:06}" for number in range(5)]
+
+
+def test_a_compaction_whose_commit_the_store_does_not_confirm_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, original, calls = appended(tmp_path, 4), DeltaTable.create_write_transaction, []
+
+    def unconfirmed(*args: Any, **options: Any) -> None:
+        calls.append(original(*args, **options))
+        raise CommitFailedError("the version exists")
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", unconfirmed)
+    assert table.compact() == (4, 2)
+    assert len(calls) == 1
+    assert tokens_of(tmp_path) == [f"82{number:06}" for number in range(4)]
+
+
 def test_partitions_of_odd_names_are_compacted(tmp_path: Path) -> None:
-    names = [name or "shop.<|>`&;" for name in NAMES]
-    rows = [rows_of([number], namespace=name)[0] for number, name in enumerate(names * 2)]
-    log = DeltaLog(str(tmp_path), ("namespace",))
-    for number in range(2):
-        half = rows[number * len(names) :][: len(names)]
-        log.append(written(tmp_path, half, ("namespace",)), SCHEMA, batch(number))
-        log.compact()
-    assert len(log.actions()) == len(names)
-    # delta-rs itself would write a file that it does not find, and then compact nothing.
-    for number in range(2, 6):
-        tilde = rows_of([number * 10], namespace="shop.a~b")
-        rows += tilde
-        log.append(written(tmp_path, tilde, ("namespace",)), SCHEMA, batch(number))
-        log.compact()
-    assert len(log.actions()) == len(names) + 4
+    names = [*NAMES, "shop.<|>`&;", "shop.a~b"]
+    table, rows = AppendTable(str(tmp_path), ("namespace", "bucket")), []
+    for number in range(3):
+        found = [rows_of([10 * number + i], namespace=n, bucket=i)[0] for i, n in enumerate(names)]
+        rows += found
+        table.commit(written(tmp_path, found, ("namespace", "bucket")), SCHEMA, batch(number))
+        assert table.compact()[1] == len(names)
     found = DeltaTable(tmp_path).to_pyarrow_table().to_pylist()
     assert sorted(found, key=lambda row: row["token"]) == rows
+    [part, *_] = {each["path"] for each in table.log.actions()}
+    file = pa.parquet.ParquetFile(tmp_path / part)
+    assert file.metadata.num_row_groups == 1
+    DeltaTable(tmp_path).alter.set_table_properties(
+        {"delta.deletedFileRetentionDuration": "interval 0 hours"}
+    )
+    DeltaLog(str(tmp_path)).vacuum()
+    assert len(list(tmp_path.rglob("*.parquet"))) == len(names)
 
 
 def test_commits_older_than_their_retention_are_deleted_every_hundred(tmp_path: Path) -> None:
@@ -321,7 +421,14 @@ def test_the_position_is_found_behind_the_commits_of_others(tmp_path: Path) -> N
     for number in range(25):
         table = pa.Table.from_pylist(rows_of([number]), SCHEMA)
         write_deltalake(tmp_path, table, mode="append")
-    assert DeltaLog(str(tmp_path)).position()["batch"] == 7
+    assert DeltaLog(str(tmp_path)).position()["batch"] == newest_state(str(tmp_path))["batch"] == 7
+    table = DeltaTable(tmp_path)
+    table.create_checkpoint()
+    for each in (tmp_path / "_delta_log").glob("*.json"):
+        if int(each.stem) < table.version():
+            each.unlink()
+    assert newest_state(str(tmp_path)) == DeltaLog(str(tmp_path)).position()
+    assert newest_state(str(tmp_path / "none")) == {}
 
 
 def test_a_task_writes_a_row_group_of_many_batches(tmp_path: Path) -> None:
@@ -333,17 +440,13 @@ def test_a_task_writes_a_row_group_of_many_batches(tmp_path: Path) -> None:
     assert written(tmp_path, [], ()) == []
 
 
-def test_the_ranges_of_a_table_are_written_again_only_if_they_change(tmp_path: Path) -> None:
-    states, ranges = TableStates(str(tmp_path)), [["a", "", "b"]] * 1000
-    numbers = [states.write({"ranges": ranges, "batch": number}) for number in range(3)]
-    sizes = [(tmp_path / "_mergerouter" / f"{n}.json").stat().st_size for n in numbers]
-    assert max(sizes[1:]) < 100 < sizes[0]
+def test_states_are_kept_for_an_hour_and_a_lost_one_is_told(tmp_path: Path) -> None:
+    states = TableStates(str(tmp_path))
+    numbers = [states.write({"batch": number}) for number in range(3)]
     for number in numbers[:2]:
         os.utime(tmp_path / "_mergerouter" / f"{number}.json", (0, 0))
     states.clean(numbers[2])
     again = TableStates(str(tmp_path))
-    assert again.read(numbers[2]) == {"ranges": ranges, "batch": 2}
+    assert again.read(numbers[2]) == {"batch": 2}
     with pytest.raises(StreamError, match=r"has lost its file _mergerouter/.*from a backup"):
         again.read(numbers[1])
-    wider = again.write({"ranges": [*ranges, ["c", "d", "e"]], "batch": 3})
-    assert len(TableStates(str(tmp_path)).read(wider)["ranges"]) == 1001

@@ -23,7 +23,8 @@ from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.source.schema import schema_for
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.current_table import CurrentTable
-from spark_sink.tables.delta_log import Batch, DeltaLog
+from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.log_state import Batch
 from tests.unit.spark_sink.tables.test_current_table import (
     Stream,
     documents_in,
@@ -53,15 +54,23 @@ def files_in(folder: Path) -> list[Path]:
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
-def test_a_failed_append_leaves_no_file(tmp_path: Path) -> None:
+def test_a_failed_append_or_compaction_leaves_no_file(tmp_path: Path) -> None:
     table = AppendTable(str(tmp_path))
     with full_disk():
         with pytest.raises(OSError, match="File too large"):
             table.write_rows(_ROWS, Batch("q", 0))
         gc.collect()  # pyarrow's writer closes its file once more, and fails again
     assert files_in(tmp_path) == []
-    table.write_rows(_ROWS, Batch("q", 0))
-    assert DeltaLog(str(tmp_path)).count() == 1000
+    for number in range(2):
+        table.write_rows(_ROWS, Batch("q", number))
+    before = files_in(tmp_path)
+    with full_disk():
+        with pytest.raises(StreamError, match="File too large"):
+            table.compact()
+        gc.collect()
+    assert files_in(tmp_path) == before
+    assert table.compact() == (2, 1)
+    assert DeltaLog(str(tmp_path)).count() == 2000
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
@@ -72,7 +81,11 @@ def test_a_failed_task_leaves_no_file_of_its_collections(tmp_path: Path) -> None
     text = os.urandom(_SPACE).hex()
 
     def write() -> None:
-        with TaskWriter(TaskTables(str(tmp_path), None, "", False), schema, 1) as writer:
+        with TaskWriter(
+            TaskTables({"bronze": str(tmp_path), "quarantine": str(tmp_path / "quarantine")}),
+            schema,
+            1,
+        ) as writer:
             for name, document in (("shop.a", "{}"), ("shop.b", text), ("shop.c", "{}")):
                 found = {**row, "namespace": name, "fullDocument": document}
                 writer.add(pa.RecordBatch.from_pylist([found], arrow_schema(schema)))

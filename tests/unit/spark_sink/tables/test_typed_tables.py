@@ -29,11 +29,12 @@ from spark_sink.errors import OptionError
 from spark_sink.events.slices import Slice
 from spark_sink.rows.checksum import Checksum
 from spark_sink.rows.typed_documents import InferredDocuments, TypedDocuments
-from spark_sink.tables import current_table
+from spark_sink.tables import upsert
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.current_table import CurrentTable
-from spark_sink.tables.delta_log import Batch
-from spark_sink.tables.table_form import KEY_RANGE, TableForm
+from spark_sink.tables.key_ranges import KEY_RANGE
+from spark_sink.tables.log_state import Batch
+from spark_sink.tables.table_form import TableForm
 from tests.unit.spark_sink.tables.test_current_table import Stream, killed, small, staged
 
 __all__ = ["small"]
@@ -206,7 +207,7 @@ def test_what_does_not_fit_is_rescued_and_counted(tmp_path: Path) -> None:
 def test_a_change_of_the_schema_that_is_killed_at_any_step_is_applied_once(
     step: str, after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(current_table, "_COMMITS_PER_VACUUM", 1)
+    monkeypatch.setattr(upsert, "_COMMITS_PER_VACUUM", 1)
     stream, folder = Stream(3), tmp_path / "current"
     apply(folder, [stream.change(number, n=number, t="x" * 200) for number in range(100)], 0)
     before = dict(stream.collections)

@@ -8,9 +8,9 @@ import pytest
 
 from spark_sink.events.documents import from_document
 from spark_sink.snapshot.plan import LostDocument
-from spark_sink.tables.ddl_events import DdlEvent
+from spark_sink.tables.prepare import DdlEvent
 from spark_sink.tables.table_state import (
-    Place,
+    Namespace,
     TableState,
     unread_after,
     unread_document,
@@ -24,15 +24,15 @@ def covers(database: str, collection: str) -> bool:
     return (database, collection) != OTHER
 
 
-def drop(token: str, of: Place) -> DdlEvent:
+def drop(token: str, of: Namespace) -> DdlEvent:
     return DdlEvent(token, "drop", *of)
 
 
-def rename(token: str, of: Place, to: Place) -> DdlEvent:
-    return DdlEvent(token, "rename", *of, *to)
+def rename(token: str, of: Namespace, to: Namespace) -> DdlEvent:
+    return DdlEvent(token, "rename", *of, to)
 
 
-def read(token: str, *places: Place) -> DdlEvent:
+def read(token: str, *places: Namespace) -> DdlEvent:
     return DdlEvent(token, "snapshotEnd", collections=places)
 
 
@@ -63,7 +63,7 @@ def test_many_documents_that_are_lost_make_their_collection_unread() -> None:
     ],
 )
 def test_what_is_unread_after_events(
-    before: dict[Place, str], events: list[DdlEvent], after: dict[Place, str]
+    before: dict[Namespace, str], events: list[DdlEvent], after: dict[Namespace, str]
 ) -> None:
     found = unread_after(before, events, covers)
     assert found == after

@@ -17,7 +17,7 @@ from spark_sink.events.runs import Run
 from spark_sink.events.slices import fields_of
 from spark_sink.events.update_description import updated
 from spark_sink.events.update_events import described
-from spark_sink.tables.ddl_events import DdlEvent, namespace_after
+from spark_sink.tables.prepare import DdlEvent, after_ddl_events
 from tests.spark.field_names import changed_by_chance, document_by_chance, doubled
 
 
@@ -198,7 +198,7 @@ def test_an_update_changes_fields_of_a_reference():
     assert updated(bson.encode(before), bson.encode(description)) == bson.encode(after)
 
 
-RENAME = DdlEvent("20", "rename", "db", "a", "db", "b")
+RENAME = DdlEvent("20", "rename", "db", "a", ("db", "b"))
 DROP = DdlEvent("30", "drop", "db", "b")
 DROP_ALL = DdlEvent("40", "dropDatabase", "db")
 END = DdlEvent("50", "snapshotEnd")
@@ -222,4 +222,4 @@ END = DdlEvent("50", "snapshotEnd")
     ],
 )
 def test_rows_from_before_a_ddl_event_follow_it(token, collection, ddl_events, place):
-    assert namespace_after(token, "db", collection, ddl_events) == place
+    assert after_ddl_events(token, ("db", collection), ddl_events) == (token, place, None)

@@ -13,10 +13,9 @@ from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import high_water_mark
 from spark_sink.rows.arrow_types import arrow_schema
-from spark_sink.tables.fold import FOLDED, Fold
+from spark_sink.tables.fold import Fold, whole_documents
 from spark_sink.tables.key_ranges import places_of
 from spark_sink.tables.prepare import PREPARED, ROW, Prepare
-from spark_sink.tables.whole_documents import whole_documents
 
 _ORDER = [("place", "ascending"), ("token", "ascending"), ("kind", "ascending")]
 
@@ -36,7 +35,7 @@ def test_whole_documents_and_fold(seed: int) -> None:
 
 def folded(fold: Fold, prepared: pa.Table) -> pa.Table:
     batches = prepared.select([field.name for field in PREPARED.fields]).to_batches(max_chunksize=7)
-    return pa.Table.from_batches(fold(batches), arrow_schema(FOLDED))
+    return pa.concat_tables(fold(batches))
 
 
 def rows_of(table: pa.Table) -> list[dict[str, Any]]:

@@ -23,10 +23,10 @@ from pyspark.sql.types import ArrayType, IntegerType, LongType, MapType, StringT
 
 from spark_sink.jobs.tables_job import NOTIFICATIONS
 from spark_sink.jobs.task_tables import (
-    BRONZE_PARTITIONS,
-    MESSAGE_PARTITIONS,
+    PARTITIONS,
     TaskTables,
     TaskWriter,
+    Transactions,
     bronze_schema,
     message_schema,
 )
@@ -35,11 +35,12 @@ from spark_sink.rows.event_rows import EventRows
 from spark_sink.rows.typed_documents import TypedDocuments
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.current_table import CurrentTable
-from spark_sink.tables.delta_log import Batch, DeltaLog
-from spark_sink.tables.range_merge import QUARANTINE
-from spark_sink.tables.table_form import KEY_RANGE, TableForm
-from spark_sink.tables.transactions import Transactions
-from spark_sink.verification.checksums import checksum_difference
+from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.key_ranges import KEY_RANGE
+from spark_sink.tables.log_state import Batch
+from spark_sink.tables.range_merge import UNAPPLIED
+from spark_sink.tables.table_form import TableForm
+from spark_sink.verification.job import checksum_difference
 
 FORMS = {
     "current": TableForm(),
@@ -93,21 +94,19 @@ def written(folder: Path, name: str) -> DeltaLog:
         batch = Batch("q", number, {"n": number})
         address, typed = str(folder), TypedDocuments(DOCUMENTS) if "typed" in name else None
         rows = EventRows(typed=typed if name.startswith("bronze") else None)
-        of = {name.partition(",")[0]: address}
-        tables = TaskTables(
-            of.get("bronze"), of.get("current"), address, True, of.get("messages"), {"prefix": "p"}
-        )
+        written = {name.partition(",")[0], "transactions", "quarantine"}
+        tables = TaskTables(dict.fromkeys(written, address), {"prefix": "p"})
         with TaskWriter(tables, rows.schema, number) as writer:
             for each in rows.arrow_batches(events(number)):
                 writer.add(each)
             report = writer.close()
         match name:
             case "bronze" | "bronze, typed":
-                table = AppendTable(address, BRONZE_PARTITIONS)
-                table.commit(report.bronze, bronze_schema(rows.schema), batch)
+                table = AppendTable(address, PARTITIONS["bronze"])
+                table.commit(report.parts["bronze"], bronze_schema(rows.schema), batch)
             case "messages":
-                table = AppendTable(address, MESSAGE_PARTITIONS)
-                table.commit(report.messages, message_schema(), batch)
+                table = AppendTable(address, PARTITIONS["messages"])
+                table.commit(report.parts["messages"], message_schema(), batch)
             case "transactions":
                 AppendTable(address).write_rows(Transactions(report.transactions).rows(), batch)
             case "notifications":
@@ -116,7 +115,7 @@ def written(folder: Path, name: str) -> DeltaLog:
                 told = pa.Table.from_pylist([row] * 2, NOTIFICATIONS)
                 AppendTable(address).write_rows(told, batch)
             case "quarantine":
-                schema = arrow_schema(QUARANTINE)
+                schema = arrow_schema(UNAPPLIED)
                 row = {each.name: str(number) for each in schema if each.type == pa.string()}
                 row |= {"clusterTime": number, "event": b"e"}
                 told = pa.Table.from_pylist([row] * 2, schema).drop_columns(["batch"])
@@ -184,7 +183,7 @@ def damages(rows: pa.Table, chance: random.Random) -> Iterator[tuple[str, pa.Tab
 def test_every_damage_to_every_column_is_found(name: str, tmp_path: Path) -> None:
     log = written(tmp_path / "table", name)
     assert checksum_difference(None, log) is None
-    log.compact()
+    AppendTable(log.address).compact()
     log.vacuum(full=True)
     log = DeltaLog(log.address)
     assert checksum_difference(None, log) is None

@@ -1,0 +1,102 @@
+"""The current table: what a batch of one change costs the driver while the table's files grow."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import random
+import resource
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bench.current_tables import apply, insert, key_of, staged, update
+from bench.suite import Options
+from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.log_state import Batch
+
+FILES = (100, 1_000, 10_000, 100_000)
+BATCHES, FILE_BYTES = 5, 100_000_000
+ROWS = 10_000  # of each file
+
+
+def sizes(options: Options) -> list[dict[str, Any]]:
+    """Measure one batch on tables of several numbers of files, each in a process of its own."""
+    rows = []
+    for count in FILES[: options.scaled(len(FILES), 2)]:
+        options.say(f"a current table of {count:,} files")
+        with tempfile.TemporaryDirectory() as at:
+            document = in_process(made, at, count)
+            rows.append(in_process(measured, at, document))
+    return rows
+
+
+def in_process(function: Any, *args: Any) -> Any:
+    """Return the result of a function in a new process, whose peak memory is its own."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(function, args)
+
+
+def made(folder: str, count: int) -> int:
+    """Make a table of `count` files, one of which exists; return the number of its document."""
+    middle = count // 2 * ROWS
+    apply(Path(folder), [insert(middle, random.Random(count))], 0)
+    table = CurrentTable(folder)
+    parts = [part(number) for number in range(count) if number != count // 2]
+    table.log.replace(parts, table.form.stored, table.state.document)
+    table.log.checkpoint()
+    return middle
+
+
+def measured(folder: str, document: int) -> dict[str, float]:
+    """Return the figures of batches of a table, each the median of several."""
+    begun = time.process_time()
+    table = CurrentTable(folder)
+    opened, chance, found = time.process_time() - begun, random.Random(1), []
+    for number in range(1, 2 * BATCHES, 2):
+        one = batch(table, number, [update(document, number, chance)])
+        found.append([*one, *batch(table, number + 1, [])])
+    medians = (sorted(each)[BATCHES // 2] for each in zip(*found, strict=True))
+    names = ("batch", "committed", "empty", "empty_committed")
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
+    figures = {"files": table.log.files().num_rows, "open": opened, "memory": memory}
+    return figures | dict(zip(names, medians, strict=True))
+
+
+def batch(
+    table: CurrentTable, number: int, events: Sequence[tuple[str, str, bytes]]
+) -> tuple[float, float]:
+    """Apply a batch as a job's driver does; return its seconds of CPU, and the KB of its commit."""
+    before, begun = committed(table.address), time.process_time()
+    table.reload()
+    table.apply_staged(None, staged(Path(table.address), events), Batch("bench", number))
+    return time.process_time() - begun, committed(table.address) - before
+
+
+def committed(address: str) -> float:
+    """Return the KB of the table's log and states, without checkpoints."""
+    files = [*Path(address, "_delta_log").iterdir(), *Path(address, "_mergerouter").iterdir()]
+    return sum(each.stat().st_size for each in files if "checkpoint" not in each.name) / 1000
+
+
+def part(number: int) -> dict[str, Any]:
+    """Return what a task reports of a file that it has written."""
+    moment = datetime.fromtimestamp(1_700_000_000 + number, UTC).isoformat()
+    same = {"namespace": "shop.orders", "database": "shop", "collection": "orders"}
+    same |= {"token": f"82{1_700_000_000 + number:08X}{1:08X}2B0429296E04", "clusterTime": moment}
+    stats = {
+        "numRecords": ROWS,
+        "minValues": {**same, "key": key_of(number * ROWS)},
+        "maxValues": {**same, "key": key_of(number * ROWS + ROWS - 1)},
+        "nullCount": dict.fromkeys((*same, "key"), 0),
+    }
+    return {
+        "path": f"keyRange={number:012x}/part-{number:032x}.parquet",
+        "size": FILE_BYTES,
+        "partition": json.dumps({"keyRange": f"{number:012x}"}),
+        "modified": 1_700_000_000_000 + number,
+        "stats": json.dumps(stats),
+    }

@@ -1,0 +1,213 @@
+"""What a version of a Delta table knows beside its files: its state, with its newest batch.
+
+A state is a JSON document in the table's folder `_mergerouter`, whose name readers of Delta tables
+and their clean-up ignore. It is written before the commit, and the commit has its number as the
+application transaction `mergerouter`. Transactions survive the checkpoints of Delta's log, whoever
+makes them, and the clean-up of commits. What a commit says beside its files (commit info) does not:
+it serves to find older versions. The numbers are random, so that two writers of one version never
+write the same file.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from spark_sink.errors import StreamError
+from spark_sink.events.documents import from_document, stored, to_document
+from spark_sink.folders import Folder, open_folder
+
+APPLICATION = "mergerouter"
+"""The application transaction with the number of a version's state."""
+_FOLDER, _LOG = "_mergerouter", "_delta_log"
+_NUMBERS = 2**62
+# How much older than the newest version's state those are that no reader of a version needs.
+_KEPT = timedelta(hours=1)
+STATE = "mergerouter"
+"""The field of a commit with the state."""
+_RESTORE = "RESTORE"
+"""The operation of a commit that makes an older version the newest one."""
+PARTITIONS = "partitions"
+"""The field of a current table's state that tells which partitions the version has."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A micro-batch: the id of its query, its number, and the offset at its end.
+
+    Args:
+        begin: the offset at its beginning; empty for a query's first batch, and if it is unknown.
+        verified: what is known of the table before it.
+        written: the newest batch that has rows in each of the job's tables that batches are
+            appended to, by name; a table that has not so many is lost, or an older copy.
+    """
+
+    query: str
+    number: int = field(metadata=stored("batch"))
+    offset: Mapping[str, Any] = field(default_factory=dict)
+    begin: Mapping[str, Any] = field(default_factory=dict)
+    verified: Mapping[str, Any] = field(default_factory=dict)
+    written: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """What a table's state says about the batch: its fields, without those that are empty."""
+        found: dict[str, Any] = to_document(self)
+        return found
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> Batch | None:
+        """Return the batch of which a state tells; None if it tells of none."""
+        return from_document(cls, state) if "query" in state else None
+
+    def wrote(self, name: str) -> Batch:
+        """Return this batch, which has rows in the table with that name."""
+        return replace(self, written={**self.written, name: self.number})
+
+    def is_same(self, other: Batch) -> bool:
+        """Return whether both have one number and the same events, as far as it is known."""
+        numbered = (self.query, self.number) == (other.query, other.number)
+        begins = self.begin and other.begin and self.begin != other.begin
+        return numbered and self.offset == other.offset and not begins
+
+    def may_follow(self, last: Batch) -> bool:
+        """Return whether a table whose newest batch is `last` may get this later one.
+
+        It is of the same query, and the next one begins where the last one ends, if that is known.
+        """
+        is_next = self.number == last.number + 1
+        begins_there = not (is_next and self.begin) or self.begin == last.offset
+        return self.query == last.query and begins_there
+
+
+class TableStates:
+    """The states of the table at an address, a path or a URI."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._folder = Folder(address)
+
+    def write(self, state: Mapping[str, Any]) -> int:
+        """Write the state of a version that is to be committed; return its number. OSError."""
+        number = secrets.randbelow(_NUMBERS)
+        self._folder.write(_path(number), json.dumps(state))
+        return number
+
+    def read(self, number: int) -> dict[str, Any]:
+        """Return a state. Raises StreamError if its file is lost, and OSError."""
+        text = self._folder.text(_path(number))
+        if text is None:
+            raise StreamError(
+                f"the table at {self._address} has lost its file {_path(number)}, which says where "
+                "it is in the stream: restore the file from a backup, or remove a table current "
+                "for job rebuild to make it again"
+            )
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+    def clean(self, newest: int) -> None:
+        """Remove the states that are older than that of the newest version by an hour. OSError.
+
+        A commit in progress has a younger one.
+        """
+        files = {each.path: each.mtime for each in self._folder.listed(_FOLDER)}
+        if (time := files.get(_path(newest))) is not None:
+            old = [path for path, of in files.items() if of < time - _KEPT]
+            self._folder.remove(*old)
+
+
+def newest_state(address: str) -> dict[str, Any]:
+    """Return the state of a table's newest version; empty if there is none.
+
+    It is found without delta-rs, whatever the size of the table: in the newest commit that names
+    one, or in a checkpoint of the log. Raises StreamError if it cannot be read.
+    """
+    try:
+        number = _newest_number(address)
+        return {} if number is None else TableStates(address).read(number)
+    except OSError as error:
+        raise StreamError(
+            f"the table at {address} cannot be read: correct the path or the access to it", error
+        ) from None
+
+
+def _newest_number(address: str) -> int | None:
+    folder, versions = Folder(address), dict[str, list[str]]()
+    for each in folder.listed(_LOG):
+        version, _, rest = each.base_name.partition(".")
+        if version.isdigit() and (rest == "json" or rest.startswith("checkpoint.")):
+            versions.setdefault(version, []).append(f"{_LOG}/{each.base_name}")
+    for _, paths in sorted(versions.items(), reverse=True):
+        for path in sorted(paths, key=len):  # the commit comes first
+            if path.endswith(".json"):
+                text = folder.text(path) or ""
+                actions = (json.loads(each) for each in text.splitlines() if '"txn"' in each)
+                found = [each["txn"] for each in actions if "txn" in each]
+            else:
+                found = _transactions_in(address, path)
+            for each in found:
+                if each["appId"] == APPLICATION:
+                    return int(each["version"])
+    return None
+
+
+def _transactions_in(address: str, path: str) -> list[dict[str, Any]]:
+    """Return the application transactions in a file of a checkpoint."""
+    files, root = open_folder(address)
+    with files.open_input_file(f"{root}/{path}") as stream:
+        found = pq.ParquetFile(stream).read(["txn"])["txn"]
+    valid: list[dict[str, Any]] = found.filter(pc.is_valid(found)).to_pylist()
+    return valid
+
+
+def _path(number: int) -> str:
+    return f"{_FOLDER}/{number}.json"
+
+
+def positions_of(commits: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Return what commits say, by version, without those of others. The newest is the first.
+
+    Those that a restored version is without are left out.
+    """
+    found: dict[int, dict[str, Any]] = {}
+    kept = float("inf")
+    for each in commits:
+        if each["version"] > kept:
+            continue
+        if each.get("operation") == _RESTORE:
+            kept = _restored_version(each, commits)
+        elif STATE in each:
+            found[each["version"]] = each[STATE]
+    return found
+
+
+def require_no_restore(address: str, commits: Sequence[Mapping[str, Any]]) -> None:
+    """Raise StreamError if one of the commits has restored an older version of a table."""
+    if any(each.get("operation") == _RESTORE for each in commits):
+        raise restored_error(address)
+
+
+def restored_error(address: str) -> StreamError:
+    """Return the error for a table that lacks batches because an older version was restored."""
+    return StreamError(
+        f"an older version of the table at {address} was restored, so it lacks batches that the "
+        "job does not write again: restore the version before that, remove the table current for "
+        "job rebuild to make it again, or start a job in another folder"
+    )
+
+
+def _restored_version(restored: Mapping[str, Any], commits: Sequence[Mapping[str, Any]]) -> int:
+    """Return which version a commit has restored, given by its number or by a time."""
+    given = restored["operationParameters"]
+    if (version := given.get("version")) is not None:
+        return int(version)
+    until = int(given.get("datetime", 0))
+    older = (each["version"] for each in commits if each["timestamp"] <= until)
+    return max(older, default=-1)
