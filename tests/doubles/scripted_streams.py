@@ -15,7 +15,12 @@ from router.stream.log_reader import MAX_BATCH_BYTES, Batch, LogReader, starting
 from router.stream.merged_stream import MergedStream
 from router.stream.remote_queue import Action, CloseRemote, OpenRemote, ReopenRemote
 from router.stream.views import View
-from shard_client.bson.resume_token import ResumeToken, cluster_time_of
+from shard_client.bson.resume_token import (
+    TIME_DIGITS,
+    ResumeToken,
+    cluster_time_of,
+    version_of,
+)
 from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark, token_data, token_of
 
@@ -180,11 +185,17 @@ class Driver:
         assert limit is None or len(taken.events) <= limit
         assert len(taken.events) <= 1 or taken.size <= space
         if self.taken:
-            assert token_data(taken.pbrt) >= token_data(self.taken[-1].pbrt)
+            assert not _precedes(token_data(taken.pbrt), token_data(self.taken[-1].pbrt))
         if taken.events:
             assert token_data(taken.pbrt) >= token_data(token_of(taken.events[-1]))
         self.taken.append(taken)
         return taken
+
+
+def _precedes(key: bytes, other: bytes) -> bool:
+    """Return whether a key is before another; of two versions, only cluster times are compared."""
+    size = None if version_of(key) == version_of(other) else TIME_DIGITS
+    return key[:size] < other[:size]
 
 
 def error_of(driver: Driver) -> CommandError:
