@@ -56,6 +56,7 @@ COMMANDS = (
     f"{_SERVE} --upstream http://mongos:27017",
     f"{_SERVE} --upstream mongodb://user:secret@mongos:27017",
     f"{_SERVE} --prot 1",
+    "serve --confgdb c/a:1",
     f"{_SERVE} --port abc",
     f"{_SERVE} --port 99999",
     f"{_SERVE} --workers 0",

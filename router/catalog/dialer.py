@@ -17,7 +17,7 @@ from shard_client.errors import (
 )
 from shard_client.remote_cursor.open_cursor import CursorReaper, OpenCursor
 from shard_client.replica_set.read_preference import PRIMARY, ReadPreference
-from shard_client.replica_set.replica_set import ReplicaSet
+from shard_client.replica_set.replica_set import ReplicaSet, why_no_member
 from shard_client.wire.connection import Address, Connection, format_address
 from shard_client.wire.connection_pool import ConnectionPool
 
@@ -70,18 +70,20 @@ class MemberDialer:
     async def connect(self, timeout: float) -> Connection:
         """Return a connection to the member to read from; retry for up to ``timeout`` seconds.
 
-        The member has just answered a hello. Raises CommandError, the last failure.
+        The member has just answered a hello. The first attempt takes half of the time at most,
+        since the newest shard list may have other members. Raises CommandError, the last failure.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         backoff = Backoff(0.01, 1.0)
         failed = False
         while True:
+            left = max(0.001, deadline - loop.time())
             try:
-                return await self._attempt(max(0.001, deadline - loop.time()), fresh=failed)
+                return await self._attempt(left if failed else left / 2, fresh=failed)
             except CommandError as error:
                 report = log.debug if failed else log.warning
-                report("cannot connect", target=self._target, error=str(error))
+                report("cannot connect", target=self._target, error=why_no_member(error))
                 failed = True
                 pause = backoff.next_pause()
                 if not is_resumable(error) or loop.time() + pause >= deadline:

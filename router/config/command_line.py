@@ -11,7 +11,7 @@ import pydantic
 import typer
 from typer.core import TyperCommand
 
-from router.config.problems import describe_problems, fields, wanted_value
+from router.config.problems import describe_problems, fields, nearest, wanted_value
 from router.config.settings import Settings, load_settings
 from shard_client.wire.tls import TlsContexts
 
@@ -101,9 +101,8 @@ def _misspelt(error: Exception, command: str) -> Refusal:
     option = getattr(error, "option_name", None)
     if option is None:
         return Refusal(f"{getattr(error, 'message', error)}. {command} --help lists the arguments")
-    close = sorted(getattr(error, "possibilities", None) or ())
-    hint = f"Did you mean {close[0]}?" if close else f"{command} --help lists the options."
-    return Refusal(f"{option} is not an option. {hint}")
+    hint = nearest(option, getattr(error, "possibilities", None) or ())
+    return Refusal(f"{option} is not an option.{hint or f' {command} --help lists the options.'}")
 
 
 def _explained(error: typer.BadParameter) -> typer.BadParameter:

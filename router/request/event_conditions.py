@@ -36,14 +36,18 @@ _TOTAL: Final = frozenset(
 _PARTIAL: Final = frozenset(
     {
         "$abs", "$add", "$allElementsTrue", "$anyElementTrue", "$arrayElemAt", "$arrayToObject",
-        "$binarySize", "$bsonSize", "$ceil", "$concat", "$concatArrays", "$convert", "$divide",
-        "$exp", "$first", "$floor", "$in", "$indexOfArray", "$indexOfBytes", "$indexOfCP", "$last",
-        "$ln", "$log", "$log10", "$ltrim", "$mergeObjects", "$mod", "$multiply", "$objectToArray",
-        "$pow", "$range", "$regexMatch", "$reverseArray", "$round", "$rtrim", "$setDifference",
-        "$setEquals", "$setIntersection", "$setIsSubset", "$setUnion", "$size", "$slice", "$split",
-        "$sqrt", "$strLenBytes", "$strLenCP", "$strcasecmp", "$substrBytes", "$substrCP",
-        "$subtract", "$switch", "$toBool", "$toDate", "$toDecimal", "$toDouble", "$toInt",
-        "$toLong", "$toLower", "$toObjectId", "$toString", "$toUpper", "$trim", "$trunc",
+        "$binarySize", "$bsonSize", "$ceil", "$concat", "$concatArrays", "$convert", "$dateAdd",
+        "$dateDiff", "$dateFromParts", "$dateFromString", "$dateSubtract", "$dateToParts",
+        "$dateToString", "$dateTrunc", "$dayOfMonth", "$dayOfWeek", "$dayOfYear", "$divide", "$exp",
+        "$first", "$floor", "$hour", "$in", "$indexOfArray", "$indexOfBytes", "$indexOfCP",
+        "$isoDayOfWeek", "$isoWeek", "$isoWeekYear", "$last", "$ln", "$log", "$log10", "$ltrim",
+        "$mergeObjects", "$millisecond", "$minute", "$mod", "$month", "$multiply", "$objectToArray",
+        "$pow", "$range", "$regexMatch", "$reverseArray", "$round", "$rtrim", "$second",
+        "$setDifference", "$setEquals", "$setIntersection", "$setIsSubset", "$setUnion", "$size",
+        "$slice", "$split", "$sqrt", "$strLenBytes", "$strLenCP", "$strcasecmp", "$substrBytes",
+        "$substrCP", "$subtract", "$switch", "$toBool", "$toDate", "$toDecimal", "$toDouble",
+        "$toInt", "$toLong", "$toLower", "$toObjectId", "$toString", "$toUpper", "$trim", "$trunc",
+        "$week", "$year",
     }
 )  # fmt: skip
 """Expression operators that depend only on their operands and fail for some values."""

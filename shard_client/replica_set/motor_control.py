@@ -257,13 +257,12 @@ class MotorReplicaSet:
 
     def _known_of_members(self) -> dict[str, str]:
         """Return why the driver cannot use each member, or the member's state, by its address."""
-        servers = self._topology.server_descriptions()
-        return {
-            format_address(at): plain_text(
-                server.error or f"{format_address(at)} is {server.server_type_name}"
-            )
-            for at, server in servers.items()
-        }
+        known = {}
+        for at, server in self._topology.server_descriptions().items():
+            role, address = server.server_type_name, format_address(at)
+            state = f"was {_ROLES[role]} at its last hello" if role in _ROLES else f"is {role}"
+            known[address] = plain_text(server.error or f"{address} {state}")
+        return known
 
     def _learn_ages(self) -> None:
         """Update the members' last writes: the driver publishes no event for those."""

@@ -172,7 +172,12 @@ def cluster_time(text: str) -> Timestamp:
         raise ValueError('must be {"$timestamp": {"t": …, "i": …}}')
     if match := re.fullmatch(r"(\d+)(?:,(\d+))?", text.strip()):
         return Timestamp(int(match[1]), int(match[2] or 0))
-    moment = datetime.fromisoformat(text.strip())
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError as error:
+        raise ValueError(
+            f"must be a time such as 2026-01-31T12:00:00Z, or seconds since 1970, not {text!r}"
+        ) from error
     if moment.tzinfo is None:
         raise ValueError("must name its time zone, for example 2026-01-31T12:00:00Z")
     return Timestamp(int(moment.timestamp()), 0)

@@ -39,13 +39,12 @@ class ProbedReplicaSet:
         return self._hosts
 
     async def select(self, preference: ReadPreference, timeout: float) -> Address:
-        """Return a member for the read preference, probing for nine tenths of ``timeout`` seconds.
+        """Return a member for the read preference, probing for up to ``timeout`` seconds.
 
-        The rest is for a caller that looks for the set's members anew. Raises CommandError (133,
-        labelled resumable).
+        Raises CommandError (133, labelled resumable).
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + 0.9 * timeout
+        deadline = loop.time() + timeout
         backoff = Backoff(0.02, 1.0)
         while (found := preference.choose(self._members)) is None:
             for address in self._hosts:

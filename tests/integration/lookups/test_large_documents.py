@@ -100,7 +100,7 @@ _NEW_ROOT: dict[str, Any] = {"_id": "$_id", "kind": "$operationType", "of": "$do
 COMPUTED: dict[str, tuple[list[dict[str, Any]], int]] = {
     "root": ([{"$replaceRoot": {"newRoot": _NEW_ROOT}}], 1),
     "with": ([{"$replaceWith": {"$mergeObjects": [_NEW_ROOT, {"x": "$fullDocument.x"}]}}], 1),
-    "set": ([{"$set": {"v": {"$add": ["$fullDocument.v", 1]}, "ns.x": "$clusterTime"}}], 3),
+    "set": ([{"$set": {"v": {"$add": ["$fullDocument.v", 1]}, "ns.x": {"$year": "$wallTime"}}}], 3),
     "anew": ([{"$addFields": {"wallTime": "$ns", f"{_BEFORE}.v": "$operationType"}}], 3),
     "named": ([{"$project": {"fullDocument.v": 1, "n": {"$size": [[1, "$ns.coll"]]}}}], 1),
     "twice": ([{"$set": {"v": "$ns"}}, {"$unset": "v.db"}, {"$set": {"w": "$v"}}], 3),

@@ -89,6 +89,10 @@ def test_the_compose_file_refers_to_what_it_defines() -> None:
             assert config["source"] in parsed["configs"], name
         for volume in service.get("volumes", ()):
             assert volume.partition(":")[0] in parsed["volumes"], name
+    for name, service in services.items():
+        if service.get("command", [""])[0] == "mongod":  # which has its data in the volume
+            folder = "/data/configdb" if "--configsvr" in service["command"] else "/data/db"
+            assert [each.partition(":")[2] for each in service["volumes"]] == [folder], name
     for config in parsed["configs"].values():
         if "file" in config:
             assert (DEPLOY / config["file"]).is_file()

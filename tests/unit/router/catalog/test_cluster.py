@@ -1,6 +1,8 @@
 """The shard list, targets and versions, from scripted members."""
 
 import asyncio
+import functools
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
@@ -81,17 +83,22 @@ async def test_a_shard_is_found_at_its_address_in_the_newest_list(
     await new.stop()
 
 
-async def test_members_only_in_the_newest_list_are_found(config: ScriptedMember, cluster: Cluster):
-    """The only member known so far died before it could list the others."""
-    dead = "127.0.0.1:1"
-    config.documents["shards"] = [{"_id": "a", "host": f"rs/{dead}"}]
-    await cluster.shards()
-    new = await ScriptedMember("rs").start()
-    config.documents["shards"] = [{"_id": "a", "host": f"rs/{dead},127.0.0.1:{new.port}"}]
-    connection = await cluster.connect("a", f"rs/{dead}")
+async def test_members_only_in_the_newest_list_are_found(config: ScriptedMember):
+    """The only member known so far hung before it could list the others."""
+    cluster = Cluster(
+        config.host, LIMITS, replica_set=functools.partial(ProbedReplicaSet, probe_timeout=0.2)
+    )
+    with socket.create_server(("127.0.0.1", 0)) as hung:
+        old = f"rs/127.0.0.1:{hung.getsockname()[1]}"
+        config.documents["shards"] = [{"_id": "a", "host": old}]
+        await cluster.shards()
+        new = await ScriptedMember("rs").start()
+        config.documents["shards"] = [{"_id": "a", "host": f"{old},127.0.0.1:{new.port}"}]
+        connection = await cluster.connect("a", old)
     assert connection.address == ("127.0.0.1", new.port)
     connection.abort()
     await new.stop()
+    await cluster.close()
 
 
 async def test_a_member_that_is_not_primary_is_refused(config: ScriptedMember, cluster: Cluster):

@@ -220,6 +220,7 @@ def test_a_token_to_start_after_is_parsed(name, text):
         ({"uri": URI, "resumeAfter": "8265"}, "'resumeAfter': not a resume token"),
         ({"uri": URI, "startAtOperationTime": "yesterday"}, "'startAtOperationTime': "),
         ({"uri": URI, "startAtOperationTime": "2023-11-14T22:13:20"}, "name its time zone"),
+        ({"uri": URI, "startAtOperationTime": "yesterday"}, "a time such as 2026-01.*'yesterday'"),
         ({"uri": URI, "startAtOperationTime": "1", "resumeAfter": TOKEN}, "only one of"),
         ({"uri": URI, "jsonFormat": "bson"}, "relaxed or canonical, not 'bson'"),
         ({"uri": URI, "heartbeat.interval.ms": "1s"}, "a number of milliseconds, not '1s'"),
