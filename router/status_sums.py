@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from bson.int64 import Int64
@@ -85,7 +86,7 @@ def _together(values: list[Any], path: tuple[str, ...]) -> Any:
         }
     if path and path[-1] in _LEAST | _LATEST:
         known = [value for value in values if value is not None]
-        return (min if path[-1] in _LEAST else max)(known, default=None)
+        return (min if path[-1] in _LEAST else max)(known, default=None, key=_in_utc)
     if isinstance(first, list):
         return [item for value in values if isinstance(value, list) for item in value]
     if isinstance(first, bool) or not isinstance(first, int | float) or path in _NOT_SUMMED:
@@ -93,3 +94,8 @@ def _together(values: list[Any], path: tuple[str, ...]) -> Any:
     numbers = [value for value in values if isinstance(value, int | float)]
     whole = max(numbers) if path[-1].endswith(_LARGEST_ENDS) else sum(numbers)
     return Int64(whole) if isinstance(first, Int64) else whole
+
+
+def _in_utc(time: Any) -> Any:
+    """Return a time that compares with others: dates of other workers' replies have no zone."""
+    return time.replace(tzinfo=UTC) if isinstance(time, datetime) and not time.tzinfo else time
