@@ -36,7 +36,7 @@ from pyarrow import fs
 
 from spark_sink.errors import FULL_DISK, OptionError, StreamError
 from spark_sink.folders import absolute, open_folder, remove_files
-from spark_sink.tables.key_ranges import KEY_RANGE, combined, partitions_of
+from spark_sink.tables.key_ranges import KEY_RANGE, partition_digest, partitions_of
 from spark_sink.tables.log_state import (
     APPLICATION,
     PARTITIONS,
@@ -226,7 +226,7 @@ class DeltaLog:
     def _has_rows_of(self, state: Mapping[str, Any], name: str) -> bool:
         """Return whether the files are those of a state, however others have compacted them."""
         if KEY_RANGE in self.partitions:
-            return bool(combined(partitions_of(self.files())) == state.get(PARTITIONS, 0))
+            return bool(partition_digest(partitions_of(self.files())) == state.get(PARTITIONS, 0))
         newest = state.get("written", {}).get(name)
         return newest is None or any(
             rows.num_rows for rows in self.scan([BATCH], pc.field(BATCH) == newest)

@@ -50,7 +50,7 @@ def partitions_of(actions: pa.Table) -> set[str]:
     return {each or "" for each in _text(actions, f"partition.{KEY_RANGE}").to_pylist()}
 
 
-def combined(partitions: Collection[str]) -> int:
+def partition_digest(partitions: Collection[str]) -> int:
     """Return one number for a set of partitions, which is the XOR of those of its parts."""
     hashes = (blake2b(each.encode(), digest_size=6).digest() for each in partitions)
     return reduce(xor, (int.from_bytes(each) for each in hashes), 0)

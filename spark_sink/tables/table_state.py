@@ -111,7 +111,7 @@ class TableState:
         complete_in: the same for single namespaces, if a later snapshot has read them.
         unread: the collections that must be read again, with the token since which.
         checksum: of all rows, without the partition column.
-        partitions: the names of all key ranges, `combined`; a restored version has others.
+        partitions: `partition_digest` of all key ranges; a restored version has others.
         lost: the documents that must be read again, since the last batch; if they are many, their
             collections are unread instead.
     """

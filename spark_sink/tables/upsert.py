@@ -26,9 +26,9 @@ from spark_sink.tables.key_ranges import (
     KeyRange,
     KeyRanges,
     Merge,
-    combined,
     merges_of,
     merges_of_rest,
+    partition_digest,
 )
 from spark_sink.tables.log_state import Batch
 from spark_sink.tables.prepare import DdlEvent, ddl_event_of
@@ -230,7 +230,7 @@ def commit(version: TableVersion, upsert: Upsert, planned: Plan, merged: Merged)
     state = replace(
         state,
         checksum=checksum - planned.changes.removed,
-        partitions=state.partitions ^ combined(replaced) ^ combined(new),
+        partitions=state.partitions ^ partition_digest(replaced) ^ partition_digest(new),
     )
     if replaced or parts or state != version.state or batch is not None:
         log, form = version.log, merged.form

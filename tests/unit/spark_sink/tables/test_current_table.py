@@ -31,7 +31,13 @@ from spark_sink.tables import current_table, key_ranges, range_merge, staged_cha
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.key_ranges import KEY_RANGE, KeyRanges, combined, partitions_of, places_of
+from spark_sink.tables.key_ranges import (
+    KEY_RANGE,
+    KeyRanges,
+    partition_digest,
+    partitions_of,
+    places_of,
+)
 from spark_sink.tables.log_state import Batch
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS, ChangeReport, ChangeStage
 from spark_sink.tables.table_form import TableForm
@@ -204,7 +210,7 @@ def check_ranges(folder: Path) -> int:
     """Check that files are ordered, and that the log tells their ranges; return their number."""
     log, before = DeltaLog(str(folder)), ""
     ranges = KeyRanges.of(log.files())
-    assert log.position()["partitions"] == combined(partitions_of(log.files()))
+    assert log.position()["partitions"] == partition_digest(partitions_of(log.files()))
     actions = {each["path"]: each for each in log.actions()}
     assert len(ranges) == max(1, len(actions))
     for number, (first, last, path) in enumerate(ranges.files()):
