@@ -15,6 +15,7 @@ from router.commands.answer import Answer, AnyAnswer, PassThrough, build_cursor_
 from router.commands.api_version import api_parameters
 from router.commands.call import Call, Command
 from router.cursors.owner import Owner
+from router.request.options import check_database
 from router.request.stages import MOST_STAGES, explains_change_stream, is_change_stream
 from router.request.stream_request import StreamRequest, parse_request, target_of
 from shard_client.bson.values import ARRAY, STRING
@@ -168,6 +169,7 @@ def _parsed(call: Call, command: Mapping[str, Any]) -> StreamRequest | PassThrou
                 ErrorCode.InvalidNamespace,
                 f"Invalid namespace specified '{call.database}.{WHOLE}'",
             )
+        check_database(call.database)
         if call.user is not None:
             _check_rights(call, call.user, target_of(command))
         return parse_request(call.database, command)

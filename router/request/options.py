@@ -38,14 +38,22 @@ def namespace_of(database: str, collection: str | None) -> str:
     return f"{database}.{collection or '$cmd.aggregate'}"
 
 
+def check_database(database: str) -> None:
+    """Check that a mongos serves a database, as it does before the user's rights.
+
+    Raises CommandError.
+    """
+    if database == "local":
+        raise CommandError(ErrorCode.IllegalOperation, "Can't use 'local' database through mongos")
+
+
 def check_namespace(spec: Mapping[str, Any], database: str, collection: str | None) -> None:
     """Check that a stream with these options may watch its namespace; raises CommandError.
 
     A client's allowToRunOnConfigDB is not honoured: a real mongos crashes on it.
     """
     whole_cluster = bool(spec.get("allChangesForCluster"))
-    if database == "local":
-        raise CommandError(ErrorCode.IllegalOperation, "Can't use 'local' database through mongos")
+    check_database(database)
     if database == "config" or (database == "admin" and not whole_cluster):
         raise CommandError(
             ErrorCode.InvalidNamespace,

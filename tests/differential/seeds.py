@@ -289,13 +289,17 @@ class _Run:
         ended = str(mongos.failures[-1])[:120] if mongos.failures else ""
         self._report_step(f"  {line[:300]} -> {len(mongos.events)} events {ended}")
         renamed = self._workload.renamed
-        found = pair.failures or differences(plan, mongos, router, end, pair.of_shards, renamed)
-        if pair.joined is not None and not pair.failures:
-            joined = differences(plan, mongos, pair.joined, end, pair.of_shards, renamed, legs=True)
-            found += [f"in legs: {each}" for each in joined]
-        if pair.slow is not None and not pair.failures:
-            slow = differences(plan, mongos, pair.slow.reading, end, pair.of_shards, renamed)
-            found += [f"a slow client: {each}" for each in slow]
+        readings = {"": router}
+        if pair.joined is not None:
+            readings["in legs: "] = pair.joined
+        if pair.slow is not None:
+            readings["a slow client: "] = pair.slow.reading
+        found = [*pair.failures]
+        for name, reading in {} if found else readings.items():
+            legs = reading is pair.joined
+            each = differences(plan, mongos, reading, end, pair.of_shards, renamed, legs=legs)
+            if not is_deliberate(plan, mongos, reading, pair.of_shards):
+                found += [f"{name}{text}" for text in each]
         if found and not (pair.skips or is_deliberate(plan, mongos, router, pair.of_shards)):
             outcome.differences.append("\n    ".join([line, *found]))
 
