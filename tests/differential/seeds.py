@@ -298,7 +298,7 @@ class _Run:
         for name, reading in {} if found else readings.items():
             legs = reading is pair.joined
             each = differences(plan, mongos, reading, end, pair.of_shards, renamed, legs=legs)
-            if not is_deliberate(plan, mongos, reading, pair.of_shards):
+            if each and not is_deliberate(plan, mongos, reading, pair.of_shards):
                 found += [f"{name}{text}" for text in each]
         if found and not (pair.skips or is_deliberate(plan, mongos, router, pair.of_shards)):
             outcome.differences.append("\n    ".join([line, *found]))
