@@ -7,25 +7,26 @@ from typing import Self
 
 
 class FairLimit:
-    """Admits what clients ask for as long as all of it together stays within a limit.
+    """Admits clients' requests for an amount, as long as the sum stays within a limit.
 
-    A client that has nothing yet may have any that there is room for; ``share`` says how much more
-    one may have, so that none leaves nothing to others. Those who have to wait take turns, as far
-    as what they ask for fits: a large wish delays no smaller one.
+    A client that holds nothing gets any amount for which there is room. ``share`` bounds what a
+    client may hold beyond that, so that there is room for others. Waiting requests are admitted in
+    turn, by client and size; a request that does not fit delays no smaller one.
 
     Args:
         limit: the most that all clients together may have.
-        share: takes what a client would have, and what would remain free; returns whether it may.
+        share: takes the amount that a client would hold, and the amount that would remain free;
+            returns whether the client may hold it.
     """
 
     def __init__(self, limit: int, share: Callable[[int, int], bool]) -> None:
         self._limit = limit
         self._share = share
         self._held: Counter[str] = Counter()
-        # Those who wait by client and size, in turn; of one client and size, in order of arrival.
+        # Waiting requests by client and size, in turn; of one client and size in order of arrival.
         self._waiting: dict[tuple[str, int], dict[asyncio.Future[None], None]] = {}
         self.held = 0
-        """What all clients have."""
+        """The amount that all clients hold together."""
 
     @classmethod
     def of_messages(cls, limit: int) -> Self:
@@ -38,7 +39,7 @@ class FairLimit:
         return cls(most, lambda own, _free: own <= most // 2)
 
     async def admit(self, client: str, size: int = 1) -> None:
-        """Wait until a client may have ``size`` more; ``release`` returns it.
+        """Wait until a client may hold ``size`` more; ``release`` returns it.
 
         Args:
             client: the user or, without a login, the address.
@@ -59,7 +60,7 @@ class FairLimit:
             raise
 
     def release(self, client: str, size: int = 1) -> None:
-        """Take back what a client had, and admit others."""
+        """Return an amount that a client holds, and admit waiting requests that fit now."""
         self._take(client, -size)
         if not self._held[client]:
             del self._held[client]

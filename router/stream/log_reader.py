@@ -125,7 +125,7 @@ class ResumePoint:
         return events[:end]
 
     def waits(self, low_watermark: bytes | None) -> bool:
-        """Return whether events wait for others of their time, which are no longer to come."""
+        """Return whether events wait although no more events of their cluster time will come."""
         same_time = self._token.data[:TIME_DIGITS]
         return bool(self._waiting) and (low_watermark or b"")[:TIME_DIGITS] > same_time
 
