@@ -1,7 +1,7 @@
 """Check a client's ``$clusterTime`` as servers do, with mongos's error messages.
 
 Clients' times never advance the cluster clock, which takes time from servers alone: without
-authentication nothing proves a client's time (docs/design.md#what-a-driver-sees). A message relayed
+authentication nothing proves a client's time (docs/clients.md). A message relayed
 to the upstream keeps its ``$clusterTime``; the upstream checks it by its own rules.
 """
 
