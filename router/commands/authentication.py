@@ -9,7 +9,7 @@ from typing import Any
 
 from router.access.certificate_login import is_certificate_login
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
-from router.commands.call import Call, Command
+from router.commands.call import Call, answers
 from router.commands.fields import check_known
 from shard_client.errors import CommandError
 
@@ -20,6 +20,20 @@ _FIELDS = {
 _OF_HELLO = ("saslSupportedMechs", "speculativeAuthenticate")
 
 
+@answers(
+    "saslStart",
+    help="begin a login",
+    before_login=True,
+    api_versions=("1",),
+    where=lambda node: node.access is not None,
+)
+@answers(
+    "saslContinue",
+    help="continue a login",
+    before_login=True,
+    api_versions=("1",),
+    where=lambda node: node.access is not None,
+)
 async def sasl_step(call: Call) -> AnyAnswer:
     """Relay saslStart or saslContinue (docs/security.md).
 
@@ -34,6 +48,13 @@ async def sasl_step(call: Call) -> AnyAnswer:
     return Answer(await call.client.login.converse(call.upstream_link, call.database, command))
 
 
+@answers(
+    "authenticate",
+    help="log in by certificate",
+    before_login=True,
+    api_versions=("1",),
+    where=lambda node: node.access is not None,
+)
 async def authenticate(call: Call) -> AnyAnswer:
     """Log in by the certificate that the client has presented (MONGODB-X509, docs/security.md).
 
@@ -49,6 +70,7 @@ async def authenticate(call: Call) -> AnyAnswer:
     return Answer(reply)
 
 
+@answers("logout", help="end the login")
 async def log_out(call: Call) -> AnyAnswer:
     """End the login of this connection."""
     if call.client.login is not None:
@@ -56,6 +78,7 @@ async def log_out(call: Call) -> AnyAnswer:
     return Answer({})
 
 
+@answers("connectionStatus", help="who is logged in", before_login=True)
 async def connection_status(call: Call) -> AnyAnswer:
     """Return the user that is logged in, with its roles and, on request, its privileges."""
     user = call.client.login.user if call.client.login is not None else None
@@ -95,25 +118,3 @@ async def fields_of_hello(call: Call) -> Mapping[str, Any]:
             speculative=True,
         )
     return answer
-
-
-RELAYED = (
-    Command(("saslStart",), sasl_step, "begin a login", before_login=True, api_versions=("1",)),
-    Command(
-        ("saslContinue",), sasl_step, "continue a login", before_login=True, api_versions=("1",)
-    ),
-    Command(
-        ("authenticate",),
-        authenticate,
-        "log in by certificate",
-        before_login=True,
-        api_versions=("1",),
-    ),
-)
-"""Commands that the router answers only where clients log in."""
-
-COMMANDS = (
-    *RELAYED,
-    Command(("logout",), log_out, "end the login"),
-    Command(("connectionStatus",), connection_status, "who is logged in", before_login=True),
-)

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from bson.timestamp import Timestamp
 
@@ -277,7 +277,7 @@ Handler = Callable[[Call], Awaitable[AnyAnswer]]
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command of the registry: its names (the first is the official one) and its function.
+    """One command: its names (the first is the official one) and its function.
 
     A command with ``while_quiescing`` is also answered during shutdown. A command with
     ``for_tests`` exists under ``enableTestCommands`` only. With authorization, a command without
@@ -286,6 +286,7 @@ class Command:
     so that commands for the upstream are not decoded. ``refuse_early``, if given, takes the raw
     command and the user, and raises the CommandError of a command that need not be decoded for it.
     A command with ``checks_fields`` checks its time limit and read concern with its other fields.
+    ``where`` is whether listCommands has it in a process.
     """
 
     names: tuple[str, ...]
@@ -300,6 +301,7 @@ class Command:
     checks_fields: bool = False
     is_ours: Callable[[bytes], bool] | None = None
     refuse_early: Callable[[bytes, "User | None"], None] | None = None
+    where: Callable[[Node], bool] = lambda _node: True
 
     def check(self, call: Call) -> None:
         """Make the checks that mongos makes before it runs any command; raises CommandError."""
@@ -316,3 +318,17 @@ class Command:
             raise login_required(self.names[0])
         if self.action is not None:
             require(user, CLUSTER, self.action, database=call.database, command=call.command)
+
+
+COMMANDS: Final[dict[str, Command]] = {}
+"""The commands of the modules that are imported, by each of their names (``table`` has all)."""
+
+
+def answers(*names: str, **properties: Any) -> Callable[[Handler], Handler]:
+    """Add the function below to ``COMMANDS``; arguments as for ``Command``."""
+
+    def added(run: Handler) -> Handler:
+        COMMANDS.update(dict.fromkeys(names, Command(names, run, **properties)))
+        return run
+
+    return added

@@ -10,7 +10,7 @@ from router.access.authorization import not_authorized
 from router.access.privileges import CLUSTER, Resource
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer, build_cursor_reply
 from router.commands.api_version import check_same_api
-from router.commands.call import Call, Command
+from router.commands.call import Call, answers
 from router.commands.elsewhere import (
     ANYBODY,
     get_more_elsewhere,
@@ -48,6 +48,7 @@ _KILL_LISTS = ("cursorsKilled", "cursorsNotFound", "cursorsAlive", "cursorsUnkno
 _Lists = dict[str, list[Int64]]
 
 
+@answers("getMore", help="the next batch of a cursor", api_versions=("1",), checks_fields=True)
 async def get_more(call: Call) -> AnyAnswer:
     """Return the next batch of a merged cursor (docs/protocol.md#cursor-replies).
 
@@ -108,6 +109,7 @@ def _is_usual(item: tuple[str, Any]) -> bool:
     return name in _USUAL_FIELDS and _USUAL_FIELDS[name](value)
 
 
+@answers("killCursors", help="end cursors", while_quiescing=True, api_versions=("1",))
 async def kill_cursors(call: Call) -> AnyAnswer:
     """Kill merged cursors and ask the upstream to kill the others
     (docs/protocol.md#cursor-replies).
@@ -154,14 +156,3 @@ async def kill_cursors(call: Call) -> AnyAnswer:
 def _add_lists(lists: _Lists, reply: Mapping[str, Any]) -> None:
     for name, kept in lists.items():
         kept.extend(reply.get(name, ()))
-
-
-COMMANDS = (
-    Command(
-        ("getMore",), get_more, "the next batch of a cursor", api_versions=("1",),
-        checks_fields=True,
-    ),
-    Command(
-        ("killCursors",), kill_cursors, "end cursors", while_quiescing=True, api_versions=("1",)
-    ),
-)  # fmt: skip

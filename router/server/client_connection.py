@@ -9,21 +9,22 @@ import structlog
 
 from router.access.authorization import login_required, not_for_certificates
 from router.access.mongos_commands import NEED_LOGIN
+from router.commands.administration import CHANGES_USERS, LOCAL_ONLY, refused, users_changed
 from router.commands.answer import (
     PASS_THROUGH,
     Answer,
     AnyAnswer,
     PassThrough,
     error_document,
+    interrupted,
     reply_document,
+    shutting_down,
+    with_retry_labels,
 )
 from router.commands.call import Call, Client, Counters, Node
 from router.commands.elsewhere import take_user
 from router.commands.fields import check_generic_fields
-from router.commands.local_only import LOCAL_ONLY, refused
-from router.commands.retry_labels import interrupted, shutting_down, with_retry_labels
 from router.commands.table import COMMANDS
-from router.commands.user_changes import CHANGES_USERS, users_changed
 from router.cursors.owner import Owner
 from router.server.client_deadlines import ClientDeadlines, Progress
 from router.server.first_message import ForeignProtocolError

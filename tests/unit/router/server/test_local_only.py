@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from router.commands.local_only import LOCAL_ONLY
+from router.commands.administration import LOCAL_ONLY
 from router.server import listener
 from router.upstream_mongos import UpstreamMongos
 from shard_client.wire import connection
