@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from router.access.control import AccessControl
+from router.access.login import AccessControl
 from router.admin.server import AdminServer, admin_handshakes
 from router.admin.sources import OwnStatus
 from router.catalog.cluster import Cluster, ReplicaSetFactory
@@ -177,7 +177,7 @@ async def assemble(
         access = None
         if settings.security.authorization:
             refresh = parameters["userCacheInvalidationIntervalSecs"]
-            access = AccessControl(cluster, limits_of_clients, refresh=refresh)
+            access = AccessControl(cluster, limits_of_clients, certificates, refresh=refresh)
             owned.push_async_callback(access.close)
         cursors = CursorRegistry(
             cluster,
@@ -245,7 +245,6 @@ async def assemble(
                     access=access,
                     limits=limits_of_clients,
                     handshakes=handshakes,
-                    certificates=certificates,
                 )
             )
         with suppress(TimeoutError):

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from router.access.certificate_login import is_certificate_login
+from router.access.login import is_certificate_login
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.call import Call, answers
-from router.commands.fields import check_known
+from router.request.fields import check_known
 from shard_client.errors import CommandError
 
 _FIELDS = {
@@ -64,10 +64,7 @@ async def authenticate(call: Call) -> AnyAnswer:
     login = call.client.login
     if login is None:
         return PASS_THROUGH
-    reply = await login.present(
-        call.client.certificate, call.node.own_certificate, call.database, call.command
-    )
-    return Answer(reply)
+    return Answer(await login.present(call.database, call.command))
 
 
 @answers("logout", help="end the login")
@@ -111,10 +108,6 @@ async def fields_of_hello(call: Call) -> Mapping[str, Any]:
     answer = await login.hello(call.upstream_link, asked) if asked else {}
     with suppress(CommandError):  # it leaves no trace in the reply, as with mongos
         answer["speculativeAuthenticate"] = await login.present(
-            call.client.certificate,
-            call.node.own_certificate,
-            speculative.get("db"),
-            speculative,
-            speculative=True,
+            speculative.get("db"), speculative, speculative=True
         )
     return answer

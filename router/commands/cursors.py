@@ -9,7 +9,6 @@ from bson.int64 import Int64
 from router.access.authorization import not_authorized
 from router.access.privileges import CLUSTER, Resource
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer, build_cursor_reply
-from router.commands.api_version import check_same_api
 from router.commands.call import Call, answers
 from router.commands.elsewhere import (
     ANYBODY,
@@ -17,17 +16,16 @@ from router.commands.elsewhere import (
     is_elsewhere,
     kill_elsewhere,
 )
-from router.commands.fields import (
-    at_least_zero,
-    check_generic_fields,
-    check_known,
-    let_upstream_check,
-    required,
-    text,
-)
 from router.cursors.owner import Owner
 from router.request.accepted import LONGEST_TIME, OF_ANY_COMMAND, Accepts, is_read_preference
-from router.request.field_errors import wrong_type
+from router.request.fields import (
+    at_least_zero,
+    check_known,
+    check_same_api,
+    required,
+    text,
+    wrong_type,
+)
 from shard_client.errors import CommandError
 
 DEFAULT_AWAIT_MS = 1000
@@ -62,9 +60,9 @@ async def get_more(call: Call) -> AnyAnswer:
         raise wrong_type("getMore.getMore", cursor_id, "long")
     is_own = cursor_id in node.cursors
     if node.upstream is None:
-        await check_generic_fields(call)
+        await call.check_generic_fields()
     elif (is_own or is_elsewhere(call, cursor_id)) and not all(map(_is_usual, command.items())):
-        await let_upstream_check(call, command)
+        await call.let_upstream_check(command)
     if not is_own:
         elsewhere = await get_more_elsewhere(call, cursor_id)
         if elsewhere is not None:

@@ -5,8 +5,8 @@ import platform
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.call import Call, answers
 from router.commands.elsewhere import everywhere_else
-from router.commands.fields import text
 from router.config.log_lines import RECENT, RECENT_LINES
+from router.request.fields import text
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 

@@ -6,8 +6,7 @@ from typing import Any
 from router.commands.answer import Answer
 from router.commands.authentication import fields_of_hello
 from router.commands.call import Call, Client, Node, answers
-from router.commands.fields import whole_number
-from router.request.field_errors import wrong_type
+from router.request.fields import whole_number, wrong_type
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 from shard_client.wire.compression import negotiate

@@ -7,9 +7,8 @@ from router.catalog.cluster import CONFIG
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.call import Call, answers
 from router.commands.elsewhere import change_everywhere_else
-from router.commands.fields import GENERIC_FIELDS
 from router.config.log_lines import LEVEL, MOST_VERBOSE
-from router.request.field_errors import unknown_field, wrong_type
+from router.request.fields import GENERIC_FIELDS, unknown_field, wrong_type
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 

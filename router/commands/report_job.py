@@ -10,9 +10,8 @@ from router.access.authorization import require
 from router.access.privileges import STREAM_ACTIONS, WHOLE, stream_resource
 from router.commands.answer import Answer
 from router.commands.call import Call, answers
-from router.commands.fields import at_least_zero, check_known, text
 from router.commands.job_reports import JobReport
-from router.request.field_errors import wrong_type
+from router.request.fields import at_least_zero, check_known, text, wrong_type
 
 COMMAND: Final = "mergerouterReportJob"
 

@@ -10,7 +10,7 @@ from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.call import Call, answers
 from router.commands.elsewhere import everywhere_else
 from router.commands.hello import SESSION_TIMEOUT_MINUTES
-from router.request.field_errors import wrong_type
+from router.request.fields import wrong_type
 
 _NAMED_IN_ERRORS = {"killSessions": "KillSessionsCmd"}
 

@@ -21,7 +21,7 @@ from router.commands import (  # noqa: F401 - each adds its commands
 )
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.call import Call, Command, answers
-from router.commands.fields import text
+from router.request.fields import text
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 

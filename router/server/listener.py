@@ -174,10 +174,9 @@ class Listener(AcceptingPort):
             name,
             is_worker=self._for_workers,
             is_local=is_loopback(peername),
-            certificate=peer_certificate(stream.transport),
         )
         if self._node.access is not None and not self._for_workers:
-            client.login = self._node.access.login(name)
+            client.login = self._node.access.login(name, peer_certificate(stream.transport))
         connection = ClientConnection(stream, self._node, client, self._counters, self._shared)
         self._counters.connections += 1
         self._counters.connections_created += 1

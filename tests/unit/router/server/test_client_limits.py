@@ -196,10 +196,10 @@ async def answer(asked: Asked) -> None:
 async def secured(limits: ClientLimits) -> AsyncIterator[tuple[Facade, FairLimit]]:
     """Listen with authorization; logins are relayed to a scripted mongos."""
     in_progress = FairLimit.of_logins(limits.logins_in_progress)
-    unused: Any = None
+    own: Any = SimpleNamespace(in_progress=in_progress)
 
-    def login(peer: str) -> Login:
-        return Login(unused, unused, peer, in_progress=in_progress)
+    def login(peer: str, _certificate: object) -> Login:
+        return Login(own, peer)
 
     access: Any = SimpleNamespace(login=login, times=SimpleNamespace(newest=None))
     async with (

@@ -99,7 +99,7 @@ async def test_a_large_stream_of_a_user_without_rights_is_refused_undecoded(
 ) -> None:
     user = User(UserName("alice", "db"))
     login = SimpleNamespace(user=user, begun_at=None, close=lambda: None)
-    access: Any = SimpleNamespace(login=lambda _peer: login, times=SimpleNamespace(newest=None))
+    access: Any = SimpleNamespace(login=lambda *_: login, times=SimpleNamespace(newest=None))
     command = {**WATCH, "pipeline": [*WATCH["pipeline"], stage]}
     if explained:
         command = {"explain": command}
