@@ -25,7 +25,7 @@ from router.config.security import Logins
 from router.config.settings import Settings
 from router.cursors.registry import CursorRegistry
 from router.feed.feed import MOST_CLIENTS, Feed
-from router.lookup.connections import Connect
+from router.lookup.upstream_reads import Connect
 from router.loop_lag import LoopLag
 from router.memory import keep_slack_small
 from router.owned_tasks import OwnedTasks

@@ -13,11 +13,10 @@ from router.access.users import User
 from router.bson_text import type_name
 from router.commands.answer import Answer, AnyAnswer, PassThrough, build_cursor_reply
 from router.commands.call import Call, answers
-from router.cursors.owner import Owner
+from router.cursors.cursor import Owner
 from router.request.fields import api_parameters
-from router.request.options import check_database
 from router.request.stages import MOST_STAGES, explains_change_stream, is_change_stream
-from router.request.stream_request import StreamRequest, parse_request, target_of
+from router.request.stream_request import StreamRequest, check_database, parse_request, target_of
 from shard_client.bson.values import ARRAY, STRING
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError

@@ -16,7 +16,7 @@ from router.commands.elsewhere import (
     is_elsewhere,
     kill_elsewhere,
 )
-from router.cursors.owner import Owner
+from router.cursors.cursor import Owner
 from router.request.accepted import LONGEST_TIME, OF_ANY_COMMAND, Accepts, is_read_preference
 from router.request.fields import (
     at_least_zero,

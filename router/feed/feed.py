@@ -14,7 +14,7 @@ from bson import json_util
 from router.access.login import AccessControl
 from router.access.users import User
 from router.client_limits import ClientLimits, ConnectionCounts
-from router.cursors.owner import Owner
+from router.cursors.cursor import Owner
 from router.cursors.registry import CursorRegistry
 from router.feed.lines import Lines, check_rights, log_in
 from router.feed.watch import Watch, parse_watch

@@ -23,13 +23,12 @@ from router.commands.answer import (
 from router.commands.call import Call, Client, Counters, Node
 from router.commands.elsewhere import take_user
 from router.commands.table import COMMANDS
-from router.cursors.owner import Owner
+from router.cursors.cursor import Owner
 from router.server.client_deadlines import ClientDeadlines, Progress
-from router.server.first_message import ForeignProtocolError
 from router.server.incoming import Incoming, Shared
 from router.server.replies import ReplyWriter
 from router.server.request import Request
-from router.tls.handshake import log_refused_client
+from router.tls.handshake import ForeignProtocolError, log_refused_client
 from shard_client.bson.values import INT64
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, ProtocolError

@@ -11,9 +11,8 @@ import structlog
 from router.client_limits import ConnectionCounts
 from router.commands.call import Client, Counters, Node
 from router.server.client_connection import ClientConnection
-from router.server.first_message import check_first_header
 from router.server.incoming import Shared
-from router.tls.handshake import Handshakes, peer_certificate
+from router.tls.handshake import Handshakes, check_first_header, peer_certificate
 from router.tls.sockets import BACKLOG, AcceptingPort
 from shard_client.wire.connection import is_loopback, probe_peer
 from shard_client.wire.frame_protocol import FrameStream

@@ -8,7 +8,7 @@ import pytest
 
 from router.access.login import Login
 from router.fair_limit import FairLimit
-from router.server.turns import Turns
+from router.server.incoming import Turns
 from shard_client.wire.documents import encode
 from shard_client.wire.frames import build_msg
 from tests.harness.facade import Facade, facade
