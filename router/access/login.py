@@ -24,7 +24,7 @@ from router.upstream_mongos import ServerLink
 from shard_client import spans
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
-from shard_client.replica_set.read_preference import PRIMARY
+from shard_client.replica_set.replica_set import PRIMARY
 from shard_client.wire.authentication import EXTERNAL, X509
 from shard_client.wire.connection import Address, Connection
 from shard_client.wire.tls import Certificate
