@@ -1,4 +1,4 @@
-"""Traces: sends this process's spans to an OpenTelemetry collector (docs/tracing.md).
+"""Traces: sends this process's spans to an OpenTelemetry collector (docs/admin.md#traces).
 
 Only a process with a collector imports OpenTelemetry's SDK; without one, spans record nothing.
 """

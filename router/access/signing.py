@@ -46,7 +46,7 @@ def check_client_time(value: object, now: float) -> ClientTime:
     """Return the parsed ``$clusterTime`` of a client's command.
 
     Clients' times never advance the cluster clock, which takes time from servers alone: without
-    authentication nothing proves a client's time (docs/design.md#what-a-driver-sees). A message
+    authentication nothing proves a client's time (docs/clients.md). A message
     relayed to the upstream keeps its ``$clusterTime``; the upstream checks it by its own rules.
 
     Args:

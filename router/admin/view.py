@@ -19,6 +19,9 @@ _MOST_FAILURES: Final = 50
 _TROUBLING_LAG: Final = 20.0
 """Seconds of lag that no quiet member has: it writes a no-op every 10 s by itself."""
 
+_TROUBLING_UNREAD: Final = 60.0
+"""Seconds for which a client that works leaves no event unread."""
+
 _SILENT_JOB: Final = 60.0
 """Seconds after which a job that does not report is in trouble: it reports every 10 s."""
 
@@ -73,7 +76,7 @@ def status_view(status: RouterStatus, history: History | None = None) -> dict[st
         "span": span,
         "lanes": list(_lanes(status, span, past)),
         "stream_rows": streams,
-        "client_rows": list(_client_rows(total, now)),
+        "client_rows": list(_client_rows(total)),
         "job_rows": _job_rows(total, now),
         "member_rows": list(_member_rows(own["mergerouter"]["members"])),
         "errors": dict(sorted(total["errors"].items(), key=lambda each: -each[1])),
@@ -154,14 +157,18 @@ def _stream_rows(status: RouterStatus) -> Iterator[dict[str, Any]]:
         }
 
 
-def _client_rows(total: Mapping[str, Any], now: datetime) -> Iterator[dict[str, Any]]:
-    """Yield each client's cursor; ``lag`` and ``idle`` are in seconds."""
+def _client_rows(total: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield each client's cursor; ``lag`` and ``idle`` are in seconds.
+
+    ``trouble`` is whether the client leaves events unread for longer than a slow poll takes.
+    """
     for cursor in total["cursorList"]:
         yield {
             "worker": cursor["worker"],
             "client": cursor["client"] or "the feed",
             "namespace": cursor["namespace"],
-            "lag": _age(cursor["place"], now),
+            "lag": cursor["behindSeconds"],
+            "trouble": cursor["behindSeconds"] > _TROUBLING_UNREAD,
             "idle": cursor["idleSeconds"],
             "busy": cursor["busy"],
         }

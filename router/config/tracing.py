@@ -15,7 +15,7 @@ _PACKAGES = ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http")
 
 
 class Tracing(Section):
-    """``tracing``: where spans go, and how many are recorded (docs/tracing.md)."""
+    """``tracing``: where spans go, and how many are recorded (docs/admin.md#traces)."""
 
     endpoint: str | None = None
     """The URL to which spans are sent, by OTLP over HTTP: http://collector:4318/v1/traces. Needs

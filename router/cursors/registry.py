@@ -5,7 +5,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from heapq import nsmallest
+from heapq import nlargest
 from operator import itemgetter
 from typing import Any, Final
 
@@ -261,24 +261,26 @@ class CursorRegistry:
                 readers.setdefault(shared, []).append(cursor_id)
         return readers
 
-    def describe_cursors(self, most: int) -> list[dict[str, Any]]:
+    def describe_cursors(self, most: int, wall: float) -> list[dict[str, Any]]:
         """Return descriptions of up to ``most`` open cursors, those farthest behind first.
 
-        A cursor's place is the cluster time of its latest resume token.
+        ``behindSeconds`` is the time for which the client leaves events unread, ``place`` the
+        cluster time of the cursor's latest resume token. ``wall`` is the time since 1970.
         """
-        places = ((cursor.place, cursor) for cursor in self._cursors.values())
-        farthest = nsmallest(most, places, key=itemgetter(0))
+        lags = ((cursor.behind(wall), cursor) for cursor in self._cursors.values())
+        farthest = nlargest(most, lags, key=itemgetter(0))
         now = self._loop.time()
         return [
             {
                 "cursorId": cursor.cursor_id,
                 "namespace": cursor.namespace,
                 "client": cursor.owner.connection or cursor.owner.client,
-                "place": cluster_time_of(place),
+                "place": cluster_time_of(cursor.place),
+                "behindSeconds": behind,
                 "idleSeconds": 0.0 if cursor.busy else now - cursor.last_used,
                 "busy": cursor.busy,
             }
-            for place, cursor in farthest
+            for behind, cursor in farthest
         ]
 
     @property

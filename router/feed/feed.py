@@ -41,7 +41,7 @@ class Feed(AcceptingPort):
 
     A slow reader delays only its own stream. The end of the stream, an error (as a last line
     ``{"error": …}``) and the router's shutdown close the connection after a whole line
-    (docs/design.md#feed-and-spark). Use it as an async context manager.
+    (docs/feed.md). Use it as an async context manager.
 
     Args:
         cursors: the registry in which streams are opened.

@@ -53,7 +53,7 @@ class ClientConnection:
     """Reads a client's requests one at a time, runs them and writes the replies.
 
     Pipelined requests wait in the socket. When the client disconnects, its running command is
-    cancelled and its upstream connection is cut (docs/design.md#what-a-driver-sees).
+    cancelled and its upstream connection is cut (docs/clients.md).
 
     ``idle`` is set while no command is in flight.
 

@@ -80,6 +80,8 @@ class RunningStream:
         self._draining: asyncio.Task[None] | None = None
         self._answered: asyncio.Future[None] = self._loop.create_future()
         self._events = 0
+        self._waited_at = self._loop.time()
+        """The time at which a client last ended to wait."""
         self._lingering: asyncio.TimerHandle | None = None
         self._closed = False
         self._keep()
@@ -176,6 +178,15 @@ class RunningStream:
             return True
         return time.time - cluster_time_of(self.stream.reached).time > self._limits.share_behind
 
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether a client waits for events, or has waited within some seconds (``linger``).
+
+        Otherwise the shards wait for the clients, so their watermarks do not tell how late they
+        are.
+        """
+        return self.views.waiting or self._loop.time() < self._waited_at + self._limits.linger
+
     def describe(self, cursor_ids: Sequence[int]) -> dict[str, Any]:
         """Return what serverStatus shows of the stream, which ``cursor_ids`` read."""
         fan_out = self.views.fan_out
@@ -183,6 +194,7 @@ class RunningStream:
             "cursorIds": [Int64(cursor_id) for cursor_id in cursor_ids],
             "namespace": self._request.namespace,
             "events": Int64(self._events),
+            "waitedFor": self.is_waited_for,
             **({"filtered": fan_out.describe()} if fan_out.readers else {}),
             **self._remotes.describe(self.stream),
         }
@@ -235,6 +247,7 @@ class RunningStream:
         finally:
             timer.cancel()
             self.views.remove(log_reader.view)
+            self._waited_at = self._loop.time()
             scheduler.client_reads()
 
     def _schedule_step(self) -> None:
