@@ -16,11 +16,11 @@ from router.access.privileges import CLUSTER
 from router.access.signing import ClientTime, SignedTimes
 from router.access.users import REFRESH_SECONDS, User, UserName, Users
 from router.catalog.cluster import CONFIG, Cluster
+from router.catalog.upstream import ServerLink
 from router.client_limits import ClientLimits
 from router.fair_limit import FairLimit
 from router.request.fields import missing_field
 from router.tls.certificates import Certificates
-from router.upstream_mongos import ServerLink
 from shard_client import spans
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError

@@ -15,10 +15,11 @@ from router.access.signing import check_client_time
 from router.access.users import User
 from router.catalog.cluster import Cluster
 from router.catalog.server_checks import ServerChecks
+from router.catalog.upstream import Reachable, ServerLink, UpstreamMongos
+from router.catalog.version import ServerIdentity
 from router.client_limits import ClientLimits
 from router.commands.answer import AnyAnswer, without_state_change
 from router.commands.job_reports import JobReports
-from router.commands.server_identity import ServerIdentity
 from router.commands.topology_version import TopologyVersion
 from router.cursors.registry import CursorRegistry
 from router.loop_lag import LoopLag
@@ -27,7 +28,6 @@ from router.request.accepted import OF_ANY_COMMAND
 from router.request.fields import check_api
 from router.request.stages import brief
 from router.tls.certificates import Certificates
-from router.upstream_mongos import Reachable, ServerLink, UpstreamMongos
 from shard_client.cluster_clock import ClusterClock, is_signed
 from shard_client.error_codes import RESUMABLE_CODES, ErrorCode
 from shard_client.errors import CommandError, NetworkError

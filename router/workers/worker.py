@@ -19,8 +19,9 @@ from typing import Any
 import structlog
 import uvloop
 
+from router.catalog.upstream import UpstreamMongos
+from router.catalog.version import ServerIdentity
 from router.commands.call import Node
-from router.commands.server_identity import ServerIdentity
 from router.commands.topology_version import TopologyVersion
 from router.config.log_lines import configure_logging
 from router.config.settings import Settings
@@ -31,7 +32,6 @@ from router.peers.cursor_ids import CursorIds
 from router.peers.peers import Peers, private_address
 from router.server.listener import Listener
 from router.service import Share, assemble
-from router.upstream_mongos import UpstreamMongos
 from router.workers.channel import DRIVER, Arrivals, Channel, HandedConnection
 from router.workers.child import WorkerStart
 from router.workers.placement import Load

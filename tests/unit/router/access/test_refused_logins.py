@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from router.access.login import ConfigServer, Login
+from router.catalog.upstream import ServerLink
 from router.fair_limit import FairLimit
-from router.upstream_mongos import ServerLink
 from shard_client.errors import CommandError
 from shard_client.wire.connection import Address
 

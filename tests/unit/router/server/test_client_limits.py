@@ -16,6 +16,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from router.access.login import Login
+from router.catalog.upstream import UpstreamMongos
 from router.client_limits import (
     ClientLimits,
     ConnectionCounts,
@@ -25,7 +26,6 @@ from router.client_limits import (
 from router.config.settings import load_settings
 from router.fair_limit import FairLimit
 from router.server.client_deadlines import ClientDeadlines, Progress
-from router.upstream_mongos import UpstreamMongos
 from tests.doubles.scripted_server import Asked, scripted_server
 from tests.harness.facade import Facade, facade
 from tests.harness.raw_client import RawClient

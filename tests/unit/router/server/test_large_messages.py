@@ -11,9 +11,9 @@ from bson import Int64
 from structlog.testing import capture_logs
 
 from router.access.users import User, UserName
+from router.catalog.upstream import UpstreamMongos
 from router.server import replies, request
 from router.server.request import INLINE_SIZE
-from router.upstream_mongos import UpstreamMongos
 from tests.doubles.fake_cursors import event
 from tests.doubles.scripted_server import answer_ok, scripted_server
 from tests.harness.facade import facade
