@@ -25,8 +25,13 @@ from shard_client.errors import (
 )
 from shard_client.remote_cursor.open_cursor import CursorReaper
 from shard_client.replica_set.motor_control import MotorReplicaSet
-from shard_client.replica_set.read_preference import PRIMARY, ReadPreference
-from shard_client.replica_set.replica_set import ReplicaSet, no_member, parse_hosts
+from shard_client.replica_set.replica_set import (
+    PRIMARY,
+    ReadPreference,
+    ReplicaSet,
+    no_member,
+    parse_hosts,
+)
 from shard_client.wire.authentication import OPEN, Access
 from shard_client.wire.connection import Address, Connection, format_address
 from shard_client.wire.connection_pool import ConnectionPool

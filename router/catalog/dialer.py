@@ -16,8 +16,7 @@ from shard_client.errors import (
     is_resumable,
 )
 from shard_client.remote_cursor.open_cursor import CursorReaper, OpenCursor
-from shard_client.replica_set.read_preference import PRIMARY, ReadPreference
-from shard_client.replica_set.replica_set import ReplicaSet, why_no_member
+from shard_client.replica_set.replica_set import PRIMARY, ReadPreference, ReplicaSet, why_no_member
 from shard_client.wire.connection import Address, Connection, format_address
 from shard_client.wire.connection_pool import ConnectionPool
 

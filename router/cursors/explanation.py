@@ -12,7 +12,7 @@ from router.stream.merged_stream import only_shard
 from router.stream.opening import connected
 from router.stream_settings import ConnectionSettings
 from shard_client.cluster_clock import next_tick
-from shard_client.replica_set.read_preference import ReadPreference
+from shard_client.replica_set.replica_set import ReadPreference
 
 
 async def explain_stream(

@@ -13,8 +13,8 @@ from router.request.event_conditions import (
     reads_of,
     small_stages,
 )
-from router.request.options import STARTS
 from router.request.stages import CHANGE_STREAM, stage_name
+from router.request.stream_request import STARTS
 from shard_client.bson.resume_token import cluster_time_of, is_invalidate
 from shard_client.cluster_clock import next_tick
 from shard_client.remote_cursor.cursor_reply import token_data

@@ -7,30 +7,28 @@ from typing import Any
 
 import structlog
 
-from router.access.authorization import login_required, not_for_certificates
-from router.access.mongos_commands import NEED_LOGIN
+from router.access.authorization import NEED_LOGIN, login_required, not_for_certificates
+from router.commands.administration import CHANGES_USERS, LOCAL_ONLY, refused, users_changed
 from router.commands.answer import (
     PASS_THROUGH,
     Answer,
     AnyAnswer,
     PassThrough,
     error_document,
+    interrupted,
     reply_document,
+    shutting_down,
+    with_retry_labels,
 )
 from router.commands.call import Call, Client, Counters, Node
 from router.commands.elsewhere import take_user
-from router.commands.fields import check_generic_fields
-from router.commands.local_only import LOCAL_ONLY, refused
-from router.commands.retry_labels import interrupted, shutting_down, with_retry_labels
 from router.commands.table import COMMANDS
-from router.commands.user_changes import CHANGES_USERS, users_changed
-from router.cursors.owner import Owner
+from router.cursors.cursor import Owner
 from router.server.client_deadlines import ClientDeadlines, Progress
-from router.server.first_message import ForeignProtocolError
 from router.server.incoming import Incoming, Shared
 from router.server.replies import ReplyWriter
 from router.server.request import Request
-from router.tls.handshake import log_refused_client
+from router.tls.handshake import ForeignProtocolError, log_refused_client
 from shard_client.bson.values import INT64
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, ProtocolError
@@ -246,11 +244,7 @@ class ClientConnection:
             raw=request.body() if again is None else None,
         )
         if command is not None:
-            command.check(call)
-            if not command.checks_fields:
-                await check_generic_fields(call)
-            if "$clusterTime" in document:
-                await self._check_time(document["$clusterTime"])
+            await command.check(call)
         if fail_points is not None:
             await fail_points.before(call, command.names if command else (request.name,))
         return await command.run(call) if command is not None else PASS_THROUGH
@@ -292,15 +286,6 @@ class ClientConnection:
                 await self._replies.relay(request, reply, first=first)
                 first = False
                 await self._stream.drain()
-
-    async def _check_time(self, value: object) -> None:
-        """Check a client's time, with its signature if the client is logged in."""
-        time = self._node.check_client_time(value)
-        access, login = self._node.access, self.client.login
-        if access is None or login is None or login.user is None:
-            return
-        if not access.may_advance_clock(login.user):
-            await access.times.check(time.time, time.digest, time.key_id)
 
     async def _send(self, request: Request, answer: AnyAnswer, response_to: int) -> int:
         if isinstance(answer, list):

@@ -20,7 +20,7 @@ from router.stream.sharing import Candidates, SharingPolicy, Source
 from router.stream_settings import StreamSettings
 from shard_client.bson.resume_token import first_key
 from shard_client.errors import RESUMABLE_LABEL, CommandError
-from shard_client.replica_set.read_preference import ReadPreference
+from shard_client.replica_set.replica_set import ReadPreference
 
 log = structlog.get_logger()
 

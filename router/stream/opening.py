@@ -25,7 +25,7 @@ from shard_client.bson.resume_token import first_key
 from shard_client.cluster_clock import next_tick
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, from_network
-from shard_client.replica_set.read_preference import PRIMARY, ReadPreference
+from shard_client.replica_set.replica_set import PRIMARY, ReadPreference
 from shard_client.wire.connection import Connection, format_address
 
 log = structlog.get_logger()

@@ -25,7 +25,7 @@ from shard_client.bson.resume_token import cluster_time_of
 from shard_client.cluster_clock import next_tick
 from shard_client.remote_cursor.progress_cursor import Probing
 from shard_client.remote_cursor.remote_cursor import RemoteCursor
-from shard_client.replica_set.read_preference import PRIMARY, ReadPreference
+from shard_client.replica_set.replica_set import PRIMARY, ReadPreference
 
 log = structlog.get_logger()
 

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from router.catalog.cluster import CONFIG, Cluster
 from shard_client.errors import CommandError
 from shard_client.replica_set.motor_control import NO_PRIMARY
-from shard_client.replica_set.read_preference import PRIMARY
+from shard_client.replica_set.replica_set import PRIMARY
 from shard_client.wire.authentication import Access, Credentials, read_key_file
 from tests.harness.clusters import Client, TestCluster, on_real_servers
 from tests.harness.routers import start_router

@@ -6,7 +6,7 @@ import bson
 import pytest
 from bson import Timestamp
 
-from router.cursors.owner import Owner
+from router.cursors.cursor import Owner
 from router.cursors.registry import CursorRegistry
 from router.request.stream_request import parse_request
 from shard_client.errors import CommandError

@@ -16,6 +16,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from router.access.login import Login
+from router.catalog.upstream import UpstreamMongos
 from router.client_limits import (
     ClientLimits,
     ConnectionCounts,
@@ -25,7 +26,6 @@ from router.client_limits import (
 from router.config.settings import load_settings
 from router.fair_limit import FairLimit
 from router.server.client_deadlines import ClientDeadlines, Progress
-from router.upstream_mongos import UpstreamMongos
 from tests.doubles.scripted_server import Asked, scripted_server
 from tests.harness.facade import Facade, facade
 from tests.harness.raw_client import RawClient
@@ -196,10 +196,10 @@ async def answer(asked: Asked) -> None:
 async def secured(limits: ClientLimits) -> AsyncIterator[tuple[Facade, FairLimit]]:
     """Listen with authorization; logins are relayed to a scripted mongos."""
     in_progress = FairLimit.of_logins(limits.logins_in_progress)
-    unused: Any = None
+    own: Any = SimpleNamespace(in_progress=in_progress)
 
-    def login(peer: str) -> Login:
-        return Login(unused, unused, peer, in_progress=in_progress)
+    def login(peer: str, _certificate: object) -> Login:
+        return Login(own, peer)
 
     access: Any = SimpleNamespace(login=login, times=SimpleNamespace(newest=None))
     async with (

@@ -8,7 +8,7 @@ import pytest
 from bson import Int64
 from structlog.testing import capture_logs
 
-from router.server.first_message import NO_TLS
+from router.tls.handshake import NO_TLS
 from shard_client.wire.documents import encode
 from shard_client.wire.frames import build_msg
 from tests.doubles.fake_cursors import event

@@ -10,8 +10,7 @@ from router.stream.merged_stream import MergedStream
 from router.stream.opening import connected
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.replica_set.motor_control import MotorReplicaSet
-from shard_client.replica_set.read_preference import PRIMARY
-from shard_client.replica_set.replica_set import ReplicaSet
+from shard_client.replica_set.replica_set import PRIMARY, ReplicaSet
 from tests.doubles.probed_replica_set import ProbedReplicaSet
 from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, read_until, stream
 from tests.doubles.scripted_member import ScriptedMember
