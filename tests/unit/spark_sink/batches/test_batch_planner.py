@@ -12,7 +12,7 @@ import pytest
 from bson.errors import InvalidBSON
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shard_client.bson.resume_token import high_water_mark
@@ -92,6 +92,7 @@ def drain(
         start = batch.end
 
 
+@settings(max_examples=20)
 @given(
     sizes=st.lists(st.integers(min_value=0, max_value=9), max_size=8),
     max_events=st.integers(min_value=1, max_value=7) | st.none(),

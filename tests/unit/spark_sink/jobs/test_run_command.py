@@ -110,6 +110,7 @@ def test_without_a_router_the_cause_is_told(events: list[str], tmp_path: Path) -
     result = run(tmp_path)
     assert (result.exit_code, events) == (1, [])
     assert result.output == "error: cannot be reached: start it\n"
+    assert not (tmp_path / "job").exists()
 
 
 @pytest.mark.parametrize(

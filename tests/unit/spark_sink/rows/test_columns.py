@@ -68,7 +68,7 @@ def rows_of(form: str) -> EventRows:
 
 
 @pytest.mark.parametrize("form", ["json", "canonical", "raw", "typed"])
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(st.lists(layouts, min_size=1, max_size=4), st.integers(0, MIN_EVENTS), st.randoms())
 def test_rows_made_by_column_equal_rows_made_singly(form, found, rare, random):
     events = []

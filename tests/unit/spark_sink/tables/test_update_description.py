@@ -28,41 +28,6 @@ def updated_as_dict(before: dict[str, Any], **description: Any) -> dict[str, Any
 SET, REMOVED, TRUNCATED = "updatedFields", "removedFields", "truncatedArrays"
 
 
-@pytest.mark.parametrize(
-    ("before", "description", "after"),
-    [
-        ({"a": 1}, {SET: {"b": 2}}, {"a": 1, "b": 2}),
-        ({"a": {"b": 1}}, {SET: {"a.c": 2}}, {"a": {"b": 1, "c": 2}}),
-        ({"a": 1, "b": {"c": 1, "d": 2}}, {REMOVED: ["a", "b.c"]}, {"b": {"d": 2}}),
-        ({"a": [1, 2, 3]}, {SET: {"a.1": 9}}, {"a": [1, 9, 3]}),
-        ({"a": {"1": 2}}, {SET: {"a.1": 9}}, {"a": {"1": 9}}),
-        ({"a": [{"b": 1}]}, {SET: {"a.0.b": 2, "a.1": 5}}, {"a": [{"b": 2}, 5]}),
-        ({"a": [1]}, {SET: {"a.3": 4}}, {"a": [1, None, None, 4]}),
-        (
-            {"a": [1, 2, 3, 4]},
-            {TRUNCATED: [{"field": "a", "newSize": 2}], SET: {"a.1": 7}},
-            {"a": [1, 7]},
-        ),
-        (
-            {"a": [{"b": [1, 2]}]},
-            {TRUNCATED: [{"field": "a.0.b", "newSize": 1}]},
-            {"a": [{"b": [1]}]},
-        ),
-        ({"a": "x"}, {SET: {"a": {"b": 1}, "a.c": 2}, "paths": {"a.c": ["a.c"]}},
-         {"a": {"b": 1}, "a.c": 2}),
-        ({"a.b": 1, "a": {"b": 1}}, {SET: {"a.b": 2}, "paths": {"a.b": ["a.b"]}},
-         {"a.b": 2, "a": {"b": 1}}),
-        ({"a.b": 1, "a": {"b": 1}}, {SET: {"a.b": 2}}, {"a.b": 1, "a": {"b": 2}}),
-        ({"a": [0, 0]}, {SET: {"a.1": 2}, "paths": {"a.1": ["a", 1]}}, {"a": [0, 2]}),
-        ({"a.b": {"c.d": 1}}, {SET: {"a.b.c.d": 2}, "paths": {"a.b.c.d": ["a.b", "c.d"]}},
-         {"a.b": {"c.d": 2}}),
-    ],
-)  # fmt: skip
-def test_an_update_matches_its_description(before, description, after):
-    paths = description.pop("paths", {})
-    assert updated_as_dict(before, **description, disambiguatedPaths=paths) == after
-
-
 SEVERAL = "may stand for several fields"
 
 
