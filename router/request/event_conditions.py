@@ -190,7 +190,8 @@ def conjuncts(
 ) -> Iterator[Mapping[str, Any]]:
     """Yield conditions whose conjunction is the whole condition, as small as they can be.
 
-    A ``$nor`` is divided into the operands that fit and the others, as mongos divides it.
+    A ``$nor`` holds if none of its operands does, so it is divided into one of the operands that
+    fit and one of the others, as mongos divides it.
     """
     for name, value in condition.items():
         if name == "$and" and _are_documents(value):
