@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from bson.raw_bson import RawBSONDocument
 
-from router.request.stages import stage_name
+from router.request.accepted import stage_name
 
 _LOGICAL: Final = frozenset({"$and", "$nor", "$or"})
 
