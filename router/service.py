@@ -193,6 +193,12 @@ async def assemble(
             from router.commands.fail_points import FailPoints  # no other router loads them
 
             fail_points = FailPoints()
+        checks = lag = None
+        if settings.net.admin.port is not None:
+            checks, lag = ServerChecks(cluster, upstream), LoopLag()
+            owned.push_async_callback(checks.close)
+            owned.callback(lag.stop)
+            lag.start()
         node = Node(
             clock=cluster.clock,
             cursors=cursors,
@@ -209,6 +215,8 @@ async def assemble(
             fail_points=fail_points,
             client_limits=limits_of_clients,
             compressors=settings.net.compressors,
+            checks=checks,
+            lag=lag,
             access=access,
             certificates=certificates,
         )
@@ -218,11 +226,6 @@ async def assemble(
         version = ClusterVersion(cluster, node.upstream, share.announce or node.become)
         # The first process keeps the version current for all.
         tasks.run(_read_version, version, known, share.number <= 1)
-        if settings.net.admin.port is not None:
-            node.checks, node.lag = ServerChecks(cluster, upstream), LoopLag()
-            owned.push_async_callback(node.checks.close)
-            owned.callback(node.lag.stop)
-            node.lag.start()
         handshakes = None
         if certificates is not None:
             contexts = certificates.contexts

@@ -11,11 +11,11 @@ from router.access.authorization import LONGEST_SHOWN, not_authorized, require
 from router.access.privileges import STREAM_ACTIONS, WHOLE, stream_resource
 from router.access.users import User
 from router.bson_text import type_name
-from router.commands.answer import Answer, AnyAnswer, PassThrough, build_cursor_reply
+from router.commands.answer import Answer, AnyAnswer, PassThrough
 from router.commands.call import Call, answers
 from router.cursors.cursor import Owner
+from router.request.accepted import MOST_STAGES, explains_change_stream, is_change_stream
 from router.request.fields import api_parameters
-from router.request.stages import MOST_STAGES, explains_change_stream, is_change_stream
 from router.request.stream_request import StreamRequest, check_database, parse_request, target_of
 from shard_client.bson.values import ARRAY, STRING
 from shard_client.error_codes import ErrorCode
@@ -101,19 +101,10 @@ async def aggregate(call: Call) -> AnyAnswer:
             empty = {"id": Int64(0), "ns": request.namespace, "firstBatch": list[Any]()}
             return Answer({"cursor": empty})
         raise node.as_mongos_says(error) from error
-    cluster_time, operation_time = node.reply_times
-    return build_cursor_reply(
-        "firstBatch",
-        cursor_id=0 if batch.closed else cursor.cursor_id,
-        namespace=request.namespace,
-        events=batch.events,
-        pbrt=batch.pbrt,
-        size=batch.size,
-        cluster_time=cluster_time,
-        operation_time=operation_time,
-        # mongos returns the reply of that one shard unchanged.
-        identity_first=request.passthrough_to_shard is not None,
-    )
+    # mongos returns the reply of one shard, if the stream reads no others, unchanged.
+    from_one = request.passthrough_to_shard is not None
+    ids = cursor.cursor_id, request.namespace
+    return call.cursor_reply("firstBatch", batch, *ids, identity_first=from_one)
 
 
 @answers(

@@ -13,7 +13,8 @@ from shard_client.bson.values import BOOLEAN
 from shard_client.error_codes import NOT_PRIMARY_CODES, ErrorCode
 from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import heads_size
-from shard_client.wire.bson_slices import iter_elements
+from shard_client.wire.bson_slices import find, iter_elements
+from shard_client.wire.frames import BODY_OFFSET
 
 _LONGEST_MESSAGE = 4 * LONGEST
 
@@ -80,6 +81,14 @@ def error_document(error: CommandError, times: Mapping[str, Any]) -> dict[str, A
     return reply
 
 
+def code_of(reply: bytes) -> int | None:
+    """Return the error code in another server's reply, a whole frame; None if it has none."""
+    element = find(reply, b"code", BODY_OFFSET)
+    if element is None:
+        return None
+    return int.from_bytes(reply[element.start : element.end], "little")
+
+
 def without_state_change(error: CommandError) -> CommandError:
     """Return an error of a shard's member as mongos passes it on (docs/protocol.md#opening).
 
@@ -94,8 +103,11 @@ def without_state_change(error: CommandError) -> CommandError:
     return CommandError(ErrorCode.HostUnreachable, message, labels=error.labels, extra=error.extra)
 
 
+BatchName = Literal["firstBatch", "nextBatch"]
+
+
 def build_cursor_reply(
-    batch_name: Literal["firstBatch", "nextBatch"],
+    batch_name: BatchName,
     *,
     cursor_id: int,
     namespace: str,

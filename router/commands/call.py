@@ -18,15 +18,21 @@ from router.catalog.server_checks import ServerChecks
 from router.catalog.upstream import Reachable, ServerLink, UpstreamMongos
 from router.catalog.version import ServerIdentity
 from router.client_limits import ClientLimits
-from router.commands.answer import AnyAnswer, without_state_change
+from router.commands.answer import (
+    AnyAnswer,
+    BatchName,
+    RawAnswer,
+    build_cursor_reply,
+    without_state_change,
+)
 from router.commands.job_reports import JobReports
 from router.commands.topology_version import TopologyVersion
 from router.cursors.registry import CursorRegistry
 from router.loop_lag import LoopLag
 from router.peers.peers import Peers
-from router.request.accepted import OF_ANY_COMMAND
+from router.request.accepted import OF_ANY_COMMAND, brief
 from router.request.fields import check_api
-from router.request.stages import brief
+from router.stream.log_reader import Batch
 from router.tls.certificates import Certificates
 from shard_client.cluster_clock import ClusterClock, is_signed
 from shard_client.error_codes import RESUMABLE_CODES, ErrorCode
@@ -258,6 +264,23 @@ class Call:
         if isinstance(lsid, Mapping) and isinstance(lsid.get("id"), bytes):
             return bytes(lsid["id"])
         return None
+
+    def cursor_reply(
+        self, batch_name: BatchName, batch: Batch, cursor_id: int, namespace: str, **order: bool
+    ) -> RawAnswer:
+        """Return the reply that has a cursor's batch; ``order`` as for ``build_cursor_reply``."""
+        cluster_time, operation_time = self.node.reply_times
+        return build_cursor_reply(
+            batch_name,
+            cursor_id=0 if batch.closed else cursor_id,
+            namespace=namespace,
+            events=batch.events,
+            pbrt=batch.pbrt,
+            size=batch.size,
+            cluster_time=cluster_time,
+            operation_time=operation_time,
+            **order,
+        )
 
     async def check_generic_fields(self) -> None:
         """Check the time limit and the read concern of a command that the router answers.

@@ -8,7 +8,7 @@ from bson.int64 import Int64
 
 from router.access.authorization import not_authorized
 from router.access.privileges import CLUSTER, Resource
-from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer, build_cursor_reply
+from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.call import Call, answers
 from router.commands.elsewhere import (
     ANYBODY,
@@ -84,17 +84,7 @@ async def get_more(call: Call) -> AnyAnswer:
         except CommandError as error:
             node.cursors.kill((cursor_id,), owner)  # the failure is permanent
             raise node.as_mongos_says(error) from error
-    cluster_time, operation_time = node.reply_times
-    return build_cursor_reply(
-        "nextBatch",
-        cursor_id=0 if batch.closed else cursor.cursor_id,
-        namespace=f"{call.database}.{collection}",
-        events=batch.events,
-        pbrt=batch.pbrt,
-        size=batch.size,
-        cluster_time=cluster_time,
-        operation_time=operation_time,
-    )
+    return call.cursor_reply("nextBatch", batch, cursor_id, f"{call.database}.{collection}")
 
 
 def _is_usual(item: tuple[str, Any]) -> bool:

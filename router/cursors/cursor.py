@@ -107,8 +107,6 @@ class MergedCursor:
         self._client_reader = reader
         self._lookup = lookup
         self._reader = lookup or reader
-        self.next_batch = self._reader.next_batch
-        """The next batch, as ``ClientReader.next_batch`` returns it."""
         self._ticket = ticket
 
     @property
@@ -131,7 +129,7 @@ class MergedCursor:
         if stream is None:
             return 0.0
         if stream.is_waited_for:
-            now = cluster_time_of(stream.stream.reached).time
+            now = cluster_time_of(stream.merged.reached).time
         return max(0.0, now - cluster_time_of(self.place).time)
 
     @property
@@ -167,6 +165,10 @@ class MergedCursor:
         batch = self._client_reader.take(0)
         self._reader.finished = batch.closed
         return batch if self._lookup is None else self._lookup.first_batch(batch)
+
+    async def next_batch(self, batch_size: int | None, max_time: float) -> Batch:
+        """Return the next batch, as ``ClientReader.next_batch`` does."""
+        return await self._reader.next_batch(batch_size, max_time)
 
     def kill(self, reason: CommandError | None = None) -> None:
         """Fail pending and later ``next_batch`` calls at once with ``reason`` (default: 237)."""

@@ -12,9 +12,9 @@ from operator import attrgetter
 from struct import error as StructError  # noqa: N812 - a class by its nature
 from typing import Final, NamedTuple
 
-from router.filters.bounds import Allowance
 from router.filters.fields import (
     NOTHING,
+    Allowance,
     Document,
     Element,
     Field,

@@ -13,15 +13,15 @@ from typing import Any, Final, NamedTuple
 from bson.raw_bson import RawBSONDocument
 
 from router.bson_text import render
-from router.filters.bounds import MOST_WORK, UNIT_BYTES, Allowance
+from router.filters.fields import MOST_WORK, UNIT_BYTES, Allowance
 from router.filters.match_compiler import Declined
 from router.filters.stream_filter import compile_filter
 from router.lookup.events import MAX_EVENT_BYTES, too_large
 from router.lookup.plan import LookupPlan
 from router.lookup.upstream_reads import UpstreamReads
 from router.memory import Holding
+from router.request.accepted import stage_name
 from router.request.event_conditions import fields_used
-from router.request.stages import stage_name
 from shard_client.bson.values import DOCUMENT
 from shard_client.error_codes import RESUMABLE_CODES, ErrorCode
 from shard_client.errors import CommandError

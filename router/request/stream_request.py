@@ -9,8 +9,17 @@ from typing import Any, Final
 import bson
 from bson.timestamp import Timestamp
 
-from router.request.accepted import FIELDS, as_int64, client_token, refusal, unknown_in
-from router.request.stages import CHANGE_STREAM, SPLIT, brief, stage_name
+from router.request.accepted import (
+    CHANGE_STREAM,
+    FIELDS,
+    SPLIT,
+    as_int64,
+    brief,
+    client_token,
+    refusal,
+    stage_name,
+    unknown_in,
+)
 from shard_client.bson.resume_token import ResumeToken, is_invalidate
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError

@@ -14,6 +14,7 @@ from router.commands.answer import (
     Answer,
     AnyAnswer,
     PassThrough,
+    code_of,
     error_document,
     interrupted,
     reply_document,
@@ -34,7 +35,6 @@ from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, ProtocolError
 from shard_client.wire.bson_slices import find
 from shard_client.wire.frame_protocol import FrameStream
-from shard_client.wire.frames import BODY_OFFSET
 
 log = structlog.get_logger()
 
@@ -281,7 +281,7 @@ class ClientConnection:
                 self._node.advance_clock(reply)
                 if request.name in CHANGES_USERS:
                     await users_changed(self._node)
-                if answer.refusal is not None and _code_of(reply) == ErrorCode.CommandNotFound:
+                if answer.refusal is not None and code_of(reply) == ErrorCode.CommandNotFound:
                     raise answer.refusal
                 await self._replies.relay(request, reply, first=first)
                 first = False
@@ -325,11 +325,3 @@ class ClientConnection:
             await self._send_error(request, error, request.request_id)
             return False
         return True
-
-
-def _code_of(reply: bytes) -> int | None:
-    """Return the error code of a reply's frame, None if it has none."""
-    element = find(reply, b"code", BODY_OFFSET)
-    if element is None:
-        return None
-    return int.from_bytes(reply[element.start : element.end], "little")

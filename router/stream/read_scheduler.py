@@ -303,7 +303,7 @@ class ReadScheduler:
     def read_on(self) -> None:
         """Resume the paused remotes for which the budgets allow another batch."""
         for number, remote in self._remotes.items():
-            if remote.cursor.paused and remote.delay is None and self._may_read(number):
+            if remote.cursor.wants_pause and remote.delay is None and self._may_read(number):
                 remote.cursor.resume()
 
     def _may_read(self, number: int) -> bool:

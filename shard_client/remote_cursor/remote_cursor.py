@@ -152,11 +152,11 @@ class RemoteCursor:
             return "failing"
         state = self._state
         if state.cursor is not None and not isinstance(state, Closing):
-            return Paused.shown if self.paused else Reading.shown
+            return Paused.shown if self.wants_pause else Reading.shown
         return state.shown
 
     @property
-    def paused(self) -> bool:
+    def wants_pause(self) -> bool:
         """Whether the next getMore waits for ``resume``."""
         return not self._may_read.is_set()
 
@@ -349,14 +349,14 @@ class RemoteCursor:
         """Return the next batch; None if the cursor was paused."""
         cursor = state.cursor
         if not state.ahead:
-            if self.paused:
+            if self.wants_pause:
                 self._become(Paused(cursor, self._loop.time()))
                 return None
             self._ask_for_more(cursor)
         batch = await self._receive()
         batch.requested = 0 if self._get_more is None else self._get_more.batch_size
         large = batch.cursor_id and batch.reply_bytes >= self._settings.large_reply_bytes
-        ahead = bool(large and not self.paused and self._state is state)
+        ahead = bool(large and not self.wants_pause and self._state is state)
         if ahead != state.ahead:
             self._become(Reading(cursor, ahead))
         if ahead:

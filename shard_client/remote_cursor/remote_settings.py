@@ -2,10 +2,12 @@
 
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from shard_client.remote_cursor.open_cursor import OpenCursor
 from shard_client.wire.connection import Address, Connection
+
+if TYPE_CHECKING:  # the help of a command reads settings, and needs no logs
+    from shard_client.remote_cursor.open_cursor import OpenCursor
 
 
 class Dialer(Protocol):
@@ -39,7 +41,7 @@ class Dialer(Protocol):
         """Report a member that does not answer, or is no longer the one to read from."""
         ...
 
-    def kill_later(self, cursor: OpenCursor) -> None:
+    def kill_later(self, cursor: "OpenCursor") -> None:
         """Kill a cursor soon, or once its member answers again."""
         ...
 

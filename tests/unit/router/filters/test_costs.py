@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from router.filters import conditions, fields, index
-from router.filters.bounds import MOST_WORK, NESTED_UNIT_BYTES, UNIT_BYTES, Allowance, TooLargeError
+from router.filters.fields import MOST_WORK, NESTED_UNIT_BYTES, UNIT_BYTES, Allowance, TooLargeError
 from router.filters.stream_filter import compile_filter
 from tests.unit.router.filters.made_filters import Document, event, index_of
 

@@ -70,8 +70,8 @@ async def test_a_stream_of_one_shard_reads_little_ahead(cluster: ScriptedCluster
         len(first.events) < 150
     )  # the first batch of a cursor has 101 events, whatever their size
     (remote,) = shared._remotes.values()
-    await until(lambda: remote.cursor is not None and remote.cursor.paused)
-    assert shared.stream.all_buffered_bytes < 150_000
+    await until(lambda: remote.cursor is not None and remote.cursor.wants_pause)
+    assert shared.merged.all_buffered_bytes < 150_000
     numbers_read = [*numbers(first), *await read_until(cursor, 1000 - len(first.events))]
     assert numbers_read == list(range(1000))
 
@@ -86,7 +86,7 @@ async def test_a_reply_has_the_requested_events_or_about_its_target_size(
     cursor, _ = await registry.open(stream(), OWNER)
     shared = cursor.running_stream
     assert shared is not None
-    await until(lambda: (shared.stream.low_watermark or b"") > b"8200000066")
+    await until(lambda: (shared.merged.low_watermark or b"") > b"8200000066")
     assert numbers(await cursor.next_batch(7, PATIENCE)) == [*range(7)]
     rest = numbers(await cursor.next_batch(None, PATIENCE))
     assert rest[:2] == [7, 8]
@@ -118,4 +118,4 @@ async def test_a_closed_stream_holds_no_events(cluster: ScriptedCluster):
     assert await read_until(cursor, 1) == [1]
     registry.kill([cursor.cursor_id], OWNER)
     await registry.close()
-    assert running.stream.held_bytes == 0
+    assert running.merged.held_bytes == 0

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from router.catalog.cluster import connected
 from router.cursors.registry import CursorRegistry
 from router.stream.merged_stream import MergedStream
-from router.stream.opening import connected
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.replica_set.replica_set import PRIMARY
 from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, read_until, stream
@@ -74,7 +74,7 @@ async def test_a_removal_without_an_event_is_noticed(cluster: ScriptedCluster):
     left = [each for each in cluster.config.documents["shards"] if each["_id"] != "s1"]
     cluster.config.documents["shards"] = left
     assert cursor.running_stream is not None
-    merged = cursor.running_stream.stream
+    merged = cursor.running_stream.merged
     await until(lambda: [merged.remotes[each.remote] for each in merged.leaving] == ["s1"])
     cluster.noop(200)  # watermarks beyond the time when the list was read
     await until(lambda: "s1" not in targets(registry))
