@@ -56,11 +56,9 @@ def test_a_signal_has_debeziums_format() -> None:
     [
         ({}, "type must be one of"),
         ({"type": "execute-snapshot"}, "name the collections to read"),
-        (signal(data_collections=[]), "name the collections to read"),
         (signal(data_collections="shop.orders"), "must be an array"),
         (signal(data_collections=["a.b"] * 1001), "at most 1000"),
         (signal(data_collections=["shop.(orders"]), "not a regular expression"),
-        (signal(data_collections=[5]), "named by texts"),
         (signal(data_collections=["a.b"], type="full"), "incremental or blocking"),
         (signal(data_collections=["a.b"], additional_condition="x"), "filter is not JSON"),
         (signal(data_collections=["a.b"], condition="x"), "unknown field"),
@@ -68,7 +66,6 @@ def test_a_signal_has_debeziums_format() -> None:
         ({"type": "pause-snapshot", "data": 5}, "data must be a document"),
         ({"type": "log"}, "data.message must be a text"),
         (signal("log", message="x" * 1001), "data.message must be a text"),
-        (signal("log", message="x", type="incremental"), "unknown field"),
         *(
             (
                 signal(
@@ -79,9 +76,7 @@ def test_a_signal_has_debeziums_format() -> None:
             )
             for condition, message in [
                 ("color='blue'", "filter is not JSON"),
-                ([1], "must be a filter"),
                 ({"$or": [{"x": 1}, {"$where": "sleep(1)"}]}, "runs code"),
-                ({"$expr": {"$function": {}}}, "runs code"),
                 ({"x": "y" * 20_001}, "at most 20000"),
             ]
         ),
