@@ -93,21 +93,6 @@ def test_many_namespaces_are_distinguished():
     assert [row["namespace"] for row in together] == [f"shop.c{n}" for n in range(200)]
 
 
-def test_events_of_a_layout_are_found_together():
-    insert, drop = (
-        ({"a": "x" * n, "b": n} for n in (3, 40)),
-        ({"c": None} for _ in range(MIN_EVENTS)),
-    )
-    events = [bson.encode(each) for each in [*list(insert) * MIN_EVENTS, *drop]]
-    found, left = layouts_of(JoinedEvents(events))
-    assert sorted(tuple(each.fields) for each in found) == [(b"a", b"b"), (b"c",)]
-    assert not len(left)
-    for layout in found:
-        for name in layout.fields:
-            fields = [fields_of(events[row])[name] for row in layout.rows]
-            assert layout.slices(name) == fields
-
-
 @given(st.data())
 def test_damaged_events_are_refused_together_as_alone(data):
     whole = bson.encode({"_id": {"_data": event_token(1, 1)}, "a": "text", "b": {"c": 1}, "d": 5})

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
@@ -93,15 +92,6 @@ def test_rows_are_read_back_by_other_readers(tmp_path: Path) -> None:
     assert "min.fullDocument" not in first or first["min.fullDocument"] is None
 
 
-def test_readers_filter_by_columns_without_statistics(tmp_path: Path) -> None:
-    log = DeltaLog(str(tmp_path), ("bucket",))
-    log.append(written(tmp_path, rows_of(range(4))), SCHEMA, batch(0))
-    chosen = pc.field("fullDocument") > '{"_id": 1}'
-    found = DeltaTable(tmp_path).to_pyarrow_table(filters=chosen, columns=["token"])
-    assert sorted(found["token"].to_pylist()) == ["82000002", "82000003"]
-    assert sum(rows.num_rows for rows in log.scan(["token"], chosen)) == 2
-
-
 def test_one_commit_replaces_buckets_and_moves_the_position(tmp_path: Path) -> None:
     log = DeltaLog(str(tmp_path), ("bucket",))
     log.replace(written(tmp_path, rows_of(range(10))), SCHEMA, {"through": "a"})
@@ -166,24 +156,6 @@ def test_a_batch_is_the_same_only_with_the_same_offsets(other: Batch, tmp_path: 
     with pytest.raises(StreamError, match="another start has written it: run one process"):
         log.has(other)
     assert not log.has(Batch("q", 6, {"_data": "826"}, {"_data": "825"}))
-
-
-@pytest.mark.parametrize("kind", ["append", "replace"])
-def test_of_two_writers_one_fails(kind: str, tmp_path: Path) -> None:
-    DeltaLog(str(tmp_path), ("bucket",)).append([], SCHEMA, batch(0))
-    first, second = (DeltaLog(str(tmp_path), ("bucket",)) for _ in range(2))
-
-    def commit(log: DeltaLog, bucket: int) -> None:
-        parts = written(tmp_path, rows_of([bucket], bucket=bucket))
-        if kind == "append":
-            log.append(parts, SCHEMA, batch(1))
-        else:  # other buckets, and another query: delta-rs alone accepts both
-            log.replace(parts, SCHEMA, {}, batch(1, f"q{bucket}"), replaced=[str(bucket)])
-
-    commit(first, 0)
-    with pytest.raises(StreamError, match="has been written by another query"):
-        commit(second, 1)
-    assert tokens_of(tmp_path) == ["82000000"]
 
 
 @pytest.mark.parametrize("kind", ["append", "replace", "compare", "add columns"])
@@ -388,15 +360,6 @@ def test_the_position_is_found_behind_the_commits_of_others(tmp_path: Path) -> N
             each.unlink()
     assert newest_state(str(tmp_path)) == DeltaLog(str(tmp_path)).position()
     assert newest_state(str(tmp_path / "none")) == {}
-
-
-def test_a_task_writes_a_row_group_of_many_batches(tmp_path: Path) -> None:
-    [part] = written(tmp_path, rows_of(range(50)), ())
-    file = pa.parquet.ParquetFile(tmp_path / part["path"])
-    assert file.metadata.num_row_groups == 1
-    assert pc.sum(pc.binary_length(file.read(["event"])["event"])).as_py() == sum(range(50))
-    assert part["size"] == (tmp_path / part["path"]).stat().st_size
-    assert written(tmp_path, [], ()) == []
 
 
 def test_states_are_kept_for_an_hour_and_a_lost_one_is_told(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import bson
 import pytest
-from bson import DBRef
 from bson.errors import InvalidBSON
 
 from embedded.change_streams.update_description import describe_update
@@ -151,16 +150,6 @@ def test_values_beside_an_update_stay_as_they_are(field):
     document = struct.pack("<i", len(body) + 5) + body + b"\0"
     changed = updated(document, bson.encode({SET: {"n": 2}}))
     assert changed == document.replace(b"n\0\x01", b"n\0\x02")
-
-
-def test_an_update_changes_fields_of_a_reference():
-    before = {"of": {"a": 1, "$ref": "users", "$id": 1}, "to": DBRef("users", 1)}
-    description = {
-        SET: {"of.$id": 2, "to.$id": 3, "to.extra": 4},
-        "disambiguatedPaths": {},
-    }
-    after = {"of": {"a": 1, "$ref": "users", "$id": 2}, "to": DBRef("users", 3, extra=4)}
-    assert updated(bson.encode(before), bson.encode(description)) == bson.encode(after)
 
 
 RENAME = DdlEvent("20", "rename", "db", "a", ("db", "b"))
