@@ -38,7 +38,8 @@ OWN_COMMANDS = (
 _FOR_ALL = ("--help", "--install-completion", "--show-completion")
 _NO_CONFIG_SERVER = (
     "the cluster's config server is missing. Pass --configdb rsName/host:port[,host:port], "
-    "or set sharding.configDB in the file that --config names."
+    "or set sharding.configDB in the file that --config names. For a replica set, pass "
+    "--replicaSet."
 )
 _NETWORK_FAILURE = 48
 """The exit status of a mongos that cannot listen."""
@@ -167,7 +168,7 @@ def serve(
     """
     flags["setParameter"] = parse_assignments(set_parameter or [])
     settings = read_settings(flags, config)
-    if settings.sharding.config_db is None:
+    if settings.seeds is None:
         raise Refusal(_NO_CONFIG_SERVER)
     _serve(settings)
 

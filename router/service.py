@@ -15,7 +15,7 @@ from router.admin.server import AdminServer, admin_handshakes
 from router.admin.sources import OwnStatus
 from router.catalog.cluster import Cluster, ReplicaSetFactory
 from router.catalog.server_checks import Check, ServerChecks
-from router.catalog.upstream import UpstreamMongos, parse_upstream
+from router.catalog.upstream import CatalogPrimary, UpstreamMongos, parse_upstream
 from router.catalog.version import ClusterVersion, ServerIdentity
 from router.client_limits import FOR_FEEDS, supported_connections
 from router.commands.call import Node
@@ -172,7 +172,8 @@ async def assemble(
         owned.push_async_callback(cluster.close)
         if certificates is not None and tls is not None:
             certificates.when_rotated(cluster.renew_monitors)
-        upstream = _upstream(settings, share, Access(logins.upstream, tls))
+        mongos = _mongos(settings, share, Access(logins.upstream, tls))
+        upstream = mongos if cluster.sharded else CatalogPrimary(cluster)
         access = None
         if settings.security.authorization:
             refresh = parameters["userCacheInvalidationIntervalSecs"]
@@ -195,7 +196,7 @@ async def assemble(
             fail_points = FailPoints()
         checks = lag = None
         if settings.net.admin.port is not None:
-            checks, lag = ServerChecks(cluster, upstream), LoopLag()
+            checks, lag = ServerChecks(cluster, mongos), LoopLag()
             owned.push_async_callback(checks.close)
             owned.callback(lag.stop)
             lag.start()
@@ -223,7 +224,7 @@ async def assemble(
         if access is not None:
             access.users.when_changed(cursors.revoke)
         known = asyncio.Event()
-        version = ClusterVersion(cluster, node.upstream, share.announce or node.become)
+        version = ClusterVersion(cluster, mongos, share.announce or node.become)
         # The first process keeps the version current for all.
         tasks.run(_read_version, version, known, share.number <= 1)
         handshakes = None
@@ -267,8 +268,8 @@ async def check_servers(settings: Settings) -> Sequence[Check]:
     net = settings.net.tls
     tls = TlsContexts(net.files()) if net.enabled and net.towards_cluster else None
     cluster = _cluster(settings, limits, tls=tls)
-    upstream = _upstream(settings, Share(), Access(settings.security.logins().upstream, tls))
-    checks = ServerChecks(cluster, upstream)
+    mongos = _mongos(settings, Share(), Access(settings.security.logins().upstream, tls))
+    checks = ServerChecks(cluster, mongos)
     try:
         return await checks.results(timeout=None)
     finally:
@@ -290,11 +291,12 @@ def _cluster(
         ValueError: if no config server is set, or a file with a secret is invalid.
         OSError: if a file with a secret cannot be read.
     """
-    if settings.sharding.config_db is None:
+    if settings.seeds is None:
         raise ValueError("sharding.configDB is not set: no config server to ask")
     return Cluster(
-        settings.sharding.config_db,
+        settings.seeds,
         limits,
+        sharded=settings.sharded,
         replica_set=replica_set,
         wall=lambda: now().timestamp(),
         access=Access(settings.security.logins().members, tls),
@@ -311,15 +313,17 @@ async def _rotate(certificates: Certificates, asked: asyncio.Event) -> None:
 
 
 def _lookups(
-    upstream: UpstreamMongos | None, logins: Logins, access: AccessControl | None
+    upstream: UpstreamMongos | CatalogPrimary | None, logins: Logins, access: AccessControl | None
 ) -> Connect | None:
     """Return the function that connects for lookups; None if the mongos would refuse the router."""
-    if upstream is None or (access is not None and logins.upstream is None):
+    if upstream is None:
+        return None
+    if isinstance(upstream, UpstreamMongos) and access is not None and logins.upstream is None:
         return None
     return upstream.connect_as_router
 
 
-def _upstream(settings: Settings, share: Share, access: Access) -> UpstreamMongos | None:
+def _mongos(settings: Settings, share: Share, access: Access) -> UpstreamMongos | None:
     if settings.upstream is None:
         return None
     addresses = parse_upstream(settings.upstream)

@@ -15,8 +15,8 @@ import structlog
 from router.access.privileges import CLUSTER
 from router.access.signing import ClientTime, SignedTimes
 from router.access.users import REFRESH_SECONDS, User, UserName, Users
-from router.catalog.cluster import CONFIG, Cluster
-from router.catalog.upstream import ServerLink
+from router.catalog.cluster import Cluster
+from router.catalog.upstream import CatalogPrimary, ServerLink
 from router.client_limits import ClientLimits
 from router.fair_limit import FairLimit
 from router.request.fields import missing_field
@@ -24,9 +24,7 @@ from router.tls.certificates import Certificates
 from shard_client import spans
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
-from shard_client.replica_set.replica_set import PRIMARY
 from shard_client.wire.authentication import EXTERNAL, X509
-from shard_client.wire.connection import Address, Connection
 from shard_client.wire.tls import Certificate
 
 log = structlog.get_logger()
@@ -162,37 +160,10 @@ def user_of_certificate(
     return UserName(certificate.subject, EXTERNAL)
 
 
-_CONNECT_TIMEOUT = 5.0
 _FAILURES = frozenset(
     {ErrorCode.AuthenticationFailed, ErrorCode.UserNotFound, ErrorCode.MechanismUnavailable}
 )
 """Refusals of a login: wrong password, unknown user, unavailable mechanism."""
-
-
-class ConfigServer:
-    """The config server's primary, as a server that logins are relayed to.
-
-    Args:
-        cluster: the cluster.
-    """
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-
-    async def connect(self) -> Connection:
-        """Open a connection that is not logged in; raises CommandError, NetworkError."""
-        replica_set = await self._cluster.locate(CONFIG, None, fresh=False)
-        address = await replica_set.select(PRIMARY, _CONNECT_TIMEOUT)
-        return await Connection.open(
-            address,
-            timeout=_CONNECT_TIMEOUT,
-            tls=self._cluster.access.context,
-            app_name="mergerouter login",
-        )
-
-    def serves(self, address: Address) -> bool:
-        """Return True: a conversation ends where it began."""
-        return True
 
 
 class Login:
@@ -376,7 +347,7 @@ class Login:
         if link is not None:
             return link
         if self._conversation is None:
-            self._conversation = ServerLink(ConfigServer(self._access.cluster))
+            self._conversation = ServerLink(CatalogPrimary(self._access.cluster))
         return self._conversation
 
     async def _done(self, link: ServerLink) -> None:

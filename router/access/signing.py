@@ -19,7 +19,7 @@ from bson.decimal128 import Decimal128
 from bson.timestamp import Timestamp
 
 from router.bson_text import type_name
-from router.catalog.cluster import CONFIG, Cluster
+from router.catalog.cluster import Cluster
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError
 
@@ -261,7 +261,9 @@ class SignedTimes:
     async def _read(self) -> None:
         self._read_at = asyncio.get_running_loop().time()
         command = {"find": "system.keys", "filter": {"purpose": "HMAC"}, "singleBatch": True}
-        reply = await self._cluster.command(CONFIG, "admin", command, _ANSWER_TIMEOUT)
+        reply = await self._cluster.command(
+            self._cluster.catalog, "admin", command, _ANSWER_TIMEOUT
+        )
         try:
             keys = [_signing_key(each) for each in reply["cursor"]["firstBatch"]]
         except (KeyError, TypeError, ValueError, AttributeError):

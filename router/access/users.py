@@ -18,7 +18,7 @@ from router.access.privileges import (
     Privileges,
     stream_resource_of,
 )
-from router.catalog.cluster import CONFIG, Cluster
+from router.catalog.cluster import Cluster
 from router.catalog.shared_answer import SharedAnswer
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError
@@ -180,7 +180,9 @@ class Users:
             return None
         asking = {"_getUserCacheGeneration": 1}
         try:
-            reply = await self._cluster.command(CONFIG, "admin", asking, _ANSWER_TIMEOUT)
+            reply = await self._cluster.command(
+                self._cluster.catalog, "admin", asking, _ANSWER_TIMEOUT
+            )
         except CommandError as error:
             if error.code not in _NO_GENERATION:
                 raise
@@ -221,7 +223,9 @@ class Users:
         """Return the config server's description of each of the users that exist."""
         asked = [{"user": name.user, "db": name.database} for name in names]
         command = {"usersInfo": asked, "showPrivileges": True}
-        reply = await self._cluster.command(CONFIG, "admin", command, _ANSWER_TIMEOUT)
+        reply = await self._cluster.command(
+            self._cluster.catalog, "admin", command, _ANSWER_TIMEOUT
+        )
         found: dict[UserName, Mapping[str, Any]] = {}
         listed = reply.get("users")
         for entry in listed if isinstance(listed, list) else ():

@@ -1,4 +1,4 @@
-"""The cluster: its config server and shards as replica sets, its clock, its connections."""
+"""The cluster: its config server and shards, or one replica set; its clock, its connections."""
 
 import asyncio
 import time
@@ -46,6 +46,10 @@ ReplicaSetFactory = Callable[[str, tuple[Address, ...]], ReplicaSet]
 
 _WIRE_VERSION_OF_8_0 = 25
 _WIRE_VERSION_OF_TOKEN_2 = 21
+_WRONG_SERVER = {
+    True: "no config server: name the cluster's config server in sharding.configDB (--configdb)",
+    False: "a config server: name it in sharding.configDB (--configdb), not as a replica set",
+}
 _MOST_SHARDS = 100_000
 _REFRESH_TIMEOUT = 1.0
 
@@ -54,11 +58,12 @@ class ShardList(NamedTuple):
     """Host strings by shard id, and the config server's times ``before`` and after the read.
 
     A change stream that starts at ``before`` misses no change of the list. All changes that the
-    list reflects, including removals of shards, happened at ``by`` or earlier.
+    list reflects, including removals of shards, happened at ``by`` or earlier. ``before`` is None
+    for a list that never changes.
     """
 
     hosts: Mapping[str, str]
-    before: Timestamp
+    before: Timestamp | None
     by: Timestamp
     draining: frozenset[str] = frozenset()
     """Ids of the shards that are being removed."""
@@ -67,24 +72,31 @@ class ShardList(NamedTuple):
 class Cluster:
     """A sharded cluster, identified by its config server (``rsName/host:port[,host:port]``).
 
+    If it is not ``sharded``, ``seeds`` name a replica set: then its one shard is that set, and has
+    the set's name.
+
     ``replica_set`` creates the monitor of one replica set from its name and seeds; the default is
     the driver's (Motor). ``clock`` is the newest cluster time from servers' replies; it never
     includes a client's time. ``versions_changed`` is set when a member's hello has a different wire
     version from the last hello of its replica set. ``wall`` is the wall clock, in seconds since
     1970. ``access`` is how connections to the members are made. Must be created in a running loop.
-    Raises ValueError for an invalid ``configdb``.
+    Raises ValueError for invalid ``seeds``.
     """
 
     def __init__(
         self,
-        configdb: str,
+        seeds: str,
         limits: ConnectionSettings | None = None,
         *,
+        sharded: bool = True,
         replica_set: ReplicaSetFactory | None = None,
         wall: Callable[[], float] = time.time,
         access: Access = OPEN,
     ) -> None:
-        parse_hosts(configdb)
+        name, _hosts = parse_hosts(seeds)
+        self.sharded = sharded
+        self.catalog = CONFIG if sharded else name
+        """The target that has the users and the keys of cluster times."""
         self.access = access
         self._limits = limits or ConnectionSettings()
         self.connect_timeout = self._limits.connect_timeout
@@ -103,7 +115,7 @@ class Cluster:
         self.cursor_reaper = CursorReaper(self.pool.borrow)
         self._list = SharedAnswer(self._listed, "read the shard list")
         self._list_error: CommandError | None = None
-        self._follow(CONFIG, configdb)
+        self._follow(self.catalog, seeds)
 
     async def shards(self, timeout: float | None = None) -> ShardList:
         """Return the shard list, read after this call; concurrent callers share one read.
@@ -111,6 +123,8 @@ class Cluster:
         Raises CommandError (labelled resumable) if the config server stays unreachable for
         ``timeout`` seconds (default: ``open_timeout``).
         """
+        if not self.sharded:
+            return ShardList(self._hosts, None, Timestamp(0, 0))
         try:
             async with asyncio.timeout(self._limits.open_timeout if timeout is None else timeout):
                 return await self._list.get()
@@ -215,13 +229,13 @@ class Cluster:
     def said_hello(self, target: str, connection: Connection) -> None:
         """Record the cluster time and the wire version of a connection's hello.
 
-        Raises WrongServerError if the config server's member belongs to no config server.
+        Raises WrongServerError if the config server's member belongs to no config server, or the
+        replica set is one.
         """
-        if target == CONFIG and "configsvr" not in connection.hello:
+        if target == self.catalog and ("configsvr" in connection.hello) != self.sharded:
+            where = format_address(connection.address)
             raise WrongServerError(
-                ErrorCode.IllegalOperation,
-                f"{format_address(connection.address)} answers, but is no config server: name the "
-                "cluster's config server in sharding.configDB (--configdb)",
+                ErrorCode.IllegalOperation, f"{where} answers, but is {_WRONG_SERVER[self.sharded]}"
             )
         self.clock.advance(connection.hello.get("$clusterTime"))
         version = int(connection.hello.get("maxWireVersion", 0))
@@ -444,13 +458,15 @@ async def may_be_view(cluster: Cluster, database: str, collection: str, timeout:
     find = {"find": "databases", "filter": {"_id": database}, "limit": 1, "singleBatch": True}
     # With these options a user is shown the names of what it may read.
     listing = {"listCollections": 1, "filter": {"name": collection}, "nameOnly": True}
+    shard = cluster.catalog
     try:
-        listed = await _first(cluster, CONFIG, "config", find, timeout)
-        if listed is None:
-            return False
-        shard = str(listed["primary"])
-        if shard not in cluster.known_shards:
-            await cluster.shards(timeout)
+        if cluster.sharded:
+            listed = await _first(cluster, CONFIG, "config", find, timeout)
+            if listed is None:
+                return False
+            shard = str(listed["primary"])
+            if shard not in cluster.known_shards:
+                await cluster.shards(timeout)
         asked = {**listing, "authorizedCollections": True}
         named = await _first(cluster, shard, database, asked, timeout)
         return named is not None and named["type"] != "collection"

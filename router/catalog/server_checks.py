@@ -138,6 +138,8 @@ class ServerChecks:
         return [*sets, *(check for checks in upstreams for check in checks), *self._clocks()]
 
     async def _check_sets(self) -> Sequence[Check]:
+        if not self._cluster.sharded:
+            return [await self._check(Check("replica set", self._cluster.catalog))]
         config = Check("config server", CONFIG)
         try:
             await self._cluster.shards(_TIMEOUT)

@@ -1,4 +1,7 @@
-"""The upstream (``--upstream``): one connection per client, messages relayed one to one."""
+"""The upstream (``--upstream``): one connection per client, messages relayed one to one.
+
+It is a mongos, or the primary of the replica set behind the router.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -8,8 +11,10 @@ from typing import Any, Protocol
 import structlog
 from bson.objectid import ObjectId
 
-from shard_client.error_codes import ErrorCode
+from router.catalog.cluster import Cluster
+from shard_client.error_codes import NOT_PRIMARY_CODES, ErrorCode
 from shard_client.errors import CommandError, NetworkError, WrongServerError
+from shard_client.replica_set.replica_set import PRIMARY, why_no_member
 from shard_client.wire.authentication import OPEN, Access, Credentials
 from shard_client.wire.connection import Address, Connection, format_address, parse_address
 
@@ -171,6 +176,81 @@ class UpstreamMongos:
         raise CommandError(
             ErrorCode.HostUnreachable, "the upstream mongos is unreachable: " + "; ".join(failures)
         )
+
+
+class CatalogPrimary:
+    """The primary of the replica set that knows the users: of the config server, or of the set.
+
+    Logins are relayed to it. It is the upstream of a router in front of a replica set.
+
+    Args:
+        cluster: the cluster.
+        connect_timeout: seconds within which a primary must be found and answer.
+    """
+
+    def __init__(self, cluster: Cluster, connect_timeout: float = 5.0) -> None:
+        self._cluster = cluster
+        self._timeout = connect_timeout
+
+    def serves(self, address: Address) -> bool:
+        """Return whether ``address`` is the primary's, as far as is known."""
+        replica_set = self._cluster.replica_set(self._cluster.catalog)
+        return replica_set is not None and replica_set.primary == address
+
+    async def connect_as_router(self) -> Connection:
+        """Open a connection as ``connect`` does, logged in as the router's own user if it has one.
+
+        Raises as ``connect``, or CommandError if the primary refuses the login.
+        """
+        return await self._connect(self._cluster.access.credentials)
+
+    async def connect(self) -> Connection:
+        """Open a connection that is not logged in.
+
+        Raises:
+            CommandError: HostUnreachable, no primary answers.
+        """
+        return await self._connect(None)
+
+    def heard(self, code: int | None) -> None:
+        """Look for another primary if an error of a reply, None without one, says so."""
+        replica_set = self._cluster.replica_set(self._cluster.catalog)
+        if code in NOT_PRIMARY_CODES and replica_set is not None and replica_set.primary:
+            replica_set.invalidate(replica_set.primary)
+
+    async def _connect(self, credentials: Credentials | None) -> Connection:
+        cluster = self._cluster
+        replica_set = await cluster.locate(cluster.catalog, None, fresh=False)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._timeout
+        while True:
+            left = max(0.001, deadline - loop.time())
+            try:
+                address = await replica_set.select(PRIMARY, left)
+                connection = await Connection.open(
+                    address,
+                    timeout=left,
+                    tls=cluster.access.context,
+                    app_name="mergerouter upstream",
+                    credentials=credentials,
+                )
+            except NetworkError as error:
+                replica_set.invalidate(address)
+                if loop.time() >= deadline:
+                    raise _no_primary(replica_set.name, str(error)) from error
+                continue
+            except CommandError as error:
+                if error.code != ErrorCode.FailedToSatisfyReadPreference:
+                    raise
+                raise _no_primary(replica_set.name, why_no_member(error)) from error
+            replica_set.observe(address, connection.hello)
+            if replica_set.primary == address:
+                return connection
+            connection.abort()
+
+
+def _no_primary(name: str, why: str) -> CommandError:
+    return CommandError(ErrorCode.HostUnreachable, f"no primary of {name} answers: {why}")
 
 
 class Reachable(Protocol):

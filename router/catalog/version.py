@@ -12,7 +12,7 @@ from typing import Any
 
 import structlog
 
-from router.catalog.cluster import CONFIG, Cluster
+from router.catalog.cluster import Cluster
 from router.catalog.upstream import UpstreamMongos
 from shard_client.errors import CommandError, NetworkError, ProtocolError
 from shard_client.wire.connection import Connection
@@ -148,7 +148,7 @@ class ClusterVersion:
     async def _ask_all(self) -> None:
         """Update ``_known``; raises the last failure if no version is known."""
         shards = (await self._cluster.shards()).hosts
-        targets = [*shards, CONFIG]
+        targets = [*{**shards, self._cluster.catalog: None}]
         if self._upstream is not None:
             targets.append(_UPSTREAM)
         asking = {

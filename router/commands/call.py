@@ -15,7 +15,7 @@ from router.access.signing import check_client_time
 from router.access.users import User
 from router.catalog.cluster import Cluster
 from router.catalog.server_checks import ServerChecks
-from router.catalog.upstream import Reachable, ServerLink, UpstreamMongos
+from router.catalog.upstream import CatalogPrimary, Reachable, ServerLink, UpstreamMongos
 from router.catalog.version import ServerIdentity
 from router.client_limits import ClientLimits
 from router.commands.answer import (
@@ -100,7 +100,7 @@ class Node:
     clock: ClusterClock
     cursors: CursorRegistry
     cluster: Cluster
-    upstream: UpstreamMongos | None = None
+    upstream: UpstreamMongos | CatalogPrimary | None = None
     arguments: list[str] = field(default_factory=list)
     options: Mapping[str, Any] = field(default_factory=dict)
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -233,7 +233,7 @@ class Call:
         return raw is None or len(raw) > _MOST_CHECKED or encode(self.command) == raw
 
     @property
-    def upstream(self) -> UpstreamMongos | None:
+    def upstream(self) -> UpstreamMongos | CatalogPrimary | None:
         """The upstream, None if there is none or the client is another worker."""
         return None if self.client.is_worker else self.node.upstream
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from router.catalog.cluster import CONFIG
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.call import Call, answers
 from router.commands.elsewhere import change_everywhere_else
@@ -97,7 +96,7 @@ async def _ask_others(call: Call, names: list[str]) -> dict[str, Any]:
 
 async def _ask_cluster(call: Call, command: Mapping[str, Any]) -> dict[str, Any]:
     shards = (await call.node.cluster.shards()).hosts
-    target = next(iter(shards), CONFIG)
+    target = next(iter(shards), call.node.cluster.catalog)
     host = shards.get(target)
     return await call.node.cluster.command(target, "admin", command, _ASK_TIMEOUT, host)
 

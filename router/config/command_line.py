@@ -17,6 +17,7 @@ from shard_client.wire.tls import TlsContexts
 
 FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
     "sharding.configDB": ("--configdb",),
+    "replication.replicaSet": ("--replicaSet",),
     "net.port": ("--port",),
     "net.bindIp": ("--bind_ip", "--bind-ip"),
     "net.bindIpAll": ("--bind_ip_all", "--bind-ip-all"),

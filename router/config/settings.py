@@ -29,7 +29,8 @@ class Sharding(Section):
     """``sharding``: the cluster, identified by its config server."""
 
     config_db: str | None = Field(default=None, alias="configDB")
-    """The config server: rsName/host:port[,host:port]. Required."""
+    """The config server: rsName/host:port[,host:port]. Required, unless replication.replicaSet is
+    set."""
 
     @field_validator("config_db")
     @classmethod
@@ -164,10 +165,19 @@ class Net(Section):
 
 
 class Replication(Section):
-    """``replication``: the latency window in which members of a replica set are read from."""
+    """``replication``: the replica set behind the router, and the members that are read from."""
 
+    replica_set: str | None = Field(default=None, alias="replicaSet")
+    """A replica set instead of a sharded cluster: rsName/host:port[,host:port]."""
     local_ping_threshold_ms: int = Field(default=15, alias="localPingThresholdMs", ge=0)
     """Milliseconds by which a member's round trip may exceed the nearest member's."""
+
+    @field_validator("replica_set")
+    @classmethod
+    def _is_replica_set(cls, value: str | None) -> str | None:
+        if value is not None and parse_hosts(value)[0] == "config":
+            raise ValueError("a set of the name config is a config server: see configDB")
+        return value
 
     @property
     def local_threshold(self) -> float:
@@ -210,7 +220,8 @@ class Settings(Section):
     set_parameter: dict[str, Any] = Field(default_factory=dict, alias="setParameter")
     """Start parameters by name."""
     upstream: str | None = None
-    """The mongos for everything but change streams: mongodb://host:port[,host:port]."""
+    """The mongos for everything but change streams: mongodb://host:port[,host:port]. A replica set
+    is its own upstream."""
     workers: int = Field(default=1, ge=1, le=MOST_WORKERS)
     """Processes that share the port."""
     feed: Feed = Feed()
@@ -233,6 +244,20 @@ class Settings(Section):
         return self
 
     @model_validator(mode="after")
+    def _has_one_deployment(self) -> Self:
+        if self.replication.replica_set is not None:
+            for name, value in (
+                ("sharding.configDB", self.sharding.config_db),
+                ("upstream", self.upstream),
+            ):
+                if value is not None:
+                    raise ValueError(
+                        f"replication.replicaSet excludes {name}: a replica set has no config "
+                        "server, and gets the other commands itself"
+                    )
+        return self
+
+    @model_validator(mode="after")
     def _one_process_tests_commands(self) -> Self:
         if self.workers > 1 and self.parameters["enableTestCommands"]:
             raise ValueError(
@@ -251,6 +276,16 @@ class Settings(Section):
         return self
 
     @property
+    def seeds(self) -> str | None:
+        """The config server, or the replica set; None if neither is set."""
+        return self.sharding.config_db or self.replication.replica_set
+
+    @property
+    def sharded(self) -> bool:
+        """Whether a sharded cluster is behind the router, not a replica set."""
+        return self.replication.replica_set is None
+
+    @property
     def parameters(self) -> dict[str, Any]:
         """All start parameters by name."""
         return parse_parameters(self.set_parameter)
@@ -258,7 +293,7 @@ class Settings(Section):
     @property
     def client_limits(self) -> ClientLimits:
         """The limits of clients, as far as the process's limit of open files allows them."""
-        each = 1 if self.upstream is None else 2
+        each = 1 if self.sharded and self.upstream is None else 2
         return replace(
             client_limits(self.parameters),
             connections=supported_connections(self.net.max_incoming_connections, each),

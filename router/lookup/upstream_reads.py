@@ -12,7 +12,7 @@ from router.memory import Holding
 from router.stream_settings import LookupSettings
 from shard_client.backoff import Backoff
 from shard_client.cluster_clock import ClusterClock
-from shard_client.error_codes import ErrorCode
+from shard_client.error_codes import NOT_PRIMARY_CODES, ErrorCode
 from shard_client.errors import CommandError, NetworkError, ProtocolError
 from shard_client.remote_cursor.cursor_reply import CursorBatch
 from shard_client.wire.connection import Connection
@@ -25,6 +25,8 @@ _IDLE_SECONDS = 30.0
 _SLOW_SECONDS = 1.0
 """After so long a request leaves its place to the next one and continues, so that slow requests do
 not delay others."""
+_RETRIED = NOT_PRIMARY_CODES | {ErrorCode.HostUnreachable}
+"""Codes of errors after which a read is repeated over another connection."""
 _T = TypeVar("_T")
 
 
@@ -221,11 +223,16 @@ class UpstreamReads:
         async def attempt() -> Result:
             async with self.connections.borrow(until) as connection:
                 raw = self._encoded(database, command, until)
-                return await self._read(connection, database, raw, held, most_bytes, until)
+                try:
+                    return await self._read(connection, database, raw, held, most_bytes, until)
+                except CommandError as error:
+                    if error.code in NOT_PRIMARY_CODES:
+                        connection.abort()
+                    raise
 
         backoff = Backoff(self.settings.backoff_first, self.settings.backoff_max)
         try:
-            return await persist(attempt, backoff, until, frozenset({ErrorCode.HostUnreachable}))
+            return await persist(attempt, backoff, until, _RETRIED)
         except NetworkError as error:
             raise CommandError(
                 ErrorCode.HostUnreachable, f"looking documents up through the upstream: {error}"

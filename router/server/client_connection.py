@@ -8,6 +8,7 @@ from typing import Any
 import structlog
 
 from router.access.authorization import NEED_LOGIN, login_required, not_for_certificates
+from router.catalog.upstream import CatalogPrimary
 from router.commands.administration import CHANGES_USERS, LOCAL_ONLY, refused, users_changed
 from router.commands.answer import (
     PASS_THROUGH,
@@ -279,6 +280,8 @@ class ClientConnection:
         async with aclosing(link.relay(request.frame)) as replies:
             async for reply in replies:
                 self._node.advance_clock(reply)
+                if isinstance(upstream, CatalogPrimary):
+                    upstream.heard(code_of(reply))
                 if request.name in CHANGES_USERS:
                     await users_changed(self._node)
                 if answer.refusal is not None and code_of(reply) == ErrorCode.CommandNotFound:

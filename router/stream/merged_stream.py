@@ -31,10 +31,10 @@ class MergedStream:
     docs/design.md#opening-and-resuming and docs/design.md#topology).
 
     ``shards`` maps shard ids to host strings ("rs/h1:p,h2:p"), as read from ``config.shards`` at or
-    after ``topology_from``; ``start_at`` is where every shard starts (for a resume token: the
-    token's cluster time). ``spans`` are those of the stream that its first client has left: shards
-    that have gone since are read to their ends. ``draining`` are the shards that are about to
-    leave.
+    after ``topology_from``, which is None if they never change; ``start_at`` is where every shard
+    starts (for a resume token: the token's cluster time). ``spans`` are those of the stream that
+    its first client has left: shards that have gone since are read to their ends. ``draining`` are
+    the shards that are about to leave.
 
     Pass it replies and errors with ``batch_arrived`` and ``remote_failed``, execute the actions
     that it returns, and read it through any number of log readers. ``log`` keeps the latest
@@ -48,7 +48,7 @@ class MergedStream:
         shards: Mapping[str, str],
         *,
         start_at: Timestamp,
-        topology_from: Timestamp,
+        topology_from: Timestamp | None,
         spans: Iterable[ShardSpan] = (),
         draining: Iterable[str] = (),
         keep_bytes: int = 0,
@@ -68,11 +68,11 @@ class MergedStream:
         self._membership = Membership(self._merger, start_at)
         self._openings: list[Action] = []
         only = request.passthrough_to_shard
-        if only is None:
+        if only is not None:
+            shards = only_shard(shards, only)
+        elif topology_from is not None:
             self._openings.append(self._membership.open(CONFIG, "", topology_from, topology=True))
             self._membership.draining.update(draining)
-        else:
-            shards = only_shard(shards, only)
         # The present shards come last: later events of the config server apply to them.
         begins = b"" if request.starts_after_invalidate else None
         skips: dict[str, bytes | None] = dict.fromkeys(shards, begins)

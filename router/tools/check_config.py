@@ -35,6 +35,10 @@ def check_config(
         str | None,
         typer.Option("--configdb", help="The config server: rsName/host:port[,host:port]."),
     ] = None,
+    replica_set: Annotated[
+        str | None,
+        typer.Option("--replicaSet", help="Instead, a replica set: rsName/host:port[,host:port]."),
+    ] = None,
     upstream: Annotated[
         str | None, typer.Option("--upstream", help="The mongos: mongodb://host:port.")
     ] = None,
@@ -47,7 +51,12 @@ def check_config(
     Tries the files, the ports, the cluster and the upstream, and prints a line for each. The exit
     status is 0 if all work, else 1.
     """
-    settings = read_settings({"sharding.configDB": configdb, "upstream": upstream}, config)
+    flags = {
+        "sharding.configDB": configdb,
+        "replication.replicaSet": replica_set,
+        "upstream": upstream,
+    }
+    settings = read_settings(flags, config)
     import structlog
 
     structlog.configure(processors=[_drop])
@@ -73,7 +82,7 @@ async def _check(settings: Settings, *, offline: bool) -> list[Finding]:
     from shard_client.wire.tls import TlsContexts
 
     findings = [Finding("settings")]
-    if settings.sharding.config_db is None:
+    if settings.seeds is None:
         findings.append(
             Finding("sharding.configDB", "not set: name the config server, rsName/host:port")
         )
@@ -82,7 +91,7 @@ async def _check(settings: Settings, *, offline: bool) -> list[Finding]:
     if settings.net.tls.enabled:
         findings.append(_certificate(TlsContexts(settings.net.tls.files()).certificate))
     findings += _ports(settings)
-    if settings.sharding.config_db is not None:
+    if settings.seeds is not None:
         checks = await check_servers(settings)
         findings += [Finding(each.subject, each.problem, each.remark) for each in checks]
     if settings.tracing.endpoint is not None:

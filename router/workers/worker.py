@@ -128,7 +128,7 @@ class WorkerRuntime:
                     node.identity = ServerIdentity(**identity, known=True)
                     node.topology.move_to(counter)
                 case {"upstream": choice}:
-                    if node.upstream is not None:
+                    if isinstance(node.upstream, UpstreamMongos):
                         node.upstream.follow(**choice)
                 case {"rotate": _}:
                     if node.certificates is not None:

@@ -23,6 +23,7 @@ from shard_client.errors import CommandError, plain_text
 from shard_client.replica_set.replica_set import (
     HEARTBEAT,
     LOCAL_THRESHOLD,
+    PRIMARY,
     Member,
     ReadPreference,
     named_hosts,
@@ -108,6 +109,11 @@ class MotorReplicaSet:
     def hosts(self) -> tuple[Address, ...]:
         """The members known to the driver; initially the seeds."""
         return self._hosts
+
+    @property
+    def primary(self) -> Address | None:
+        """The primary, as far as is known; None during an election."""
+        return PRIMARY.choose(self._trusted)
 
     async def select(self, preference: ReadPreference, timeout: float) -> Address:
         """Return a member for the read preference, waiting up to ``timeout`` seconds.

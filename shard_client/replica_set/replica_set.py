@@ -171,6 +171,11 @@ class ReplicaSet(Protocol):
         """The members currently known; initially the seeds."""
         ...
 
+    @property
+    def primary(self) -> Address | None:
+        """The primary, as far as is known; None during an election."""
+        ...
+
     async def select(self, preference: ReadPreference, timeout: float) -> Address:
         """Return a member for a read preference, waiting up to ``timeout`` seconds for one.
 

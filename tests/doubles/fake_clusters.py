@@ -43,6 +43,7 @@ class VersionedServers:
     def __init__(self, failures: list[Exception] | None = None, **servers: Server | None) -> None:
         self.failures = failures or []
         self.servers = servers
+        self.catalog = "config"
         self.versions_changed = asyncio.Event()
         self.connections: list[VersionedConnection] = []
 
@@ -87,6 +88,7 @@ class AnsweringCluster:
     def __init__(self) -> None:
         self.answering = asyncio.Event()
         self.entry: dict[str, Any] = {"ts": Timestamp(100, 1), "o": {"msg": "initiating set"}}
+        self.sharded, self.catalog = True, "config"
         self.known_shards = {"a"}
         self.failure: CommandError | None = None
         self.clock = ClusterClock()

@@ -8,7 +8,13 @@ import structlog
 
 from shard_client.backoff import Backoff
 from shard_client.errors import CommandError, NetworkError
-from shard_client.replica_set.replica_set import Member, ReadPreference, named_hosts, no_member
+from shard_client.replica_set.replica_set import (
+    PRIMARY,
+    Member,
+    ReadPreference,
+    named_hosts,
+    no_member,
+)
 from shard_client.wire.connection import MONITOR_NAME, Address, Connection
 
 log = structlog.get_logger()
@@ -36,6 +42,11 @@ class ProbedReplicaSet:
     def hosts(self) -> tuple[Address, ...]:
         """The members currently known; initially the seeds."""
         return self._hosts
+
+    @property
+    def primary(self) -> Address | None:
+        """The primary, as far as is known."""
+        return PRIMARY.choose(self._members)
 
     async def select(self, preference: ReadPreference, timeout: float) -> Address:
         """Return a member for the read preference, probing for up to ``timeout`` seconds.

@@ -7,7 +7,8 @@ If ``MERGEROUTER_MONGO_BIN`` names a folder with ``mongod`` and ``mongos``, test
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import pytest
 
 from embedded.demo.processes import Program
 from tests.harness.cluster_base import Client, TestCluster
-from tests.harness.launchers import Containers, ServerBinaries
+from tests.harness.launchers import Containers, Launcher, ServerBinaries
 from tests.harness.real_cluster import RealCluster
+from tests.harness.replica_sets import ReplicaSet
 from tests.harness.server_settings import ServerSettings
 
 __all__ = [
@@ -33,11 +35,13 @@ __all__ = [
     "real_servers_named",
     "start_cluster",
     "start_real_cluster",
+    "start_real_set",
 ]
 
 REAL_SERVERS = "MERGEROUTER_MONGO_BIN"
 DOCKER_IMAGE = "MERGEROUTER_MONGO_IMAGE"
 DEFAULT_IMAGE = "mongo:6.0"
+_NO_SERVERS = f"needs MongoDB's servers: set {REAL_SERVERS}, or use --docker"
 _START_SECONDS = 120.0
 _OF_REAL_SERVERS = ("noop_interval", "members", "mongoses", "settings")
 
@@ -71,18 +75,38 @@ def start_real_cluster(shards: int = 3, **options: Any) -> RealCluster:
     """
     cluster = _real_cluster(shards, options)
     if cluster is None:
-        pytest.skip(f"needs MongoDB's servers: set {REAL_SERVERS}, or use --docker")
+        pytest.skip(_NO_SERVERS)
     return cluster
+
+
+@contextmanager
+def start_real_set(
+    name: str, members: int = 1, settings: ServerSettings | None = None
+) -> Iterator[ReplicaSet]:
+    """Run a replica set of MongoDB's own servers for the block; skip the test without them."""
+    launcher = _launcher()
+    if launcher is None:
+        pytest.skip(_NO_SERVERS)
+    servers = ReplicaSet(launcher, name, settings or ServerSettings(noop_interval=1), members)
+    try:
+        servers.launch()
+        servers.initiate()
+        yield servers
+    finally:
+        launcher.stop()
 
 
 def _real_cluster(shards: int, options: Mapping[str, Any]) -> RealCluster | None:
     known = {name: options[name] for name in _OF_REAL_SERVERS if name in options}
+    launcher = _launcher()
+    return None if launcher is None else RealCluster(launcher, shards, **known)
+
+
+def _launcher() -> Launcher | None:
     folder, image = os.environ.get(REAL_SERVERS), os.environ.get(DOCKER_IMAGE)
     if folder:
-        return RealCluster(ServerBinaries(Path(folder)), shards, **known)
-    if image:
-        return RealCluster(Containers(image), shards, **known)
-    return None
+        return ServerBinaries(Path(folder))
+    return Containers(image) if image else None
 
 
 class EmbeddedProcess(TestCluster):

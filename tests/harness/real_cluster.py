@@ -143,7 +143,7 @@ class RealCluster(TestCluster):
 
     def _start(self, shards: int, mongoses: int) -> None:
         config = ReplicaSet(
-            self._launcher, "cfg", "--configsvr", self._settings, members=self._members
+            self._launcher, "cfg", self._settings, self._members, role="--configsvr"
         )
         self.sets["config"] = config
         config.launch()
@@ -176,7 +176,7 @@ class RealCluster(TestCluster):
 
     def _launch_set(self, name: str) -> ReplicaSet:
         replica_set = ReplicaSet(
-            self._launcher, name, "--shardsvr", self._settings, members=self._members
+            self._launcher, name, self._settings, self._members, role="--shardsvr"
         )
         replica_set.launch()
         return replica_set

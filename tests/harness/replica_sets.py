@@ -26,11 +26,17 @@ class ReplicaSet:
     """
 
     def __init__(
-        self, launcher: Launcher, name: str, role: str, settings: ServerSettings, members: int = 1
+        self,
+        launcher: Launcher,
+        name: str,
+        settings: ServerSettings,
+        members: int = 1,
+        role: str | None = None,
     ) -> None:
         self.name = name
         self._launcher = launcher
         self._role = role
+        """Its part in a sharded cluster, as a flag of mongod; None outside of one."""
         self._settings = settings
         programs = [name, *(f"{name}-{number}" for number in range(1, members))]
         self.members = {program: f"127.0.0.1:{free_port()}" for program in programs}
@@ -44,9 +50,10 @@ class ReplicaSet:
 
     def launch(self) -> None:
         """Start the servers."""
+        role = [] if self._role is None else [self._role]
         for program, address in self.members.items():
             self._launcher.launch(
-                program, "mongod", self._role, "--replSet", self.name, "--bind_ip", "127.0.0.1",
+                program, "mongod", *role, "--replSet", self.name, "--bind_ip", "127.0.0.1",
                 "--port", address.rpartition(":")[2], *self._settings.mongod(),
             )  # fmt: skip
 

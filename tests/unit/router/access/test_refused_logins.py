@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from router.access.login import ConfigServer, Login
-from router.catalog.upstream import ServerLink
+from router.access.login import Login
+from router.catalog.upstream import CatalogPrimary, ServerLink
 from router.fair_limit import FairLimit
 from shard_client.errors import CommandError
 from shard_client.wire.connection import Address
@@ -110,7 +110,8 @@ async def test_the_router_adds_the_same_steps(
     """One command for each of the client's, one connection, and one delay at the end."""
     server, in_progress = Server(), FairLimit.of_logins(1)
     access: Any = SimpleNamespace(cluster=None, in_progress=in_progress, failed_delay=DELAY)
-    monkeypatch.setattr(ConfigServer, "connect", lambda _self: server.connect())
+    monkeypatch.setattr(CatalogPrimary, "connect", lambda _self: server.connect())
+    monkeypatch.setattr(CatalogPrimary, "serves", lambda *_: True)
     login = Login(access, "10.0.0.1:5")
     link = ServerLink(server) if where == "upstream" else None  # type: ignore[arg-type]
     taken: list[str] = []

@@ -9,8 +9,9 @@ import pytest
 from bson import Timestamp
 
 from router.catalog.cluster import Cluster, ShardList
+from router.catalog.upstream import CatalogPrimary
 from router.stream_settings import StreamSettings
-from shard_client.errors import CommandError
+from shard_client.errors import CommandError, WrongServerError
 from tests.doubles.probed_replica_set import ProbedReplicaSet
 from tests.doubles.scripted_member import ScriptedMember
 from tests.harness.until import until
@@ -131,6 +132,53 @@ async def test_the_token_version_is_that_of_the_oldest_shard(
     assert cluster.token_version == version
     for member in members:
         await member.stop()
+
+
+async def test_a_replica_set_is_its_only_shard_and_its_own_catalog():
+    member = await ScriptedMember("rs0").start()
+    cluster = Cluster(member.host, LIMITS, sharded=False, replica_set=ProbedReplicaSet)
+    assert (await cluster.shards())[:2] == ({"rs0": member.host}, None)
+    assert (cluster.known_shards, cluster.catalog) == ({"rs0"}, "rs0")
+    (await cluster.connect("rs0")).abort()
+    assert not member.commands["find"]
+    await cluster.close()
+    await member.stop()
+
+
+async def test_a_config_server_is_no_replica_set(config: ScriptedMember):
+    cluster = Cluster(config.host, LIMITS, sharded=False, replica_set=ProbedReplicaSet)
+    with pytest.raises(WrongServerError, match="is a config server: name it in"):
+        await cluster.connect("cfg")
+    await cluster.close()
+
+
+async def test_commands_for_a_replica_set_follow_its_primary():
+    first = await ScriptedMember("rs0").start()
+    second = await ScriptedMember("rs0", primary=False).start()
+    first.hosts = second.hosts = [f"127.0.0.1:{each.port}" for each in (first, second)]
+    cluster = Cluster(
+        f"rs0/{','.join(first.hosts)}", LIMITS, sharded=False, replica_set=ProbedReplicaSet
+    )
+    upstream = CatalogPrimary(cluster)
+    before = await upstream.connect()
+    assert before.address[1] == first.port
+    first.primary, second.primary = False, True
+    assert upstream.serves(before.address)
+    upstream.heard(None)
+    assert upstream.serves(before.address)
+    upstream.heard(10107)
+    assert not upstream.serves(before.address)
+    after = await upstream.connect()
+    assert after.address[1] == second.port
+    assert upstream.serves(after.address)
+    await second.stop()
+    first.primary = True
+    again = await upstream.connect()
+    assert again.address[1] == first.port
+    for connection in (before, after, again):
+        connection.abort()
+    await cluster.close()
+    await first.stop()
 
 
 def test_a_bad_configdb_is_refused():

@@ -41,6 +41,10 @@ def invoke(*arguments: str) -> Any:
     ("arguments", "said"),
     [
         ((), "Pass --configdb rsName/host:port"),
+        (("--replicaSet", "h:1"), "replication.replicaSet: must be setName/host:port"),
+        (("--replicaSet", "config/h:1"), "a set of the name config is a config server"),
+        (("--replicaSet", "r/h:1", "--configdb", "c/h:1"), "replicaSet excludes sharding.configDB"),
+        (("--replicaSet", "r/h:1", "--upstream", "mongodb://h:1"), "excludes upstream"),
         (("--configdb", "c/h:1", "--setParameter", "x=1"), "x is not a parameter"),
         (("--configdb", "c/h:1", "--setParameter", "x"), "'x' has no value: write name=value"),
         (("--config", "/does/not/exist"), "--config: cannot use /does/not/exist: No such file"),

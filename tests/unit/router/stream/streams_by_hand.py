@@ -25,7 +25,7 @@ def make(
     target: str | int = 1,
     version: int = 1,
     start_at: Timestamp | None = None,
-    topology_from: Timestamp = START,
+    topology_from: Timestamp | None = START,
     sizes: BlockSizes = DEFAULT_BLOCK_SIZES,
     spans: Iterable[ShardSpan] = (),
     **more,

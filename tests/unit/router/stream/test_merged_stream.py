@@ -58,9 +58,14 @@ def test_a_start_in_the_future_is_the_high_water_mark_until_it_is_reached():
     assert stream.take(None).pbrt == hwm(52)
 
 
-def test_one_shard_only_without_the_config_server():
-    stream = make(**{"$_passthroughToShard": {"shard": "shard1"}})
-    assert [action.target for action in stream.start()] == ["shard1"]
+@pytest.mark.parametrize(
+    "options",
+    [{"$_passthroughToShard": {"shard": "shard0"}}, {"shards": 1, "topology_from": None}],
+    ids=["one shard", "a replica set"],
+)
+def test_a_stream_of_one_remote_has_no_topology_remote(options: dict):
+    stream = make(**options)
+    assert [action.target for action in stream.start()] == ["shard0"]
     stream.batch_arrived(0, batch([at(11)], END))
     assert times(stream.take(None).events) == [11]
 

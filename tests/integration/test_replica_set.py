@@ -1,0 +1,195 @@
+"""A router in front of a replica set: clients get what they get from the set itself."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pymongo
+import pytest
+from bson.codec_options import CodecOptions
+from bson.raw_bson import RawBSONDocument
+from pymongo.errors import OperationFailure
+
+from tests.harness.clusters import start_real_set
+from tests.harness.replica_sets import Client, ReplicaSet
+from tests.harness.routers import RouterProcess
+from tests.harness.until import PATIENCE, wait_for
+
+RAW: CodecOptions[Any] = CodecOptions(document_class=RawBSONDocument)
+
+
+class Fronted(NamedTuple):
+    """A replica set, the router in front of it, and a client of each."""
+
+    servers: ReplicaSet
+    router: RouterProcess
+    behind: Client
+    through: Client
+
+
+@pytest.fixture(scope="module")
+def fronted() -> Iterator[Fronted]:
+    with start_real_set("rs0", members=3) as servers:
+        hosts = servers.host_string.partition("/")[2]
+        with RouterProcess(["--replicaSet", servers.host_string, "--port", "0"]) as router:
+            behind: Client = pymongo.MongoClient(f"mongodb://{hosts}/?replicaSet=rs0")
+            through: Client = pymongo.MongoClient(router.uri)
+            with behind, through:
+                yield Fronted(servers, router, behind, through)
+
+
+def write_everything(client: Client, database: str) -> None:
+    """Write events of all kinds, the last of which invalidates a stream of the collection."""
+    collection = client[database].c
+    collection.insert_many({"_id": number, "n": 0} for number in range(20))
+    with client.start_session() as session:
+        for _ in range(2):
+            with session.start_transaction():
+                collection.update_many({}, {"$inc": {"n": 1}}, session=session)
+                client[database].d.insert_one({}, session=session)
+        with session.start_transaction():
+            collection.insert_one({"_id": "aborted"}, session=session)
+            session.abort_transaction()
+    collection.replace_one({"_id": 1}, {"new": True})
+    collection.delete_one({"_id": 2})
+    collection.create_index("n")
+    collection.drop()
+
+
+def read(stream: Any, most: int | None = None) -> list[bytes]:
+    """Return what a stream gives up to ``most`` events, or to its end, event by event."""
+    found: list[bytes] = []
+    while stream.alive and (most is None or len(found) < most):
+        event = stream.try_next()
+        if event is not None:
+            found.append(event.raw)
+    return found
+
+
+WATCHES: list[dict[str, Any]] = [
+    {},
+    {"pipeline": [{"$match": {"operationType": {"$ne": "insert"}}}]},
+    {"pipeline": [{"$match": {"fullDocument.n": 0}}, {"$project": {"documentKey": 1}}]},
+    {"full_document": "updateLookup"},
+    {"full_document": "updateLookup", "pipeline": [{"$match": {"fullDocument": None}}]},
+    {"show_expanded_events": True},
+]
+
+
+@pytest.mark.parametrize("watch", WATCHES, ids=str)
+def test_events_and_tokens_are_those_of_the_set(fronted: Fronted, watch: dict[str, Any]) -> None:
+    database = "events"
+    options = {**watch, "start_at_operation_time": now(fronted.behind)}
+    write_everything(fronted.through, database)
+    streams = [
+        each.get_database(database, RAW).c.watch(**options, max_await_time_ms=100)
+        for each in (fronted.behind, fronted.through)
+    ]
+    expected = read(streams[0])
+    assert len(expected) > 2
+    assert read(streams[1]) == expected
+    assert streams[1].resume_token == streams[0].resume_token
+    # Each token is one of the other's, too.
+    token = RawBSONDocument(expected[1])["_id"]
+    for each in (fronted.behind, fronted.through):
+        with each.get_database(database, RAW).c.watch(
+            watch.get("pipeline"), resume_after=token, full_document=watch.get("full_document"),
+            show_expanded_events=watch.get("show_expanded_events"), max_await_time_ms=100,
+        ) as resumed:  # fmt: skip
+            assert read(resumed) == expected[2:]
+
+
+def now(client: Client) -> Any:
+    """Return the cluster time one tick after the newest that the set reports."""
+    time = client.admin.command("ping")["operationTime"]
+    return type(time)(time.time, time.inc + 1)
+
+
+def test_watermarks_of_an_idle_stream_are_those_of_the_set(fronted: Fronted) -> None:
+    shapes = []
+    for client in (fronted.behind, fronted.through):
+        with client.watch(max_await_time_ms=10) as stream:
+            stream.try_next()
+            first = str((stream.resume_token or {})["_data"])
+            client.idle.c.insert_one({})
+            assert stream.next()["_id"]["_data"] > first
+            shapes.append(first[18:])
+    assert shapes[0] == shapes[1]
+
+
+def test_many_watchers_share_one_cursor_which_needs_no_no_op_writes(fronted: Fronted) -> None:
+    through = fronted.through
+    streams = [through.shared.c.watch(max_await_time_ms=100) for _ in range(10)]
+    through.shared.c.insert_many({"_id": number} for number in range(50))
+    for stream in streams:
+        assert [stream.next()["documentKey"]["_id"] for _ in range(50)] == list(range(50))
+    status = through.admin.command("serverStatus")["mergerouter"]
+    [shared] = [each for each in status["streams"] if each["namespace"] == "shared.c"]
+    assert len(shared["cursorIds"]) == len(streams)
+    assert [each["target"] for each in shared["remotes"]] == ["rs0"]
+    assert status["noopCommands"] == {}
+    for stream in streams:
+        stream.close()
+
+
+def test_errors_are_the_set_s_own(fronted: Fronted) -> None:
+    told = []
+    for client in (fronted.behind, fronted.through):
+        with pytest.raises(OperationFailure) as caught, client.x.c.watch([{"$nope": 1}]) as stream:
+            stream.next()
+        told.append((caught.value.code, caught.value.details.get("errmsg")))  # type: ignore[union-attr]
+    assert told[1] == told[0]
+    with pytest.raises(OperationFailure) as caught:
+        fronted.through.admin.command("listShards")
+    assert caught.value.code == 59
+
+
+def test_writes_and_streams_go_on_with_another_primary(fronted: Fronted) -> None:
+    through = fronted.through
+    through.moved.c.insert_one({})
+    with through.moved.c.watch(full_document="updateLookup") as stream:
+        done = threading.Event()
+        written: list[int] = []
+
+        def write() -> None:
+            own: Client = pymongo.MongoClient(fronted.router.uri)
+            with own:
+                for number in range(100_000):
+                    if done.is_set():
+                        return
+                    own.moved.c.insert_one({"_id": number, "x": 0})
+                    own.moved.c.update_one({"_id": number}, {"$set": {"x": 1}})
+                    written.append(number)
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            wait_for(lambda: written, "writes")
+            former = fronted.servers.wait_primary()
+            fronted.servers.step_down(5)
+            fronted.servers.wait_primary(other_than=former)
+            before = len(written)
+            wait_for(lambda: len(written) > before + 5, "writes to the next primary")
+        finally:
+            done.set()
+            writer.join(PATIENCE)
+        found: list[int] = []
+        while len(found) < len(written):
+            event = stream.next()
+            if event["operationType"] == "update":
+                assert event["fullDocument"]["x"] == 1
+                found.append(event["documentKey"]["_id"])
+        assert found == written
+
+
+def test_check_config_checks_the_set(fronted: Fronted) -> None:
+    command = [sys.executable, "-m", "router.cli", "check-config", "--replicaSet"]
+    for hosts, status, said in (
+        (fronted.servers.host_string, 0, "ok   replica set"),
+        (fronted.servers.host_string.replace("rs0/", "rs1/"), 1, "FAIL replica set: does not"),
+    ):
+        done = subprocess.run([*command, hosts], capture_output=True, text=True, check=False)
+        assert said in done.stdout
+        assert done.returncode == status
