@@ -87,7 +87,7 @@ class Users:
         self._users: WeakValueDictionary[UserName, User] = WeakValueDictionary()
         self._invalidations = 0
         self._read_version: tuple[Any, int] = (None, 0)
-        self._may_read_generation = True
+        self._may_read_generation = cluster.sharded  # only config servers answer that
         self._reading = SharedAnswer(self._read_changes, "read the users")
         self._task = asyncio.get_running_loop().create_task(self._keep_fresh(), name="users")
 

@@ -73,7 +73,7 @@ class RouterStatus:
         if any(each["quiescing"] for each in self.processes):
             problems.append("the router is shutting down")
         if not self.server_checks:
-            problems.append("the config server has not been checked yet")
+            problems.append("the servers have not been checked yet")
         return problems + [
             line for line, check in self._failed() if not check["serves"] and not _is_shard(check)
         ]

@@ -41,6 +41,10 @@ _NO_SHARDS = (
     "lists no shards, so there is nothing to stream. Add the first shard (sh.addShard), or name "
     "the config server of another cluster in sharding.configDB (--configdb)"
 )
+_SHARD = (
+    "is a shard: the cluster's other shards would be missing. Name the cluster's config server in "
+    "sharding.configDB (--configdb) instead"
+)
 _OTHER_CLUSTER = (
     "is a mongos of another cluster than the config server: reads and writes would go there. Name "
     "a mongos of the same cluster in upstream (--upstream), or its config server in "
@@ -139,7 +143,7 @@ class ServerChecks:
 
     async def _check_sets(self) -> Sequence[Check]:
         if not self._cluster.sharded:
-            return [await self._check(Check("replica set", self._cluster.catalog))]
+            return [await self._check_only_set(Check("replica set", self._cluster.catalog))]
         config = Check("config server", CONFIG)
         try:
             await self._cluster.shards(_TIMEOUT)
@@ -156,6 +160,23 @@ class ServerChecks:
                 return await self._check(Check(f"shard {target}", target))
 
         return [config, *await asyncio.gather(*map(check, sorted(self._cluster.known_shards)))]
+
+    async def _check_only_set(self, place: Check) -> Check:
+        """Check a set that is no cluster's; one that is a shard lacks events of the others."""
+        found = await self._check(place)
+        try:
+            connection = await self._cluster.dialer(self._cluster.catalog).connect(_TIMEOUT)
+            try:
+                known = await _find(connection, "admin", "system.version")
+            finally:
+                self._cluster.release(connection)
+        except (CommandError, NetworkError):
+            return found  # it is not known
+        return (
+            _wrong(place, _SHARD)
+            if any(each["_id"] == "shardIdentity" for each in known)
+            else found
+        )
 
     async def _check(self, place: Check) -> Check:
         assert place.target is not None

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pymongo
@@ -12,9 +13,11 @@ from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 from pymongo.errors import OperationFailure
 
+from shard_client.error_codes import ErrorCode
 from tests.harness.clusters import start_real_set
 from tests.harness.replica_sets import Client, ReplicaSet
 from tests.harness.routers import RouterProcess
+from tests.harness.server_settings import ServerSettings, write_key_file
 from tests.harness.until import PATIENCE, wait_for
 
 RAW: CodecOptions[Any] = CodecOptions(document_class=RawBSONDocument)
@@ -193,3 +196,32 @@ def test_check_config_checks_the_set(fronted: Fronted) -> None:
         done = subprocess.run([*command, hosts], capture_output=True, text=True, check=False)
         assert said in done.stdout
         assert done.returncode == status
+
+
+def test_clients_log_in_with_the_set_s_users(tmp_path: Path) -> None:
+    key_file = write_key_file(tmp_path)
+    settings = ServerSettings(noop_interval=1, key_file=key_file)
+    with start_real_set("rs0", settings=settings) as servers:
+        itself: Client = pymongo.MongoClient(servers.uri(servers.wait_primary()))
+        itself.admin.command("createUser", "ann", pwd="x", roles=["readWriteAnyDatabase"])
+        itself.admin.command("createUser", "bob", pwd="x", roles=[{"role": "read", "db": "b"}])
+        flags = ["--replicaSet", servers.host_string, "--port", "0", "--keyFile", str(key_file)]
+        flags += ["--workers", "2", "--setParameter", "userCacheInvalidationIntervalSecs=1"]
+        with RouterProcess(flags) as router:
+            ann: Client = pymongo.MongoClient(router.uri, username="ann", password="x")
+            bob: Client = pymongo.MongoClient(router.uri, username="bob", password="x")
+            with ann.a.c.watch(full_document="updateLookup") as stream, bob.b.watch() as ended:
+                ann.a.c.insert_one({"_id": 1, "x": 0})
+                ann.a.c.update_one({"_id": 1}, {"$set": {"x": 1}})
+                assert [next(stream)["fullDocument"]["x"] for _ in range(2)] == [0, 1]
+                with pytest.raises(OperationFailure, match="not authorized on a"):
+                    bob.a.watch()
+                itself.admin.command("dropUser", "bob")
+                with pytest.raises(OperationFailure) as caught:
+                    read(ended)
+            assert caught.value.code == ErrorCode.Unauthorized
+            assert not [
+                line for line in router.logs() if line.get("c") == "ACCESS" and line["s"] == "W"
+            ]
+            for each in (ann, bob, itself):
+                each.close()

@@ -13,7 +13,7 @@ import pymongo
 import pymongo.errors
 import pytest
 
-from tests.harness.clusters import TestCluster, start_cluster
+from tests.harness.clusters import TestCluster, on_real_servers, start_cluster
 from tests.harness.ports import free_port
 from tests.harness.routers import RouterProcess, run_router, start_router
 from tests.harness.server_settings import ServerSettings, write_key_file
@@ -75,7 +75,30 @@ def check_config(*arguments: str) -> tuple[int, str]:
 def test_the_wrong_server_ends_the_start_with_cause_and_remedy(
     servers: Servers, configdb: str, upstream: str, problem: str
 ) -> None:
-    places = ("--configdb", servers.configdb(configdb), "--upstream", servers.upstream(upstream))
+    check_refused(
+        problem,
+        *("--configdb", servers.configdb(configdb), "--upstream", servers.upstream(upstream)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("config", "answers, but is a config server: name it in sharding.configDB"),
+        pytest.param(
+            "shard0",
+            "is a shard: the cluster's other shards would be missing",
+            marks=on_real_servers("documents that tell a shard"),
+        ),
+    ],
+)
+def test_a_part_of_a_cluster_is_not_taken_for_a_replica_set(
+    servers: Servers, name: str, problem: str
+) -> None:
+    check_refused(problem, "--replicaSet", servers.configdb(name))
+
+
+def check_refused(problem: str, *places: str) -> None:
     status, findings = check_config(*places)
     assert status == 1
     assert any(problem in line for line in findings.splitlines() if line.startswith("FAIL"))
