@@ -98,8 +98,8 @@ async def is_dbgrid(call: Call) -> Answer:
 
 @answers("listShards", "listshards", help="the shards", admin_only=True, action="listShards")
 async def list_shards(call: Call) -> AnyAnswer:
-    """Return the shards from config.shards; pass through if there is an upstream."""
-    if call.node.upstream is not None:
+    """Return the shards from config.shards, or the replica set; pass through to a mongos."""
+    if call.node.upstream is not None and call.node.cluster.sharded:
         return PASS_THROUGH
     shards = (await call.node.cluster.shards()).hosts
     return Answer(

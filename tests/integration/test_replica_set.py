@@ -145,8 +145,35 @@ def test_errors_are_the_set_s_own(fronted: Fronted) -> None:
         told.append((caught.value.code, caught.value.details.get("errmsg")))  # type: ignore[union-attr]
     assert told[1] == told[0]
     with pytest.raises(OperationFailure) as caught:
-        fronted.through.admin.command("listShards")
-    assert caught.value.code == 59
+        fronted.through.admin.command("shardCollection", "x.c", key={"_id": 1})
+    assert caught.value.code == ErrorCode.CommandNotFound
+
+
+def test_the_set_is_the_only_shard(fronted: Fronted) -> None:
+    [shard] = fronted.through.admin.command("listShards")["shards"]
+    assert (shard["_id"], shard["host"]) == ("rs0", fronted.servers.host_string)
+    pipeline: list[Any] = [{"$changeStream": {}}]
+    asked = {"aggregate": "c", "pipeline": pipeline, "cursor": {}}
+    for name, code in (("rs0", None), ("rs1", ErrorCode.ShardNotFound)):
+        command = {**asked, "$_passthroughToShard": {"shard": name}}
+        assert fronted.through.x.command(command, check=False).get("code") == code
+
+
+@pytest.mark.parametrize("mode", ["secondary", "nearest", "primaryPreferred"])
+def test_reads_and_streams_of_any_read_preference_are_answered(fronted: Fronted, mode: str) -> None:
+    fronted.through.preferred.c.insert_one({"mode": mode})
+    chosen: Client = pymongo.MongoClient(fronted.router.uri, readPreference=mode)
+    with chosen, chosen.preferred.c.watch() as stream:
+        assert chosen.preferred.c.find_one({"mode": mode})
+        fronted.through.preferred.c.insert_one({"written": mode})
+        assert stream.next()["fullDocument"]["written"] == mode
+        [read_from] = [
+            each["remotes"][0]["address"]
+            for each in chosen.admin.command("serverStatus")["mergerouter"]["streams"]
+            if each["namespace"] == "preferred.c"
+        ]
+        if mode == "secondary":
+            assert read_from != fronted.servers.members[fronted.servers.wait_primary()]
 
 
 def test_writes_and_streams_go_on_with_another_primary(fronted: Fronted) -> None:
