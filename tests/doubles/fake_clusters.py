@@ -133,6 +133,7 @@ class OneShard:
     """A cluster whose only shard, ``s0``, is a scripted server on ``port``."""
 
     def __init__(self, port: int) -> None:
+        self.catalog = "config"
         self._address = ("127.0.0.1", port)
 
     async def shards(self) -> ShardList:

@@ -21,8 +21,8 @@ from pathlib import Path
 import pymongo
 
 from tests.drivers.download_cache import DownloadError, cached, run
-from tests.harness.clusters import start_cluster
-from tests.harness.routers import start_router
+from tests.harness.clusters import start_cluster, start_real_set
+from tests.harness.routers import RouterProcess, start_router
 from tests.harness.server_settings import ServerSettings
 
 SYNCHRONOUS = "test/test_change_stream.py"
@@ -39,6 +39,8 @@ _SERVERS = ServerSettings(noop_interval=1, cache_gb=1.0)
 # It once waited for a minute on real servers, and 97 further runs did not show why. Events that are
 # split are tested on them by tests/conformance/test_large_events.py.
 _LEFT_OUT = "test_split_large_change"
+_OF_SHARDED_COLLECTIONS = "shardCollection_events"
+"""The tests that shard a collection, which a replica set cannot."""
 _SPECIFICATION = Path("test/change_streams/unified")
 
 
@@ -81,7 +83,13 @@ def pymongo_tests(timeout: float = _DOWNLOAD_SECONDS) -> Path:
     return cached(f"pymongo-{pymongo.version}", lambda folder: _fill(folder, timeout))
 
 
-def run_tests(folder: Path, file: str, port: int, timeout: float = _ALL_TESTS_SECONDS) -> Outcome:
+def run_tests(
+    folder: Path,
+    file: str,
+    port: int,
+    timeout: float = _ALL_TESTS_SECONDS,
+    left_out: str = _LEFT_OUT,
+) -> Outcome:
     """Run one file of pymongo's tests against the server at ``port`` of this machine.
 
     Args:
@@ -89,6 +97,7 @@ def run_tests(folder: Path, file: str, port: int, timeout: float = _ALL_TESTS_SE
         file: SYNCHRONOUS or ASYNCHRONOUS.
         port: the server's port.
         timeout: seconds for all tests.
+        left_out: which tests are not run, as an expression of pytest's.
 
     Raises:
         RuntimeError: the tests failed to run or took too long.
@@ -98,7 +107,7 @@ def run_tests(folder: Path, file: str, port: int, timeout: float = _ALL_TESTS_SE
     environment |= {"DB_IP": "127.0.0.1", "DB_PORT": str(port)}
     command = [
         sys.executable, "-m", "pytest", file, "-q", "--tb=short", "-p", "no:cacheprovider",
-        "-k", f"not {_LEFT_OUT}", f"--timeout={_ONE_TEST_SECONDS}", f"--junitxml={report}",
+        "-k", f"not ({left_out})", f"--timeout={_ONE_TEST_SECONDS}", f"--junitxml={report}",
     ]  # fmt: skip
     start = time.monotonic()
     try:
@@ -137,6 +146,18 @@ def through_router(
         if not (cluster.real and mongos_too):
             return outcome, None
         return outcome, run_tests(folder, file, int(cluster.mongos.rpartition(":")[2]))
+
+
+def before_replica_set(folder: Path, file: str) -> Outcome:
+    """Run one file of pymongo's tests through a router in front of a replica set."""
+    with (
+        start_real_set("rs0", settings=_SERVERS) as servers,
+        RouterProcess(
+            ["--replicaSet", servers.host_string, "--port=0", "--setParameter=enableTestCommands=1"]
+        ) as router,
+    ):
+        left_out = f"{_LEFT_OUT} or {_OF_SHARDED_COLLECTIONS}"
+        return run_tests(folder, file, router.port, left_out=left_out)
 
 
 @contextmanager

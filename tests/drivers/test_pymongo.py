@@ -1,5 +1,7 @@
 """pymongo's own change stream tests pass on the router as they do on a mongos."""
 
+from pathlib import Path
+
 import pymongo
 import pytest
 
@@ -7,6 +9,7 @@ from tests.drivers.download_cache import DownloadError
 from tests.drivers.pymongo_tests import (
     ASYNCHRONOUS,
     SYNCHRONOUS,
+    before_replica_set,
     pymongo_tests,
     through_router,
 )
@@ -28,15 +31,18 @@ WIDENED_COUNT = (22, 2)
 ROUNDS = ((SYNCHRONOUS, 1), (ASYNCHRONOUS, 2))
 
 
+def downloaded() -> Path:
+    try:
+        return pymongo_tests()
+    except DownloadError as error:
+        pytest.skip(f"pymongo's tests are not available: {error}")
+
+
 @pytest.mark.timeout(1000)
 @pytest.mark.parametrize(("file", "token_version"), ROUNDS)
 def test_pymongo_s_own_tests_pass(file: str, token_version: int) -> None:
     """``make driver-tests`` also compares with a mongos, which takes seven minutes."""
-    try:
-        folder = pymongo_tests()
-    except DownloadError as error:
-        pytest.skip(f"pymongo's tests are not available: {error}")
-    outcome, _ = through_router(folder, file, token_version)
+    outcome, _ = through_router(downloaded(), file, token_version)
     assert not outcome.failed, outcome.output
     count, widened = outcome.count(), outcome.count_widened()
     assert (widened["passed"], widened["skipped"]) == WIDENED_COUNT
@@ -45,3 +51,11 @@ def test_pymongo_s_own_tests_pass(file: str, token_version: int) -> None:
         assert (count["passed"], count["skipped"]) == COUNTS[pymongo.version][file, version]
     else:
         assert count["passed"] > 90
+
+
+@pytest.mark.timeout(1000)
+def test_pymongo_s_own_tests_pass_in_front_of_a_replica_set() -> None:
+    outcome = before_replica_set(downloaded(), SYNCHRONOUS)
+    assert not outcome.failed, outcome.output
+    assert outcome.count()["passed"] > 90
+    assert outcome.count_widened()["passed"] == WIDENED_COUNT[0]

@@ -178,6 +178,16 @@ async def test_two_documents_of_one_key_are_an_error():
     assert "found more than one document matching {_id: 1}" in error.value.message
 
 
+async def test_a_read_that_found_a_former_primary_is_repeated_over_another_connection():
+    async with scripted_mongos(c=[{"_id": 1}]) as mongos:
+        source = reads(mongos)
+        assert await found(source, want({"_id": 1})) == [{"_id": 1}]
+        former = mongos.server.asked[-1].writer
+        mongos.fail("find", 10107)
+        assert await found(source, want({"_id": 1})) == [{"_id": 1}]
+        assert mongos.server.asked[-1].writer is not former
+
+
 async def test_a_lost_connection_is_replaced():
     async with scripted_mongos(c=[{"_id": 1}]) as mongos:
         source = reads(mongos)
