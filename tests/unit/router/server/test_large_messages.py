@@ -149,13 +149,6 @@ async def test_passed_through_messages_are_not_decoded(monkeypatch: pytest.Monke
             assert (await client.command("db", command, **how))["n"] == next(iter(command))
 
 
-async def test_document_sequences_of_the_router_s_commands_are_ignored() -> None:
-    async with facade() as router, await router.client() as client:
-        documents = [{}] * 100_000
-        reply = await client.command("admin", {"ping": 1}, sequences={"documents": documents})
-        assert reply["ok"] == 1
-
-
 async def test_large_messages_are_unpacked_off_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     unpacking = Threads(monkeypatch, request, "decompress_frame")
     packing = Threads(monkeypatch, replies, "compress_frame")
