@@ -2,19 +2,16 @@
 
 import re
 import shutil
-import subprocess
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import pymongo
 import pytest
 
 from tests.harness.clusters import Client, TestCluster
 from tests.harness.node import NodePrograms
 from tests.harness.ports import free_port
-from tests.harness.routers import RouterProcess
+from tests.harness.routers import RouterProcess, run_command
 from tests.integration.security.page import blocks, section
 
 STEPS = "## Set up in ten minutes"
@@ -54,24 +51,18 @@ def test_the_set_up_in_ten_minutes(
     config.write_text(placed(settings))
     commands = re.findall(r"`mergerouter ([\w-]+) --config router.yaml`", section(STEPS))
     assert sorted(commands) == ["check-config", "serve"]
-    checked = subprocess.run(
-        [sys.executable, "-m", "router.cli", "check-config", "--config", config],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    checked = run_command("check-config", "--config", config)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert "ok   login on the upstream as mergerouter" in checked.stdout
-    admin: Client
     with (
-        pymongo.MongoClient(secured.mongos_uri) as admin,
+        Client(secured.mongos_uri) as admin,
         RouterProcess(["--config", str(config)]),
         ExitStack() as clients,
     ):
         role = {"role": "read", "db": "db"}
         admin.admin.command("createUser", "alice", pwd="secret", roles=[role])
         # 5. A driver.
-        names = {"MongoClient": lambda uri: clients.enter_context(pymongo.MongoClient(uri))}
+        names = {"MongoClient": lambda uri: clients.enter_context(Client(uri))}
         stream: Any = eval(placed(connecting), names)
         inserted = admin.db.orders.insert_one({}).inserted_id
         with stream:
