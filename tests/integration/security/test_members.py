@@ -5,7 +5,6 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-import pymongo
 import pytest
 import yaml
 from structlog.testing import capture_logs
@@ -82,7 +81,7 @@ def test_a_router_of_least_privilege(
     login = {"user": "least", "pwd": "least"}
     for shard in secured.shards:
         create_least(secured.direct(shard), on_shards)
-    create_least(pymongo.MongoClient(secured.mongos_uri), through_mongos)
+    create_least(Client(secured.mongos_uri), through_mongos)
     password = tmp_path / "password"
     password.write_text(login["pwd"])
     password.chmod(0o600)
