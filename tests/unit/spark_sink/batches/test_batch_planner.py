@@ -333,15 +333,6 @@ def test_a_connection_lost_at_an_invalidate_is_replaced():
     assert event["operationType"] == "insert"
 
 
-def test_a_position_older_than_the_oplogs_is_reported():
-    history = History()
-    history.failures = [history_lost()]
-    with pytest.raises(StreamError, match=r"^history lost: .*no longer contain") as caught:
-        EventStream(history.watch, FromNow()).open()
-    assert len(str(caught.value)) <= 500
-    assert "new checkpointLocation" in str(caught.value)
-
-
 def test_a_stalled_range_is_an_error():
     history = History()
     end = history.insert(1)["_id"]

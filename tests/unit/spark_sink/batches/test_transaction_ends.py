@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -72,13 +71,6 @@ def test_the_rest_of_a_transaction_is_awaited_for_a_short_time() -> None:
     assert batches(history, 100) == [[None, 1, 1], [None]]
     history.pauses = {2}
     assert batches(history, 100, keeps=False) == [[None, 1], [1, None]]
-
-
-@pytest.mark.parametrize("max_events", [1, 3, None])
-def test_a_transaction_at_the_end_of_the_stream_is_given(max_events: int | None) -> None:
-    found = batches(history_of([None, 7, 7]), max_events)
-    assert [7, 7] in [batch[-2:] for batch in found]
-    assert sum(map(len, found)) == 3
 
 
 @settings(max_examples=40)
