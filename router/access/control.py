@@ -1,12 +1,12 @@
 """Authorization as the process has it: the users, the signed times, and new clients' logins."""
 
 from router.access.login import Login
-from router.access.privileges import CLUSTER
 from router.access.signing import SignedTimes
 from router.access.users import REFRESH_SECONDS, User, Users
 from router.catalog.cluster import Cluster
 from router.client_limits import ClientLimits
 from router.fair_limit import FairLimit
+from router.privileges import CLUSTER
 
 _ADVANCE = "advanceClusterTime"
 

@@ -8,13 +8,13 @@ from typing import Any
 from bson.int64 import Int64
 
 from router.access.authorization import LONGEST_SHOWN, not_authorized, require
-from router.access.privileges import STREAM_ACTIONS, WHOLE, stream_resource
 from router.access.users import User
 from router.bson_text import type_name
 from router.commands.answer import Answer, AnyAnswer, PassThrough, build_cursor_reply
 from router.commands.api_version import api_parameters
 from router.commands.call import Call, Command
 from router.cursors.owner import Owner
+from router.privileges import STREAM_ACTIONS, WHOLE, stream_resource
 from router.request.options import check_database
 from router.request.stages import MOST_STAGES, explains_change_stream, is_change_stream
 from router.request.stream_request import StreamRequest, parse_request, target_of

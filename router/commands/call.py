@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from bson.timestamp import Timestamp
 
 from router.access.authorization import login_required, require
-from router.access.privileges import CLUSTER
 from router.client_limits import ClientLimits
 from router.commands.answer import AnyAnswer, without_state_change
 from router.commands.api_version import check_api
@@ -16,6 +15,7 @@ from router.commands.client_time import ClientTime, check_client_time
 from router.commands.job_reports import JobReports
 from router.commands.server_identity import ServerIdentity
 from router.commands.topology_version import TopologyVersion
+from router.privileges import CLUSTER
 from router.upstream_mongos import ServerLink
 from shard_client.cluster_clock import is_signed
 from shard_client.error_codes import ErrorCode

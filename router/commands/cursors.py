@@ -7,7 +7,6 @@ from bson.binary import UUID_SUBTYPE, Binary
 from bson.int64 import Int64
 
 from router.access.authorization import not_authorized
-from router.access.privileges import CLUSTER, Resource
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer, build_cursor_reply
 from router.commands.api_version import check_same_api
 from router.commands.call import Call, Command
@@ -26,6 +25,7 @@ from router.commands.fields import (
     text,
 )
 from router.cursors.owner import Owner
+from router.privileges import CLUSTER, Resource
 from router.request.accepted import LONGEST_TIME, OF_ANY_COMMAND, Accepts, is_read_preference
 from router.request.field_errors import wrong_type
 from shard_client.errors import CommandError

@@ -1,6 +1,8 @@
 """The router as a client of the members: a key file, or a user of least privilege."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import yaml
 from structlog.testing import capture_logs
 
 from router.catalog.cluster import CONFIG, Cluster
+from router.catalog.server_checks import ServerChecks
 from shard_client.errors import CommandError
 from shard_client.replica_set.motor_control import NO_PRIMARY
 from shard_client.replica_set.read_preference import PRIMARY
@@ -60,31 +63,46 @@ async def test_a_wrong_key_is_named_in_the_error(secured: TestCluster) -> None:
         await cluster.close()
 
 
-def privileges() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the privileges of docs/security.md on a shard, and through mongos."""
+Granted = dict[str, list[dict[str, Any]]]
+"""Privileges by the target that grants them."""
+
+
+@pytest.fixture(scope="module")
+def least(secured: TestCluster) -> Granted:
+    """Create the role and the user of docs/security.md, ``least``; return what is granted where."""
     on_shards, more = blocks("### With least privilege, without the key file")
     found = re.search(r"runCommand\((.*?)\)\n", on_shards, re.DOTALL)
     assert found is not None
-    # The shell's documents are YAML, too.
-    least = yaml.safe_load(found[1])["privileges"]
-    return least, [*least, *yaml.safe_load(f"[{more}]")]
+    role = yaml.safe_load(found[1])  # the shell's documents are YAML, too
+    granted = dict.fromkeys(secured.shards, role["privileges"])
+    granted[CONFIG] = [*role["privileges"], *yaml.safe_load(f"[{more}]")]
+    for target, privileges in granted.items():
+        with connected(secured, target) as client_there:
+            client_there.admin.command({**role, "privileges": privileges})
+            client_there.admin.command("createUser", "least", pwd="least", roles=["mergerouter"])
+    return granted
 
 
-@on_real_servers("roles of one's own")
-def test_a_router_of_least_privilege(
-    secured: TestCluster, servers: Servers, tmp_path: Path
-) -> None:
-    """The roles of docs/security.md are enough, and times that servers signed are handed out."""
-    on_shards, through_mongos = privileges()
-    login = {"user": "least", "pwd": "least"}
-    for shard in secured.shards:
-        create_least(secured.direct(shard), on_shards)
-    create_least(pymongo.MongoClient(secured.mongos_uri), through_mongos)
+def connected(secured: TestCluster, target: str) -> Client:
+    """Return an administrator's client of a shard, or of the mongos for the config server."""
+    return pymongo.MongoClient(secured.mongos_uri) if target == CONFIG else secured.direct(target)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Write the settings of a router with the user ``least``."""
     password = tmp_path / "password"
-    password.write_text(login["pwd"])
+    password.write_text("least")
     password.chmod(0o600)
-    config = tmp_path / "router.yaml"
-    config.write_text(f"security:\n  user: least\n  passwordFile: {password}\n")
+    path = tmp_path / "router.yaml"
+    path.write_text(f"security:\n  user: least\n  passwordFile: {password}\n")
+    return path
+
+
+@pytest.mark.usefixtures("least")
+@on_real_servers("roles of one's own")
+def test_a_router_of_least_privilege(secured: TestCluster, servers: Servers, config: Path) -> None:
+    """The roles of docs/security.md are enough, and times that servers signed are handed out."""
     with (
         start_router(secured.configdb, config=config) as router,
         client(f"127.0.0.1:{router.port}", "writer") as watcher,
@@ -103,8 +121,45 @@ def test_a_router_of_least_privilege(
         assert not refusals, [str(line)[:400] for line in refusals]
 
 
-def create_least(connected: Client, privileges: list[dict[str, Any]]) -> None:
-    with connected:
-        role = {"createRole": "mergerouter", "privileges": privileges, "roles": []}
-        connected.admin.command(role)
-        connected.admin.command("createUser", "least", pwd="least", roles=["mergerouter"])
+async def problems(secured: TestCluster) -> dict[str | None, str]:
+    """Return what checks of the servers say of the user ``least``, by target."""
+    cluster = Cluster(secured.configdb, access=Access(Credentials("least", "admin", ("least",))))
+    checks = ServerChecks(cluster)
+    try:
+        found = await checks.results(timeout=None)
+        return {each.target: each.problem for each in found if each.problem is not None}
+    finally:
+        await checks.close()
+        await cluster.close()
+
+
+@on_real_servers("roles of one's own")
+async def test_each_missing_privilege_is_named(secured: TestCluster, least: Granted) -> None:
+    assert not await problems(secured)
+    for target in ("shard0", CONFIG):
+        for number, privilege in enumerate(least[target]):
+            if target == CONFIG and number == 0:
+                continue  # it has no streams but that of config.shards
+            for action in privilege["actions"]:
+                left = {**privilege, "actions": [it for it in privilege["actions"] if it != action]}
+                others = [each for each in least[target] if each is not privilege]
+                with granting(secured, target, [*others, *([left] if left["actions"] else [])]):
+                    found = await problems(secured)
+                assert found.keys() == {target}, (action, privilege, found)
+                assert "grants the router's user least@admin too little" in found[target]
+                assert f"{action} on " in found[target] or f"{action} and " in found[target]
+    assert not await problems(secured)
+
+
+@contextmanager
+def granting(secured: TestCluster, target: str, privileges: list[dict[str, Any]]) -> Iterator[None]:
+    """Let the role of ``least`` grant other privileges for the block."""
+    role: dict[str, Any] = {"updateRole": "mergerouter"}
+    with connected(secured, target) as client_there:
+        shown = {"rolesInfo": "mergerouter", "showPrivileges": True}
+        [before] = client_there.admin.command(shown)["roles"]
+        client_there.admin.command({**role, "privileges": privileges})
+        try:
+            yield
+        finally:
+            client_there.admin.command({**role, "privileges": before["privileges"]})
