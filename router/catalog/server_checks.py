@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import CONFIG, WIRE_VERSION_OF_8_0, Cluster
+from router.catalog.upstream import UpstreamMongos
 from router.privileges import ALL_DATABASES, CLUSTER, STREAM_ACTIONS, Privileges, Resource
-from router.upstream_mongos import UpstreamMongos
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, WrongServerError, plain_text
 from shard_client.replica_set.replica_set import why_no_member

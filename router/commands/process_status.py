@@ -8,7 +8,7 @@ from typing import Any, Final
 from bson.timestamp import Timestamp
 
 from router.commands.answer import Answer
-from router.commands.call import Call, Command, Node
+from router.commands.call import Call, Node, answers
 from router.commands.server_status import own_status
 from router.config.log_lines import RECENT
 from router.memory import resident_bytes
@@ -137,12 +137,10 @@ class _Tally:
         }
 
 
+@answers(COMMAND, help="the status of one worker", while_quiescing=True)
 async def _report(call: Call) -> Answer:
     """Report this process's status to the parent of the workers; no client may ask for it."""
     if not call.client.is_worker:
         raise CommandError(ErrorCode.CommandNotFound, f"no such command: '{call.name}'")
     details, checks = bool(call.command.get("details")), bool(call.command.get("checks"))
     return Answer(await process_status(call.node, details=details, checks=checks))
-
-
-COMMANDS = (Command((COMMAND,), _report, "the status of one worker", while_quiescing=True),)

@@ -2,11 +2,12 @@
 
 import asyncio
 import secrets
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from heapq import nlargest
 from operator import itemgetter
-from typing import Any
+from typing import Any, Final
 
 import structlog
 from bson.timestamp import Timestamp
@@ -14,14 +15,11 @@ from bson.timestamp import Timestamp
 from router.bson_text import plain
 from router.catalog.cluster import Cluster
 from router.cursors.completing_reader import CompletingReader
-from router.cursors.cursor import CursorUser, MergedCursor
+from router.cursors.cursor import CursorUser, MergedCursor, Owner, check_user
 from router.cursors.explanation import explain_stream
-from router.cursors.owner import Owner, check_user
-from router.cursors.places import DepartedClients
 from router.lookup.completion import Completion
-from router.lookup.connections import Connect
 from router.lookup.plan import LookupPlan
-from router.lookup.upstream_reads import UpstreamReads
+from router.lookup.upstream_reads import Connect, UpstreamReads
 from router.memory import Memory
 from router.request.stream_request import StreamRequest
 from router.stream.admission import Admission, Quota
@@ -37,6 +35,44 @@ from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 from shard_client.wire.connection import Address
 from shard_client.wire.connection_pool import PoolCounts
+
+_MOST_DEPARTED: Final = 1000
+_REMEMBERED_FOR: Final = 24 * 60 * 60.0
+
+
+class DepartedClients:
+    """The last places of clients that have left and may come back with a resume token.
+
+    A client is known by its address and the namespace it watched; its entry goes when it opens a
+    cursor again, after a day, or when more than a thousand others have left since.
+    """
+
+    def __init__(self) -> None:
+        self._places: OrderedDict[tuple[str | None, str], tuple[float, Timestamp]] = OrderedDict()
+
+    def left(self, client: str | None, namespace: str, place: Timestamp, now: float) -> None:
+        """Record that a cursor has been closed; ``now`` is the loop's time in seconds."""
+        key = (client, namespace)
+        earlier = self._places.pop(key, None)
+        if earlier is not None and now - earlier[0] < _REMEMBERED_FOR:
+            place = min(place, earlier[1])
+        self._places[key] = (now, place)
+        if len(self._places) > _MOST_DEPARTED:
+            self._places.popitem(last=False)
+
+    def returned(self, client: str | None, namespace: str) -> None:
+        """Record that a client has opened a cursor."""
+        self._places.pop((client, namespace), None)
+
+    def earliest(self, now: float) -> Timestamp | None:
+        """Return the earliest place at the loop's time ``now``; None if there is none."""
+        while self._places:
+            left, _place = next(iter(self._places.values()))
+            if now - left < _REMEMBERED_FOR:
+                break
+            self._places.popitem(last=False)
+        return min((place for _left, place in self._places.values()), default=None)
+
 
 log = structlog.get_logger()
 

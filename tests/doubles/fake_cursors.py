@@ -9,8 +9,7 @@ from typing import Any
 import bson
 from bson.timestamp import Timestamp
 
-from router.cursors.cursor import CursorUser
-from router.cursors.owner import Owner
+from router.cursors.cursor import CursorUser, Owner
 from router.memory import Memory
 from router.request.stream_request import StreamRequest
 from router.stream.admission import Admission

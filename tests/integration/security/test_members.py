@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pymongo
@@ -15,13 +16,14 @@ from router.catalog.cluster import CONFIG, Cluster
 from router.catalog.server_checks import ServerChecks
 from shard_client.errors import CommandError
 from shard_client.replica_set.motor_control import NO_PRIMARY
-from shard_client.replica_set.read_preference import PRIMARY
+from shard_client.replica_set.replica_set import PRIMARY
 from shard_client.wire.authentication import Access, Credentials, read_key_file
 from tests.harness.clusters import Client, TestCluster, on_real_servers
 from tests.harness.routers import start_router
 from tests.harness.until import PATIENCE
 from tests.integration.security.clients import Servers, client
-from tests.integration.security.page import blocks
+
+PAGE = Path(__file__).parents[3] / "docs" / "security.md"
 
 
 async def test_a_member_by_key_file(secured: TestCluster, key_file: Path) -> None:
@@ -70,7 +72,8 @@ Granted = dict[str, list[dict[str, Any]]]
 @pytest.fixture(scope="module")
 def least(secured: TestCluster) -> Granted:
     """Create the role and the user of docs/security.md, ``least``; return what is granted where."""
-    on_shards, more = blocks("### With least privilege, without the key file")
+    _, _, section = PAGE.read_text().partition("### With least privilege, without the key file\n")
+    on_shards, more = map(dedent, re.findall(r"(?<=\n\n)(?: {4,}.*\n)+", section)[:2])
     found = re.search(r"runCommand\((.*?)\)\n", on_shards, re.DOTALL)
     assert found is not None
     role = yaml.safe_load(found[1])  # the shell's documents are YAML, too
