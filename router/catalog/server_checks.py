@@ -59,35 +59,37 @@ class Need(NamedTuple):
     """
 
     resource: Resource
-    actions: Sequence[str]
+    actions: tuple[str, ...]
     purpose: str
     serves: bool = True
 
-    def __str__(self) -> str:
-        """Return the need as an operator reads it."""
+    def missing(self, granted: Privileges) -> str:
+        """Return as text what is needed and not granted; empty if nothing is missing."""
+        actions = [each for each in self.actions if not granted.allow(self.resource, each)]
         database, collection, cluster = self.resource
         place = "the cluster" if cluster else ".".join(filter(None, (database, collection)))
-        return f"{' and '.join(self.actions)} on {place or 'all databases'} ({self.purpose})"
+        text = f"{' and '.join(actions)} on {place or 'all databases'} ({self.purpose})"
+        return text if actions else ""
 
 
 _OPLOG = Resource("local", "oplog.rs")
 _OF_ALL = (
-    Need(CLUSTER, ["appendOplogNote"], "no-op writes, so that no stream waits for an idle member"),
-    Need(_OPLOG, ["collStats"], "the share of the oplog that no-op writes take"),
-    Need(_OPLOG, ["find"], "the warning before history is lost"),
+    Need(CLUSTER, ("appendOplogNote",), "no-op writes, so that no stream waits for an idle member"),
+    Need(_OPLOG, ("collStats",), "the share of the oplog that no-op writes take"),
+    Need(_OPLOG, ("find",), "the warning before history is lost"),
 )
 _OF_SHARDS = (Need(ALL_DATABASES, STREAM_ACTIONS, "streams", serves=False),)
 _OF_CONFIG = (
     Need(Resource("config", "shards"), STREAM_ACTIONS, "the list of shards", serves=False),
-    Need(Resource("config", "databases"), ["find"], "which names are views, to share streams"),
-    Need(ALL_DATABASES, ["viewUser"], "the rights of clients", serves=False),
+    Need(Resource("config", "databases"), ("find",), "which names are views, to share streams"),
+    Need(ALL_DATABASES, ("viewUser",), "the rights of clients", serves=False),
 )
 _OF_8_0 = Need(
     CLUSTER,
-    ["issueDirectShardOperations"],
+    ("issueDirectShardOperations",),
     "the role directShardOperations: with two shards, MongoDB 8.0 refuses reads without it",
 )
-_OF_LOOKUPS = Need(ALL_DATABASES, ["find"], "fullDocument: updateLookup")
+_OF_LOOKUPS = Need(ALL_DATABASES, ("find",), "fullDocument: updateLookup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,15 +307,16 @@ def _failed(place: Check, error: Exception, remedy: str) -> Check:
 
 def _lacking(place: Check, user: Credentials, granted: Privileges, needs: Sequence[Need]) -> Check:
     """Return the check of a place with a problem if the router's user lacks privileges there."""
-    missing = [need for need in needs if not granted.allow(need.resource, *need.actions)]
     if any(actions.issuperset(STREAM_ACTIONS) for actions in granted.granted.values()):
         # On some databases, streams may be all that is wanted.
-        missing = [need for need in missing if need not in _OF_SHARDS]
+        needs = [need for need in needs if need not in _OF_SHARDS]
+    missing = {need: text for need in needs if (text := need.missing(granted))}
     if not missing:
         return place
     serves = place.serves or all(need.serves for need in missing)
+    lacks = "; ".join(missing.values())
     problem = (
-        f"grants the router's user {user} too little. It lacks {'; '.join(map(str, missing))}. "
+        f"grants the router's user {user} too little. It lacks {lacks}. "
         "Grant it there as in docs/security.md"
     )
     return replace(place, problem=problem, serves=serves, usable=serves)

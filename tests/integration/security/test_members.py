@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -10,14 +10,18 @@ from typing import Any
 import pymongo
 import pytest
 import yaml
+from pymongo.errors import OperationFailure
 from structlog.testing import capture_logs
 
 from router.catalog.cluster import CONFIG, Cluster
 from router.catalog.server_checks import ServerChecks
+from router.tools.tail import explain
 from shard_client.errors import CommandError
 from shard_client.replica_set.motor_control import NO_PRIMARY
 from shard_client.replica_set.replica_set import PRIMARY
 from shard_client.wire.authentication import Access, Credentials, read_key_file
+from spark_sink.errors import stream_refused
+from tests.harness.admin import get
 from tests.harness.clusters import Client, TestCluster, on_real_servers
 from tests.harness.routers import start_router
 from tests.harness.until import PATIENCE
@@ -150,8 +154,57 @@ async def test_each_missing_privilege_is_named(secured: TestCluster, least: Gran
                     found = await problems(secured)
                 assert found.keys() == {target}, (action, privilege, found)
                 assert "grants the router's user least@admin too little" in found[target]
-                assert f"{action} on " in found[target] or f"{action} and " in found[target]
+                assert f"It lacks {action} on " in found[target]
     assert not await problems(secured)
+
+
+_ON_SHARD, _LIST = "shard shard0 grants the router's user", "config server refuses the router"
+_DIRECT_READ = {"failCommands": ["find"], "errorCode": 13, "namespace": "config.shards"}
+"""What MongoDB 8.0 does to a user without the role directShardOperations."""
+
+
+@on_real_servers("roles of one's own")
+@pytest.mark.usefixtures("servers")
+@pytest.mark.parametrize(("refused", "problem"), [("stream", _ON_SHARD), ("list", _LIST)])
+def test_a_refusal_is_told_to_everybody_as_one(
+    secured: TestCluster, least: Granted, config: Path, refused: str, problem: str
+) -> None:
+    streams, *others = least["shard0"]
+    with ExitStack() as stack:
+        if refused == "stream":
+            fewer = [{**streams, "actions": ["find"]}, *others]
+            stack.enter_context(granting(secured, "shard0", fewer))
+        else:
+            stack.enter_context(failing(secured.direct("config"), _DIRECT_READ))
+        router = stack.enter_context(start_router(secured.configdb, config=config, admin_port=0))
+        watcher = stack.enter_context(client(f"127.0.0.1:{router.port}", "writer"))
+        with pytest.raises(OperationFailure, match="refuses the router's user least@admin") as seen:
+            watcher.db.watch()
+        assert seen.value.code == 13
+        # These advise the user of the client otherwise.
+        assert "the user in option" not in str(stream_refused(seen.value))
+        assert "The user in" not in explain(seen.value)
+        ready = get(router.admin_port, "/readyz")
+        assert (ready.status, problem in ready.text) == (503, True)
+        lane_or_router = problem.removeprefix("shard shard0 ")
+        assert lane_or_router in get(router.admin_port, "/status.json").text
+        said = "\n".join(router.lines)
+        assert "refuses the router's user" in said
+        for each in (said, ready.text, get(router.admin_port, "/").text):
+            assert "does not answer:" not in each
+            assert NO_PRIMARY not in each
+
+
+@contextmanager
+def failing(server: Client, data: dict[str, Any]) -> Iterator[None]:
+    """Let commands of clients that are no servers fail for the block."""
+    fail_point = {"configureFailPoint": "failCommand"}
+    with server:
+        server.admin.command({**fail_point, "mode": "alwaysOn", "data": data})
+        try:
+            yield
+        finally:
+            server.admin.command({**fail_point, "mode": "off"})
 
 
 @contextmanager
