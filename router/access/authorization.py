@@ -12,9 +12,9 @@ from uuid import UUID
 import structlog
 from bson.binary import UUID_SUBTYPE, Binary
 
-from router.access.privileges import Resource
 from router.access.users import User
 from router.bson_text import LONGEST, plain, render
+from router.privileges import Resource
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 

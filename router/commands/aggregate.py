@@ -8,12 +8,12 @@ from typing import Any
 from bson.int64 import Int64
 
 from router.access.authorization import LONGEST_SHOWN, not_authorized, require
-from router.access.privileges import STREAM_ACTIONS, WHOLE, stream_resource
 from router.access.users import User
 from router.bson_text import type_name
 from router.commands.answer import Answer, AnyAnswer, PassThrough
 from router.commands.call import Call, answers
 from router.cursors.cursor import Owner
+from router.privileges import STREAM_ACTIONS, WHOLE, stream_resource
 from router.request.accepted import MOST_STAGES, explains_change_stream, is_change_stream
 from router.request.fields import api_parameters
 from router.request.stream_request import StreamRequest, check_database, parse_request, target_of

@@ -7,10 +7,10 @@ from typing import Any, Final
 from bson.timestamp import Timestamp
 
 from router.access.authorization import require
-from router.access.privileges import STREAM_ACTIONS, WHOLE, stream_resource
 from router.commands.answer import Answer
 from router.commands.call import Call, answers
 from router.commands.job_reports import JobReport
+from router.privileges import STREAM_ACTIONS, WHOLE, stream_resource
 from router.request.fields import at_least_zero, check_known, text, wrong_type
 
 COMMAND: Final = "mergerouterReportJob"

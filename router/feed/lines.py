@@ -7,9 +7,9 @@ from typing import Any
 
 from router.access.authorization import require
 from router.access.login import Login
-from router.access.privileges import STREAM_ACTIONS, stream_resource_of
 from router.access.users import User
 from router.feed.watch import Watch
+from router.privileges import STREAM_ACTIONS, stream_resource_of
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError
 from shard_client.wire.authentication import EXTERNAL, X509
