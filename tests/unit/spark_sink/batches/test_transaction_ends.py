@@ -8,32 +8,15 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_sink.batches.batch_planner import BatchPlanner
-from spark_sink.batches.planned_batch import ClusterAccess
 from spark_sink.batches.read_task import TaskReader
 from spark_sink.events.positions import AtTime, Position
-from spark_sink.options.stream_options import StreamOptions
 from tests.doubles.event_history import History, SteppingClock
-
-
-def planner(history: History, *, keeps: bool) -> BatchPlanner:
-    cluster = ClusterAccess(
-        watch=history.watch,
-        newest=lambda: history.now,
-        present=lambda: history.now,
-        beginning=lambda: AtTime(history.tick()),
-        shards=lambda: None,
-    )
-    return BatchPlanner(
-        cluster,
-        StreamOptions("mongodb://127.0.0.1", keeps_transactions=keeps),
-        clock=SteppingClock(0.001),
-    )
+from tests.unit.spark_sink.batches.test_batch_planner import planner
 
 
 def batches(history: History, max_events: int | None, *, keeps: bool = True) -> list[list[Any]]:
     """Return the transactions of the events of each batch, None for an event outside of any."""
-    plan = planner(history, keeps=keeps)
+    plan = planner(history, keeps_transactions=keeps, clock=SteppingClock(0.001))
     start: Position = AtTime(history.beginning)
     found = []
     while True:
