@@ -307,8 +307,9 @@ def _failed(place: Check, error: Exception, remedy: str) -> Check:
 
 def _lacking(place: Check, user: Credentials, granted: Privileges, needs: Sequence[Need]) -> Check:
     """Return the check of a place with a problem if the router's user lacks privileges there."""
-    if any(actions.issuperset(STREAM_ACTIONS) for actions in granted.granted.values()):
-        # On some databases, streams may be all that is wanted.
+    of_users = (actions for on, actions in granted.granted.items() if on[:1] != ("config",))
+    if any(actions.issuperset(STREAM_ACTIONS) for actions in of_users):
+        # Streams on some databases may be all that is wanted.
         needs = [need for need in needs if need not in _OF_SHARDS]
     missing = {need: text for need in needs if (text := need.missing(granted))}
     if not missing:

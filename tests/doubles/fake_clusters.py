@@ -95,7 +95,7 @@ class AnsweringCluster:
     def __init__(self) -> None:
         self.answering = asyncio.Event()
         self.entry: dict[str, Any] = {"ts": Timestamp(100, 1), "o": {"msg": "initiating set"}}
-        self.known_shards = {"a"}
+        self.hosts = {"a": "a/host:1"}
         self.failure: CommandError | None = None
         self.clock = ClusterClock()
         self.access = OPEN
@@ -105,7 +105,11 @@ class AnsweringCluster:
     async def shards(self, timeout: float) -> ShardList:
         if self.failure is not None:
             raise self.failure
-        return ShardList({"a": "a/host:1"}, Timestamp(1, 1), Timestamp(1, 1))
+        return ShardList(self.hosts, Timestamp(1, 1), Timestamp(1, 1))
+
+    @property
+    def known_shards(self) -> set[str]:
+        return self.hosts.keys() - {"config"}
 
     def dialer(self, target: str) -> "AnsweringCluster":
         return self

@@ -64,8 +64,9 @@ async def test_a_refusal_is_not_called_a_silence(code: int, message: str, said: 
 
 
 _ALL = {"resource": {"anyResource": True}, "actions": ["find", "changeStream", "viewUser"]}
+_CONFIG = {"resource": {"db": "config", "collection": ""}, "actions": ["find", "changeStream"]}
 _WRITES = {"resource": {"cluster": True}, "actions": ["appendOplogNote"]}
-_SIZE = {"resource": {"db": "local", "collection": "oplog.rs"}, "actions": ["collStats"]}
+_SIZE = {"resource": {"db": "local", "collection": "oplog.rs"}, "actions": ["collStats", "find"]}
 
 
 async def test_from_8_0_on_the_role_of_direct_operations_is_missed() -> None:
@@ -86,6 +87,24 @@ async def test_from_8_0_on_the_role_of_direct_operations_is_missed() -> None:
     assert not config.serves
     assert not config.usable
     assert "lacks issueDirectShardOperations" in str(config.problem)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "problem"),
+    [
+        ({"config": "config/host:1"}, "lacks changeStream and find on all databases"),
+        ({}, "lists no"),
+    ],
+)
+async def test_the_config_server_may_be_the_only_shard(hosts: dict[str, str], problem: str) -> None:
+    cluster = AnsweringCluster()
+    cluster.answering.set()
+    cluster.access = Access(Credentials("least", "admin", ("secret",)))
+    cluster.privileges = [_WRITES, _SIZE, _CONFIG, {**_ALL, "actions": ["viewUser"]}]
+    cluster.hosts = hosts
+    [config, *_] = (await found_by(cluster)).values()
+    assert problem in str(config.problem)
+    assert config.fatal == (not hosts)
 
 
 async def found_by(cluster: AnsweringCluster) -> dict[str | None, Check]:
