@@ -426,12 +426,6 @@ class DeltaLog:
                 self._table.cleanup_metadata()
                 self._states.clean(number)
 
-    def checkpoint(self) -> None:
-        """Write a checkpoint of the log, with which readers begin."""
-        assert self._table is not None
-        with self.failures():
-            self._table.create_checkpoint()
-
     def exchange(self, former: Collection[str], parts: Sequence[Mapping[str, Any]]) -> bool:
         """Commit files instead of those with the paths `former`, whose rows they have.
 
