@@ -4,16 +4,19 @@ import asyncio
 import functools
 import socket
 from collections.abc import AsyncIterator
+from typing import cast
 
 import pytest
 from bson import Timestamp
 
-from router.catalog.cluster import Cluster, ShardList
+from router.catalog.cluster import Cluster
+from router.catalog.server_checks import ServerChecks
 from router.stream_settings import StreamSettings
 from shard_client.errors import CommandError
+from tests.doubles.fake_clusters import AnsweringCluster
 from tests.doubles.probed_replica_set import ProbedReplicaSet
 from tests.doubles.scripted_member import ScriptedMember
-from tests.harness.until import until
+from tests.harness.until import PATIENCE, until
 
 LIMITS = StreamSettings(open_timeout=2.0, connect_timeout=2.0)
 
@@ -47,14 +50,6 @@ async def test_the_shard_list_has_the_times_before_and_after_reading(
     assert cluster.clock.time == Timestamp(100, 1)
 
 
-async def test_a_cut_connection_is_replaced(config: ScriptedMember, cluster: Cluster):
-    await cluster.shards()
-    config.cut()
-    assert await cluster.shards() == ShardList({}, Timestamp(50, 1), Timestamp(50, 1))
-    config.fail("find", 10107)
-    assert await cluster.shards() == ShardList({}, Timestamp(50, 1), Timestamp(50, 1))
-
-
 async def test_unknown_targets_and_malformed_lists_are_errors(
     config: ScriptedMember, cluster: Cluster
 ):
@@ -65,22 +60,6 @@ async def test_unknown_targets_and_malformed_lists_are_errors(
     with pytest.raises(CommandError) as failure:
         await cluster.shards()
     assert failure.value.code == 9
-
-
-async def test_a_shard_is_found_at_its_address_in_the_newest_list(
-    config: ScriptedMember, cluster: Cluster
-):
-    old = await ScriptedMember("rs").start()
-    config.documents["shards"] = [{"_id": "a", "host": old.host}]
-    await cluster.shards()
-    (await cluster.connect("a")).abort()
-    await old.stop()
-    new = await ScriptedMember("rs").start()
-    config.documents["shards"] = [{"_id": "a", "host": new.host}]
-    connection = await cluster.connect("a", old.host)
-    assert connection.address == ("127.0.0.1", new.port)
-    connection.abort()
-    await new.stop()
 
 
 async def test_members_only_in_the_newest_list_are_found(config: ScriptedMember):
@@ -99,19 +78,6 @@ async def test_members_only_in_the_newest_list_are_found(config: ScriptedMember)
     connection.abort()
     await new.stop()
     await cluster.close()
-
-
-async def test_a_member_that_is_not_primary_is_refused(config: ScriptedMember, cluster: Cluster):
-    shard = await ScriptedMember("rs").start()
-    config.documents["shards"] = [{"_id": "a", "host": shard.host}]
-    await cluster.shards()
-    (await cluster.connect("a")).abort()
-    shard.primary = False
-    with pytest.raises(CommandError) as failure:
-        await cluster.connect("a")
-    assert failure.value.code in (133, 10107)
-    assert "ResumableChangeStreamError" in failure.value.labels
-    await shard.stop()
 
 
 @pytest.mark.parametrize(
@@ -133,6 +99,33 @@ async def test_the_token_version_is_that_of_the_oldest_shard(
         await member.stop()
 
 
-def test_a_bad_configdb_is_refused():
-    with pytest.raises(ValueError, match="setName/host:port"):
-        Cluster("localhost:27019", replica_set=ProbedReplicaSet)
+async def test_a_hanging_shard_does_not_delay_the_results() -> None:
+    cluster = AnsweringCluster()
+    checks = ServerChecks(cast(Cluster, cluster), keep=0.0)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            assert not await checks.results(timeout=0.0)
+            cluster.answering.set()
+            found = await checks.results(timeout=None)
+            assert [each.target for each in found] == ["config", "a"]
+            assert all(each.answers and each.complete for each in found)
+            cluster.answering.clear()
+            assert (await checks.results(timeout=0.0)) == found
+    finally:
+        await checks.close()
+
+
+async def test_the_oldest_entry_is_found_and_a_missing_config_server_named() -> None:
+    cluster = AnsweringCluster()
+    cluster.answering.set()
+    cluster.entry = {"ts": Timestamp(100, 1)}
+    cluster.failure = CommandError(133, "no primary")
+    checks = ServerChecks(cast(Cluster, cluster))
+    try:
+        found = {each.target: each for each in await checks.results(timeout=None)}
+    finally:
+        await checks.close()
+    assert found["a"].oldest == Timestamp(100, 1)
+    assert not found["a"].complete
+    assert not found["config"].answers
+    assert "no primary" in str(found["config"].problem)

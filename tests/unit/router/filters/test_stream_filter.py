@@ -12,7 +12,6 @@ from router.filters.index import FilterIndex
 from router.filters.match_compiler import Declined
 from router.filters.stream_filter import StreamFilter, compile_filter
 from tests.filters.chance import document
-from tests.recordings.workload import STREAMS
 
 Document = dict[str, Any]
 
@@ -198,18 +197,6 @@ def _with_arrays(fields: Document) -> bytes:
     )
 
 
-def test_the_recorded_filters_are_supported() -> None:
-    """The recorded streams whose only stage is a $match are in the supported class."""
-    plain = [
-        stages
-        for _, _, _, stages, *_ in (tuple(stream) for stream in STREAMS.values())
-        if stages and all("$match" in stage for stage in stages)
-    ]
-    assert plain
-    for stages in plain:
-        compile_filter(stages)
-
-
 def test_the_index_routes_events_by_required_values() -> None:
     index: FilterIndex[int] = FilterIndex()
     for tenant in range(1000):
@@ -256,24 +243,3 @@ def test_remembered_values_find_the_same_filters() -> None:
             assert routed(index, event) == routed(index_of(filters), event)
     index.remove(0)
     assert routed(index, events[0]) == set()
-
-
-@pytest.mark.parametrize("beside", [(), ("fullDocument.n",), ("ns.db.more", "ns")])
-def test_a_path_below_a_string_ends_in_nothing_for_each_event(beside: Sequence[str]) -> None:
-    """The first event is walked, the next ones are read by the layout of the first."""
-    paths = ("ns.db.extra", "ns.coll.x", "documentKey._id.y", "fullDocument.a.b")
-    match = [{path: value} for path in paths for value in ("dd", "c", "key", "text", None)]
-    stages = [{"$match": each} for each in match] + [{"$match": {path: "dd"}} for path in beside]
-    event = {"ns": {"db": "dd", "coll": "c"}, "documentKey": {"_id": "key"}}
-    events = [bson.encode(full(a="text", n="dd") | event) for _ in range(4)]
-    for each in stages:
-        index = index_of([compile_filter([each])])
-        path, value = next(iter(each["$match"].items()))
-        met = value is None or path in ("fullDocument.n",)
-        assert dict(index.route(events)) == ({0: events} if met else {}), each
-    together = index_of([compile_filter([each]) for each in stages])
-    assert {owner for owner, _ in together.route(events)} == {
-        owner
-        for owner, each in enumerate(stages)
-        if None in each["$match"].values() or "fullDocument.n" in each["$match"]
-    }

@@ -114,11 +114,6 @@ def test_matches_on_lookups_are_dropped(mode: str):
     ]
 
 
-def test_expressions_are_kept():
-    match = {"$match": {"$expr": {"$and": [{"$eq": ["$operationType", "insert"]}, "$to"]}}}
-    assert probe(match, KINDS)[1] == [match, KINDS]
-
-
 def test_a_fallible_expression_is_kept_only_with_all_conditions_before_it():
     first = {"$match": {"$expr": {"$in": ["a", "$updateDescription.updatedFields.tags"]}}}
     guard = {"$match": {"$expr": {"$isArray": "$$ROOT.updateDescription.updatedFields.tags"}}}

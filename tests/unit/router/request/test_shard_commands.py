@@ -68,12 +68,6 @@ def test_each_scope_has_its_own_aggregate(target, database, options, scope, name
     assert (sent_to, command["aggregate"]) == (database, "c" if target == "c" else 1)
 
 
-def test_a_reopened_remote_resumes_after_its_token():
-    token = token_document(data_of(5, 3))
-    _, command = shard_command(request(cursor={}), token)
-    assert command["pipeline"] == [{"$changeStream": {"resumeAfter": bson.decode(token)}}]
-
-
 def test_a_cursor_at_an_invalidate_is_reopened_with_start_after():
     token = token_document(data_of(5, 0, invalidate=True))
     _, command = shard_command(request(cursor={}), token)

@@ -48,18 +48,9 @@ def reset(client: RawClient) -> None:
     client.writer.transport.abort()
 
 
-async def leaves_after_a_hello(_router: Facade, client: RawClient) -> None:
-    await client.command("admin", {"hello": 1})
-
-
 async def leaves_within_a_message(_router: Facade, client: RawClient) -> None:
     client.send_bytes(LARGE)
     await client.writer.drain()
-
-
-async def resets_within_a_message(router: Facade, client: RawClient) -> None:
-    await leaves_within_a_message(router, client)
-    reset(client)
 
 
 async def leaves_with_messages_waiting(_router: Facade, client: RawClient) -> None:
@@ -111,9 +102,7 @@ async def never_answers(_asked: Asked) -> None:
 @pytest.mark.parametrize(
     "visit",
     [
-        leaves_after_a_hello,
         leaves_within_a_message,
-        resets_within_a_message,
         leaves_with_messages_waiting,
         leaves_during_a_get_more,
         leaves_with_a_reply_unread,

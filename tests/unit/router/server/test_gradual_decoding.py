@@ -106,8 +106,3 @@ async def test_large_stages_of_a_large_pipeline_stay_raw() -> None:
     raw = [number for number, each in enumerate(decoded["pipeline"]) if hasattr(each, "raw")]
     assert raw == [1]
     assert bson.encode(decoded) == encoded
-
-
-async def test_the_stages_of_a_small_pipeline_are_decoded() -> None:
-    command = {"aggregate": "c", "pipeline": [{"$match": {"a": list(range(10_000))}}]}
-    assert type((await decode_gradually(bson.encode(command), pause))["pipeline"][0]) is dict

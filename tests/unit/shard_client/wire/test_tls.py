@@ -89,17 +89,6 @@ async def test_tls_1_1_is_refused(authority: Authority, files: TlsFiles) -> None
     assert "the connection ended during the TLS handshake" in text
 
 
-async def test_a_server_without_tls_is_refused(files: TlsFiles) -> None:
-    assert "wrong version number" in (await failure(None, files)).lower().replace("_", " ")
-
-
-async def test_without_an_authority_the_system_s_count(
-    authority: Authority, files: TlsFiles
-) -> None:
-    text = await failure(serving(authority.issue("shard")), replace(files, ca=None))
-    assert "certificate verify failed" in text.lower()
-
-
 def test_a_subject_is_written_as_servers_write_it(authority: Authority) -> None:
     subject = (("O", "tests"), ("OU", "clients"), ("emailAddress", "a,b@x"))
     certificate = Certificate.read(authority.issue("alice", subject=subject))
