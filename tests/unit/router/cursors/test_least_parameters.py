@@ -38,20 +38,3 @@ async def test_a_stream_works_with_each_parameter_at_its_minimum(
 def test_a_parameter_out_of_bounds_is_refused(name: str, value: str):
     with pytest.raises(ValueError, match=name):
         parse_parameters({name: value})
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "cursorTimeoutMillis",
-        "localLogicalSessionTimeoutMinutes",
-        "awaitQuietMs",
-        "replyTimeoutMs",
-        "connectTimeoutMs",
-        "openTimeoutMs",
-        "maxCursors",
-    ],
-)
-def test_zero_is_refused_where_it_has_no_meaning(name: str):
-    with pytest.raises(ValueError, match=f"parameter {name} must be "):
-        parse_parameters({name: 0})

@@ -5,16 +5,14 @@ And whatever an event holds, its evaluation raises nothing else, and leaves noth
 
 import struct
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from random import Random
 from typing import Any
 
 import bson
 import pytest
-from bson.raw_bson import RawBSONDocument
 
-from router.filters import conditions, fields, index
+from router.filters import fields
 from router.filters.bounds import MOST_WORK, NESTED_UNIT_BYTES, UNIT_BYTES, Allowance, TooLargeError
 from router.filters.conditions import OneOf
 from router.filters.index import FilterIndex
@@ -22,8 +20,21 @@ from router.filters.match_compiler import Declined
 from router.filters.stream_filter import compile_filter
 from router.filters.values import number
 from shard_client.bson.values import DECIMAL
-from tests.filters.chance import Chance, document, text
-from tests.unit.router.filters.made_filters import Document, event, index_of
+from tests.filters.chance import Chance, document
+
+Document = dict[str, Any]
+
+
+def index_of(*matches: Document) -> FilterIndex[int]:
+    index: FilterIndex[int] = FilterIndex()
+    for owner, match in enumerate(matches):
+        index.add(owner, compile_filter([{"$match": match}]))
+    return index
+
+
+def event(**fields: Any) -> bytes:
+    return bson.encode({"operationType": "insert", "fullDocument": {"tenant": 1, **fields}})
+
 
 MALFORMED = (ValueError, IndexError, struct.error)
 """What damaged events raise."""
@@ -194,80 +205,6 @@ def test_nothing_is_left_behind_by_an_error(
     assert dict(index.route(events)) == expected
 
 
-SIZES = {
-    1: 8, 5: None, 6: 0, 7: 12, 8: 1, 9: 8, 10: 0, 16: 4, 17: 8, 18: 8, 19: 16, 127: 0, 255: 0,
-}  # fmt: skip
-"""The size of the values of each type that has one; None for binary data."""
-
-
-def any_value(random: Random, depth: int = 0) -> tuple[int, bytes]:
-    """Return a well-framed value of random bytes."""
-    kind = random.choice([*SIZES, 2, 14, 13, 11, 12, 15, 3, 4, 3, 4])
-    some = random.randbytes(random.randrange(6))
-    size = SIZES.get(kind)
-    if size is not None:
-        return kind, random.randbytes(size)
-    if kind in (2, 13, 14):
-        return kind, text(some)
-    if kind == 5:
-        return kind, struct.pack("<iB", len(some), random.randrange(256)) + some
-    if kind == 11:
-        return kind, some.replace(b"\0", b"") + b"\0" + b"i\0"
-    if kind == 12:
-        return kind, text(some) + random.randbytes(12)
-    if kind == 15:
-        body = text(some) + any_document(random, depth + 1)
-        return kind, struct.pack("<i", len(body) + 4) + body
-    return kind, any_document(random, depth + 1)
-
-
-def any_document(random: Random, depth: int) -> bytes:
-    """Return a document with random names, some of them repeated, and random values."""
-    elements = []
-    for _ in range(random.randrange(4) if depth < 4 else 0):
-        kind, value = any_value(random, depth)
-        name = random.choice((b"a", b"b", b"c", b"0", b"7", b"", b"\xff\xfe"))
-        elements.append(bytes([kind]) + name + b"\0" + value)
-    return document(*elements)
-
-
-def any_event(random: Random) -> bytes:
-    """Return an event whose fields hold anything."""
-    fields = [b"\x02operationType\0" + text(b"insert")]
-    for name in (b"fullDocument", b"ns", b"documentKey", b"fullDocumentBeforeChange"):
-        kind, value = any_value(random) if random.random() < 0.3 else (3, any_document(random, 0))
-        fields.append(bytes([kind]) + name + b"\0" + value)
-    return document(*fields)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_any_well_framed_event_is_evaluated(seed: int) -> None:
-    """No value of any type raises, and an index that has seen others gives the same result."""
-    random = Random(seed)
-    chance = Chance(random, repeated=True)
-    filters = []
-    while len(filters) < 40:
-        stages = [{"$match": chance.filter()}]
-        if random.random() < 0.3:
-            stages.append(chance.projection())
-        try:
-            filters.append(compile_filter(stages))
-        except Declined:
-            continue
-    index: FilterIndex[int] = FilterIndex()
-    for owner, each in enumerate(filters):
-        index.add(owner, each)
-    for _ in range(60):
-        data = any_event(random)
-        routed = dict(index.route([data]))
-        fresh: FilterIndex[int] = FilterIndex()
-        for owner, each in enumerate(filters):
-            fresh.add(owner, each)
-        assert dict(fresh.route([data])) == routed
-        for owner in routed:
-            RawBSONDocument(filters[owner].project(data))
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_damaged_events_raise_malformed_only(seed: int) -> None:
     random = Random(seed)
@@ -303,60 +240,6 @@ def test_any_sixteen_bytes_are_a_decimal() -> None:
 
 MOST_TIMES = 4
 """How far beyond the work for an event the search for the guilty paths may go."""
-
-NESTED = {f"{n:x}": None for n in range(9000)}
-"""A document that may be compared."""
-
-INVALID = "é" * (MOST_WORK // 20 * UNIT_BYTES) + "x"
-
-
-def compared(
-    monkeypatch: pytest.MonkeyPatch, matches: Sequence[Document], data: bytes, *modules: Any
-) -> int:
-    """Route an event and return the bytes of documents and strings that were looked at."""
-    total = 0
-
-    def counted(where: Any, name: str, place: int) -> None:
-        real = getattr(where, name)
-
-        def count(*arguments: Any) -> Any:
-            nonlocal total
-            total += arguments[place + 1] - arguments[place]
-            return real(*arguments)
-
-        monkeypatch.setattr(where, name, count)
-
-    counted(conditions, "key", 2)
-    counted(index, "key", 2)
-    counted(conditions, "_is_utf8", 1)
-    with suppress(TooLargeError):
-        index_of(*matches).route([data])
-    return total
-
-
-@pytest.mark.parametrize(
-    ("match", "wide"),
-    [
-        ({"fullDocument.a.b": {"$ne": {"x": 1}}}, {"a": [{"b": NESTED}] * 100}),
-        (
-            {"$or": [{f"fullDocument.p{n}": {"x": 1}} for n in range(100)]},
-            {f"p{n}": NESTED for n in range(100)},
-        ),
-    ],
-    ids=["documents below an array", "documents at many paths"],
-)
-def test_the_bytes_compared_are_bounded_for_an_event(
-    match: Document, wide: Document, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert compared(monkeypatch, [match], event(**wide)) <= MOST_WORK * NESTED_UNIT_BYTES
-
-
-def test_the_bytes_of_strings_are_bounded_for_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A string that is not valid UTF-8 matches no expression, so all expressions look at it.
-    broken = event(a=[INVALID] * 4).replace(b"x\0", b"\xff\0")
-    assert struct.unpack_from("<i", broken)[0] == len(broken)
-    match = {"$nor": [{"fullDocument.a": {"$regex": "^"}}] * 20}
-    assert compared(monkeypatch, [match], broken) <= MOST_WORK * UNIT_BYTES
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,6 @@ from tests.harness.until import PATIENCE, until
 _MIB = 1024 * 1024
 SHORT = 1.0
 PING = {"ping": 1}
-SASL_START = {"saslStart": 1, "mechanism": "SCRAM-SHA-256", "payload": b"first"}
 
 
 async def ends(client: RawClient) -> None:
@@ -178,34 +177,6 @@ async def test_before_the_login_no_field_opens_a_connection_to_the_upstream() ->
         assert (reply["code"], reply["errmsg"]) == (2, "mergerouter does not know {maxTimeMS: -1}")
         (connected,) = router.listener._connections
         assert connected.client.links == {}
-
-
-async def test_logins_in_progress_are_bounded() -> None:
-    """One address has half of them; further ones wait until another ends."""
-    async with (
-        secured(ClientLimits(logins_in_progress=4)) as (router, in_progress),
-        AsyncExitStack() as owned,
-    ):
-        clients = [await owned.enter_async_context(await router.client()) for _ in range(5)]
-        for client in clients[:2]:
-            assert (await client.command("admin", SASL_START))["ok"]
-        for client in clients[2:]:
-            client.send("admin", SASL_START)
-        other = RawClient(
-            *await asyncio.open_connection("127.0.0.1", router.port, local_addr=("127.0.0.2", 0))
-        )
-        await owned.enter_async_context(other)
-        assert (await other.command("admin", SASL_START))["ok"]
-        assert in_progress.held == 3
-        clients[0].writer.close()
-        assert (await clients[2].receive())["ok"]
-        clients[3].writer.close()  # it waited for its turn
-        clients[1].writer.close()
-        assert (await clients[4].receive())["ok"]
-        assert in_progress.held == 3
-        for client in (clients[2], clients[4], other):
-            client.writer.close()
-        await until(lambda: in_progress.held == 0)
 
 
 MIB = 1024 * 1024

@@ -12,7 +12,6 @@ from router.upstream_mongos import UpstreamMongos
 from tests.doubles.scripted_server import Asked, answer_ok, scripted_server
 from tests.harness.facade import facade
 from tests.harness.raw_client import MORE_TO_COME
-from tests.harness.until import until
 
 WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
 STRICT = {"apiVersion": "1", "apiStrict": True}
@@ -164,21 +163,6 @@ async def test_a_reply_cut_off_upstream_closes_the_client_s_connection() -> None
                 await client.receive()
         async with await router.client() as client:
             assert (await client.command("admin", {"ping": 1}))["ok"] == 1
-
-
-async def test_an_idle_connection_that_was_cut_is_replaced() -> None:
-    async with (
-        scripted_server(answer_ok) as mongos,
-        facade(upstream(mongos.port)) as router,
-        await router.client() as client,
-    ):
-        await client.command("db", {"insert": "c"})
-        mongos.asked[0].writer.transport.abort()
-        await until(lambda: not mongos.open)
-        # The router's end notices one turn later; a command before that would fail.
-        await client.command("admin", {"ping": 1})
-        assert (await client.command("db", {"insert": "c"}))["ok"] == 1
-        assert mongos.names() == ["insert", "insert"]
 
 
 @pytest.mark.parametrize(
