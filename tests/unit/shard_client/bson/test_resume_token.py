@@ -1,17 +1,7 @@
-from datetime import UTC, datetime
 from uuid import UUID
 
 import bson
 import pytest
-from bson.binary import Binary
-from bson.code import Code
-from bson.dbref import DBRef
-from bson.decimal128 import Decimal128
-from bson.int64 import Int64
-from bson.max_key import MaxKey
-from bson.min_key import MinKey
-from bson.objectid import ObjectId
-from bson.regex import Regex
 from bson.timestamp import Timestamp
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -28,6 +18,7 @@ from shard_client.bson.resume_token import (
 from shard_client.bson.values import MalformedValueError
 from shard_client.remote_cursor.cursor_reply import event_key, token_of
 from tests.unit.router.made_tokens import UUID_ZERO, data_of, event
+from tests.unit.shard_client.bson_values import documents
 
 T = "82620B98E500000002"
 HEAD = T + "2B022C0100296E"
@@ -109,39 +100,6 @@ def test_the_token_of_an_event():
     assert event_key(moved) == event_key(event(data)[1]) == data.encode()
 
 
-NAMES = st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=1, max_size=4)
-LEAVES = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-(2**31), 2**31 - 1),
-    st.integers(-(2**63), 2**63 - 1).map(Int64),
-    st.floats(),
-    st.text(st.characters(codec="utf-8"), max_size=6),
-    st.binary(max_size=300),
-    st.binary(max_size=5).map(lambda b: Binary(b, 5)),
-    st.binary(min_size=12, max_size=12).map(ObjectId),
-    st.sampled_from(
-        [
-            MinKey(),
-            MaxKey(),
-            Timestamp(5, 6),
-            datetime(2026, 1, 1, tzinfo=UTC),
-            Regex("a+", "i"),
-            Code("f()"),
-            Code("f()", {"x": 1.5}),
-            DBRef("c", 1),
-            Decimal128("0.5"),
-        ]
-    ),
-)
-VALUES = st.recursive(
-    LEAVES,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
-    max_leaves=6,
-)
-KEYS = st.dictionaries(NAMES, VALUES, max_size=3)
-
-
 def made(version: int, identifier: dict, **more) -> ResumeToken:
     uuid = UUID("ab" * 16)
     return ResumeToken.of_event(Timestamp(7, 3), version, identifier, uuid=uuid, **more)
@@ -151,7 +109,7 @@ def newer(document_key: dict, **more) -> ResumeToken:
     return made(2, {"operationType": "update", "documentKey": document_key}, **more)
 
 
-@given(KEYS, st.integers(0, 200), st.integers(0, 300))
+@given(documents, st.integers(0, 200), st.integers(0, 300))
 @example({"_id": b"x" * 255}, 1, 0)
 def test_every_part_is_parsed_as_written(document_key, fragment, index):
     whole = newer(document_key, txn_op_index=index)
@@ -170,7 +128,7 @@ def test_every_part_is_parsed_as_written(document_key, fragment, index):
     assert part.type_bits == (key.type_bits() or None)
 
 
-@given(KEYS, st.booleans())
+@given(documents, st.booleans())
 def test_the_older_version_equals_an_older_shard_s_token(document_key, invalidate):
     token = newer(document_key, from_invalidate=invalidate)
     older = made(1, document_key, from_invalidate=invalidate)

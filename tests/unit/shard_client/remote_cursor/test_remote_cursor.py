@@ -8,11 +8,7 @@ from shard_client.errors import ProtocolError
 from shard_client.remote_cursor import remote_cursor
 from shard_client.remote_cursor.cursor_reply import CursorBatch
 from shard_client.remote_cursor.cursor_state import (
-    Closing,
-    Connecting,
     CursorState,
-    Ended,
-    Failed,
     follow,
 )
 from tests.doubles.scripted_member import ScriptedMember
@@ -114,13 +110,3 @@ async def test_each_step_of_a_cursor_is_one_of_its_transitions(
     failed = {("Reading", "Failing"), ("Failing", "Connecting")}
     ended = {("Reading", "Ended"), ("Ended", "Closing"), ("Closing", "Ended")}
     assert passed >= opened | paused | failed | ended
-
-
-@pytest.mark.parametrize(
-    ("state", "following"),
-    [(Failed(), Connecting()), (Ended(), Connecting()), (Closing(), Connecting())],
-    ids=str,
-)
-def test_a_cursor_that_is_over_does_not_begin_anew(state: CursorState, following: CursorState):
-    with pytest.raises(RuntimeError, match="cannot follow"):
-        follow(state, following)

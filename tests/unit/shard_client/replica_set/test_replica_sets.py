@@ -1,7 +1,7 @@
 """Finding members: by sending hello to all, and through the driver's monitoring."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from random import Random
 
 import pytest
@@ -33,13 +33,6 @@ Factory = Callable[[str, Iterable[Address]], ReplicaSet]
 
 def motor(name: str, seeds: Iterable[Address]) -> ReplicaSet:
     return MotorReplicaSet(name, seeds, heartbeat=0.5)
-
-
-@pytest.fixture
-async def member() -> AsyncIterator[ScriptedMember]:
-    member = await ScriptedMember("rs").start()
-    yield member
-    await member.stop()
 
 
 def seeds(member: ScriptedMember) -> tuple[Address, ...]:

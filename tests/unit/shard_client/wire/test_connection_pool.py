@@ -18,13 +18,6 @@ Make = Callable[..., ConnectionPool]
 
 
 @pytest.fixture
-async def member() -> AsyncIterator[ScriptedMember]:
-    member = await ScriptedMember("rs").start()
-    yield member
-    await member.stop()
-
-
-@pytest.fixture
 async def make() -> AsyncIterator[Make]:
     made: list[ConnectionPool] = []
 
