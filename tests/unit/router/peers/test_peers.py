@@ -8,7 +8,7 @@ from bson import Int64
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.peers.cursor_ids import MOST_WORKERS, CursorIds, new_mark
+from router.peers.cursor_ids import MOST_WORKERS, CursorIds
 from router.upstream_mongos import UpstreamMongos
 from tests.doubles.scripted_server import Asked, scripted_server
 from tests.harness.until import PATIENCE, until
@@ -19,18 +19,6 @@ WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], 
 
 def get_more(cursor_id: int, **fields: Any) -> dict[str, Any]:
     return {"getMore": Int64(cursor_id), "collection": "c", **fields}
-
-
-async def test_a_disconnect_ends_a_get_more_on_another_worker() -> None:
-    async with worker_facades() as workers, await workers[0].client() as opener:
-        cursor_id = (await opener.command("db", WATCH))["cursor"]["id"]
-        cursor = workers[0].cursors.cursors[cursor_id]
-        async with await workers[1].client() as reader:
-            reader.send("db", get_more(cursor_id, maxTimeMS=60_000))
-            await asyncio.wait_for(cursor.waiting.wait(), PATIENCE)
-            reply = await opener.command("db", get_more(cursor_id))
-            assert reply["code"] == 143
-        await until(lambda: not workers[0].cursors.cursors)
 
 
 async def test_the_cursors_of_a_dead_worker_are_not_found() -> None:
@@ -108,11 +96,6 @@ def test_an_id_without_the_mark_has_no_worker(cursor_id: int, mark: int) -> None
     owner = CursorIds(1, mark).owner(cursor_id)
     assert owner is None or marked
     assert owner is None or 1 <= owner <= MOST_WORKERS
-
-
-def test_ids_of_one_worker_differ() -> None:
-    ids = CursorIds(1, new_mark())
-    assert len({ids.new_id() for _ in range(1000)}) == 1000
 
 
 @pytest.mark.parametrize("worker", [0, -1, MOST_WORKERS + 1])

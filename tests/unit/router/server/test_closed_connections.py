@@ -53,13 +53,6 @@ async def leaves_within_a_message(_router: Facade, client: RawClient) -> None:
     await client.writer.drain()
 
 
-async def leaves_with_messages_waiting(_router: Facade, client: RawClient) -> None:
-    for _ in range(200):
-        client.send("admin", {"ping": 1})
-    client.send("admin", {"ping": 1, "comment": "x" * MIB})
-    await client.writer.drain()
-
-
 async def leaves_during_a_get_more(router: Facade, client: RawClient) -> None:
     reply = await client.command("db", WATCH)
     cursor_id = Int64(reply["cursor"]["id"])
@@ -85,11 +78,6 @@ async def leaves_during_a_relayed_command(router: Facade, client: RawClient) -> 
     await until(lambda: router.node.counters.passed_through > before)
 
 
-async def breaks_the_protocol(_router: Facade, client: RawClient) -> None:
-    client.send_bytes(struct.pack("<iiii", 48_000_001, 1, 0, 2013) + bytes(1000))
-    await client.closed()
-
-
 async def misses_a_deadline(_router: Facade, client: RawClient) -> None:
     client.send_bytes(LARGE)
     await client.closed()
@@ -103,11 +91,9 @@ async def never_answers(_asked: Asked) -> None:
     "visit",
     [
         leaves_within_a_message,
-        leaves_with_messages_waiting,
         leaves_during_a_get_more,
         leaves_with_a_reply_unread,
         leaves_during_a_relayed_command,
-        breaks_the_protocol,
         misses_a_deadline,
     ],
 )

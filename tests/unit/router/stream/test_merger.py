@@ -230,12 +230,6 @@ class TestTopologyRemote:
         assert self.mark_after(made, [], 8) is None
         assert self.mark_after(made, [], 9) == b"p9"
 
-    def test_its_events_are_not_delivered(self):
-        made = self.make()
-        add(made, 0, [6, 7], 9)
-        assert not made.ready
-        assert made.remotes[0].buffered == 0
-
 
 def test_remotes_behind_a_key_are_listed():
     made = merger(4)

@@ -17,7 +17,7 @@ from shard_client.bson.resume_token import (
 )
 from shard_client.bson.values import MalformedValueError
 from shard_client.remote_cursor.cursor_reply import event_key, token_of
-from tests.unit.router.made_tokens import UUID_ZERO, data_of, event
+from tests.unit.router.made_tokens import data_of, event
 from tests.unit.shard_client.bson_values import documents
 
 T = "82620B98E500000002"
@@ -69,10 +69,6 @@ def test_bad_tokens_have_mongos_s_errors(data, code, message):
     assert message in str(caught.value)
 
 
-def test_trailing_bytes_and_lower_case_are_normalised():
-    assert parse((T + "2B0229296E04FFFF").lower()).data == (T + "2B0229296E04").encode()
-
-
 @given(st.binary(max_size=60))
 @example(bytes.fromhex(HEAD + UUID_1 + "46" + "50" * 300))
 @example(bytes.fromhex(HEAD + UUID_1 + "46" + "465F00" * 3000))
@@ -83,13 +79,6 @@ def test_any_other_input_is_malformed(junk):
         except MalformedValueError:
             continue
         assert parse(token.data.decode()).data == token.data
-
-
-def test_version_0_has_neither_token_type_nor_from_invalidate():
-    older = as_version(data_of(5, 3).encode(), 0).decode()
-    assert older == f"82{5:08X}{1:08X}2929{UUID_ZERO}461E5F6964002B060004"
-    token = parse(older)
-    assert (token.version, token.txn_op_index, token.is_high_water_mark) == (0, 0, False)
 
 
 def test_the_token_of_an_event():

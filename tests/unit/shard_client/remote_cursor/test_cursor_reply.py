@@ -113,18 +113,6 @@ def test_every_recorded_reply_of_mongos_is_rebuilt_byte_for_byte():
     assert len(rebuilt) > 40
 
 
-@given(st.lists(events_in_front, max_size=12), st.sampled_from(["firstBatch", "nextBatch"]))
-def test_events_are_found_without_scanning(events, batch_name):
-    raw = [bson.encode(event) for event in events]
-    body = bson.encode(_reply(events, batch_name))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cursor_reply, "_split_by_scanning", None)
-        batch = sliced(body)
-    assert [event for _, event in batch.events] == raw
-    assert [key.decode() for key, _ in batch.events] == [e["_id"]["_data"] for e in events]
-    assert batch.size == sum(map(len, raw))
-
-
 @given(st.lists(st.tuples(events_in_front, st.booleans()), min_size=1, max_size=12))
 def test_events_of_transactions_are_found_without_scanning(chosen):
     front = {"txnNumber": bson.Int64(7), "lsid": {"id": b"x" * 16, "uid": b"y" * 32}}

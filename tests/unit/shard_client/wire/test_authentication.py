@@ -68,16 +68,6 @@ async def test_iteration_counts_out_of_bounds_are_refused(iterations: str) -> No
     assert len(server.commands) == 1
 
 
-async def test_a_server_that_ends_the_login_early_is_refused() -> None:
-    class Liar(ScramServer):
-        async def command(self, *args: Any, **how: Any) -> dict[str, Any]:
-            reply = await super().command(*args, **how)
-            return {**reply, "payload": Binary(b"v=AAAA"), "done": True}
-
-    with pytest.raises(CommandError):
-        await log_in(Liar(), credentials(), timeout=PATIENCE)
-
-
 @pytest.mark.parametrize("payload", [None, 5, "text", b"\xff\xfe"])
 async def test_malformed_replies_are_refused(payload: Any) -> None:
     server = ScramServer()
