@@ -9,9 +9,8 @@ import pytest
 
 from router.config import tracing
 from router.config.command_line import SETTINGS
-from router.config.environment import variable
 from router.config.parameters import PARAMETERS, parse_parameters, stream_limits
-from router.config.settings import Settings, load_settings
+from router.config.settings import Settings, load_settings, variable
 from router.config.tracing import Tracing
 from router.stream_settings import StreamSettings, settings_of_process
 

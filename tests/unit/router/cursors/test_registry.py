@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from router.cursors.owner import Owner
+from router.cursors.cursor import Owner
 from router.cursors.registry import CursorRegistry
 from shard_client.errors import CommandError
 from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, stream

@@ -9,7 +9,7 @@ import pytest
 from bson import Timestamp
 from bson.binary import Binary
 
-from router.lookup import connections
+from router.lookup import upstream_reads
 from router.lookup.documents import find_documents
 from router.lookup.events import Source, Wanted
 from router.lookup.keys import DocumentKey
@@ -35,7 +35,7 @@ def want(key: dict[str, Any], second: int = 1, collection: str = "c") -> Wanted:
 def reads(mongos: ScriptedMongos, **settings: Any) -> UpstreamReads:
     chosen = {"timeout": 2.0, "backoff_first": 0.001, "backoff_max": 0.01, **settings}
     made = UpstreamReads(mongos.connect, ClusterClock(), LookupSettings(**chosen))
-    made.enter()
+    made.connections.enter()
     return made
 
 
@@ -111,7 +111,7 @@ async def test_a_resumable_error_is_raised_immediately():
 
 
 async def test_slow_requests_do_not_delay_others(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(connections, "_SLOW_SECONDS", 0.02)
+    monkeypatch.setattr(upstream_reads, "_SLOW_SECONDS", 0.02)
     async with scripted_mongos(c=[{"_id": 1}]) as mongos:
         source = reads(mongos, connections=2)
         mongos.open.clear()
@@ -160,11 +160,11 @@ async def test_an_unreachable_upstream_is_a_resumable_error():
 async def test_connections_close_without_readers():
     async with scripted_mongos(c=[{"_id": 1}]) as mongos:
         source = reads(mongos)
-        source.enter()
+        source.connections.enter()
         await found(source, want({"_id": 1}))
-        source.leave()
+        source.connections.leave()
         assert mongos.server.open == 1
-        source.leave()
+        source.connections.leave()
         await until(lambda: mongos.server.open == 0)
 
 

@@ -8,8 +8,8 @@ from bson import Int64
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.catalog.upstream import UpstreamMongos
 from router.peers.cursor_ids import MOST_WORKERS, CursorIds
-from router.upstream_mongos import UpstreamMongos
 from tests.doubles.scripted_server import Asked, scripted_server
 from tests.harness.until import PATIENCE, until
 from tests.harness.worker_facades import MARK, worker_facades

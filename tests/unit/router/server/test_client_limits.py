@@ -15,6 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from router.access.login import Login
+from router.catalog.upstream import UpstreamMongos
 from router.client_limits import (
     ClientLimits,
     ConnectionCounts,
@@ -24,8 +25,7 @@ from router.client_limits import (
 from router.config.settings import load_settings
 from router.fair_limit import FairLimit
 from router.server.client_deadlines import ClientDeadlines, Progress
-from router.server.turns import Turns
-from router.upstream_mongos import UpstreamMongos
+from router.server.incoming import Turns
 from shard_client.wire.documents import encode
 from shard_client.wire.frames import build_msg
 from tests.doubles.scripted_server import Asked, scripted_server
@@ -138,10 +138,10 @@ async def answer(asked: Asked) -> None:
 async def secured(limits: ClientLimits) -> AsyncIterator[tuple[Facade, FairLimit]]:
     """Listen with authorization; logins are relayed to a scripted mongos."""
     in_progress = FairLimit.of_logins(limits.logins_in_progress)
-    unused: Any = None
+    own: Any = SimpleNamespace(in_progress=in_progress)
 
-    def login(peer: str) -> Login:
-        return Login(unused, unused, peer, in_progress=in_progress)
+    def login(peer: str, _certificate: object) -> Login:
+        return Login(own, peer)
 
     access: Any = SimpleNamespace(login=login, times=SimpleNamespace(newest=None))
     async with (
@@ -307,10 +307,10 @@ async def flooded(router: Facade, clients: int) -> list[int]:
 
 @pytest.mark.parametrize(("login", "most"), [(False, 8), (True, 1)])
 async def test_pipelined_messages_leave_the_loop_to_others(login: bool, most: int) -> None:
-    unused: Any = None
+    own: Any = SimpleNamespace(in_progress=FairLimit.of_logins(1))
 
-    def logins(peer: str) -> Login:
-        return Login(unused, unused, peer, in_progress=FairLimit.of_logins(1))
+    def logins(peer: str, _certificate: object) -> Login:
+        return Login(own, peer)
 
     access: Any = SimpleNamespace(login=logins, times=SimpleNamespace(newest=None))
     async with facade(access=access if login else None) as router:

@@ -11,8 +11,8 @@ from bson import Int64
 from structlog.testing import capture_logs
 
 from router.access.users import User, UserName
+from router.catalog.upstream import UpstreamMongos
 from router.server import replies, request
-from router.upstream_mongos import UpstreamMongos
 from tests.doubles.fake_cursors import event
 from tests.doubles.scripted_server import answer_ok, scripted_server
 from tests.harness.facade import facade
@@ -98,7 +98,7 @@ async def test_a_large_stream_of_a_user_without_rights_is_refused_undecoded(
 ) -> None:
     user = User(UserName("alice", "db"))
     login = SimpleNamespace(user=user, begun_at=None, close=lambda: None)
-    access: Any = SimpleNamespace(login=lambda _peer: login, times=SimpleNamespace(newest=None))
+    access: Any = SimpleNamespace(login=lambda *_: login, times=SimpleNamespace(newest=None))
     command = {**WATCH, "pipeline": [*WATCH["pipeline"], stage]}
     if explained:
         command = {"explain": command}

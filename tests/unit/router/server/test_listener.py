@@ -7,7 +7,7 @@ import pytest
 from bson import Int64
 from structlog.testing import capture_logs
 
-from router.server.first_message import NO_TLS
+from router.tls.handshake import NO_TLS
 from tests.doubles.fake_cursors import event
 from tests.harness.facade import facade
 from tests.harness.foreign_clients import client_hello

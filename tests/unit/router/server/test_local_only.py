@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from router.catalog.upstream import UpstreamMongos
 from router.server import listener
-from router.upstream_mongos import UpstreamMongos
 from shard_client.wire.connection import is_loopback
 from tests.doubles.scripted_server import answer_ok, scripted_server
 from tests.harness.facade import facade

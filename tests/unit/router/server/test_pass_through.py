@@ -8,7 +8,7 @@ import pytest
 from bson import Int64
 from bson.timestamp import Timestamp
 
-from router.upstream_mongos import UpstreamMongos
+from router.catalog.upstream import UpstreamMongos
 from tests.doubles.scripted_server import Asked, answer_ok, scripted_server
 from tests.harness.facade import facade
 from tests.harness.raw_client import MORE_TO_COME

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from bson import Timestamp
 
-from router.cursors.owner import Owner
+from router.cursors.cursor import Owner
 from router.cursors.registry import CursorRegistry
 from router.memory import LEAST_BATCH, Holding, Memory
 from router.stream.admission import NOBODY, Admission, Quota, Ticket

@@ -72,8 +72,8 @@ async def test_a_stream_of_one_shard_reads_little_ahead(cluster: ScriptedCluster
         len(first.events) < 150
     )  # the first batch of a cursor has 101 events, whatever their size
     (remote,) = shared._remotes.values()
-    await until(lambda: remote.cursor is not None and remote.cursor.paused)
-    assert shared.stream.all_buffered_bytes < 150_000
+    await until(lambda: remote.cursor is not None and remote.cursor.wants_pause)
+    assert shared.merged.all_buffered_bytes < 150_000
     numbers_read = [*numbers(first), *await read_until(cursor, 1000 - len(first.events))]
     assert numbers_read == list(range(1000))
 
@@ -103,7 +103,7 @@ async def test_a_closed_stream_holds_no_events(cluster: ScriptedCluster):
     assert await read_until(cursor, 1) == [1]
     registry.kill([cursor.cursor_id], OWNER)
     await registry.close()
-    assert running.stream.held_bytes == 0
+    assert running.merged.held_bytes == 0
 
 
 NUDGING = replace(LIMITS, noop=True, watermark_timeout=0.2)

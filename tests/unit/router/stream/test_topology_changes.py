@@ -9,16 +9,16 @@ from bson.timestamp import Timestamp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.catalog.cluster import connected
 from router.cursors.registry import CursorRegistry
 from router.request.stream_request import parse_request
 from router.stream.membership import ShardSpan, covers_all
 from router.stream.merged_stream import MergedStream
-from router.stream.opening import connected
 from router.stream.remote_queue import CloseRemote, OpenRemote
 from shard_client.bson.resume_token import cluster_time_of, first_key
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch, token_of
-from shard_client.replica_set.read_preference import PRIMARY
+from shard_client.replica_set.replica_set import PRIMARY
 from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, read_until, stream
 from tests.doubles.scripted_member import ScriptedMember
 from tests.doubles.scripted_streams import Driver, PrivateStream, Script, batch, hwm
@@ -277,7 +277,7 @@ async def test_a_removal_without_an_event_is_noticed(cluster: ScriptedCluster):
     left = [each for each in cluster.config.documents["shards"] if each["_id"] != "s1"]
     cluster.config.documents["shards"] = left
     assert cursor.running_stream is not None
-    merged = cursor.running_stream.stream
+    merged = cursor.running_stream.merged
     await until(lambda: [merged.remotes[each.remote] for each in merged.leaving] == ["s1"])
     cluster.noop(200)  # watermarks beyond the time when the list was read
     await until(lambda: "s1" not in targets(registry))

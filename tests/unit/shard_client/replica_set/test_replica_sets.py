@@ -9,15 +9,13 @@ from structlog.testing import capture_logs
 
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.replica_set.motor_control import NO_PRIMARY, MotorReplicaSet
-from shard_client.replica_set.read_preference import (
+from shard_client.replica_set.replica_set import (
     HEARTBEAT,
     PRIMARY,
     Member,
     ReadPreference,
-    fresh_enough,
-)
-from shard_client.replica_set.replica_set import (
     ReplicaSet,
+    fresh_enough,
     no_member,
     parse_hosts,
     why_no_member,
