@@ -1,8 +1,6 @@
 """The shard list, targets and versions, from scripted members."""
 
 import asyncio
-import functools
-import socket
 from collections.abc import AsyncIterator
 from typing import cast
 
@@ -60,24 +58,6 @@ async def test_unknown_targets_and_malformed_lists_are_errors(
     with pytest.raises(CommandError) as failure:
         await cluster.shards()
     assert failure.value.code == 9
-
-
-async def test_members_only_in_the_newest_list_are_found(config: ScriptedMember):
-    """The only member known so far hung before it could list the others."""
-    cluster = Cluster(
-        config.host, LIMITS, replica_set=functools.partial(ProbedReplicaSet, probe_timeout=0.2)
-    )
-    with socket.create_server(("127.0.0.1", 0)) as hung:
-        old = f"rs/127.0.0.1:{hung.getsockname()[1]}"
-        config.documents["shards"] = [{"_id": "a", "host": old}]
-        await cluster.shards()
-        new = await ScriptedMember("rs").start()
-        config.documents["shards"] = [{"_id": "a", "host": f"{old},127.0.0.1:{new.port}"}]
-        connection = await cluster.connect("a", old)
-    assert connection.address == ("127.0.0.1", new.port)
-    connection.abort()
-    await new.stop()
-    await cluster.close()
 
 
 @pytest.mark.parametrize(

@@ -128,19 +128,3 @@ def test_documents_built_alike_are_read_as_a_walk_reads_them(seed: int) -> None:
         if len(reader.paths) == 1 and (value := reader.value(event)) is not None:
             ((kind, start, end),) = found[0]
             assert value == (kind, event[start:end])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_below_a_value(kind: str) -> None:
-    """Two paths below one value, one, and one beside it."""
-    tag, *values = KINDS[kind]
-    events = [document(tag + b"v\0" + each, b"\x10w\0\1\0\0\0") for each in values] * 3
-    for paths in ([(b"v", b"z")], [(b"v", b"z"), (b"v", b"y")], [(b"v", b"z"), (b"w",)], [(b"v",)]):
-        reader = PathReader(paths)
-        for event in events:
-            found = reader.walk(event)
-            assert reader.read(event) == found
-            value = reader.value(event) if len(paths) == 1 else None
-            assert value is None or [(value[0], len(value[1]))] == [
-                (kind, end - start) for kind, start, end in found[0]
-            ]

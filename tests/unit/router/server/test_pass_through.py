@@ -111,36 +111,6 @@ async def test_a_client_s_time_does_not_advance_the_clock() -> None:
         assert bson.encode(reply["$clusterTime"]) == before == router.node.clock.raw
 
 
-NUMBER = {"lsid": {"id": b"1" * 16}, "txnNumber": Int64(1)}
-TRANSACTION = {**NUMBER, "autocommit": False}
-RETRYABLE, TRANSIENT = ["RetryableWriteError"], ["TransientTransactionError"]
-
-
-@pytest.mark.parametrize(
-    ("command", "labels"),
-    [
-        ({"insert": "c"}, None),
-        ({"find": "c"}, None),
-        ({"insert": "c", **NUMBER}, RETRYABLE),
-        ({"insert": "c", **NUMBER, "autocommit": True}, RETRYABLE),
-        ({"insert": "c", **TRANSACTION, "startTransaction": True}, TRANSIENT),
-        ({"find": "c", **TRANSACTION}, TRANSIENT),
-        ({"commitTransaction": 1, **TRANSACTION}, RETRYABLE),
-        ({"abortTransaction": 1, **TRANSACTION}, RETRYABLE),
-    ],
-)
-async def test_an_unreachable_upstream_is_an_error_that_drivers_retry(
-    command: dict[str, Any], labels: list[str] | None
-) -> None:
-    async with scripted_server(answer_ok) as gone:
-        port = gone.port
-    async with facade(upstream(port)) as router, await router.client() as client:
-        reply = await client.command("db", command)
-        assert (reply["code"], reply["codeName"]) == (6, "HostUnreachable")
-        assert reply.get("errorLabels") == labels
-        assert (await client.command("admin", {"ping": 1}))["ok"] == 1
-
-
 async def test_workers_follow_another_worker_s_switch() -> None:
     async with scripted_server(answer_ok) as first, scripted_server(answer_ok) as second:
         both = UpstreamMongos([("127.0.0.1", first.port), ("127.0.0.1", second.port)])

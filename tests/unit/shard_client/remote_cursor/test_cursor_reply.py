@@ -57,18 +57,6 @@ def recorded_replies():
         yield reply, bson.decode(reply.raw)
 
 
-def test_the_cursor_is_read_without_parsing_events():
-    seen = set()
-    for reply, document in recorded_replies():
-        if document["ok"]:
-            batch = CursorBatch.of(reply.raw)
-            assert (batch.cursor_id, batch.events) == (document["cursor"]["id"], [])
-            assert batch.reply_bytes == len(reply.raw)
-            seen.add(bool(batch.cursor_id))
-    assert seen == {True, False}
-    assert CursorBatch.of(bson.encode(_reply([1]))).cursor_id == 5
-
-
 def test_every_recorded_event_is_parsed_with_its_token():
     count = 0
     for reply, document in recorded_replies():
