@@ -32,12 +32,6 @@ async def test_a_user_logs_in(skips: bool) -> None:
     assert b"secret" not in b"".join(bytes(command["payload"]) for command in server.commands)
 
 
-async def test_a_wrong_password_is_refused() -> None:
-    with pytest.raises(CommandError, match="Authentication failed") as failure:
-        await log_in(ScramServer("other"), credentials(), timeout=PATIENCE)
-    assert failure.value.code == 18
-
-
 async def test_each_key_of_a_key_file_is_tried() -> None:
     await log_in(ScramServer("second"), credentials("first", "second"), timeout=PATIENCE)
 
@@ -78,26 +72,12 @@ async def test_iteration_counts_out_of_bounds_are_refused(iterations: str) -> No
     assert len(server.commands) == 1
 
 
-async def test_a_server_that_ends_the_login_early_is_refused() -> None:
-    class Liar(ScramServer):
-        async def command(self, *args: Any, **how: Any) -> dict[str, Any]:
-            reply = await super().command(*args, **how)
-            return {**reply, "payload": Binary(b"v=AAAA"), "done": True}
-
-    with pytest.raises(CommandError):
-        await log_in(Liar(), credentials(), timeout=PATIENCE)
-
-
 @pytest.mark.parametrize("payload", [None, 5, "text", b"\xff\xfe"])
 async def test_malformed_replies_are_refused(payload: Any) -> None:
     server = ScramServer()
     server.changed = {"payload": payload}
     with pytest.raises(ProtocolError):
         await log_in(server, credentials(), timeout=PATIENCE)
-
-
-def test_passwords_are_not_shown() -> None:
-    assert "secret" not in repr(credentials())
 
 
 def key_file(folder: Path, content: str, mode: int = 0o600) -> Path:
