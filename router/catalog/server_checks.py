@@ -101,8 +101,8 @@ class Check:
     what clients need. ``problem`` gives cause and remedy, None if all is well. ``fatal`` is whether
     waiting does not help: another server answers, or the cluster is none yet. ``serves`` is whether
     clients can be served in spite of the problem. ``remark`` is a note without a problem.
-    ``oldest`` is the time of the oldest oplog entry of a replica set, None if it is unknown;
-    ``complete`` is whether no entry has been dropped since the set was initiated.
+    ``oldest`` is the time of a shard's oldest oplog entry, None if it is unknown; ``complete`` is
+    whether no entry has been dropped since the set was initiated.
     """
 
     subject: str
@@ -192,8 +192,10 @@ class ServerChecks:
                 lacking = await self._check(Check("config server", CONFIG), needs)
                 config = replace(config, problem=lacking.problem or config.problem)
         else:
-            needs = (*needs, *(_OF_SHARDS if CONFIG in listed.hosts else ()))
-            config = await self._check(config, needs)
+            if CONFIG in listed.hosts:
+                config = await self._check(config, (*needs, *_OF_SHARDS))
+            else:
+                config = replace(await self._check(config, needs), oldest=None)
             if config.usable and not listed.hosts:
                 config = replace(config, problem=_NO_SHARDS, fatal=True)
         at_once = asyncio.Semaphore(_MOST_AT_ONCE)

@@ -105,6 +105,7 @@ async def test_the_config_server_may_be_the_only_shard(hosts: dict[str, str], pr
     [config, *_] = (await found_by(cluster)).values()
     assert problem in str(config.problem)
     assert config.fatal == (not hosts)
+    assert (config.oldest is None) == (not hosts), "only a shard's oplog has what clients read"
 
 
 async def found_by(cluster: AnsweringCluster) -> dict[str | None, Check]:
