@@ -90,6 +90,7 @@ _OF_8_0 = Need(
     "the role directShardOperations: with two shards, MongoDB 8.0 refuses reads without it",
 )
 _OF_LOOKUPS = Need(ALL_DATABASES, ("find",), "fullDocument: updateLookup")
+_OF_SOME = (*_OF_SHARDS, _OF_LOOKUPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,11 +310,14 @@ def _failed(place: Check, error: Exception, remedy: str) -> Check:
 
 def _lacking(place: Check, user: Credentials, granted: Privileges, needs: Sequence[Need]) -> Check:
     """Return the check of a place with a problem if the router's user lacks privileges there."""
-    of_users = (actions for on, actions in granted.granted.items() if on[:1] != ("config",))
-    if any(actions.issuperset(STREAM_ACTIONS) for actions in of_users):
-        # Streams on some databases may be all that is wanted.
-        needs = [need for need in needs if need not in _OF_SHARDS]
-    missing = {need: text for need in needs if (text := need.missing(granted))}
+    # Some databases of users may be all that is wanted.
+    some = [acts for on, acts in granted.granted.items() if on[:1] not in (("config",), ("local",))]
+    missing = {
+        need: text
+        for need in needs
+        if (text := need.missing(granted))
+        and not (need in _OF_SOME and any(each.issuperset(need.actions) for each in some))
+    }
     if not missing:
         return place
     serves = place.serves or all(need.serves for need in missing)
