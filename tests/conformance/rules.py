@@ -66,7 +66,9 @@ RULES: dict[str, dict[str, str]] = {
             "startAfter-invalidate"
         ),
         "startAfter accepts any token that resumeAfter accepts": "",
-        "startAtOperationTime in the past gives all events from then on, that time included": "",
+        "startAtOperationTime in the past gives all events from then on, that time included": (
+            "cluster db"
+        ),
         "startAtOperationTime in the future gives no event before it": "",
         "a changed pipeline that drops the token's event: 280 once the stream surpasses it": (
             "resume-changed-pipeline-2"

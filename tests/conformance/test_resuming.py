@@ -102,23 +102,6 @@ def test_the_recorded_workload_can_be_cut_and_resumed(client: Client, workload: 
     check()
 
 
-@rule(
-    RESUMING, "startAtOperationTime in the past gives all events from then on, that time included"
-)
-def test_a_start_time_in_the_past_gives_all_events_from_then(
-    client: Client, sharded: Documents
-) -> None:
-    before = now(client)
-    events, _ = history(client, sharded)
-    name = sharded.database.name
-    assert untimed(rest(client, name, {"startAtOperationTime": before}, len(events))) == events
-    at = events[3]["clusterTime"]
-    later = [event for event in events if event["clusterTime"] >= at]
-    assert untimed(rest(client, name, {"startAtOperationTime": at}, len(later))) == later
-    later = [event for event in events if event["clusterTime"] > at]
-    assert untimed(rest(client, name, {"startAtOperationTime": next_tick(at)}, len(later))) == later
-
-
 @rule(RESUMING, "startAtOperationTime in the future gives no event before it")
 def test_a_start_time_in_the_future_gives_no_earlier_event(client: Client, db: Data) -> None:
     soon = Timestamp(now(client).time + 2, 1)

@@ -8,7 +8,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("bench", "deploy", "docs", "embedded", "examples", "router", "shard_client",
            "spark_sink", "tests")  # fmt: skip
-SELF = Path(__file__)
 ENDINGS = {".md", ".py", ".toml", ".yaml", ".yml"}
 
 
@@ -17,7 +16,7 @@ def files() -> Iterator[Path]:
     for folder in FOLDERS:
         assert (ROOT / folder).is_dir(), folder
         for path in sorted((ROOT / folder).rglob("*")):
-            if path.suffix in ENDINGS and "node_modules" not in path.parts and path != SELF:
+            if path.suffix in ENDINGS and "node_modules" not in path.parts:
                 yield path
 
 

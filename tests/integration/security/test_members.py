@@ -7,7 +7,6 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-import pymongo
 import pytest
 import yaml
 from pymongo.errors import OperationFailure
@@ -92,7 +91,7 @@ def least(secured: TestCluster) -> Granted:
 
 def connected(secured: TestCluster, target: str) -> Client:
     """Return an administrator's client of a shard, or of the mongos for the config server."""
-    return pymongo.MongoClient(secured.mongos_uri) if target == CONFIG else secured.direct(target)
+    return Client(secured.mongos_uri) if target == CONFIG else secured.direct(target)
 
 
 @pytest.fixture

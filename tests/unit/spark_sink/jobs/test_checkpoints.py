@@ -37,7 +37,7 @@ def write(folder: JobFolder, number: int, table: str = "bronze") -> None:
     AppendTable(folder.table(table)).write_rows(pa.table({"token": ["a"]}), batch)
 
 
-def test_a_lost_checkpoint_is_made_again(tmp_path: Path) -> None:
+def test_a_lost_checkpoint_is_made_again_where_it_was(tmp_path: Path) -> None:
     out, kept = str(tmp_path / "job"), tmp_path / "disk"
     folder = JobFolder(out, str(kept))
     assert restore_checkpoint(folder) is None  # there is no job yet
@@ -45,26 +45,11 @@ def test_a_lost_checkpoint_is_made_again(tmp_path: Path) -> None:
     assert restore_checkpoint(folder) is None  # nor a batch
     for number in range(3):
         write(folder, number)
-    assert restore_checkpoint(folder) == 2
-    assert sorted(file.name for file in (kept / "commits").iterdir()) == [
-        "1"
-    ]  # the last one is repeated
-    assert not (tmp_path / "job" / "checkpoint").exists()
-    assert restore_checkpoint(folder) is None  # it is not lost
-    assert folder.query() == "q"
-
-    # A later start knows where it is, and refuses what it cannot continue.
-    later = JobFolder(out)
-    assert later.checkpoint == str(kept)
-    last = later.last_committed()
-    assert last is not None
-    assert (last.number, last.offset) == (1, {"_data": "821"})
-    with pytest.raises(OptionError, match="writes the tables"):
-        later.begin(JobRecord(tables=("current",)))
-    shutil.rmtree(kept)
-    assert restore_checkpoint(JobFolder(out)) == 2
-    later.begin(JobRecord(tables=("bronze",)))
-    assert JobFolder(out).checkpoint == str(kept)
+    for _ in range(2):
+        assert restore_checkpoint(JobFolder(out)) == 2
+        assert [file.name for file in (kept / "commits").iterdir()] == ["1"]  # 2 is repeated
+        assert not (tmp_path / "job" / "checkpoint").exists()
+        shutil.rmtree(kept)
 
 
 def test_an_older_copy_of_a_checkpoint_is_made_again(tmp_path: Path) -> None:
