@@ -268,7 +268,9 @@ def _figures(status: RouterStatus) -> dict[str, Any]:
         "by_worker": {str(each["worker"]): each for each in status.processes},
         "lags": status.lags,
         "checks": status.checks,
-        "shards": {target: each for target, each in status.checks.items() if target != "config"},
+        "shards": {
+            target: each for target, each in status.checks.items() if each["oldest"] is not None
+        },
         "historyLeft": {place: status.history_left(place) for place in ("cursor", "departed")},
     }
     if not total:

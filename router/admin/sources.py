@@ -62,7 +62,7 @@ class RouterStatus:
         return {
             target: inf if check["complete"] else float(earliest.time - check["oldest"].time)
             for target, check in self.checks.items()
-            if earliest is not None and check["oldest"] is not None and target != CONFIG
+            if earliest is not None and check["oldest"] is not None
         }
 
     def router_problems(self) -> list[str]:

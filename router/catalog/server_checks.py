@@ -90,6 +90,7 @@ _OF_8_0 = Need(
     "the role directShardOperations: with two shards, MongoDB 8.0 refuses reads without it",
 )
 _OF_LOOKUPS = Need(ALL_DATABASES, ("find",), "fullDocument: updateLookup")
+_OF_SOME = (*_OF_SHARDS, _OF_LOOKUPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +102,8 @@ class Check:
     what clients need. ``problem`` gives cause and remedy, None if all is well. ``fatal`` is whether
     waiting does not help: another server answers, or the cluster is none yet. ``serves`` is whether
     clients can be served in spite of the problem. ``remark`` is a note without a problem.
-    ``oldest`` is the time of the oldest oplog entry of a replica set, None if it is unknown;
-    ``complete`` is whether no entry has been dropped since the set was initiated.
+    ``oldest`` is the time of a shard's oldest oplog entry, None if it is unknown; ``complete`` is
+    whether no entry has been dropped since the set was initiated.
     """
 
     subject: str
@@ -192,8 +193,10 @@ class ServerChecks:
                 lacking = await self._check(Check("config server", CONFIG), needs)
                 config = replace(config, problem=lacking.problem or config.problem)
         else:
-            needs = (*needs, *(_OF_SHARDS if CONFIG in listed.hosts else ()))
-            config = await self._check(config, needs)
+            if CONFIG in listed.hosts:
+                config = await self._check(config, (*needs, *_OF_SHARDS))
+            else:
+                config = replace(await self._check(config, needs), oldest=None)
             if config.usable and not listed.hosts:
                 config = replace(config, problem=_NO_SHARDS, fatal=True)
         at_once = asyncio.Semaphore(_MOST_AT_ONCE)
@@ -307,11 +310,14 @@ def _failed(place: Check, error: Exception, remedy: str) -> Check:
 
 def _lacking(place: Check, user: Credentials, granted: Privileges, needs: Sequence[Need]) -> Check:
     """Return the check of a place with a problem if the router's user lacks privileges there."""
-    of_users = (actions for on, actions in granted.granted.items() if on[:1] != ("config",))
-    if any(actions.issuperset(STREAM_ACTIONS) for actions in of_users):
-        # Streams on some databases may be all that is wanted.
-        needs = [need for need in needs if need not in _OF_SHARDS]
-    missing = {need: text for need in needs if (text := need.missing(granted))}
+    # Some databases of users may be all that is wanted.
+    some = [acts for on, acts in granted.granted.items() if on[:1] not in (("config",), ("local",))]
+    missing = {
+        need: text
+        for need in needs
+        if (text := need.missing(granted))
+        and not (need in _OF_SOME and any(each.issuperset(need.actions) for each in some))
+    }
     if not missing:
         return place
     serves = place.serves or all(need.serves for need in missing)

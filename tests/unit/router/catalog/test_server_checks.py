@@ -105,6 +105,17 @@ async def test_the_config_server_may_be_the_only_shard(hosts: dict[str, str], pr
     [config, *_] = (await found_by(cluster)).values()
     assert problem in str(config.problem)
     assert config.fatal == (not hosts)
+    assert (config.oldest is None) == (not hosts), "only a shard's oplog has what clients read"
+
+
+async def test_streams_on_some_databases_may_be_all_that_is_wanted() -> None:
+    cluster = AnsweringCluster()
+    cluster.answering.set()
+    cluster.access = Access(Credentials("least", "admin", ("secret",)))
+    shop = {"resource": {"db": "shop", "collection": ""}}
+    for actions in (["changeStream", "find"], ["changeStream"]):
+        cluster.privileges = [{**shop, "actions": actions}, _WRITES, _SIZE]
+        assert (await found_by(cluster))["a"].usable == ("find" in actions)
 
 
 async def found_by(cluster: AnsweringCluster) -> dict[str | None, Check]:
