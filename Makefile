@@ -19,7 +19,7 @@ REAL_TESTS := tests/faults tests/differential tests/debezium tests/filters tests
 # cluster's own tests run on it in any case.
 LEFT_OUT := $(TESTS)
 ifdef MERGEROUTER_MONGO_BIN
-LEFT_OUT += $(filter-out tests/integration, $(REAL_TESTS)) $(filter-out %/test_embedded_mongos.py %/test_embedded_cli.py %/conftest.py %/__init__.py, $(wildcard tests/integration/*))
+LEFT_OUT += $(filter-out tests/integration, $(REAL_TESTS)) $(filter-out %/test_embedded.py %/conftest.py %/__init__.py, $(wildcard tests/integration/*))
 endif
 
 SEEDS ?= 1000
