@@ -59,6 +59,7 @@ RULES: dict[str, dict[str, str]] = {
         "resuming after any PBRT gives the rest of the history": "resume-hwm",
         "resuming inside a transaction gives its remaining events": "",
         "resuming after one of several events at one cluster time on different shards": "",
+        "resuming after one of several documents that 8.0 inserts at one cluster time": "",
         "resuming after a fragment's token: the rest, or 280 if its event is split differently": "",
         "resuming after equal tokens of several shards skips them all": "",
         "startAfter an invalidate: each shard skips one whose cause is its first event": (

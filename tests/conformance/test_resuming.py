@@ -235,6 +235,19 @@ def test_tokens_have_version_2_on_newer_servers(newer: Client) -> None:
     assert rest(newer, db.name, {"resumeAfter": events[0]["_id"]}, 1) == events[1:]
 
 
+@rule(RESUMING, "resuming after one of several documents that 8.0 inserts at one cluster time")
+def test_documents_inserted_together_have_one_time(newer: Client) -> None:
+    db = newer["together"]
+    with Stream(newer, db.name, "a") as stream:
+        db.a.insert_many([{"_id": number} for number in range(5)])
+        events = stream.read(5)
+    assert len({event["clusterTime"] for event in events}) == 1
+    assert [event["documentKey"]["_id"] for event in events] == list(range(5))
+    assert not any("lsid" in event or "txnNumber" in event for event in events)
+    for number, event in enumerate(events, 1):
+        assert rest(newer, db.name, {"resumeAfter": event["_id"]}, 5 - number) == events[number:]
+
+
 @rule("Resume tokens", "a version 1 token resumes on shards that make version 2")
 def test_a_version_1_token_resumes_on_newer_shards(newer: Client) -> None:
     db = newer["upgraded"]
