@@ -21,7 +21,7 @@ LEFT_OUT := $(TESTS)
 REAL_SERVERS := $(MERGEROUTER_MONGO_BIN)$(MERGEROUTER_MONGO_IMAGE)
 EMBEDDED := env -u MERGEROUTER_MONGO_BIN -u MERGEROUTER_MONGO_IMAGE
 ifneq ($(REAL_SERVERS),)
-LEFT_OUT += $(filter-out tests/integration, $(REAL_TESTS)) $(filter-out %/test_embedded_mongos.py %/test_embedded_cli.py %/conftest.py %/__init__.py, $(wildcard tests/integration/*))
+LEFT_OUT += $(filter-out tests/integration, $(REAL_TESTS)) $(filter-out %/test_embedded.py %/conftest.py %/__init__.py, $(wildcard tests/integration/*))
 endif
 
 SEEDS ?= 1000

@@ -2,13 +2,12 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from pymongo.errors import OperationFailure
 
 from tests.harness.clusters import Client, TestCluster
-from tests.harness.routers import RouterProcess, start_router
+from tests.harness.routers import start_router
 from tests.harness.switched_port import SwitchedPort
 from tests.harness.until import PATIENCE, wait_for
 
@@ -65,19 +64,3 @@ def test_an_unreachable_cluster_is_a_retriable_error_until_it_starts(
             lambda: any(line["msg"] == "Speaking for a cluster" for line in router.logs()),
             "the version",
         )
-
-
-def test_a_settings_file_suffices_to_start(cluster: TestCluster, tmp_path: Path) -> None:
-    file = tmp_path / "router.yaml"
-    file.write_text(
-        f"sharding:\n  configDB: {cluster.configdb}\nnet:\n  port: 0\n"
-        f"upstream: {cluster.mongos_uri}\nsetParameter:\n  maxCursors: 3\n"
-    )
-    with (
-        RouterProcess(["--config", str(file)]) as router,
-        Client(router.uri) as client,
-    ):
-        options = client.admin.command("getCmdLineOpts")["parsed"]
-        assert options["sharding"]["configDB"] == cluster.configdb
-        assert client.admin.command({"getParameter": 1, "maxCursors": 1})["maxCursors"] == 3
-        assert client.admin.command("listShards")["shards"]

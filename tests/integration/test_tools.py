@@ -63,16 +63,3 @@ def test_check_config_reports_what_fails(cluster: TestCluster, router: RouterPro
     assert "rs.conf()" in config
     (upstream,) = [line for line in failures if "upstream" in line]
     assert "no mongos" in upstream
-
-
-def test_offline_connects_to_nothing() -> None:
-    result = run_command("check-config", "--configdb", "cfg/no.such.host.invalid:1", "--offline")
-    assert (result.returncode, result.stdout) == (0, "ok   settings\n")
-
-
-def test_unknown_settings_are_named(tmp_path: Path) -> None:
-    config = tmp_path / "router.yaml"
-    config.write_text("net:\n  admin:\n    prot: 1\n")
-    result = run_command("check-config", "--config", str(config), "--offline")
-    assert result.returncode == 2
-    assert "Did you mean net.admin.port?" in " ".join(result.stderr.replace("│", "").split())

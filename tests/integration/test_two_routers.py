@@ -52,10 +52,6 @@ class Pair:
         os.kill(process.pid, how)
         process.wait(PATIENCE)
 
-    def status(self, port: int) -> dict[str, Any]:
-        with Client(f"mongodb://127.0.0.1:{port}/", directConnection=True) as client:
-            return client.admin.command("serverStatus")
-
     def stop(self) -> None:
         for router in self.routers.values():
             router.stop()

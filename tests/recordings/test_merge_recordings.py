@@ -7,7 +7,7 @@ import bson
 import pytest
 
 from router.request.stream_request import parse_request
-from shard_client.bson.resume_token import ResumeToken, cluster_time_of
+from shard_client.bson.resume_token import ResumeToken
 from shard_client.remote_cursor.cursor_reply import token_data, token_of
 from tests.doubles.narrowed import PartOfStream
 from tests.doubles.scripted_streams import Driver, PrivateStream, Script, keyed
@@ -101,30 +101,6 @@ def test_resuming_after_any_event_gives_the_rest(stream):
         rest = [event for event in recorded if token_data(token_of(event)) > key]
         assert_same_events(driver.events, rest)
         assert token_data(driver.taken[0].pbrt) >= key
-
-
-def test_starting_after_the_invalidate_skips_one_per_shard():
-    """Three shards dropped rec.orders at one cluster time, the fourth one later."""
-    stream = "coll-orders"
-    invalidate = token_of(list(events(of(stream, "mongos")))[-1])
-    later = [
-        event
-        for event in events(of("db", "shard0"))
-        if bson.decode(event).get("fullDocument", {}).get("_id") == "recreated"
-    ]
-
-    def reopened(target: str, token: bytes) -> Script:
-        beyond = keyed(later) if target == "shard0" else []
-        return Script(beyond, of("db", target)[-1].pbrt)
-
-    for seed in range(20):
-        merged = open_stream(stream, options={"startAfter": bson.decode(invalidate)})
-        driver = Driver(merged, scripts(stream), Random(seed), reopened).run()
-        kinds = [bson.decode(event)["operationType"] for event in driver.events]
-        assert kinds == ["drop", "insert"]
-        assert not driver.taken[-1].closed
-        at = cluster_time_of(token_data(token_of(driver.events[0])))
-        assert at > cluster_time_of(token_data(invalidate))
 
 
 def test_a_version_1_token_resumes_a_version_2_stream():

@@ -1,8 +1,11 @@
-"""The embedded cluster's mongos; the same tests run on real servers.
+"""The embedded cluster's program, and its mongos, whose tests run on real servers too.
 
 tests/unit/embedded/mongos replays its events; conformance and the recordings compare its shards'.
 """
 
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +15,7 @@ from bson import MinKey
 from pymongo.client_session import ClientSession
 from pymongo.errors import OperationFailure
 
-from tests.harness.clusters import Client, TestCluster, start_cluster
+from tests.harness.clusters import Client, EmbeddedProcess, TestCluster, start_cluster
 from tests.harness.until import PATIENCE
 
 pytestmark = pytest.mark.xdist_group("embedded_mongos")
@@ -132,20 +135,6 @@ def test_a_transaction_over_shards_is_atomic(client: Client, orders: Any) -> Non
     assert client.shop.log.count_documents({}) == 1
 
 
-def test_one_of_two_conflicting_transactions_fails(client: Client, orders: Any) -> None:
-    fill(orders)
-    with client.start_session() as one, client.start_session() as other:
-        one.start_transaction()
-        other.start_transaction()
-        orders.update_one({"_id": 1, "region": "h"}, {"$set": {"by": 1}}, session=one)
-        with pytest.raises(OperationFailure) as error:
-            orders.update_one({"_id": 1, "region": "h"}, {"$set": {"by": 2}}, session=other)
-        assert code_of(error) == 112
-        assert error.value.has_error_label("TransientTransactionError")
-        one.commit_transaction()
-    assert orders.find_one({"_id": 1})["by"] == 1
-
-
 def test_a_shard_key_change_moves_the_document(cluster: TestCluster, orders: Any) -> None:
     fill(orders)
     where = {"_id": 0, "region": "a"}
@@ -171,3 +160,38 @@ def test_a_migration_waits_for_transactions(client: Client, orders: Any) -> None
     mover.join(PATIENCE)
     assert not mover.is_alive()
     assert sorted(d["_id"] for d in orders.find({"region": "a"})) == [0, 4, 8, 60]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_quickly_despite_clients(number: signal.Signals) -> None:
+    impatient = {"serverSelectionTimeoutMS": 100}
+    with (
+        EmbeddedProcess(2, {}) as cluster,
+        Client(cluster.mongos_uri, **impatient) as client,
+        cluster.direct("shard0", **impatient) as shard,
+    ):
+        client.a.b.insert_one({"_id": 1})
+        session = client.start_session()
+        session.start_transaction()
+        client.a.b.insert_one({"_id": 2}, session=session)
+        shard.watch().try_next()
+        cluster.process.send_signal(number)
+        assert cluster.process.wait(PATIENCE) == 0
+    assert '"Stopped"' in cluster.logs[-1]
+
+
+def test_port_and_number_of_shards_can_be_chosen() -> None:
+    with EmbeddedProcess(1, {}) as first:
+        port = first.mongos.partition(":")[2]
+    with EmbeddedProcess(5, {"port": port}) as second:
+        assert second.mongos == f"127.0.0.1:{port}"
+        assert list(second.shards) == [f"shard{i}" for i in range(5)]
+        taken = subprocess.run(
+            [sys.executable, "-c", PROGRAM, f"--port={port}"], capture_output=True, timeout=30
+        )
+        assert taken.returncode == 48
+        assert b"Cannot start" in taken.stdout
+        assert b"Traceback" not in taken.stderr
+
+
+PROGRAM = "import typer; from embedded.cli import embedded; typer.run(embedded)"
