@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -121,8 +121,14 @@ class DocumentEvents:
         self._around = len(self._head) + len(self._names) + 5  # the size, and the closing zero
         self._keys = KeyFinder(collection.key)
 
-    def run(self, documents: Sequence[bytes], seen: set[bytes]) -> Run:
-        """Return the events of the documents whose keys are not in `seen`, and add them there.
+    def run(
+        self,
+        documents: Sequence[bytes],
+        seen: set[bytes],
+        recent: Container[bytes] = frozenset(),
+        before: Container[bytes] = frozenset(),
+    ) -> Run:
+        """Return the events of the documents whose keys are in none of these; add them to `seen`.
 
         Two shards may have documents with the same `_id`, which differ in the shard key.
         """
@@ -132,6 +138,8 @@ class DocumentEvents:
             key = self._keys(raw)
             if key not in seen:
                 seen.add(key)
+                if key in recent or key in before:
+                    continue
                 size = pack(around + len(raw) + len(key))
                 events.append(b"".join((size, head, raw, names, key, b"\0")))
         return Run([self._token] * len(events), events)
@@ -139,6 +147,8 @@ class DocumentEvents:
 
 # The most documents of a reply: in a reply of 16 MiB, the servers' limit, each costs more.
 _BATCH_SIZE_DOCUMENTS = 5000
+# The most keys of a chunk that are kept while it is read in no order.
+_MAX_KEYS = 200_000
 # SnapshotTooOld, SnapshotUnavailable, StaleChunkHistory: the time is outside of the window.
 _TOO_OLD = frozenset({239, 246, 250})
 # InvalidOptions, FailedToParse, CommandNotSupported…: no reads at a time here.
@@ -184,7 +194,13 @@ class SnapshotTask:
 
 
 class ChunkReader:
-    """Reads a task's documents, each key once, through a client that returns RawBSONDocument."""
+    """Reads a task's documents, each key once, through a client that returns RawBSONDocument.
+
+    In the order of `_id`, the keys of two replies show what a reply repeats, and a read goes on
+    where another one has failed. Only a sharded collection costs more in this order, because a
+    mongos then merges documents instead of passing them on: it is read in no order, as long as the
+    keys of a chunk are few.
+    """
 
     def __init__(
         self,
@@ -201,7 +217,10 @@ class ChunkReader:
         self._newest = newest
         self._retry_policy = retry_policy
         self._retries = Retries(retry_policy, clock=clock, sleep=sleep)
-        self._seen: set[bytes] = set()
+        self._in_order = not task.chunk.collection.key
+        self._seen: set[bytes] = set()  # what was read in no order
+        self._recent: set[bytes] = set()  # in the last reply in order
+        self._last: bytes | None = None
         self._read_concerns: list[Callable[[], tuple[dict[str, Any], Timestamp]]] = [
             self._at_mark,
             self._at_newest,
@@ -211,16 +230,22 @@ class ChunkReader:
     def runs(self) -> Iterator[Run]:
         """Return the documents as events, one server reply at a time. Raises StreamError."""
         while True:
-            before = len(self._seen)
+            read = False
             try:
-                yield from self._read()
-                return
+                for run in self._read():
+                    read = True
+                    yield run
+                    if len(self._seen) > _MAX_KEYS and not self._in_order:
+                        self._in_order = True
+                        break
+                else:
+                    return
             except PyMongoError as error:
                 if self._fall_back(error):
                     continue
                 if not _is_transient(error):
                     raise _refused(self._task.chunk, error) from None
-                if len(self._seen) > before:
+                if read:
                     self._retries.reset()
                 if not self._retries.wait_for_retry(error):
                     raise StreamError(
@@ -242,7 +267,11 @@ class ChunkReader:
         requested = task.requested
         signal = None if requested is None else requested.to_document()
         events = DocumentEvents(replace(collection, name=name), point, signal)
-        # Without a sort, a mongos passes on what each shard sends instead of merging documents.
+        order: dict[str, Any] = {"sort": {"_id": 1}} if self._in_order else {}
+        rest: list[dict[str, Any]] = []
+        if self._last is not None:  # of any type, so that type bracketing does not apply
+            begin = {"$literal": RawBSONDocument(self._last)["_id"]}
+            rest = [{"$expr": {"$gte": ["$_id", begin]}}]
         projection = dict.fromkeys(("_id", *collection.key), 1) if task.keys_only else {}
         cursor: Any = database.cursor_command(
             "find",
@@ -250,15 +279,22 @@ class ChunkReader:
             projection=projection,
             read_preference=database.read_preference,
             codec_options=database.codec_options,
-            filter={"$and": [task.chunk.filter(), *condition]},
+            filter={"$and": [task.chunk.filter(), *condition, *rest]},
             batchSize=_BATCH_SIZE_DOCUMENTS,
             readConcern=concern,
+            **order,
         )
         with cursor.batch_size(_BATCH_SIZE_DOCUMENTS):
             while cursor.alive:
                 documents: list[RawBSONDocument] = []
                 cursor._next_batch(documents)
-                run = events.run([bytes(each.raw) for each in documents], self._seen)
+                raw = [bytes(each.raw) for each in documents]
+                if self._in_order and raw:
+                    recent = set[bytes]()
+                    run = events.run(raw, recent, self._recent, self._seen)
+                    self._recent, self._last = recent, raw[-1]
+                else:
+                    run = events.run(raw, self._seen)
                 if run.keys:
                     yield run
 

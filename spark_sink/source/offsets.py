@@ -109,12 +109,7 @@ class Offset:
 
         Each has the token from which its table lacks documents of it.
         """
-        waiting = [
-            (each.database, each.name)
-            for request in self.signals.requests
-            if request.required
-            for each in request.unfiltered
-        ]
+        waiting = [place for request in self.signals.requests for place in request.lacked]
         return {**dict.fromkeys(waiting, self.signals.required), **self.gained_since}
 
     def require_scope(self, scope: Scope) -> None:

@@ -58,7 +58,7 @@ def copying_writer(spark: SparkSession, uri: str, database: str, folder: Path) -
     """Return the writer of a query that copies orders, not started yet."""
     source = {"uri": uri, "database": database, "collection": "orders"}
     events = spark.readStream.format("mergerouter").options(
-        **source, snapshotMode="initial", maxEventsPerTrigger=str(MAX_EVENTS)
+        **source, snapshotMode="initial", snapshotChunkRows=str(MAX_EVENTS // 4)
     )
     sink = events.load().writeStream.format("mergerouter")
     sink = sink.options(uri=uri, collection="copy", missing="ignore")

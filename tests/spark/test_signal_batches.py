@@ -38,7 +38,8 @@ class Query:
 
     def __init__(self, shop: Shop, folder: Path, **options: str) -> None:
         given = {"uri": shop.uri, "database": shop.database, "signalFolder": str(folder)}
-        self.options = parse_options({**given, "snapshotChunkRows": "20", **options})
+        sizes = {"snapshotChunkRows": "20", "snapshotTasks": "2"}
+        self.options = parse_options({**given, **sizes, **options})
         self.reader = MergerouterStreamReader(self.options, shop.created.time)
         self.offset: Any = self.reader.initialOffset()
         self.rows: list[dict[str, Any]] = []
@@ -162,7 +163,7 @@ INITIAL = "Initial Snapshot"
 def test_an_initial_snapshot_is_notified_once_despite_kills(shop: Shop, tmp_path: Path) -> None:
     shop.insert(60)
     shop.client[shop.database].items.insert_many([{"_id": number} for number in range(10)])
-    query = Query(shop, tmp_path, snapshotMode="initial", maxEventsPerTrigger="40")
+    query = Query(shop, tmp_path, snapshotMode="initial")
     try:
         while "snapshotEnd" not in query.operations:
             query.batch(killed=True)

@@ -46,7 +46,7 @@ def test_a_signal_makes_a_table_equal_to_its_collection_again(
     scope = {"database": shop.database, "collection.exclude.list": f"{shop.database}[.]signals"}
 
     def follow() -> None:
-        options = {"uri": shop.uri, **scope, "snapshotMode": "initial", "maxEventsPerTrigger": "40"}
+        options = {"uri": shop.uri, **scope, "snapshotMode": "initial", "snapshotChunkRows": "10"}
         options["signal.data.collection"] = f"{shop.database}.signals"
         events = spark.readStream.format("mergerouter").options(**options).load()
         writer = apply_changes(events, str(tmp_path / "table"))
@@ -113,7 +113,7 @@ def test_a_snapshot_on_demand_survives_kills(
     signals = tmp_path / "signals"
     signals.mkdir()
     query = Query(shop, tmp_path)
-    options = ("maxEventsPerTrigger=250", f"signalFolder={signals}")
+    options = ("maxEventsPerTrigger=250", "snapshotChunkRows=60", f"signalFolder={signals}")
 
     try:
         query.start(*options)
@@ -123,7 +123,7 @@ def test_a_snapshot_on_demand_survives_kills(
         (tmp_path / "armed").touch()  # the next batch is written in part only
         query.wait_for((tmp_path / "held").exists)
         query.kill()
-        assert query.last_offset()["signals"]["reading"]["chunks"]
+        assert query.last_offset()["signals"]["reading"]
         (tmp_path / "armed").unlink()
         assert len(query.rows()) < 3000
         change_at_random(shop, 3, 150)

@@ -15,7 +15,6 @@ from spark_sink.batches.batch_planner import BatchPlanner
 from spark_sink.errors import HistoryLostError
 from spark_sink.events.positions import AtTime
 from spark_sink.options.stream_options import parse_options
-from spark_sink.snapshot.reader import SnapshotTask
 from spark_sink.source.offsets import Offset
 from spark_sink.source.stream_reader import MergerouterStreamReader
 from spark_sink.source.tasks import SnapshotEnd
@@ -75,7 +74,7 @@ def test_a_stream_continues_from_the_time_of_its_snapshot(
     spark: SparkSession, shop: Shop, tmp_path: Path
 ) -> None:
     shop.insert(200)
-    given = options(shop, snapshotMode="initial", maxEventsPerTrigger=60, documents="json")
+    given = options(shop, snapshotMode="initial", snapshotChunkRows=10, documents="json")
     rows = run(spark, tmp_path, given)
     assert identifiers(rows, "r") == list(range(200))
     assert rows.where("operationType = 'snapshotEnd'").count() == 1
@@ -84,7 +83,7 @@ def test_a_stream_continues_from_the_time_of_its_snapshot(
         (tmp_path / "checkpoint" / "offsets").glob("[0-9]*"), key=lambda p: int(p.name)
     )
     assert len(batches) >= 4
-    assert "bounds" in json.loads(batches[1].read_text().splitlines()[-1])["snapshot"]
+    assert json.loads(batches[1].read_text().splitlines()[-1])["snapshot"]["end"][1]
     shop.orders.delete_one({"_id": 3})
     shop.insert(10)
     rows = run(spark, tmp_path, given)
@@ -141,7 +140,7 @@ def test_a_lost_history_is_replaced_by_a_snapshot_if_an_option_says_so(
             reader.latestOffset(last, ReadAllAvailable())  # and not snapshots for ever
     finally:
         reader.stop()
-    assert [type(partition.value) for partition in parts] == [SnapshotTask, SnapshotEnd]
+    assert [type(partition.value) for partition in parts] == [tuple, SnapshotEnd]
     reader = MergerouterStreamReader(chosen, 0.0)
     try:
         assert Offset.read(reader.latestOffset(last, ReadAllAvailable())).running is not None

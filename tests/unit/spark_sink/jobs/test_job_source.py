@@ -47,7 +47,7 @@ def test_a_batch_without_events_has_its_other_rows() -> None:
         replace(AT, events=5001),
         replace(AT, events=None),
         replace(AT, sought=START),
-        replace(AT, snapshot=SnapshotPlan(Timestamp(100, 1), ())),
+        replace(AT, snapshot=SnapshotPlan(Timestamp(100, 1))),
     ],
     ids=["many events", "of an unknown size", "after a seek", "of a snapshot"],
 )
