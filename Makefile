@@ -71,7 +71,7 @@ driver-tests: install  ## pymongo's own change stream tests, through the router
 	$(BIN)/python -m tests.drivers $(ARGS)
 
 conformance: install  ## each rule, the test that holds it: build/conformance.md
-	$(BIN)/pytest tests/conformance --conformance-report $(ARGS)
+	$(BIN)/pytest tests/conformance tests/recordings/test_workload.py --conformance-report $(ARGS)
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | sort | expand -t 16

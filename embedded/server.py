@@ -20,12 +20,13 @@ from shard_client.wire.frames import (
     MORE_TO_COME,
     Message,
     OpMsg,
+    OpQuery,
     build_msg,
+    build_op_reply,
     compress_frame,
     frame_length,
     parse_message,
 )
-from shard_client.wire.op_query import OpQuery, build_op_reply
 from shard_client.wire.tls import TlsContexts
 
 log = structlog.get_logger()

@@ -10,22 +10,23 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from router.access.control import AccessControl
+from router.access.login import AccessControl
 from router.admin.server import AdminServer, admin_handshakes
 from router.admin.sources import OwnStatus
 from router.catalog.cluster import Cluster, ReplicaSetFactory
 from router.catalog.server_checks import Check, ServerChecks
+from router.catalog.upstream import UpstreamMongos, parse_upstream
+from router.catalog.version import ClusterVersion, ServerIdentity
 from router.client_limits import FOR_FEEDS, supported_connections
-from router.cluster_version import ClusterVersion
 from router.commands.call import Node
-from router.commands.server_identity import ServerIdentity
 from router.commands.topology_version import TopologyVersion
 from router.config.parameters import stream_limits
 from router.config.security import Logins
 from router.config.settings import Settings
+from router.config.tracing import SpanExport
 from router.cursors.registry import CursorRegistry
 from router.feed.feed import MOST_CLIENTS, Feed
-from router.lookup.connections import Connect
+from router.lookup.upstream_reads import Connect
 from router.loop_lag import LoopLag
 from router.memory import keep_slack_small
 from router.owned_tasks import OwnedTasks
@@ -34,8 +35,6 @@ from router.server.listener import Listener
 from router.stream_settings import StreamSettings, settings_of_process
 from router.tls.certificates import Certificates
 from router.tls.handshake import Handshakes
-from router.tracing import SpanExport
-from router.upstream_mongos import UpstreamMongos, parse_upstream
 from shard_client.wire.authentication import Access
 from shard_client.wire.tls import TlsContexts
 
@@ -177,7 +176,7 @@ async def assemble(
         access = None
         if settings.security.authorization:
             refresh = parameters["userCacheInvalidationIntervalSecs"]
-            access = AccessControl(cluster, limits_of_clients, refresh=refresh)
+            access = AccessControl(cluster, limits_of_clients, certificates, refresh=refresh)
             owned.push_async_callback(access.close)
         cursors = CursorRegistry(
             cluster,
@@ -194,6 +193,12 @@ async def assemble(
             from router.commands.fail_points import FailPoints  # no other router loads them
 
             fail_points = FailPoints()
+        checks = lag = None
+        if settings.net.admin.port is not None:
+            checks, lag = ServerChecks(cluster, upstream), LoopLag()
+            owned.push_async_callback(checks.close)
+            owned.callback(lag.stop)
+            lag.start()
         node = Node(
             clock=cluster.clock,
             cursors=cursors,
@@ -210,6 +215,8 @@ async def assemble(
             fail_points=fail_points,
             client_limits=limits_of_clients,
             compressors=settings.net.compressors,
+            checks=checks,
+            lag=lag,
             access=access,
             certificates=certificates,
         )
@@ -219,11 +226,6 @@ async def assemble(
         version = ClusterVersion(cluster, node.upstream, share.announce or node.become)
         # The first process keeps the version current for all.
         tasks.run(_read_version, version, known, share.number <= 1)
-        if settings.net.admin.port is not None:
-            node.checks, node.lag = ServerChecks(cluster, upstream), LoopLag()
-            owned.push_async_callback(node.checks.close)
-            owned.callback(node.lag.stop)
-            node.lag.start()
         handshakes = None
         if certificates is not None:
             contexts = certificates.contexts
@@ -245,7 +247,6 @@ async def assemble(
                     access=access,
                     limits=limits_of_clients,
                     handshakes=handshakes,
-                    certificates=certificates,
                 )
             )
         with suppress(TimeoutError):

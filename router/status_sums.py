@@ -85,8 +85,8 @@ def _together(values: list[Any], path: tuple[str, ...]) -> Any:
             for name in names
         }
     if path and path[-1] in _LEAST | _LATEST:
-        known = [value for value in values if value is not None]
-        return (min if path[-1] in _LEAST else max)(known, default=None, key=_in_utc)
+        known = [_in_utc(value) for value in values if value is not None]
+        return (min if path[-1] in _LEAST else max)(known, default=None)
     if isinstance(first, list):
         return [item for value in values if isinstance(value, list) for item in value]
     if isinstance(first, bool) or not isinstance(first, int | float) or path in _NOT_SUMMED:
@@ -97,5 +97,5 @@ def _together(values: list[Any], path: tuple[str, ...]) -> Any:
 
 
 def _in_utc(time: Any) -> Any:
-    """Return a time that compares with others: dates of other workers' replies have no zone."""
+    """Return a time with its zone: dates in other workers' replies are in UTC and have none."""
     return time.replace(tzinfo=UTC) if isinstance(time, datetime) and not time.tzinfo else time

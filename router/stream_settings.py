@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple
 
 from router.parameter import MINUTES, milliseconds, parameter
 from shard_client.remote_cursor.remote_settings import RemoteSettings
-from shard_client.replica_set.read_preference import LOCAL_THRESHOLD, PRIMARY, ReadPreference
+from shard_client.replica_set.replica_set import LOCAL_THRESHOLD, PRIMARY, ReadPreference
 from shard_client.wire.connection_pool import PoolLimits
 
 _MIB = 1024 * 1024

@@ -1,4 +1,6 @@
-"""Spans of OpenTelemetry's API (docs/tracing.md); they record nothing unless a process has its SDK.
+"""Spans of OpenTelemetry's API (docs/admin.md#traces).
+
+They record nothing unless a process has its SDK.
 
 Spans have the names of databases and collections, counts and the names of errors as attributes, but
 no filters, documents, users or messages of errors.

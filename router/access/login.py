@@ -8,19 +8,159 @@ in the handshake, cannot be relayed: such a client is logged in here alone.
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
-from router.access.certificate_login import user_of_certificate
-from router.access.login_log import LoginLog
-from router.access.users import User, UserName, Users
+import structlog
+
+from router.access.privileges import CLUSTER
+from router.access.signing import ClientTime, SignedTimes
+from router.access.users import REFRESH_SECONDS, User, UserName, Users
 from router.catalog.cluster import CONFIG, Cluster
+from router.catalog.upstream import ServerLink
+from router.client_limits import ClientLimits
 from router.fair_limit import FairLimit
-from router.upstream_mongos import ServerLink
+from router.request.fields import missing_field
+from router.tls.certificates import Certificates
+from shard_client import spans
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
-from shard_client.replica_set.read_preference import PRIMARY
+from shard_client.replica_set.replica_set import PRIMARY
+from shard_client.wire.authentication import EXTERNAL, X509
 from shard_client.wire.connection import Address, Connection
 from shard_client.wire.tls import Certificate
+
+log = structlog.get_logger()
+
+_LONGEST_NAME = 256
+_MECHANISMS = frozenset({"SCRAM-SHA-1", "SCRAM-SHA-256", "MONGODB-X509", "PLAIN", "GSSAPI"})
+
+
+class LoginLog:
+    """Logs how one client's logins end, as mongos 6.0 does, and records each as a span.
+
+    Args:
+        peer: the client's address and port.
+    """
+
+    def __init__(self, peer: str) -> None:
+        self._peer = peer
+        self._attempt: dict[str, Any] = {}
+        self._span: spans.Span | None = None
+
+    def begun(self, database: str, command: Mapping[str, Any], *, speculative: bool) -> None:
+        """Record the login that a client begins with ``saslStart`` or with a hello.
+
+        Args:
+            database: the database of the user.
+            command: the fields of ``saslStart``; they need not be valid.
+            speculative: whether they are part of a hello.
+        """
+        self._attempt = {
+            "mechanism": str(command.get("mechanism"))[:_LONGEST_NAME],
+            "speculative": speculative,
+            "principalName": scram_user(command.get("payload")),
+            "authenticationDatabase": database[:_LONGEST_NAME],
+        }
+        self.ended()
+        mechanism = str(command.get("mechanism"))
+        self._span = spans.begin(
+            "log in",
+            {
+                "db.system.name": "mongodb",
+                "mergerouter.mechanism": mechanism if mechanism in _MECHANISMS else "other",
+                "mergerouter.speculative": speculative,
+            },
+        )
+
+    def succeeded(self, user: str, database: str) -> None:
+        """Log that a client has logged in."""
+        named = {"principalName": user, "authenticationDatabase": database}
+        self._log("Authentication succeeded", 20250, **named)
+        self._end()
+
+    def failed(self, error: CommandError | None = None) -> None:
+        """Log that a server has refused a login; None if it gave no reason."""
+        reason = "no reason given" if error is None else f"{error.code_name}: {error.message}"
+        self._log("Authentication failed", 20249, error=reason)
+        self._end(error or CommandError(ErrorCode.AuthenticationFailed, reason))
+
+    def ended(self) -> None:
+        """End the span of a login that neither succeeded nor was refused, as abandoned."""
+        if self._span is not None:
+            self._span.set_attribute("mergerouter.abandoned", True)
+            self._end()
+
+    def _end(self, error: CommandError | None = None) -> None:
+        if self._span is not None:
+            spans.end(self._span, error)
+            self._span = None
+
+    def _log(self, event: str, number: int, **attributes: str) -> None:
+        line = {**self._attempt, "remote": self._peer, "extraInfo": {}, **attributes}
+        log.info(event, component="ACCESS", id=number, **line)
+
+
+def scram_user(payload: object) -> str:
+    """Return the name in a SCRAM client's first message (RFC 5802), empty if there is none."""
+    if not isinstance(payload, bytes | str):
+        return ""
+    text = payload.decode(errors="replace") if isinstance(payload, bytes) else payload
+    parts = text.split(",", 3)
+    if len(parts) < 3 or not parts[2].startswith("n="):
+        return ""
+    return parts[2][2:].replace("=2C", ",").replace("=3D", "=")[:_LONGEST_NAME]
+
+
+def is_certificate_login(command: object) -> TypeGuard[Mapping[str, Any]]:
+    """Return whether a hello's speculative login is by certificate."""
+    return isinstance(command, Mapping) and command.get("mechanism") == X509
+
+
+def user_of_certificate(
+    certificate: Certificate | None,
+    own: Certificate | None,
+    database: object,
+    command: Mapping[str, Any],
+) -> UserName:
+    """Return the user whose name is the subject of the client's certificate.
+
+    Args:
+        certificate: the client's certificate, which the handshake has checked; None without one.
+        own: the certificate that the router shows to servers, by whose subject members of the
+            cluster are recognised; None without TLS.
+        database: the database of the command.
+        command: the fields of ``authenticate``.
+
+    Raises:
+        CommandError: mongos's error for a login that is malformed or refused.
+    """
+    if "mechanism" not in command:
+        raise missing_field("authenticate.mechanism")
+    if command["mechanism"] != X509:
+        raise CommandError(ErrorCode.BadValue, f"Unsupported mechanism: {command['mechanism']}")
+    if database != EXTERNAL:
+        raise CommandError(
+            ErrorCode.ProtocolError,
+            "X.509 authentication must always use the $external database.",
+        )
+    if certificate is None or not certificate.subject:
+        raise CommandError(
+            ErrorCode.AuthenticationFailed, "No verified subject name available from client"
+        )
+    if command.get("user", certificate.subject) != certificate.subject:
+        raise CommandError(
+            ErrorCode.AuthenticationFailed,
+            "There is no x.509 client certificate matching the user.",
+        )
+    if own is not None and own.membership and certificate.membership == own.membership:
+        raise CommandError(
+            ErrorCode.AuthenticationFailed,
+            "The provided certificate can only be used for cluster authentication, not client "
+            "authentication: its organisation, units and domain components are those of the "
+            "cluster's members",
+        )
+    return UserName(certificate.subject, EXTERNAL)
+
 
 _CONNECT_TIMEOUT = 5.0
 _FAILURES = frozenset(
@@ -59,28 +199,19 @@ class Login:
     """The login of one client connection.
 
     Args:
-        users: the cluster's users.
-        cluster: the cluster, whose config server logins are relayed to without an upstream.
-        peer: the client's address and port, for the log.
-        in_progress: bounds the logins in progress.
-        failed_delay: seconds before a refused login is answered.
+        access: the users, and what all logins share.
+        peer: the client's address and port.
+        certificate: the one that the client has presented in its TLS handshake, checked with the
+            authority; None without one.
     """
 
     def __init__(
-        self,
-        users: Users,
-        cluster: Cluster,
-        peer: str,
-        *,
-        in_progress: FairLimit,
-        failed_delay: float = 0.0,
+        self, access: "AccessControl", peer: str, certificate: Certificate | None = None
     ) -> None:
-        self._users = users
-        self._config_server = ConfigServer(cluster)
+        self._access = access
+        self._certificate = certificate
         self._log = LoginLog(peer)
         self._address = peer.rpartition(":")[0] or peer
-        self._in_progress = in_progress
-        self._failed_delay = failed_delay
         self.begun_at: float | None = None
         """The event loop's time at which a login began that is in progress; None if none is."""
         self._user: User | None = None
@@ -171,26 +302,18 @@ class Login:
             if error.code in _FAILURES:
                 self._log.failed(error)
             if error.code == ErrorCode.AuthenticationFailed:
-                await asyncio.sleep(self._failed_delay)  # while it counts as in progress
+                await asyncio.sleep(self._access.failed_delay)  # while it counts as in progress
             raise
         if reply.get("done"):
             await self._done(relaying)
         return {name: value for name, value in reply.items() if name in _STEP_FIELDS}
 
     async def present(
-        self,
-        certificate: Certificate | None,
-        own: Certificate | None,
-        database: object,
-        command: Mapping[str, Any],
-        *,
-        speculative: bool = False,
+        self, database: object, command: Mapping[str, Any], *, speculative: bool = False
     ) -> dict[str, Any]:
         """Log in with the client's certificate, which the router itself checks.
 
         Args:
-            certificate: the client's certificate; None without one.
-            own: the router's certificate.
             database: the command's database.
             command: the fields of ``authenticate``.
             speculative: whether they are part of a hello.
@@ -205,13 +328,14 @@ class Login:
         try:
             self._log.begun(str(database), command, speculative=speculative)
             try:
-                name = user_of_certificate(certificate, own, database, command)
+                own = self._access.own_certificate
+                name = user_of_certificate(self._certificate, own, database, command)
                 self._check_same(name)
-                self._user = await self._users.get(name)
+                self._user = await self._access.users.get(name)
             except CommandError as error:
                 if error.code in _FAILURES:
                     self._log.failed(error)
-                    await asyncio.sleep(self._failed_delay)
+                    await asyncio.sleep(self._access.failed_delay)
                 raise
             self.by_certificate = True
             self._log.succeeded(name.user, name.database)
@@ -240,19 +364,19 @@ class Login:
         self._log.ended()
         if self.begun_at is not None:
             self.begun_at = None
-            self._in_progress.release(self._address)
+            self._access.in_progress.release(self._address)
 
     async def _begin(self) -> None:
         """Count this login as in progress; wait while there are too many."""
         if self.begun_at is None:
-            await self._in_progress.admit(self._address)
+            await self._access.in_progress.admit(self._address)
             self.begun_at = asyncio.get_running_loop().time()
 
     def _link(self, link: ServerLink | None) -> ServerLink:
         if link is not None:
             return link
         if self._conversation is None:
-            self._conversation = ServerLink(self._config_server)
+            self._conversation = ServerLink(ConfigServer(self._access.cluster))
         return self._conversation
 
     async def _done(self, link: ServerLink) -> None:
@@ -263,7 +387,7 @@ class Login:
             raise CommandError(ErrorCode.AuthenticationFailed, "Authentication failed.")
         name = names[0]
         self._check_same(name)
-        self._user = await self._users.get(name)
+        self._user = await self._access.users.get(name)
         self._log.succeeded(name.user, name.database)
         self.close()
 
@@ -290,3 +414,59 @@ def _authenticated(status: Mapping[str, Any]) -> list[UserName]:
         for each in (listed if isinstance(listed, list) else ())
         if isinstance(each, Mapping)
     ]
+
+
+_ADVANCE = "advanceClusterTime"
+
+
+class AccessControl:
+    """The users, signed times and logins of a router whose clients have to log in.
+
+    ``await close()`` ends its tasks. Create it in a running loop.
+
+    Args:
+        cluster: the cluster, which holds the users and the keys of cluster times.
+        limits: the limits of clients.
+        certificates: the router's own; None without TLS.
+        refresh: seconds between two readings of the users' privileges.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        limits: ClientLimits | None = None,
+        certificates: Certificates | None = None,
+        *,
+        refresh: float = REFRESH_SECONDS,
+    ) -> None:
+        self._certificates = certificates
+        limits = limits or ClientLimits()
+        self.cluster = cluster
+        self.in_progress = FairLimit.of_logins(limits.logins_in_progress)
+        self.failed_delay = limits.failed_login_delay
+        """Seconds before a refused login is answered."""
+        self.users = Users(cluster, refresh=refresh)
+        self.times = SignedTimes(cluster)
+
+    def login(self, peer: str, certificate: Certificate | None = None) -> Login:
+        """Return the state of a new client's login; arguments as for ``Login``."""
+        return Login(self, peer, certificate)
+
+    @property
+    def own_certificate(self) -> Certificate | None:
+        """The certificate that the router shows to servers; None without TLS."""
+        return None if self._certificates is None else self._certificates.contexts.own
+
+    async def check_time(self, time: ClientTime, user: User) -> None:
+        """Check a user's time, by its signature unless the user may advance the clock.
+
+        Raises:
+            CommandError: mongos's error for a signature that is wrong.
+        """
+        if not user.privileges.allow(CLUSTER, _ADVANCE):
+            await self.times.check(time)
+
+    async def close(self) -> None:
+        """End the refresh of users and keys."""
+        await self.users.close()
+        await self.times.close()

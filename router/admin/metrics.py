@@ -162,7 +162,8 @@ ROWS: Final = (
     Row(
         _GAUGE,
         "watermark_timestamp_seconds",
-        "Cluster time up to which the replica set's events are known, of its last stream.",
+        "Cluster time up to which the replica set's events are known, in the last of the streams "
+        "for which clients wait.",
         "targets.*.watermark",
         ["shard"],
     ),
@@ -172,6 +173,14 @@ ROWS: Final = (
         "Time since that cluster time, by the router's clock, in whole seconds.",
         "lags.*",
         ["shard"],
+    ),
+    Row(
+        _GAUGE,
+        "client_lag_seconds",
+        "Time for which a client leaves events unread that it could have: of the clients of each "
+        "process that are farthest behind.",
+        "clients.*.*",
+        ["client", "namespace"],
     ),
     Row(
         _GAUGE,
@@ -272,6 +281,14 @@ def _figures(status: RouterStatus) -> dict[str, Any]:
         member: {"in_use": counts["inUse"], "idle": counts["available"]}
         for member, counts in ours["memberConnections"].items()
     }
+    clients: dict[str, dict[str, float]] = {}
+    for cursor in total["cursorList"]:
+        # Without its port: a client that connects again is the same one.
+        address, _space, application = (cursor["client"] or "feed").partition(" ")
+        host = address.rpartition(":")[0] or address
+        lags = clients.setdefault(f"{application} at {host}" if application else host, {})
+        lags[cursor["namespace"]] = max(lags.get(cursor["namespace"], 0.0), cursor["behindSeconds"])
+    figures["clients"] = clients
     # A series that begins with its first count would hide it from increase().
     figures["refused"] = dict.fromkeys(get_args(Limiting), 0) | ours["refused"]
     figures["held"] = {

@@ -2,14 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Set
+from collections.abc import AsyncIterator, Callable, Mapping, Set
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
 import structlog
 from bson.timestamp import Timestamp
 
-from router.catalog.dialer import MemberDialer
 from router.catalog.shared_answer import SharedAnswer
 from router.stream_settings import ConnectionSettings
 from shard_client.backoff import Backoff
@@ -23,10 +23,16 @@ from shard_client.errors import (
     from_network,
     is_resumable,
 )
-from shard_client.remote_cursor.open_cursor import CursorReaper
+from shard_client.remote_cursor.open_cursor import CursorReaper, OpenCursor
 from shard_client.replica_set.motor_control import MotorReplicaSet
-from shard_client.replica_set.read_preference import PRIMARY, ReadPreference
-from shard_client.replica_set.replica_set import ReplicaSet, no_member, parse_hosts
+from shard_client.replica_set.replica_set import (
+    PRIMARY,
+    ReadPreference,
+    ReplicaSet,
+    no_member,
+    parse_hosts,
+    why_no_member,
+)
 from shard_client.wire.authentication import OPEN, Access
 from shard_client.wire.connection import Address, Connection, format_address
 from shard_client.wire.connection_pool import ConnectionPool
@@ -81,6 +87,8 @@ class Cluster:
         parse_hosts(configdb)
         self.access = access
         self._limits = limits or ConnectionSettings()
+        self.connect_timeout = self._limits.connect_timeout
+        """Seconds for one attempt to connect to a member."""
         self._factory: ReplicaSetFactory = replica_set or partial(
             MotorReplicaSet, local_threshold=self._limits.local_threshold, access=access
         )
@@ -130,20 +138,12 @@ class Cluster:
 
     def dialer(
         self, target: str, host: str | None = None, *, preference: ReadPreference = PRIMARY
-    ) -> MemberDialer:
+    ) -> "MemberDialer":
         """Return a dialer for ``target``, a shard's id or ``"config"``.
 
         ``host`` is the shard's host string if the caller knows it.
         """
-        return MemberDialer(
-            self,
-            target,
-            host,
-            preference=preference,
-            attempt_timeout=self._limits.connect_timeout,
-            pool=self.pool,
-            cursor_reaper=self.cursor_reaper,
-        )
+        return MemberDialer(self, target, host, preference)
 
     async def connect(self, target: str, host: str | None = None) -> Connection:
         """Return a connection to the primary of ``target``; retry for up to ``open_timeout``.
@@ -321,6 +321,105 @@ class Cluster:
         task.add_done_callback(self._closing.discard)
 
 
+class MemberDialer:
+    """Takes connections from the cluster's pool to the members of the replica set ``target``.
+
+    ``connect`` locates the target each time, so that it finds a shard that has moved to other hosts
+    (docs/design.md#a-remote-cursor).
+    """
+
+    def __init__(
+        self, cluster: Cluster, target: str, host: str | None, preference: ReadPreference
+    ) -> None:
+        self._cluster = cluster
+        self._target = target
+        self._host = host
+        self._preference = preference
+        self._pool = cluster.pool
+        self._replica_set: ReplicaSet | None = None
+
+    async def connect(self, timeout: float) -> Connection:
+        """Return a connection to the member to read from; retry for up to ``timeout`` seconds.
+
+        The member has just answered a hello. The first attempt takes half of the time at most,
+        since the newest shard list may have other members. Raises CommandError, the last failure.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        backoff = Backoff(0.01, 1.0)
+        failed = False
+        while True:
+            left = max(0.001, deadline - loop.time())
+            try:
+                return await self._attempt(left if failed else left / 2, fresh=failed)
+            except CommandError as error:
+                report = log.debug if failed else log.warning
+                report("cannot connect", target=self._target, error=why_no_member(error))
+                failed = True
+                pause = backoff.next_pause()
+                if not is_resumable(error) or loop.time() + pause >= deadline:
+                    raise
+            await asyncio.sleep(pause)
+
+    async def connect_to(self, address: Address, timeout: float) -> Connection:
+        """Return a connection to this member, regardless of its role.
+
+        Raises CommandError, NetworkError.
+        """
+        return self._identified(await self._pool.take(address, timeout))
+
+    def release(self, connection: Connection) -> None:
+        """Return a connection to the pool; cut it if it is closed or has a request in flight."""
+        self._pool.give_back(connection)
+
+    def borrow(
+        self, address: Address, timeout: float, *, greet: bool = False
+    ) -> AbstractAsyncContextManager[Connection]:
+        """Borrow a connection to this member for a block, as with the pool's ``borrow``."""
+        return self._pool.borrow(address, timeout, greet=greet)
+
+    def suspect(self, address: Address) -> None:
+        """Require a new lookup of the member's role before it is selected again."""
+        if self._replica_set is not None:
+            self._replica_set.invalidate(address)
+
+    def kill_later(self, cursor: OpenCursor) -> None:
+        """Kill a cursor soon, or once its member answers again."""
+        self._cluster.cursor_reaper.add(cursor)
+
+    async def _attempt(self, timeout: float, *, fresh: bool) -> Connection:
+        replica_set = await self._cluster.locate(self._target, self._host, fresh=fresh)
+        self._replica_set = replica_set
+        address = await replica_set.select(self._preference, timeout)
+        try:
+            left = min(timeout, self._cluster.connect_timeout)
+            connection = await self._pool.take(address, left, greet=True)
+        except NetworkError as error:
+            replica_set.invalidate(address)
+            raise from_network(error, format_address(address)) from error
+        hello = self._identified(connection).hello
+        replica_set.observe(address, hello)
+        is_primary = hello.get("isWritablePrimary", hello.get("ismaster"))
+        if hello.get("setName") != replica_set.name:
+            problem = f"is not a member of {replica_set.name}"
+        elif self._preference == PRIMARY and not is_primary:
+            problem = "is not primary"
+        else:
+            return connection
+        self._pool.give_back(connection)
+        replica_set.invalidate(address)
+        raise CommandError(ErrorCode.NotWritablePrimary, f"{format_address(address)} {problem}")
+
+    def _identified(self, connection: Connection) -> Connection:
+        """Return a connection whose hello fits the target; release it and raise otherwise."""
+        try:
+            self._cluster.said_hello(self._target, connection)
+        except WrongServerError:
+            self._pool.give_back(connection)
+            raise
+        return connection
+
+
 def _time_of(reply: Mapping[str, Any]) -> Timestamp:
     """Return the operation time of a member's reply; raise CommandError if it has none."""
     time = reply.get("operationTime")
@@ -367,3 +466,41 @@ async def _first(
     reply = await cluster.command(target, database, command, timeout)
     found = reply["cursor"]["firstBatch"]
     return found[0] if found else None
+
+
+@asynccontextmanager
+async def stream_tasks() -> AsyncIterator[asyncio.TaskGroup]:
+    """Wait for tasks; raises the first one's CommandError, labelled as mongos labels it."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except ExceptionGroup as failures:
+        first = failures.exceptions[0]
+        if isinstance(first, CommandError):
+            raise first.with_change_stream_label() from first
+        raise
+
+
+@asynccontextmanager
+async def connected(
+    cluster: Cluster, shards: Mapping[str, str], preference: ReadPreference, timeout: float
+) -> AsyncIterator[Mapping[str, Connection]]:
+    """Connect to all shards concurrently within ``timeout`` seconds, for the block.
+
+    ``shards`` maps ids to host strings, since a shard may have been removed since the list was
+    read. Raises CommandError, labelled as mongos labels it.
+    """
+    connections: dict[str, Connection] = {}
+
+    async def connect(shard: str, host: str) -> None:
+        dialer = cluster.dialer(shard, host, preference=preference)
+        connections[shard] = await dialer.connect(timeout)
+
+    try:
+        async with stream_tasks() as group:
+            for shard, host in shards.items():
+                group.create_task(connect(shard, host), name=f"connect {shard}")
+        yield connections
+    finally:
+        for connection in connections.values():
+            cluster.release(connection)

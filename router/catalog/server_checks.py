@@ -8,7 +8,7 @@ from typing import Any
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import CONFIG, Cluster
-from router.upstream_mongos import UpstreamMongos
+from router.catalog.upstream import UpstreamMongos
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, WrongServerError, plain_text
 from shard_client.replica_set.replica_set import why_no_member

@@ -10,6 +10,23 @@ from shard_client.errors import CommandError
 _T = TypeVar("_T")
 
 
+async def result_of(task: asyncio.Task[_T], cancelled: str) -> _T:
+    """Return the result of a task that the caller's cancellation does not end.
+
+    Raises what the task raises, or CommandError 91 with the message ``cancelled`` if another has
+    cancelled it.
+    """
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        caller = asyncio.current_task()
+        if task.cancelled() and caller is not None and not caller.cancelling():
+            raise CommandError(
+                ErrorCode.ShutdownInProgress, cancelled
+            ).with_change_stream_label() from None
+        raise
+
+
 class SharedAnswer(Generic[_T]):
     """Shares one call of ``ask`` among all callers of ``get`` that arrive during the previous one.
 
@@ -43,16 +60,7 @@ class SharedAnswer(Generic[_T]):
                 task = asyncio.get_running_loop().create_task(self._ask(), name=self._name)
                 self._asking = task
                 task.add_done_callback(self._answered)
-            asking = self._asking
-            try:
-                return await asyncio.shield(asking)
-            except asyncio.CancelledError:
-                caller = asyncio.current_task()
-                if asking.cancelled() and caller is not None and not caller.cancelling():
-                    raise CommandError(
-                        ErrorCode.ShutdownInProgress, f"the router ends: cannot {self._name}"
-                    ).with_change_stream_label() from None
-                raise
+            return await result_of(self._asking, f"the router ends: cannot {self._name}")
         finally:
             self._waiting -= 1
             if not self._waiting and self._asking is not None:

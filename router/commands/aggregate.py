@@ -11,13 +11,12 @@ from router.access.authorization import LONGEST_SHOWN, not_authorized, require
 from router.access.privileges import STREAM_ACTIONS, WHOLE, stream_resource
 from router.access.users import User
 from router.bson_text import type_name
-from router.commands.answer import Answer, AnyAnswer, PassThrough, build_cursor_reply
-from router.commands.api_version import api_parameters
-from router.commands.call import Call, Command
-from router.cursors.owner import Owner
-from router.request.options import check_database
-from router.request.stages import MOST_STAGES, explains_change_stream, is_change_stream
-from router.request.stream_request import StreamRequest, parse_request, target_of
+from router.commands.answer import Answer, AnyAnswer, PassThrough
+from router.commands.call import Call, answers
+from router.cursors.cursor import Owner
+from router.request.accepted import MOST_STAGES, explains_change_stream, is_change_stream
+from router.request.fields import api_parameters
+from router.request.stream_request import StreamRequest, check_database, parse_request, target_of
 from shard_client.bson.values import ARRAY, STRING
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
@@ -28,6 +27,47 @@ _SECONDS_PER_MS = 0.001
 _OF_THE_CLUSTER = frozenset({"config", "local"})
 
 
+def refuse_early(command: bytes, user: User | None) -> None:
+    """Refuse a large ``aggregate``, or its ``explain``, without rights or with too many stages.
+
+    Raises:
+        CommandError: 13, or 9; mongos 6.0 ends with half a million stages.
+    """
+    if len(command) <= LONGEST_SHOWN:
+        return
+    first = next(iter_elements(command))
+    start = first.start if first.name == b"explain" else 0
+    target, database = next(iter_elements(command, start)), _text(command, find(command, b"$db"))
+    collection = _text(command, target)
+    if user is not None and database is not None and (collection or target.type != STRING):
+        resource = stream_resource(database, collection)
+        if not user.privileges.allow(resource, *STREAM_ACTIONS):
+            first_fields = decode(shortened(command, LONGEST_SHOWN))
+            raise not_authorized(database, first_fields, str(user))
+    pipeline = find(command, b"pipeline", start)
+    if pipeline is None or pipeline.type != ARRAY:
+        return
+    stages = iter_elements(command, pipeline.start, pipeline.end)
+    if next(islice(stages, MOST_STAGES, None), None) is not None:
+        raise CommandError(
+            ErrorCode.FailedToParse, f"Pipeline length must be no longer than {MOST_STAGES} stages"
+        )
+
+
+def _text(command: bytes, element: Element | None) -> str | None:
+    if element is None or element.type != STRING:
+        return None
+    return string_value(command, element).decode(errors="replace")
+
+
+@answers(
+    "aggregate",
+    help="change streams",
+    api_versions=("1",),
+    is_ours=is_change_stream,
+    refuse_early=refuse_early,
+    checks_fields=True,
+)
 async def aggregate(call: Call) -> AnyAnswer:
     """Open a change stream (docs/protocol.md#cursor-replies and docs/protocol.md#opening).
 
@@ -61,21 +101,20 @@ async def aggregate(call: Call) -> AnyAnswer:
             empty = {"id": Int64(0), "ns": request.namespace, "firstBatch": list[Any]()}
             return Answer({"cursor": empty})
         raise node.as_mongos_says(error) from error
-    cluster_time, operation_time = node.reply_times
-    return build_cursor_reply(
-        "firstBatch",
-        cursor_id=0 if batch.closed else cursor.cursor_id,
-        namespace=request.namespace,
-        events=batch.events,
-        pbrt=batch.pbrt,
-        size=batch.size,
-        cluster_time=cluster_time,
-        operation_time=operation_time,
-        # mongos returns the reply of that one shard unchanged.
-        identity_first=request.passthrough_to_shard is not None,
-    )
+    # mongos returns the reply of one shard, if the stream reads no others, unchanged.
+    from_one = request.passthrough_to_shard is not None
+    ids = cursor.cursor_id, request.namespace
+    return call.cursor_reply("firstBatch", batch, *ids, identity_first=from_one)
 
 
+@answers(
+    "explain",
+    help="how a change stream would be run",
+    api_versions=("1",),
+    is_ours=explains_change_stream,
+    refuse_early=refuse_early,
+    checks_fields=True,
+)
 async def explain(call: Call) -> AnyAnswer:
     """Return the plan of a change stream.
 
@@ -89,47 +128,6 @@ async def explain(call: Call) -> AnyAnswer:
     if isinstance(request, PassThrough):
         return request
     return await _explained(call, request, inner, verbosity)
-
-
-def refuse_early(command: bytes, user: User | None) -> None:
-    """Refuse a large ``aggregate`` of a user without rights, and one with too many stages.
-
-    Raises:
-        CommandError: 13, or 9; mongos 6.0 ends with half a million stages.
-    """
-    if len(command) > LONGEST_SHOWN:
-        _refuse_early(command, 0, _text(command, find(command, b"$db")), user)
-
-
-def refuse_explain_early(command: bytes, user: User | None) -> None:
-    """Refuse an ``explain`` as ``refuse_early`` does an ``aggregate``; raises CommandError."""
-    inner = next(iter_elements(command))
-    if len(command) > LONGEST_SHOWN:
-        _refuse_early(command, inner.start, _text(command, find(command, b"$db")), user)
-
-
-def _refuse_early(command: bytes, start: int, database: str | None, user: User | None) -> None:
-    target = next(iter_elements(command, start))
-    collection = _text(command, target)
-    if user is not None and database is not None and (collection or target.type != STRING):
-        resource = stream_resource(database, collection)
-        if not user.privileges.allow(resource, *STREAM_ACTIONS):
-            first_fields = decode(shortened(command, LONGEST_SHOWN))
-            raise not_authorized(database, first_fields, str(user))
-    pipeline = find(command, b"pipeline", start)
-    if pipeline is None or pipeline.type != ARRAY:
-        return
-    stages = iter_elements(command, pipeline.start, pipeline.end)
-    if next(islice(stages, MOST_STAGES, None), None) is not None:
-        raise CommandError(
-            ErrorCode.FailedToParse, f"Pipeline length must be no longer than {MOST_STAGES} stages"
-        )
-
-
-def _text(command: bytes, element: Element | None) -> str | None:
-    if element is None or element.type != STRING:
-        return None
-    return string_value(command, element).decode(errors="replace")
 
 
 def _check_same_database(database: str, inner: Mapping[str, Any]) -> None:
@@ -199,16 +197,3 @@ async def _explained(
     named = {name: command[name] for name in ("aggregate", "pipeline")}
     shown = {**named, "cursor": command.get("cursor", {})}
     return Answer({"serverInfo": server, **plan, "command": shown})
-
-
-COMMANDS = (
-    Command(
-        ("aggregate",), aggregate, "change streams", api_versions=("1",), is_ours=is_change_stream,
-        refuse_early=refuse_early, checks_fields=True,
-    ),
-    Command(
-        ("explain",), explain, "how a change stream would be run", api_versions=("1",),
-        is_ours=explains_change_stream, refuse_early=refuse_explain_early,
-        checks_fields=True,
-    ),
-)  # fmt: skip

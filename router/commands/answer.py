@@ -2,15 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from struct import Struct
 from typing import Any, Literal
 
 from bson.timestamp import Timestamp
 
 from router.bson_text import LONGEST, shortened
+from shard_client.bson.values import BOOLEAN
 from shard_client.error_codes import NOT_PRIMARY_CODES, ErrorCode
 from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import heads_size
+from shard_client.wire.bson_slices import find, iter_elements
+from shard_client.wire.frames import BODY_OFFSET
 
 _LONGEST_MESSAGE = 4 * LONGEST
 
@@ -77,6 +81,14 @@ def error_document(error: CommandError, times: Mapping[str, Any]) -> dict[str, A
     return reply
 
 
+def code_of(reply: bytes) -> int | None:
+    """Return the error code in another server's reply, a whole frame; None if it has none."""
+    element = find(reply, b"code", BODY_OFFSET)
+    if element is None:
+        return None
+    return int.from_bytes(reply[element.start : element.end], "little")
+
+
 def without_state_change(error: CommandError) -> CommandError:
     """Return an error of a shard's member as mongos passes it on (docs/protocol.md#opening).
 
@@ -91,8 +103,11 @@ def without_state_change(error: CommandError) -> CommandError:
     return CommandError(ErrorCode.HostUnreachable, message, labels=error.labels, extra=error.extra)
 
 
+BatchName = Literal["firstBatch", "nextBatch"]
+
+
 def build_cursor_reply(
-    batch_name: Literal["firstBatch", "nextBatch"],
+    batch_name: BatchName,
     *,
     cursor_id: int,
     namespace: str,
@@ -153,3 +168,50 @@ def _element_heads(count: int) -> list[bytes]:
     if len(_heads) < count:
         _heads.extend(b"\x03%d\0" % index for index in range(len(_heads), count))
     return _heads[:count]
+
+
+_ENDS_TRANSACTION = frozenset({"abortTransaction", "commitTransaction"})
+_STREAM_COMMANDS = frozenset({"aggregate", "getMore"})
+_MOST_FIELDS = 1000
+
+
+def with_retry_labels(error: CommandError, name: str, body: bytes) -> CommandError:
+    """Return ``error`` with the labels that make a driver retry, as with a mongos that shuts down.
+
+    A driver retries writes and transactions after a network error. It adds the labels to its own
+    network errors itself; from the router, in the mongos's place, it takes them from the reply.
+    Source: the drivers' specifications of retryable writes and of transactions.
+
+    Args:
+        error: the reason why the command was not sent, or not finished.
+        name: the command's name.
+        body: the raw command, of which only the first thousand fields are inspected. Raises
+            ProtocolError if these are malformed.
+    """
+    in_transaction = has_number = False
+    for element in islice(iter_elements(body), _MOST_FIELDS):
+        if element.name == b"txnNumber":
+            has_number = True
+        elif element.name == b"autocommit" and element.type == BOOLEAN:
+            in_transaction = not body[element.start]
+    if name in _ENDS_TRANSACTION or (has_number and not in_transaction):
+        return error.with_labels("RetryableWriteError")
+    if in_transaction:
+        return error.with_labels("TransientTransactionError")
+    return error.with_labels()
+
+
+def shutting_down(name: str) -> CommandError:
+    """Return the error for a new command; a client can retry it elsewhere or later."""
+    return _labelled(
+        name, CommandError(ErrorCode.ShutdownInProgress, "The server is shutting down")
+    )
+
+
+def interrupted(name: str) -> CommandError:
+    """Return the error for a command that was in flight for too long."""
+    return _labelled(name, CommandError(ErrorCode.InterruptedAtShutdown, "interrupted at shutdown"))
+
+
+def _labelled(name: str, error: CommandError) -> CommandError:
+    return error.with_change_stream_label() if name in _STREAM_COMMANDS else error

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from router.access.certificate_login import is_certificate_login
+from router.access.login import is_certificate_login
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
-from router.commands.call import Call, Command
-from router.commands.fields import check_known
+from router.commands.call import Call, answers
+from router.request.fields import check_known
 from shard_client.errors import CommandError
 
 _FIELDS = {
@@ -20,6 +20,20 @@ _FIELDS = {
 _OF_HELLO = ("saslSupportedMechs", "speculativeAuthenticate")
 
 
+@answers(
+    "saslStart",
+    help="begin a login",
+    before_login=True,
+    api_versions=("1",),
+    where=lambda node: node.access is not None,
+)
+@answers(
+    "saslContinue",
+    help="continue a login",
+    before_login=True,
+    api_versions=("1",),
+    where=lambda node: node.access is not None,
+)
 async def sasl_step(call: Call) -> AnyAnswer:
     """Relay saslStart or saslContinue (docs/security.md).
 
@@ -34,6 +48,13 @@ async def sasl_step(call: Call) -> AnyAnswer:
     return Answer(await call.client.login.converse(call.upstream_link, call.database, command))
 
 
+@answers(
+    "authenticate",
+    help="log in by certificate",
+    before_login=True,
+    api_versions=("1",),
+    where=lambda node: node.access is not None,
+)
 async def authenticate(call: Call) -> AnyAnswer:
     """Log in by the certificate that the client has presented (MONGODB-X509, docs/security.md).
 
@@ -43,12 +64,10 @@ async def authenticate(call: Call) -> AnyAnswer:
     login = call.client.login
     if login is None:
         return PASS_THROUGH
-    reply = await login.present(
-        call.client.certificate, call.node.own_certificate, call.database, call.command
-    )
-    return Answer(reply)
+    return Answer(await login.present(call.database, call.command))
 
 
+@answers("logout", help="end the login")
 async def log_out(call: Call) -> AnyAnswer:
     """End the login of this connection."""
     if call.client.login is not None:
@@ -56,6 +75,7 @@ async def log_out(call: Call) -> AnyAnswer:
     return Answer({})
 
 
+@answers("connectionStatus", help="who is logged in", before_login=True)
 async def connection_status(call: Call) -> AnyAnswer:
     """Return the user that is logged in, with its roles and, on request, its privileges."""
     user = call.client.login.user if call.client.login is not None else None
@@ -88,32 +108,6 @@ async def fields_of_hello(call: Call) -> Mapping[str, Any]:
     answer = await login.hello(call.upstream_link, asked) if asked else {}
     with suppress(CommandError):  # it leaves no trace in the reply, as with mongos
         answer["speculativeAuthenticate"] = await login.present(
-            call.client.certificate,
-            call.node.own_certificate,
-            speculative.get("db"),
-            speculative,
-            speculative=True,
+            speculative.get("db"), speculative, speculative=True
         )
     return answer
-
-
-RELAYED = (
-    Command(("saslStart",), sasl_step, "begin a login", before_login=True, api_versions=("1",)),
-    Command(
-        ("saslContinue",), sasl_step, "continue a login", before_login=True, api_versions=("1",)
-    ),
-    Command(
-        ("authenticate",),
-        authenticate,
-        "log in by certificate",
-        before_login=True,
-        api_versions=("1",),
-    ),
-)
-"""Commands that the router answers only where clients log in."""
-
-COMMANDS = (
-    *RELAYED,
-    Command(("logout",), log_out, "end the login"),
-    Command(("connectionStatus",), connection_status, "who is logged in", before_login=True),
-)

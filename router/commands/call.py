@@ -1,44 +1,49 @@
 """What a command works with: the process, its client, and the call with its document."""
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from bson.timestamp import Timestamp
 
 from router.access.authorization import login_required, require
+from router.access.login import AccessControl, Login
 from router.access.privileges import CLUSTER
+from router.access.signing import check_client_time
+from router.access.users import User
+from router.catalog.cluster import Cluster
+from router.catalog.server_checks import ServerChecks
+from router.catalog.upstream import Reachable, ServerLink, UpstreamMongos
+from router.catalog.version import ServerIdentity
 from router.client_limits import ClientLimits
-from router.commands.answer import AnyAnswer, without_state_change
-from router.commands.api_version import check_api
-from router.commands.client_time import ClientTime, check_client_time
+from router.commands.answer import (
+    AnyAnswer,
+    BatchName,
+    RawAnswer,
+    build_cursor_reply,
+    without_state_change,
+)
 from router.commands.job_reports import JobReports
-from router.commands.server_identity import ServerIdentity
 from router.commands.topology_version import TopologyVersion
-from router.upstream_mongos import ServerLink
-from shard_client.cluster_clock import is_signed
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError
+from router.cursors.registry import CursorRegistry
+from router.loop_lag import LoopLag
+from router.peers.peers import Peers
+from router.request.accepted import OF_ANY_COMMAND, brief
+from router.request.fields import check_api
+from router.stream.log_reader import Batch
+from router.tls.certificates import Certificates
+from shard_client.cluster_clock import ClusterClock, is_signed
+from shard_client.error_codes import RESUMABLE_CODES, ErrorCode
+from shard_client.errors import CommandError, NetworkError
 from shard_client.wire.bson_slices import find
 from shard_client.wire.compression import AVAILABLE
 from shard_client.wire.documents import decode, encode
 from shard_client.wire.frames import BODY_OFFSET
 
-if TYPE_CHECKING:
-    from router.access.control import AccessControl
-    from router.access.login import Login
-    from router.access.users import User
-    from router.catalog.cluster import Cluster
-    from router.catalog.server_checks import ServerChecks
+if TYPE_CHECKING:  # which only a router with ``enableTestCommands`` loads
     from router.commands.fail_points import FailPoints
-    from router.cursors.registry import CursorRegistry
-    from router.loop_lag import LoopLag
-    from router.peers.peers import Peers
-    from router.tls.certificates import Certificates
-    from router.upstream_mongos import Reachable, UpstreamMongos
-    from shard_client.cluster_clock import ClusterClock
-    from shard_client.wire.tls import Certificate
 
 _MOST_CHECKED = 1024 * 1024
 
@@ -92,10 +97,10 @@ class Node:
         certificates: the router's certificates; None without TLS.
     """
 
-    clock: "ClusterClock"
-    cursors: "CursorRegistry"
-    cluster: "Cluster"
-    upstream: "UpstreamMongos | None" = None
+    clock: ClusterClock
+    cursors: CursorRegistry
+    cluster: Cluster
+    upstream: UpstreamMongos | None = None
     arguments: list[str] = field(default_factory=list)
     options: Mapping[str, Any] = field(default_factory=dict)
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -110,11 +115,11 @@ class Node:
     fail_points: "FailPoints | None" = None
     client_limits: ClientLimits = field(default_factory=ClientLimits)
     compressors: tuple[str, ...] = AVAILABLE
-    peers: "Peers | None" = None
-    checks: "ServerChecks | None" = None
-    lag: "LoopLag | None" = None
-    access: "AccessControl | None" = None
-    certificates: "Certificates | None" = None
+    peers: Peers | None = None
+    checks: ServerChecks | None = None
+    lag: LoopLag | None = None
+    access: AccessControl | None = None
+    certificates: Certificates | None = None
 
     def become(self, identity: ServerIdentity) -> None:
         """Report ``identity`` from now on; wake waiting hellos if it changed."""
@@ -129,11 +134,6 @@ class Node:
         """
         labelled = error.with_change_stream_label()
         return labelled if self.topology.quiescing else without_state_change(labelled)
-
-    @property
-    def own_certificate(self) -> "Certificate | None":
-        """The certificate that the router shows to servers; None without TLS."""
-        return None if self.certificates is None else self.certificates.contexts.own
 
     def times(self) -> dict[str, Any]:
         """Return $clusterTime and operationTime for a reply; empty until a time is known."""
@@ -162,10 +162,6 @@ class Node:
         if self.access is None or is_signed(time):
             self.clock.advance(time)
 
-    def check_client_time(self, cluster_time: object) -> ClientTime:
-        """Check a client's ``$clusterTime`` without advancing the clock; raises CommandError."""
-        return check_client_time(cluster_time, self.now().timestamp())
-
 
 @dataclass(slots=True)
 class Client:
@@ -174,8 +170,7 @@ class Client:
     ``is_worker`` is true if the client is another worker of this router, which asks for one of its
     clients or for itself; it is answered from this process alone, and nothing is passed on.
     ``is_local`` is true if the client connects from this machine, over a loopback address.
-    ``login`` is None if clients do not log in, and for workers. ``certificate`` is the one that the
-    client has presented in its TLS handshake, checked with the authority; None without one.
+    ``login`` is None if clients do not log in, and for workers.
     """
 
     connection_id: int
@@ -184,9 +179,8 @@ class Client:
     greeted: bool = False
     is_worker: bool = False
     is_local: bool = False
-    links: "dict[Reachable, ServerLink]" = field(default_factory=dict)
-    login: "Login | None" = None
-    certificate: "Certificate | None" = None
+    links: dict[Reachable, ServerLink] = field(default_factory=dict)
+    login: Login | None = None
 
     @property
     def host(self) -> str:
@@ -200,7 +194,7 @@ class Client:
         name = application.get("name") if isinstance(application, Mapping) else None
         return f"{self.peer} {name}" if name else self.peer
 
-    def link_to(self, server: "Reachable") -> "ServerLink":
+    def link_to(self, server: Reachable) -> ServerLink:
         """Return this client's own link to another server, which connects on first use."""
         return self.links.setdefault(server, ServerLink(server))
 
@@ -239,18 +233,18 @@ class Call:
         return raw is None or len(raw) > _MOST_CHECKED or encode(self.command) == raw
 
     @property
-    def upstream(self) -> "UpstreamMongos | None":
+    def upstream(self) -> UpstreamMongos | None:
         """The upstream, None if there is none or the client is another worker."""
         return None if self.client.is_worker else self.node.upstream
 
     @property
-    def upstream_link(self) -> "ServerLink | None":
+    def upstream_link(self) -> ServerLink | None:
         """The client's own connection to the upstream, None if there is no upstream."""
         upstream = self.upstream
         return None if upstream is None else self.client.link_to(upstream)
 
     @property
-    def user(self) -> "User | None":
+    def user(self) -> User | None:
         """The user that is logged in; None without authorization, and for workers."""
         login = self.client.login
         return None if login is None else login.user
@@ -271,13 +265,77 @@ class Call:
             return bytes(lsid["id"])
         return None
 
+    def cursor_reply(
+        self, batch_name: BatchName, batch: Batch, cursor_id: int, namespace: str, **order: bool
+    ) -> RawAnswer:
+        """Return the reply that has a cursor's batch; ``order`` as for ``build_cursor_reply``."""
+        cluster_time, operation_time = self.node.reply_times
+        return build_cursor_reply(
+            batch_name,
+            cursor_id=0 if batch.closed else cursor_id,
+            namespace=namespace,
+            events=batch.events,
+            pbrt=batch.pbrt,
+            size=batch.size,
+            cluster_time=cluster_time,
+            operation_time=operation_time,
+            **order,
+        )
+
+    async def check_generic_fields(self) -> None:
+        """Check the time limit and the read concern of a command that the router answers.
+
+        Raises:
+            CommandError: mongos's error; without an upstream, and before a login, which opens no
+                connection to it, that the router does not know a value.
+        """
+        unknown = {
+            name: self.command[name]
+            for name, accepts in OF_ANY_COMMAND.items()
+            if name in self.command and not accepts(self.command[name])
+        }
+        login = self.client.login
+        if unknown and self.upstream is not None and (login is None or login.user is not None):
+            await self.let_upstream_check({"ping": 1, **unknown})
+        elif unknown:
+            raise CommandError(ErrorCode.BadValue, f"mergerouter does not know {brief(unknown)}")
+
+    async def let_upstream_check(self, command: Mapping[str, Any]) -> None:
+        """Let the upstream refuse a command with fields that only it can check.
+
+        It does not know the cursor of a getMore, and says so if the fields are valid. If it does
+        not answer, they have no effect.
+
+        Raises:
+            CommandError: a field is invalid.
+        """
+        link = self.upstream_link
+        assert link is not None
+        try:
+            with suppress(NetworkError):
+                await link.command(self.database, command)
+        except CommandError as error:
+            if error.code != ErrorCode.CursorNotFound and error.code not in RESUMABLE_CODES:
+                raise
+
+    async def check_time(self) -> None:
+        """Check the client's ``$clusterTime``, and its signature if the client is logged in.
+
+        Raises:
+            CommandError: mongos's error.
+        """
+        time = check_client_time(self.command["$clusterTime"], self.node.now().timestamp())
+        access, user = self.node.access, self.user
+        if access is not None and user is not None:
+            await access.check_time(time, user)
+
 
 Handler = Callable[[Call], Awaitable[AnyAnswer]]
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command of the registry: its names (the first is the official one) and its function.
+    """One command: its names (the first is the official one) and its function.
 
     A command with ``while_quiescing`` is also answered during shutdown. A command with
     ``for_tests`` exists under ``enableTestCommands`` only. With authorization, a command without
@@ -286,6 +344,7 @@ class Command:
     so that commands for the upstream are not decoded. ``refuse_early``, if given, takes the raw
     command and the user, and raises the CommandError of a command that need not be decoded for it.
     A command with ``checks_fields`` checks its time limit and read concern with its other fields.
+    ``where`` is whether listCommands has it in a process.
     """
 
     names: tuple[str, ...]
@@ -299,10 +358,18 @@ class Command:
     api_versions: tuple[str, ...] = ()
     checks_fields: bool = False
     is_ours: Callable[[bytes], bool] | None = None
-    refuse_early: Callable[[bytes, "User | None"], None] | None = None
+    refuse_early: Callable[[bytes, User | None], None] | None = None
+    where: Callable[[Node], bool] = lambda _node: True
 
-    def check(self, call: Call) -> None:
+    async def check(self, call: Call) -> None:
         """Make the checks that mongos makes before it runs any command; raises CommandError."""
+        self._check_rights(call)
+        if not self.checks_fields:
+            await call.check_generic_fields()
+        if "$clusterTime" in call.command:
+            await call.check_time()
+
+    def _check_rights(self, call: Call) -> None:
         check_api(self.names[0], call.command, self.api_versions)
         if self.admin_only and call.database != "admin":
             raise CommandError(
@@ -316,3 +383,17 @@ class Command:
             raise login_required(self.names[0])
         if self.action is not None:
             require(user, CLUSTER, self.action, database=call.database, command=call.command)
+
+
+COMMANDS: Final[dict[str, Command]] = {}
+"""The commands of the modules that are imported, by each of their names (``table`` has all)."""
+
+
+def answers(*names: str, **properties: Any) -> Callable[[Handler], Handler]:
+    """Add the function below to ``COMMANDS``; arguments as for ``Command``."""
+
+    def added(run: Handler) -> Handler:
+        COMMANDS.update(dict.fromkeys(names, Command(names, run, **properties)))
+        return run
+
+    return added

@@ -8,26 +8,24 @@ from bson.int64 import Int64
 
 from router.access.authorization import not_authorized
 from router.access.privileges import CLUSTER, Resource
-from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer, build_cursor_reply
-from router.commands.api_version import check_same_api
-from router.commands.call import Call, Command
+from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
+from router.commands.call import Call, answers
 from router.commands.elsewhere import (
     ANYBODY,
     get_more_elsewhere,
     is_elsewhere,
     kill_elsewhere,
 )
-from router.commands.fields import (
+from router.cursors.cursor import Owner
+from router.request.accepted import LONGEST_TIME, OF_ANY_COMMAND, Accepts, is_read_preference
+from router.request.fields import (
     at_least_zero,
-    check_generic_fields,
     check_known,
-    let_upstream_check,
+    check_same_api,
     required,
     text,
+    wrong_type,
 )
-from router.cursors.owner import Owner
-from router.request.accepted import LONGEST_TIME, OF_ANY_COMMAND, Accepts, is_read_preference
-from router.request.field_errors import wrong_type
 from shard_client.errors import CommandError
 
 DEFAULT_AWAIT_MS = 1000
@@ -48,6 +46,7 @@ _KILL_LISTS = ("cursorsKilled", "cursorsNotFound", "cursorsAlive", "cursorsUnkno
 _Lists = dict[str, list[Int64]]
 
 
+@answers("getMore", help="the next batch of a cursor", api_versions=("1",), checks_fields=True)
 async def get_more(call: Call) -> AnyAnswer:
     """Return the next batch of a merged cursor (docs/protocol.md#cursor-replies).
 
@@ -61,9 +60,9 @@ async def get_more(call: Call) -> AnyAnswer:
         raise wrong_type("getMore.getMore", cursor_id, "long")
     is_own = cursor_id in node.cursors
     if node.upstream is None:
-        await check_generic_fields(call)
+        await call.check_generic_fields()
     elif (is_own or is_elsewhere(call, cursor_id)) and not all(map(_is_usual, command.items())):
-        await let_upstream_check(call, command)
+        await call.let_upstream_check(command)
     if not is_own:
         elsewhere = await get_more_elsewhere(call, cursor_id)
         if elsewhere is not None:
@@ -85,17 +84,7 @@ async def get_more(call: Call) -> AnyAnswer:
         except CommandError as error:
             node.cursors.kill((cursor_id,), owner)  # the failure is permanent
             raise node.as_mongos_says(error) from error
-    cluster_time, operation_time = node.reply_times
-    return build_cursor_reply(
-        "nextBatch",
-        cursor_id=0 if batch.closed else cursor.cursor_id,
-        namespace=f"{call.database}.{collection}",
-        events=batch.events,
-        pbrt=batch.pbrt,
-        size=batch.size,
-        cluster_time=cluster_time,
-        operation_time=operation_time,
-    )
+    return call.cursor_reply("nextBatch", batch, cursor_id, f"{call.database}.{collection}")
 
 
 def _is_usual(item: tuple[str, Any]) -> bool:
@@ -108,6 +97,7 @@ def _is_usual(item: tuple[str, Any]) -> bool:
     return name in _USUAL_FIELDS and _USUAL_FIELDS[name](value)
 
 
+@answers("killCursors", help="end cursors", while_quiescing=True, api_versions=("1",))
 async def kill_cursors(call: Call) -> AnyAnswer:
     """Kill merged cursors and ask the upstream to kill the others
     (docs/protocol.md#cursor-replies).
@@ -154,14 +144,3 @@ async def kill_cursors(call: Call) -> AnyAnswer:
 def _add_lists(lists: _Lists, reply: Mapping[str, Any]) -> None:
     for name, kept in lists.items():
         kept.extend(reply.get(name, ()))
-
-
-COMMANDS = (
-    Command(
-        ("getMore",), get_more, "the next batch of a cursor", api_versions=("1",),
-        checks_fields=True,
-    ),
-    Command(
-        ("killCursors",), kill_cursors, "end cursors", while_quiescing=True, api_versions=("1",)
-    ),
-)  # fmt: skip

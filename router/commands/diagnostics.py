@@ -3,36 +3,41 @@
 import platform
 
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
-from router.commands.call import Call, Command
+from router.commands.call import Call, answers
 from router.commands.elsewhere import everywhere_else
-from router.commands.fields import text
 from router.config.log_lines import RECENT, RECENT_LINES
+from router.request.fields import text
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
 LOG_NAMES = ("global", "startupWarnings")
 
 
+@answers("ping", help="answer", before_login=True, api_versions=("1",))
 async def ping(call: Call) -> Answer:
     """Answer, to show that the router is reachable."""
     return Answer({})
 
 
+@answers("buildInfo", "buildinfo", help="the version of the cluster", before_login=True)
 async def build_info(call: Call) -> Answer:
     """Return the version of the cluster's servers in the form of mongos's buildInfo."""
     return Answer(call.node.identity.build_info)
 
 
+@answers("getCmdLineOpts", help="the command line", admin_only=True, action="getCmdLineOpts")
 async def get_cmd_line_opts(call: Call) -> Answer:
     """Return the command line as given and as parsed."""
     return Answer({"argv": call.node.arguments, "parsed": call.node.options})
 
 
+@answers("whatsmyuri", help="the client's address", before_login=True)
 async def whats_my_uri(call: Call) -> Answer:
     """Return the client's address as this server sees it."""
     return Answer({"you": call.client.peer})
 
 
+@answers("getLog", help="the last log lines", admin_only=True, action="getLog")
 async def get_log(call: Call) -> Answer:
     """Return the last lines of the log.
 
@@ -59,6 +64,7 @@ def _time_of(line: str) -> str:
     return line.partition("}")[0]
 
 
+@answers("hostInfo", help="the machine", action="hostInfo")
 async def host_info(call: Call) -> Answer:
     """Describe the machine that the router runs on."""
     bits = 64
@@ -72,6 +78,7 @@ async def host_info(call: Call) -> Answer:
     return Answer({"system": system, "os": os, "extra": {}})
 
 
+@answers("replSetGetStatus", help="not supported through mongos", admin_only=True)
 async def repl_set_get_status(call: Call) -> Answer:
     """Refuse as mongos does, without an error code."""
     return Answer(
@@ -83,11 +90,13 @@ async def repl_set_get_status(call: Call) -> Answer:
     )
 
 
+@answers("isdbgrid", help="that this is a mongos", before_login=True)
 async def is_dbgrid(call: Call) -> Answer:
     """Report that this server is a mongos."""
     return Answer({"isdbgrid": 1, "hostname": call.node.host})
 
 
+@answers("listShards", "listshards", help="the shards", admin_only=True, action="listShards")
 async def list_shards(call: Call) -> AnyAnswer:
     """Return the shards from config.shards; pass through if there is an upstream."""
     if call.node.upstream is not None:
@@ -96,32 +105,3 @@ async def list_shards(call: Call) -> AnyAnswer:
     return Answer(
         {"shards": [{"_id": name, "host": host, "state": 1} for name, host in shards.items()]}
     )
-
-
-COMMANDS = (
-    Command(("ping",), ping, "answer", before_login=True, api_versions=("1",)),
-    Command(
-        ("buildInfo", "buildinfo"), build_info, "the version of the cluster", before_login=True
-    ),
-    Command(
-        ("getCmdLineOpts",),
-        get_cmd_line_opts,
-        "the command line",
-        admin_only=True,
-        action="getCmdLineOpts",
-    ),
-    Command(("whatsmyuri",), whats_my_uri, "the client's address", before_login=True),
-    Command(("getLog",), get_log, "the last log lines", admin_only=True, action="getLog"),
-    Command(("hostInfo",), host_info, "the machine", action="hostInfo"),
-    Command(
-        ("replSetGetStatus",), repl_set_get_status, "not supported through mongos", admin_only=True
-    ),
-    Command(("isdbgrid",), is_dbgrid, "that this is a mongos", before_login=True),
-    Command(
-        ("listShards", "listshards"),
-        list_shards,
-        "the shards",
-        admin_only=True,
-        action="listShards",
-    ),
-)

@@ -9,13 +9,12 @@ from typing import Any, Final
 
 import structlog
 
-from router.commands.answer import RawAnswer
+from router.commands.answer import RawAnswer, code_of
 from router.commands.call import Call
 from router.config.log_lines import LEVEL
 from router.peers.peers import Peer, Peers
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import NetworkError
-from shard_client.wire.bson_slices import find
 from shard_client.wire.documents import encode
 from shard_client.wire.frames import BODY_OFFSET, build_msg
 
@@ -25,7 +24,6 @@ ANYBODY: Final = "*"
 """The name of a user that may act on all users' cursors; a real user's name has an @."""
 
 _ON_BEHALF_OF: Final = "$onBehalfOf"
-_CODE: Final = b"code"
 
 
 async def everywhere_else(call: Call) -> Sequence[dict[str, Any]]:
@@ -64,11 +62,8 @@ async def get_more_elsewhere(call: Call, cursor_id: int) -> RawAnswer | None:
     except NetworkError as error:
         _log_lost(owner, error)
         return None
-    code = find(reply, _CODE, BODY_OFFSET)
-    if code is not None:
-        number = int.from_bytes(reply[code.start : code.end], "little")
-        if number == ErrorCode.CursorNotFound:
-            return None
+    if code_of(reply) == ErrorCode.CursorNotFound:
+        return None
     call.node.advance_clock(reply)
     return RawAnswer([reply[BODY_OFFSET:]])
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from router.commands.call import Call
-from router.request.stages import is_change_stream
+from router.request.accepted import is_change_stream
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError
 from shard_client.wire.documents import encode

@@ -5,20 +5,104 @@ from typing import Any
 
 from router.commands.answer import Answer
 from router.commands.authentication import fields_of_hello
-from router.commands.call import Call, Client, Command, Node
-from router.commands.client_metadata import check_client_metadata
-from router.commands.fields import whole_number
-from router.request.field_errors import wrong_type
+from router.commands.call import Call, Client, Node, answers
+from router.request.fields import whole_number, wrong_type
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 from shard_client.wire.compression import negotiate
+from shard_client.wire.documents import encode
 from shard_client.wire.frames import MAX_DOCUMENT_SIZE, MAX_MESSAGE_SIZE, MAX_WRITE_BATCH_SIZE
+
+_MOST_BYTES = 512
+_MOST_NAME_BYTES = 128
+_WHERE = "in the client metadata document"
+_REQUIRED = {"driver": ("name", "version"), "os": ("type",)}
+
+
+def check_client_metadata(metadata: object) -> Mapping[str, Any]:
+    """Check and return the ``client`` document of a hello, by MongoDB's handshake specification.
+
+    Raises:
+        CommandError: it is not a document or has a field of the wrong type (14), is longer than 512
+            bytes (185), lacks a field (183), or has an application name above 128 bytes (184).
+    """
+    if not isinstance(metadata, Mapping):
+        raise CommandError(
+            ErrorCode.TypeMismatch, "The client metadata document must be a document"
+        )
+    if len(encode(metadata)) > _MOST_BYTES:
+        raise CommandError(
+            ErrorCode.ClientMetadataDocumentTooLarge,
+            f"The client metadata document must be less then or equal to {_MOST_BYTES}bytes",
+        )
+    for name, value in metadata.items():
+        if name == "application":
+            _check_application(value)
+        elif name in _REQUIRED:
+            _check_fields(name, _document(name, value))
+    for name in _REQUIRED:
+        if name not in metadata:
+            raise CommandError(
+                ErrorCode.ClientMetadataMissingField,
+                f"Missing required sub-document '{name}' {_WHERE}",
+            )
+    return metadata
+
+
+def _check_application(application: object) -> None:
+    name = _document("application", application).get("name", "")
+    _check_text("application.name", name)
+    if len(name.encode()) > _MOST_NAME_BYTES:
+        raise CommandError(
+            ErrorCode.ClientMetadataAppNameTooLarge,
+            f"The 'application.name' field must be less then or equal to {_MOST_NAME_BYTES} bytes "
+            f"{_WHERE}",
+        )
+
+
+def _check_fields(path: str, document: Mapping[str, Any]) -> None:
+    for field in _REQUIRED[path]:
+        if field not in document:
+            raise CommandError(
+                ErrorCode.ClientMetadataMissingField,
+                f"Missing required field '{path}.{field}' {_WHERE}",
+            )
+        _check_text(f"{path}.{field}", document[field])
+
+
+def _document(path: str, value: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise CommandError(
+            ErrorCode.TypeMismatch,
+            f"The '{path}' field is required to be a BSON document {_WHERE}",
+        )
+    return value
+
+
+def _check_text(path: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise CommandError(ErrorCode.TypeMismatch, f"The '{path}' field must be a string {_WHERE}")
+
 
 SESSION_TIMEOUT_MINUTES = 30
 _SECONDS_PER_MS = 0.001
 _LONGEST_WAIT = 24 * 60 * 60.0
 
 
+@answers(
+    "hello",
+    help="the version and limits of this server",
+    while_quiescing=True,
+    before_login=True,
+    api_versions=("1",),
+)
+@answers(
+    "isMaster",
+    "ismaster",
+    help="hello, by its former name",
+    while_quiescing=True,
+    before_login=True,
+)
 async def hello(call: Call) -> Answer:
     """Answer as mongos does, with waiting and streaming on request
     (docs/protocol.md#wire-protocol).
@@ -112,15 +196,3 @@ def _describe(name: str, command: Mapping[str, Any], node: Node, client: Client)
         if common:
             reply["compression"] = common
     return reply
-
-
-COMMANDS = (
-    Command(
-        ("hello",), hello, "the version and limits of this server", while_quiescing=True,
-        before_login=True, api_versions=("1",),
-    ),
-    Command(
-        ("isMaster", "ismaster"), hello, "hello, by its former name", while_quiescing=True,
-        before_login=True,
-    ),
-)  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any, Final
 from bson.timestamp import Timestamp
 
 from router.commands.answer import Answer
-from router.commands.call import Call, Command, Node
+from router.commands.call import Call, Node, answers
 from router.commands.server_status import own_status
 from router.config.log_lines import RECENT
 from router.memory import resident_bytes
@@ -19,6 +19,8 @@ COMMAND: Final = "_mergerouterProcessStatus"
 
 _MOST_STREAMS = 200
 _MOST_CURSORS = 200
+_FARTHEST = 5
+"""Number of the cursors farthest behind that metrics name."""
 _MOST_FAILURES = 50
 
 
@@ -41,6 +43,9 @@ async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str
         if details and len(streams) < _MOST_STREAMS:
             streams.append({**stream, "worker": number})
     usage = resource.getrusage(resource.RUSAGE_SELF)
+    listed = cursors.describe_cursors(
+        _MOST_CURSORS if details else _FARTHEST, node.now().timestamp()
+    )
     status: dict[str, Any] = {
         "worker": number,
         "now": node.now(),
@@ -51,6 +56,7 @@ async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str
         "targets": tally.to_document(),
         "waitingStreams": tally.waiting,
         "cursors": len(cursors),
+        "cursorList": [{**each, "worker": number} for each in listed],
         "heldBytes": cursors.memory.held,
         "bufferLimitBytes": cursors.memory.limit,
         "userBufferLimitBytes": cursors.memory.user_limit,
@@ -74,8 +80,6 @@ async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str
         status["checks"] = [check.to_document() for check in await node.checks.results()]
     if details:
         status["streams"] = streams
-        listed = cursors.describe_cursors(_MOST_CURSORS)
-        status["cursorList"] = [{**each, "worker": number} for each in listed]
         status["failures"] = RECENT.failures(_MOST_FAILURES)
         status["jobs"] = [each.to_document() for each in node.jobs.current(node.now())]
     return status
@@ -91,7 +95,11 @@ def _by_name(errors: Mapping[int, int]) -> Counter[str]:
 
 
 class _Tally:
-    """Sums over streams by target, for the metrics."""
+    """Sums over streams by target, for the metrics.
+
+    The watermarks are those of streams for which clients wait: a stream whose clients do not read
+    does not ask its shards for more.
+    """
 
     def __init__(self) -> None:
         self.waiting = 0
@@ -108,7 +116,7 @@ class _Tally:
             self._held.setdefault(slowest, Counter())[stream["slowestReason"]] += 1
         for remote in stream["remotes"]:
             target, watermark = remote["target"], remote["watermark"]
-            if watermark is not None:
+            if watermark is not None and stream["waitedFor"]:
                 lowest = self._watermarks.setdefault(target, watermark)
                 self._watermarks[target] = min(lowest, watermark)
             self._cursors[target] += 1
@@ -129,12 +137,10 @@ class _Tally:
         }
 
 
+@answers(COMMAND, help="the status of one worker", while_quiescing=True)
 async def _report(call: Call) -> Answer:
     """Report this process's status to the parent of the workers; no client may ask for it."""
     if not call.client.is_worker:
         raise CommandError(ErrorCode.CommandNotFound, f"no such command: '{call.name}'")
     details, checks = bool(call.command.get("details")), bool(call.command.get("checks"))
     return Answer(await process_status(call.node, details=details, checks=checks))
-
-
-COMMANDS = (Command((COMMAND,), _report, "the status of one worker", while_quiescing=True),)

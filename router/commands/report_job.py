@@ -9,10 +9,9 @@ from bson.timestamp import Timestamp
 from router.access.authorization import require
 from router.access.privileges import STREAM_ACTIONS, WHOLE, stream_resource
 from router.commands.answer import Answer
-from router.commands.call import Call, Command
-from router.commands.fields import at_least_zero, check_known, text
+from router.commands.call import Call, answers
 from router.commands.job_reports import JobReport
-from router.request.field_errors import wrong_type
+from router.request.fields import at_least_zero, check_known, text, wrong_type
 
 COMMAND: Final = "mergerouterReportJob"
 
@@ -24,6 +23,7 @@ _LARGEST: Final = 2**53
 _FIELDS = frozenset({"job", "batch", "through", "eventsPerSecond", "idle", "error", "ended"})
 
 
+@answers(COMMAND, help="show a job on the router's status page")
 async def report_job(call: Call) -> Answer:
     """Keep what a job says of itself, from a user who may open the job's stream.
 
@@ -86,6 +86,3 @@ def _rate(command: Mapping[str, Any], name: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
         raise wrong_type(f"{name}.eventsPerSecond", value, "double")
     return min(max(0.0, float(value)), _LARGEST)
-
-
-COMMANDS = (Command((COMMAND,), report_job, "show a job on the router's status page"),)

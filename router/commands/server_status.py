@@ -10,7 +10,7 @@ from typing import Any
 from bson.int64 import Int64
 
 from router.commands.answer import Answer
-from router.commands.call import Call, Command, Node
+from router.commands.call import Call, Node, answers
 from router.commands.elsewhere import everywhere_else
 from router.status_sums import sum_statuses
 from shard_client.wire.connection import format_address
@@ -19,6 +19,7 @@ _MOST_USERS = 100
 _ADDED = frozenset({"ok", "$clusterTime", "operationTime"})
 
 
+@answers("serverStatus", help="counters of this process", action="serverStatus")
 async def server_status(call: Call) -> Answer:
     """Report connections, traffic, cursors and memory, summed over all workers."""
     reply = own_status(call.node)
@@ -158,8 +159,3 @@ def _extra_info() -> dict[str, Any]:
 
 def _resident_mb() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-
-
-COMMANDS = (
-    Command(("serverStatus",), server_status, "counters of this process", action="serverStatus"),
-)

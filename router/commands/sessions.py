@@ -7,14 +7,15 @@ from typing import Any
 from bson.binary import UUID_SUBTYPE, Binary
 
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
-from router.commands.call import Call, Command
+from router.commands.call import Call, answers
 from router.commands.elsewhere import everywhere_else
 from router.commands.hello import SESSION_TIMEOUT_MINUTES
-from router.request.field_errors import wrong_type
+from router.request.fields import wrong_type
 
 _NAMED_IN_ERRORS = {"killSessions": "KillSessionsCmd"}
 
 
+@answers("startSession", help="make a session")
 async def start_session(call: Call) -> AnyAnswer:
     """Create a session id, or let the upstream create it if there is one."""
     if call.upstream is not None:
@@ -23,6 +24,8 @@ async def start_session(call: Call) -> AnyAnswer:
     return Answer({"id": session, "timeoutMinutes": SESSION_TIMEOUT_MINUTES})
 
 
+@answers("endSessions", help="end sessions", while_quiescing=True, api_versions=("1",))
+@answers("killSessions", help="kill sessions", while_quiescing=True)
 async def end_sessions(call: Call) -> AnyAnswer:
     """Kill the merged cursors of the named sessions, then pass the command to the upstream.
 
@@ -36,6 +39,7 @@ async def end_sessions(call: Call) -> AnyAnswer:
     return await _everywhere_else(call)
 
 
+@answers("refreshSessions", help="keep sessions", api_versions=("1",))
 async def refresh_sessions(call: Call) -> AnyAnswer:
     """Restart the idle time of the named sessions, here and in the upstream.
 
@@ -65,13 +69,3 @@ def _session_ids(call: Call) -> list[bytes]:
             raise wrong_type(f"{path}.id", session.get("id"), "binData")
         ids.append(bytes(session["id"]))
     return ids
-
-
-COMMANDS = (
-    Command(("startSession",), start_session, "make a session"),
-    Command(
-        ("endSessions",), end_sessions, "end sessions", while_quiescing=True, api_versions=("1",)
-    ),
-    Command(("killSessions",), end_sessions, "kill sessions", while_quiescing=True),
-    Command(("refreshSessions",), refresh_sessions, "keep sessions", api_versions=("1",)),
-)

@@ -1,32 +1,35 @@
-"""The registry of the commands that the router answers, by each of their names."""
+"""All commands that the router answers, by each of their names."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from typing import Final
 
 from bson.int64 import Int64
 
-from router.commands import (
+from router.commands import (  # noqa: F401 - each adds its commands
+    administration,
     aggregate,
     authentication,
-    certificates,
+    call,
     cursors,
     diagnostics,
-    get_parameter,
     hello,
-    local_only,
-    log_level,
+    parameters,
     process_status,
     report_job,
     server_status,
     sessions,
-    user_changes,
 )
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
-from router.commands.call import Call, Command
-from router.commands.fields import text
+from router.commands.call import Call, Command, answers
+from router.request.fields import text
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
+COMMANDS: Final[Mapping[str, Command]] = call.COMMANDS
+"""The commands by name, including former names."""
 
+
+@answers("listCommands", help="the commands", before_login=True)
 async def list_commands(call: Call) -> AnyAnswer:
     """List the commands answered here; pass through to an upstream, whose list holds them all."""
     if call.node.upstream is not None:
@@ -38,15 +41,21 @@ async def list_commands(call: Call) -> AnyAnswer:
             "adminOnly": command.admin_only,
             "apiVersions": list(command.api_versions),
         }
-        for command in sorted(_ALL, key=lambda command: command.names[0])
-        if (not command.for_tests or call.node.fail_points is not None)
-        and (call.node.access is not None or command not in authentication.RELAYED)
-        and (call.node.certificates is not None or command not in certificates.COMMANDS)
-        and not command.names[0].startswith("_")  # for the router's own processes
+        for command in sorted(set(COMMANDS.values()), key=lambda command: command.names[0])
+        # Those that begin with an underscore are for the router's own processes.
+        if command.where(call.node) and not command.names[0].startswith("_")
     }
     return Answer({"commands": listed})
 
 
+@answers(
+    "configureFailPoint",
+    help="set a fail point",
+    admin_only=True,
+    for_tests=True,
+    before_login=True,
+    where=lambda node: node.fail_points is not None,
+)
 async def configure_fail_point(call: Call) -> AnyAnswer:
     """Set one of the router's fail points; pass all others to the upstream; raises CommandError.
 
@@ -60,38 +69,3 @@ async def configure_fail_point(call: Call) -> AnyAnswer:
     if call.upstream is not None:
         return PASS_THROUGH
     raise CommandError(ErrorCode.FailPointSetFailed, f"{name} not found")
-
-
-_ALL: tuple[Command, ...] = (
-    *hello.COMMANDS,
-    *authentication.COMMANDS,
-    *diagnostics.COMMANDS,
-    *server_status.COMMANDS,
-    *process_status.COMMANDS,
-    *report_job.COMMANDS,
-    *aggregate.COMMANDS,
-    *cursors.COMMANDS,
-    *sessions.COMMANDS,
-    *user_changes.COMMANDS,
-    Command(
-        ("configureFailPoint",),
-        configure_fail_point,
-        "set a fail point",
-        admin_only=True,
-        for_tests=True,
-        before_login=True,
-    ),
-    *get_parameter.COMMANDS,
-    *certificates.COMMANDS,
-    *log_level.COMMANDS,
-    *local_only.COMMANDS,
-    Command(("listCommands",), list_commands, "the commands", before_login=True),
-)
-
-
-def _by_name(commands: Iterable[Command]) -> dict[str, Command]:
-    return {name: command for command in commands for name in command.names}
-
-
-COMMANDS: Mapping[str, Command] = _by_name(_ALL)
-"""The commands by name, including former names."""

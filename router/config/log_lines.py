@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Hashable, MutableMapping
 from datetime import UTC, datetime
 from typing import Any, TextIO, cast
 
@@ -89,11 +89,11 @@ def _render(logger: object, method: str, event: MutableMapping[str, Any]) -> str
 
 
 class Repeats:
-    """Drops warnings that repeat, and counts them; a processor of structlog.
+    """Drops lines that repeat, and counts them; a processor of structlog, for warnings.
 
-    A warning with the same words within ``interval`` seconds after the last one is dropped; the
-    next one has their number in ``repeated``. Numbers do not count as words, such as how long a
-    failure has lasted. At most ``most`` different warnings are remembered.
+    A line with the same key within ``interval`` seconds after the last one is dropped; the next one
+    has their number in ``repeated``. The key of a warning is its words: numbers do not count, such
+    as how long a failure has lasted. At most ``most`` different keys are remembered.
     """
 
     def __init__(
@@ -105,43 +105,48 @@ class Repeats:
         self._interval = interval
         self._most = most
         self._clock = clock
-        self._seen: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        self._seen: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()
 
     def __call__(
         self, logger: object, method: str, event: MutableMapping[str, Any]
     ) -> MutableMapping[str, Any]:
         """Return the event, with the number of dropped ones; raises structlog.DropEvent."""
-        if method not in ("warning", "warn"):
-            return event
-        words = {name: value for name, value in event.items() if not isinstance(value, int | float)}
-        key, now = repr(words), self._clock()
+        if method in ("warning", "warn"):
+            words = {
+                name: value for name, value in event.items() if not isinstance(value, (int, float))
+            }
+            dropped = self.dropped(repr(words))
+            if dropped is None:
+                raise structlog.DropEvent
+            if dropped:
+                event["repeated"] = dropped
+        return event
+
+    def dropped(self, key: Hashable) -> int | None:
+        """Return how many lines with this key were dropped before this one; None to drop it."""
+        now = self._clock()
         logged, dropped = self._seen.get(key, (-math.inf, 0))
         if now < logged + self._interval:
             self._seen[key] = (logged, dropped + 1)
-            raise structlog.DropEvent
+            return None
         self._seen[key] = (now, 0)
         self._seen.move_to_end(key)
         if len(self._seen) > self._most:
             self._seen.popitem(last=False)
-        if dropped:
-            event["repeated"] = dropped
-        return event
+        return dropped
 
 
 class LibraryLog(logging.Handler):
     """Writes what libraries log, asyncio included, as lines of the router's log.
 
-    Each place in their code, with the place that raised the exception, has one line in ``interval``
-    seconds, whatever the text is; the next one has the number of those left out in ``repeated``.
-    Only asyncio's lines have tracebacks: they tell of an exception that the router's code did not
-    expect.
+    ``Repeats`` drops those from the same place in their code, with the same place that raised the
+    exception, whatever the text is. Only asyncio's lines have tracebacks: they tell of an exception
+    that the router's code did not expect.
     """
 
     def __init__(self, interval: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(logging.WARNING)
-        self._interval = interval
-        self._clock = clock
-        self._logged: dict[tuple[object, ...], tuple[float, int]] = {}
+        self._repeats = Repeats(interval, clock=clock)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Log a record; called on the thread that made it."""
@@ -149,12 +154,9 @@ class LibraryLog(logging.Handler):
         while trace is not None and trace.tb_next is not None:
             trace = trace.tb_next
         raised_at = None if trace is None else (trace.tb_frame.f_code, trace.tb_lineno)
-        place, now = (record.pathname, record.lineno, kind, raised_at), self._clock()
-        logged, dropped = self._logged.get(place, (-math.inf, 0))
-        if now < logged + self._interval:
-            self._logged[place] = (logged, dropped + 1)
+        dropped = self._repeats.dropped((record.pathname, record.lineno, kind, raised_at))
+        if dropped is None:
             return
-        self._logged[place] = (now, 0)
         message, _, details = record.getMessage().partition("\n")
         fields: dict[str, Any] = {"repeated": dropped, "details": details, "error": error}
         if record.name == "asyncio" and error is not None:

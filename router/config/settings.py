@@ -1,7 +1,7 @@
 """The router's settings, from flags, environment and a YAML file, with mongos's names."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from ipaddress import ip_address, ip_network
 from pathlib import Path
@@ -11,9 +11,8 @@ import yaml
 from pydantic import Field, field_validator, model_validator
 
 from router.client_limits import ClientLimits, Network, supported_connections
-from router.config.environment import read_environment
 from router.config.parameters import PARAMETERS, client_limits, parse_parameters
-from router.config.problems import Section, fields
+from router.config.problems import Section, fields, nearest
 from router.config.security import HIDDEN, Security
 from router.config.tls import Mode, Tls
 from router.config.tracing import Tracing
@@ -223,7 +222,7 @@ class Settings(Section):
     def _is_uri(cls, value: str | None) -> str | None:
         if value is not None:
             # Imported here: it brings the logs with it, and the help of a command needs none.
-            from router.upstream_mongos import parse_upstream
+            from router.catalog.upstream import parse_upstream
 
             parse_upstream(value)
         return value
@@ -349,4 +348,67 @@ def _plain(value: Any) -> Any:
 def _sorted(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _sorted(value[name]) for name in sorted(value)}
+    return value
+
+
+PREFIX = "MERGEROUTER_"
+"""The beginning of every variable that is a setting."""
+
+_DOT = "__"
+
+
+def variable(setting: str) -> str:
+    """Return the name of the variable that sets ``setting``, a dotted name as in the file."""
+    return PREFIX + setting.replace(".", _DOT).upper()
+
+
+def read_environment(
+    environment: Mapping[str, str], settings: Collection[str], maps: Mapping[str, Collection[str]]
+) -> dict[str, Any]:
+    """Return the settings in the environment by dotted name.
+
+    A variable that is no setting is ignored if its name has no two underscores in a row and
+    resembles no setting: Kubernetes sets MERGEROUTER_PORT in every pod if there is a service of
+    that name.
+
+    Args:
+        environment: all variables.
+        settings: the dotted names of all settings.
+        maps: the settings that are maps, with their known keys. Such a setting is a YAML or JSON
+            map in one variable, or one variable for each key (``MERGEROUTER_SETPARAMETER__NAME``).
+
+    Raises:
+        ValueError: a variable names no setting, or a map is not valid; the message names it.
+    """
+    known = {variable(name): name for name in settings}
+    keys = {variable(f"{name}.{key}"): (name, key) for name, kept in maps.items() for key in kept}
+    found: dict[str, Any] = {}
+    for written, value in environment.items():
+        name = written.upper()
+        if not name.startswith(PREFIX):
+            continue
+        if name in keys:
+            outer, key = keys[name]
+            found.setdefault(outer, {})[key] = value
+        elif name in known:
+            setting = known[name]
+            if setting in maps:
+                found.setdefault(setting, {}).update(_map(written, value))
+            else:
+                found[setting] = value
+        else:
+            names = [each for each in (*known, *keys) if (_DOT in each) == (_DOT in name)]
+            near = nearest(name, names, required=len(PREFIX))
+            if near or _DOT in name:
+                raise ValueError(f"the environment variable {written} is not a setting.{near}")
+    return found
+
+
+def _map(name: str, text: str) -> dict[str, Any]:
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        value = None
+    if not isinstance(value, dict):
+        raise ValueError(f"the environment variable {name} must be a map, as in {{name: value}}")
     return value

@@ -1,15 +1,71 @@
-"""A client's cursor: one cursor id for many remote cursors."""
+"""A client's cursor: one cursor id for many remote cursors, and who may use it."""
 
-from typing import Protocol
+import base64
+import hashlib
+from typing import NamedTuple, Protocol
+from uuid import UUID
 
 from router.cursors.completing_reader import CompletingReader
-from router.cursors.owner import Owner, check_session, check_user
 from router.stream.admission import Ticket
 from router.stream.client_reader import ClientReader
 from router.stream.log_reader import Batch
 from router.stream.running_stream import RunningStream
+from shard_client.bson.resume_token import cluster_time_of
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
+
+
+class Owner(NamedTuple):
+    """The owner of a cursor: the session's ``lsid.id`` as bytes and the user ``name@db``, if any.
+
+    ``client`` is the address to which the cursor is charged; other addresses may read it, too.
+    ``connection`` describes the connection that opened it: address, port and application.
+    """
+
+    lsid: bytes | None = None
+    user: str | None = None
+    client: str | None = None
+    connection: str | None = None
+
+
+def check_user(cursor_id: int, cursor_owner: Owner, asking: Owner) -> None:
+    """Raise CommandError (13 Unauthorized) for another user's cursor."""
+    if cursor_owner.user != asking.user:
+        raise CommandError(
+            ErrorCode.Unauthorized,
+            f"cursor id {cursor_id} was not created by the authenticated user :: caused by :: "
+            "User not authorized to access cursor",
+        )
+
+
+def check_session(cursor_id: int, cursor_owner: Owner, asking: Owner) -> None:
+    """Raise CommandError for a getMore in a different session, with mongos's error codes."""
+    created, used = cursor_owner.lsid, asking.lsid
+    if created == used:
+        return
+    if cursor_owner.user is not None:
+        raise CommandError(
+            ErrorCode.Unauthorized,
+            f"Cursor session id ({_session(cursor_owner)}) is not the same as the operation "
+            f"context's session id ({_session(asking)})",
+        )
+    made, run = "not created in a session", "without an lsid"
+    if created is not None:
+        made = f"created in session {_session(cursor_owner)}"
+    if used is not None:
+        run = f"in session {_session(asking)}"
+    code = 50799 if created is None else 50800 if used is None else 50801
+    raise CommandError(code, f"Cannot run getMore on cursor {cursor_id}, which was {made}, {run}")
+
+
+def _session(owner: Owner) -> str:
+    """Return a session as mongos prints it: its id, and the hash of its user's name."""
+    lsid = owner.lsid
+    if lsid is None:
+        return "none"
+    digest = hashlib.sha256((owner.user or "").encode()).digest()
+    name = str(UUID(bytes=lsid)) if len(lsid) == 16 else lsid.hex()
+    return f"{name} - {base64.b64encode(digest).decode()} -  - "
 
 
 class CursorUser(Protocol):
@@ -51,8 +107,6 @@ class MergedCursor:
         self._client_reader = reader
         self._lookup = lookup
         self._reader = lookup or reader
-        self.next_batch = self._reader.next_batch
-        """The next batch, as ``ClientReader.next_batch`` returns it."""
         self._ticket = ticket
 
     @property
@@ -64,6 +118,19 @@ class MergedCursor:
     def place(self) -> bytes:
         """The sort key beyond which the client needs all events."""
         return self._client_reader.log_reader.needs
+
+    def behind(self, now: float) -> float:
+        """Return for how many seconds the client leaves events unread; ``now`` is since 1970.
+
+        What its stream has not yet received from the shards does not count while clients wait for
+        it. Without clients that wait, all events up to ``now`` count.
+        """
+        stream = self.running_stream
+        if stream is None:
+            return 0.0
+        if stream.is_waited_for:
+            now = cluster_time_of(stream.merged.reached).time
+        return max(0.0, now - cluster_time_of(self.place).time)
 
     @property
     def finished(self) -> bool:
@@ -98,6 +165,10 @@ class MergedCursor:
         batch = self._client_reader.take(0)
         self._reader.finished = batch.closed
         return batch if self._lookup is None else self._lookup.first_batch(batch)
+
+    async def next_batch(self, batch_size: int | None, max_time: float) -> Batch:
+        """Return the next batch, as ``ClientReader.next_batch`` does."""
+        return await self._reader.next_batch(batch_size, max_time)
 
     def kill(self, reason: CommandError | None = None) -> None:
         """Fail pending and later ``next_batch`` calls at once with ``reason`` (default: 237)."""

@@ -5,14 +5,13 @@ from typing import Any
 
 from bson.timestamp import Timestamp
 
-from router.catalog.cluster import Cluster
+from router.catalog.cluster import Cluster, connected
 from router.lookup.plan import UPDATE_LOOKUP, LookupPlan
 from router.request.stream_request import StreamRequest, shard_command
 from router.stream.merged_stream import only_shard
-from router.stream.opening import connected
 from router.stream_settings import ConnectionSettings
 from shard_client.cluster_clock import next_tick
-from shard_client.replica_set.read_preference import ReadPreference
+from shard_client.replica_set.replica_set import ReadPreference
 
 
 async def explain_stream(

@@ -2,11 +2,12 @@
 
 import asyncio
 import secrets
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from heapq import nsmallest
+from heapq import nlargest
 from operator import itemgetter
-from typing import Any
+from typing import Any, Final
 
 import structlog
 from bson.timestamp import Timestamp
@@ -14,14 +15,11 @@ from bson.timestamp import Timestamp
 from router.bson_text import plain
 from router.catalog.cluster import Cluster
 from router.cursors.completing_reader import CompletingReader
-from router.cursors.cursor import CursorUser, MergedCursor
+from router.cursors.cursor import CursorUser, MergedCursor, Owner, check_user
 from router.cursors.explanation import explain_stream
-from router.cursors.owner import Owner, check_user
-from router.cursors.places import DepartedClients
 from router.lookup.completion import Completion
-from router.lookup.connections import Connect
 from router.lookup.plan import LookupPlan
-from router.lookup.upstream_reads import UpstreamReads
+from router.lookup.upstream_reads import Connect, UpstreamReads
 from router.memory import Memory
 from router.request.stream_request import StreamRequest
 from router.stream.admission import Admission, Quota
@@ -37,6 +35,44 @@ from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 from shard_client.wire.connection import Address
 from shard_client.wire.connection_pool import PoolCounts
+
+_MOST_DEPARTED: Final = 1000
+_REMEMBERED_FOR: Final = 24 * 60 * 60.0
+
+
+class DepartedClients:
+    """The last places of clients that have left and may come back with a resume token.
+
+    A client is known by its address and the namespace it watched; its entry goes when it opens a
+    cursor again, after a day, or when more than a thousand others have left since.
+    """
+
+    def __init__(self) -> None:
+        self._places: OrderedDict[tuple[str | None, str], tuple[float, Timestamp]] = OrderedDict()
+
+    def left(self, client: str | None, namespace: str, place: Timestamp, now: float) -> None:
+        """Record that a cursor has been closed; ``now`` is the loop's time in seconds."""
+        key = (client, namespace)
+        earlier = self._places.pop(key, None)
+        if earlier is not None and now - earlier[0] < _REMEMBERED_FOR:
+            place = min(place, earlier[1])
+        self._places[key] = (now, place)
+        if len(self._places) > _MOST_DEPARTED:
+            self._places.popitem(last=False)
+
+    def returned(self, client: str | None, namespace: str) -> None:
+        """Record that a client has opened a cursor."""
+        self._places.pop((client, namespace), None)
+
+    def earliest(self, now: float) -> Timestamp | None:
+        """Return the earliest place at the loop's time ``now``; None if there is none."""
+        while self._places:
+            left, _place = next(iter(self._places.values()))
+            if now - left < _REMEMBERED_FOR:
+                break
+            self._places.popitem(last=False)
+        return min((place for _left, place in self._places.values()), default=None)
+
 
 log = structlog.get_logger()
 
@@ -225,24 +261,26 @@ class CursorRegistry:
                 readers.setdefault(shared, []).append(cursor_id)
         return readers
 
-    def describe_cursors(self, most: int) -> list[dict[str, Any]]:
+    def describe_cursors(self, most: int, wall: float) -> list[dict[str, Any]]:
         """Return descriptions of up to ``most`` open cursors, those farthest behind first.
 
-        A cursor's place is the cluster time of its latest resume token.
+        ``behindSeconds`` is the time for which the client leaves events unread, ``place`` the
+        cluster time of the cursor's latest resume token. ``wall`` is the time since 1970.
         """
-        places = ((cursor.place, cursor) for cursor in self._cursors.values())
-        farthest = nsmallest(most, places, key=itemgetter(0))
+        lags = ((cursor.behind(wall), cursor) for cursor in self._cursors.values())
+        farthest = nlargest(most, lags, key=itemgetter(0))
         now = self._loop.time()
         return [
             {
                 "cursorId": cursor.cursor_id,
                 "namespace": cursor.namespace,
                 "client": cursor.owner.connection or cursor.owner.client,
-                "place": cluster_time_of(place),
+                "place": cluster_time_of(cursor.place),
+                "behindSeconds": behind,
                 "idleSeconds": 0.0 if cursor.busy else now - cursor.last_used,
                 "busy": cursor.busy,
             }
-            for place, cursor in farthest
+            for behind, cursor in farthest
         ]
 
     @property

@@ -11,16 +11,14 @@ import anyio
 import structlog
 from bson import json_util
 
-from router.access.control import AccessControl
+from router.access.login import AccessControl
 from router.access.users import User
 from router.client_limits import ClientLimits, ConnectionCounts
-from router.cursors.owner import Owner
+from router.cursors.cursor import Owner
 from router.cursors.registry import CursorRegistry
-from router.feed.lines import read_line, write_error, write_line
-from router.feed.login import check_rights, log_in
+from router.feed.lines import Lines, check_rights, log_in
 from router.feed.watch import Watch, parse_watch
 from router.stream.log_reader import Batch
-from router.tls.certificates import Certificates
 from router.tls.handshake import Handshakes, peer_certificate
 from router.tls.sockets import AcceptingPort
 from shard_client.error_codes import ErrorCode
@@ -43,7 +41,7 @@ class Feed(AcceptingPort):
 
     A slow reader delays only its own stream. The end of the stream, an error (as a last line
     ``{"error": …}``) and the router's shutdown close the connection after a whole line
-    (docs/design.md#feed-and-spark). Use it as an async context manager.
+    (docs/feed.md). Use it as an async context manager.
 
     Args:
         cursors: the registry in which streams are opened.
@@ -53,8 +51,6 @@ class Feed(AcceptingPort):
         access: the users, if clients have to log in.
         limits: the limits of clients, which apply to their logins.
         handshakes: connects the sockets of clients that may use TLS; None without TLS.
-        certificates: the router's own, by which logins with certificates are checked; None without
-            TLS.
     """
 
     def __init__(
@@ -67,7 +63,6 @@ class Feed(AcceptingPort):
         access: AccessControl | None = None,
         limits: ClientLimits | None = None,
         handshakes: Handshakes | None = None,
-        certificates: Certificates | None = None,
     ) -> None:
         super().__init__(handshakes, self._arriving, ConnectionCounts(most))
         self._cursors = cursors
@@ -77,7 +72,6 @@ class Feed(AcceptingPort):
         self._limits = limits or ClientLimits()
         # A client can make the router hold twice as many bytes while none of its lines is read.
         self._held = self._limits.message_size_before_login
-        self._certificates = certificates
         self._stopped = False
 
     async def _end(self) -> None:
@@ -86,13 +80,13 @@ class Feed(AcceptingPort):
     async def adopt(self, connection: socket.socket) -> None:
         """Serve a client whose connection another process has accepted; raises OSError."""
         if self._handshakes is not None:
-            await self._handshakes.connect(connection, partial(self._lines, self._accept))
+            await self._handshakes.connect(connection, partial(self._protocol_of, self._accept))
             return
         await asyncio.get_running_loop().connect_accepted_socket(
-            partial(self._lines, self._accept), connection
+            partial(self._protocol_of, self._accept), connection
         )
 
-    def _lines(
+    def _protocol_of(
         self, accept: Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
     ) -> asyncio.StreamReaderProtocol:
         return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=self._held), accept)
@@ -104,7 +98,7 @@ class Feed(AcceptingPort):
             arrived()
             self._accept(reader, writer)
 
-        return self._lines(accept)
+        return self._protocol_of(accept)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._stopped:  # accepted in the same iteration of the loop as the stop
@@ -136,38 +130,31 @@ class Feed(AcceptingPort):
             self._counts.ended(address)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        lines = Lines(reader, writer)
         try:
-            user = None if self._access is None else await self._log_in(reader, writer)
-            watch = parse_watch(await self._request(reader) or self._default)
+            user = None if self._access is None else await self._log_in(self._access, lines, writer)
+            watch = parse_watch(await self._request(lines) or self._default)
             if user is not None:
                 check_rights(user, watch)
             await self._write_stream(watch, writer, user)
         except RecursionError:
             error = CommandError(ErrorCode.FailedToParse, "the line nests too many documents")
-            await write_error(writer, error)
+            await lines.write_error(error)
         except ValueError as error:
-            await write_error(writer, CommandError(ErrorCode.FailedToParse, str(error)))
+            await lines.write_error(CommandError(ErrorCode.FailedToParse, str(error)))
         except CommandError as error:
-            await write_error(writer, error)
+            await lines.write_error(error)
 
-    async def _log_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> User:
+    async def _log_in(
+        self, access: AccessControl, lines: Lines, writer: asyncio.StreamWriter
+    ) -> User:
         """Let the client log in; raises ValueError, CommandError."""
-        assert self._access is not None
-        peer = writer.get_extra_info("peername")
-        login = self._access.login(f"{peer[0]}:{peer[1]}" if peer else "unknown")
-        certificate = peer_certificate(writer.transport)
-        own = None if self._certificates is None else self._certificates.contexts.own
-
-        async def read() -> bytes:
-            return await read_line(reader, self._held)
-
-        async def write(document: Mapping[str, Any]) -> None:
-            await write_line(writer, document)
-
-        limits = self._limits
+        peer, limits = writer.get_extra_info("peername"), self._limits
+        name = f"{peer[0]}:{peer[1]}" if peer else "unknown"
+        login = access.login(name, peer_certificate(writer.transport))
         try:
             async with asyncio.timeout(limits.login_time + limits.failed_login_delay):
-                return await log_in(login, read, write, certificate=certificate, own=own)
+                return await log_in(login, lines, self._held)
         except TimeoutError:
             raise CommandError(
                 ErrorCode.AuthenticationFailed,
@@ -176,12 +163,12 @@ class Feed(AcceptingPort):
         finally:
             login.close()
 
-    async def _request(self, reader: asyncio.StreamReader) -> bytes:
+    async def _request(self, lines: Lines) -> bytes:
         """Return the client's request line, empty if it sends none in time."""
         try:
             wait = self._request_wait if self._access is None else self._limits.login_time
             async with asyncio.timeout(wait):
-                return await read_line(reader, _LONGEST_LINE)
+                return await lines.read(_LONGEST_LINE)
         except TimeoutError:
             return b""
 

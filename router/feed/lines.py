@@ -1,49 +1,161 @@
-"""The lines of a feed: bounded ones from the client, documents to it."""
+"""The lines of a feed: bounded ones from the client, documents to it, and the login in them."""
 
 import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any
 
-from shard_client.errors import CommandError
+from router.access.authorization import require
+from router.access.login import Login
+from router.access.privileges import STREAM_ACTIONS, stream_resource_of
+from router.access.users import User
+from router.feed.watch import Watch
+from shard_client.error_codes import ErrorCode
+from shard_client.errors import CommandError, NetworkError
+from shard_client.wire.authentication import EXTERNAL, X509
 
 
-async def read_line(reader: asyncio.StreamReader, most: int) -> bytes:
-    """Return the next line without its end; at the end of the stream the rest, possibly empty.
+class Lines:
+    """The lines of one client's connection: bounded ones from the client, documents to it.
 
     Args:
-        reader: the client's connection; its own limit can be smaller than ``most``.
-        most: maximum number of bytes.
+        reader: what the client sends; its own limit can be smaller than that of a line.
+        writer: what the client is sent.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def read(self, most: int) -> bytes:
+        """Return the next line without its end; at the end of the stream the rest, possibly empty.
+
+        Raises ValueError if the line has more than ``most`` bytes.
+        """
+        parts: list[bytes] = []
+        size = 0
+        ended = False
+        while not ended:
+            try:
+                part = await self._reader.readuntil(b"\n")
+                ended = True
+            except asyncio.IncompleteReadError as error:
+                part, ended = error.partial, True
+            except asyncio.LimitOverrunError as error:
+                part = await self._reader.readexactly(error.consumed)
+            parts.append(part)
+            size += len(part)
+            if size > most:
+                raise ValueError(f"a line is longer than {most} bytes")
+        return b"".join(parts).strip()
+
+    async def write(self, document: Mapping[str, Any]) -> None:
+        """Write a document of plain values as one line of JSON and wait until it can be sent."""
+        self._writer.write(json.dumps(document, default=str).encode() + b"\n")
+        await self._writer.drain()
+
+    async def write_error(self, error: CommandError) -> None:
+        """Write an error, the last line of a feed."""
+        reply = error.to_reply()
+        del reply["ok"]
+        await self.write({"error": reply})
+
+
+_SCRAM = ("SCRAM-SHA-256", "SCRAM-SHA-1")
+_MOST_STEPS = 4
+_FORM = '{"login": {"mechanism": "SCRAM-SHA-256", "payload": "n,,n=USER,r=NONCE"}}'
+
+
+async def log_in(login: Login, lines: Lines, most: int) -> User:
+    """Let a client log in, by a SCRAM conversation or by its certificate; return its user.
+
+    A conversation is relayed to the config server, so that the router sees no password; a
+    certificate is checked by the router (docs/feed.md#login).
+
+    Args:
+        login: the state of the client's login.
+        lines: the client's lines.
+        most: the most bytes of a line.
 
     Raises:
-        ValueError: the line is longer.
+        ValueError: a line is no login.
+        CommandError: 13, the client does not log in; or the login is refused.
     """
-    parts: list[bytes] = []
-    size = 0
-    ended = False
-    while not ended:
-        try:
-            part = await reader.readuntil(b"\n")
-            ended = True
-        except asyncio.IncompleteReadError as error:
-            part, ended = error.partial, True
-        except asyncio.LimitOverrunError as error:
-            part = await reader.readexactly(error.consumed)
-        parts.append(part)
-        size += len(part)
-        if size > most:
-            raise ValueError(f"a line is longer than {most} bytes")
-    return b"".join(parts).strip()
+    first = _fields(await lines.read(most))
+    mechanism = _text(first, "mechanism")
+    try:
+        if mechanism == X509:
+            await _present(login, lines, first)
+        elif mechanism in _SCRAM:
+            await _converse(login, lines, first, most)
+        else:
+            raise ValueError(f"mechanism must be one of {', '.join((*_SCRAM, X509))}")
+    except NetworkError as error:
+        raise CommandError(
+            ErrorCode.HostUnreachable, f"the config server does not answer: {error}"
+        ) from error
+    if login.user is None:  # the conversation did not end, or the user was dropped meanwhile
+        raise CommandError(ErrorCode.AuthenticationFailed, "Authentication failed.")
+    return login.user
 
 
-async def write_line(writer: asyncio.StreamWriter, document: Mapping[str, Any]) -> None:
-    """Write a document of plain values as one line of JSON and wait until it can be sent."""
-    writer.write(json.dumps(document, default=str).encode() + b"\n")
-    await writer.drain()
+async def _present(login: Login, lines: Lines, first: Mapping[str, Any]) -> None:
+    """Log in by the client's certificate; raises ValueError, CommandError, NetworkError."""
+    step: dict[str, Any] = {"authenticate": 1, "mechanism": X509}
+    if "user" in first:
+        step["user"] = _text(first, "user")
+    await login.present(_text(first, "authSource", EXTERNAL), step)
+    await lines.write({"login": {"payload": "", "done": True}})
 
 
-async def write_error(writer: asyncio.StreamWriter, error: CommandError) -> None:
-    """Write an error, the last line of a feed."""
-    reply = error.to_reply()
-    del reply["ok"]
-    await write_line(writer, {"error": reply})
+async def _converse(login: Login, lines: Lines, first: Mapping[str, Any], most: int) -> None:
+    """Relay a SCRAM conversation; raises ValueError, CommandError, NetworkError."""
+    database = _text(first, "authSource", "admin")
+    step: dict[str, Any] = {
+        "saslStart": 1,
+        "mechanism": first["mechanism"],
+        "payload": _text(first, "payload").encode(),
+        "options": {"skipEmptyExchange": True},
+    }
+    reply: Mapping[str, Any] = {}
+    for number in range(_MOST_STEPS):
+        if number:
+            payload = _text(_fields(await lines.read(most)), "payload").encode()
+            conversation = reply.get("conversationId")
+            step = {"saslContinue": 1, "conversationId": conversation, "payload": payload}
+        reply = await login.converse(None, database, step)
+        done = bool(reply.get("done"))
+        answer = bytes(reply.get("payload") or b"").decode(errors="replace")
+        await lines.write({"login": {"payload": answer, "done": done}})
+        if done:
+            return
+
+
+def check_rights(user: User, watch: Watch) -> None:
+    """Check that the user may read the stream; raises CommandError (13)."""
+    namespace = watch.request.namespace
+    database, _, collection = namespace.partition(".")
+    target: Any = 1 if collection.startswith("$cmd") else collection
+    command = {"aggregate": target, "pipeline": [{"$changeStream": {}}]}
+    resource = stream_resource_of(namespace)
+    require(user, resource, *STREAM_ACTIONS, database=database, command=command)
+
+
+def _fields(line: bytes) -> Mapping[str, Any]:
+    try:
+        document = json.loads(line)
+    except ValueError:
+        document = None
+    fields = document.get("login") if isinstance(document, dict) else None
+    if not isinstance(fields, dict):
+        raise CommandError(
+            ErrorCode.Unauthorized, f"the feed requires a login: send a line such as {_FORM} first"
+        )
+    return fields
+
+
+def _text(fields: Mapping[str, Any], name: str, default: str | None = None) -> str:
+    value = fields.get(name, default)
+    if not isinstance(value, str):
+        raise ValueError(f"{name} of a login must be a string")
+    return value

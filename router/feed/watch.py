@@ -37,7 +37,7 @@ class Watch:
 
 
 def parse_watch(line: bytes | str | Mapping[str, Any]) -> Watch:
-    """Parse a client's line, or the default from the settings (docs/design.md#feed-and-spark).
+    """Parse a client's line, or the default from the settings (docs/feed.md).
 
     Args:
         line: extended JSON with ``database`` and ``collection`` (neither: the whole cluster),

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final, Protocol
 
-from router.filters.bounds import DECIMAL_UNITS, NESTED_UNIT_BYTES, UNIT_BYTES
-from router.filters.fields import Element, Path
+from router.filters.fields import DECIMAL_UNITS, NESTED_UNIT_BYTES, UNIT_BYTES, Element, Path
 from router.filters.values import (
     MISSING,
     NAN_KEY,

@@ -4,16 +4,20 @@ from collections.abc import Hashable, Iterable, Sequence
 from itertools import chain
 from typing import Final, Generic, TypeVar
 
-from router.filters.bounds import (
+from router.filters.conditions import MOST_PAIRS, OneOf
+from router.filters.fields import (
     DECIMAL_UNITS,
     MOST_WORK,
     NESTED_UNIT_BYTES,
     UNIT_BYTES,
     Allowance,
+    Element,
+    Path,
     TooLargeError,
+    Value,
+    read_fields,
+    tree_of,
 )
-from router.filters.conditions import MOST_PAIRS, OneOf
-from router.filters.fields import Element, Path, Value, read_fields, tree_of
 from router.filters.paths import PathReader
 from router.filters.stream_filter import StreamFilter
 from router.filters.values import is_nested, key, unpack_int32

@@ -7,7 +7,7 @@ results against a real mongod.
 
 from typing import Final
 
-from router.filters.bounds import UNIT_BYTES, Allowance
+from router.filters.fields import UNIT_BYTES, Allowance
 from router.filters.match_compiler import Declined
 from router.filters.values import number
 from shard_client.bson.values import ARRAY, BOOLEAN, DOCUMENT, INT32, INT64, STRING, value_end

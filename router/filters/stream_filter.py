@@ -6,8 +6,8 @@ from typing import Any, Final
 import bson
 from bson.errors import InvalidBSON, InvalidDocument
 
-from router.filters.bounds import Allowance
 from router.filters.conditions import All, Condition, tried
+from router.filters.fields import Allowance
 from router.filters.match_compiler import Declined, MatchCompiler
 from router.filters.projection import Projection, compile_project, compile_unset
 from shard_client.bson.values import DOCUMENT

@@ -1,1 +1,1 @@
-"""Looking up the documents of ``fullDocument: "updateLookup"`` (docs/design.md#lookups)."""
+"""Looking up the documents of ``fullDocument: "updateLookup"`` (docs/lookups.md)."""

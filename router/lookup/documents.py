@@ -1,4 +1,4 @@
-"""Lookup of the documents of many events in few requests (docs/design.md#lookups)."""
+"""Lookup of the documents of many events in few requests (docs/lookups.md)."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence

@@ -15,7 +15,7 @@ from router.stream.log_reader import fragment_of
 from shard_client.bson.resume_token import NEWEST, ResumeToken
 from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import token_of
-from shard_client.wire.bson_slices import document_of, find, iter_elements, string_value
+from shard_client.wire.bson_slices import document_of, find, raw_fields, string_value
 from shard_client.wire.documents import decode
 
 MAX_WHOLE_BYTES: Final = MAX_EVENT_BYTES - 8 * 1024
@@ -70,7 +70,7 @@ def _is_update(fragments: Iterable[bytes]) -> bool:
 
 def _joined(fragments: Sequence[bytes]) -> bytes:
     whole = ResumeToken.parse(decode(token_of(fragments[0]))).of_whole()
-    fields = {name: field for fragment in fragments for name, field in _fields(fragment)}
+    fields = {name: field for fragment in fragments for name, field in raw_fields(fragment)}
     del fields[b"splitEvent"]
     fields[b"_id"] = b"\x03_id\0" + whole.raw
     ordered = [fields.pop(name) for name in _ORDER if name in fields]
@@ -83,7 +83,9 @@ def _fragments(event: bytes) -> list[bytes]:
     if (kind := find(event, b"operationType")) is not None:
         # Beside the token of version 1 that the stream resumes after, events have this version.
         token = token.in_version(NEWEST, string_value(event, kind)) or token
-    fields = sorted((len(field), name, field) for name, field in _fields(event) if name != b"_id")
+    fields = sorted(
+        (len(field), name, field) for name, field in raw_fields(event) if name != b"_id"
+    )
     limit = MAX_WHOLE_BYTES - len(token_of(event))
     parts: list[list[bytes]] = []
     size = limit
@@ -110,11 +112,4 @@ def _head(token: ResumeToken, number: int, of: int) -> list[bytes]:
     return [
         b"\x03_id\0" + token.of_fragment(number).raw,
         b"\x03splitEvent\0" + bson.encode({"fragment": number + 1, "of": of}),
-    ]
-
-
-def _fields(document: bytes) -> list[tuple[bytes, bytes]]:
-    return [
-        (name, document[start - len(name) - 2 : end])
-        for _, name, start, end in iter_elements(document)
     ]

@@ -52,8 +52,8 @@ class DocumentKey(NamedTuple):
     def of(cls, raw: bytes) -> Self:
         """Parse a raw document key; raises ProtocolError if it is malformed."""
         fields = raw_fields(raw)
-        others = tuple(each for each in fields if each[1:5] != b"_id\0")
-        return cls(raw, next((each for each in fields if each not in others), b""), others)
+        others = tuple(field for name, field in fields if name != _ID)
+        return cls(raw, next((field for name, field in fields if name == _ID), b""), others)
 
     @property
     def decided_by_bytes(self) -> bool:

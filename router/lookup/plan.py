@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
+from router.request.accepted import stage_name
 from router.request.event_conditions import (
     conjunction,
     conjuncts,
@@ -12,7 +13,6 @@ from router.request.event_conditions import (
     reads_of,
     small_stages,
 )
-from router.request.stages import stage_name
 from router.request.stream_request import AfterToken, AtTime, StreamRequest
 from shard_client.bson.resume_token import ResumeToken
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import structlog
 
+from router.catalog.upstream import ServerLink
 from router.peers.cursor_ids import CursorIds
-from router.upstream_mongos import ServerLink
 from shard_client.errors import CommandError, NetworkError, ProtocolError
 from shard_client.wire.connection import Address, Connection
 

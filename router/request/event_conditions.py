@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from bson.raw_bson import RawBSONDocument
 
-from router.request.stages import stage_name
+from router.request.accepted import stage_name
 
 _LOGICAL: Final = frozenset({"$and", "$nor", "$or"})
 
@@ -190,7 +190,8 @@ def conjuncts(
 ) -> Iterator[Mapping[str, Any]]:
     """Yield conditions whose conjunction is the whole condition, as small as they can be.
 
-    A ``$nor`` is divided into the operands that fit and the others, as mongos divides it.
+    A ``$nor`` holds if none of its operands does, so it is divided into one of the operands that
+    fit and one of the others, as mongos divides it.
     """
     for name, value in condition.items():
         if name == "$and" and _are_documents(value):

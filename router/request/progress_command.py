@@ -6,6 +6,7 @@ docs/design.md#idle-shards.
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, Final
 
+from router.request.accepted import CHANGE_STREAM, stage_name
 from router.request.event_conditions import (
     conjunction,
     conjuncts,
@@ -13,8 +14,7 @@ from router.request.event_conditions import (
     reads_of,
     small_stages,
 )
-from router.request.options import STARTS
-from router.request.stages import CHANGE_STREAM, stage_name
+from router.request.stream_request import STARTS
 from shard_client.bson.resume_token import cluster_time_of, is_invalidate
 from shard_client.cluster_clock import next_tick
 from shard_client.remote_cursor.cursor_reply import token_data

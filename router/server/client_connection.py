@@ -7,36 +7,34 @@ from typing import Any
 
 import structlog
 
-from router.access.authorization import login_required, not_for_certificates
-from router.access.mongos_commands import NEED_LOGIN
+from router.access.authorization import NEED_LOGIN, login_required, not_for_certificates
+from router.commands.administration import CHANGES_USERS, LOCAL_ONLY, refused, users_changed
 from router.commands.answer import (
     PASS_THROUGH,
     Answer,
     AnyAnswer,
     PassThrough,
+    code_of,
     error_document,
+    interrupted,
     reply_document,
+    shutting_down,
+    with_retry_labels,
 )
 from router.commands.call import Call, Client, Counters, Node
 from router.commands.elsewhere import take_user
-from router.commands.fields import check_generic_fields
-from router.commands.local_only import LOCAL_ONLY, refused
-from router.commands.retry_labels import interrupted, shutting_down, with_retry_labels
 from router.commands.table import COMMANDS
-from router.commands.user_changes import CHANGES_USERS, users_changed
-from router.cursors.owner import Owner
+from router.cursors.cursor import Owner
 from router.server.client_deadlines import ClientDeadlines, Progress
-from router.server.first_message import ForeignProtocolError
 from router.server.incoming import Incoming, Shared
 from router.server.replies import ReplyWriter
 from router.server.request import Request
-from router.tls.handshake import log_refused_client
+from router.tls.handshake import ForeignProtocolError, log_refused_client
 from shard_client.bson.values import INT64
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, ProtocolError
 from shard_client.wire.bson_slices import find
 from shard_client.wire.frame_protocol import FrameStream
-from shard_client.wire.frames import BODY_OFFSET
 
 log = structlog.get_logger()
 
@@ -55,7 +53,7 @@ class ClientConnection:
     """Reads a client's requests one at a time, runs them and writes the replies.
 
     Pipelined requests wait in the socket. When the client disconnects, its running command is
-    cancelled and its upstream connection is cut (docs/design.md#what-a-driver-sees).
+    cancelled and its upstream connection is cut (docs/clients.md).
 
     ``idle`` is set while no command is in flight.
 
@@ -246,11 +244,7 @@ class ClientConnection:
             raw=request.body() if again is None else None,
         )
         if command is not None:
-            command.check(call)
-            if not command.checks_fields:
-                await check_generic_fields(call)
-            if "$clusterTime" in document:
-                await self._check_time(document["$clusterTime"])
+            await command.check(call)
         if fail_points is not None:
             await fail_points.before(call, command.names if command else (request.name,))
         return await command.run(call) if command is not None else PASS_THROUGH
@@ -287,20 +281,11 @@ class ClientConnection:
                 self._node.advance_clock(reply)
                 if request.name in CHANGES_USERS:
                     await users_changed(self._node)
-                if answer.refusal is not None and _code_of(reply) == ErrorCode.CommandNotFound:
+                if answer.refusal is not None and code_of(reply) == ErrorCode.CommandNotFound:
                     raise answer.refusal
                 await self._replies.relay(request, reply, first=first)
                 first = False
                 await self._stream.drain()
-
-    async def _check_time(self, value: object) -> None:
-        """Check a client's time, with its signature if the client is logged in."""
-        time = self._node.check_client_time(value)
-        access, login = self._node.access, self.client.login
-        if access is None or login is None or login.user is None:
-            return
-        if not access.may_advance_clock(login.user):
-            await access.times.check(time.time, time.digest, time.key_id)
 
     async def _send(self, request: Request, answer: AnyAnswer, response_to: int) -> int:
         if isinstance(answer, list):
@@ -340,11 +325,3 @@ class ClientConnection:
             await self._send_error(request, error, request.request_id)
             return False
         return True
-
-
-def _code_of(reply: bytes) -> int | None:
-    """Return the error code of a reply's frame, None if it has none."""
-    element = find(reply, b"code", BODY_OFFSET)
-    if element is None:
-        return None
-    return int.from_bytes(reply[element.start : element.end], "little")

@@ -12,7 +12,7 @@ from typing import Any
 
 from bson.raw_bson import RawBSONDocument
 
-from router.request.stages import OPAQUE
+from router.request.accepted import OPAQUE
 from shard_client.bson.values import ARRAY, DOCUMENT
 from shard_client.errors import ProtocolError
 from shard_client.wire.bson_slices import MAX_DEPTH, Element, document_of, iter_elements

@@ -1,15 +1,63 @@
-"""The messages of one client: received and handed out as their size and its login allow."""
+"""The messages of clients: received in turns, and as their size and their logins allow."""
 
 import asyncio
+from collections import deque
 from typing import Final
 
 from router.client_limits import ClientLimits
 from router.commands.call import Client, Counters
 from router.fair_limit import FairLimit
 from router.server.request import Request, read_request, uncompressed_size
-from router.server.turns import MOST, MOST_BEFORE_LOGIN, Turns
 from shard_client.wire.frame_protocol import FrameStream
 from shard_client.wire.frames import MAX_MESSAGE_SIZE
+
+MOST: Final = 8
+"""What clients take of one iteration of the loop together: about a millisecond."""
+
+MOST_BEFORE_LOGIN: Final = 1
+"""The same for all clients that have not logged in."""
+
+
+class Turns:
+    """Lets clients take their turns in the order in which they ask, a few in each iteration.
+
+    Between two iterations, the loop does everything else that is ready: what servers send, replies
+    to waiting getMores, timers. While nobody waits, a turn costs nothing.
+
+    Args:
+        most: what all turns of one iteration cost together; one turn may cost more.
+    """
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._left = most
+        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+        self._renewal: asyncio.Handle | None = None
+
+    async def take(self, cost: int = 1) -> None:
+        """Wait for a turn; ``cost`` is 1 for a small message, MOST for a millisecond of work."""
+        if self._left > 0 and not self._waiting:
+            self._spend(cost)
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append((turn, cost))
+        await turn
+
+    def _spend(self, cost: int) -> None:
+        self._left -= cost
+        if self._renewal is None:
+            self._renewal = asyncio.get_running_loop().call_soon(self._renew)
+
+    def _renew(self) -> None:
+        """Begin the turns of another iteration."""
+        self._renewal = None
+        self._left = self._most
+        while self._waiting and self._left > 0:
+            turn, cost = self._waiting.popleft()
+            if not turn.done():  # its client may be gone
+                turn.set_result(None)
+                self._spend(cost)
+
 
 LARGE: Final = 64 * 1024
 """Bytes of a message beyond which it counts."""

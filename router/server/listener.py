@@ -11,9 +11,8 @@ import structlog
 from router.client_limits import ConnectionCounts
 from router.commands.call import Client, Counters, Node
 from router.server.client_connection import ClientConnection
-from router.server.first_message import check_first_header
 from router.server.incoming import Shared
-from router.tls.handshake import Handshakes, peer_certificate
+from router.tls.handshake import Handshakes, check_first_header, peer_certificate
 from router.tls.sockets import BACKLOG, AcceptingPort
 from shard_client.wire.connection import is_loopback, probe_peer
 from shard_client.wire.frame_protocol import FrameStream
@@ -174,10 +173,9 @@ class Listener(AcceptingPort):
             name,
             is_worker=self._for_workers,
             is_local=is_loopback(peername),
-            certificate=peer_certificate(stream.transport),
         )
         if self._node.access is not None and not self._for_workers:
-            client.login = self._node.access.login(name)
+            client.login = self._node.access.login(name, peer_certificate(stream.transport))
         connection = ClientConnection(stream, self._node, client, self._counters, self._shared)
         self._counters.connections += 1
         self._counters.connections_created += 1

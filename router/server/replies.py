@@ -11,11 +11,11 @@ from shard_client.wire.documents import encode
 from shard_client.wire.frame_protocol import FrameStream
 from shard_client.wire.frames import (
     MORE_TO_COME,
+    build_op_reply,
     compress_frame,
     msg_header,
     with_ids,
 )
-from shard_client.wire.op_query import build_op_reply
 
 _ids = count(1)
 _AWAIT_CAPABLE, _QUERY_FAILURE = 0b1000, 0b0010

@@ -23,11 +23,12 @@ from shard_client.wire.frames import (
     MORE_TO_COME,
     OP_COMPRESSED,
     OP_MSG,
+    OP_QUERY,
+    OpQuery,
     decompress_frame,
     find_body,
     parse_message,
 )
-from shard_client.wire.op_query import OP_QUERY, OpQuery
 
 MOST_OWN = 1024 * 1024
 """Most bytes of a command that the router answers itself, besides its pipeline."""

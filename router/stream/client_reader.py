@@ -103,7 +103,7 @@ class ClientReader:
         source: Source,
         start_at: Timestamp | None,
         after: bytes | None = None,
-        spans: Set[ShardSpan] = frozenset(),
+        needed: Set[ShardSpan] = frozenset(),
     ) -> tuple[Source, RunningStream, Timestamp]:
         """Return the stream of ``source``, entered, and the time from which the client reads it.
 
@@ -111,7 +111,7 @@ class ClientReader:
         ``OpenStreams.find_or_open``. Raises CommandError if the client's own cannot be opened.
         """
         own, streams, begun = self._candidates.own, self._streams, self._loop.time()
-        wanted = start_at, self._quota, after, spans
+        wanted = start_at, self._quota, after, needed
         if source is not own:
             try:
                 return source, *await streams.find_or_open(source.request, *wanted)
@@ -176,7 +176,7 @@ class ClientReader:
                 raise
             self._record_failure(error)
             return self._move()
-        if batch.closed and self.stream.stream.ended:
+        if batch.closed and self.stream.merged.ended:
             self.stream.stop_reading()
         return batch
 
@@ -292,11 +292,11 @@ class ClientReader:
             return False
         if main.is_late(cluster_time_of(low_watermark)):
             return False
-        if not main.readers and main.stream.reached < log_reader.reached:
+        if not main.readers and main.merged.reached < log_reader.reached:
             return False  # it would be read for this client alone, which has its own remotes
         if not self._may_narrow(source, log_reader.reached):
             return False
-        if not log_reader.switch_to(main.stream, partial(source.open, main.views.fan_out)):
+        if not log_reader.switch_to(main.merged, partial(source.open, main.views.fan_out)):
             return False
         self._record_source(source)
         main.enter()

@@ -11,8 +11,7 @@ from typing import Any, Final
 
 from bson.int64 import Int64
 
-from router.filters.bounds import Allowance, TooLargeError
-from router.filters.fields import Element
+from router.filters.fields import Allowance, Element, TooLargeError
 from router.filters.paths import PathReader
 from router.filters.stream_filter import EVERYTHING, StreamFilter
 from router.stream.merged_stream import MergedStream

@@ -284,7 +284,7 @@ class LogReader:
     """
 
     __slots__ = (
-        "_after", "_beside", "_error", "_held", "_mark", "_point", "_resume", "_rewritten",
+        "_after", "_beside", "_error", "_mark", "_point", "_resume", "_rewritten", "_taken",
         "number", "view",
     )  # fmt: skip
 
@@ -298,7 +298,7 @@ class LogReader:
         self._beside = b""
         # Events read from the log but not returned yet: those that share the last one's key, and
         # after a resume those of the block in which the resume point was passed.
-        self._held: list[bytes] = []
+        self._taken: list[bytes] = []
         self.continue_on(view)
 
     # Location.
@@ -311,7 +311,7 @@ class LogReader:
     @property
     def lost(self) -> bool:
         """Whether the log has dropped the next events, or they lie beyond the stream's end."""
-        if self._held or self._error is not None:
+        if self._taken or self._error is not None:
             return False
         view = self.view
         if self.number < view.log.start:
@@ -351,12 +351,12 @@ class LogReader:
         """
         if self.at_start:
             # All events of its starting point's cluster time come again.
-            self._held = []
+            self._taken = []
             self._resume = self._point.resume_point()
             self._rewritten = frozenset()
         else:
             kept = self._rewritten if self._mark.key in self._rewritten else {self._mark.key}
-            self._held = [event for event in self._held if event_key(event) in kept]
+            self._taken = [event for event in self._taken if event_key(event) in kept]
         self._read_from(view, self.needs)
 
     def switch_to(self, stream: MergedStream, opened: Callable[[bytes], View]) -> bool:
@@ -444,7 +444,7 @@ class LogReader:
 
     def _fill(self) -> bool:
         """Return whether there is an event to read; make the stream release more if necessary."""
-        if self._held:
+        if self._taken:
             return True
         if self._error is not None:
             return False
@@ -455,11 +455,11 @@ class LogReader:
                 resume, view = self._resume, self.view
                 if resume is not None and (view.ended or resume.waits(view.low_watermark)):
                     self._drop_seen(resume, [], all_arrived=True)
-                return bool(self._held)
+                return bool(self._taken)
             if self._after is None and self._resume is None:
                 return True
             self._skip(log)
-            if self._held:
+            if self._taken:
                 return True
             if self._error is not None:
                 return False
@@ -484,7 +484,7 @@ class LogReader:
         self, resume: ResumePoint, events: list[bytes], *, all_arrived: bool = False
     ) -> None:
         try:
-            self._held = resume.drop_seen(events, all_arrived=all_arrived)
+            self._taken = resume.drop_seen(events, all_arrived=all_arrived)
         except CommandError as error:
             # No event beyond a resume point that was not found is ever returned.
             self._error = error
@@ -493,9 +493,9 @@ class LogReader:
             self._resume = None
 
     def _read(self, wanted: int | None, space: int, *, first: bool) -> tuple[list[bytes], int]:
-        if self._held:
-            part, size = cut(self._held, wanted, space, first=first)
-            self._held = self._held[len(part) :]
+        if self._taken:
+            part, size = cut(self._taken, wanted, space, first=first)
+            self._taken = self._taken[len(part) :]
         else:
             part, size = self.view.log.read(self.number, wanted, space, first=first)
             self.number += len(part)
@@ -503,9 +503,9 @@ class LogReader:
 
     def _hold_equals(self) -> None:
         """Hold the events with the last event's key: no stream can resume between equal tokens."""
-        if not self._held and self._after is None:
-            self._held = self.view.log.events_with_key(self.number, self._mark.key)
-            self.number += len(self._held)
+        if not self._taken and self._after is None:
+            self._taken = self.view.log.events_with_key(self.number, self._mark.key)
+            self.number += len(self._taken)
 
     def _raise_mark(self) -> None:
         """Advance to the view's high water mark, after all ready events have been returned."""

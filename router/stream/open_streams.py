@@ -20,7 +20,7 @@ from router.stream.sharing import Candidates, SharingPolicy, Source
 from router.stream_settings import StreamSettings
 from shard_client.bson.resume_token import first_key
 from shard_client.errors import RESUMABLE_LABEL, CommandError
-from shard_client.replica_set.read_preference import ReadPreference
+from shard_client.replica_set.replica_set import ReadPreference
 
 log = structlog.get_logger()
 
@@ -68,12 +68,12 @@ class OpenStreams:
         start_at: Timestamp | None,
         quota: Quota,
         after: bytes | None = None,
-        spans: Set[ShardSpan] = frozenset(),
+        needed: Set[ShardSpan] = frozenset(),
     ) -> tuple[RunningStream, Timestamp]:
         """Return an open stream, entered, that covers ``after``, and the reader's start.
 
         ``start_at`` None means now; ``after`` defaults to the first sort key of ``start_at``.
-        ``spans`` are the shard spans that are needed, including those of shards that have left.
+        ``needed`` are the shard spans to read, including those of shards that have left.
         Remotes that are opened for it are charged to ``quota``. Raises CommandError.
         """
         key = request.sharing_key if self._limits.share else None
@@ -88,13 +88,13 @@ class OpenStreams:
                 continue
             joined = None
             if start_at is not None:
-                joined = self._find(streams, start_at, after or first_key(start_at), spans)
-            opening = joined or self._new(key, request, start_at, quota, spans)
+                joined = self._find(streams, start_at, after or first_key(start_at), needed)
+            opening = joined or self._new(key, request, start_at, quota, needed)
             opening.enter()
             try:
                 stream = await opening.opened()
-                start_at = start_at or stream.stream.start_at
-                if stream.stream.covers(after or first_key(start_at), spans):
+                start_at = start_at or stream.merged.start_at
+                if stream.merged.covers(after or first_key(start_at), needed):
                     return stream, start_at
             except BaseException:
                 opening.leave()
@@ -107,7 +107,7 @@ class OpenStreams:
         start_at: Timestamp | None,
         quota: Quota,
         after: bytes | None,
-        spans: Set[ShardSpan],
+        needed: Set[ShardSpan],
     ) -> tuple[RunningStream, Timestamp]:
         """Return what ``find_or_open`` returns, for a client that has an open cursor.
 
@@ -116,7 +116,7 @@ class OpenStreams:
         can_list = False
         while True:
             try:
-                return await self.find_or_open(request, start_at, quota, after, spans)
+                return await self.find_or_open(request, start_at, quota, after, needed)
             except CommandError as error:
                 if can_list or RESUMABLE_LABEL not in error.labels:
                     raise
@@ -126,7 +126,7 @@ class OpenStreams:
                 log.info("a client waits for the shard list", error=str(error))
 
     def _find(
-        self, streams: list[Opening], start_at: Timestamp, after: bytes, spans: Set[ShardSpan]
+        self, streams: list[Opening], start_at: Timestamp, after: bytes, needed: Set[ShardSpan]
     ) -> Opening | None:
         """Return a stream that covers the events after ``after`` and is not far behind, or None.
 
@@ -139,9 +139,9 @@ class OpenStreams:
             stream = opening.stream
             if stream is None or self._is_late(opening, start_at):
                 continue
-            if not stream.stream.covers(after, spans):
+            if not stream.merged.covers(after, needed):
                 continue
-            if in_backlog and not stream.readers and stream.stream.reached < after:
+            if in_backlog and not stream.readers and stream.merged.reached < after:
                 continue
             if self._is_late(streams[0], start_at):
                 streams.remove(opening)
@@ -155,17 +155,17 @@ class OpenStreams:
         request: StreamRequest,
         start_at: Timestamp | None,
         quota: Quota,
-        spans: Set[ShardSpan],
+        needed: Set[ShardSpan],
     ) -> Opening:
         ticket = self._admission.admit_stream(quota, self.cluster.targets)
         # A client that moves knows which invalidates its shards skip from where it is.
-        if start_at is not None and (spans or not request.starts_after_invalidate):
+        if start_at is not None and (needed or not request.starts_after_invalidate):
             request = replace(request, start=AtTime(start_at))
         streams = [] if key is None else self._by_key.setdefault(key, [])
         is_joined = streams and not self._is_late(streams[0], start_at)
         opening = Opening(
             request, self.cluster, self.cluster_time, self._noop_writer, self._limits,
-            self._memory.of(quota.user), ticket, self._gone, spans,
+            self._memory.of(quota.user), ticket, self._gone, needed,
         )  # fmt: skip
         self._keys[opening] = key
         streams.insert(len(streams) if is_joined else 0, opening)

@@ -2,16 +2,15 @@
 (docs/design.md#opening-and-resuming)."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Set
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Mapping, Set
 from functools import partial
 from typing import NamedTuple
 
 import structlog
 from bson.timestamp import Timestamp
 
-from router.catalog.cluster import Cluster, ShardList
-from router.catalog.shared_answer import SharedAnswer
+from router.catalog.cluster import Cluster, ShardList, connected, stream_tasks
+from router.catalog.shared_answer import SharedAnswer, result_of
 from router.memory import Memory
 from router.request.stream_request import StreamRequest
 from router.stream.admission import Ticket
@@ -25,7 +24,7 @@ from shard_client.bson.resume_token import first_key
 from shard_client.cluster_clock import next_tick
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, from_network
-from shard_client.replica_set.read_preference import PRIMARY, ReadPreference
+from shard_client.replica_set.replica_set import PRIMARY, ReadPreference
 from shard_client.wire.connection import Connection, format_address
 
 log = structlog.get_logger()
@@ -81,7 +80,7 @@ class ClusterTimeFetcher:
         deadline = asyncio.get_running_loop().time() + self._limits.opening_time(preference)
         listed = await self._cluster.shards(self._limits.open_timeout)
         if not listed.hosts and only is None:
-            raise no_shards()
+            raise _no_shards()
         asked = {shard: host for shard, host in listed.hosts.items() if only in (None, shard)}
         left = max(0.0, deadline - asyncio.get_running_loop().time())
         # Each hello returns its shard's time; the next tick is after all writes made so far.
@@ -142,52 +141,14 @@ class ClusterTimeFetcher:
                 address = format_address(connection.address)
                 raise from_network(error, address) from error
 
-        async with _tasks() as group:
+        async with stream_tasks() as group:
             for connection in behind:
                 group.create_task(send_time(connection), name="send the time")
 
 
-@asynccontextmanager
-async def _tasks() -> AsyncIterator[asyncio.TaskGroup]:
-    """Wait for tasks; raises the first one's CommandError, labelled as mongos labels it."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            yield group
-    except ExceptionGroup as failures:
-        first = failures.exceptions[0]
-        if isinstance(first, CommandError):
-            raise first.with_change_stream_label() from first
-        raise
-
-
-def no_shards() -> CommandError:
+def _no_shards() -> CommandError:
     """Return the error for a cluster without shards."""
     return CommandError(ErrorCode.ShardNotFound, "No shards found")
-
-
-@asynccontextmanager
-async def connected(
-    cluster: Cluster, shards: Mapping[str, str], preference: ReadPreference, timeout: float
-) -> AsyncIterator[Mapping[str, Connection]]:
-    """Connect to all shards concurrently within ``timeout`` seconds, for the block.
-
-    ``shards`` maps ids to host strings, since a shard may have been removed since the list was
-    read. Raises CommandError, labelled as mongos labels it.
-    """
-    connections: dict[str, Connection] = {}
-
-    async def connect(shard: str, host: str) -> None:
-        dialer = cluster.dialer(shard, host, preference=preference)
-        connections[shard] = await dialer.connect(timeout)
-
-    try:
-        async with _tasks() as group:
-            for shard, host in shards.items():
-                group.create_task(connect(shard, host), name=f"connect {shard}")
-        yield connections
-    finally:
-        for connection in connections.values():
-            cluster.release(connection)
 
 
 async def merged_stream(
@@ -210,7 +171,7 @@ async def merged_stream(
         listed = await cluster.shards(limits.open_timeout)
     shards = listed.hosts
     if not shards and request.passthrough_to_shard is None:
-        raise no_shards()
+        raise _no_shards()
     # A listed shard without a known end is still there. A missing shard without a known end left
     # by the time the list was read, not long before.
     left_by = first_key(next_tick(listed.by))
@@ -322,15 +283,7 @@ class Opening:
 
         Raises CommandError, the first failure.
         """
-        try:
-            return await asyncio.shield(self._task)
-        except asyncio.CancelledError:
-            caller = asyncio.current_task()
-            if self._closed and caller is not None and not caller.cancelling():
-                raise CommandError(
-                    ErrorCode.ShutdownInProgress, "the stream was closed while it was being opened"
-                ).with_change_stream_label() from None
-            raise
+        return await result_of(self._task, "the stream was closed while it was being opened")
 
     def enter(self) -> None:
         """Add a reader."""

@@ -25,7 +25,7 @@ from shard_client.bson.resume_token import cluster_time_of
 from shard_client.cluster_clock import next_tick
 from shard_client.remote_cursor.progress_cursor import Probing
 from shard_client.remote_cursor.remote_cursor import RemoteCursor
-from shard_client.replica_set.read_preference import PRIMARY, ReadPreference
+from shard_client.replica_set.replica_set import PRIMARY, ReadPreference
 
 log = structlog.get_logger()
 
@@ -303,7 +303,7 @@ class ReadScheduler:
     def read_on(self) -> None:
         """Resume the paused remotes for which the budgets allow another batch."""
         for number, remote in self._remotes.items():
-            if remote.cursor.paused and remote.delay is None and self._may_read(number):
+            if remote.cursor.wants_pause and remote.delay is None and self._may_read(number):
                 remote.cursor.resume()
 
     def _may_read(self, number: int) -> bool:

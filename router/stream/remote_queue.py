@@ -94,9 +94,9 @@ class RemoteQueue:
     known beforehand: nothing below it can come, but the remote has not sent it. ``eligible`` is
     whether the watermark may become the high water mark. The remote's change stream has ended at
     its watermark once it is ``invalidated``; its shard is gone once the watermark has reached the
-    sort key ``removed_at``. ``skips_at`` is None if every invalidate ends the remote; otherwise b""
-    until the remote's first event, and then that event's cluster time, the beginning of its sort
-    key: an invalidate at that time is skipped.
+    sort key ``removed_at``. ``skips_at`` tells which invalidate is skipped: None for none, so that
+    every invalidate ends the remote; b"" until the first event; then that at the first event's
+    cluster time, the beginning of its sort key.
     """
 
     __slots__ = (

@@ -44,7 +44,7 @@ class RunningStream:
     def __init__(
         self,
         request: StreamRequest,
-        stream: MergedStream,
+        merged: MergedStream,
         cluster: Cluster,
         noop_writer: NoOpWriter,
         limits: StreamSettings,
@@ -52,7 +52,7 @@ class RunningStream:
         gone: Callable[[], None],
         readers: int = 0,
     ) -> None:
-        self.stream = stream
+        self.merged = merged
         self.readers = readers
         """The number of readers."""
         self._request = request
@@ -60,18 +60,18 @@ class RunningStream:
         self._noop_writer = noop_writer
         self._loads = noop_writer.loads
         self._limits = limits
-        self._held = Holding(memory)
+        self._memory = Holding(memory)
         self._gone = gone
         self._loop = asyncio.get_running_loop()
-        self._held_since: float | None = None
+        self._waiting_since: float | None = None
         """The time since which the low watermark has held back events."""
-        self.views = ViewReaders(stream, limits.share_filter_bytes, self._loop.time)
+        self.views = ViewReaders(merged, limits.share_filter_bytes, self._loop.time)
         self._step_at = math.inf
         """The time of the next step of the views; infinity if none is due."""
         self._next_step: asyncio.Handle | None = None
         self._remotes = Remotes(request, cluster, limits, memory, self._loads)
         self._read_scheduler = ReadScheduler(
-            stream, self._remotes, self.views, noop_writer, limits, memory, self._probe
+            merged, self._remotes, self.views, noop_writer, limits, memory, self._probe
         )
         self._tasks: set[asyncio.Task[None]] = set()
         """The tasks that read remotes, or watch for shards that have left."""
@@ -80,6 +80,8 @@ class RunningStream:
         self._draining: asyncio.Task[None] | None = None
         self._answered: asyncio.Future[None] = self._loop.create_future()
         self._events = 0
+        self._waited_at = self._loop.time()
+        """The time at which a client last ended to wait."""
         self._lingering: asyncio.TimerHandle | None = None
         self._closed = False
         self._keep()
@@ -93,7 +95,7 @@ class RunningStream:
         failure.
         """
         self._read_scheduler.client_reads()
-        self._execute(self.stream.start())
+        self._execute(self.merged.start())
         try:
             async with asyncio.timeout_at(deadline):
                 await self._answered
@@ -125,8 +127,8 @@ class RunningStream:
                 pending.cancel()
         self._read_scheduler.close()
         self.stop_reading()
-        self._held.size = 0
-        self.stream.close()
+        self._memory.size = 0
+        self.merged.close()
         while self._closing:
             await asyncio.wait(self._closing)
 
@@ -161,20 +163,29 @@ class RunningStream:
         limits = self._limits
         if limits.share:
             alone = min(limits.share_alone_bytes, limits.share_log_bytes)
-            self.stream.keep_bytes = limits.share_log_bytes if self.readers > 1 else alone
+            self.merged.keep_bytes = limits.share_log_bytes if self.readers > 1 else alone
 
     # State and range of events.
 
     @property
     def healthy(self) -> bool:
         """Whether readers may enter: it is not closed, and has neither failed nor ended."""
-        return not self._closed and self.stream.error is None and not self.stream.ended
+        return not self._closed and self.merged.error is None and not self.merged.ended
 
     def is_late(self, time: Timestamp) -> bool:
         """Return whether it is far behind ``time``, or is not healthy and never reaches it."""
         if not self.healthy:
             return True
-        return time.time - cluster_time_of(self.stream.reached).time > self._limits.share_behind
+        return time.time - cluster_time_of(self.merged.reached).time > self._limits.share_behind
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether a client waits for events, or has waited within some seconds (``linger``).
+
+        Otherwise the shards wait for the clients, so their watermarks do not tell how late they
+        are.
+        """
+        return self.views.waiting or self._loop.time() < self._waited_at + self._limits.linger
 
     def describe(self, cursor_ids: Sequence[int]) -> dict[str, Any]:
         """Return what serverStatus shows of the stream, which ``cursor_ids`` read."""
@@ -183,8 +194,9 @@ class RunningStream:
             "cursorIds": [Int64(cursor_id) for cursor_id in cursor_ids],
             "namespace": self._request.namespace,
             "events": Int64(self._events),
+            "waitedFor": self.is_waited_for,
             **({"filtered": fan_out.describe()} if fan_out.readers else {}),
-            **self._remotes.describe(self.stream),
+            **self._remotes.describe(self.merged),
         }
 
     # Reading.
@@ -235,6 +247,7 @@ class RunningStream:
         finally:
             timer.cancel()
             self.views.remove(log_reader.view)
+            self._waited_at = self._loop.time()
             scheduler.client_reads()
 
     def _schedule_step(self) -> None:
@@ -316,7 +329,7 @@ class RunningStream:
             try:
                 await work(*args)
             except Exception as error:  # noqa: BLE001 - whatever it is, no reader may wait for ever
-                self.stream.fail(error)
+                self.merged.fail(error)
                 self._stop_if_broken()
 
         task = self._loop.create_task(guarded(), name=name, context=context)
@@ -360,7 +373,7 @@ class RunningStream:
         No event is lost while the low watermark stands still, and a client that resumed would not
         be served sooner, unless the shard has left: drivers end a stream whose resumption fails.
         """
-        return self._request.passthrough_to_shard is None and not self.stream.has_left(
+        return self._request.passthrough_to_shard is None and not self.merged.has_left(
             remote.number
         )
 
@@ -368,18 +381,18 @@ class RunningStream:
         if self._closed or remote.number not in self._remotes:
             return
         number = remote.number
-        actions = self.stream.batch_arrived(number, batch)
+        actions = self.merged.batch_arrived(number, batch)
         now = self._loop.time()
         if batch.events:
             load = self._loads.of(remote.target)
             load.events += len(batch.events)
             load.event_bytes += batch.size
-            if self._held_since is None:
-                self._held_since = now
+            if self._waiting_since is None:
+                self._waiting_since = now
             self._count()
         if actions:
             self._execute(actions)
-        if remote.topology and self.stream.draining and self._draining is None:
+        if remote.topology and self.merged.draining and self._draining is None:
             self._draining = self._start("watch draining shards", self._watch_draining)
         self._read_scheduler.batch_arrived(
             number, len(batch.events), batch.operation_time, now, complete=batch.complete
@@ -388,10 +401,10 @@ class RunningStream:
             self._answered.set_result(None)
         self._pass_on()
         # Prepare the next reply while the client processes the last one.
-        self.stream.merge_ahead(self._limits.reply_target_bytes)
-        if self._held_since is not None and not self.stream.is_held_back:
-            self._loads.low_watermark_waits.record(self._loop.time() - self._held_since)
-            self._held_since = None
+        self.merged.merge_ahead(self._limits.reply_target_bytes)
+        if self._waiting_since is not None and not self.merged.is_held_back:
+            self._loads.low_watermark_waits.record(self._loop.time() - self._waiting_since)
+            self._waiting_since = None
         self._stop_if_broken()
 
     async def _watch_draining(self) -> None:
@@ -402,7 +415,7 @@ class RunningStream:
         written past the removals.
         """
         interval = self._limits.removed_shards_interval
-        while self.stream.draining and self.stream.error is None:
+        while self.merged.draining and self.merged.error is None:
             now = self._loop.time()
             await asyncio.sleep(interval * math.floor(now / interval + 1) - now)
             try:
@@ -411,15 +424,15 @@ class RunningStream:
                 log.info("cannot tell whether a draining shard has left", error=str(error))
                 continue
             shards, draining = listed.hosts.keys(), listed.draining
-            self._execute(self.stream.shards_listed(shards, draining, listed.by))
-            if self.stream.leaving:
+            self._execute(self.merged.shards_listed(shards, draining, listed.by))
+            if self.merged.leaving:
                 self._read_scheduler.write_noops(self._loop.time(), arriving=True)
             self._pass_on()
         self._draining = None
 
     def _stop_if_broken(self) -> None:
         """Stop reading after a failure of the stream itself; its readers get the error."""
-        error = self.stream.error
+        error = self.merged.error
         if error is None or not self._remotes:
             return
         cause = error.__cause__
@@ -449,7 +462,7 @@ class RunningStream:
         if remote.topology and error.code == ErrorCode.ChangeStreamHistoryLost:
             # A client that resumes causes the shard list to be read again, so no event is lost.
             error = CommandError(ErrorCode.RetryChangeStream, error.message)
-        self.stream.remote_failed(remote.number, error, address)
+        self.merged.remote_failed(remote.number, error, address)
         if not self._answered.done():
             if remote.opened:
                 # A getMore failed while other remotes were being opened; the client's first
@@ -462,4 +475,4 @@ class RunningStream:
     def _count(self) -> None:
         """Update the count of bytes held, unless closed: the rest is freed with the last reader."""
         if not self._closed:
-            self._held.size = self.stream.held_bytes + self.views.fan_out.held_bytes
+            self._memory.size = self.merged.held_bytes + self.views.fan_out.held_bytes

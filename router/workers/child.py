@@ -1,18 +1,50 @@
-"""The parent's side of one worker: its process and its message channel."""
+"""The parent's side of one worker: its start, its process and its message channel."""
 
 import asyncio
 import pickle
 import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
 from typing import Any, Self
 
 import structlog
+from bson.objectid import ObjectId
 
 from router.workers.channel import Channel, HandedConnection, hand_over
 from router.workers.placement import Load
-from router.workers.start import WorkerStart
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStart:
+    """The parameters of a worker; all but ``number`` are common to all workers.
+
+    Args:
+        number: the worker's number, from 1 to ``count``.
+        count: the number of workers.
+        mark: the mark in all cursor ids of the router.
+        folder: the router's private folder.
+        process_id: the process id in all hello replies.
+        started: the start time of the router.
+        settings: the explicitly set options, as arguments of ``Settings``.
+        arguments: the router's command line.
+        ports: the parent's listening ports, by the names of the log attributes.
+        verbosity: the log level at present, which a client may have set.
+    """
+
+    number: int
+    count: int
+    mark: int
+    folder: Path
+    process_id: ObjectId
+    started: datetime
+    settings: Mapping[str, Any]
+    arguments: tuple[str, ...]
+    ports: Mapping[str, int]
+    verbosity: int
+
 
 log = structlog.get_logger()
 
@@ -123,25 +155,9 @@ class Child:
         hand_over(self._handoff_socket, handed)
         self.given += 1
 
-    def tell_identity(self, identity: Mapping[str, Any], counter: int) -> None:
-        """Send the cluster's identity and the matching counter of the topology version."""
-        self._channel.send(identity=dict(identity), counter=counter)
-
-    def tell_upstream(self, choice: Mapping[str, int]) -> None:
-        """Send the choice of upstream for all workers."""
-        self._channel.send(upstream=dict(choice))
-
-    def rotate(self) -> None:
-        """Make the worker exchange its certificates."""
-        self._channel.send(rotate=True)
-
-    def drain(self, seconds: float) -> None:
-        """Make the worker refuse new commands and end those in flight within ``seconds``."""
-        self._channel.send(drain=seconds)
-
-    def end(self) -> None:
-        """Make the worker exit."""
-        self._channel.send(end=True)
+    def send(self, **message: Any) -> None:
+        """Send the worker a message (``WorkerRuntime`` has them); it is lost if it is gone."""
+        self._channel.send(**message)
 
     def close(self) -> None:
         """Close the channel and the connection socket; a worker that still runs then exits."""

@@ -3,7 +3,7 @@
 import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,17 +14,54 @@ import structlog
 from bson.objectid import ObjectId
 
 from router.admin.server import AdminServer, admin_handshakes
+from router.admin.sources import RouterStatus
 from router.client_limits import ConnectionCounts
-from router.config.log_lines import LEVEL
+from router.commands.process_status import COMMAND
+from router.config.log_lines import LEVEL, RECENT
 from router.config.settings import Settings
 from router.peers.cursor_ids import new_mark
+from router.peers.peers import Peer
 from router.tls.certificates import Certificates
 from router.workers.channel import DRIVER, FEED
-from router.workers.child import Child
+from router.workers.child import Child, WorkerStart
 from router.workers.dispatcher import ConnectionDispatcher
-from router.workers.start import WorkerStart
-from router.workers.statuses import WorkersStatus
 from shard_client.backoff import Backoff
+
+
+class WorkersStatus:
+    """The status of a router of several workers, as their parent asks for it.
+
+    Args:
+        folder: the router's private folder.
+        count: the number of workers that there should be.
+        ready: returns the numbers of the workers that accept connections.
+    """
+
+    def __init__(self, folder: Path, count: int, ready: Callable[[], Collection[int]]) -> None:
+        self._peers = {number: Peer(folder, number) for number in range(1, count + 1)}
+        self._ready = ready
+
+    async def collect(self, *, details: bool = False) -> RouterStatus:
+        """Return the status; a worker that does not answer within two seconds is left out."""
+        ready = sorted(self._ready())
+        # One worker is enough to check the replica sets.
+        commands = [
+            {COMMAND: 1, "details": details, "checks": number == ready[0]} for number in ready
+        ]
+        answers = await asyncio.gather(
+            *(
+                self._peers[number].ask("admin", command)
+                for number, command in zip(ready, commands, strict=True)
+            )
+        )
+        processes = [answer for answer in answers if answer is not None]
+        return RouterStatus(processes, len(self._peers), RECENT.failures(50) if details else ())
+
+    def close(self) -> None:
+        """Cut the connections to the workers."""
+        for peer in self._peers.values():
+            peer.close()
+
 
 log = structlog.get_logger()
 
@@ -138,7 +175,7 @@ class Supervisor:
             asked.clear()
             self._exchange()
             for child in self._alive:
-                child.rotate()
+                child.send(rotate=True)
 
     async def _keep_workers(self, stop: asyncio.Event, rotate: asyncio.Event) -> None:
         numbers = range(1, self._settings.workers + 1)
@@ -214,9 +251,9 @@ class Supervisor:
         self._alive.add(child)
         try:
             if self._identity is not None:
-                child.tell_identity(self._identity, self._counter)
+                child.send(identity=self._identity, counter=self._counter)
             if self._upstream is not None:
-                child.tell_upstream(self._upstream)
+                child.send(upstream=self._upstream)
             async for report in child.reports():
                 self._react(child, report)
             self._forget(number)
@@ -239,14 +276,14 @@ class Supervisor:
                 self._identity = identity
                 self._counter += 1
                 for each in self._alive:
-                    each.tell_identity(identity, self._counter)
+                    each.send(identity=identity, counter=self._counter)
             case {"upstream": choice}:
                 if self._upstream is None or choice["generation"] > self._upstream["generation"]:
                     self._upstream = choice
                     for each in self._alive:
-                        each.tell_upstream(choice)
+                        each.send(upstream=choice)
                 else:
-                    child.tell_upstream(self._upstream)
+                    child.send(upstream=self._upstream)
             case {"changed": command, "verbosity": verbosity}:
                 LEVEL.verbosity = verbosity
                 if command == "rotateCertificates":
@@ -279,7 +316,7 @@ class Supervisor:
         seconds = self._settings.parameters["mongosShutdownTimeoutMillisForSignaledShutdown"] * _MS
         log.info("Shutting down", component="CONTROL", drainSeconds=seconds)
         for child in children:
-            child.drain(seconds)
+            child.send(drain=seconds)
         # A drained worker stays up: clients of other workers may still read its cursors.
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds + _DRAIN_GRACE):
@@ -287,7 +324,7 @@ class Supervisor:
                     await _first(child.drained, child.gone)
         for child in children:
             if child.drained.is_set():
-                child.end()
+                child.send(end=True)
             elif not child.gone.is_set():
                 log.warning("A worker hangs; killing it", component="CONTROL", worker=child.number)
                 child.process.kill()

@@ -4,21 +4,195 @@ The two arguments are the descriptors of the worker's ends of the socket pairs. 
 parameters, a ``WorkerStart``, from standard input.
 """
 
+import asyncio
+import os
 import pickle
+import shutil
 import signal
 import socket
 import sys
+import time
+from collections import deque
+from contextlib import suppress
+from typing import Any
 
 import structlog
 import uvloop
 
+from router.catalog.upstream import UpstreamMongos
+from router.catalog.version import ServerIdentity
+from router.commands.call import Node
+from router.commands.topology_version import TopologyVersion
 from router.config.log_lines import configure_logging
 from router.config.settings import Settings
+from router.feed.feed import Feed
 from router.memory import collect_less_often, keep_freed_memory
-from router.service import assemble
-from router.workers.channel import Channel
-from router.workers.runtime import WorkerRuntime
-from router.workers.start import WorkerStart
+from router.owned_tasks import OwnedTasks
+from router.peers.cursor_ids import CursorIds
+from router.peers.peers import Peers, private_address
+from router.server.listener import Listener
+from router.service import Share, assemble
+from router.workers.channel import DRIVER, Arrivals, Channel, HandedConnection
+from router.workers.child import WorkerStart
+from router.workers.placement import Load
+
+log = structlog.get_logger()
+
+_SHORTEST_MEASURE = 0.5
+_REPORTED = 10_000
+"""Most ended connections in one message."""
+
+
+class WorkerRuntime:
+    """One worker: what it shares, and its handling of its parent's messages (docs/workers.md).
+
+    Args:
+        start: the worker's start parameters.
+        channel: the message channel to the parent.
+        handoff_socket: the socket on which connections arrive.
+    """
+
+    def __init__(self, start: WorkerStart, channel: Channel, handoff_socket: socket.socket) -> None:
+        self.start = start
+        ids = CursorIds(start.number, start.mark)
+        self._peers = Peers(ids, start.number, start.count, start.folder, channel.send)
+        self._channel = channel
+        self._handoff_socket = handoff_socket
+        self._handed = 0
+        self._arriving: set[int] = set()
+        self._ended: deque[int] = deque()
+        self._busy = _Busy()
+
+    @property
+    def share(self) -> Share:
+        """What this worker shares with the others."""
+        return Share(
+            number=self.start.number,
+            count=self.start.count,
+            started=self.start.started,
+            topology=TopologyVersion(self.start.process_id),
+            peers=self._peers,
+            announce=self._announce,
+            announce_upstream=self._announce_upstream,
+        )
+
+    def _announce(self, identity: ServerIdentity) -> None:
+        """Send the cluster's identity to the parent, which sends it to all workers."""
+        self._channel.send(
+            identity={
+                "build_info": dict(identity.build_info),
+                "max_wire_version": identity.max_wire_version,
+            }
+        )
+
+    def _announce_upstream(self, upstream: UpstreamMongos) -> None:
+        """Send this worker's new choice of upstream to the parent, which informs all workers."""
+        self._channel.send(upstream={"chosen": upstream.chosen, "generation": upstream.generation})
+
+    async def serve(self, node: Node, listener: Listener, feed: Feed | None) -> None:
+        """Serve connections until the parent sends "end" or is gone.
+
+        Args:
+            node: the state that commands work with.
+            listener: serves driver connections.
+            feed: serves feed connections.
+        """
+        node.port = self.start.ports["port"]
+        address = private_address(self.start.folder, self.start.number)
+        if os.path.exists(address):  # noqa: ASYNC240 (left by a worker that has died)
+            os.unlink(address)
+        async with Listener(node, for_workers=True) as private, OwnedTasks() as adopting:
+            await private.listen_privately(address)
+
+            def take(handed: HandedConnection) -> None:
+                self._handed += 1
+                self._arriving.add(handed.connection_id)
+                adopting.run(self._adopt, handed, listener, feed)
+
+            arrivals = Arrivals(self._handoff_socket, take)
+            try:
+                self._channel.send(ready=True)
+                await self._handle_messages(node, listener, arrivals)
+            finally:
+                arrivals.close()
+                self._peers.close()
+
+    async def _handle_messages(self, node: Node, listener: Listener, arrivals: Arrivals) -> None:
+        while True:
+            message = await self._channel.receive()
+            match message:
+                case {"load": _}:
+                    ended = [self._ended.popleft() for _ in range(min(len(self._ended), _REPORTED))]
+                    self._channel.send(load=self._load(node), ended=ended)
+                case {"identity": identity, "counter": counter}:
+                    node.identity = ServerIdentity(**identity, known=True)
+                    node.topology.move_to(counter)
+                case {"upstream": choice}:
+                    if node.upstream is not None:
+                        node.upstream.follow(**choice)
+                case {"rotate": _}:
+                    if node.certificates is not None:
+                        with suppress(ValueError, OSError):  # it has been logged
+                            node.certificates.rotate()
+                case {"drain": seconds}:
+                    arrivals.close()
+                    await listener.drain(seconds)
+                    self._channel.send(drained=True)
+                case {"end": _}:
+                    return
+                case None:
+                    log.error("The parent is gone; ending", component="CONTROL")
+                    shutil.rmtree(self.start.folder, ignore_errors=True)
+                    return
+
+    def _load(self, node: Node) -> dict[str, Any]:
+        load = Load(
+            streams=len(node.cursors),
+            connections=node.counters.connections,
+            monitors=node.counters.awaiting_hellos,
+            busy=self._busy.share(),
+            taken=self._handed - len(self._arriving),
+        )
+        return {name: getattr(load, name) for name in Load.__slots__}
+
+    async def _adopt(self, handed: HandedConnection, listener: Listener, feed: Feed | None) -> None:
+        def arrived() -> None:
+            self._arriving.discard(handed.connection_id)
+
+        def ended() -> None:
+            self._ended.append(handed.connection_id)
+
+        try:
+            if handed.port == DRIVER:
+                await listener.adopt(handed.connection, handed.connection_id, arrived, ended)
+            elif feed is not None:
+                await feed.adopt(handed.connection)
+        except OSError as error:  # the client has disconnected
+            log.info(
+                "A connection was lost while it was handed over",
+                component="NETWORK",
+                error=str(error),
+            )
+            ended()
+        finally:
+            arrived()
+
+
+class _Busy:
+    """The share of a core that this process used over at least the last half second."""
+
+    def __init__(self) -> None:
+        self._share = 0.0
+        self._at = asyncio.get_running_loop().time()
+        self._used = time.process_time()
+
+    def share(self) -> float:
+        at, used = asyncio.get_running_loop().time(), time.process_time()
+        if at - self._at >= _SHORTEST_MEASURE:
+            self._share = min(1.0, (used - self._used) / (at - self._at))
+            self._at, self._used = at, used
+        return self._share
+
 
 _CHANNEL, _HANDOFF_SOCKET = 1, 2
 

@@ -16,7 +16,6 @@ from shard_client.errors import (
     from_network,
     is_resumable,
 )
-from shard_client.remote_cursor.batch_size import BatchSize
 from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark
 from shard_client.remote_cursor.cursor_state import (
     Closing,
@@ -35,6 +34,46 @@ from shard_client.remote_cursor.open_cursor import OpenCursor, encode_opening, k
 from shard_client.remote_cursor.outages import Outages
 from shard_client.remote_cursor.progress_cursor import Probing, ProgressCursor
 from shard_client.remote_cursor.remote_settings import Dialer, RemoteSettings, SentCommands
+
+_FIRST = 101
+_MOST = 100_000
+_MEMORY = 4
+
+
+class BatchSize:
+    """Adapts ``batchSize`` to the size of the received events (docs/design.md#a-remote-cursor).
+
+    ``target_bytes`` is the desired size of a full batch; ``target`` can be changed later. The first
+    batches are small, so that the first events arrive early. Only a full batch makes the next one
+    larger, by a factor of two at most, since a few small events do not predict the size of later
+    events.
+    """
+
+    __slots__ = ("_average", "current", "target")
+
+    def __init__(self, target_bytes: int) -> None:
+        self.target = target_bytes
+        self._average = 0.0
+        self.current = _FIRST
+
+    def arrived(self, events: int, size: int) -> None:
+        """Record a batch of ``events`` events with a total of ``size`` bytes."""
+        average = size / events
+        if self._average:
+            weight = min(1.0, events / self.current) / _MEMORY
+            # Events larger than the average count at once, since they make batches too large.
+            self._average = max(average, self._average + (average - self._average) * weight)
+        else:
+            self._average = average
+        most = min(_MOST, 2 * self.current) if events >= self.current else self.current
+        self.current = _rounded(min(most, max(1, int(self.target / max(1.0, self._average)))))
+
+
+def _rounded(number: int) -> int:
+    """Keep the three leading bits, so that one encoded getMore can be reused for many batches."""
+    shift = max(0, number.bit_length() - 3)
+    return number >> shift << shift
+
 
 _T = TypeVar("_T")
 
@@ -113,11 +152,11 @@ class RemoteCursor:
             return "failing"
         state = self._state
         if state.cursor is not None and not isinstance(state, Closing):
-            return Paused.shown if self.paused else Reading.shown
+            return Paused.shown if self.wants_pause else Reading.shown
         return state.shown
 
     @property
-    def paused(self) -> bool:
+    def wants_pause(self) -> bool:
         """Whether the next getMore waits for ``resume``."""
         return not self._may_read.is_set()
 
@@ -310,14 +349,14 @@ class RemoteCursor:
         """Return the next batch; None if the cursor was paused."""
         cursor = state.cursor
         if not state.ahead:
-            if self.paused:
+            if self.wants_pause:
                 self._become(Paused(cursor, self._loop.time()))
                 return None
             self._ask_for_more(cursor)
         batch = await self._receive()
         batch.requested = 0 if self._get_more is None else self._get_more.batch_size
         large = batch.cursor_id and batch.reply_bytes >= self._settings.large_reply_bytes
-        ahead = bool(large and not self.paused and self._state is state)
+        ahead = bool(large and not self.wants_pause and self._state is state)
         if ahead != state.ahead:
             self._become(Reading(cursor, ahead))
         if ahead:

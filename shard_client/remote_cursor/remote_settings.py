@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from shard_client.wire.connection import Address, Connection
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the help of a command reads settings, and needs no logs
     from shard_client.remote_cursor.open_cursor import OpenCursor
 
 

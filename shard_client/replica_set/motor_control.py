@@ -20,13 +20,14 @@ from pymongo.topology_description import TopologyDescription
 
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, plain_text
-from shard_client.replica_set.read_preference import (
+from shard_client.replica_set.replica_set import (
     HEARTBEAT,
     LOCAL_THRESHOLD,
     Member,
     ReadPreference,
+    named_hosts,
+    no_member,
 )
-from shard_client.replica_set.replica_set import named_hosts, no_member
 from shard_client.wire.authentication import EXTERNAL, MECHANISM, OPEN, X509, Access
 from shard_client.wire.connection import MONITOR_NAME, Address, format_address
 

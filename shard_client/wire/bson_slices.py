@@ -76,22 +76,15 @@ def iter_elements(buffer: bytes, start: int = 0, limit: int | None = None) -> It
         position = value_end
 
 
-def raw_fields(document: bytes) -> list[bytes]:
-    """Return the fields of a document, each with its type, its name and its value.
+def raw_fields(document: bytes) -> list[tuple[bytes, bytes]]:
+    """Return the fields of a document: the name of each, and its type, its name and its value.
 
     Raises ProtocolError as ``iter_elements`` does.
     """
-    end = document_end(document, 0, len(document)) - 1
-    found = []
-    position = 4
-    while position < end:
-        name_end = document.find(0, position + 1, end)
-        if name_end < 0:
-            raise ProtocolError("a BSON field's name does not end")
-        following = _value_end(document, document[position], name_end + 1, end)
-        found.append(document[position:following])
-        position = following
-    return found
+    return [
+        (name, document[start - len(name) - 2 : end])
+        for _, name, start, end in iter_elements(document)
+    ]
 
 
 def find(buffer: bytes, name: bytes, start: int = 0, limit: int | None = None) -> Element | None:

@@ -5,7 +5,7 @@ import os
 import platform
 import socket
 import ssl
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from functools import cache, partial
 from importlib.metadata import version
 from ipaddress import ip_address
@@ -14,15 +14,10 @@ from typing import Any, Self
 
 from shard_client.errors import CommandError, NetworkError, ProtocolError, plain_text
 from shard_client.wire.authentication import Credentials, log_in
-from shard_client.wire.bson_slices import iter_elements
-from shard_client.wire.compression import NEVER_COMPRESSED, compressor_id, negotiate
 from shard_client.wire.documents import decode_reply, encode
 from shard_client.wire.frame_protocol import FrameStream
 from shard_client.wire.frames import (
     build_msg,
-    compress_frame,
-    decompress_frame,
-    is_compressed,
     more_to_come,
     reply_body,
     with_ids,
@@ -116,7 +111,6 @@ class Connection:
         self._request_ids = count(1)
         self._expected = 0
         self._busy = False
-        self._compressor: int | None = None
 
     @classmethod
     async def open(
@@ -125,14 +119,13 @@ class Connection:
         *,
         timeout: float,
         tls: ssl.SSLContext | None = None,
-        compressors: Sequence[str] = (),
         app_name: str = APP_NAME,
         credentials: Credentials | None = None,
     ) -> Self:
         """Connect, exchange a hello and log in within ``timeout`` seconds.
 
-        ``compressors`` are offered in order of preference. Without ``credentials`` there is no
-        login. Raises NetworkError, CommandError; 18 if the server refuses the login.
+        Without ``credentials`` there is no login. Raises NetworkError, CommandError; 18 if the
+        server refuses the login.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
@@ -166,7 +159,7 @@ class Connection:
         connection = cls(address, stream)
         try:
             left = max(0.001, deadline - loop.time())
-            await connection._say_hello(compressors, app_name, left)
+            await connection._ask_hello(_first_hello(app_name), left)
             if credentials is not None:
                 await connection.log_in(credentials, max(0.001, deadline - loop.time()))
         except BaseException:
@@ -249,8 +242,6 @@ class Connection:
         """Send the raw command; call ``receive_raw`` next. Raises NetworkError."""
         request_id = next(self._request_ids)
         message = build_msg(body, request_id=request_id)
-        if self._compressor is not None and _may_be_compressed(body):
-            message = compress_frame(message, self._compressor)
         self._begin(request_id)
         try:
             self._stream.write(message)
@@ -281,7 +272,7 @@ class Connection:
         try:
             self._stream.write_parts(with_ids(message, request_id=request_id, response_to=0))
             while more:
-                frame = await self._receive(self._take_frame, timeout)
+                frame = await self._receive(bytes, timeout)
                 more = more_to_come(frame)
                 if not more:
                     self._busy = False
@@ -303,22 +294,6 @@ class Connection:
         """Cut the connection at once."""
         self._cut = True
         self._stream.abort()
-
-    async def _say_hello(self, compressors: Sequence[str], app_name: str, timeout: float) -> None:
-        metadata = {
-            "application": {"name": app_name},
-            "driver": {"name": "mergerouter", "version": _own_version()},
-            "os": {"type": platform.system(), "architecture": platform.machine()},
-            "platform": f"{platform.python_implementation()} {platform.python_version()}",
-        }
-        offered = negotiate(compressors)
-        command = {"hello": 1, "helloOk": True, "client": metadata, "compression": offered}
-        await self._ask_hello(command, timeout)
-        chosen = self.hello.get("compression")
-        for name in chosen if isinstance(chosen, list) else ():
-            if name in offered:
-                self._compressor = compressor_id(name)
-                break
 
     async def _ask_hello(self, command: Mapping[str, Any], timeout: float) -> None:
         loop = asyncio.get_running_loop()
@@ -355,16 +330,14 @@ class Connection:
         self.abort()
         return NetworkError(f"{format_address(self.address)} broke the protocol: {error}")
 
-    def _take_frame(self, frame: memoryview) -> bytes:
-        whole = bytes(frame)
-        return decompress_frame(whole) if is_compressed(whole) else whole
-
 
 @cache
-def _own_version() -> str:
-    return version("mergerouter")
-
-
-def _may_be_compressed(body: bytes) -> bool:
-    first = next(iter_elements(body), None)
-    return first is not None and first.name.decode(errors="replace") not in NEVER_COMPRESSED
+def _first_hello(app_name: str) -> Mapping[str, Any]:
+    """Return the first command of a connection, with the metadata of this client."""
+    metadata = {
+        "application": {"name": app_name},
+        "driver": {"name": "mergerouter", "version": version("mergerouter")},
+        "os": {"type": platform.system(), "architecture": platform.machine()},
+        "platform": f"{platform.python_implementation()} {platform.python_version()}",
+    }
+    return {"hello": 1, "helloOk": True, "client": metadata}

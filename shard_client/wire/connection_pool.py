@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -52,20 +52,12 @@ class ConnectionPool:
     """All connections of a process to the members of a cluster (docs/connections.md).
 
     ``take`` returns an idle connection or a new one; ``give_back`` keeps it for the next caller;
-    ``borrow`` does both around a short block. ``greeted`` is called with each connection after each
-    hello. ``access`` has the login and the TLS context of new connections. Create the pool in a
-    running loop.
+    ``borrow`` does both around a short block. ``access`` has the login and the TLS context of new
+    connections. Create the pool in a running loop.
     """
 
-    def __init__(
-        self,
-        limits: PoolLimits | None = None,
-        *,
-        greeted: Callable[[Connection], None] | None = None,
-        access: Access = OPEN,
-    ) -> None:
+    def __init__(self, limits: PoolLimits | None = None, *, access: Access = OPEN) -> None:
         self._limits = limits or PoolLimits()
-        self._greeted = greeted
         self._access = access
         self._loop = asyncio.get_running_loop()
         self._members: dict[Address, _Member] = {}
@@ -181,7 +173,6 @@ class ConnectionPool:
             raise
         member.created += 1
         connection.when_closed(lambda: _has_closed(member))
-        self._note(connection)
         return connection
 
     async def _still_answers(self, connection: Connection, timeout: float) -> bool:
@@ -200,12 +191,7 @@ class ConnectionPool:
         except BaseException:
             connection.abort()
             raise
-        self._note(connection)
         return True
-
-    def _note(self, connection: Connection) -> None:
-        if self._greeted is not None:
-            self._greeted(connection)
 
     async def _until_free(self, address: Address, member: _Member, timeout: float) -> None:
         turn = self._loop.create_future()

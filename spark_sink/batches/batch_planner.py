@@ -12,7 +12,7 @@ returns only tokens, at most a sample of each batch:
 
 So planning costs about the same for batches of all sizes. The two ends alone decide what a batch
 contains, so a batch that is read again after a crash has the same content
-(docs/design.md#feed-and-spark).
+(docs/spark-rationale.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`spark.readStream.format("mergerouter")`, `spark.read…`, and the same with `write`.
 
 Spark's driver asks for the end of each micro-batch (`latestOffset`), writes it to the checkpoint,
-and has tasks read what lies between two offsets (docs/design.md#feed-and-spark).
+and has tasks read what lies between two offsets (docs/spark-rationale.md).
 
 Readers and writers are imported when needed: a start that only reports an unreachable router does
 not need them.

@@ -1,7 +1,7 @@
 """The stream reader: plans micro-batches on Spark's driver, and reads them in tasks.
 
 It only translates between Spark's interface and the planners and readers, which do not depend on
-Spark (docs/design.md#feed-and-spark).
+Spark (docs/spark-rationale.md).
 """
 
 from __future__ import annotations

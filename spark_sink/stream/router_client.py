@@ -1,6 +1,6 @@
 """A MongoClient for one stream: opens change streams on the router, and reads the cluster time.
 
-The router is used like any mongos, through pymongo (docs/design.md#feed-and-spark).
+The router is used like any mongos, through pymongo (docs/spark-rationale.md).
 """
 
 from __future__ import annotations

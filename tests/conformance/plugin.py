@@ -12,6 +12,12 @@ from tests.conformance.rules import RULES, Rule
 from tests.harness.clusters import real_servers_named
 
 REPORT = Path(__file__).parents[2] / "build" / "conformance.md"
+_FILES = (
+    *Path(__file__).parent.glob("test_*.py"),
+    Path(__file__).parents[1] / "recordings" / "test_workload.py",
+)
+"""The files whose tests are marked with rules."""
+
 _RESULTS = ("**does not hold**", "holds", "skipped")
 """The outcomes of a rule's tests in a word or two; the first one that a test has is the rule's."""
 
@@ -35,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Refuse a mark without a rule and, where the whole folder is run, a rule without a mark."""
+    """Refuse a mark without a rule and, where all the files are run, a rule without a mark."""
     without_test = {(section, rule) for section, rules in RULES.items() for rule in rules}
     known = frozenset(without_test)
     for item in items:
@@ -45,9 +51,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.user_properties.append(("rule", mark.args))
             without_test.discard(mark.args)
     collected = {item.path for item in items}
-    if any("::" in arg for arg in config.args) or not collected.issuperset(
-        Path(__file__).parent.glob("test_*.py")
-    ):
+    if any("::" in arg for arg in config.args) or not collected.issuperset(_FILES):
         return
     if without_test:
         raise pytest.UsageError(f"rules without a test: {sorted(without_test)}")

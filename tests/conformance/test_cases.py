@@ -8,8 +8,8 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 from bson import Int64
 
-from tests.conformance.case_rules import rules_of
 from tests.conformance.recorded_workload import Workload
+from tests.conformance.rules import rules_of
 from tests.conformance.streams import PATIENCE, Event, Stream, kinds
 from tests.harness.clusters import Client, TestCluster, on_real_servers
 from tests.harness.raw_client import RawClient

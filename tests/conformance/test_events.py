@@ -1,100 +1,66 @@
-"""The events of writes, field by field and in order (docs/protocol.md#events)."""
+"""Events beyond those of the recorded workload (docs/protocol.md#events).
+
+tests/recordings/test_workload.py has the plain ones, byte for byte.
+"""
 
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from bson import Timestamp
+from bson import Binary
 from pymongo.database import Database
+from pymongo.errors import OperationFailure
 from pymongo.operations import InsertOne, UpdateOne
 
 from tests.conformance.data import Documents
-from tests.conformance.event_heads import EXPANDED, HEAD, check_head, watched
-from tests.conformance.streams import CLUSTER, Stream, kinds, now
+from tests.conformance.streams import (
+    CLUSTER,
+    Event,
+    Stream,
+    kinds,
+    next_tick,
+    now,
+    opening,
+    refused,
+)
 from tests.harness.clusters import Client, TestCluster, on_real_servers
 
 rule = pytest.mark.rule
 Data = Database[dict[str, Any]]
+EXPANDED = {"showExpandedEvents": True}
 
 
-@rule("Events", "insert")
-@rule("Events", "wallTime and clusterTime")
-def test_insert(client: Client, db: Data) -> None:
-    with watched(client, db) as stream:
-        db.a.insert_one({"_id": 1, "b": {"c": [1, None]}})
-        [event] = stream.read(1)
-    assert list(event) == [*HEAD, "fullDocument", "ns", "documentKey"]
-    assert event["operationType"] == "insert"
-    assert event["ns"] == {"db": db.name, "coll": "a"}
-    assert event["documentKey"] == {"_id": 1}
-    assert event["fullDocument"] == {"_id": 1, "b": {"c": [1, None]}}
-    check_head(event)
+def about(event: Event) -> tuple[Any, ...]:
+    return event["operationType"], event["ns"]["coll"], event.get("operationDescription")
 
 
-@rule("Events", "update: updatedFields, removedFields, truncatedArrays")
-@rule("Events", "truncatedArrays [{field, newSize}]")
-@rule("Events", "fullDocument: default")
-def test_update(client: Client, db: Data) -> None:
-    db.a.insert_one({"_id": 1, "a": 1, "b": {"c": 1, "d": 2}, "list": [1, 2, 3, 4], "e": 0})
-    with watched(client, db) as stream:
-        db.a.update_one({"_id": 1}, {"$set": {"a": 2, "b.c": "x"}, "$unset": {"e": 1, "b.d": 1}})
-        db.a.update_one({"_id": 1}, [{"$set": {"list": {"$slice": ["$list", 2]}}}])
-        db.a.update_one({"_id": 1}, {"$push": {"list": 9}})
-        events = stream.read(3)
-    for event in events:
-        assert list(event) == [*HEAD, "ns", "documentKey", "updateDescription"]
-        assert list(event["updateDescription"]) == [
-            "updatedFields",
-            "removedFields",
-            "truncatedArrays",
-        ]
-    first, second, third = (event["updateDescription"] for event in events)
-    assert first["updatedFields"] == {"a": 2, "b.c": "x"}
-    assert sorted(first["removedFields"]) == ["b.d", "e"]
-    assert first["truncatedArrays"] == []
-    assert second["truncatedArrays"] == [{"field": "list", "newSize": 2}]
-    assert third["updatedFields"] == {"list.2": 9}
-
-
-@rule("Events", "replace")
-@rule("Events", "delete")
-def test_replace_and_delete(client: Client, db: Data) -> None:
-    db.a.insert_one({"_id": 1, "a": 1})
-    with watched(client, db) as stream:
-        db.a.replace_one({"_id": 1}, {"z": 1})
-        db.a.delete_one({"_id": 1})
-        replaced, deleted = stream.read(2)
-    assert list(replaced) == [*HEAD, "fullDocument", "ns", "documentKey"]
-    assert replaced["operationType"] == "replace"
-    assert replaced["fullDocument"] == {"_id": 1, "z": 1}
-    assert list(deleted) == [*HEAD, "ns", "documentKey"]
-    assert deleted["operationType"] == "delete"
-    assert deleted["documentKey"] == {"_id": 1}
-
-
-@rule("Events", "documentKey has the shard key first")
-@rule("Events", "a shard key change is a delete and an insert")
-def test_a_changed_shard_key_is_a_delete_and_an_insert(client: Client, sharded: Documents) -> None:
-    with watched(client, sharded.database) as stream:
-        sharded.insert_one({"_id": 1, "k": 1, "v": 1})
-        sharded.update_one({"_id": 1, "k": 1}, {"$set": {"v": 2}})
-        with client.start_session() as session:
-            sharded.update_one({"_id": 1, "k": 1}, {"$set": {"k": 21}}, session=session)
-        sharded.delete_one({"_id": 1, "k": 21})
-        events = stream.read(5)
-    assert kinds(events) == ["insert", "update", "delete", "insert", "delete"]
-    assert [list(event["documentKey"].items()) for event in events] == [
-        [("k", k), ("_id", 1)] for k in (1, 1, 1, 21, 21)
+@rule("Events", "upserts, findAndModify, bulk and retryable writes make the events of plain writes")
+@rule("Events", "a write without effect makes no event")
+def test_every_kind_of_write_makes_the_same_events(client: Client, db: Data) -> None:
+    with Stream(client, db.name) as stream:
+        db.a.update_one({"_id": 1}, {"$set": {"v": 1}}, upsert=True)
+        db.a.replace_one({"_id": 2}, {"v": 2}, upsert=True)
+        db.a.find_one_and_update({"_id": 1}, {"$set": {"v": 3}})
+        db.a.find_one_and_replace({"_id": 2}, {"w": 1})
+        db.a.find_one_and_delete({"_id": 2})
+        db.a.bulk_write([InsertOne({"_id": 3}), UpdateOne({"_id": 3}, {"$set": {"v": 1}})])
+        db.a.update_many({}, {"$inc": {"v": 1}})
+        db.a.update_one({"_id": 3}, {"$set": {"v": 2}})
+        db.a.update_one({"_id": 9}, {"$set": {"v": 1}})
+        db.a.delete_one({"_id": 9})
+        db.a.delete_many({})
+        events = stream.past(now(client))
+    assert kinds(events) == [
+        *("insert", "insert", "update", "replace", "delete", "insert", "update"),
+        *("update", "update", "delete", "delete"),
     ]
-    gone, back = events[2:4]
-    assert (gone["lsid"], gone["txnNumber"]) == (back["lsid"], back["txnNumber"])
-    assert back["fullDocument"] == {"_id": 1, "k": 21, "v": 2}
+    assert not any({"lsid", "txnNumber"} & event.keys() for event in events)
 
 
 @rule("Events", "rawUpdateDescription with showRawUpdateDescription")
 def test_raw_update_descriptions_are_shown_on_request(client: Client, db: Data) -> None:
     db.a.insert_one({"_id": 1, "a": 1, "b": 1})
-    with watched(client, db, {"showRawUpdateDescription": True}) as stream:
+    with Stream(client, db.name, 1, {"showRawUpdateDescription": True}) as stream:
         db.a.update_one({"_id": 1}, {"$set": {"a": 2}, "$unset": {"b": 1}})
         [event] = stream.read(1)
     assert "updateDescription" not in event
@@ -103,46 +69,179 @@ def test_raw_update_descriptions_are_shown_on_request(client: Client, db: Data) 
     assert raw["diff"] == {"d": {"b": False}, "u": {"a": 2}}
 
 
-@on_real_servers("time series")
-@rule("Events", "internal events with showSystemEvents")
-def test_internal_events_are_shown_as_system_events(client: Client, db: Data) -> None:
-    shown = {"showSystemEvents": True, **EXPANDED}
-    db.create_collection("t", timeseries={"timeField": "at"})
-    with watched(client, db, shown) as with_system, watched(client, db) as without:
-        db.t.insert_one({"at": datetime.now(UTC), "v": 1})
+@rule("Events", "names match exactly: no patterns, no parts, the same case")
+@rule("Opening", "on a system. collection: 73")
+@rule("Opening", "missing collections and databases can be watched, which does not create them")
+def test_namespaces_match_exactly(client: Client, db: Data) -> None:
+    """Only names that begin with ``system.`` are reserved."""
+    names = ["a", "a.b", "aa", "a+", "a|b", "[a]", "A", "b", "axb", "ä-ß", "a b", "(a)*"]
+    names += ["systemindexes", "system_users", "a.system"]
+    streams = {name: Stream(client, db.name, name) for name in names}
+    assert db.name not in client.list_database_names()
+    for name in names:
+        db[name].insert_one({"_id": name})
+    end = now(client)
+    for name, stream in streams.items():
+        with stream:
+            [event] = stream.past(end)
+        assert event["documentKey"]["_id"] == name
+        assert event["ns"] == {"db": db.name, "coll": name}
+
+
+@rule(
+    "Events", "cluster streams omit admin, config and local; all streams omit system. collections"
+)
+def test_internal_namespaces_are_hidden(client: Client, db: Data) -> None:
+    with Stream(client, "admin", 1, CLUSTER) as everything, Stream(client, db.name) as one:
+        client.config.settings.update_one(
+            {"_id": "conformance"}, {"$inc": {"runs": 1}}, upsert=True
+        )
+        db.create_collection("v", viewOn="a", pipeline=[])
+        db.a.insert_one({"_id": 1})
         end = now(client)
-        events = with_system.past(end)
-        assert without.past(end) == []
-    assert {event["ns"]["coll"] for event in events} == {"system.buckets.t"}
+        events = [*everything.past(end), *one.past(end)]
+    assert {(event["ns"]["db"], event["ns"]["coll"]) for event in events} == {(db.name, "a")}
+
+
+@rule("Events", "creating, modifying and dropping views makes events (showExpandedEvents)")
+@rule("Resuming", "resuming after any event's token gives the rest of the history")
+def test_views_are_shown_on_database_and_collection_streams(
+    client: Client, cluster: TestCluster, db: Data
+) -> None:
+    db.create_collection("a")
+    with (
+        Stream(client, db.name, 1, EXPANDED) as everything,
+        Stream(client, db.name, "a", EXPANDED) as base,
+        Stream(client, db.name, "v", EXPANDED) as same_name,
+    ):
+        db.create_collection("v", viewOn="a", pipeline=[])
+        if cluster.real:  # embedded servers do not change views
+            db.command("collMod", "v", viewOn="a", pipeline=[{"$match": {"x": 1}}])
+        db.v.drop()
+        db.create_collection("v")
+        db.a.insert_one({"_id": 1})
+        end = now(client)
+        events = everything.past(end)
+        assert kinds(base.past(end)) == ["insert"]
+        assert kinds(same_name.past(end)) == ["create"]
+    modified = ("modify", "v", {"viewOn": "a", "pipeline": [{"$match": {"x": 1}}]})
+    assert [about(event) for event in events[:-2]] == [
+        ("create", "v", {"viewOn": "a", "pipeline": []}),
+        *([modified] if cluster.real else []),
+        ("drop", "v", None),
+    ]
+    assert all("collectionUUID" not in event for event in events[:-2])
+    for number, event in enumerate(events):
+        resume = {**EXPANDED, "resumeAfter": event["_id"]}
+        with Stream(client, db.name, 1, resume) as stream:
+            assert stream.read(len(events) - number - 1) == events[number + 1 :]
+
+
+@on_real_servers("collMod of views")
+@rule("Events", "a view's pipeline has no change stream: 167")
+def test_a_view_s_pipeline_cannot_have_a_change_stream(client: Client, db: Data) -> None:
+    db.create_collection("v", viewOn="a", pipeline=[])
+    pipeline: list[dict[str, Any]] = [{"$changeStream": {}}]
+    for command in (
+        {"create": "w", "viewOn": "a", "pipeline": pipeline},
+        {"collMod": "v", "viewOn": "a", "pipeline": pipeline},
+    ):
+        with pytest.raises(OperationFailure) as caught:
+            db.command(command)
+        assert caught.value.code == 167
 
 
 @on_real_servers("time series")
+@rule("Events", "a time-series collection's DDL is that of its view (showExpandedEvents)")
 @rule("Events", "a time-series collection's writes are not events")
-def test_time_series_writes_make_no_events(client: Client, db: Data) -> None:
-    with watched(client, db) as stream:
+@rule("Events", "internal events with showSystemEvents")
+@rule("Opening", "on a time-series collection: 166")
+def test_time_series_are_shown_as_views(client: Client, db: Data) -> None:
+    with (
+        Stream(client, db.name) as classic,
+        Stream(client, db.name, 1, EXPANDED) as everything,
+        Stream(client, db.name, "t", EXPANDED) as same_name,
+        Stream(client, db.name, 1, {**EXPANDED, "showSystemEvents": True}) as system,
+    ):
         db.create_collection("t", timeseries={"timeField": "at"})
         db.t.insert_one({"at": datetime.now(UTC), "v": 1})
+        error = refused(client, db.name, opening({}, aggregate="t"))
+        db.command("collMod", "t", timeseries={"granularity": "minutes"})
+        db.t.create_index("v")
         db.t.drop()
-        db.a.insert_one({"_id": 1})
-        events = stream.past(now(client))
-    assert [event["ns"]["coll"] for event in events] == ["a"]
+        end = now(client)
+        events = everything.past(end)
+        assert classic.past(end) == same_name.past(end) == []
+        buckets = [e for e in system.past(end) if e["ns"]["coll"] == "system.buckets.t"]
+    assert [event[:2] for event in map(about, events)] == [
+        ("create", "t"),
+        ("modify", "t"),
+        ("drop", "t"),
+    ]
+    for event, seconds in zip(events, (3600, 86400), strict=False):
+        description = event["operationDescription"]
+        assert description["viewOn"] == "system.buckets.t"
+        [stage] = description["pipeline"]
+        unpack = stage["$_internalUnpackBucket"]
+        assert (unpack["timeField"], unpack["bucketMaxSpanSeconds"]) == ("at", seconds)
+    assert "insert" in kinds(buckets)
+    assert (error["code"], error["codeName"]) == (166, "CommandNotSupportedOnView")
+    assert error["errmsg"] == f"Namespace {db.name}.t is a timeseries collection"
 
 
-@rule("Events", "chunk migration writes are not events")
-def test_chunk_migrations_make_no_events(
+@rule("Events", "shardCollection (showExpandedEvents)")
+def test_shard_collection_is_an_expanded_event(client: Client, db: Data) -> None:
+    db.a.insert_one({"_id": 1, "k": 1})
+    db.a.create_index("k")
+    client.admin.command("enableSharding", db.name)
+    with Stream(client, db.name, 1, EXPANDED) as stream:
+        client.admin.command("shardCollection", f"{db.name}.a", key={"k": 1})
+        events = stream.until(lambda stream: "shardCollection" in kinds(stream.events))
+    [event] = [each for each in events if each["operationType"] == "shardCollection"]
+    assert event["ns"] == {"db": db.name, "coll": "a"}
+    assert event["operationDescription"]["shardKey"] == {"k": 1}
+
+
+@on_real_servers("reshardCollection")
+@rule("Events", "reshardCollection (showExpandedEvents)")
+def test_resharding_is_an_expanded_event(
     client: Client, cluster: TestCluster, sharded: Documents
 ) -> None:
-    sharded.insert_many([{"_id": k, "k": k} for k in range(9)])
-    with watched(client, sharded.database) as stream:
+    if cluster.real:  # resharding takes at least five minutes by default
+        with cluster.direct("config") as config:
+            config.admin.command("setParameter", 1, reshardingMinimumOperationDurationMillis=0)
+    sharded.insert_many([{"_id": k, "k": k, "z": -k} for k in (1, 11, 21)])
+    sharded.create_index("z")
+    with Stream(client, sharded.database.name, 1, EXPANDED) as stream:
         client.admin.command(
-            "moveChunk",
-            f"{sharded.database.name}.{sharded.name}",
-            find={"k": 1, "_id": 1},
-            to=list(cluster.shards)[1],
+            "reshardCollection", sharded.full_name, key={"z": 1}, numInitialChunks=1
         )
-        sharded.update_one({"k": 1, "_id": 1}, {"$set": {"moved": True}})
-        events = stream.past(now(client))
-    assert kinds(events) == ["update"]
+        sharded.insert_one({"_id": 2, "k": 2, "z": 5})
+        events = stream.until(lambda stream: "insert" in kinds(stream.events))
+    [event] = [each for each in events if each["operationType"] == "reshardCollection"]
+    description = event["operationDescription"]
+    assert description["shardKey"] == {"z": 1}
+    assert isinstance(description["reshardUUID"], Binary)
+    assert list(events[-1]["documentKey"].items()) == [("z", 5), ("_id", 2)]
+    assert events[-1]["collectionUUID"] == description["reshardUUID"]
+
+
+# On newer servers.
+
+
+@rule("Events", "nsType of an expanded create: collection, view, timeseries (8.1+)")
+def test_a_create_event_shows_the_kind_of_namespace(newer: Client) -> None:
+    db = newer["kinds"]
+    with Stream(newer, db.name, 1, EXPANDED) as stream, Stream(newer, db.name) as classic:
+        db.create_collection("c")
+        db.create_collection("v", viewOn="c", pipeline=[])
+        db.c.drop()
+        end = now(newer)
+        events = stream.past(end)
+        assert kinds(classic.past(end)) == ["drop"]
+    assert [event.get("nsType") for event in events] == ["collection", "view", None]
+    names = list(events[0])
+    assert names.index("nsType") == names.index("ns") + 1
 
 
 @rule("Events", "disambiguatedPaths (expanded, version 2)")
@@ -157,103 +256,30 @@ def test_newer_servers_show_disambiguated_paths(newer: Client) -> None:
     assert description["disambiguatedPaths"] == {"o.0": ["o", "0"], "list.0.0": ["list", 0, "0"]}
 
 
-@rule("Events", "cluster streams never end")
-def test_cluster_streams_do_not_end(client: Client, db: Data) -> None:
-    with Stream(client, "admin", 1, CLUSTER) as stream:
-        db.a.insert_one({"_id": 1})
-        db.a.rename("b")
-        db.b.drop()
-        db.c.insert_one({"_id": 1})
-        client.drop_database(db.name)
-        db.c.insert_one({"_id": 2})
-        events = stream.past(now(client))
-        assert stream.id
-    assert "invalidate" not in kinds(events)
-    assert {"insert", "rename", "drop", "dropDatabase"} <= {*kinds(events)}
+@rule("Events", "matchCollectionUUIDForUpdateLookup")
+def test_a_lookup_may_require_the_same_collection_uuid(newer: Client) -> None:
+    """The option is new in 8.0; the embedded cluster's version 2 shards support it."""
+    db = newer["lookups"]
+    db.a.insert_one({"_id": 1})
+    options = {"fullDocument": "updateLookup", "matchCollectionUUIDForUpdateLookup": True}
+    start = next_tick(now(newer))
+    db.a.update_one({"_id": 1}, {"$set": {"v": 1}})
+    db.a.drop()
+    db.a.insert_one({"_id": 1, "other": True})
+    shown = []
+    for match in (True, False):
+        chosen = {
+            **options,
+            "matchCollectionUUIDForUpdateLookup": match,
+            "startAtOperationTime": start,
+        }
+        with Stream(newer, db.name, 1, chosen) as stream:
+            event = next(e for e in stream.read(3) if e["operationType"] == "update")
+        shown.append(event["fullDocument"])
+    assert shown == [None, {"_id": 1, "other": True}]
 
 
-@rule("Events", "upserts, findAndModify, bulk and retryable writes make the events of plain writes")
-def test_every_kind_of_write_makes_the_same_events(client: Client, db: Data) -> None:
-    with watched(client, db) as stream:
-        db.a.update_one({"_id": 1}, {"$set": {"v": 1}}, upsert=True)
-        db.a.replace_one({"_id": 2}, {"v": 2}, upsert=True)
-        db.a.find_one_and_update({"_id": 1}, {"$set": {"v": 3}})
-        db.a.find_one_and_replace({"_id": 2}, {"w": 1})
-        db.a.find_one_and_delete({"_id": 2})
-        db.a.bulk_write([InsertOne({"_id": 3}), UpdateOne({"_id": 3}, {"$set": {"v": 1}})])
-        db.a.update_many({}, {"$inc": {"v": 1}})
-        db.a.delete_many({})
-        events = stream.past(now(client))
-    assert kinds(events) == [
-        *("insert", "insert", "update", "replace", "delete", "insert", "update"),
-        *("update", "update", "delete", "delete"),
-    ]
-    assert not any({"lsid", "txnNumber"} & event.keys() for event in events)
-
-
-@rule("Events", "a write without effect makes no event")
-def test_writes_without_effect_make_no_events(client: Client, db: Data) -> None:
-    db.a.insert_one({"_id": 1, "v": 1})
-    with watched(client, db) as stream:
-        db.a.update_one({"_id": 1}, {"$set": {"v": 1}})
-        db.a.update_one({"_id": 9}, {"$set": {"v": 1}})
-        db.a.delete_one({"_id": 9})
-        assert stream.past(now(client)) == []
-
-
-@rule("Events", "names match exactly: no patterns, no parts, the same case")
-@pytest.mark.parametrize("name", ["a", "a.b", "a+", "a|b", "[a]", "A", "ä-ß", "a b", "(a)*"])
-def test_namespaces_match_exactly(client: Client, db: Data, name: str) -> None:
-    names = ["a", "a.b", "aa", "a+", "a|b", "[a]", "A", "b", "axb", "ä-ß", "a b", "(a)*"]
-    with watched(client, db, target=name) as stream:
-        for each in names:
-            db[each].insert_one({"_id": each})
-        events = stream.past(now(client))
-    assert [event["documentKey"]["_id"] for event in events] == [name]
-    assert events[0]["ns"] == {"db": db.name, "coll": name}
-
-
-@rule(
-    "Events", "cluster streams omit admin, config and local; all streams omit system. collections"
-)
-def test_internal_namespaces_are_hidden(client: Client, cluster: TestCluster, db: Data) -> None:
-    with Stream(client, "admin", 1, CLUSTER) as everything, watched(client, db) as one:
-        client.config.settings.update_one(
-            {"_id": "conformance"}, {"$inc": {"runs": 1}}, upsert=True
-        )
-        db.create_collection("v", viewOn="a", pipeline=[])
-        db.a.insert_one({"_id": 1})
-        end = now(client)
-        events = [*everything.past(end), *one.past(end)]
-    assert {(event["ns"]["db"], event["ns"]["coll"]) for event in events} == {(db.name, "a")}
-
-
-@rule("Events", "names match exactly: no patterns, no parts, the same case")
-@pytest.mark.parametrize(
-    ("match", "expected"),
-    [
-        ({"ns.coll": "a"}, ["insert", "update", "rename"]),
-        ({"ns": {"$exists": True}, "to.coll": "b"}, ["rename"]),
-        ({"documentKey._id": 1}, ["insert", "update"]),
-        ({"documentKey": {"_id": 1}}, ["insert", "update"]),
-        ({"updateDescription.updatedFields.v": {"$gt": 1}}, ["update"]),
-        ({"updateDescription.removedFields": "w"}, ["update"]),
-        ({"operationType": {"$nin": ["insert", "update"]}}, ["rename", "drop"]),
-        ({"operationType": {"$not": {"$eq": "drop"}}}, ["insert", "update", "rename"]),
-        ({"clusterTime": {"$type": "timestamp"}}, ["insert", "update", "rename", "drop"]),
-        ({"clusterTime": {"$lt": Timestamp(1, 1)}}, []),
-        ({"fullDocument": None}, ["update", "rename", "drop"]),
-        ({"$nor": [{"ns.coll": "a"}]}, ["drop"]),
-    ],
-    ids=str,
-)
-def test_a_match_sees_the_event_s_fields(
-    client: Client, db: Data, match: dict[str, Any], expected: list[str]
-) -> None:
-    with Stream(client, db.name, 1, {}, [{"$match": match}]) as stream:
-        db.a.insert_one({"_id": 1, "v": 1, "w": 1})
-        db.a.update_one({"_id": 1}, {"$set": {"v": 2}, "$unset": {"w": 1}})
-        db.a.rename("b")
-        db.b.drop()
-        events = stream.past(now(client))
-    assert kinds(events) == expected
+@rule("Events", "matchCollectionUUIDForUpdateLookup")
+def test_older_shards_refuse_the_uuid_option(client: Client) -> None:
+    error = refused(client, "test", opening({"matchCollectionUUIDForUpdateLookup": True}))
+    assert error["code"] == 40415

@@ -6,7 +6,7 @@ import pytest
 from pymongo.database import Database
 
 from tests.conformance.data import Documents, shard_over_three
-from tests.conformance.streams import CLUSTER, Event, Stream, kinds, now
+from tests.conformance.streams import Event, Stream, kinds, now
 from tests.harness.clusters import Client, TestCluster
 
 rule = pytest.mark.rule
@@ -55,36 +55,6 @@ def test_a_collection_stream_ends_with_a_drop_or_rename(client: Client, db: Data
 
 
 @rule("Events", ENDS)
-@rule("Cursor replies", "a closed stream leaves no cursor open on the shards")
-def test_an_ended_cursor_is_closed(client: Client, db: Data) -> None:
-    with Stream(client, db.name, "a") as stream:
-        number = stream.id
-        db.a.insert_one({})
-        db.a.drop()
-        to_the_end(stream)
-        reply = db.command({"killCursors": "a", "cursors": [number]}, session=stream.session)
-        assert reply["cursorsNotFound"] == [number]
-
-
-@rule("Events", "database streams end with dropDatabase, not with a collection's drop or rename")
-def test_a_database_stream_ends_with_drop_database_only(client: Client, db: Data) -> None:
-    with Stream(client, db.name) as stream:
-        db.a.insert_one({"_id": 1})
-        db.a.rename("b")
-        db.b.drop()
-        db.c.insert_one({"_id": 1})
-        events = stream.past(now(client))
-        assert stream.id
-        assert kinds(events) == ["insert", "rename", "drop", "insert"]
-        client.drop_database(db.name)
-        events = to_the_end(stream)
-    ended = kinds(events)[4:]
-    assert ended[-1] == "invalidate"
-    assert "dropDatabase" in ended
-    assert stream.pbrt == events[-1]["_id"]
-
-
-@rule("Events", ENDS)
 @rule("Events", "a sharded collection's DDL comes once per shard that has it")
 @rule(
     "Events",
@@ -125,24 +95,6 @@ def test_start_after_an_invalidate_skips_it(client: Client, sharded: Documents) 
         sharded.drop()
         events = to_the_end(stream)
     assert kinds(events)[-3:] == ["insert", "drop", "invalidate"]
-
-
-@rule("Resuming", SWALLOWED)
-@pytest.mark.parametrize("how", ["drop", "rename"])
-def test_start_after_an_unsharded_collection_s_invalidate_skips_it(
-    client: Client, db: Data, how: str
-) -> None:
-    with Stream(client, db.name, "a") as stream:
-        db.a.insert_one({"_id": 1})
-        if how == "drop":
-            db.a.drop()
-        else:
-            db.a.rename("b")
-        ended = to_the_end(stream)[-1]
-    db.a.insert_one({"_id": 2})
-    with Stream(client, db.name, "a", {"startAfter": ended["_id"]}) as stream:
-        assert stream.pbrt == ended["_id"]
-        assert [event["documentKey"] for event in stream.read(1)] == [{"_id": 2}]
 
 
 @rule("Resuming", SWALLOWED)
@@ -229,28 +181,6 @@ def test_a_filtered_invalidate_still_ends_the_stream(client: Client, db: Data) -
 
 
 @rule("Events", ENDS)
-@rule("Resuming", SWALLOWED)
-def test_start_after_each_invalidate_ends_at_the_next_one(client: Client, db: Data) -> None:
-    """startAfter each invalidate reads on to the next one, also when both are in the past."""
-    start = now(client)
-    for number in range(3):
-        db.create_collection("a")
-        db.a.insert_one({"_id": number})
-        if number == 1:
-            db.a.rename(f"former{number}")
-        else:
-            db.a.drop()
-    options: dict[str, Any] = {"startAtOperationTime": start, "showExpandedEvents": True}
-    for number in range(3):
-        with Stream(client, db.name, "a", options) as stream:
-            events = to_the_end(stream)
-        cause = "rename" if number == 1 else "drop"
-        assert kinds(events) == ["create", "insert", cause, "invalidate"]
-        assert events[1]["documentKey"] == {"_id": number}
-        options = {"startAfter": events[-1]["_id"], "showExpandedEvents": True}
-
-
-@rule("Events", ENDS)
 @pytest.mark.parametrize("collation", [None, {"locale": "simple"}])
 def test_a_dropped_collection_s_stream_can_be_resumed(
     client: Client, db: Data, collation: dict[str, Any] | None
@@ -266,21 +196,3 @@ def test_a_dropped_collection_s_stream_can_be_resumed(
         with Stream(client, db.name, "a", resume, **fields) as stream:
             assert kinds(to_the_end(stream)) == ["insert", "drop", "invalidate"]
         db.a.insert_one({"made": "anew"})
-
-
-@rule("Events", "a sharded collection's DDL comes once per shard that has it")
-@rule("Events", "cluster streams never end")
-def test_a_cluster_stream_shows_each_shard_s_drop_of_a_database(
-    client: Client, sharded: Documents
-) -> None:
-    name = sharded.database.name
-    with Stream(client, "admin", 1, CLUSTER) as stream:
-        sharded.insert_many([{"_id": k, "k": k} for k in (1, 11, 21)])
-        client.drop_database(name)
-        sharded.database.a.insert_one({"_id": "again"})
-        events = [event for event in stream.past(now(client)) if event["ns"]["db"] == name]
-        assert stream.id
-    assert kinds(events)[:3] == ["insert"] * 3
-    assert kinds(events)[-1] == "insert"
-    assert {*kinds(events)[3:-1]} == {"drop", "dropDatabase"}
-    assert kinds(events).count("drop") == 3

@@ -5,11 +5,10 @@ test_cases.py has the recorded cases, test_stages.py the stages, test_bad_tokens
 
 from typing import Any
 
-import pymongo
 import pytest
 from pymongo.database import Database
 
-from tests.conformance.streams import Stream, kinds, opening, refused
+from tests.conformance.streams import Stream, opening, refused
 from tests.harness.clusters import Client, TestCluster, on_real_servers
 from tests.harness.raw_client import RawClient
 from tests.harness.routers import RouterProcess, start_router
@@ -23,81 +22,11 @@ RESUMABLE = [
 STATE_CHANGES = [91, 189, 10107, 11600, 11602, 13435, 13436]
 
 
-@rule("Opening", "on admin without allChangesForCluster; on config: 73")
-@rule("Sharded cluster", "a client cannot open a stream on config.shards")
-@pytest.mark.parametrize(
-    ("database", "target", "options"),
-    [
-        ("admin", 1, {}),
-        ("admin", "a", {}),
-        ("config", 1, {}),
-        ("config", "shards", {}),
-        ("config", "shards", {"showExpandedEvents": True}),
-    ],
-)
-def test_internal_databases_cannot_be_watched(
-    client: Client, database: str, target: str | int, options: dict[str, Any]
-) -> None:
-    error = refused(client, database, opening(options, aggregate=target))
-    assert (error["code"], error["codeName"]) == (73, "InvalidNamespace")
-    assert error["errmsg"] == f"$changeStream may not be opened on the internal {database} database"
-
-
-@rule("Opening", "on a view: 166")
-def test_a_stream_on_a_view_is_refused(client: Client, db: Data) -> None:
-    db.create_collection("a")
-    db.create_collection("v", viewOn="a", pipeline=[])
-    error = refused(client, db.name, opening({}, aggregate="v"))
-    assert (error["code"], error["codeName"]) == (166, "CommandNotSupportedOnView")
-    assert error["errmsg"] == f"Namespace {db.name}.v is a view, not a collection"
-
-
-@on_real_servers("time series")
-@rule("Opening", "on a time-series collection: 166")
-def test_a_stream_on_a_time_series_collection_is_refused(client: Client, db: Data) -> None:
-    db.create_collection("t", timeseries={"timeField": "at"})
-    error = refused(client, db.name, opening({}, aggregate="t"))
-    assert (error["code"], error["codeName"]) == (166, "CommandNotSupportedOnView")
-    assert error["errmsg"] == f"Namespace {db.name}.t is a timeseries collection"
-
-
-@rule("Opening", "missing collections and databases can be watched, which does not create them")
-def test_missing_collections_and_databases_can_be_watched(client: Client, db: Data) -> None:
-    with Stream(client, db.name, "later") as one, Stream(client, db.name) as all_of_it:
-        assert db.name not in client.list_database_names()
-        db.later.insert_one({"_id": 1})
-        assert kinds(one.read(1)) == kinds(all_of_it.read(1)) == ["insert"]
-
-
-@rule("Opening", "comment, hint, allowDiskUse, maxTimeMS are accepted")
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"comment": "why"},
-        {"comment": {"a": 1}},
-        {"hint": "_id_"},
-        {"allowDiskUse": True},
-        {"maxTimeMS": 5000},
-        {"readConcern": {"level": "majority"}},
-        {"bypassDocumentValidation": False},
-    ],
-    ids=lambda fields: next(iter(fields)),
-)
-def test_fields_of_the_aggregate_are_accepted(
-    client: Client, db: Data, fields: dict[str, Any]
-) -> None:
-    db.create_collection("a")
-    with Stream(client, db.name, "a", **fields) as stream:
-        db.a.insert_one({"_id": 1})
-        assert kinds(stream.read(1)) == ["insert"]
-
-
 @rule("Opening", "readPreference chooses the members that shards are read from")
 @pytest.mark.parametrize("mode", ["secondaryPreferred", "nearest", "primaryPreferred"])
 def test_read_preferences_are_accepted(router: RouterProcess, db: Data, mode: str) -> None:
-    client: Client
     with (
-        pymongo.MongoClient(router.uri, readPreference=mode) as client,
+        Client(router.uri, readPreference=mode) as client,
         client[db.name].a.watch(max_await_time_ms=100) as stream,
     ):
         db.a.insert_one({"_id": 1})
@@ -132,10 +61,9 @@ def test_a_read_preference_without_a_matching_member_is_retriable(
 ) -> None:
     """One-member shards have no secondaries, so the opening fails with a retriable error."""
     parameters = {"openTimeoutMs": 700}
-    client: Client
     with (
         start_router(cluster.configdb, set_parameter=parameters) as router,
-        pymongo.MongoClient(router.uri) as client,
+        Client(router.uri) as client,
     ):
         error = refused(client, db.name, opening({}, **{"$readPreference": {"mode": "secondary"}}))
     assert (error["code"], error["codeName"]) == (133, "FailedToSatisfyReadPreference")
@@ -175,12 +103,3 @@ async def test_errors_have_the_labels_of_their_codes(router: RouterProcess, db: 
             told = 6 if code in STATE_CHANGES else code
             assert (error["code"], error.get("errorLabels", [])) == (told, expected)
             await raw.command(db.name, {"killCursors": "a", "cursors": [cursor_id]})
-
-
-@rule("Opening", "on a system. collection: 73")
-def test_names_similar_to_system_collections_can_be_watched(client: Client, db: Data) -> None:
-    """Only names that begin with ``system.`` are reserved."""
-    for name in ("systemindexes", "system_users", "a.system"):
-        with Stream(client, db.name, name) as stream:
-            db[name].insert_one({"_id": name})
-            assert kinds(stream.read(1)) == ["insert"]

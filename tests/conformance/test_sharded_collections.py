@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from pymongo.database import Database
 
-from tests.conformance.data import Documents, shard_over_three
-from tests.conformance.streams import Event, Stream, kinds, next_tick, now
+from tests.conformance.data import Documents
+from tests.conformance.streams import Event, Stream, now
 from tests.harness.clusters import Client, TestCluster, on_real_servers
 
 rule = pytest.mark.rule
@@ -16,7 +16,6 @@ Data = Database[dict[str, Any]]
 LOOKUP = {"fullDocument": "updateLookup"}
 LOOKUPS = "a lookup finds the document by its whole key on any shard"
 MOVES = "a stream continues while its collection is sharded, split and moved"
-REQUIRED = {"fullDocument": "required", "fullDocumentBeforeChange": "required"}
 
 
 def updates(events: list[Event]) -> list[Event]:
@@ -98,44 +97,6 @@ def test_a_collection_s_collation_does_not_apply(
     assert keys == {"ABC"}
 
 
-@rule("Events", LOOKUPS)
-def test_lookups_find_migrated_documents(
-    client: Client, cluster: TestCluster, sharded: Documents
-) -> None:
-    shards = list(cluster.shards)[:3]
-    start = next_tick(now(client))
-    for k in (1, 11, 21):
-        sharded.insert_one({"_id": k, "k": k})
-        sharded.update_one({"_id": k, "k": k}, {"$set": {"v": k}})
-    for k, shard in ((1, shards[2]), (21, shards[1])):
-        client.admin.command("moveChunk", sharded.full_name, find={"k": k, "_id": 1}, to=shard)
-    options = {**LOOKUP, "startAtOperationTime": start}
-    with Stream(client, sharded.database.name, sharded.name, options) as stream:
-        events = stream.read(6)
-    assert [event["fullDocument"] for event in updates(events)] == [
-        {"_id": k, "k": k, "v": k} for k in (1, 11, 21)
-    ]
-
-
-@rule("Events", "fullDocumentBeforeChange: off, whenAvailable, required")
-def test_images_are_found_after_migrations(
-    client: Client, cluster: TestCluster, sharded: Documents
-) -> None:
-    db, shards = sharded.database, list(cluster.shards)[:3]
-    db.command("collMod", sharded.name, changeStreamPreAndPostImages={"enabled": True})
-    with Stream(client, db.name, sharded.name, REQUIRED) as stream:
-        sharded.insert_one({"_id": 1, "k": 1, "v": 0})
-        sharded.update_one({"_id": 1, "k": 1}, {"$set": {"v": 1}})
-        chunk = {"k": 1, "_id": 1}
-        client.admin.command("moveChunk", sharded.full_name, find=chunk, to=shards[1])
-        sharded.update_one({"_id": 1, "k": 1}, {"$set": {"v": 2}})
-        sharded.delete_one({"_id": 1, "k": 1})
-        events = stream.read(4)
-    before = [event.get("fullDocumentBeforeChange", {}).get("v") for event in events]
-    assert before == [None, 0, 1, 2]
-    assert [event.get("fullDocument", {}).get("v") for event in events] == [0, 1, 2, None]
-
-
 @rule("Sharded cluster", MOVES)
 def test_a_stream_continues_when_its_collection_is_sharded(
     client: Client, cluster: TestCluster, db: Data
@@ -163,6 +124,7 @@ def test_a_stream_continues_when_its_collection_is_sharded(
 
 @on_real_servers("refineCollectionShardKey")
 @rule("Sharded cluster", MOVES)
+@rule("Events", "refineCollectionShardKey (showExpandedEvents)")
 def test_events_keep_the_shard_key_of_their_time(client: Client, db: Data) -> None:
     """Each event has the shard key of its time, and resuming finds it by that key."""
     with Stream(client, db.name, "a") as stream:
@@ -181,54 +143,3 @@ def test_events_keep_the_shard_key_of_their_time(client: Client, db: Data) -> No
     for number, event in enumerate(events):
         with Stream(client, db.name, "a", {"resumeAfter": event["_id"]}) as stream:
             assert stream.read(2 - number) == events[number + 1 :]
-
-
-@on_real_servers("time series")
-@rule("Sharded cluster", MOVES)
-def test_a_moved_primary_copies_and_drops_collections(
-    client: Client, cluster: TestCluster, db: Data
-) -> None:
-    """6.0 to 8.0 copy the collections under new UUIDs and drop the old ones, as visible events."""
-    first, second = list(cluster.shards)[:2]
-    client.admin.command("enableSharding", db.name, primaryShard=first)
-    client.admin.command("shardCollection", f"{db.name}.sharded", key={"_id": 1})
-    start = next_tick(now(client))
-    with Stream(client, db.name) as stream, Stream(client, db.name, "a") as collection:
-        db.a.insert_one({"_id": 1})
-        db.a.create_index("n")
-        db.create_collection("t", timeseries={"timeField": "at"})
-        db.create_collection("v", viewOn="a", pipeline=[])
-        client.admin.command("movePrimary", db.name, to=second)
-        db.a.insert_one({"_id": 2})
-        db.a.update_one({"_id": 1}, {"$set": {"v": 1}})
-        end = now(client)
-        events = stream.past(end)
-        assert stream.id
-        assert kinds(collection.past(end)) == ["insert", "drop", "invalidate"]
-    assert kinds(events) == ["insert", "drop", "insert", "update"]
-    assert [found["_id"] for found in db.v.find()] == [1, 2]
-    expanded = {"showExpandedEvents": True, "startAtOperationTime": start}
-    with Stream(client, db.name, 1, expanded) as stream:
-        shown = [(e["operationType"], e["ns"]["coll"]) for e in stream.past(end)]
-    made = [("create", "a"), ("insert", "a"), ("createIndexes", "a"), ("create", "t")]
-    assert shown[:5] == [*made, ("create", "v")]
-    # The UUIDs decide which of the two comes first.
-    assert sorted(shown[5:7]) == [("create", "a"), ("create", "sharded")]
-    dropped = [("createIndexes", "a"), ("drop", "a"), ("drop", "t")]
-    assert shown[7:] == [*dropped, ("insert", "a"), ("update", "a")]
-
-
-@rule("Sharded cluster", MOVES)
-def test_shards_without_the_collection_do_not_matter(
-    client: Client, cluster: TestCluster, db: Data
-) -> None:
-    spread = shard_over_three(db, "spread", list(cluster.shards)[:3])
-    third = list(cluster.shards)[2]
-    client.admin.command("moveChunk", spread.full_name, find={"k": 11, "_id": 1}, to=third)
-    with Stream(client, db.name, "spread") as stream:
-        spread.insert_many([{"_id": k, "k": k} for k in (21, 1)])
-        spread.insert_one({"_id": 11, "k": 11})
-        events = stream.read(3)
-    assert {event["documentKey"]["k"] for event in events} == {1, 11, 21}
-    with Stream(client, db.name, "spread", {"resumeAfter": events[0]["_id"]}) as stream:
-        assert stream.read(2) == events[1:]

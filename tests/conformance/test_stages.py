@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pymongo.database import Database
 
-from tests.conformance.streams import Stream, kinds, now, opening, refused
+from tests.conformance.streams import Stream, kinds, now, refused
 from tests.harness.clusters import Client, on_real_servers
 
 rule = pytest.mark.rule
@@ -136,33 +136,6 @@ def test_forged_topology_events_are_harmless(client: Client, db: Data) -> None:
     with Stream(client, db.name, "a", {}, detected) as stream:
         db.a.insert_one({"_id": 9})
         assert kinds(stream.read(1)) == ["kNewShardDetected"]
-
-
-@rule("Opening", INSIDE)
-@pytest.mark.parametrize(
-    "stage",
-    [
-        {"$match": {"$nope": 1}},
-        {"$match": {"a": {"$nope": 1}}},
-        {"$match": {"$expr": {"$nope": 1}}},
-        {"$project": {}},
-        {"$project": {"a": {"$nope": 1}}},
-        {"$project": {"a": 1, "b": 0}},
-        {"$addFields": 1},
-        {"$addFields": {"a": {"$nope": 1}}},
-        {"$unset": 1},
-        {"$replaceRoot": {}},
-        {"$replaceWith": {"$nope": 1}},
-        {"$redact": {"$nope": 1}},
-    ],
-    ids=repr,
-)
-def test_an_invalid_stage_fails_the_opening(
-    client: Client, db: Data, stage: dict[str, Any]
-) -> None:
-    error = refused(client, db.name, opening({}, stage))
-    assert error["code"] > 1
-    assert "errorLabels" not in error
 
 
 @rule("Opening", INSIDE)

@@ -2,11 +2,8 @@
 
 import time
 from collections.abc import Iterator
-from typing import Any
 
-import pymongo
 import pytest
-from bson import Timestamp
 
 from router.config.settings import Settings
 from router.service import assemble
@@ -25,10 +22,9 @@ def growing() -> Iterator[tuple[Client, TestCluster]]:
     with (
         start_cluster(3, noop_interval=0.2) as cluster,
         start_router(cluster.configdb, cluster.mongos_uri) as router,
+        Client(router.uri) as client,
     ):
-        client: Client
-        with pymongo.MongoClient(router.uri) as client:
-            yield client, cluster
+        yield client, cluster
 
 
 def write(spread: Documents, numbers: range) -> None:
@@ -62,61 +58,22 @@ def test_streams_include_added_and_removed_shards(growing: tuple[Client, TestClu
     assert stream.pbrts == sorted(stream.pbrts)
 
 
-@rule("Sharded cluster", "a shard added at time t is part of the stream from t plus one tick")
-def test_a_stream_resumes_from_before_a_shard_was_added(
-    growing: tuple[Client, TestCluster],
-) -> None:
-    client, cluster = growing
-    db: Any = client.later
-    with Stream(client, db.name) as stream:
-        start = stream.pbrt
-    db.a.insert_one({"_id": 1})
-    new, _ = cluster.add_shard()
-    client.admin.command("enableSharding", "onnew", primaryShard=new)
-    client.onnew.a.insert_one({"_id": 2})
-    with Stream(client, "admin", 1, {**CLUSTER, "resumeAfter": start}) as stream:
-        events = stream.past(now(client))
-    assert [e["ns"]["db"] for e in events] == ["later", "onnew"]
-
-
-@rule("Sharded cluster", "a shard added at time t is part of the stream from t plus one tick")
-@rule("Resuming", "startAtOperationTime in the future gives no event before it")
-def test_a_shard_added_before_the_start_is_included(growing: tuple[Client, TestCluster]) -> None:
-    client, cluster = growing
-    in_time, seconds = False, 4
-    while not in_time:  # on a busy machine, adding a shard may take longer than the limit
-        soon = Timestamp(now(client).time + seconds, 1)
-        with Stream(client, "admin", 1, {**CLUSTER, "startAtOperationTime": soon}) as stream:
-            new, _ = cluster.add_shard()
-            database = client[f"early{seconds}"]
-            client.admin.command("enableSharding", database.name, primaryShard=new)
-            database.a.insert_one({"_id": "too early"})
-            in_time = now(client) < soon
-            seconds *= 2
-            if in_time:
-                stream.until(lambda _, soon=soon: now(client) > soon)
-                database.a.insert_one({"_id": "late enough"})
-                events = stream.past(now(client))
-    assert [event["documentKey"]["_id"] for event in events] == ["late enough"]
-    assert stream.pbrts == sorted(stream.pbrts)
-
-
 @rule("Sharded cluster", "idle members do not delay events")
 def test_rare_no_ops_do_not_delay_events() -> None:
     with (
         start_cluster(3) as cluster,
         start_router(cluster.configdb, cluster.mongos_uri) as router,
+        Client(router.uri) as client,
+        Stream(client, "db", "a") as stream,
     ):
-        client: Client
-        with pymongo.MongoClient(router.uri) as client, Stream(client, "db", "a") as stream:
-            client.db.a.insert_one({"_id": 0})
-            stream.read(1)
-            began = time.monotonic()
-            for number in range(1, 13):
-                client.db.a.insert_one({"_id": number})
-                stream.read(number + 1, max_time_ms=5000)
-            # The members' own no-ops come up to ten seconds apart.
-            assert time.monotonic() - began < 45
+        client.db.a.insert_one({"_id": 0})
+        stream.read(1)
+        began = time.monotonic()
+        for number in range(1, 13):
+            client.db.a.insert_one({"_id": number})
+            stream.read(number + 1, max_time_ms=5000)
+        # The members' own no-ops come up to ten seconds apart.
+        assert time.monotonic() - began < 45
 
 
 @rule("Opening", "a cluster without shards: an empty batch and cursor id 0")

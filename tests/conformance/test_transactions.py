@@ -31,62 +31,6 @@ def by_shard(events: list[Event]) -> dict[int, list[Event]]:
     return shards
 
 
-@rule("Events", "lsid and txnNumber of a transaction, ordered by txnOpIndex")
-def test_a_transaction_s_events_have_its_session_and_number(client: Client, db: Data) -> None:
-    db.create_collection("a")
-    with Stream(client, db.name, "a") as stream:
-        with client.start_session() as session:
-            with session.start_transaction():
-                for number in (3, 1, 2):
-                    db.a.insert_one({"_id": number}, session=session)
-                db.a.update_one({"_id": 3}, {"$set": {"v": 1}}, session=session)
-                db.a.delete_one({"_id": 1}, session=session)
-            lsid = session.session_id["id"]
-        events = stream.read(5)
-    assert kinds(events) == ["insert", "insert", "insert", "update", "delete"]
-    assert [event["documentKey"]["_id"] for event in events] == [3, 1, 2, 3, 1]
-    assert len({event["clusterTime"] for event in events}) == 1
-    assert {bytes(event["lsid"]["id"]) for event in events} == {bytes(lsid)}
-    assert all(list(event["lsid"]) == ["id", "uid"] for event in events)
-    assert len({event["txnNumber"] for event in events}) == 1
-    assert list(events[0])[:5] == ["txnNumber", "lsid", "_id", "operationType", "clusterTime"]
-
-
-@rule(
-    "Events",
-    "a transaction's events on several shards interleave by token",
-)
-@rule("Resume tokens", "hex strings compare as plain strings in stream order")
-def test_a_transaction_s_events_interleave_by_token(client: Client, sharded: Documents) -> None:
-    with Stream(client, sharded.database.name) as stream:
-        write_all_over(client, sharded)
-        events = stream.read(11)
-        stream.past(now(client))
-        assert len(stream.events) == 11
-    tokens = [event["_id"]["_data"] for event in events]
-    assert tokens == sorted(tokens)
-    assert len({event["txnNumber"] for event in events}) == 1
-    shards = by_shard(events)
-    assert sorted(shards) == [1, 11, 21]
-    for part in shards.values():
-        assert len({event["clusterTime"] for event in part}) == 1
-    assert kinds(shards[1]) == ["insert"] * 3 + ["update"]
-    assert kinds(shards[11]) == ["insert"] * 3 + ["delete"]
-
-
-@rule("Events", "an aborted transaction has no events")
-def test_an_aborted_transaction_makes_no_events(client: Client, sharded: Documents) -> None:
-    with Stream(client, sharded.database.name) as stream:
-        with client.start_session() as session:
-            session.start_transaction()
-            for k in (1, 11, 21):
-                sharded.insert_one({"k": k}, session=session)
-            session.abort_transaction()
-        sharded.insert_one({"_id": "after", "k": 1})
-        events = stream.past(now(client))
-    assert [event["documentKey"]["_id"] for event in events] == ["after"]
-
-
 @rule("Resuming", "resuming inside a transaction gives its remaining events")
 @rule(
     "Resuming",
@@ -149,51 +93,6 @@ def test_a_large_transaction_is_one_transaction(client: Client, sharded: Documen
         assert stream.read(len(expected)) == expected
 
 
-@rule("Events", "a write without effect makes no event")
-@rule("Events", "a transaction's events on several shards interleave by token")
-def test_a_shard_without_changes_adds_no_events(client: Client, sharded: Documents) -> None:
-    """The shard takes part in the commit without an operation of its own."""
-    sharded.insert_many([{"_id": k, "k": k} for k in (1, 11)])
-    with Stream(client, sharded.database.name, sharded.name) as stream:
-        with client.start_session() as session, session.start_transaction():
-            for k, change in ((1, {"$setOnInsert": {"a": 1}}), (11, {"$set": {"a": 1}})):
-                sharded.find_one_and_update({"_id": k, "k": k}, change, session=session)
-        events = stream.past(now(client))
-    assert [(e["operationType"], e["documentKey"]["k"]) for e in events] == [("update", 11)]
-
-
-@rule("Events", "documentKey has the shard key first")
-def test_deletes_show_the_whole_document_key(client: Client, sharded: Documents) -> None:
-    sharded.insert_many([{"_id": k, "k": k} for k in (1, 2, 11)])
-    with Stream(client, sharded.database.name, sharded.name) as stream:
-        with client.start_session() as session, session.start_transaction():
-            for k in (1, 2, 11):
-                sharded.delete_one({"_id": k, "k": k}, session=session)
-            sharded.insert_one({"_id": 1, "k": 1}, session=session)
-        events = stream.read(4)
-    assert sorted(kinds(events)) == ["delete", "delete", "delete", "insert"]
-    assert all(list(event["documentKey"]) == ["k", "_id"] for event in events)
-    [*_, last] = by_shard(events)[1]
-    assert last["operationType"] == "insert"
-
-
-@rule("Events", "fullDocumentBeforeChange: off, whenAvailable, required")
-def test_each_operation_has_its_own_images(client: Client, db: Data) -> None:
-    """Each operation has its own images, even if several change one document."""
-    db.create_collection("a", changeStreamPreAndPostImages={"enabled": True})
-    db.a.insert_one({"_id": 1, "v": 0})
-    images = {"fullDocument": "required", "fullDocumentBeforeChange": "required"}
-    with Stream(client, db.name, "a", images) as stream:
-        with client.start_session() as session, session.start_transaction():
-            db.a.update_one({"_id": 1}, {"$set": {"v": 1}}, session=session)
-            db.a.update_one({"_id": 1}, {"$set": {"v": 2}}, session=session)
-            db.a.replace_one({"_id": 1}, {"v": 3}, session=session)
-            db.a.delete_one({"_id": 1}, session=session)
-        events = stream.read(4)
-    assert [event["fullDocumentBeforeChange"]["v"] for event in events] == [0, 1, 2, 3]
-    assert [event.get("fullDocument", {}).get("v") for event in events] == [1, 2, 3, None]
-
-
 @rule("Events", "lsid and txnNumber of a transaction, ordered by txnOpIndex")
 def test_only_operations_in_the_watched_collection_are_shown(client: Client, db: Data) -> None:
     """Other operations keep their txnOpIndex, so a wider stream resumes from the same token."""
@@ -216,20 +115,3 @@ def test_only_operations_in_the_watched_collection_are_shown(client: Client, db:
         ("update", "b"),
         ("delete", "a"),
     ]
-
-
-@rule("Events", "a transaction's events on several shards interleave by token")
-def test_a_stream_shows_transactions_committed_after_its_start(
-    client: Client, sharded: Documents
-) -> None:
-    """Operations committed after the start are in the stream, whenever they were written."""
-    with client.start_session() as session:
-        session.start_transaction()
-        for k in (1, 11, 21):
-            sharded.insert_one({"_id": k, "k": k}, session=session)
-        with Stream(client, sharded.database.name, sharded.name) as stream:
-            sharded.insert_one({"_id": 2, "k": 2})
-            session.commit_transaction()
-            events = stream.past(now(client))
-    assert sorted(event["documentKey"]["_id"] for event in events) == [1, 2, 11, 21]
-    assert events[0]["documentKey"]["_id"] == 2

@@ -9,8 +9,7 @@ from typing import Any
 import bson
 from bson.timestamp import Timestamp
 
-from router.cursors.cursor import CursorUser
-from router.cursors.owner import Owner
+from router.cursors.cursor import CursorUser, Owner
 from router.memory import Memory
 from router.request.stream_request import StreamRequest
 from router.stream.admission import Admission
@@ -96,6 +95,7 @@ class FakeCursors:
         self.memory = Memory(StreamSettings().total_buffer_bytes)
         self.admission = Admission(StreamSettings(), self.memory)
         self.place = Timestamp(1795163220, 1)
+        self.behind = 0.0
         self.earliest_departed_place: Timestamp | None = None
         self.connections: dict[Address, PoolCounts] = {}
 
@@ -147,13 +147,14 @@ class FakeCursors:
         for stream in self.streams:
             yield stream
 
-    def describe_cursors(self, most: int) -> list[dict[str, Any]]:
+    def describe_cursors(self, most: int, wall: float) -> list[dict[str, Any]]:
         return [
             {
                 "cursorId": each.cursor_id,
                 "namespace": each.namespace,
                 "client": None,
                 "place": self.place,
+                "behindSeconds": self.behind,
                 "idleSeconds": 0.0,
                 "busy": each.in_use,
             }

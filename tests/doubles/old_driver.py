@@ -2,7 +2,7 @@
 
 from struct import Struct, pack
 
-from shard_client.wire.op_query import OP_QUERY, OP_REPLY
+from shard_client.wire.frames import OP_QUERY, OP_REPLY
 
 _op_reply = Struct("<iiiiiqii")
 

@@ -8,8 +8,7 @@ import structlog
 
 from shard_client.backoff import Backoff
 from shard_client.errors import CommandError, NetworkError
-from shard_client.replica_set.read_preference import Member, ReadPreference
-from shard_client.replica_set.replica_set import named_hosts, no_member
+from shard_client.replica_set.replica_set import Member, ReadPreference, named_hosts, no_member
 from shard_client.wire.connection import MONITOR_NAME, Address, Connection
 
 log = structlog.get_logger()

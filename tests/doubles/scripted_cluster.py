@@ -9,10 +9,9 @@ import bson
 from bson import Timestamp
 
 from router.catalog.cluster import Cluster, ReplicaSetFactory
-from router.cursors.cursor import MergedCursor
-from router.cursors.owner import Owner
+from router.cursors.cursor import MergedCursor, Owner
 from router.cursors.registry import CursorRegistry
-from router.lookup.connections import Connect
+from router.lookup.upstream_reads import Connect
 from router.request.stream_request import StreamRequest, parse_request
 from router.stream.log_reader import Batch
 from router.stream_settings import StreamSettings

@@ -15,8 +15,7 @@ import bson
 from bson import Int64, Timestamp
 
 from shard_client.errors import ProtocolError
-from shard_client.wire.frames import OP_MSG, build_msg, frame_length, parse_message
-from shard_client.wire.op_query import build_op_reply
+from shard_client.wire.frames import OP_MSG, build_msg, build_op_reply, frame_length, parse_message
 
 UUID_HEX = "5A1004" + "11" * 16
 _START = Timestamp(100, 1)

@@ -1,4 +1,4 @@
-"""A server built on the project's own frames, for connections: compression, exhaust, checksums."""
+"""A server built on the project's own frames, for connections: exhaust, checksums."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -30,7 +30,6 @@ class WireServer:
     def __init__(self, answer: Answer | None) -> None:
         self.answer = answer
         self.messages: list[Message] = []
-        self.compressors: list[str] = []
         self.streams: list[FrameStream] = []
         self.tasks: set[asyncio.Task[None]] = set()
 
@@ -45,9 +44,7 @@ class WireServer:
             document = message.payload.document()
             self.messages.append(message)
             if "hello" in document:
-                offered = [name for name in document["compression"] if name in self.compressors]
-                answer = {"ok": 1.0, "setName": "rs", "compression": offered}
-                stream.write(reply_to(message, answer))
+                stream.write(reply_to(message, {"ok": 1.0, "setName": "rs"}))
             elif self.answer is not None and not message.payload.flags & MORE_TO_COME:
                 await self.answer(stream, message, document)
 

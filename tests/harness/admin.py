@@ -61,6 +61,7 @@ def stream(*remotes: Mapping[str, Any], holder: str, reason: str) -> dict[str, A
         "namespace": "shop.orders",
         "events": 20,
         "bufferedBytes": 200,
+        "waitedFor": True,
         "slowestShard": holder,
         "slowestReason": reason,
         "waiting": True,

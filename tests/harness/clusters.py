@@ -1,8 +1,8 @@
 """Sharded clusters for tests: the embedded one, or real servers, behind one interface.
 
 If ``MERGEROUTER_MONGO_BIN`` names a folder with ``mongod`` and ``mongos``, tests that call
-``start_cluster`` run on these programs (docs/protocol.md#a-real-cluster). ``pytest --docker`` runs
-them on containers of ``MERGEROUTER_MONGO_IMAGE``, by default mongo:6.0.
+``start_cluster`` run on these programs. ``pytest --docker`` runs them on containers of
+``MERGEROUTER_MONGO_IMAGE``, by default mongo:6.0.
 """
 
 import os

@@ -5,10 +5,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
+from router.catalog.upstream import UpstreamMongos
 from router.commands.call import Node
 from router.server.listener import Listener
 from router.tls.handshake import Handshakes
-from router.upstream_mongos import UpstreamMongos
 from tests.doubles.fake_cursors import FakeCursors
 from tests.harness.raw_client import RawClient
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from bson.objectid import ObjectId
 
+from router.catalog.upstream import UpstreamMongos
 from router.commands.topology_version import TopologyVersion
 from router.peers.cursor_ids import CursorIds
 from router.peers.peers import Peers, private_address
 from router.server.listener import Listener
-from router.upstream_mongos import UpstreamMongos
 from tests.harness.facade import Facade, facade
 from tests.harness.hosted import hosted
 

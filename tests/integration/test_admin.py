@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from time import monotonic
 from typing import Any
 
 import pymongo
@@ -60,6 +61,27 @@ def test_events_are_counted_in_and_out(router: RouterProcess) -> None:
         # The cursor is closed: its client may come back with its resume token.
         after = get(router.admin_port, "/metrics").text
         assert metric(after, "history_left_seconds", 'place="departed"') > 0
+
+
+def test_a_client_that_stops_reading_is_behind_and_no_shard_is(router: RouterProcess) -> None:
+    with (
+        pymongo.MongoClient[dict[str, Any]](router.uri, appname="reports") as reports,
+        pymongo.MongoClient[dict[str, Any]](router.uri) as client,
+        reports.admin_port.reports.watch() as stopped,
+        client.admin_port.c.watch() as stream,
+    ):
+        assert stopped.try_next() is None
+        behind, text, deadline = 0.0, "", monotonic() + 60
+        while behind < 10:
+            assert monotonic() < deadline, text
+            client.admin_port.c.insert_one({})
+            next(stream)
+            text = get(router.admin_port, "/metrics").text
+            behind = metric(text, "client_lag_seconds", 'client="reports at 127.0.0.1"')
+        assert metric(text, "client_lag_seconds", 'namespace="admin_port.c"') < 5
+        lags = re.findall(r"^mergerouter_watermark_lag_seconds.* (\S+)$", text, re.MULTILINE)
+        assert len(lags) == 3
+        assert max(map(float, lags)) < 5
 
 
 async def test_a_client_may_not_ask_for_a_worker_s_status(router: RouterProcess) -> None:

@@ -11,7 +11,7 @@ from shard_client.bson.resume_token import ResumeToken, cluster_time_of
 from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import token_data, token_of
 from tests.doubles.narrowed import PartOfStream
-from tests.doubles.scripted_streams import Driver, PrivateStream, Script, batch, error_of, keyed
+from tests.doubles.scripted_streams import Driver, PrivateStream, Script, batch, keyed
 from tests.recordings.recorded import Reply, events, header, of, shards, streams
 
 FAILING = {"coll-big", "bad-id"}
@@ -88,21 +88,6 @@ def test_recorded_batches_merge_into_mongos_s_events(stream, known, seed):
     assert ("shard3" in driver.targets.values()) or driver.taken[-1].closed
 
 
-@pytest.mark.parametrize("stream", WHOLE)
-def test_the_first_batch_is_that_of_mongos(stream):
-    merged = open_stream(stream)
-    rnd = Random(stream)
-    pending = {
-        action.remote: scripts(stream)[action.target].batches(action.start_at, rnd)
-        for action in merged.start()
-    }
-    for remote, batches in pending.items():
-        merged.batch_arrived(remote, batches.popleft())
-    first = merged.take(0)
-    assert (first.events, first.closed) == ([], False)
-    assert first.pbrt == of(stream, "mongos")[0].pbrt
-
-
 @pytest.mark.parametrize("stream", sorted(FAILING))
 def test_a_shard_s_error_is_that_of_mongos(stream):
     merged = open_stream(stream)
@@ -154,35 +139,6 @@ def test_resuming_after_any_event_gives_the_rest(stream):
         rest = [event for event in recorded if token_data(token_of(event)) > key]
         assert_same_events(driver.events, rest)
         assert token_data(driver.taken[0].pbrt) >= key
-
-
-def test_resuming_at_any_high_water_mark_gives_the_rest():
-    rnd = Random(5)
-    recorded = list(events(of("cluster", "mongos")))
-    for _ in range(15):
-        driver = Driver(open_stream("cluster"), scripts("cluster"), rnd).run()
-        cut = rnd.randrange(len(driver.taken))
-        seen = [event for taken in driver.taken[: cut + 1] for event in taken.events]
-        pbrt = bson.decode(driver.taken[cut].pbrt)
-        merged = open_stream("cluster", options={"resumeAfter": pbrt})
-        resumed = Driver(merged, scripts("cluster"), rnd).run()
-        # Resuming after one of several equal tokens skips all of them, as in mongos.
-        key = token_data(driver.taken[cut].pbrt)
-        skipped = [e for e in recorded[len(seen) :] if token_data(token_of(e)) == key]
-        assert_same_events(seen + skipped + resumed.events, recorded)
-
-
-def test_a_token_missing_from_the_stream_is_fatal():
-    stream = "coll-img"
-    elsewhere = next(events(of("coll-orders", "mongos")))
-    merged = open_stream(stream, options={"resumeAfter": bson.decode(token_of(elsewhere))})
-    error = error_of(Driver(merged, scripts(stream), Random(1)))
-    first = bson.decode(next(events(of(stream, "mongos"))))["_id"]
-    assert error.code == 280
-    assert error.labels == {"NonResumableChangeStreamError"}
-    assert error.message == (
-        f'cannot resume stream; the resume token was not found. {{_data: "{first["_data"]}"}}'
-    )
 
 
 def test_starting_after_the_invalidate_skips_one_per_shard():

@@ -15,6 +15,7 @@ import bson
 import pytest
 from bson import Timestamp
 
+from tests.conformance.rules import rules_of
 from tests.harness.clusters import Client, EmbeddedProcess, TestCluster, start_real_cluster
 from tests.harness.routers import start_router
 from tests.harness.until import PATIENCE
@@ -27,6 +28,11 @@ SHARDS = ["shard0", "shard1", "shard2", "shard3"]
 ROUTER, MONGOS = "router", "mongos"
 EVERYTHING = "cluster-expanded"
 LAST = {"_id": "last"}
+
+WITH_RULES = [
+    pytest.param(name, marks=[pytest.mark.rule(*rule) for rule in rules_of(name)])
+    for name in STREAMS
+]
 _TOKEN = re.compile("82[0-9A-F]{30,}")
 _ADDRESS = re.compile(r"127.0.0.1:\d+")
 _SIZE = re.compile(r"size: \d+ \(0x[0-9A-F]+\)")
@@ -166,7 +172,7 @@ def test_a_live_watcher_gets_all_events(run: Run, ours: Normaliser, real: Normal
 
 
 @pytest.mark.parametrize("via", [*SHARDS, ROUTER])
-@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("name", WITH_RULES)
 def test_each_stream_returns_the_recorded_events(
     run: Run, ours: Normaliser, real: Normaliser, name: str, via: str
 ) -> None:
@@ -178,7 +184,7 @@ def test_each_stream_returns_the_recorded_events(
 
 
 @pytest.mark.parametrize("via", [*SHARDS, ROUTER])
-@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("name", WITH_RULES)
 def test_each_stream_ends_as_recorded(run: Run, name: str, via: str) -> None:
     replies, drained = recorded.of(name, recorded_as(via)), run.drained[name, via]
     failures = [reply.document for reply in replies if reply.document.get("ok") == 0]
@@ -272,7 +278,7 @@ def test_live_watchers_get_the_same_events(beside_mongos: Run) -> None:
     assert_same(beside_mongos.live[ROUTER], beside_mongos.live[MONGOS])
 
 
-@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("name", WITH_RULES)
 def test_streams_return_the_same_and_end_in_the_same_way(beside_mongos: Run, name: str) -> None:
     found, expected = (beside_mongos.drained[name, via] for via in (ROUTER, MONGOS))
     assert_same(found.events, expected.events)

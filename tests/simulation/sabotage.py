@@ -171,7 +171,7 @@ def _held_events_move() -> Iterator[None]:
 
     def continue_on(self: LogReader, view: View) -> None:
         moves = hasattr(self, "view")
-        kept = {"_held": self._held, "_resume": self._resume} if moves else {}
+        kept = {"_taken": self._taken, "_resume": self._resume} if moves else {}
         original(self, view)
         _change(self, view=self.view, **kept)
 

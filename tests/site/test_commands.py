@@ -31,8 +31,6 @@ _ELSEWHERE = {
     ("deployment.md", "helm upgrade"): "tests/unit/deploy/test_kubernetes.py",
     ("deployment.md", "kubectl create secret"): "tests/unit/deploy/test_kubernetes.py",
     ("install.md", ".venv/bin/pip install --editable"): "tests/packaging/test_distribution.py",
-    ("protocol.md", "mongod"): "tests/harness/real_cluster.py",
-    ("protocol.md", "mongos"): "tests/harness/real_cluster.py",
     ("security.md", "python -m tests.tls_scan"): "tests/integration/tls/test_feed.py",
 }
 """Commands that other tests run, or what is left of them without Kubernetes or a second machine."""

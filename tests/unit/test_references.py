@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("bench", "deploy", "docs", "embedded", "examples", "router", "shard_client",
            "spark_sink", "tests")  # fmt: skip
@@ -65,15 +63,3 @@ def test_every_source_that_documents_name_exists() -> None:
     found = [(page.name, path) for page in pages for path in named.findall(page.read_text())]
     assert len(found) > 20
     assert [(page, path) for page, path in found if not (ROOT / path).exists()] == []
-
-
-@pytest.mark.parametrize("reference", ["docs/none.md", "docs/design.md#none", "[x](#none)"])
-def test_a_broken_reference_is_found(tmp_path: Path, reference: str) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(f"# A heading\n\nSee {reference}.\n")
-    broken = [
-        written
-        for written, target, anchor in references(page)
-        if not target.is_file() or anchor not in anchors(target)
-    ]
-    assert broken

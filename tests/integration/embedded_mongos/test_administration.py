@@ -11,13 +11,6 @@ from tests.harness.clusters import Client, TestCluster, start_cluster
 from tests.integration.embedded_mongos.orders import SHARDS, code_of, fill, ids_on, move
 
 
-def test_hello_identifies_a_mongos(client: Client) -> None:
-    hello = client.admin.command("hello")
-    assert hello["msg"] == "isdbgrid"
-    assert hello["isWritablePrimary"]
-    assert client.topology_description.topology_type_name == "Sharded"
-
-
 def test_a_migration_moves_the_chunk_s_documents(
     client: Client, cluster: TestCluster, orders: Any
 ) -> None:
@@ -47,16 +40,6 @@ def test_a_hashed_collection_is_spread_over_the_shards(
     client.drop_database("hashes")
 
 
-def test_indexes_are_created_on_every_shard(cluster: TestCluster, orders: Any) -> None:
-    fill(orders)
-    orders.create_index([("n", 1)], name="by_n")
-    for shard in SHARDS:
-        with cluster.direct(shard) as direct:
-            assert "by_n" in direct.shop.orders.index_information()
-    orders.drop_index("by_n")
-    assert "by_n" not in orders.index_information()
-
-
 def test_a_sharded_collection_can_be_renamed_and_dropped(client: Client, orders: Any) -> None:
     fill(orders)
     orders.rename("moved")
@@ -68,42 +51,6 @@ def test_a_sharded_collection_can_be_renamed_and_dropped(client: Client, orders:
     assert (
         list(client.config.collections.find({"_id": {"$in": ["shop.orders", "shop.moved"]}})) == []
     )
-
-
-def test_an_unsharded_collection_can_be_renamed_into_another_database(
-    client: Client, orders: Any
-) -> None:
-    client.shop.plain.insert_one({"_id": 1})
-    client.admin.command("enableSharding", "archive", primaryShard="shard0")
-    client.admin.command("renameCollection", "shop.plain", to="archive.plain")
-    assert client.archive.plain.count_documents({}) == 1
-    assert client.shop.list_collection_names() == ["orders"]
-    client.drop_database("archive")
-
-
-def test_dropping_the_database_ends_its_streams(
-    client: Client, cluster: TestCluster, orders: Any
-) -> None:
-    fill(orders)
-    client.shop.plain.insert_one({"_id": 1})
-    seen = {}
-    streams = {}
-    for shard in SHARDS:
-        streams[shard] = cluster.direct(shard)
-    watched = {shard: streams[shard].shop.watch(max_await_time_ms=200) for shard in SHARDS}
-    client.drop_database("shop")
-    for shard, stream in watched.items():
-        kinds = []
-        while not kinds or kinds[-1] != "invalidate":
-            event = stream.try_next()
-            if event is not None:
-                kinds.append(event["operationType"])
-        seen[shard] = kinds
-        stream.close()
-        streams[shard].close()
-    assert sorted(seen["shard0"]) == ["drop", "drop", "dropDatabase", "invalidate"]
-    assert seen["shard1"] == seen["shard2"] == ["drop", "dropDatabase", "invalidate"]
-    assert "shop" not in client.list_database_names()
 
 
 def test_move_primary_moves_a_database(client: Client, cluster: TestCluster) -> None:
@@ -118,26 +65,6 @@ def test_move_primary_moves_a_database(client: Client, cluster: TestCluster) -> 
     with cluster.direct("shard0") as direct:
         assert direct.moving.c.count_documents({}) == 0
     client.drop_database("moving")
-
-
-def test_listings_show_databases_collections_and_indexes(client: Client, orders: Any) -> None:
-    client.shop.plain.insert_one({"_id": 1})
-    assert sorted(client.shop.list_collection_names()) == ["orders", "plain"]
-    assert {"config", "shop"} <= set(client.list_database_names())
-    shards = client.admin.command("listShards")["shards"]
-    assert [shard["_id"] for shard in shards] == SHARDS
-    assert all(shard["state"] == 1 for shard in shards)
-    assert all(shard["topologyTime"].time > 0 for shard in shards)
-    assert [s["_id"] for s in client.config.shards.find().sort("_id", 1)] == SHARDS
-
-
-def test_unknown_commands_and_wrong_databases_are_refused(client: Client) -> None:
-    with pytest.raises(OperationFailure) as error:
-        client.admin.command("noSuchCommand")
-    assert code_of(error) == 59
-    with pytest.raises(OperationFailure) as error:
-        client.shop.command("listShards")
-    assert code_of(error) == 13
 
 
 def test_change_streams_are_refused(client: Client, cluster: TestCluster) -> None:

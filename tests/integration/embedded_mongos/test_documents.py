@@ -3,20 +3,10 @@
 from typing import Any
 
 import pytest
-from pymongo import DeleteOne, InsertOne, UpdateOne
 from pymongo.errors import BulkWriteError, OperationFailure
 
-from tests.harness.clusters import Client, TestCluster
-from tests.integration.embedded_mongos.orders import code_of, fill, ids_on
-
-
-def test_documents_are_on_their_owner(cluster: TestCluster, orders: Any) -> None:
-    fill(orders)
-    assert ids_on(cluster, "shard0") == [0, 4, 8]
-    assert ids_on(cluster, "shard1") == [1, 5, 9]
-    assert ids_on(cluster, "shard2") == [2, 3, 6, 7, 10, 11]
-    assert orders.count_documents({}) == 12
-    assert orders.estimated_document_count() == 12
+from tests.harness.clusters import Client
+from tests.integration.embedded_mongos.orders import code_of, fill
 
 
 def test_reads_merge_the_shards_results(orders: Any) -> None:
@@ -27,19 +17,6 @@ def test_reads_merge_the_shards_results(orders: Any) -> None:
     assert {d["_id"] for d in orders.find({"region": {"$in": ["a", "z"]}})} == {0, 3, 4, 7, 8, 11}
     assert orders.find_one({"_id": 6})["region"] == "p"
     assert orders.find_one({"_id": 99}) is None
-
-
-def test_a_cursor_returns_batches_and_can_be_killed(client: Client, orders: Any) -> None:
-    fill(orders)
-    assert [d["_id"] for d in orders.find().sort("_id", 1).batch_size(5)] == list(range(12))
-    reply = client.shop.command("find", "orders", batchSize=2)
-    cursor_id = reply["cursor"]["id"]
-    assert len(reply["cursor"]["firstBatch"]) == 2
-    killed = client.shop.command("killCursors", "orders", cursors=[cursor_id])
-    assert killed["cursorsKilled"] == [cursor_id]
-    with pytest.raises(OperationFailure) as error:
-        client.shop.command("getMore", cursor_id, collection="orders")
-    assert code_of(error) == 43
 
 
 def test_aggregates_combine_all_shards(orders: Any) -> None:
@@ -97,27 +74,3 @@ def test_bulk_errors_have_the_clients_indexes(orders: Any) -> None:
         orders.insert_many([{"_id": 7, "region": "b"}, *documents], ordered=True)
     assert [e["index"] for e in error.value.details["writeErrors"]] == [1]
     assert orders.count_documents({"_id": 7}) == 1
-
-
-def test_a_bulk_may_mix_writes_of_all_kinds(orders: Any) -> None:
-    fill(orders)
-    result = orders.bulk_write(
-        [
-            InsertOne({"_id": 20, "region": "q"}),
-            UpdateOne({"_id": 1, "region": "h"}, {"$set": {"x": 1}}),
-            UpdateOne({"_id": 30, "region": "i"}, {"$set": {"x": 1}}, upsert=True),
-            DeleteOne({"_id": 0, "region": "a"}),
-        ]
-    )
-    assert (result.inserted_count, result.modified_count, result.deleted_count) == (1, 1, 1)
-    assert result.upserted_ids == {2: 30}
-
-
-def test_writes_to_missing_collections_create_none(client: Client) -> None:
-    with pytest.raises(OperationFailure) as error:
-        client.nothing.command("dropIndexes", "here", index="x")
-    assert code_of(error) == 26
-    assert client.nothing.here.update_one({"_id": 1}, {"$set": {"x": 1}}).matched_count == 0
-    assert client.nothing.here.delete_many({}).deleted_count == 0
-    assert list(client.nothing.here.find()) == []
-    assert "nothing" not in client.list_database_names()

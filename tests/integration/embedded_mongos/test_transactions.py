@@ -3,7 +3,6 @@
 import threading
 from typing import Any
 
-import pymongo
 import pytest
 from pymongo.client_session import ClientSession
 from pymongo.errors import OperationFailure
@@ -35,22 +34,6 @@ def test_a_transaction_over_shards_is_atomic(client: Client, orders: Any) -> Non
     assert client.shop.log.count_documents({}) == 1
 
 
-def test_a_failed_statement_aborts_the_transaction_on_all_shards(
-    client: Client, orders: Any
-) -> None:
-    orders.insert_one({"_id": 1, "region": "z"})
-    with client.start_session() as session:
-        session.start_transaction()
-        orders.insert_one({"_id": 0, "region": "a"}, session=session)
-        with pytest.raises(OperationFailure):
-            orders.insert_one({"_id": 1, "region": "z"}, session=session)
-        with pytest.raises(OperationFailure) as error:
-            session.commit_transaction()
-    assert code_of(error) == 251
-    assert error.value.has_error_label("TransientTransactionError")
-    assert orders.count_documents({}) == 1
-
-
 def test_one_of_two_conflicting_transactions_fails(client: Client, orders: Any) -> None:
     fill(orders)
     with client.start_session() as one, client.start_session() as other:
@@ -75,18 +58,6 @@ def test_a_shard_key_change_moves_the_document(cluster: TestCluster, orders: Any
     assert moved.modified_count == 1
     assert 0 in ids_on(cluster, "shard1")
     assert orders.count_documents({}) == 12
-
-
-def test_a_shard_key_change_requires_a_retryable_write(cluster: TestCluster, orders: Any) -> None:
-    fill(orders)
-    plain: Client
-    with (
-        pymongo.MongoClient(cluster.mongos_uri, retryWrites=False) as plain,
-        pytest.raises(OperationFailure) as error,
-    ):
-        plain.shop.orders.update_one({"_id": 0, "region": "a"}, {"$set": {"region": "z"}})
-    assert code_of(error) == 20
-    assert orders.find_one({"_id": 0})["region"] == "a"
 
 
 def test_a_migration_waits_for_transactions(client: Client, orders: Any) -> None:

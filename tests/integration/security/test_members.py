@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pymongo
@@ -12,13 +13,14 @@ from structlog.testing import capture_logs
 from router.catalog.cluster import CONFIG, Cluster
 from shard_client.errors import CommandError
 from shard_client.replica_set.motor_control import NO_PRIMARY
-from shard_client.replica_set.read_preference import PRIMARY
+from shard_client.replica_set.replica_set import PRIMARY
 from shard_client.wire.authentication import Access, Credentials, read_key_file
 from tests.harness.clusters import Client, TestCluster, on_real_servers
 from tests.harness.routers import start_router
 from tests.harness.until import PATIENCE
 from tests.integration.security.clients import Servers, client
-from tests.integration.security.page import blocks
+
+PAGE = Path(__file__).parents[3] / "docs" / "security.md"
 
 
 async def test_a_member_by_key_file(secured: TestCluster, key_file: Path) -> None:
@@ -62,7 +64,8 @@ async def test_a_wrong_key_is_named_in_the_error(secured: TestCluster) -> None:
 
 def privileges() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the privileges of docs/security.md on a shard, and through mongos."""
-    on_shards, more = blocks("### With least privilege, without the key file")
+    _, _, section = PAGE.read_text().partition("### With least privilege, without the key file\n")
+    on_shards, more = map(dedent, re.findall(r"(?<=\n\n)(?: {4,}.*\n)+", section)[:2])
     found = re.search(r"runCommand\((.*?)\)\n", on_shards, re.DOTALL)
     assert found is not None
     # The shell's documents are YAML, too.

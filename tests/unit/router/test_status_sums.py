@@ -62,11 +62,12 @@ def test_of_times_the_least_or_the_newest_is_kept() -> None:
         {"now": NOW, "started": NOW, "targets": {"s0": {"watermark": mark}}}
         for mark in (None, late, early)
     ]
-    received = (NOW - timedelta(1)).replace(tzinfo=None)  # as another worker's reply is decoded
+    earlier = NOW - timedelta(1)
+    received = earlier.replace(tzinfo=None)  # as another worker's reply is decoded
     times[1] |= {"now": NOW + timedelta(1), "started": received}
     summed = sum_statuses(times)
     assert summed["targets"] == {"s0": {"watermark": early}}
-    assert (summed["now"], summed["started"]) == (NOW + timedelta(1), received)
+    assert (summed["now"], summed["started"]) == (NOW + timedelta(1), earlier)
 
 
 def test_a_single_status_is_returned_unchanged() -> None:

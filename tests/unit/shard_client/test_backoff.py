@@ -11,7 +11,7 @@ from shard_client.errors import (
     from_network,
     is_resumable,
 )
-from shard_client.remote_cursor.batch_size import BatchSize
+from shard_client.remote_cursor.remote_cursor import BatchSize
 
 
 @given(st.floats(min_value=0, max_value=1, exclude_max=True), st.integers(1, 40))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from shard_client.replica_set.read_preference import Member, ReadPreference, fresh_enough
+from shard_client.replica_set.replica_set import Member, ReadPreference, fresh_enough
 from shard_client.wire.connection import Address
 
 P, A, B = ("p", 1), ("a", 1), ("b", 1)

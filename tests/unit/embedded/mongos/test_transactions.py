@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from bson import Binary, MinKey, Timestamp
+from bson import Binary, Timestamp
 
 from embedded.clients import Client
 from embedded.cluster import EmbeddedCluster
@@ -72,50 +72,6 @@ async def test_coordinator_commits_first_and_the_others_at_one_time(
     assert (await end(cluster, 1, "commitTransaction"))["ok"] == 1.0  # a second time succeeds too
 
 
-async def test_one_shard_commits_without_preparing(cluster: EmbeddedCluster) -> None:
-    before = now(cluster)
-    await statement(cluster, 1, insert(1, 2), first=True)
-    await statement(cluster, 1, {"find": "b", "filter": {"_id": 15}})
-    await end(cluster, 1, "commitTransaction")
-    [entry] = entries(cluster, "shard0", before)
-    assert [op["o"]["_id"] for op in entry["o"]["applyOps"]] == [1, 2]
-    assert "prepare" not in entry["o"]
-    assert entries(cluster, "shard1", before) == []
-
-
-async def test_an_abort_leaves_no_changes(cluster: EmbeddedCluster) -> None:
-    before = now(cluster)
-    await statement(cluster, 1, insert(1, 11, 21), first=True)
-    await end(cluster, 1, "abortTransaction")
-    assert all(entries(cluster, f"shard{i}", before) == [] for i in range(3))
-    reply = await end(cluster, 1, "commitTransaction")
-    assert reply["code"] == 251
-    assert (await run(cluster, "a", {"count": "b"}))["n"] == 0
-
-
-async def test_next_transaction_of_the_session_aborts_an_open_one(
-    cluster: EmbeddedCluster,
-) -> None:
-    await statement(cluster, 1, insert(1), first=True)
-    await statement(cluster, 2, insert(1), first=True)
-    assert (await end(cluster, 2, "commitTransaction"))["ok"] == 1.0
-    assert (await statement(cluster, 1, insert(2)))["code"] == 225
-
-
-async def test_a_statement_without_a_transaction_is_refused(cluster: EmbeddedCluster) -> None:
-    reply = await statement(cluster, 7, insert(1))
-    assert reply["code"] == 251
-    assert reply["errorLabels"] == ["TransientTransactionError"]
-
-
-async def test_ending_the_session_releases_the_transaction_s_locks(
-    cluster: EmbeddedCluster,
-) -> None:
-    await statement(cluster, 1, insert(1), first=True)
-    await run(cluster, "admin", {"endSessions": [LSID]})
-    await run(cluster, "a", {"drop": "b"})
-
-
 async def test_a_retried_write_is_applied_once(cluster: EmbeddedCluster) -> None:
     command = {**insert(1, 11, 21), "lsid": LSID, "txnNumber": 1}
     assert (await run(cluster, "a", command))["n"] == 3
@@ -143,13 +99,3 @@ async def test_a_retried_shard_key_change_is_applied_once(cluster: EmbeddedClust
         entry for entry in entries(cluster, "shard1", before) if "commitTransaction" in entry["o"]
     ]
     assert len(commits) == 1
-
-
-async def test_migration_is_invisible_in_the_oplogs(cluster: EmbeddedCluster) -> None:
-    await run(cluster, "a", insert(1, 2, 3))
-    before = now(cluster)
-    await run(cluster, "admin", {"moveChunk": "a.b", "find": {"_id": MinKey()}, "to": "shard1"})
-    for shard in ("shard0", "shard1"):
-        logged = entries(cluster, shard, before)
-        assert logged
-        assert all(entry.get("fromMigrate") or entry["op"] == "n" for entry in logged)

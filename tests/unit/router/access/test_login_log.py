@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from structlog.testing import capture_logs
 
-from router.access.login_log import LoginLog, scram_user
+from router.access.login import LoginLog, scram_user
 from shard_client.errors import CommandError
 
 

@@ -5,13 +5,14 @@ These are the router's own steps; those of the servers differ (docs/security.md)
 
 import asyncio
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from router.access.login import ConfigServer, Login
+from router.catalog.upstream import ServerLink
 from router.fair_limit import FairLimit
-from router.upstream_mongos import ServerLink
 from shard_client.errors import CommandError
 from shard_client.wire.connection import Address
 
@@ -107,9 +108,10 @@ async def test_the_router_adds_the_same_steps(
     where: str,
 ) -> None:
     """One command for each of the client's, one connection, and one delay at the end."""
-    server, in_progress, unused = Server(), FairLimit.of_logins(1), _unused()
+    server, in_progress = Server(), FairLimit.of_logins(1)
+    access: Any = SimpleNamespace(cluster=None, in_progress=in_progress, failed_delay=DELAY)
     monkeypatch.setattr(ConfigServer, "connect", lambda _self: server.connect())
-    login = Login(unused, unused, "10.0.0.1:5", in_progress=in_progress, failed_delay=DELAY)
+    login = Login(access, "10.0.0.1:5")
     link = ServerLink(server) if where == "upstream" else None  # type: ignore[arg-type]
     taken: list[str] = []
     with pytest.raises(CommandError, match="Authentication failed"):
@@ -118,7 +120,3 @@ async def test_the_router_adds_the_same_steps(
     assert server.connections == 1
     assert delays == [DELAY]
     assert in_progress.held == 0
-
-
-def _unused() -> Any:
-    return None

@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from router.admin.history import History, Sample
-from router.admin.page import sparkline
+from router.admin.page_values import History, Sample
+from router.admin.server import sparkline
 from router.admin.words import in_rate, in_scope
 
 START = datetime(2026, 1, 31, tzinfo=UTC)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from router.admin.page_values import status_view
 from router.admin.sources import OwnStatus, RouterStatus
-from router.admin.view import status_view
 from router.admin.words import in_bytes, in_words
 from router.commands.job_reports import JobReport
 from router.config.log_lines import RECENT

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from router.commands.client_metadata import check_client_metadata
+from router.commands.hello import check_client_metadata
 from shard_client.errors import CommandError
 
 DRIVER: dict[str, Any] = {"driver": {"name": "x", "version": "1"}, "os": {"type": "x"}}

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from bson import Binary, Decimal128, Int64, ObjectId, Timestamp
 
-from router.commands.client_time import MOST_DRIFT, check_client_time
+from router.access.signing import MOST_DRIFT, check_client_time
 from shard_client.errors import CommandError
 from tests.harness.facade import facade
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from router.catalog.upstream import UpstreamMongos
 from router.commands.fail_points import FailPoints
-from router.upstream_mongos import UpstreamMongos
 from tests.doubles.scripted_server import Asked, scripted_server
 from tests.harness.facade import facade
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from router.upstream_mongos import UpstreamMongos
+from router.catalog.upstream import UpstreamMongos
 from tests.doubles.fake_clusters import OneShard
 from tests.doubles.scripted_server import Asked, scripted_server
 from tests.harness.facade import facade

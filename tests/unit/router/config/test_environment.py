@@ -3,8 +3,7 @@
 import pytest
 
 from router.config.command_line import SETTINGS
-from router.config.environment import variable
-from router.config.settings import load_settings
+from router.config.settings import load_settings, variable
 
 
 @pytest.fixture(autouse=True)

@@ -11,12 +11,10 @@ from bson import Timestamp
 from router.cursors.registry import CursorRegistry
 from router.stream.log_reader import Batch
 from shard_client.errors import CommandError
-from shard_client.remote_cursor.cursor_reply import token_of
 from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, stream
 from tests.doubles.scripted_member import event_token, mark_token
 from tests.doubles.scripted_mongos import ScriptedMongos, scripted_mongos
 from tests.harness.until import PATIENCE, until
-from tests.unit.router.made_tokens import data_of
 
 LOOKUP = {"fullDocument": "updateLookup", "startAtOperationTime": Timestamp(100, 1)}
 
@@ -74,20 +72,6 @@ async def test_lookups_wait_until_the_client_reads(
     ]
 
 
-async def test_lookups_are_limited_to_the_batch_size(
-    cluster: ScriptedCluster, mongos: ScriptedMongos
-):
-    for n in range(5):
-        cluster.shards["s0"].update(101 + n, n)
-    cluster.noop(120)
-    cursor = await opened(cluster.registry(mongos=mongos.connect))
-    batch = await cursor.next_batch(2, PATIENCE)
-    assert shown(batch) == [{"_id": 0, "v": 0}, {"_id": 1, "v": 1}]
-    assert mongos.finds() == [{"_id": {"$in": [0, 1]}}]
-    assert bson.decode(batch.pbrt) == {"_data": event_token(Timestamp(102, 1), 1)}
-    assert [len(each.events) for each in await read(cursor, 3, batch_size=2)] == [2, 1]
-
-
 async def test_a_batch_is_filled_even_if_stages_drop_events(
     cluster: ScriptedCluster, mongos: ScriptedMongos
 ):
@@ -102,21 +86,6 @@ async def test_a_batch_is_filled_even_if_stages_drop_events(
     assert shown(batch) == [{"_id": 0, "v": 0}, {"_id": 3, "v": 3}]
     assert bson.decode(batch.pbrt) == {"_data": event_token(Timestamp(104, 1), 3)}
     assert shown(await cursor.next_batch(2, PATIENCE)) == [{"_id": 6, "v": 6}]
-
-
-async def test_the_token_advances_if_all_events_are_dropped(
-    cluster: ScriptedCluster, mongos: ScriptedMongos
-):
-    mongos.stage = lambda event: None
-    cursor = await opened(cluster.registry(mongos=mongos.connect), {"$match": {"fullDocument": 1}})
-    cluster.shards["s0"].update(101, 1)
-    cluster.noop(120)
-    while True:
-        batch = await cursor.next_batch(None, 0.1)
-        assert batch.events == []
-        if bson.decode(batch.pbrt) == {"_data": mark_token(Timestamp(120, 1))}:
-            break
-    assert mongos.finds() == [{"_id": 1}]
 
 
 async def test_events_beyond_a_reply_s_size_come_in_the_next_reply(
@@ -179,42 +148,6 @@ async def test_beyond_the_limit_events_are_completed_one_by_one(
     assert mongos.finds() == [{"_id": n} for n in range(4)]
 
 
-async def test_a_failing_stage_ends_the_stream_at_its_event(
-    cluster: ScriptedCluster, mongos: ScriptedMongos
-):
-    for n in range(5):
-        cluster.shards["s0"].update(101 + n, n)
-    cluster.noop(120)
-    cursor = await opened(cluster.registry(mongos=mongos.connect), {"$set": {"x": 1}})
-    mongos.refuse_stages = lambda events: any(e["fullDocument"]["v"] == 3 for e in events)
-    batches = await read(cursor, 3)
-    with pytest.raises(CommandError) as error:
-        await cursor.next_batch(None, PATIENCE)
-    assert error.value.code == 2
-    assert [each["_id"] for batch in batches for each in shown(batch)] == [0, 1, 2]
-    assert cursor.finished
-
-
-async def test_the_token_advances_with_the_fragments(
-    cluster: ScriptedCluster, mongos: ScriptedMongos
-):
-    """Although the shard has promised nothing beyond the event that they are made of."""
-    large = "x" * (9 << 20)
-    mongos.documents["c"] = [{"_id": 1, "v": large}]
-    cluster.shards["s0"].update(
-        101, 1, _id={"_data": data_of(101, 1, version=2)}, updateDescription={"large": large}
-    )
-    for member in (cluster.config, cluster.shards["s1"], cluster.shards["s2"]):
-        member.noop(120)
-    cursor, _ = await cluster.registry(mongos=mongos.connect).open(
-        lookup({"$changeStreamSplitLargeEvent": {}}), OWNER
-    )
-    batches = await read(cursor, 2, batch_size=1)
-    batches.append(await cursor.next_batch(None, 0.01))
-    fragments = [token_of(event) for batch in batches for event in batch.events]
-    assert [batch.pbrt for batch in batches] == [*fragments, fragments[-1]]
-
-
 async def test_a_kill_ends_a_lookup(cluster: ScriptedCluster, mongos: ScriptedMongos):
     cluster.shards["s0"].update(101, 1)
     cluster.noop(120)
@@ -229,25 +162,6 @@ async def test_a_kill_ends_a_lookup(cluster: ScriptedCluster, mongos: ScriptedMo
     assert error.value.code == 237
     mongos.open.set()
     await until(lambda: mongos.server.open == 0)
-
-
-async def test_the_end_follows_the_last_event(cluster: ScriptedCluster, mongos: ScriptedMongos):
-    cluster.shards["s0"].update(101, 1)
-    cluster.shards["s0"].insert(102, 2, operationType="invalidate")
-    cluster.noop(120)
-    cursor = await opened(cluster.registry(mongos=mongos.connect))
-    batches = await read(cursor, 2)
-    assert not any(batch.closed for batch in batches)
-    last = await cursor.next_batch(None, PATIENCE)
-    assert (last.events, last.closed) == ([], True)
-    assert cursor.finished
-
-
-async def test_the_error_without_an_upstream_names_the_remedy(cluster: ScriptedCluster):
-    with pytest.raises(CommandError) as error:
-        await cluster.registry().open(lookup(), OWNER)
-    assert error.value.code == 72
-    assert "--upstream" in error.value.message
 
 
 async def test_streams_with_different_lookups_share_remotes(

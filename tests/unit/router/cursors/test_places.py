@@ -2,7 +2,7 @@
 
 from bson.timestamp import Timestamp
 
-from router.cursors.places import DepartedClients
+from router.cursors.registry import DepartedClients
 
 DAY = 24 * 60 * 60.0
 

@@ -6,12 +6,11 @@ import bson
 import pytest
 from bson import Timestamp
 
-from router.cursors.owner import Owner
+from router.cursors.cursor import Owner
 from router.cursors.registry import CursorRegistry
-from router.request.stream_request import parse_request
 from shard_client.errors import CommandError
 from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, read_until, stream
-from tests.doubles.scripted_member import invalidate, mark_token
+from tests.doubles.scripted_member import mark_token
 from tests.harness.until import until
 
 
@@ -82,17 +81,6 @@ async def test_shutdown_ends_a_get_more_so_that_drivers_resume(cluster: Scripted
     assert failure.value.code == 91
 
 
-async def test_a_cancelled_get_more_closes_the_cursor(cluster: ScriptedCluster):
-    registry = cluster.registry()
-    cursor, _ = await registry.open(stream(), OWNER)
-    task = await waiting_get_more(registry, cursor.cursor_id)
-    task.cancel()
-    await asyncio.wait({task})
-    assert cursor.cursor_id not in registry
-    await registry.close()
-    assert cluster.open_cursors == 0
-
-
 async def test_a_cancelled_opening_leaves_no_cursors(cluster: ScriptedCluster):
     registry = cluster.registry(close_timeout=0.5)
     cluster.shards["s1"].hang.add("aggregate")
@@ -104,26 +92,3 @@ async def test_a_cancelled_opening_leaves_no_cursors(cluster: ScriptedCluster):
     assert cluster.open_cursors == 0
     await cluster.clusters[0].close()
     await until(lambda: not cluster.shards["s1"].writers)
-
-
-async def test_starting_after_an_invalidate_reopens_the_shards_that_closed(
-    cluster: ScriptedCluster,
-):
-    registry = cluster.registry()
-    token = {"_data": invalidate(cluster.shards["s0"], 102)}
-    later = {"_data": invalidate(cluster.shards["s1"], 103)}
-    for n, name in enumerate(cluster.shards):
-        cluster.shards[name].insert(105 + n, 10 + n)
-    cluster.noop(110)
-    command = {"aggregate": 1, "pipeline": [{"$changeStream": {"startAfter": token}}]}
-    request = parse_request("db", {**command, "cursor": {}})
-    cursor, first = await registry.open(request, OWNER)
-    assert bson.decode(first.pbrt) == token
-    assert await read_until(cursor, 3) == [10, 11, 12]
-    starts = [
-        [each["pipeline"][0]["$changeStream"].get("startAfter") for each in member.opened]
-        for member in cluster.shards.values()
-    ]
-    assert starts == [[None, token], [None, later], [None]]
-    await registry.close()
-    assert cluster.open_cursors == 0

@@ -12,8 +12,8 @@ import bson
 import pytest
 from bson.raw_bson import RawBSONDocument
 
-from router.filters.bounds import MOST_WORK, NESTED_UNIT_BYTES, UNIT_BYTES, TooLargeError
 from router.filters.conditions import OneOf
+from router.filters.fields import MOST_WORK, NESTED_UNIT_BYTES, UNIT_BYTES, TooLargeError
 from router.filters.index import FilterIndex
 from router.filters.match_compiler import Declined
 from router.filters.stream_filter import compile_filter

@@ -3,15 +3,12 @@
 import struct
 from collections.abc import Iterator, Sequence
 from random import Random
-from typing import Any
 
 import bson
 import pytest
-from bson import Regex
 
 from router.filters.fields import NOTHING, Path
 from router.filters.paths import PathReader
-from shard_client.bson.values import STRING
 from tests.filters.chance import Chance, document, text
 
 Shape = list[tuple[str, "str | Shape"]]
@@ -147,40 +144,6 @@ def test_nothing_is_below_a_value(kind: str) -> None:
             assert value is None or [(value[0], len(value[1]))] == [
                 (kind, end - start) for kind, start, end in found[0]
             ]
-
-
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: b".".join(path).decode())
-def test_the_only_value_is_the_one_that_a_walk_finds(path: Path) -> None:
-    random = Random(5)
-    chance = Chance(random, repeated=True)
-    reader = PathReader([path])
-    events = [bson.encode(chance.event()) for _ in range(10)]
-    for string in ("a", "bcd", ""):
-        fields: Any = string
-        for name in reversed(path):
-            fields = {name.decode(): fields}
-        events.append(bson.encode({"_id": 1, **fields}))
-    values = []
-    for _ in range(300):
-        event = random.choice(events)
-        reader.read(event)
-        value = reader.value(event)
-        if value is not None:
-            values.append(value)
-            ((kind, start, end),) = reader.walk(event)[0]
-            assert value == (kind, event[start:end])
-    assert {kind for kind, _ in values} >= {STRING}, "no value was read the fast way"
-
-
-@pytest.mark.parametrize("paths", [[(b"a", b"t")], [(b"a", b"t"), (b"s",)], [(b"a", b"s", b"x")]])
-def test_lengths_of_strings_and_documents_differ(paths: list[Path]) -> None:
-    random = Random(1)
-    reader = PathReader(paths)
-    for _ in range(200):
-        inner = {"s": "x" * random.randrange(9), "d": {"n": b"x" * random.randrange(9)}, "t": 5}
-        outer = {"r": Regex("x" * random.randrange(9)), "a": inner, "s": "y" * random.randrange(9)}
-        event = bson.encode(outer)
-        assert reader.read(event) == reader.walk(event)
 
 
 def test_a_layout_matches_no_other_field_of_the_same_size() -> None:

@@ -277,11 +277,3 @@ def test_a_path_below_a_string_ends_in_nothing_for_each_event(beside: Sequence[s
         for owner, each in enumerate(stages)
         if None in each["$match"].values() or "fullDocument.n" in each["$match"]
     }
-
-
-def test_a_malformed_event_is_an_error() -> None:
-    index: FilterIndex[int] = FilterIndex()
-    index.add(0, compile_filter([{"$match": {"fullDocument.a": 1}}]))
-    event = bson.encode(full(a=1, b=ObjectId()))
-    with pytest.raises((ValueError, IndexError)):
-        index.route([event[:30]])

@@ -6,11 +6,10 @@ from typing import Any
 
 import bson
 import pytest
-from bson import Code, ObjectId, Timestamp
+from bson import Timestamp
 from bson.binary import Binary
-from bson.raw_bson import RawBSONDocument
 
-from router.lookup import connections
+from router.lookup import upstream_reads
 from router.lookup.documents import find_documents
 from router.lookup.events import Source, Wanted
 from router.lookup.keys import DocumentKey
@@ -38,7 +37,7 @@ def want(key: dict[str, Any], second: int = 1, collection: str = "c") -> Wanted:
 def reads(mongos: ScriptedMongos, **settings: Any) -> UpstreamReads:
     chosen = {"timeout": 2.0, "backoff_first": 0.001, "backoff_max": 0.01, **settings}
     made = UpstreamReads(mongos.connect, ClusterClock(), LookupSettings(**chosen))
-    made.enter()
+    made.connections.enter()
     return made
 
 
@@ -102,23 +101,6 @@ async def test_each_collection_is_requested_separately():
         assert sorted(each["find"] for each in mongos.commands) == ["c", "c", "d"]
 
 
-async def test_deleted_documents_are_none_and_object_ids_are_requested_once():
-    one, two = ObjectId(), ObjectId()
-    async with scripted_mongos(c=[{"_id": one}]) as mongos:
-        assert await found(reads(mongos), want({"_id": one}), want({"_id": two})) == [
-            {"_id": one},
-            None,
-        ]
-        assert len(mongos.commands) == 1
-
-
-async def test_a_recreated_collection_gives_no_documents():
-    async with scripted_mongos(c=[{"_id": 1}, {"_id": 2}]) as mongos:
-        mongos.refuse = lambda _: MISMATCH
-        assert await found(reads(mongos), want({"_id": 1}), want({"_id": 2})) == [None, None]
-        assert await found(reads(mongos), want({"_id": 1})) == [None]
-
-
 async def test_a_renamed_collection_is_read_under_its_new_name():
     async with scripted_mongos(renamed=[{"_id": 1}, {"_id": 2}]) as mongos:
         mismatch = {**MISMATCH, "actualCollection": "renamed"}
@@ -126,23 +108,6 @@ async def test_a_renamed_collection_is_read_under_its_new_name():
         newer = [want({"_id": key})._replace(source=Source("db", "c", UUID, 2)) for key in (1, 3)]
         assert await found(reads(mongos), *newer) == [{"_id": 1}, None]
         assert await found(reads(mongos), want({"_id": 1})) == [None]
-
-
-async def test_a_request_that_fails_for_one_key_is_repeated_for_each():
-    async with scripted_mongos(c=[{"_id": n} for n in range(3)]) as mongos:
-        mongos.refuse = lambda wanted: BAD if isinstance(wanted["_id"], dict) else None
-        assert await found(reads(mongos), *(want({"_id": n}) for n in range(3))) == [
-            {"_id": n} for n in range(3)
-        ]
-        assert mongos.finds()[1:] == [{"_id": n} for n in range(3)]
-
-
-async def test_a_key_s_error_is_the_lookup_s_error():
-    async with scripted_mongos() as mongos:
-        mongos.refuse = lambda _: BAD
-        with pytest.raises(CommandError) as error:
-            await found(reads(mongos), want({"_id": 1}), want({"_id": 2}))
-    assert error.value.code == 2
 
 
 async def test_a_resumable_error_is_raised_immediately():
@@ -163,20 +128,6 @@ async def test_the_documents_before_a_key_with_an_error_are_returned():
         ]
 
 
-async def test_a_request_that_takes_too_long_is_repeated_for_each_key():
-    """A server may loop for some keys; the upstream ends the request after half of the time."""
-    async with scripted_mongos(c=[{"_id": n} for n in range(3)]) as mongos:
-        mongos.refuse = lambda wanted: EXPIRED if isinstance(wanted["_id"], dict) else None
-        keys = (want({"k": key, "_id": n}) for n, key in ((0, 0), (2, 1), (1, 0), (2, 0)))
-        assert await found(reads(mongos), *keys) == [None] * 4
-        assert mongos.finds()[1:] == [
-            {"k": key, "_id": n} for n, key in ((0, 0), (2, 1), (1, 0), (2, 0))
-        ]
-        together, *alone = [each["maxTimeMS"] for each in mongos.commands]
-    assert together <= 1000
-    assert all(1000 < each <= 2000 for each in alone)
-
-
 async def test_a_single_slow_key_fails_after_the_documents_before_it_are_returned():
     async with scripted_mongos(c=[{"_id": n} for n in range(4)]) as mongos:
         mongos.refuse = lambda wanted: EXPIRED if wanted["_id"] not in (0, 1, 3) else None
@@ -188,24 +139,8 @@ async def test_a_single_slow_key_fails_after_the_documents_before_it_are_returne
     assert error.value.code == 89
 
 
-async def test_keys_with_irregular_arrays_are_looked_up_alone():
-    """Servers pass them by, or loop, where they look for several values at once."""
-    irregular = bson.encode({"a": {"1": 5}}).replace(b"\x03a\0", b"\x04a\0")
-    scope = Code("f", {"a": RawBSONDocument(irregular)})
-    ids = [RawBSONDocument(irregular), {"a": [5]}, {"x": [RawBSONDocument(irregular)]}, scope, 7]
-    async with scripted_mongos(c=[{"_id": 7}]) as mongos:
-        await found(reads(mongos), *(want({"_id": each}) for each in ids))
-        together = [each for each in mongos.finds() if "$in" in each["_id"]]
-        alone = [each for each in mongos.finds() if "$in" not in each["_id"]]
-    assert together == [{"_id": {"$in": [{"a": [5]}, 7]}}]
-    shown = {"a": [5]}
-    assert alone == [
-        {"_id": each} for each in (shown, {"x": [shown]}, Code("f", {"a": shown}), shown)
-    ]
-
-
 async def test_slow_requests_do_not_delay_others(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(connections, "_SLOW_SECONDS", 0.02)
+    monkeypatch.setattr(upstream_reads, "_SLOW_SECONDS", 0.02)
     async with scripted_mongos(c=[{"_id": 1}]) as mongos:
         source = reads(mongos, connections=2)
         mongos.open.clear()
@@ -243,27 +178,6 @@ async def test_two_documents_of_one_key_are_an_error():
     assert "found more than one document matching {_id: 1}" in error.value.message
 
 
-async def test_all_batches_of_a_cursor_are_read():
-    documents = [{"_id": n} for n in range(7)]
-    async with scripted_mongos(c=documents) as mongos:
-        mongos.per_batch = 2
-        assert await found(reads(mongos), *(want({"_id": n}) for n in range(7))) == documents
-        assert [next(iter(each)) for each in mongos.commands] == ["find"] + ["getMore"] * 3
-
-
-async def test_large_documents_are_returned_a_few_at_a_time():
-    """Each lookup returns the first documents and kills the cursor with the rest."""
-    documents = [{"_id": n, "x": "a" * 1000} for n in range(6)]
-    async with scripted_mongos(c=documents) as mongos:
-        mongos.per_batch = 1
-        source = reads(mongos, target_bytes=2000)
-        wants = [want({"_id": n}) for n in range(6)]
-        assert await found(source, *wants) == documents[:2]
-        # The first document to return may be the last to arrive.
-        assert await found(source, *reversed(wants)) == documents[5:]
-        assert mongos.open_cursors == 0
-
-
 async def test_a_lost_connection_is_replaced():
     async with scripted_mongos(c=[{"_id": 1}]) as mongos:
         source = reads(mongos)
@@ -284,11 +198,11 @@ async def test_an_unreachable_upstream_is_a_resumable_error():
 async def test_connections_close_without_readers():
     async with scripted_mongos(c=[{"_id": 1}]) as mongos:
         source = reads(mongos)
-        source.enter()
+        source.connections.enter()
         await found(source, want({"_id": 1}))
-        source.leave()
+        source.connections.leave()
         assert mongos.server.open == 1
-        source.leave()
+        source.connections.leave()
         await until(lambda: mongos.server.open == 0)
 
 

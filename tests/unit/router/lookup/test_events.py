@@ -36,7 +36,6 @@ EVENT = {
     "updateDescription": {"updatedFields": {"v": 1}, "removedFields": [], "truncatedArrays": []},
 }
 HEAD = ("_id", "operationType", "clusterTime")
-REST = {name: value for name, value in EVENT.items() if name not in HEAD}
 
 
 def encoded(document):
@@ -50,11 +49,6 @@ def test_an_update_looks_up_its_document_key():
     assert want.source == Source("t2", "s", UUID_BYTES, 1)
     assert bson.decode(want.key.raw) == {"k": 1, "_id": 1}
     assert want.time == Struct("<II").pack(32, 1795300766)
-
-
-@pytest.mark.parametrize("kind", ["insert", "replace", "delete", "drop", "invalidate"])
-def test_other_events_need_no_lookup(kind):
-    assert wanted(bson.encode({**EVENT, "operationType": kind})) is None
 
 
 @pytest.mark.parametrize(
@@ -111,30 +105,6 @@ def test_an_event_that_becomes_too_large_is_an_error():
 
 
 SESSION = {"id": Binary(b"s" * 16, 4), "uid": b"u" * 32}
-
-
-@pytest.mark.parametrize(
-    "front",
-    [
-        {},
-        {"txnNumber": bson.Int64(3), "lsid": SESSION},
-        {"txnNumber": bson.Int64(3), "lsid": {"id": SESSION["id"]}},
-    ],
-    ids=["alone", "transaction", "transaction without a user"],
-)
-@pytest.mark.parametrize(
-    "expanded", [{}, {"collectionUUID": Binary(UUID_BYTES, 4)}], ids=["", "uuid"]
-)
-@pytest.mark.parametrize("walled", [{}, {"wallTime": datetime(2026, 1, 1, tzinfo=UTC)}])
-def test_the_usual_form_is_parsed_as_any_other(front, expanded, walled):
-    """A fast path parses events that begin as servers' do; others are read field by field."""
-    event = encoded({**front, **{k: EVENT[k] for k in HEAD}, **expanded, **walled, **REST})
-    other = encoded({"x": 1, **bson.decode(event)})
-    usual, scanned = wanted(event), wanted(other)
-    assert usual is not None
-    assert scanned is not None
-    assert scanned == usual._replace(place=usual.place + len(other) - len(event))
-    assert event[usual.place :].startswith(b"\x03ns\0")
 
 
 @pytest.mark.parametrize("text", ["a", "a\0", "a\0\0", "a\0\x10_id\0abc", "\0", ""])
@@ -207,9 +177,3 @@ def test_the_fast_path_decides_as_the_walk_over_all_fields(seed):
         assert scanned is None or has_updates([event])
         others += not has_updates([event])
     assert others > 20
-
-
-def test_an_update_among_other_events_is_seen():
-    update, insert = (encoded({**EVENT, "operationType": each}) for each in ("update", "insert"))
-    assert not has_updates([insert] * 3)
-    assert has_updates([insert, insert, update])

@@ -3,7 +3,7 @@
 from typing import Any
 
 import bson
-from bson import Binary, Code, Decimal128, Int64, ObjectId, Timestamp
+from bson import Binary, Code, Int64, ObjectId, Timestamp
 from bson.raw_bson import RawBSONDocument
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,34 +60,6 @@ def test_documents_match_by_their_whole_key():
     keys = [{"n.k": 1, "_id": 1}, {"n.k": 2, "_id": 2}]
     documents = [{"_id": 2, "n": {"k": 2}, "v": 1}, {"_id": 1, "n": {"k": 1}}]
     assert matched(keys, documents) == (documents, [], [], [])
-
-
-def test_missing_documents_are_absent():
-    keys = [{"_id": 1}, {"_id": 2}]
-    assert matched(keys, []) == ([], keys, [], [])
-    one, two = {"_id": ObjectId()}, {"_id": ObjectId()}
-    assert matched([one, two], [two]) == ([two], [one], [], [])
-
-
-def test_numbers_and_texts_without_a_match_are_requested_again():
-    for one, two in (({"_id": 1}, {"_id": 1.0}), ({"_id": "a"}, {"_id": "A"})):
-        found, absent, alone, again = matched([one, two], [two])
-        assert (raw(*found), absent, alone) == (raw(two), [], [])
-        assert raw(*again) == raw(one)
-        # Requested without the other, it still finds the other's bytes, so it is requested alone.
-        assert match_up(keyed(one), raw(two)).alone == keyed(one)
-
-
-def test_a_document_with_a_changed_shard_key_is_requested_alone():
-    keys = [{"k": 1, "_id": ObjectId()}, {"k": 1, "_id": ObjectId()}]
-    moved = {**keys[0], "k": 2}
-    assert matched(keys, [moved]) == ([], [keys[1]], [keys[0]], [])
-
-
-def test_a_key_with_two_documents_is_requested_alone():
-    key = {"_id": 1}
-    documents = [{"_id": 1, "shard": 0}, {"_id": 1, "shard": 1}]
-    assert matched([key], documents) == ([], [], [key], [])
 
 
 IDS = st.one_of(
@@ -198,26 +170,6 @@ def test_a_field_within_another_one_is_no_field_of_the_key():
     named, other = {"k": 1, "_id": text}, {"_id": text, "k": 2}
     assert matched([named], [other]) == ([], [], [named], [])
     assert matched([named], [{**other, "k": 1}])[0] == [{**other, "k": 1}]
-
-
-def test_keys_with_all_kinds_of_ids_match_their_documents():
-    ids = [
-        1,
-        Int64(1 << 40),
-        1.5,
-        "a",
-        "b\0c",
-        ObjectId(),
-        Binary(b"x" * 16, 4),
-        b"x",
-        None,
-    ]
-    ids += [True, Timestamp(1, 2), {"a": 1}, Decimal128("1.5")]
-    keys = [{"k.l": 1, "m": "t", "_id": each} for each in ids]
-    documents = [{"_id": each, "k": {"l": 1}, "m": "t", "n": 0} for each in ids]
-    assert matched(keys, documents) == (documents, [], [], [])
-    later = [{"n": 0, "m": "t", "_id": each, "k": {"l": 1}} for each in ids]
-    assert matched(keys, later) == (later, [], [], [])
 
 
 def test_arrays_with_irregular_names_are_found_at_any_depth():

@@ -159,43 +159,11 @@ def test_conditions_independent_of_the_lookup_run_on_the_shards(stages, early, l
     assert divide(stages) == (tuple(early), tuple(late))
 
 
-@pytest.mark.parametrize(
-    "condition",
-    [
-        {"$expr": {"$eq": ["$operationType", "$$ROOT.fullDocument.v"]}},
-        {"$expr": {"$lt": [{"$rand": {}}, 0.5]}},
-        {"$expr": {"$eq": [{"$getField": "fullDocument"}, None]}},
-        {"$sampleRate": 0.5},
-        {"documentKey.k": {"$elemMatch": {"a": {"$unknown": 1}}}},
-        {"documentKey.k": {"$all": [{"$elemMatch": {"a": 1, "$sampleRate": 0.5}}]}},
-        {"operationType": {"$unknown": 1}},
-        {"operationType": {"$not": {"$unknown": 1}}},
-        {"$or": [{"fullDocument": None}, {"$expr": "$$NOW"}]},
-        {"$or": []},
-        {"$or": [1]},
-        {"$and": 1},
-    ],
-    ids=str,
-)
-def test_unknown_conditions_run_after_the_lookup(condition):
-    assert divide([{"$match": condition}]) == ((), ({"$match": condition},))
-
-
 def test_a_fallible_expression_is_not_evaluated_before_the_lookup_of_an_update():
     looked_up = {"$expr": {"$in": ["a", "$fullDocument.tags"]}}
     own = {"$expr": {"$gt": [{"$strLenCP": "$ns.coll"}, 3]}}
     assert divide([{"$match": {**looked_up}}]) == ((), ({"$match": looked_up},))
     assert divide([{"$match": own}]) == (({"$match": own},), ())
-
-
-def test_a_comment_keeps_no_condition_behind_the_lookup():
-    match = {"$match": {"$nor": [{"$comment": "x", "ns": {"$type": "object"}}]}}
-    assert divide([match]) == ((match,), ())
-
-
-def test_nested_operators_are_inspected():
-    match = {"$match": {"documentKey.k": {"$elemMatch": {"$gt": 1, "$lt": 3}}}}
-    assert divide([match]) == ((match,), ())
 
 
 def test_very_large_stages_are_not_looked_into():

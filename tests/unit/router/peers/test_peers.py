@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from bson import Binary, Int64
 
+from router.catalog.upstream import UpstreamMongos
 from router.peers.cursor_ids import CursorIds
-from router.upstream_mongos import UpstreamMongos
 from tests.doubles.fake_cursors import event
 from tests.doubles.scripted_server import Asked, scripted_server
 from tests.harness.raw_client import MORE_TO_COME

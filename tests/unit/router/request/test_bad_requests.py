@@ -8,7 +8,7 @@ from bson import Binary, Int64, ObjectId, Regex, Timestamp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.request.stages import is_change_stream
+from router.request.accepted import is_change_stream
 from router.request.stream_request import StreamRequest, parse_request
 from shard_client.errors import CommandError
 from shard_client.wire.documents import encode

@@ -12,8 +12,7 @@ from bson.regex import Regex
 from bson.timestamp import Timestamp
 
 from router.bson_text import render, type_name
-from router.request.options import AtTime
-from router.request.stream_request import parse_request
+from router.request.stream_request import AtTime, parse_request
 from shard_client.errors import CommandError
 from tests.unit.router.made_tokens import data_of
 

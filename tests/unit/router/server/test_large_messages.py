@@ -11,9 +11,9 @@ from bson import Int64
 from structlog.testing import capture_logs
 
 from router.access.users import User, UserName
+from router.catalog.upstream import UpstreamMongos
 from router.server import replies, request
 from router.server.request import INLINE_SIZE
-from router.upstream_mongos import UpstreamMongos
 from tests.doubles.fake_cursors import event
 from tests.doubles.scripted_server import answer_ok, scripted_server
 from tests.harness.facade import facade
@@ -99,7 +99,7 @@ async def test_a_large_stream_of_a_user_without_rights_is_refused_undecoded(
 ) -> None:
     user = User(UserName("alice", "db"))
     login = SimpleNamespace(user=user, begun_at=None, close=lambda: None)
-    access: Any = SimpleNamespace(login=lambda _peer: login, times=SimpleNamespace(newest=None))
+    access: Any = SimpleNamespace(login=lambda *_: login, times=SimpleNamespace(newest=None))
     command = {**WATCH, "pipeline": [*WATCH["pipeline"], stage]}
     if explained:
         command = {"explain": command}
@@ -147,13 +147,6 @@ async def test_passed_through_messages_are_not_decoded(monkeypatch: pytest.Monke
     ):
         for command, how in commands:
             assert (await client.command("db", command, **how))["n"] == next(iter(command))
-
-
-async def test_document_sequences_of_the_router_s_commands_are_ignored() -> None:
-    async with facade() as router, await router.client() as client:
-        documents = [{}] * 100_000
-        reply = await client.command("admin", {"ping": 1}, sequences={"documents": documents})
-        assert reply["ok"] == 1
 
 
 async def test_large_messages_are_unpacked_off_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,19 +1,16 @@
 """The listener: order, streaming, bad input, disconnecting clients, shutdown."""
 
 import asyncio
-import struct
 from typing import Any
 
 import pytest
 from bson import Int64
 from structlog.testing import capture_logs
 
-from router.server.first_message import NO_TLS
-from shard_client.wire.documents import encode
-from shard_client.wire.frames import build_msg
+from router.tls.handshake import NO_TLS
 from tests.doubles.fake_cursors import event
-from tests.harness.facade import Facade, facade
-from tests.harness.foreign_clients import GET, client_hello
+from tests.harness.facade import facade
+from tests.harness.foreign_clients import client_hello
 from tests.harness.raw_client import EXHAUST_ALLOWED, MORE_TO_COME, RawClient
 from tests.harness.until import until
 
@@ -23,28 +20,6 @@ WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], 
 async def open_stream(client: RawClient, **fields: Any) -> Int64:
     reply = await client.command("db", {**WATCH, **fields})
     return reply["cursor"]["id"]
-
-
-async def test_pipelined_requests_are_answered_in_order() -> None:
-    async with facade() as router, await router.client() as client:
-        asked = [client.send("admin", {"ping": 1, "comment": "x" * 2000}) for _ in range(50)]
-        answered = [(await client.receive()).response_to for _ in asked]
-        assert answered == asked
-
-
-async def test_a_get_more_with_exhaust_allowed_gets_a_plain_reply() -> None:
-    async with facade() as router, await router.client() as client:
-        get_more = {"getMore": await open_stream(client), "collection": "c", "maxTimeMS": 1}
-        reply = await client.command("db", get_more, flags=EXHAUST_ALLOWED)
-        assert (reply["ok"], reply.flags) == (1, 0)
-
-
-async def test_a_large_reply_arrives_whole() -> None:
-    async with facade() as router, await router.client() as client:
-        cursor_id = await open_stream(client)
-        router.cursors.cursors[cursor_id].put(*(event(n, 4000) for n in range(3000)))
-        reply = await client.command("db", {"getMore": cursor_id, "collection": "c"})
-        assert [each["n"] for each in reply["cursor"]["nextBatch"]] == list(range(3000))
 
 
 async def test_a_tls_client_is_refused_immediately_where_tls_is_disabled() -> None:
@@ -60,30 +35,6 @@ async def test_a_tls_client_is_refused_immediately_where_tls_is_disabled() -> No
         await until(lambda: not router.node.counters.connections)
 
 
-async def test_a_browser_is_told_that_this_is_not_the_port_for_http() -> None:
-    async with facade() as router:
-        with capture_logs() as logged:
-            reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
-            writer.write(GET)
-            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
-            writer.close()
-    assert head.startswith(b"HTTP/1.0 200 OK\r\n")
-    assert f"Content-Length: {len(body)}".encode() in head
-    assert b"MongoDB over HTTP on the native driver port" in body
-    (line,) = [line for line in logged if line.get("id") == 22988]
-    assert line["error"]["codeName"] == "ProtocolError"
-
-
-@pytest.mark.parametrize(("response_to", "answered"), [(0, True), (-1, True), (1, False)])
-async def test_a_first_message_that_is_a_reply_is_refused(response_to: int, answered: bool) -> None:
-    ping = build_msg(encode({"ping": 1, "$db": "admin"}), request_id=1, response_to=response_to)
-    async with facade() as router:
-        reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
-        writer.write(ping)
-        assert bool(await reader.read(1)) == answered
-        writer.close()
-
-
 async def test_unacknowledged_messages_get_no_reply() -> None:
     async with facade() as router, await router.client() as client:
         client.send("admin", {"ping": 1}, flags=MORE_TO_COME)
@@ -92,41 +43,8 @@ async def test_unacknowledged_messages_get_no_reply() -> None:
         assert (await client.receive()).response_to == last
 
 
-async def test_document_sequences_are_not_fields_of_the_router_s_commands() -> None:
-    async with facade() as router, await router.client() as client:
-        command = {"killCursors": "c"}
-        reply = await client.command("db", command, sequences={"cursors": [{}]})
-        assert (reply["code"], reply["errmsg"]) == (
-            40414,
-            "BSON field 'killCursors.cursors' is missing but a required field",
-        )
-
-
-async def test_compression_is_negotiated_and_follows_the_client() -> None:
-    async with facade() as router, await router.client() as client:
-        hello = await client.command("admin", {"hello": 1, "compression": ["lz4", "zlib"]})
-        assert hello["compression"] == ["zlib"]
-        assert (await client.command("admin", {"ping": 1}, compressed=True)).compressed
-        assert not (await client.command("admin", {"ping": 1})).compressed
-        assert not (await client.command("admin", {"hello": 1}, compressed=True)).compressed
-
-
 async def hello_version(client: RawClient) -> dict[str, Any]:
     return (await client.command("admin", {"hello": 1}))["topologyVersion"]
-
-
-async def test_hello_waits_for_a_change_of_the_topology() -> None:
-    async with facade() as router, await router.client() as client:
-        version = await hello_version(client)
-        command = {"hello": 1, "topologyVersion": version, "maxAwaitTimeMS": 60_000}
-        client.send("admin", command)
-        await until(lambda: router.node.counters.awaiting_hellos)
-        router.node.topology.advance()
-        reply = await client.receive()
-        assert reply["topologyVersion"]["counter"] == version["counter"] + 1
-        assert reply.flags == 0
-        # An outdated topologyVersion is answered at once.
-        assert (await client.command("admin", command))["ok"] == 1
 
 
 async def test_hello_streams_to_clients_that_allow_exhaust() -> None:
@@ -185,45 +103,6 @@ async def test_hello_in_an_op_query_is_answered() -> None:
         assert reply["code"] == 5739101
 
 
-def framed(body: bytes, op_code: int = 2013, length: int | None = None) -> bytes:
-    return struct.pack("<iiii", length or 16 + len(body), 7, 0, op_code) + body
-
-
-PING = b"\x0f\0\0\0\x10ping\0\1\0\0\0\0"
-BAD = {
-    "length below a header": framed(b"", length=15),
-    "length beyond the largest": framed(b"", length=48_000_001),
-    "negative length": framed(b"", length=-1),
-    "unknown opcode": framed(b"\0" * 8, 1234),
-    "legacy insert": framed(b"\0" * 32, 2002),
-    "no body": framed(b"\0\0\0\0"),
-    "unknown flag": framed(b"\x04\0\0\0\0" + PING),
-    "unknown section": framed(b"\0\0\0\0\5" + PING),
-    "two bodies": framed(b"\0\0\0\0\0" + PING + b"\0" + PING),
-    "body longer than the message": framed(b"\0\0\0\0\0\xff\0\0\0\x10ping\0\1\0\0\0\0"),
-    "wrong checksum": framed(b"\1\0\0\0\0" + PING + b"\0\0\0\0"),
-    "not BSON inside": framed(b"\0\0\0\0\0\x0f\0\0\0\x99ping\0\1\0\0\0\0"),
-    "a bomb": framed(struct.pack("<iiB", 2013, 2**30, 2) + b"x", 2012),
-    "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-async def test_bad_input_closes_only_its_own_connection(name: str) -> None:
-    async with facade() as router, await router.client() as good:
-        async with await router.client() as bad:
-            bad.send_bytes(BAD[name])
-            assert await bad.closed()
-        assert (await good.command("admin", {"ping": 1}))["ok"] == 1
-        assert router.node.counters.connections == 1
-
-
-async def test_a_command_without_database_is_refused() -> None:
-    async with facade() as router, await router.client() as client:
-        client.send_bytes(framed(b"\0\0\0\0\0" + PING))
-        assert (await client.receive())["code"] == 40571
-
-
 async def test_an_internal_error_affects_only_its_client() -> None:
     async with facade() as router, await router.client() as client:
         router.node.cursors = None  # type: ignore[assignment]
@@ -276,15 +155,3 @@ async def test_draining_labels_the_handshake_of_a_new_connection_for_a_retry() -
         router.node.topology.quiesce(asyncio.get_running_loop().time() + 30)
         refused = await client.command("admin", {"hello": 1})
         assert (refused["code"], refused["errorLabels"]) == (91, ["RetryableWriteError"])
-
-
-def kinds(router: Facade) -> dict[str, int]:
-    return {name: count for name, count in router.node.counters.by_kind.items() if count}
-
-
-async def test_commands_are_counted_by_kind() -> None:
-    async with facade() as router, await router.client() as client:
-        await client.command("db", {"insert": "c", "documents": []})
-        await client.command("db", {"getMore": Int64(5), "collection": "c"})
-        await client.command("admin", {"ping": 1})
-        assert kinds(router) == {"insert": 1, "getmore": 1, "command": 1}

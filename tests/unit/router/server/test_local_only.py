@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from router.commands.local_only import LOCAL_ONLY
+from router.catalog.upstream import UpstreamMongos
+from router.commands.administration import LOCAL_ONLY
 from router.server import listener
-from router.upstream_mongos import UpstreamMongos
 from shard_client.wire import connection
 from shard_client.wire.connection import is_loopback
 from tests.doubles.scripted_server import answer_ok, scripted_server

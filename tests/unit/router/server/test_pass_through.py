@@ -8,8 +8,7 @@ import pytest
 from bson import Int64
 from bson.timestamp import Timestamp
 
-from router.upstream_mongos import UpstreamMongos
-from shard_client.wire.frames import build_msg
+from router.catalog.upstream import UpstreamMongos
 from tests.doubles.scripted_server import Asked, answer_ok, scripted_server
 from tests.harness.facade import facade
 from tests.harness.raw_client import EXHAUST_ALLOWED, MORE_TO_COME
@@ -71,59 +70,6 @@ async def test_exhaust_replies_are_relayed_until_the_last() -> None:
         assert (second["n"], second.flags, second.response_to) == (2, 0, first.request_id)
 
 
-async def test_cursors_continue_on_their_connection() -> None:
-    async def script(asked: Asked) -> None:
-        lists = ("cursorsKilled", "cursorsNotFound", "cursorsAlive", "cursorsUnknown")
-        if "killCursors" in asked.command:
-            killed = asked.command["cursors"]
-            asked.reply({**{name: [] for name in lists}, "cursorsKilled": killed, "ok": 1.0})
-        else:
-            asked.reply({"cursor": {"id": Int64(77), "ns": "db.c", "nextBatch": []}, "ok": 1.0})
-
-    async with (
-        scripted_server(script) as mongos,
-        facade(upstream(mongos.port)) as router,
-        await router.client() as client,
-    ):
-        ours = (await client.command("db", WATCH))["cursor"]["id"]
-        theirs = Int64(77)
-        for cursor_id in (ours, theirs):
-            command = {"getMore": cursor_id, "collection": "c", "maxTimeMS": 1}
-            assert (await client.command("db", command))["cursor"]["id"] == cursor_id
-        assert mongos.names() == ["getMore"]
-        reply = await client.command("db", {"killCursors": "c", "cursors": [ours, theirs]})
-        assert reply["cursorsKilled"] == [ours, theirs]
-        assert mongos.asked[-1].command["cursors"] == [theirs]
-        reply = await client.command("db", {"killCursors": "c", "cursors": [theirs]})
-        assert reply["cursorsKilled"] == [theirs]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"pipeline": [{"$changeStream": {}}, {"$_internalSplitPipeline": {}}]},
-        {"pipeline": [{"$changeStream": {"optionOfAnotherVersion": 1}}]},
-        {"pipeline": [{"$changeStream": {}}, {"$group": {"_id": 1}}]},
-        {"$_generateV2ResumeTokens": True},
-        {"maxTimeMS": "x"},
-        {"fieldOfAnotherVersion": 1},
-    ],
-)
-async def test_refused_change_streams_are_answered_by_the_upstream(change: dict[str, Any]) -> None:
-    async with (
-        scripted_server(answer_ok) as mongos,
-        facade(upstream(mongos.port)) as router,
-        await router.client() as client,
-    ):
-        command = {**WATCH, **change}
-        assert (await client.command("db", command))["you"] == "asked"
-        explained = {"explain": {key: command[key] for key in command if key != "cursor"}}
-        assert (await client.command("db", explained))["you"] == "asked"
-        assert not router.cursors.opened
-    async with facade() as router, await router.client() as client:
-        assert (await client.command("db", command))["ok"] == 0
-
-
 async def test_the_router_refuses_streams_if_the_upstream_has_none() -> None:
     async def unknown(asked: Asked) -> None:
         asked.reply({"ok": 0.0, "errmsg": "none here", "code": 59, "codeName": "CommandNotFound"})
@@ -141,35 +87,6 @@ async def test_the_router_refuses_streams_if_the_upstream_has_none() -> None:
         assert (await client.command("db", {"insert": "c"}))["errmsg"] == "none here"
 
 
-@pytest.mark.parametrize("database", ["config", "local"])
-async def test_streams_on_internal_databases_are_not_passed_through(database: str) -> None:
-    async with (
-        scripted_server(answer_ok) as mongos,
-        facade(upstream(mongos.port)) as router,
-        await router.client() as client,
-    ):
-        pipeline = [{"$changeStream": {"allowToRunOnConfigDB": True}}]
-        reply = await client.command(database, {**WATCH, "pipeline": pipeline})
-        assert reply["code"] in (20, 73)
-        assert not mongos.asked
-
-
-async def test_a_repeated_field_is_passed_through() -> None:
-    body = bson.encode({**WATCH, "batchSizf": 1, "batchSize": 2, "$db": "db"})
-    frame = build_msg(body.replace(b"batchSizf", b"batchSize"), request_id=7)
-    async with (
-        scripted_server(answer_ok) as mongos,
-        facade(upstream(mongos.port)) as router,
-        await router.client() as client,
-    ):
-        client.send_bytes(frame)
-        assert (await client.receive())["you"] == "asked"
-        assert mongos.asked[0].frame[16:] == frame[16:]
-    async with facade() as router, await router.client() as client:
-        client.send_bytes(frame)
-        assert (await client.receive())["code"] == 40413
-
-
 async def test_max_time_limits_the_opening(monkeypatch: pytest.MonkeyPatch) -> None:
     async with facade() as router, await router.client() as client:
 
@@ -179,21 +96,6 @@ async def test_max_time_limits_the_opening(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(router.cursors, "open", never)
         reply = await client.command("db", {**WATCH, "maxTimeMS": 10})
         assert (reply["code"], reply["codeName"]) == (50, "MaxTimeMSExpired")
-
-
-async def test_sessions_end_in_the_router_and_upstream() -> None:
-    async with (
-        scripted_server(answer_ok) as mongos,
-        facade(upstream(mongos.port)) as router,
-        await router.client() as client,
-    ):
-        await client.command("admin", {"startSession": 1})
-        sessions = [{"id": bson.Binary(b"s" * 16, 4)}]
-        await client.command("admin", {"endSessions": sessions})
-        await client.command("admin", {"refreshSessions": sessions})
-        assert mongos.names() == ["startSession", "endSessions", "refreshSessions"]
-        assert router.cursors.ended_sessions == [b"s" * 16]
-        assert router.cursors.refreshed_sessions == [b"s" * 16]
 
 
 async def test_cluster_times_of_replies_advance_the_clock() -> None:
@@ -226,14 +128,6 @@ async def test_a_client_s_time_does_not_advance_the_clock() -> None:
         assert bson.encode(reply["$clusterTime"]) == before == router.node.clock.raw
 
 
-async def test_a_client_s_time_is_checked_as_by_mongos() -> None:
-    async with facade() as router, await router.client() as client:
-        time = {"clusterTime": Timestamp(5, 1), "signature": "junk"}
-        reply = await client.command("admin", {"ping": 1, "$clusterTime": time})
-        assert (reply["code"], reply["ok"]) == (14, 0)
-        assert (await client.command("admin", {"ping": 1}))["ok"] == 1
-
-
 NUMBER = {"lsid": {"id": b"1" * 16}, "txnNumber": Int64(1)}
 TRANSACTION = {**NUMBER, "autocommit": False}
 RETRYABLE, TRANSIENT = ["RetryableWriteError"], ["TransientTransactionError"]
@@ -262,30 +156,6 @@ async def test_an_unreachable_upstream_is_an_error_that_drivers_retry(
         assert (reply["code"], reply["codeName"]) == (6, "HostUnreachable")
         assert reply.get("errorLabels") == labels
         assert (await client.command("admin", {"ping": 1}))["ok"] == 1
-
-
-async def test_all_clients_switch_together_when_a_mongos_fails() -> None:
-    async with scripted_server(answer_ok) as first, scripted_server(answer_ok) as second:
-        moves: list[tuple[int, int]] = []
-        both = UpstreamMongos(
-            [("127.0.0.1", first.port), ("127.0.0.1", second.port)],
-            moved=lambda upstream: moves.append((upstream.chosen, upstream.generation)),
-        )
-        async with (
-            facade(both) as router,
-            await router.client() as old,
-            await router.client() as new,
-        ):
-            await old.command("db", {"insert": "c", "n": 1})
-            assert first.listening is not None
-            first.listening.close()
-            await new.command("db", {"insert": "c", "n": 2})
-            # The old connection would still reach the first mongos.
-            await old.command("db", {"insert": "c", "n": 3})
-            assert [each.command["n"] for each in first.asked] == [1]
-            assert [each.command["n"] for each in second.asked] == [2, 3]
-            await until(lambda: not first.open)
-            assert moves == [(1, 1)]
 
 
 async def test_workers_follow_another_worker_s_switch() -> None:
@@ -319,25 +189,6 @@ async def test_a_reply_cut_off_upstream_closes_the_client_s_connection() -> None
                 await client.receive()
         async with await router.client() as client:
             assert (await client.command("admin", {"ping": 1}))["ok"] == 1
-
-
-async def test_a_disconnect_ends_the_client_s_commands_upstream() -> None:
-    async def silence(asked: Asked) -> None:
-        pass
-
-    async with scripted_server(silence) as mongos, facade(upstream(mongos.port)) as router:
-        client = await router.client()
-        client.send("db", {"find": "c"})
-        await until(lambda: mongos.asked)
-        client.writer.close()
-        await until(lambda: not mongos.open)
-        assert not router.node.counters.connections
-
-
-async def test_commands_are_unknown_without_an_upstream() -> None:
-    async with facade() as router, await router.client() as client:
-        reply = await client.command("db", {"insert": "c"})
-        assert (reply["code"], reply["errmsg"]) == (59, "no such cmd: insert")
 
 
 async def test_an_idle_connection_that_was_cut_is_replaced() -> None:

@@ -81,20 +81,9 @@ def parse_frame(frame: bytes) -> None:
         asyncio.run(read())
 
 
-@given(st.binary(min_size=16, max_size=200))
-def test_noise_is_a_protocol_error(noise: bytes) -> None:
-    parse_frame(struct.pack("<i", len(noise)) + noise[4:])
-
-
 @given(st.sampled_from(MESSAGES), st.data())
 def test_damaged_messages_are_errors_or_commands(message: bytes, data: st.DataObject) -> None:
     damaged = bytearray(message)
     for _ in range(data.draw(st.integers(1, 4))):
         damaged[data.draw(st.integers(4, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     parse_frame(bytes(damaged))
-
-
-@given(st.sampled_from(MESSAGES), st.data())
-def test_cut_messages_are_errors_or_commands(message: bytes, data: st.DataObject) -> None:
-    kept = data.draw(st.integers(16, len(message)))
-    parse_frame(struct.pack("<i", kept) + message[4:kept])

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import pytest
 from bson import Timestamp
 
+from router.catalog.upstream import UpstreamMongos
 from router.commands.call import Node
 from router.server.listener import Listener
-from router.upstream_mongos import UpstreamMongos
 from tests.doubles.scripted_cluster import ScriptedCluster
 from tests.doubles.scripted_server import ScriptedServer, answer_ok, scripted_server
 from tests.harness.hosted import hosted

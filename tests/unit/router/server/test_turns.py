@@ -8,7 +8,7 @@ import pytest
 
 from router.access.login import Login
 from router.fair_limit import FairLimit
-from router.server.turns import Turns
+from router.server.incoming import Turns
 from shard_client.wire.documents import encode
 from shard_client.wire.frames import build_msg
 from tests.harness.facade import Facade, facade
@@ -63,10 +63,10 @@ async def flooded(router: Facade, clients: int) -> list[int]:
 
 @pytest.mark.parametrize(("login", "most"), [(False, 8), (True, 1)])
 async def test_pipelined_messages_leave_the_loop_to_others(login: bool, most: int) -> None:
-    unused: Any = None
+    own: Any = SimpleNamespace(in_progress=FairLimit.of_logins(1))
 
-    def logins(peer: str) -> Login:
-        return Login(unused, unused, peer, in_progress=FairLimit.of_logins(1))
+    def logins(peer: str, _certificate: object) -> Login:
+        return Login(own, peer)
 
     access: Any = SimpleNamespace(login=logins, times=SimpleNamespace(newest=None))
     async with facade(access=access if login else None) as router:

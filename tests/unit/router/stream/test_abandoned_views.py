@@ -3,7 +3,7 @@
 from itertools import count
 from typing import Any
 
-from router.filters import bounds
+from router.filters import fields
 from router.filters.stream_filter import EVERYTHING, compile_filter
 from router.stream.fan_out import FanOut
 from router.stream.views import Namespace
@@ -37,7 +37,7 @@ def test_a_failed_view_whose_scan_another_has_joined_is_forgotten() -> None:
         arrive(stream, number)
     # A client begins at the end, while the others are far behind.
     failing = fan_out.open(greedy, data_of(11, 1, inc=39).encode(), NAME)
-    arrive(stream, 40, many=[1] * (bounds.MOST_WORK + 1))
+    arrive(stream, 40, many=[1] * (fields.MOST_WORK + 1))
     while fan_out.behind:
         fan_out.step(count().__next__, 1)
     assert failing.failure is not None

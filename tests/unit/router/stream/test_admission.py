@@ -6,7 +6,7 @@ from random import Random
 import pytest
 from bson import Timestamp
 
-from router.cursors.owner import Owner
+from router.cursors.cursor import Owner
 from router.cursors.registry import CursorRegistry
 from router.memory import LEAST_BATCH, Holding, Memory
 from router.stream.admission import NOBODY, Admission, Quota, Ticket
@@ -17,7 +17,97 @@ from tests.doubles.scripted_mongos import scripted_mongos
 from tests.harness.until import PATIENCE, until
 from tests.unit.router.stream.clients import BIG, write
 
-HERE, THERE = Owner(client="10.0.0.1"), Owner(client="10.0.0.2")
+HERE = Owner(client="10.0.0.1")
+ALICE, CLIENT = Quota(user="a@db"), Quota("10.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("kind", "limits", "quota", "others", "reason"),
+    [
+        ("cursor", {"max_cursors": 2}, NOBODY, False, "cursors are open"),
+        ("cursor", {"max_cursors_per_client": 2}, CLIENT, True, "cursors of 10.0.0.1 are open"),
+        ("cursor", {"max_cursors_per_user": 2}, ALICE, True, "cursors of the user a@db are open"),
+        ("stream", {"max_streams": 2}, NOBODY, False, "different change streams are open"),
+        (
+            "stream", {"max_streams_per_client": 2}, CLIENT, True,
+            "different change streams were opened by 10.0.0.1",
+        ),
+        (
+            "stream", {"max_streams_per_user": 2}, ALICE, True,
+            "different change streams were opened by the user a@db",
+        ),
+        (
+            "stream", {"member_connections": 4}, NOBODY, False,
+            "different change streams are open, each with a connection to every shard",
+        ),
+        (
+            "stream", {"total_buffer_bytes": 11 * 4 * LEAST_BATCH}, NOBODY, False,
+            "different change streams are open, which leaves no memory to read another one from "
+            "4 members",
+        ),
+        (
+            "stream", {"user_buffer_bytes": 11 * 4 * LEAST_BATCH}, ALICE, True,
+            "different change streams were opened by the user a@db, which leaves no memory to read "
+            "another one from 4 members",
+        ),
+        (
+            "lookup", {"total_buffer_bytes": 2 * 4 * LEAST_BATCH}, NOBODY, False,
+            "cursors look documents up, which leaves no memory for another one",
+        ),
+        (
+            "lookup", {"user_buffer_bytes": 2 * 4 * LEAST_BATCH}, ALICE, True,
+            "cursors of the user a@db look documents up, which leaves no memory for another one",
+        ),
+    ],
+)  # fmt: skip
+def test_a_third_beyond_a_limit_is_refused(
+    kind: str, limits: dict[str, int], quota: Quota, others: bool, reason: str
+) -> None:
+    """Each limit has room for two, of which a stream has cursors on four members."""
+    settings = StreamSettings(**limits)
+    memory = Memory(settings.total_buffer_bytes, settings.user_buffer)
+    admission = Admission(settings, memory)
+    lookups = []
+
+    def admit(charged: Quota) -> Ticket | None:
+        if kind == "cursor":
+            return admission.admit_cursor(charged)
+        if kind == "stream":
+            return admission.admit_stream(charged, 4)
+        admission.admit_lookup(charged, 4)
+        lookups.append(memory.of(charged.user))
+        lookups[-1].add(lookups=1)
+        return None
+
+    first, _ = admit(quota), admit(quota)
+    with pytest.raises(CommandError) as refused:
+        admit(quota)
+    error, (parameter,) = refused.value, admission.refused
+    assert (error.code, error.code_name) == (365, "TemporarilyUnavailable")
+    assert error.message == (
+        f"too many change streams: 2 {reason}; close some, or raise {parameter}"
+    )
+    # Drivers that support these labels retry with backoff; the resumable label is not set.
+    assert error.labels == {"SystemOverloadedError", "RetryableError"}
+    other = Quota("10.0.0.2", "b@db")
+    if others:
+        admit(other)
+    else:
+        with pytest.raises(CommandError):
+            admit(other)
+    if first is None:
+        lookups[0].add(lookups=-1)
+    else:
+        first.end()
+        first.end()
+    admit(quota)
+
+
+def test_a_budget_too_small_for_any_stream_still_admits_one():
+    admission = Admission(StreamSettings(total_buffer_bytes=1), Memory(1))
+    admission.admit_stream(NOBODY, 10)
+    with pytest.raises(CommandError):
+        admission.admit_stream(NOBODY, 1)
 
 
 def different(number: int) -> dict[str, object]:
@@ -29,56 +119,6 @@ async def refusal(registry: CursorRegistry, owner: Owner = OWNER, number: int = 
     with pytest.raises(CommandError) as failure:
         await registry.open(stream(**different(number)), owner)
     return failure.value
-
-
-async def test_more_cursors_than_allowed_are_refused(cluster: ScriptedCluster):
-    registry = cluster.registry(max_cursors=2)
-    cursors = [(await registry.open(stream(), OWNER))[0] for _ in range(2)]
-    error = await refusal(registry)
-    assert (error.code, error.code_name) == (365, "TemporarilyUnavailable")
-    assert error.message == (
-        "too many change streams: 2 cursors are open; close some, or raise maxCursors"
-    )
-    # Drivers that support these labels retry with backoff; the resumable label is not set.
-    assert error.labels == {"SystemOverloadedError", "RetryableError"}
-    registry.kill([cursors[0].cursor_id], OWNER)
-    await registry.open(stream(), OWNER)
-    assert registry.admission.refused == {"maxCursors": 1}
-
-
-async def test_one_user_cannot_use_the_others_share(cluster: ScriptedCluster):
-    """A user's clients count together, wherever they are."""
-    registry = cluster.registry(max_cursors_per_user=3, max_streams_per_user=2)
-    alice, bob = ([Owner(user=f"{name}@db", client=str(n)) for n in range(4)] for name in "ab")
-    first, _ = await registry.open(stream(**different(0)), alice[0])
-    await registry.open(stream(**different(1)), alice[1])
-    error = await refusal(registry, alice[2])
-    assert "2 different change streams were opened by the user a@db" in error.message
-    assert "maxStreamsPerUser" in error.message
-    await registry.open(stream(**different(1)), alice[2])
-    with pytest.raises(CommandError, match=r"3 cursors of the user a@db are open.*PerUser"):
-        await registry.open(stream(**different(1)), alice[3])
-    for number, owner in enumerate(bob[:2], 2):
-        await registry.open(stream(**different(number)), owner)
-    registry.kill([first.cursor_id], alice[0])
-    await registry.open(stream(**different(1)), alice[3])
-    assert registry.admission.refused == {"maxStreamsPerUser": 1, "maxCursorsPerUser": 1}
-
-
-async def test_one_client_cannot_use_the_others_share(cluster: ScriptedCluster):
-    registry = cluster.registry(max_cursors_per_client=2, max_streams_per_client=1)
-    first, _ = await registry.open(stream(), HERE)
-    error = await refusal(registry, HERE)
-    assert "1 different change streams were opened by 10.0.0.1" in error.message
-    assert "maxStreamsPerClient" in error.message
-    await registry.open(stream(), HERE)  # the same stream once more
-    with pytest.raises(CommandError, match=r"2 cursors of 10\.0\.0\.1 are open.*PerClient"):
-        await registry.open(stream(), HERE)
-    await registry.open(stream(), THERE)
-    await registry.open(stream(**different(1)), THERE)
-    registry.kill([first.cursor_id], HERE)
-    await registry.open(stream(), HERE)
-    assert registry.admission.refused == {"maxStreamsPerClient": 1, "maxCursorsPerClient": 1}
 
 
 async def test_only_different_streams_count_against_the_limit(cluster: ScriptedCluster):
@@ -93,85 +133,6 @@ async def test_only_different_streams_count_against_the_limit(cluster: ScriptedC
     registry.kill([cursor.cursor_id], OWNER)
     await until(lambda: registry.admission.streams == 1)
     await registry.open(stream(**different(2)), OWNER)
-
-
-@pytest.mark.parametrize(
-    ("parameter", "limits"),
-    [
-        ("totalBufferBytes", {"total_buffer_bytes": 11 * 4 * LEAST_BATCH}),
-        ("ShardingTaskExecutorPoolMaxSize", {"member_connections": 4}),
-    ],
-)
-async def test_memory_and_connections_bound_the_number_of_streams(
-    cluster: ScriptedCluster, parameter: str, limits: dict[str, int]
-):
-    """Two streams on four members have 8 remotes; a third would make 12."""
-    registry = cluster.registry(**limits)
-    for number in range(2):
-        await registry.open(stream(**different(number)), OWNER)
-    error = await refusal(registry)
-    assert error.code == 365
-    assert error.message.endswith(f"raise {parameter}")
-
-
-def test_a_budget_too_small_for_any_stream_still_admits_one():
-    admission = Admission(StreamSettings(total_buffer_bytes=1), Memory(1))
-    ticket = admission.admit_stream(NOBODY, 10)
-    with pytest.raises(CommandError):
-        admission.admit_stream(NOBODY, 1)
-    ticket.end()
-    admission.admit_stream(NOBODY, 10)
-
-
-async def test_cursors_with_lookups_take_memory_as_remotes_do(cluster: ScriptedCluster):
-    """One stream on four members and four cursors with lookups; a fifth is one too many."""
-    async with scripted_mongos() as mongos:
-        registry = cluster.registry(
-            mongos=mongos.connect, total_buffer_bytes=(REMOTES + 4) * 4 * LEAST_BATCH
-        )
-        options = {"fullDocument": "updateLookup", "startAtOperationTime": Timestamp(100, 1)}
-        request = stream(pipeline=[{"$changeStream": options}])
-        cursors = [(await registry.open(request, OWNER))[0] for _ in range(4)]
-        with pytest.raises(CommandError) as refused:
-            await registry.open(request, OWNER)
-        assert refused.value.code == 365
-        assert "4 cursors look documents up" in refused.value.message
-        assert refused.value.message.endswith("raise totalBufferBytes")
-        assert "raise totalBufferBytes" in (await refusal(registry)).message
-        registry.kill([cursors[0].cursor_id], OWNER)
-        await registry.open(request, OWNER)
-        assert registry.memory.lookups == 4
-        await registry.close()
-        assert registry.memory.lookups == 0
-
-
-async def test_the_memory_of_one_user_bounds_its_streams_alone(cluster: ScriptedCluster):
-    """Two streams on four members have 8 remotes; a third would make 12."""
-    registry = cluster.registry(user_buffer_bytes=11 * 4 * LEAST_BATCH)
-    alice, bob = Owner(user="a@db"), Owner(user="b@db")
-    first, _ = await registry.open(stream(**different(0)), alice)
-    for number, owner in enumerate((alice, bob, bob), 1):
-        await registry.open(stream(**different(number)), owner)
-    error = await refusal(registry, alice)
-    assert (error.code, error.message) == (
-        365,
-        "too many change streams: 2 different change streams were opened by the user a@db, which "
-        f"leaves no memory to read another one from {REMOTES} members; close some, or raise "
-        "userBufferBytes",
-    )
-    assert error.labels == {"SystemOverloadedError", "RetryableError"}
-    await registry.open(stream(**different(99)), Owner())
-    shares = {
-        share["user"]: (share["cursors"], share["streams"]) for share in registry.admission.users(9)
-    }
-    assert shares == {"a@db": (2, 2), "b@db": (2, 2)}
-    assert len(registry.admission.users(1)) == 1
-    assert registry.memory.of("a@db").remotes == 2 * REMOTES
-    assert registry.memory.remotes == 5 * REMOTES
-    registry.kill([first.cursor_id], alice)
-    await until(lambda: registry.admission.streams == 4)
-    await registry.open(stream(**different(100)), alice)
-    assert registry.admission.refused == {"userBufferBytes": 1}
 
 
 async def test_the_memory_of_one_user_bounds_its_lookups(cluster: ScriptedCluster):
@@ -304,15 +265,6 @@ def test_large_requests_of_open_cursors_stay_within_the_memory():
     assert memory.held == 0
 
 
-def test_batches_shrink_with_the_number_of_remotes():
-    memory = Memory(64 * 1024 * 1024)
-    assert memory.batch_bytes == 16 * 1024 * 1024
-    memory.remotes, memory.lookups = 60, 4
-    assert memory.batch_bytes == 256 * 1024
-    memory.remotes = 10_000
-    assert memory.batch_bytes == LEAST_BATCH
-
-
 def test_a_user_s_part_of_the_memory():
     """It counts in the whole, has a limit of its own, and ends with its last holder."""
     memory = Memory(1000, 800)
@@ -338,26 +290,3 @@ def test_a_user_s_batches_shrink_with_its_remotes_and_with_all():
     assert (alice.batch_bytes, bob.batch_bytes) == (256 * 1024, 512 * 1024)
     bob.add(remotes=1, lookups=31)
     assert (alice.batch_bytes, bob.batch_bytes) == (256 * 1024, 256 * 1024)
-
-
-async def test_a_remote_s_batches_follow_the_remaining_memory(cluster: ScriptedCluster):
-    """Eight streams share the memory, so each one's getMores ask for fewer events."""
-    registry = cluster.registry(total_buffer_bytes=32 * 4 * LEAST_BATCH, batch_target_bytes=1 << 20)
-    cursor, _ = await registry.open(stream(), OWNER)
-    for number in range(7):
-        await registry.open(stream(**different(number)), OWNER)
-    shard = cluster.shards["s0"]
-    for second in range(101, 141):
-        shard.insert(Timestamp(second, 1), second, filler="x" * 10_000)
-    cluster.noop(200)
-    count = 0
-    while count < 40:
-        count += len((await cursor.next_batch(None, PATIENCE)).events)
-    remote = next(
-        each.cursor
-        for opening in registry._streams._keys
-        if opening.stream is not None
-        for each in opening.stream._remotes.values()
-        if each.target == "s0" and each.cursor is not None
-    )
-    assert remote._batch_size.target == LEAST_BATCH

@@ -69,18 +69,6 @@ async def test_nobody_waits_for_two_requests_that_fail() -> None:
     assert asked == 1
 
 
-async def test_a_stream_opens_over_the_connection_of_the_time_request(
-    cluster: ScriptedCluster,
-):
-    registry = cluster.registry(share_linger=0.0)
-    for _ in range(3):
-        cursor, _first = await registry.open(stream(None), OWNER)
-        for shard in cluster.shards.values():
-            assert len(shard.writers) == 1
-        registry.kill([cursor.cursor_id], OWNER)
-        await until(lambda: not cluster.open_cursors)
-
-
 @pytest.fixture
 async def sets_of_two(cluster: ScriptedCluster) -> list[tuple[ScriptedMember, ScriptedMember]]:
     """Add a secondary to each shard; return the primaries and secondaries."""

@@ -8,8 +8,8 @@ from typing import Any
 import bson
 import pytest
 
-from router.filters import bounds
-from router.filters.bounds import MOST_WORK, Allowance
+from router.filters import fields
+from router.filters.fields import MOST_WORK, Allowance
 from router.filters.index import FilterIndex
 from router.filters.stream_filter import EVERYTHING, StreamFilter, compile_filter
 from router.stream.fan_out import FanOut
@@ -155,7 +155,7 @@ def test_an_exception_ends_the_views_without_a_watermark(
 
 
 def test_a_filter_over_its_work_limit_ends_only_its_own_views() -> None:
-    reading = Reading(10, many=[1] * (bounds.MOST_WORK + 1))
+    reading = Reading(10, many=[1] * (fields.MOST_WORK + 1))
     plain = reading.view(tenant(1))
     greedy = reading.view(compile_filter([{"$match": {"fullDocument.many": {"$gt": 5}}}]))
     projecting = reading.view(compile_filter([{"$project": {"fullDocument.many.a": 1}}]))

@@ -1,13 +1,12 @@
 """Filters that the router evaluates: streams that differ only in their filter share remotes."""
 
 import asyncio
-from random import Random
 from typing import Any
 
 import bson
 import pytest
-from bson import Timestamp
 
+from router.cursors.cursor import MergedCursor
 from router.filters.index import FilterIndex
 from router.request.stream_request import StreamRequest, parse_request
 from router.stream.client_reader import ClientReader
@@ -23,7 +22,6 @@ from tests.doubles.scripted_cluster import (
     read_until,
     read_until_shared,
 )
-from tests.doubles.scripted_member import invalidate
 from tests.filters.chance import document
 from tests.harness.until import PATIENCE, until
 from tests.unit.router.stream.clients import fail_remote
@@ -39,21 +37,6 @@ def cluster(cluster: ScriptedCluster) -> ScriptedCluster:
     return cluster
 
 
-async def test_tenants_share_remotes_and_each_gets_its_own(cluster: ScriptedCluster) -> None:
-    registry = cluster.registry(share_filters="always")
-    cursors = await opened(registry, *range(20))
-    assert cluster.open_cursors == REMOTES
-    for second in range(101, 161, 2):
-        write(cluster, second, of=second % 20)
-    for number, cursor in enumerate(cursors):
-        own = [second for second in range(101, 161, 2) if second % 20 == number]
-        if own:
-            assert await read_until(cursor, len(own)) == own
-    (description,) = registry.describe()
-    filtered = description["filtered"]
-    assert (filtered["filters"], filtered["matches"]) == (20, 30)
-
-
 async def test_an_event_wakes_only_its_own_readers(cluster: ScriptedCluster) -> None:
     registry = cluster.registry(share_filters="always")
     first, second = await opened(registry, 1, 2)
@@ -65,28 +48,6 @@ async def test_an_event_wakes_only_its_own_readers(cluster: ScriptedCluster) -> 
     assert not waiting.done()
     write(cluster, 103, of=1)
     assert numbers(await waiting) == [103]
-
-
-async def test_the_high_water_mark_advances_without_matches(cluster: ScriptedCluster) -> None:
-    registry = cluster.registry(share_filters="always")
-    (cursor,) = await opened(registry, 1)
-    for second in (101, 103, 105):
-        write(cluster, second, of=2)
-    place = bson.encode({"_data": ""})
-
-    async def moved() -> bool:
-        nonlocal place
-        batch = await cursor.next_batch(None, 0.01)
-        assert batch.events == []
-        place = batch.pbrt
-        return bson.decode(place)["_data"][:10] == f"82{106:08X}"
-
-    async with asyncio.timeout(PATIENCE):
-        while not await moved():
-            pass
-    write(cluster, 107, of=1)
-    resumed, _ = await registry.open(tenant(1, {"resumeAfter": bson.decode(place)}), OWNER)
-    assert await read_until(resumed, 1) == [107]
 
 
 async def test_a_token_between_batches_is_never_of_an_event_left_out(
@@ -156,33 +117,6 @@ async def test_the_mode_is_a_parameter_or_in_the_comment(
     assert explained["evaluatedBy"] == ("router" if streams == 1 else "shards")
 
 
-async def test_the_conditions_tried_on_every_event_are_bounded(cluster: ScriptedCluster) -> None:
-    """Filters that together have more than 200 of them are not shared, identical ones are."""
-
-    def ranges(count: int, least: int) -> StreamRequest:
-        return matching({f"fullDocument.f{n}": {"$gte": least} for n in range(count)})
-
-    def evaluated_by(request: StreamRequest) -> str:
-        return str(explained_by(registry, request)["filter"]["evaluatedBy"])
-
-    registry = cluster.registry(share_filters="always", share_linger=0.0)
-    first, _ = await registry.open(ranges(100, 1), OWNER)
-    await registry.open(ranges(60, 2), OWNER)
-    assert evaluated_by(ranges(40, 3)) == "router"
-    assert evaluated_by(ranges(41, 3)) == "shards"
-    assert evaluated_by(ranges(101, 3)) == "shards"
-    assert evaluated_by(ranges(100, 1)) == "router"
-    assert evaluated_by(tenant(1)) == "router"
-    reason = explained_by(registry, ranges(41, 3))["filter"]["reason"]
-    assert "160 conditions" in reason
-    assert "200" in reason
-    again, _ = await registry.open(ranges(100, 1), OWNER)
-    registry.kill([first.cursor_id], OWNER)
-    assert evaluated_by(ranges(41, 3)) == "shards"
-    registry.kill([again.cursor_id], OWNER)
-    await until(lambda: evaluated_by(ranges(41, 3)) == "router")
-
-
 async def test_null_follows_the_servers_version(cluster: ScriptedCluster) -> None:
     registry = cluster.registry(share_filters="always")
     request = matching({"fullDocument.a": None})
@@ -196,91 +130,6 @@ async def test_null_follows_the_servers_version(cluster: ScriptedCluster) -> Non
         index: FilterIndex[int] = FilterIndex()
         index.add(0, source.filter)
         assert bool(index.route([undefined])) is met
-
-
-async def test_a_slow_reader_delays_no_other_and_loses_nothing(cluster: ScriptedCluster) -> None:
-    registry = cluster.registry(
-        share_filters="always", share_filter_bytes=0, share_log_bytes=0, share_alone_bytes=0
-    )
-    slow, fast = await opened(registry, 1, 2)
-    expected = []
-    for second in range(101, 121, 2):
-        write(cluster, second, of=1, size=70_000)
-        expected.append(second)
-        write(cluster, second + 1, of=2)
-        assert await read_until(fast, 1) == [second + 1]
-    assert slow._client_reader.log_reader.lost, "its share of the memory is exceeded"
-    assert await read_until(slow, 10) == expected
-
-
-async def test_an_error_in_another_event_moves_a_filter_to_the_shards(
-    cluster: ScriptedCluster,
-) -> None:
-    registry = cluster.registry(share_filters="always")
-    (cursor,) = await opened(registry, 1)
-    write(cluster, 101, of=1)
-    assert await read_until(cursor, 1) == [101]
-    too_large = CommandError(10334, "BSONObj size is invalid")
-    fail_remote(cursor, too_large)
-    write(cluster, 103, of=1)
-    assert await read_through_move(cursor, 1) == [103]
-    assert "filtered" not in registry.describe()[0]
-    # Further filters are evaluated by the shards too, for a while.
-    await opened(registry, 2)
-    assert ["filtered" in each for each in registry.describe()] == [False, False]
-    explained = explained_by(registry, tenant(2))["filter"]
-    assert explained["evaluatedBy"] == "shards"
-    assert explained["reason"].startswith("the shared stream failed and is not read for")
-
-
-async def test_invalidates_end_filtered_streams(cluster: ScriptedCluster) -> None:
-    registry = cluster.registry(share_filters="always")
-    (cursor,) = await opened(registry, 1)
-    write(cluster, 101, of=1)
-    invalidate(cluster.shards["s1"], 103)
-    cluster.noop(105)
-    assert await read_until(cursor, 1) == [101]
-    async with asyncio.timeout(PATIENCE):
-        while not (batch := await cursor.next_batch(None, PATIENCE)).closed:
-            assert batch.events == []
-
-
-async def test_random_readers_get_the_events_of_their_filters(cluster: ScriptedCluster) -> None:
-    random = Random(7)
-    registry = cluster.registry(share_filters="always", share_log_bytes=300_000)
-    written: dict[int, int] = {}
-    results: list[tuple[int, list[int]]] = []
-
-    async def client(number: int) -> None:
-        wanted = number % 4
-        request = tenant(wanted)
-        got: list[int] = []
-        for _ in range(4):
-            cursor, _ = await registry.open(request, OWNER)
-            for _ in range(random.randrange(1, 6)):
-                batch = await cursor.next_batch(random.choice((None, 1, 3)), 0.02)
-                got += numbers(batch)
-                request = tenant(wanted, {"resumeAfter": bson.decode(batch.pbrt)})
-            registry.kill([cursor.cursor_id], OWNER)
-        cursor, _ = await registry.open(request, OWNER)
-        async with asyncio.timeout(PATIENCE):
-            while 600 not in got:
-                got += numbers(await cursor.next_batch(None, 0.05))
-        results.append((wanted, got))
-
-    clients = [asyncio.create_task(client(number)) for number in range(12)]
-    for second in range(101, 401):
-        written[second] = random.randrange(6)
-        write(cluster, second, of=written[second], size=random.choice((0, 0, 5000)))
-        if random.random() < 0.2:
-            await asyncio.sleep(0.002)
-    for wanted in range(4):
-        contents = {"_id": 600, "tenant": wanted}
-        cluster.shards["s0"].insert(Timestamp(600, wanted + 1), 600, fullDocument=contents)
-    cluster.noop(601)
-    await asyncio.gather(*clients)
-    for wanted, got in results:
-        assert got == [s for s, of in written.items() if of == wanted] + [600]
 
 
 @pytest.mark.parametrize("at_opening", [True, False])
@@ -342,3 +191,28 @@ async def test_an_unexpected_error_of_a_move_ends_the_cursor(
         await read_through_move(cursor, 1)
     assert RESUMABLE_LABEL in caught.value.labels
     assert cursor.finished
+
+
+async def read_on(cursors: list[MergedCursor], times: int) -> None:
+    for _ in range(times):
+        for cursor in cursors:
+            assert (await cursor.next_batch(None, 0.01)).events == []
+
+
+async def test_readers_stay_on_the_shared_stream_if_the_limit_of_streams_is_reached(
+    cluster: ScriptedCluster,
+) -> None:
+    registry = cluster.registry(
+        share_filters_from=3, share_filters_hold=60.0, share_linger=0.0, max_streams=4
+    )
+    cursors = await opened(registry, *range(8))
+    for second in range(101, 109):
+        write(cluster, second, of=second - 101)
+    assert await read_until_shared(cluster, cursors, 1) == [[n] for n in range(101, 109)]
+    # The planner finds own streams cheaper from now on; nothing is wrong with the shared one.
+    write(cluster, 110, of=99, size=1 << 24)
+    await read_on(cursors, 20)
+    for second in range(111, 119):
+        write(cluster, second, of=second - 111)
+    got = [await read_through_move(cursor, 1) for cursor in cursors]
+    assert got == [[n] for n in range(111, 119)]

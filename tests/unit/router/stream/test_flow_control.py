@@ -1,5 +1,6 @@
 """Flow control: the pace of events, the budgets, and the waits of getMores."""
 
+from math import inf
 from typing import Any
 
 import pytest
@@ -10,11 +11,15 @@ from hypothesis import strategies as st
 from router.stream.pacing import (
     FlowControl,
     Memory,
+    NoOpState,
     Pace,
     ReadState,
+    Rounds,
+    TokenBucket,
     Wait,
+    WatermarkTimeout,
 )
-from router.stream_settings import StreamSettings
+from router.stream_settings import PacingSettings, StreamSettings
 
 LIMITS = StreamSettings()
 MIB = 1024 * 1024
@@ -257,3 +262,212 @@ def test_only_empty_remotes_read_when_memory_is_short():
     memory.held = MIB + 1
     assert not flow.may_read(1, 1, 3)
     assert flow.may_read(0, 1, 3)
+
+
+OF_ROUNDS = StreamSettings(round_interval=0.05, round_burst=20.0)
+
+
+def fed(per_second: float, events: int, seconds: float, begin: float = 7.0) -> tuple[Rounds, float]:
+    """Return rounds that got ``per_second`` batches of ``events`` events, and the time."""
+    rounds, now = Rounds(OF_ROUNDS), begin
+    for _ in range(round(seconds * per_second)):
+        now += 1 / per_second
+        rounds.charge(events, now)
+    return rounds, now
+
+
+@pytest.mark.parametrize(("per_second", "events"), [(1, 1), (19.9, 1), (9.9, 2), (9.9, 10_000)])
+def test_few_batches_are_never_dense(per_second: float, events: int):
+    rounds, now = fed(per_second, events, 60.0)
+    assert not rounds.dense(now)
+
+
+@pytest.mark.parametrize(("per_second", "events"), [(30, 1), (20, 2), (20, 500), (1000, 1)])
+def test_many_batches_are_dense_once_the_burst_is_spent(per_second: float, events: int):
+    assert not fed(per_second, events, 5 / per_second)[0].dense(7.0 + 5 / per_second)
+    rounds, now = fed(per_second, events, 10.0)
+    assert rounds.dense(now)
+
+
+def test_a_round_without_events_does_not_end_the_rounds_but_two_do():
+    rounds, now = fed(100, 1, 10.0)
+    assert rounds.dense(now + OF_ROUNDS.round_interval)
+    assert not rounds.dense(now + 2.01 * OF_ROUNDS.round_interval)
+
+
+def test_a_pause_makes_the_next_burst_free():
+    rounds, now = fed(100, 1, 10.0)
+    later = now + 22 * OF_ROUNDS.round_interval
+    for number in range(19):
+        assert not rounds.dense(later), number
+        rounds.charge(1, later)
+    rounds.charge(1, later)
+    assert rounds.dense(later)
+
+
+@given(st.floats(0, 1e7), st.floats(0.001, 10.0))
+def test_rounds_start_one_interval_apart_and_not_in_the_past(now: float, interval: float):
+    rounds = Rounds(StreamSettings(round_interval=interval, noop=False))
+    start = rounds.next_start(now)
+    assert start >= now
+    assert start <= now + interval * 1.001 + 1e-6
+    assert rounds.interval_number(start) == rounds.interval_number(now) + 1
+
+
+@pytest.mark.parametrize(
+    ("notes", "interval"), [(0.0, 0.05), (5.0, 0.05), (20.0, 0.05), (100.0, 0.01)]
+)
+def test_more_noop_writes_make_rounds_shorter(notes: float, interval: float):
+    rounds = Rounds(StreamSettings(noops_per_second=notes))
+    assert 1 / rounds.per_second == pytest.approx(interval)
+
+
+def test_without_noop_writes_their_rate_does_not_matter():
+    rounds = Rounds(StreamSettings(noop=False, noops_per_second=1000.0))
+    assert 1 / rounds.per_second == pytest.approx(0.05)
+
+
+def test_streams_start_their_rounds_at_the_same_times():
+    one, other = Rounds(OF_ROUNDS), Rounds(OF_ROUNDS)
+    assert one.next_start(5.01) == other.next_start(5.049) == pytest.approx(5.05)
+
+
+def spend(bucket: TokenBucket, begin: float, seconds: float) -> list[float]:
+    """Take tokens as soon as they are available; return the times."""
+    taken, now = [], begin
+    while (now := bucket.ready_at(now)) <= begin + seconds:
+        assert bucket.tokens(now) >= 1
+        bucket.spend(now)
+        taken.append(now)
+    return taken
+
+
+@pytest.mark.parametrize("begin", [0.0, 0.031, 12_345.678, 1e7 + 0.0499999])
+@pytest.mark.parametrize("rate", [0.3, 7.0, 20.0, 333.3])
+def test_tokens_come_in_a_burst_and_then_at_the_rate(begin: float, rate: float):
+    bucket = TokenBucket(rate, 100)
+    taken = spend(bucket, begin, 60)
+    assert taken[99] == begin
+    assert abs(len(taken) - 100 - 60 * rate) <= 1.001
+    assert spend(bucket, taken[-1] + 1e6, 0.0) == [taken[-1] + 1e6] * 100
+
+
+def test_buckets_of_one_rate_fill_at_the_same_times():
+    one, other = TokenBucket(20.0, 3), TokenBucket(20.0, 50)
+    first, second = spend(one, 5.013, 2), spend(other, 5.020, 2)
+    assert set(first[3:]) & set(second[50:]) == set(second[50:])
+
+
+def test_a_missing_token_comes_with_the_next_interval():
+    bucket = TokenBucket(20.0, 1)
+    bucket.spend(3.0)
+    assert bucket.tokens(3.01) == 0
+    assert bucket.ready_at(3.01) == pytest.approx(3.05)
+
+
+def test_tokens_are_owed_up_to_the_debt():
+    bound, unbound = TokenBucket(20.0, 2, debt=1.0), TokenBucket(20.0, 2)
+    for each in (bound, unbound):
+        each.spend(3.01, 10.0)
+    assert (bound.tokens(3.01), unbound.tokens(3.01)) == (-1, -8)
+    assert bound.tokens(3.11) == 1
+
+
+def test_a_rate_of_zero_gives_no_tokens():
+    bucket = TokenBucket(0.0, 100)
+    assert bucket.tokens(1.0) == 0
+    assert bucket.ready_at(1.0) == inf
+
+
+def test_a_lower_rate_adds_tokens_later():
+    bucket = TokenBucket(20.0, 3)
+    bucket.spend(3.0)
+    bucket.limit(3.07, 2.0)
+    bucket.limit(3.07, 5.0)
+    assert (bucket.tokens(3.07), bucket.per_second) == (2, 2.0)
+    assert spend(bucket, 3.07, 0.5) == [3.07] * 2 + [3.5]
+
+
+# The time for which a progress cursor may keep its member busy.
+
+
+def probes(takes: float, every: float, seconds: float) -> int:
+    """Return how many probes of ``takes`` ms are allowed if tried ``every`` seconds."""
+    bucket, count, now = TokenBucket(50.0, 250.0), 0, 1000.0
+    while now < 1000.0 + seconds:
+        if bucket.tokens(now) > 0:
+            bucket.spend(now, takes)
+            count += 1
+        now += every
+    return count
+
+
+def test_a_member_with_little_to_scan_is_probed_for_each_event():
+    assert probes(1.0, every=0.025, seconds=60) == 2400
+
+
+def test_a_member_with_much_to_scan_is_probed_for_a_fraction_of_the_time():
+    seconds = 100
+    busy = probes(80.0, every=0.02, seconds=seconds) * 0.08
+    assert seconds * 0.045 < busy < seconds * 0.05 + 0.25 + 0.08
+
+
+def test_the_reply_of_an_opening_does_not_show_that_a_member_is_idle():
+    remote = ReadState(PacingSettings())
+    remote.record(0, Timestamp(10, 1), 100.0, complete=True)
+    assert (remote.opened, remote.idle, remote.reached) == (True, False, Timestamp(10, 1))
+    remote.record(0, None, 101.0, complete=True)
+    assert (remote.idle, remote.reached) == (True, Timestamp(10, 1))
+
+
+def test_a_reply_is_recorded_with_its_events_and_never_behind_the_last_one():
+    remote = ReadState(PacingSettings())
+    remote.collects_in = 7
+    remote.record(3, Timestamp(10, 1), 100.0, complete=False)
+    remote.record(0, Timestamp(9, 1), 101.0, complete=False)
+    assert (remote.events, remote.events_at, remote.collects_in) == (3, 100.0, -1)
+    assert remote.reached == Timestamp(10, 1)
+    assert not remote.idle
+
+
+def test_the_timeout_doubles_and_resets():
+    overdue, past = WatermarkTimeout(5.0), Timestamp(10, 1)
+    overdue.reached(past, now=100.0)
+    overdue.reached(Timestamp(20, 1), now=104.0)
+    assert not overdue.give_up(105.0)
+    assert overdue.give_up(105.1)
+    assert not overdue.give_up(115.0)
+    assert overdue.give_up(115.2)
+    overdue.watermark(past)
+    assert overdue.waiting, "a watermark at the time does not suffice"
+    overdue.watermark(Timestamp(10, 2))
+    assert not overdue.waiting
+    overdue.reached(past, now=200.0)
+    assert overdue.give_up(205.1)
+    now, pauses = 205.1, []
+    for _ in range(6):
+        begun = now
+        while not overdue.give_up(now):
+            now += 0.5
+        pauses.append(now - begun)
+    assert max(pauses) < 61
+
+
+def test_without_a_timeout_nothing_is_overdue():
+    overdue = WatermarkTimeout(0.0)
+    overdue.reached(Timestamp(10, 1), now=0.0)
+    assert not overdue.give_up(1e9)
+
+
+def test_pauses_between_ineffective_noops_grow():
+    noop, now, pauses = NoOpState(), 0.0, []
+    for _ in range(8):
+        noop.ask(Timestamp(10, 1))
+        noop.done(now)
+        pauses.append(noop.again - now)
+        now = noop.again
+    assert pauses == sorted(pauses)
+    assert (pauses[0], pauses[-1]) == (pytest.approx(0.1), pytest.approx(2.0))
+    noop.ask(Timestamp(11, 1))
+    noop.done(now)
+    assert noop.again - now == pytest.approx(0.1), "a later event starts with the shortest pause"

@@ -97,21 +97,6 @@ async def test_concurrent_requests_share_one_noop_write(cluster: ScriptedCluster
     await requests.noop_writer.close()
 
 
-async def test_bursts_are_not_delayed_and_sustained_load_is(cluster: ScriptedCluster):
-    free = Requests(cluster, noops_per_second=0.01, noop_burst=5.0)
-    for number in range(5):
-        await free.once(Timestamp(200 + number, 1))
-    await free.noop_writer.close()
-    bound = Requests(cluster, noops_per_second=20.0, noop_burst=1.0)
-    loop = asyncio.get_running_loop()
-    begun = loop.time()
-    for number in range(6):
-        await bound.once(Timestamp(400 + number, 1))
-    # The first no-op write takes the burst's token and each other one a token of a later tick.
-    assert loop.time() - begun > 4 / 20
-    await bound.noop_writer.close()
-
-
 @pytest.mark.parametrize("share", [1.0, 0.5])
 async def test_noop_writes_take_three_days_to_fill_an_oplog(cluster: ScriptedCluster, share: float):
     requests = Requests(cluster, noop_burst=1.0, noop_share=share)
@@ -185,20 +170,6 @@ async def test_a_returning_shard_gets_noops_at_its_new_address(cluster: Scripted
     await requests.noop_writer.close()
 
 
-async def test_the_duration_of_noop_writes_is_measured(cluster: ScriptedCluster):
-    requests = Requests(cluster, noops_per_second=1000.0)
-    cluster.shards["s1"].slow["appendOplogNote"] = 0.03
-    loop = asyncio.get_running_loop()
-    longest = 0.0
-    for number in range(10):
-        asked = loop.time()
-        await requests.once(Timestamp(200 + number, 1))
-        longest = max(longest, loop.time() - asked)
-    assert requests.sent[0] < 0.01, "a guess before the first no-op write"
-    assert 0.01 < requests.sent[-1] < longest
-    await requests.noop_writer.close()
-
-
 async def test_a_cut_idle_connection_does_not_fail_a_noop_write(cluster: ScriptedCluster):
     requests, member = Requests(cluster), cluster.shards["s1"]
     await requests.once(Timestamp(200, 1))
@@ -220,18 +191,6 @@ async def test_a_failing_member_is_not_written_to_for_a_while(cluster: ScriptedC
     assert requests.results[-1] is NoOpResult.ACKNOWLEDGED
     assert loop.time() - begun > 0.125, "the shortest pause after a first failure"
     await requests.noop_writer.close()
-
-
-async def test_noops_can_be_turned_off(cluster: ScriptedCluster):
-    registry = cluster.registry(NOOPS, noop=False)
-    cursor, _ = await registry.open(stream(), OWNER)
-    cluster.shards["s0"].insert(105, 1)
-    batch = await cursor.next_batch(None, 0.1)
-    assert batch.events == []
-    assert noops(registry) == {}
-    assert all(member.commands["appendOplogNote"] == 0 for member in cluster.members)
-    cluster.noop(106)
-    assert await read_until(cursor, 1) == [1]
 
 
 async def test_members_that_advance_by_themselves_are_not_written_to(

@@ -2,15 +2,26 @@
 
 from typing import Any
 
+import pytest
 from bson import Timestamp
 
 from router.request.stream_request import StreamRequest, parse_request
-from router.stream.sharing import MOST_TRIED, Candidates, SharingPolicy
+from router.stream.sharing import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    MOST_STREAMS,
+    MOST_TRIED,
+    Candidates,
+    FailedStreams,
+    SharingDemand,
+    SharingPolicy,
+)
+from router.stream.views import Traffic
 from router.stream_settings import StreamSettings
-from shard_client.errors import CommandError
+from shard_client.errors import RESUMABLE_LABEL, CommandError
 from tests.unit.router.made_tokens import data_of
 
-TOO_LARGE = CommandError(10334, "BSONObj size is invalid")
+TOO_LARGE = CommandError(10334, 'BSONObj size is invalid. First element: _id: { _data: "826B" }')
 TOO_MANY = CommandError(365, "too many change streams")
 
 
@@ -102,3 +113,118 @@ def test_conditions_evaluated_on_every_event_are_bounded_for_each_scope() -> Non
     assert sharing.candidates(request(match=tried[0])).filters.sources, "it costs nothing more"
     sharing.leave(readers[0], 1.0)
     assert sharing.candidates(request(match=tried[-1])).filters.sources
+
+
+def pause_after(failed: FailedStreams, key: bytes, now: float) -> float:
+    """Return for how many seconds more a stream is avoided."""
+    low, high = 0.0, 2 * LONGEST_PAUSE
+    while high - low > 0.01:
+        middle = (low + high) / 2
+        if failed.avoids(key, now + middle):
+            low = middle
+        else:
+            high = middle
+    return round(low, 1)
+
+
+def test_a_stream_that_has_not_failed_is_not_avoided() -> None:
+    failed = FailedStreams()
+    failed.add(b"other", TOO_LARGE, entered=1.0, now=2.0)
+    assert not failed.avoids(b"one", 2.0)
+    assert failed.explain(b"one", 2.0) == ""
+
+
+def test_the_pause_doubles_up_to_a_bound() -> None:
+    failed = FailedStreams()
+    now, pauses = 100.0, []
+    for _ in range(12):
+        failed.add(b"key", TOO_LARGE, entered=now - 0.5, now=now)
+        pauses.append(pause_after(failed, b"key", now))
+        now += pauses[-1] + 1.0
+    assert pauses[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
+    assert pauses[-2:] == [LONGEST_PAUSE, LONGEST_PAUSE]
+    assert pauses == sorted(pauses)
+
+
+def test_an_outage_does_not_double_the_pause() -> None:
+    failed, outage = FailedStreams(), CommandError(133, "no answer", labels=(RESUMABLE_LABEL,))
+    for number in range(20):
+        failed.add(b"key", outage, entered=20.0 * number, now=20.0 * number + 10.0)
+        assert pause_after(failed, b"key", 20.0 * number + 10.0) == FIRST_PAUSE
+
+
+def test_all_readers_of_a_stream_report_one_failure() -> None:
+    failed = FailedStreams()
+    news = [failed.add(b"key", TOO_LARGE, entered=50.0, now=100.0 + late) for late in range(100)]
+    assert news == [True] + [False] * 99
+    assert pause_after(failed, b"key", 100.0) == FIRST_PAUSE
+
+
+def test_after_a_long_time_without_failures_the_pause_is_reset() -> None:
+    failed = FailedStreams()
+    failed.add(b"key", TOO_LARGE, entered=1.0, now=2.0)
+    failed.add(b"key", TOO_LARGE, entered=20.0, now=21.0)
+    long_after = 21.0 + 2 * FIRST_PAUSE + LONGEST_PAUSE + 1.0
+    failed.add(b"key", TOO_LARGE, entered=long_after, now=long_after)
+    assert pause_after(failed, b"key", long_after) == FIRST_PAUSE
+
+
+def test_explain_shows_the_error_and_its_time_without_the_message() -> None:
+    failed = FailedStreams()
+    failed.add(b"key", TOO_LARGE, entered=1.0, now=2.0)
+    reason = failed.explain(b"key", 4.5)
+    assert reason == "the shared stream failed and is not read for 8 s: BSONObjectTooLarge"
+    assert failed.explain(b"key", 2.0 + FIRST_PAUSE) == ""
+
+
+def test_the_streams_that_failed_last_are_remembered() -> None:
+    failed = FailedStreams()
+    for number in range(MOST_STREAMS + 1):
+        failed.add(b"%d" % number, TOO_LARGE, entered=1.0, now=2.0)
+        failed.add(b"0", TOO_LARGE, entered=1.0, now=2.0)
+    assert failed.avoids(b"0", 3.0)
+    assert not failed.avoids(b"1", 3.0)
+    assert all(failed.avoids(b"%d" % number, 3.0) for number in range(2, MOST_STREAMS + 1))
+
+
+HOLD = 10.0
+SCAN = b"scan"
+
+
+def shared(parts: int) -> SharingDemand:
+    scans = SharingDemand(4, HOLD)
+    for part in range(parts):
+        scans.join(SCAN, b"%d" % part, 0.0, begins=True)
+    return scans
+
+
+def traffic(let_through: float, *, behind_since: float | None) -> Traffic:
+    found = Traffic()
+    found.add(500, 500 * 100)
+    found.add_passed(int(500 * let_through), 0)
+    found.behind_since = behind_since
+    return found
+
+
+@pytest.mark.parametrize(
+    ("let_through", "behind_since", "stays"),
+    [(0.1, None, True), (0.1, 95.0, True), (0.1, 90.0, False), (0.6, 80.0, True)],
+)
+def test_clients_leave_a_stream_that_is_behind_because_of_unwatched_events(
+    let_through: float, behind_since: float | None, stays: bool
+) -> None:
+    scans = shared(4)
+    found = traffic(let_through, behind_since=behind_since)
+    scans.record(SCAN, found, 100.0)
+    assert scans.is_shared(SCAN, 100.0) is stays
+    assert scans.is_paused(SCAN, 101.0) is not stays
+    assert scans.is_shared(SCAN, 100.0 + 61 * HOLD)
+
+
+def test_a_scan_with_half_as_many_parts_is_left_after_a_while() -> None:
+    scans = shared(4)
+    for part in range(3):
+        scans.leave(SCAN, b"%d" % part, 100.0)
+    assert scans.is_shared(SCAN, 100.0)
+    assert scans.is_shared(SCAN, 100.0 + HOLD / 2)
+    assert not scans.is_shared(SCAN, 100.0 + HOLD)

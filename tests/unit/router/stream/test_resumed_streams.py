@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.stream.log_reader import Batch
-from router.stream.remote_queue import ReopenRemote
 from router.stream.views import View
 from shard_client.bson.resume_token import TIME_DIGITS, ResumeToken, cluster_time_of, first_key
 from shard_client.errors import CommandError
@@ -37,17 +36,6 @@ from tests.unit.router.stream.streams_by_hand import (
 )
 
 
-def test_events_up_to_the_token_are_dropped_and_not_ready():
-    stream = resumed_after(data_of(10, 5))
-    feed(stream, at(10, 3), at(10, 5))
-    assert not stream.ready
-    arrive(stream, A, 51, upto=60)
-    arrive(stream, B, upto=60)
-    arrive(stream, CONFIG, upto=60)
-    assert stream.ready
-    assert times(stream.take(None).events) == [51]
-
-
 def test_the_token_stays_the_high_water_mark_while_watermarks_are_below_it():
     data = data_of(10, 5)
     stream = resumed_after(data)
@@ -66,21 +54,6 @@ def test_a_stream_without_the_token_fails_at_its_next_event():
     assert caught.value.code == 280
     assert caught.value.message.endswith(f'not found. {{_data: "{data_of(21, 7)}"}}')
     assert caught.value.labels == {"NonResumableChangeStreamError"}
-
-
-@pytest.mark.parametrize(("token", "shards"), [(1, 2), (2, 1)])
-def test_tokens_of_another_version_are_found(token, shards):
-    stream = make(options={"resumeAfter": {"_data": data_of(10, 5, version=token)}}, version=shards)
-    for action in stream.start():
-        stream.batch_arrived(action.remote, batch([], hwm(10, 1, shards)))
-    assert stream.take(0).pbrt == token_document(data_of(10, 5, version=token))
-    events = [at(10, number, version=shards) for number in (3, 5, 7)]
-    events.append(at(11, 1, version=shards))
-    stream.batch_arrived(A, batch(events, hwm(50, 0, shards)))
-    for remote in (B, CONFIG):
-        stream.batch_arrived(remote, batch([], hwm(50, 0, shards)))
-    beside = at(10, 7, version=token)[1]
-    assert stream.take(None).events == [beside, events[3][1]]
 
 
 def test_a_missing_token_of_another_version_is_fatal():
@@ -261,57 +234,6 @@ def test_an_invalidate_closes_the_stream_after_all_ready_events():
     assert (taken.events, taken.pbrt, taken.closed) == ([], token, True)
 
 
-def test_equal_invalidates_of_several_shards_are_all_delivered():
-    stream = opened(target="c")
-    arrive(stream, CONFIG, upto=99)
-    invalidated(stream, A, 20)
-    assert not stream.ready
-    _, token = invalidated(stream, B, 20)
-    taken = stream.take(3)
-    assert len(taken.events) == 3
-    assert not taken.closed
-    assert len(stream.take(None).events) == 1
-    assert stream.take(None) == type(taken)([], 0, token, closed=True)
-
-
-def test_a_filtered_invalidate_still_closes_the_stream():
-    stream = opened(target="c")
-    arrive(stream, CONFIG, upto=99)
-    arrive(stream, B, upto=99)
-    _, token = invalidated(stream, A, 20, shown=False)
-    assert times(stream.take(None).events) == [20]
-    taken = stream.take(None)
-    assert (taken.events, taken.pbrt, taken.closed) == ([], token, True)
-
-
-@pytest.mark.parametrize("shown", [True, False])
-def test_starting_after_an_invalidate_skips_each_shard_s_first(shown):
-    data = data_of(10, 0, invalidate=True)
-    stream = resumed_after(data, how="startAfter", target="c")
-    arrive(stream, CONFIG, upto=99)
-    actions, token = invalidated(stream, A, 10, shown=shown)
-    assert actions == [ReopenRemote(A, token)]
-    assert token == token_document(data)
-    assert stream.batch_arrived(A, batch([], token)) == []
-    arrive(stream, A, 12, upto=40)
-    # The other shard dropped the collection later; its invalidate does not end the stream again.
-    actions, later = invalidated(stream, B, 20, shown=shown)
-    assert actions == [ReopenRemote(B, later)]
-    taken = stream.take(None)
-    stream.batch_arrived(B, batch([], later))
-    # No token may point to an invalidate that was not delivered.
-    assert taken.pbrt == stream.take(None).pbrt == token_of(taken.events[-1])
-    arrive(stream, B, upto=40)
-    assert stream.take(None).pbrt == hwm(40)
-    assert (times(taken.events), taken.closed) == ([12, 20], False)
-    assert bson.decode(taken.events[-1])["_id"]["_data"] == data_of(20, 0)
-    # The shard's next invalidate ends it.
-    invalidated(stream, A, 50)
-    arrive(stream, B, upto=60)
-    assert times(stream.take(None).events) == [50, 50]
-    assert stream.take(None).closed
-
-
 def is_end(event: Event) -> bool:
     return ResumeToken.decode(event[0].decode()).from_invalidate
 
@@ -406,23 +328,6 @@ def test_each_shard_skips_one_invalidate_wherever_the_client_moves(
     # No token points to an invalidate that was not delivered.
     tokens = {token_data(taken.pbrt) for taken in run.taken}
     assert not tokens & {key for each in skipped for key, _ in each} - {after[0], end}
-
-
-@pytest.mark.parametrize("shown", [True, False])
-@pytest.mark.parametrize("ends", [A, B])
-@pytest.mark.parametrize("first", [A, B])
-def test_one_token_may_end_one_shard_s_stream_and_not_the_other_s(ends, first, shown):
-    """A collection of one shard was dropped and replaced by one of two shards."""
-    data = data_of(10, 0, invalidate=True)
-    stream = resumed_after(data, how="startAfter", target="c")
-    arrive(stream, CONFIG, upto=99)
-    invalidated(stream, ends, 10, shown=shown)
-    for remote in (first, A + B - first):
-        actions, token = invalidated(stream, remote, 20, shown=shown)
-        assert actions == ([] if remote == ends else [ReopenRemote(remote, token)])
-    assert times(stream.take(None).events) == [20] * (3 if shown else 2)
-    taken = stream.take(None)
-    assert (taken.events, taken.pbrt, taken.closed) == ([], token, True)
 
 
 def test_starting_after_a_missing_invalidate_is_fatal():

@@ -7,8 +7,9 @@ import bson
 import pytest
 from bson import Timestamp
 
-from router.cursors.cursor import MergedCursor
-from shard_client.errors import CommandError
+from router.cursors.registry import CursorRegistry
+from router.request.stream_request import parse_request
+from shard_client.errors import RESUMABLE_LABEL, CommandError
 from tests.doubles.scripted_cluster import (
     OWNER,
     REMOTES,
@@ -17,24 +18,9 @@ from tests.doubles.scripted_cluster import (
     read_until,
     stream,
 )
-from tests.doubles.scripted_member import invalidate, mark_token
+from tests.doubles.scripted_member import event_token, invalidate, mark_token
 from tests.harness.until import PATIENCE, until
 from tests.unit.router.stream.clients import BIG, opened, write
-
-
-async def test_clients_of_one_stream_share_remotes_and_get_all_events(cluster: ScriptedCluster):
-    registry = cluster.registry()
-    cursors = await opened(registry, 20)
-    assert cluster.open_cursors == REMOTES
-    write(cluster, 101, 103, 105)
-    for cursor in cursors:
-        assert await read_until(cursor, 3) == [101, 103, 105]
-    reading = [asyncio.create_task(read_until(cursor, 1)) for cursor in cursors]
-    await asyncio.sleep(0)
-    write(cluster, 110)
-    assert await asyncio.gather(*reading) == [[110]] * 20
-    assert cluster.open_cursors == REMOTES
-    assert [len(each["cursorIds"]) for each in registry.describe()] == [20]
 
 
 @pytest.mark.parametrize(
@@ -65,18 +51,6 @@ async def test_sharing_can_be_turned_off(cluster: ScriptedCluster):
     assert cluster.open_cursors == 3 * REMOTES
     registry.kill([cursors[0].cursor_id], OWNER)
     await until(lambda: cluster.open_cursors == 2 * REMOTES)
-
-
-async def test_a_client_from_now_gets_no_earlier_events(cluster: ScriptedCluster):
-    registry = cluster.registry()
-    first, _ = await registry.open(stream(None), OWNER)
-    write(cluster, 101, 103)
-    second, batch = await registry.open(stream(None), OWNER)
-    assert bson.decode(batch.pbrt) == {"_data": mark_token(Timestamp(104, 2))}
-    write(cluster, 105)
-    assert await read_until(second, 1) == [105]
-    assert await read_until(first, 3) == [101, 103, 105]
-    assert cluster.open_cursors == REMOTES
 
 
 async def test_clients_can_resume_and_start_inside_the_log(cluster: ScriptedCluster):
@@ -134,32 +108,177 @@ async def test_clients_that_start_after_an_invalidate_share_a_stream(cluster: Sc
         assert await read_until(cursor, 1) == [120]
 
 
-async def test_random_clients_get_their_own_events(cluster: ScriptedCluster):
-    """Twenty clients read at their own paces from a log that keeps a few events."""
-    registry = cluster.registry(share_log_bytes=4 * BIG, share_linger=0.01)
-    last = 160
+async def test_a_slow_client_after_an_invalidate_goes_on_at_its_own_place(
+    cluster: ScriptedCluster,
+):
+    """Oplogs may have passed the invalidate's time."""
+    registry = cluster.registry(share_log_bytes=3 * BIG, share_linger=0.01)
+    token = invalidate(cluster.shards["s0"], 102)
+    after = [{"$changeStream": {"startAfter": {"_data": token}}}]
+    slow, fast = await opened(registry, 2, pipeline=after)
+    write(cluster, 105, 106)
+    for client in (slow, fast):
+        assert await read_until(client, 2) == [105, 106]
+    for member in cluster.shards.values():
+        member.opened.clear()
+    for second in range(107, 127):
+        write(cluster, second, size=BIG)
+        assert await read_until(fast, 1) == [second]
+    assert await read_until(slow, 20) == [*range(107, 127)]
+    starts = [
+        each["pipeline"][0]["$changeStream"]
+        for member in cluster.shards.values()
+        for each in member.opened
+    ]
+    assert len(starts) == len(cluster.shards)
+    assert all(each["startAtOperationTime"].time >= 106 for each in starts)
 
-    async def client(number: int) -> None:
-        start = 100 + 2 * number
-        cursor: MergedCursor
-        cursor, _ = await registry.open(stream(start), OWNER)
-        found: list[int] = []
-        async with asyncio.timeout(2 * PATIENCE):
-            while not found or found[-1] < last:
-                found += numbers(await cursor.next_batch(number % 4 or None, 0.5))
-                await asyncio.sleep(0.002 * (number % 5))
-                if number % 6 == 1 and len(found) % 7 == 3:
-                    registry.kill([cursor.cursor_id], OWNER)
-                    again = {"startAtOperationTime": Timestamp(found[-1] + 1, 0)}
-                    request = stream(pipeline=[{"$changeStream": again}])
-                    cursor, _ = await registry.open(request, OWNER)
-        assert found == [*range(max(start, 101), last + 1)]
-        registry.kill([cursor.cursor_id], OWNER)
 
-    async with asyncio.TaskGroup() as group:
-        for number in range(20):
-            group.create_task(client(number))
-        for second in range(101, last + 1):
-            write(cluster, second, size=BIG // 2)
-            await asyncio.sleep(0.003)
+async def test_a_single_slow_client_pauses_the_remotes(
+    cluster: ScriptedCluster,
+):
+    registry = cluster.registry(
+        remote_buffer_bytes=BIG, stream_buffer_bytes=BIG, batch_target_bytes=BIG // 10
+    )
+    cursor, _ = await registry.open(stream(), OWNER)
+    write(cluster, *range(101, 1301), size=BIG // 100)
+    for _ in range(3):
+        assert len((await cursor.next_batch(1, PATIENCE)).events) == 1
+        await until(lambda: paused(registry))
+        (description,) = registry.describe()
+        assert sum(remote["events"] for remote in description["remotes"]) < 800
+
+
+def paused(registry: CursorRegistry) -> bool:
+    """Return whether every shard's remote has paused until a client reads."""
+    (description,) = registry.describe()
+    shards = [each for each in description["remotes"] if each["target"] != "config"]
+    return all(each["state"] == "paused" for each in shards)
+
+
+@pytest.mark.parametrize(("newest", "joins"), [(1310, True), (9000, False)])
+async def test_in_a_backlog_a_client_does_not_join_an_unread_stream_before_its_start(
+    cluster: ScriptedCluster, newest: int, joins: bool
+):
+    registry = cluster.registry(
+        remote_buffer_bytes=BIG, stream_buffer_bytes=BIG, batch_target_bytes=BIG // 10,
+        share_linger=60.0, share_behind=2000.0,
+    )  # fmt: skip
+    write(cluster, *range(101, 1301), size=BIG // 100)
+    cluster.noop(newest)
+    first, _ = await registry.open(stream(101), OWNER)
+    assert numbers(await first.next_batch(1, PATIENCE)) == [101]
+    lingering = first.running_stream
+    registry.kill([first.cursor_id], OWNER)
+    then, _ = await registry.open(stream(1299), OWNER)
+    assert (then.running_stream is lingering) == joins
+    assert await read_until(then, 2) == [1299, 1300]
+    write(cluster, newest + 10)
+    assert await read_until(then, 1) == [newest + 10]
+    assert (then.running_stream is lingering) == joins
+
+
+async def test_remotes_linger_after_their_last_client(cluster: ScriptedCluster):
+    registry = cluster.registry(share_linger=1.5)
+    first, _ = await registry.open(stream(), OWNER)
+    write(cluster, 101, 103)
+    batch = await first.next_batch(1, PATIENCE)
+    registry.kill([first.cursor_id], OWNER)
+    resumed = {"resumeAfter": bson.decode(batch.pbrt)}
+    again, _ = await registry.open(stream(pipeline=[{"$changeStream": resumed}]), OWNER)
+    assert await read_until(again, 1) == [103]
+    assert all(len(member.opened) == 1 for member in cluster.members)
+    registry.kill([again.cursor_id], OWNER)
     await until(lambda: cluster.open_cursors == 0)
+
+
+async def test_nothing_is_read_ahead_for_clients_that_have_left(cluster: ScriptedCluster):
+    registry = cluster.registry(share_linger=60.0, await_quiet=0.02)
+    cursor, _ = await registry.open(stream(), OWNER)
+    write(cluster, 101)
+    assert await read_until(cursor, 1) == [101]
+    shared = cursor.running_stream
+    assert shared is not None
+    remotes = shared._remotes.values()
+    registry.kill([cursor.cursor_id], OWNER)
+    await until(lambda: all(each.cursor is not None and each.cursor.paused for each in remotes))
+    write(cluster, 103)
+    again, _ = await registry.open(stream(102), OWNER)
+    assert again.running_stream is shared
+    assert await read_until(again, 1) == [103]
+
+
+@pytest.mark.parametrize("away", ["config server", "shards"])
+async def test_unreachable_servers_fail_all_openings_in_time(cluster: ScriptedCluster, away: str):
+    """One after another, the openings would take twice as long as the test waits."""
+    registry = cluster.registry(open_timeout=0.6)
+    members = [cluster.config] if away == "config server" else list(cluster.shards.values())
+    for member in members:
+        await member.stop()
+    opening = [registry.open(stream(second), OWNER) for second in range(100, 200)]
+    async with asyncio.timeout(PATIENCE):
+        results = await asyncio.gather(*opening, return_exceptions=True)
+    for result in results:
+        assert isinstance(result, CommandError)
+        assert (result.code, RESUMABLE_LABEL in result.labels) == (133, True)
+    await registry.close()
+    assert cluster.open_cursors == 0
+
+
+async def test_closing_fails_pending_openings(cluster: ScriptedCluster):
+    registry = cluster.registry(close_timeout=0.5)
+    cluster.shards["s1"].hang.add("aggregate")
+    opening = [asyncio.create_task(registry.open(stream(), OWNER)) for _ in range(3)]
+    await until(lambda: cluster.shards["s1"].commands["aggregate"])
+    await registry.close()
+    for result in await asyncio.gather(*opening, return_exceptions=True):
+        assert isinstance(result, CommandError)
+        assert result.labels == {"ResumableChangeStreamError"}
+
+
+async def test_a_cancelled_opening_does_not_affect_others(cluster: ScriptedCluster):
+    registry = cluster.registry(share_linger=0.01)
+    first, second = (asyncio.create_task(registry.open(stream(), OWNER)) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    cursor, _ = await second
+    write(cluster, 101)
+    assert await read_until(cursor, 1) == [101]
+    for turns in range(0, 80, 3):
+        opening = asyncio.create_task(registry.open(stream(None, let={"a": turns}), OWNER))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        opening.cancel()
+        (result,) = await asyncio.gather(opening, return_exceptions=True)
+        if isinstance(result, tuple):
+            registry.kill([result[0].cursor_id], OWNER)
+    await until(lambda: cluster.open_cursors == REMOTES)
+
+
+async def test_skipped_events_free_the_budget(cluster: ScriptedCluster):
+    """Events up to the token fill the budget and are dropped, so that the next one fits."""
+    registry = cluster.registry(
+        remote_buffer_bytes=2000, stream_buffer_bytes=4000, batch_target_bytes=500
+    )
+    time = Timestamp(101, 1)
+    for number in range(1, 301):
+        cluster.shards["s1"].insert(time, number, fullDocument={"_id": number, "pad": "x" * 40})
+    cluster.noop(102)
+    options = {"resumeAfter": {"_data": event_token(time, 299)}}
+    command = {"aggregate": 1, "pipeline": [{"$changeStream": options}], "cursor": {}}
+    cursor, _ = await registry.open(parse_request("db", command), OWNER)
+    assert await read_until(cursor, 1) == [300]
+
+
+async def test_a_get_more_that_fails_during_the_opening_fails_it(cluster: ScriptedCluster):
+    registry = cluster.registry(open_timeout=2 * PATIENCE, close_timeout=0.5)
+    cluster.shards["s0"].hang.add("aggregate")
+    cluster.shards["s2"].fail("getMore", 286, "resume point lost")
+    async with asyncio.timeout(PATIENCE):
+        cursor, first = await registry.open(stream(), OWNER)
+        assert not first.closed
+        assert first.events == []
+        with pytest.raises(CommandError) as failure:
+            await cursor.next_batch(None, PATIENCE)
+    assert failure.value.code == 286
+    assert failure.value.message.startswith("Error on remote shard 127.0.0.1:")

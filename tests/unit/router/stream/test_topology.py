@@ -5,22 +5,16 @@ from typing import Any
 
 import pytest
 
+from router.catalog.cluster import connected
 from router.cursors.registry import CursorRegistry
 from router.stream.merged_stream import MergedStream
-from router.stream.opening import connected
 from shard_client.errors import RESUMABLE_LABEL, CommandError
-from shard_client.replica_set.motor_control import MotorReplicaSet
-from shard_client.replica_set.read_preference import PRIMARY
-from shard_client.replica_set.replica_set import ReplicaSet
-from tests.doubles.probed_replica_set import ProbedReplicaSet
+from shard_client.replica_set.replica_set import PRIMARY
 from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, read_until, stream
 from tests.doubles.scripted_member import ScriptedMember
 from tests.harness.until import PATIENCE, until
 
 _NAMESPACE = {"db": "config", "coll": "shards"}
-
-BLOCK = 70_000
-"""The size of an event that fills one block of the log."""
 
 
 def change_shards(
@@ -80,7 +74,7 @@ async def test_a_removal_without_an_event_is_noticed(cluster: ScriptedCluster):
     left = [each for each in cluster.config.documents["shards"] if each["_id"] != "s1"]
     cluster.config.documents["shards"] = left
     assert cursor.running_stream is not None
-    merged = cursor.running_stream.stream
+    merged = cursor.running_stream.merged
     await until(lambda: [merged.remotes[each.remote] for each in merged.leaving] == ["s1"])
     cluster.noop(200)  # watermarks beyond the time when the list was read
     await until(lambda: "s1" not in targets(registry))
@@ -109,24 +103,6 @@ async def extra(cluster: ScriptedCluster, name: str) -> ScriptedMember:
     member.noop(99)
     cluster.extra.append(member)
     return member
-
-
-async def test_a_shard_added_during_an_opening_is_included(cluster: ScriptedCluster):
-    """The shard joins and writes after the list was read, while another shard is slow to answer."""
-    registry = cluster.registry()
-    slow = cluster.shards["s1"]
-    slow.hang.add("aggregate")
-    opening = asyncio.create_task(registry.open(stream(), OWNER))
-    await until(lambda: slow.commands["aggregate"] == 1)
-    new = await extra(cluster, "rs9")
-    change_shards(cluster, 105, "insert", "s9", new.host)
-    new.insert(106, 1)
-    slow.insert(107, 2)
-    cluster.noop(110)
-    slow.hang.clear()
-    slow.cut()
-    cursor, _ = await opening
-    assert await read_until(cursor, 2) == [1, 2]
 
 
 async def test_lost_history_of_the_config_server_is_resumable(cluster: ScriptedCluster):
@@ -172,47 +148,6 @@ async def test_the_config_server_can_join_as_a_shard_and_leave(cluster: Scripted
     await until(lambda: remote(registry, "config", last=True).get("topology"))
 
 
-async def test_a_removed_shard_is_closed_immediately(cluster: ScriptedCluster):
-    """Without writes, a no-op advances its watermark, since the shard may soon be shut down."""
-    registry = cluster.registry(noop=True, noop_delay=0.001)
-    cursor, _ = await registry.open(stream(), OWNER)
-    gone = cluster.shards["s2"]
-    change_shards(cluster, 105, "delete", "s2")
-    await until(lambda: not gone.cursors)
-    await gone.stop()
-    cluster.shards["s0"].insert(111, 1)
-    for member in cluster.members:
-        member.noop(112)
-    assert await read_until(cursor, 1) == [1]
-    assert targets(registry) == ["config", "s0", "s1"]
-
-
-@pytest.mark.parametrize("kind", [ProbedReplicaSet, MotorReplicaSet])
-async def test_members_can_join_and_leave_a_replica_set(
-    cluster: ScriptedCluster, kind: type[ReplicaSet]
-):
-    """A second member joins and is elected; then the first is removed and stopped."""
-    registry = cluster.registry(kind=kind)
-    cursor, _ = await registry.open(stream(), OWNER)
-    first, second = cluster.shards["s1"], await extra(cluster, "rs1")
-    second.entries, second.primary = first.entries, False
-    both = [f"127.0.0.1:{member.port}" for member in (first, second)]
-    first.hosts = second.hosts = both
-    first.primary, second.primary = False, True
-    first.cut()
-    second.insert(105, 1)
-    cluster.noop(106)
-    assert await read_until(cursor, 1) == [1]
-    assert remote(registry, "s1")["address"] == both[1]
-    first.hosts = second.hosts = both[1:]
-    await first.stop()
-    second.insert(107, 2)
-    for member in cluster.members:
-        if member is not first:
-            member.noop(108)
-    assert await read_until(cursor, 1) == [2]
-
-
 async def test_a_shard_removed_during_an_opening_is_still_read(cluster: ScriptedCluster):
     """The opening has an older list, while other readers already have the new one."""
     cluster.registry()
@@ -222,26 +157,3 @@ async def test_a_shard_removed_during_an_opening_is_still_read(cluster: Scripted
     await router.shards()
     async with connected(router, shards, PRIMARY, 2.0) as connections:
         assert connections.keys() == {"s0", "s1", "s2"}
-
-
-async def test_a_shard_removed_while_a_slow_client_moves_to_its_own_remotes_is_read(
-    cluster: ScriptedCluster,
-):
-    """The shard writes after the request for the list, and is removed before the reply."""
-    registry = cluster.registry(share_log_bytes=100)
-    slow, _ = await registry.open(stream(), OWNER)
-    fast, _ = await registry.open(stream(), OWNER)
-    gone = cluster.shards["s2"]
-    for second in (101, 102, 103):
-        cluster.shards["s1"].insert(second, second, filler="x" * BLOCK)
-        cluster.noop(second + 1)
-        assert await read_until(fast, 1) == [second]
-    cluster.config.slow["find"] = 0.1
-    asked = cluster.config.commands["find"]
-    reading = asyncio.ensure_future(read_until(slow, 4))
-    await until(lambda: cluster.config.commands["find"] > asked)
-    gone.insert(105, 5)
-    change_shards(cluster, 106, "delete", "s2")
-    cluster.noop(107)
-    assert await reading == [101, 102, 103, 5]
-    assert await read_until(fast, 1) == [5]

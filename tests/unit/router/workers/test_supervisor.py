@@ -15,9 +15,8 @@ from structlog.testing import capture_logs
 from router.client_limits import ConnectionCounts
 from router.config.settings import Settings, load_settings
 from router.workers.channel import DRIVER
-from router.workers.child import Child
+from router.workers.child import Child, WorkerStart
 from router.workers.dispatcher import ConnectionDispatcher
-from router.workers.start import WorkerStart
 from router.workers.supervisor import Supervisor, WorkerFailedError
 from tests.harness.until import PATIENCE, until
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shard_client.remote_cursor.batch_size import BatchSize
+from shard_client.remote_cursor.remote_cursor import BatchSize
 
 KIB = 1024
 

@@ -9,13 +9,11 @@ from structlog.testing import capture_logs
 
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.replica_set.motor_control import NO_PRIMARY, MotorReplicaSet
-from shard_client.replica_set.read_preference import (
+from shard_client.replica_set.replica_set import (
     HEARTBEAT,
     PRIMARY,
     Member,
     ReadPreference,
-)
-from shard_client.replica_set.replica_set import (
     ReplicaSet,
     no_member,
     parse_hosts,

@@ -50,20 +50,6 @@ def test_commands_of_all_sizes_are_answered_under_both_event_loops(run):
     run(_commands_of_all_sizes())
 
 
-@pytest.mark.parametrize("compressor", ["snappy", "zlib", "zstd"])
-async def test_compression_is_negotiated_and_excludes_secrets(compressor):
-    async with serving(echo) as (address, server):
-        server.compressors = [compressor]
-        connection = await Connection.open(
-            address, timeout=PATIENCE, compressors=["zstd", "snappy", "zlib"]
-        )
-        for name in ("find", "saslStart"):
-            reply = await connection.command("db", {name: "x" * 1000}, timeout=PATIENCE)
-            assert reply["echo"] == {name: "x" * 1000, "$db": "db"}
-        assert [bool(message.compressor) for message in server.messages] == [False, True, False]
-        await connection.close()
-
-
 async def test_a_checksum_on_the_reply_is_checked_and_stripped():
     async def with_checksum(stream, message, document):
         stream.write(reply_to(message, {"ok": 1.0, "n": 5}, CHECKSUM_PRESENT))

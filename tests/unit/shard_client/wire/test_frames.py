@@ -14,19 +14,17 @@ from shard_client.wire.frames import (
     EXHAUST_ALLOWED,
     MORE_TO_COME,
     OP_MSG,
+    OP_QUERY,
     OpMsg,
+    OpQuery,
     build_msg,
+    build_op_reply,
     compress_frame,
     frame_length,
     more_to_come,
     parse_message,
     reply_body,
     with_ids,
-)
-from shard_client.wire.op_query import (
-    OP_QUERY,
-    OpQuery,
-    build_op_reply,
 )
 from tests.doubles.old_driver import build_op_query, op_reply_document
 from tests.unit.shard_client.bson_values import documents, names

@@ -12,7 +12,7 @@ import pytest
 from bson.errors import InvalidBSON
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shard_client.bson.resume_token import high_water_mark
@@ -22,7 +22,6 @@ from spark_sink.batches.planned_batch import ClusterAccess, PlannedBatch
 from spark_sink.batches.read_task import ReadTask, TaskReader, shard_tasks
 from spark_sink.errors import HistoryLostError, StreamError
 from spark_sink.events.positions import AtTime, FromNow, Position, Token, is_after
-from spark_sink.options.retry_options import RetryPolicy
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.event_stream import EventStream, read_runs
@@ -92,6 +91,7 @@ def drain(
         start = batch.end
 
 
+@settings(max_examples=20)
 @given(
     sizes=st.lists(st.integers(min_value=0, max_value=9), max_size=8),
     max_events=st.integers(min_value=1, max_value=7) | st.none(),
@@ -118,7 +118,7 @@ def test_every_event_is_in_one_batch(sizes, max_events, events_per_task, sharded
 def test_a_backlog_is_planned_in_batches_without_reading_it(in_total_order):
     history = History()
     start: Position = AtTime(history.now)
-    for number in range(40_000):
+    for number in range(24_000):
         if number % 4000 == 0:
             history.tick(seconds=1)
         history.insert(number)
@@ -128,7 +128,7 @@ def test_a_backlog_is_planned_in_batches_without_reading_it(in_total_order):
     )
     sizes: list[int] = []
     found: list[str] = []
-    while len(found) < 33_000:
+    while len(found) < 18_000:
         history.events_sent = 0
         batch = plan.next_batch(start, 6000)
         assert history.events_sent <= (110 if sizes else SAMPLE_SIZE + 110)
@@ -308,24 +308,6 @@ def test_idle_ranges_are_not_read_again():
     assert keys(history, [task]) == history.keys
 
 
-def test_available_now_ends_at_the_time_of_its_start():
-    history = History()
-    start: Position = AtTime(history.now)
-    for number in range(10):
-        history.insert(number)
-    plan = planner(history)
-    plan.stop_at_present()
-    for number in range(10, 20):
-        history.insert(number)
-    found: list[str] = []
-    while (batch := plan.next_batch(start, 4)).end != start:
-        found += keys(history, plan.tasks(batch))
-        start = batch.end
-    assert found == history.keys[:10]
-    plan.close()
-    assert history.open_streams == 0
-
-
 @pytest.mark.parametrize("max_events", [1, 2, 10])
 def test_an_invalidate_does_not_end_a_range(max_events):
     history = History()
@@ -349,36 +331,6 @@ def test_a_connection_lost_at_an_invalidate_is_replaced():
     event = stream.next()
     assert event is not None
     assert event["operationType"] == "insert"
-
-
-def test_lost_connections_are_resumed_at_their_position():
-    history = History()
-    for number in range(7):
-        history.insert(number)
-    stream = EventStream(history.watch, AtTime(Timestamp(1, 1)), sleep=lambda _: None)
-    found = []
-    while (event := stream.next()) is not None:
-        found.append(event["_id"]["_data"])
-        history.failures = [lost_connection(), lost_connection()]
-    assert found == history.keys
-    stream.close()
-    assert history.open_streams == 0
-
-
-def test_an_unreachable_router_is_an_error_in_bounded_time():
-    history = History()
-    history.failures = [lost_connection() for _ in range(1000)]
-    slept: list[float] = []
-    stream = EventStream(
-        history.watch,
-        FromNow(),
-        retry_policy=RetryPolicy(max_seconds=30),
-        clock=lambda: sum(slept),
-        sleep=slept.append,
-    )
-    with pytest.raises(StreamError, match=r"^gave up after 30 s: .*connection closed"):
-        stream.next()
-    assert 30 <= sum(slept) < 33
 
 
 def test_a_position_older_than_the_oplogs_is_reported():
@@ -442,15 +394,7 @@ def test_the_server_waits_less_for_a_further_event_than_for_a_first_one(
     assert awaits[2] < FIRST_EVENT_TIMEOUT / 10
 
 
-def test_an_end_before_its_start_is_refused():
-    history = History()
-    first, second = Token(history.insert(1)["_id"]), Token(history.insert(2)["_id"])
-    with pytest.raises(StreamError, match="cannot end at"):
-        planner(history).tasks(PlannedBatch(second, first))
-
-
-@pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize("per_task", [0, 500, 10_000, 10])
+@pytest.mark.parametrize(("per_task", "sharded"), [(0, False), (500, True), (10, False)])
 def test_a_range_of_unknown_size_is_divided_by_its_events(per_task: int, sharded: bool) -> None:
     """As `spark.read` reads changes: most events are in the last second of a long range."""
     history = History()

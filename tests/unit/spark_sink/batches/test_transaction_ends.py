@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_sink.batches.batch_planner import BatchPlanner
@@ -81,6 +81,7 @@ def test_a_transaction_at_the_end_of_the_stream_is_given(max_events: int | None)
     assert sum(map(len, found)) == 3
 
 
+@settings(max_examples=40)
 @given(
     st.lists(st.sampled_from([None, None, 1, 2, 3]), max_size=30),
     st.integers(1, 6),

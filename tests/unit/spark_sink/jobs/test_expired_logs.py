@@ -75,8 +75,9 @@ def test_a_job_whose_logs_have_expired_goes_on(
     check_tables(out, script)
 
 
-@pytest.mark.parametrize("name", ["bronze", "messages", "current"])
-@pytest.mark.parametrize("has_checkpoint", [True, False])
+@pytest.mark.parametrize(
+    ("name", "has_checkpoint"), [("bronze", True), ("messages", False), ("current", True)]
+)
 def test_a_table_that_was_restored_is_not_continued_once_its_log_has_expired(
     tmp_path: Path, name: str, has_checkpoint: bool
 ) -> None:
@@ -91,9 +92,10 @@ def test_a_table_that_was_restored_is_not_continued_once_its_log_has_expired(
         follow(out, checkpoint, script)
 
 
-@pytest.mark.parametrize("name", BESIDE)
-@pytest.mark.parametrize("has_checkpoint", [True, False])
-@pytest.mark.parametrize("is_older", [True, False])
+@pytest.mark.parametrize(
+    ("name", "has_checkpoint", "is_older"),
+    [(BESIDE[0], True, True), (BESIDE[1], False, False), (BESIDE[2], True, False)],
+)
 def test_a_table_that_not_all_batches_have_is_not_lost_unseen(
     tmp_path: Path, name: str, has_checkpoint: bool, is_older: bool
 ) -> None:

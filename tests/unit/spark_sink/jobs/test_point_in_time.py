@@ -93,18 +93,6 @@ def test_versions_hold_whole_transactions_and_times(
     assert found.versions == {"bronze": batch}
 
 
-def test_what_the_tables_do_not_have_is_told(folder: JobFolder, tmp_path: Path) -> None:
-    with pytest.raises(StreamError, match=r"have reached .* only"):
-        versions_at(folder, time(20))
-    with pytest.raises(StreamError, match="has no versions of"):
-        versions_at(folder, time(1))
-    table = DeltaTable(tmp_path / "bronze")
-    table.optimize.compact()
-    table.vacuum(0, enforce_retention_duration=False, dry_run=False)
-    with pytest.raises(StreamError, match="have been deleted"):
-        versions_at(folder, time(7))
-
-
 def test_a_high_water_mark_has_no_event_of_its_time(tmp_path: Path) -> None:
     folder = JobFolder(str(tmp_path))
     folder.begin(JobRecord(tables=("bronze",)))

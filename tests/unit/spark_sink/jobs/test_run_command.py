@@ -17,7 +17,6 @@ import spark_sink.cli as command
 from spark_sink.errors import SourceError
 from spark_sink.jobs import own_router, query_run
 from spark_sink.jobs.router_report import RouterReport
-from spark_sink.jobs.stop_request import StopRequest
 from spark_sink.jobs.tables_job import TablesJob
 from spark_sink.jobs.task_tables import Written
 from spark_sink.source import unmatched_names
@@ -110,6 +109,7 @@ def test_without_a_router_the_cause_is_told(events: list[str], tmp_path: Path) -
     result = run(tmp_path)
     assert (result.exit_code, events) == (1, [])
     assert result.output == "error: cannot be reached: start it\n"
+    assert not (tmp_path / "job").exists()
 
 
 @pytest.mark.parametrize(
@@ -126,12 +126,6 @@ def test_a_form_that_cannot_be_is_refused_before_spark_starts(
     assert result.exit_code == 2
     assert result.output.startswith(message)
     assert "query starts" not in events
-
-
-def test_the_list_of_commands_has_whole_sentences() -> None:
-    lines = CliRunner().invoke(command.job, ["--help"], env={"COLUMNS": "80"}).output
-    found = " ".join(lines.split())
-    assert "current table from bronze, the checkpoint from all tables. at Print the ver" in found
 
 
 def test_an_upstream_needs_a_router_to_start(events: list[str], tmp_path: Path) -> None:
@@ -200,15 +194,6 @@ def test_the_cause_of_a_failure_is_printed_and_reported(
     assert result.exit_code == 1
     assert "error: disk is gone\n" in result.output
     assert events[-2:] == ["reports disk is gone", "router ends"]
-
-
-def test_a_job_takes_its_signals_back_from_spark() -> None:
-    """A SparkContext has a handler of SIGINT, which raises KeyboardInterrupt in the driver."""
-    end = StopRequest()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    end.begin()
-    signal.raise_signal(signal.SIGINT)
-    assert end.requested
 
 
 def test_a_clock_that_is_set_back_ends_the_job(

@@ -207,12 +207,6 @@ def test_a_pipeline_may_remove_all_but_the_token():
     assert found == {"token", "event", "snapshot"}
 
 
-def test_a_pipeline_may_change_the_fields_types():
-    event = raw({"_id": {"_data": event_token(1, 1)}, "fullDocument": [1, "a"]})
-    [batch] = EventRows().arrow_batches([event])
-    assert batch.to_pylist()[0]["fullDocument"] == '[1,"a"]'
-
-
 def unreadable(number: int) -> RawBSONDocument:
     """An event whose document no driver decodes: subtype 2 with a wrong size within."""
     event = {

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import bson
-import duckdb
-import polars
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -238,11 +236,11 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_table_follows_its_collections(seed: int, tmp_path: Path) -> None:
     stream, folder = Stream(seed), tmp_path / "current"
     most = 0
-    for number in range(25):
+    for number in range(15):
         events = stream.changes(stream.chance.choice((1, 40, 200)))
         match stream.chance.randrange(8):
             case 0:
@@ -388,11 +386,6 @@ KEY_CHANGES: dict[str, list[tuple[int, str, dict[str, Any], dict[str, Any] | Non
         (3, "delete", {"s": 1, "_id": 1}, {"_id": 1, "s": 2, "n": 1}),
         (4, "update", {"s": 2, "_id": 1}, {"_id": 1, "s": 2, "n": 4}),
     ],
-    "moved, deleted first": [
-        (1, "insert", {"a.s": 1, "_id": 1}, {"_id": 1, "a": {"s": 1}, "n": 1}),
-        (3, "delete", {"a.s": 1, "_id": 1}, None),
-        (4, "insert", {"a.s": 2, "_id": 1}, {"_id": 1, "a": {"s": 2}, "n": 1}),
-    ],
     "changed on its shard, and deleted": [
         (1, "insert", {"s": 1, "_id": 1}, {"_id": 1, "s": 1, "n": 1}),
         (2, "replace", {"s": 1, "_id": 1}, {"_id": 1, "s": 2, "n": 1}),
@@ -416,11 +409,6 @@ KEY_CHANGES: dict[str, list[tuple[int, str, dict[str, Any], dict[str, Any] | Non
         (3, "delete in a transaction", {"_id": 1}, {"_id": 1, "s": 1}),
         (4, "delete in a transaction", {"s": 1, "_id": 1}, None),
     ],
-    "with the field on its shard, and deleted": [
-        (1, "insert", {"_id": 1}, {"_id": 1}),
-        (2, "replace", {"_id": 1}, {"_id": 1, "s": 1}),
-        (3, "delete in a transaction", {"s": 1, "_id": 1}, None),
-    ],
     "without the field on its shard, and deleted": [
         (1, "insert", {"s": 1, "_id": 1}, {"_id": 1, "s": 1}),
         (2, "replace", {"s": 1, "_id": 1}, {"_id": 1}),
@@ -438,7 +426,7 @@ KEY_CHANGES: dict[str, list[tuple[int, str, dict[str, Any], dict[str, Any] | Non
 
 
 @pytest.mark.parametrize("name", KEY_CHANGES)
-@pytest.mark.parametrize("per_batch", [1, 2, 5])
+@pytest.mark.parametrize("per_batch", [1, 5])
 def test_a_document_whose_key_changes_is_one_row(name: str, per_batch: int, tmp_path: Path) -> None:
     folder, changes = tmp_path / "current", KEY_CHANGES[name]
     for first in range(0, len(changes), per_batch):
@@ -527,21 +515,6 @@ def test_a_file_that_others_have_written_without_statistics_may_have_any_key(
     apply(folder, [stream.change(number, n=1) for number in range(100, 400)], 2)
     assert documents_in(folder) == stream.collections
     check_ranges(folder)
-
-
-def test_engines_read_the_documents(tmp_path: Path) -> None:
-    stream, folder = Stream(5), tmp_path / "current"
-    apply(folder, stream.changes(200), 0)
-    apply(folder, stream.changes(50), 1)
-    expected = sorted((name, json.dumps(each)) for (name, _), each in stream.collections.items())
-    lines = [
-        polars.read_delta(str(folder)).select("collection", "fullDocument").rows(),
-        duckdb.from_arrow(DeltaTable(folder).to_pyarrow_dataset())
-        .project("collection, fullDocument")
-        .fetchall(),
-    ]
-    for rows in lines:
-        assert sorted((name, json.dumps(json.loads(text))) for name, text in rows) == expected
 
 
 class KilledError(Exception):
@@ -647,25 +620,10 @@ def test_a_document_that_cannot_be_read_leaves_the_table(tmp_path: Path, form: T
         apply(folder, [stream.change(3) | {"fullDocument": unreadable}])
 
 
-@pytest.mark.parametrize("field", [b"\x02s\0\2\0\0\0\xff\0", b"\x09d\0" + b"\xff" * 7 + b"\x7f"])
-def test_a_snapshot_may_begin_with_a_document_that_is_decoded_with_care(
-    tmp_path: Path, field: bytes
-) -> None:
-    stream = Stream(6)
-    stream.change(1)
-    [event] = stream.snapshot("a")[:1]
-    apply(tmp_path / "current", [event | {"fullDocument": with_field(1, field)}], 0)
-    assert DeltaTable(tmp_path / "current").to_pyarrow_table().num_rows == 1
-    assert not (tmp_path / "quarantine").exists()
-
-
-@pytest.mark.parametrize("dropped", [False, True])
-def test_a_restored_table_is_told_by_its_files_also_if_it_was_empty(
-    dropped: bool, tmp_path: Path
-) -> None:
+def test_a_restored_table_is_told_by_its_files_also_if_it_was_empty(tmp_path: Path) -> None:
     stream = Stream(1)
     apply(tmp_path, [stream.change(number, n=1) for number in range(5)], 0)
-    apply(tmp_path, [stream.drop("a") if dropped else stream.change(1, n=2)], 1)
+    apply(tmp_path, [stream.drop("a")], 1)
     DeltaLog(str(tmp_path)).require_whole()
     table = DeltaTable(tmp_path)
     table.restore(0)

@@ -9,16 +9,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import duckdb
-import polars
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
 from spark_sink.errors import OptionError, StreamError
-from spark_sink.tables import append_table
+from spark_sink.tables import append_table, delta_log
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.log_state import Batch, TableStates, newest_state
@@ -95,35 +92,6 @@ def test_rows_are_read_back_by_other_readers(tmp_path: Path) -> None:
     assert "min.fullDocument" not in first or first["min.fullDocument"] is None
 
 
-@pytest.mark.parametrize("reader", ["duckdb", "polars"])
-def test_engines_read_the_table(reader: str, tmp_path: Path) -> None:
-    log = DeltaLog(str(tmp_path), ("namespace", "bucket"))
-    rows = rows_of(range(40))
-    log.append(written(tmp_path, rows, ("namespace", "bucket")), SCHEMA, batch(0))
-    if reader == "polars":
-        found = polars.read_delta(str(tmp_path)).select("token", "namespace").rows()
-    else:  # without DuckDB's own extension for Delta, which it downloads
-        dataset = DeltaTable(tmp_path).to_pyarrow_dataset()
-        found = duckdb.from_arrow(dataset).project("token, namespace").fetchall()
-    assert sorted(found) == [(row["token"], row["namespace"]) for row in rows]
-
-
-def test_readers_filter_by_columns_without_statistics(tmp_path: Path) -> None:
-    log = DeltaLog(str(tmp_path), ("bucket",))
-    log.append(written(tmp_path, rows_of(range(4))), SCHEMA, batch(0))
-    chosen = pc.field("fullDocument") > '{"_id": 1}'
-    found = DeltaTable(tmp_path).to_pyarrow_table(filters=chosen, columns=["token"])
-    assert sorted(found["token"].to_pylist()) == ["82000002", "82000003"]
-    assert sum(rows.num_rows for rows in log.scan(["token"], chosen)) == 2
-
-
-def test_readers_find_texts_of_the_last_characters(tmp_path: Path) -> None:
-    log, token = DeltaLog(str(tmp_path), ("bucket",)), "\U0010fffd"
-    log.append(written(tmp_path, rows_of([0], token=token)), SCHEMA, batch(0))
-    found = DeltaTable(tmp_path).to_pyarrow_table(filters=[("token", "=", token)])
-    assert found.num_rows == 1
-
-
 def test_one_commit_replaces_buckets_and_moves_the_position(tmp_path: Path) -> None:
     log = DeltaLog(str(tmp_path), ("bucket",))
     log.replace(written(tmp_path, rows_of(range(10))), SCHEMA, {"through": "a"})
@@ -190,30 +158,6 @@ def test_a_batch_is_the_same_only_with_the_same_offsets(other: Batch, tmp_path: 
     assert not log.has(Batch("q", 6, {"_data": "826"}, {"_data": "825"}))
 
 
-def test_files_of_a_batch_that_the_table_has_are_not_committed_again(tmp_path: Path) -> None:
-    for _ in range(2):  # as if killed between the commits of two tables
-        AppendTable(str(tmp_path)).commit(written(tmp_path, rows_of([1]), ()), SCHEMA, batch(4))
-    assert tokens_of(tmp_path) == ["82000001"]
-
-
-@pytest.mark.parametrize("kind", ["append", "replace"])
-def test_of_two_writers_one_fails(kind: str, tmp_path: Path) -> None:
-    DeltaLog(str(tmp_path), ("bucket",)).append([], SCHEMA, batch(0))
-    first, second = (DeltaLog(str(tmp_path), ("bucket",)) for _ in range(2))
-
-    def commit(log: DeltaLog, bucket: int) -> None:
-        parts = written(tmp_path, rows_of([bucket], bucket=bucket))
-        if kind == "append":
-            log.append(parts, SCHEMA, batch(1))
-        else:  # other buckets, and another query: delta-rs alone accepts both
-            log.replace(parts, SCHEMA, {}, batch(1, f"q{bucket}"), replaced=[str(bucket)])
-
-    commit(first, 0)
-    with pytest.raises(StreamError, match="has been written by another query"):
-        commit(second, 1)
-    assert tokens_of(tmp_path) == ["82000000"]
-
-
 @pytest.mark.parametrize("kind", ["append", "replace", "compare", "add columns"])
 def test_a_commit_that_an_earlier_start_has_planned_is_refused(kind: str, tmp_path: Path) -> None:
     DeltaLog(str(tmp_path), ("bucket",)).append([], SCHEMA, batch(0))
@@ -237,15 +181,6 @@ def test_a_commit_that_an_earlier_start_has_planned_is_refused(kind: str, tmp_pa
     DeltaTable(tmp_path).optimize.compact()  # others may compact it
     later.append([], SCHEMA, batch(2))
     assert tokens_of(tmp_path) == ["82000001"]
-
-
-def test_of_two_writers_that_create_a_table_one_fails(tmp_path: Path) -> None:
-    first, second = DeltaLog(str(tmp_path), ("bucket",)), DeltaLog(str(tmp_path), ("bucket",))
-    first.append(written(tmp_path, rows_of(range(3))), SCHEMA, Batch("q", 0))
-    parts = written(tmp_path, rows_of(range(3)))
-    with pytest.raises(StreamError, match="has been written by another query"):
-        second.append(parts, SCHEMA, Batch("q", 0))
-    assert len(DeltaTable(tmp_path).to_pyarrow_table()) == 3
 
 
 def test_new_columns_are_added_and_changed_types_are_refused(tmp_path: Path) -> None:
@@ -353,14 +288,6 @@ def test_a_compaction_keeps_the_rows_of_what_is_committed_meanwhile(
     assert len(DeltaTable(tmp_path).to_pyarrow_table()) == len(numbers) + 1
 
 
-def test_a_batch_that_was_planned_before_a_compaction_is_committed_after_it(tmp_path: Path) -> None:
-    table = appended(tmp_path, 4)
-    planned = DeltaLog(str(tmp_path), ("bucket",))
-    assert table.compact() == (4, 2)
-    planned.append(written(tmp_path, rows_of([4])), SCHEMA, batch(4))
-    assert tokens_of(tmp_path) == [f"82{number:06}" for number in range(5)]
-
-
 def test_a_compaction_whose_commit_the_store_does_not_confirm_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -396,23 +323,27 @@ def test_partitions_of_odd_names_are_compacted(tmp_path: Path) -> None:
     assert len(list(tmp_path.rglob("*.parquet"))) == len(names)
 
 
-def test_commits_older_than_their_retention_are_deleted_every_hundred(tmp_path: Path) -> None:
+def test_commits_older_than_their_retention_are_deleted_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta_log, "_COMMITS_PER_CLEANUP", 10)
     log = DeltaLog(str(tmp_path))
     log.append(written(tmp_path, rows_of([1]), ()), SCHEMA, batch(0))
     commits = tmp_path / "_delta_log"
-    for number in range(1, 201):
+    for number in range(1, 21):
         log.append([], SCHEMA, batch(number))
-        if number == 120:
+        if number == 12:
             two_days_ago = time.time() - 2 * 86400
             for each in commits.glob("*.json"):
                 os.utime(each, (two_days_ago, two_days_ago))
+            DeltaTable(tmp_path).create_checkpoint()
     left = sorted(int(each.stem) for each in commits.glob("*.json"))
-    assert left[0] >= 99
-    assert left[-1] == 200
+    assert left[0] >= 9
+    assert left[-1] == 20
     assert tokens_of(tmp_path) == ["82000001"]
     again = DeltaLog(str(tmp_path))
-    assert again.has(batch(200))
-    assert again.position()["batch"] == 200
+    assert again.has(batch(20))
+    assert again.position()["batch"] == 20
 
 
 def test_the_position_is_found_behind_the_commits_of_others(tmp_path: Path) -> None:
@@ -429,15 +360,6 @@ def test_the_position_is_found_behind_the_commits_of_others(tmp_path: Path) -> N
             each.unlink()
     assert newest_state(str(tmp_path)) == DeltaLog(str(tmp_path)).position()
     assert newest_state(str(tmp_path / "none")) == {}
-
-
-def test_a_task_writes_a_row_group_of_many_batches(tmp_path: Path) -> None:
-    [part] = written(tmp_path, rows_of(range(50)), ())
-    file = pa.parquet.ParquetFile(tmp_path / part["path"])
-    assert file.metadata.num_row_groups == 1
-    assert pc.sum(pc.binary_length(file.read(["event"])["event"])).as_py() == sum(range(50))
-    assert part["size"] == (tmp_path / part["path"]).stat().st_size
-    assert written(tmp_path, [], ()) == []
 
 
 def test_states_are_kept_for_an_hour_and_a_lost_one_is_told(tmp_path: Path) -> None:

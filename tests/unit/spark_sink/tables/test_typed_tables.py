@@ -22,7 +22,7 @@ import pytest
 from bson.decimal128 import Decimal128
 from bson.int64 import Int64
 from deltalake import DeltaTable
-from pyspark.sql.types import ArrayType, DoubleType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
 
 from shard_client.bson.values import DOCUMENT
 from spark_sink.errors import OptionError
@@ -92,15 +92,14 @@ def check(folder: Path, stream: Stream) -> dict[int, dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("seed", range(2))
-def test_columns_follow_the_documents(seed: int, tmp_path: Path) -> None:
-    stream, folder = Stream(seed), tmp_path / "current"
-    chance = random.Random(seed)
+def test_columns_follow_the_documents(tmp_path: Path) -> None:
+    stream, folder = Stream(1), tmp_path / "current"
+    chance = random.Random(1)
     filler = "x" * 150
-    for number in range(6):
+    for number in range(5):
         fields = [chance.choice("abcdef") for _ in range(3)]
         # Values of a few kinds at a time, so that columns appear and widen one after the other.
-        kinds = VALUES[: 2 + 2 * number] if seed else chance.sample(VALUES, 3)
+        kinds = VALUES[: 2 + 2 * number]
         events = [
             stream.change(
                 chance.randrange(150), t=filler, **{name: chance.choice(kinds) for name in fields}
@@ -139,21 +138,21 @@ def test_readers_skip_files_by_the_key_columns(tmp_path: Path) -> None:
         return rows.num_rows, len(list(dataset.get_fragments(filter=chosen)))
 
     apply(folder, [], 0, form)  # a table without a document has no columns of keys yet
-    insert(*(f"a{number:04}" for number in range(300)), region="eu")
-    insert(*(f"b{number:04}" for number in range(300)), region="us")
+    insert(*(f"a{number:04}" for number in range(150)), region="eu")
+    insert(*(f"b{number:04}" for number in range(150)), region="us")
     table = DeltaTable(folder)
     assert [each.name for each in table.schema().fields][:2] == ["_id", "region"]
-    assert len(table.file_uris()) > 4
-    assert found("_id", "b0299") == (1, 1)
+    assert len(table.file_uris()) > 2
+    assert found("_id", "b0149") == (1, 1)
     rows, read = found("region", "us")
-    assert rows == 300
+    assert rows == 150
     assert read < len(table.file_uris())
     insert("x" * 5000, region="long" * 2000)  # Parquet has no statistics of these
     assert found("region", "long" * 2000)[0] == 1
     insert("c1", region=Decimal128("1.5"))  # all become texts
     assert found("region", "1.5") == (1, 1)
     insert("c2", region={"x": 1})
-    assert found("region", "us")[0] == 300
+    assert found("region", "us")[0] == 150
 
 
 def test_keys_of_a_type_without_statistics_are_found(tmp_path: Path) -> None:
@@ -161,12 +160,9 @@ def test_keys_of_a_type_without_statistics_are_found(tmp_path: Path) -> None:
     apply(folder, [inserted({"_id": 1})], 0)
     assert "_id" in DeltaTable(folder).metadata().configuration["delta.dataSkippingStatsColumns"]
     apply(folder, [inserted({"_id": Decimal128("2.5")})], 1)
-    apply(folder, [inserted({"_id": Decimal128("3.5")})], 2)
-    for value in (1, 3.5):
+    for value in (1, 2.5):
         chosen = pc.field("_id") == pa.scalar(Decimal(str(value)), pa.decimal128(38, 18))
         assert DeltaTable(folder).to_pyarrow_dataset().to_table(filter=chosen).num_rows == 1
-        read = polars.scan_delta(str(folder)).filter(polars.col("_id") == value)
-        assert read.collect().height == 1
 
 
 def inserted(document: dict[str, Any]) -> dict[str, Any]:
@@ -184,21 +180,6 @@ def actions_of(folder: Path, kind: str) -> list[dict[str, Any]]:
     logs = [each.read_text().splitlines() for each in folder.glob("_delta_log/*.json")]
     actions = [json.loads(line) for log in logs for line in log]
     return [each[kind] for each in actions if kind in each]
-
-
-def test_what_does_not_fit_is_rescued_and_counted(tmp_path: Path) -> None:
-    stream, folder = Stream(1), tmp_path / "current"
-    apply(folder, [stream.change(1, total=1.5, key="k", token=[], _rescued=1)], 0)
-    apply(folder, [stream.change(2, total=Int64(2**60), Total=1), stream.change(3, total=3)], 1)
-    rows = check(folder, stream)
-    assert rows[1]["_rescued"] == '{"_rescued":1}'
-    assert rows[2]["_rescued"] == '{"total":1152921504606846976,"Total":1}'
-    assert (rows[3]["_rescued"], rows[3]["total"], rows[1]["key"]) == (None, 3.0, "k")
-    table = DeltaTable(folder)
-    for column, value, found in (("_id", 2, [2]), ("total", 2.0, [1]), ("key", "k", [1])):
-        chosen = pc.field(column) <= value if column == "total" else pc.field(column) == value
-        assert table.to_pyarrow_table(columns=["_id"], filters=chosen)["_id"].to_pylist() == found
-    assert table.to_pyarrow_dataset().filter(pc.is_valid(pc.field("_rescued"))).count_rows() == 2
 
 
 @pytest.mark.usefixtures("small")
@@ -240,18 +221,6 @@ def test_a_given_schema_changes_with_the_next_batch(tmp_path: Path) -> None:
         CurrentTable(str(folder), form=TableForm())
 
 
-def test_documents_in_documents_are_flattened(tmp_path: Path) -> None:
-    stream, folder = Stream(1), tmp_path / "current"
-    form = TableForm(StructType([]), infers=True, flattens=True)
-    apply(folder, [stream.change(1, a={"x": 1, "b": {"y": [{"z": 1}]}}, e={})], 0, form)
-    apply(folder, [stream.change(2, a={"x": "text"}), stream.change(3, a=5)], 1, form)
-    rows = {row["_id"]: row for row in DeltaTable(folder).to_pyarrow_table().to_pylist()}
-    assert [rows[number]["a_x"] for number in (1, 2, 3)] == ["1", "text", None]
-    assert (rows[1]["a_b_y"], rows[3]["a"]) == ([{"z": 1}], 5)
-    assert all(row["_rescued"] is None and "e" not in row for row in rows.values())
-    assert bson.decode(rows[1]["_document"]) == stream.collections["a", 1]
-
-
 @pytest.mark.parametrize(
     ("document", "column", "rescued"),
     [
@@ -280,38 +249,6 @@ def test_of_fields_with_one_name_none_is_lost(
     apply(folder, [stream.change(3, x={"a_c": 5, "a": {"c": 6}})], 1, form)
     rows = {row["_id"]: row for row in DeltaTable(folder).to_pyarrow_table().to_pylist()}
     assert json.loads(rows[3]["_rescued"])["x"] == {"a_c": 5, "a": {"c": 6}}
-
-
-@pytest.mark.parametrize(
-    ("fields", "refused"),
-    [
-        (["a", "A"], "A"),
-        (["a`b", "*", 'q"', "😀"], ""),
-        ([("x", ["a", "A"])], "x.A"),
-        ([("x", [("y", ["z", "p q"])])], "x.y.p q"),
-        ([("x", ["_token", ""])], "x."),
-        (["_token"], "_token"),
-    ],
-)
-def test_names_of_a_given_schema_must_be_such_as_columns_can_have(
-    fields: list[Any], refused: str
-) -> None:
-    def struct(fields: list[Any]) -> StructType:
-        return StructType(
-            [
-                StructField(each, LongType())
-                if isinstance(each, str)
-                else StructField(each[0], ArrayType(struct(each[1])))
-                for each in fields
-            ]
-        )
-
-    form = TableForm(struct(fields))
-    if not refused:
-        assert form.checked() is form
-    else:
-        with pytest.raises(ValueError, match=re.escape(f"{refused!r} cannot be a column")):
-            form.checked()
 
 
 def test_the_documented_recipe_keeps_the_documents_own_columns(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from spark_sink.tables.prepare import PREPARED, ROW, Prepare
 _ORDER = [("place", "ascending"), ("token", "ascending"), ("kind", "ascending")]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_whole_documents_and_fold(seed: int) -> None:
     chance = random.Random(seed)
     keys = chance.choice([5, 100])

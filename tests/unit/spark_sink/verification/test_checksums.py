@@ -159,7 +159,7 @@ def damages(rows: pa.Table, chance: random.Random) -> Iterator[tuple[str, pa.Tab
             continue
         values = rows[name].to_pylist()
         filled = [row for row, value in enumerate(values) if value is not None]
-        for row in chance.sample(filled, min(2, len(filled))):
+        for row in chance.sample(filled, min(1, len(filled))):
             changed, nulled = [*values], [*values]
             changed[row], nulled[row] = other(values[row]), None
             for what, column in (("changed", changed), ("nulled", nulled)):

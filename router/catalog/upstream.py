@@ -40,7 +40,7 @@ def parse_upstream(uri: str) -> tuple[Address, ...]:
 
 
 class UpstreamMongos:
-    """Receives the commands that the router does not answer (docs/design.md#what-a-driver-sees).
+    """Receives the commands that the router does not answer (docs/clients.md).
 
     All links use the same mongos until it cannot be reached; then all switch to the next one that
     can. A driver's pool has several connections to the router, and a cursor or transaction opened

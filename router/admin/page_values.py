@@ -1,7 +1,9 @@
-"""The contents of the status page and of ``mergerouter status``, as values of JSON."""
+"""What the status page and ``mergerouter status`` show, as values of JSON; the last minutes."""
 
 import json
+from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from math import isinf
@@ -9,8 +11,80 @@ from typing import Any, Final
 
 from bson.timestamp import Timestamp
 
-from router.admin.history import History, sample_of
 from router.admin.sources import CONFIG, RouterStatus
+
+SAMPLE_INTERVAL = 5.0
+"""Seconds between two samples."""
+
+_MOST_SAMPLES = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The router at one time; ``lags`` are in seconds by target, counts are since the start."""
+
+    at: datetime
+    lags: Mapping[str, float]
+    received: int
+    delivered: int
+    slowest: str | None
+
+
+class History:
+    """The samples of the last ten minutes, oldest first."""
+
+    def __init__(self) -> None:
+        self._samples: deque[Sample] = deque(maxlen=_MOST_SAMPLES)
+
+    def add(self, sample: Sample) -> None:
+        """Append a sample, unless it comes sooner than half an interval after the last one."""
+        if self._samples:
+            since = (sample.at - self._samples[-1].at).total_seconds()
+            if since < SAMPLE_INTERVAL / 2:
+                return
+        self._samples.append(sample)
+
+    def lags(self, target: str) -> tuple[float | None, ...]:
+        """Return a target's lag in each sample; None where nothing read it."""
+        return tuple(each.lags.get(target) for each in self._samples)
+
+    def received(self) -> tuple[float, ...]:
+        """Return the events received a second, between each two samples."""
+        return tuple(self._rates("received"))
+
+    def delivered(self) -> tuple[float, ...]:
+        """Return the events delivered a second, between each two samples."""
+        return tuple(self._rates("delivered"))
+
+    def holds_since(self, target: str, now: datetime) -> float:
+        """Return for how many seconds the target has been the one farthest behind."""
+        since = now
+        for each in reversed(self._samples):
+            if each.slowest != target:
+                break
+            since = each.at
+        return (now - since).total_seconds()
+
+    def _rates(self, name: str) -> Iterator[float]:
+        before: Sample | None = None
+        for each in self._samples:
+            if before is not None:
+                seconds = max(0.001, (each.at - before.at).total_seconds())
+                # A worker that restarts begins at 0.
+                yield max(0.0, (getattr(each, name) - getattr(before, name)) / seconds)
+            before = each
+
+
+def sample_of(status: RouterStatus) -> Sample | None:
+    """Return the sample of a status; None if no process answered."""
+    total, lags = status.total, status.lags
+    if not total:
+        return None
+    members = total["status"]["mergerouter"]["members"].items()
+    received = sum(load["events"] for target, load in members if target != CONFIG)
+    slowest = max(lags, key=lambda target: lags[target]) if lags else None
+    return Sample(total["now"], lags, received, total["delivered"]["events"], slowest)
+
 
 _LEAST_SPAN: Final = 10.0
 """Minimum number of seconds that the lanes show: idle shards write to their oplogs that often."""
@@ -18,6 +92,9 @@ _LEAST_SPAN: Final = 10.0
 _MOST_FAILURES: Final = 50
 _TROUBLING_LAG: Final = 20.0
 """Seconds of lag that no quiet member has: it writes a no-op every 10 s by itself."""
+
+_TROUBLING_UNREAD: Final = 60.0
+"""Seconds for which a client that works leaves no event unread."""
 
 _SILENT_JOB: Final = 60.0
 """Seconds after which a job that does not report is in trouble: it reports every 10 s."""
@@ -73,7 +150,7 @@ def status_view(status: RouterStatus, history: History | None = None) -> dict[st
         "span": span,
         "lanes": list(_lanes(status, span, past)),
         "stream_rows": streams,
-        "client_rows": list(_client_rows(total, now)),
+        "client_rows": list(_client_rows(total)),
         "job_rows": _job_rows(total, now),
         "member_rows": list(_member_rows(own["mergerouter"]["members"])),
         "errors": dict(sorted(total["errors"].items(), key=lambda each: -each[1])),
@@ -154,14 +231,18 @@ def _stream_rows(status: RouterStatus) -> Iterator[dict[str, Any]]:
         }
 
 
-def _client_rows(total: Mapping[str, Any], now: datetime) -> Iterator[dict[str, Any]]:
-    """Yield each client's cursor; ``lag`` and ``idle`` are in seconds."""
+def _client_rows(total: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield each client's cursor; ``lag`` and ``idle`` are in seconds.
+
+    ``trouble`` is whether the client leaves events unread for longer than a slow poll takes.
+    """
     for cursor in total["cursorList"]:
         yield {
             "worker": cursor["worker"],
             "client": cursor["client"] or "the feed",
             "namespace": cursor["namespace"],
-            "lag": _age(cursor["place"], now),
+            "lag": cursor["behindSeconds"],
+            "trouble": cursor["behindSeconds"] > _TROUBLING_UNREAD,
             "idle": cursor["idleSeconds"],
             "busy": cursor["busy"],
         }

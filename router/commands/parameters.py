@@ -1,14 +1,15 @@
-"""getParameter: the router's own start parameters, and those of a server of the cluster."""
+"""getParameter and setParameter: the start parameters, and the log level at run time."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from router.catalog.cluster import CONFIG
-from router.commands.answer import Answer, AnyAnswer
-from router.commands.call import Call, Command
-from router.commands.fields import GENERIC_FIELDS
-from router.commands.log_level import LOG_PARAMETERS, log_parameters
-from router.request.field_errors import unknown_field, wrong_type
+from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
+from router.commands.call import Call, answers
+from router.commands.elsewhere import change_everywhere_else
+from router.config.log_lines import LEVEL, MOST_VERBOSE
+from router.request.fields import GENERIC_FIELDS, unknown_field, wrong_type
+from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
 _ASK_TIMEOUT = 5.0
@@ -20,6 +21,7 @@ _FLAGS = ("showDetails", "allParameters")
 _MONGOD_ALONE = frozenset({"featureCompatibilityVersion"})
 
 
+@answers("getParameter", help="start parameters", admin_only=True, action="getParameter")
 async def get_parameter(call: Call) -> AnyAnswer:
     """Return the parameters named in the command, or all for ``*`` and ``allParameters``.
 
@@ -100,8 +102,73 @@ async def _ask_cluster(call: Call, command: Mapping[str, Any]) -> dict[str, Any]
     return await call.node.cluster.command(target, "admin", command, _ASK_TIMEOUT, host)
 
 
-COMMANDS = (
-    Command(
-        ("getParameter",), get_parameter, "start parameters", admin_only=True, action="getParameter"
-    ),
-)
+_LEVEL: Final = "logLevel"
+_COMPONENTS: Final = "logComponentVerbosity"
+LOG_PARAMETERS: Final = (_LEVEL, _COMPONENTS)
+"""The parameters that the router sets at run time."""
+
+
+def log_parameters() -> dict[str, Any]:
+    """Return the parameters of the log, for getParameter."""
+    return {_LEVEL: LEVEL.verbosity, _COMPONENTS: {"verbosity": LEVEL.verbosity}}
+
+
+@answers("setParameter", help="the log level", admin_only=True, action="setParameter")
+async def set_parameter(call: Call) -> AnyAnswer:
+    """Set the log level of all processes of the router; return the one before.
+
+    Raises:
+        CommandError: 2 or 14, the value is invalid; 72, a parameter of the upstream is set with it.
+    """
+    command = call.command
+    given = {name: command[name] for name in LOG_PARAMETERS if name in command}
+    others = [each for each in command if each not in {call.name, *given, *GENERIC_FIELDS}]
+    if not given and call.upstream is not None:
+        return PASS_THROUGH
+    if others and not given:  # mongos refuses both without a code
+        unknown = f"attempted to set unrecognized parameter [{others[0]}]"
+        return Answer({"ok": 0.0, "errmsg": f"{unknown}, use help:true to see options "})
+    if not given:
+        return Answer(
+            {"ok": 0.0, "errmsg": "no option found to set, use help:true to see options "}
+        )
+    if others or len(given) > 1:
+        raise CommandError(
+            ErrorCode.InvalidOptions,
+            f"{' and '.join([*given, *others])} cannot be set by one command: the router sets its "
+            "own log level, and the upstream mongos everything else",
+        )
+    ((name, value),) = given.items()
+    verbosity = _level(value) if name == _LEVEL else _of_components(value)
+    was = log_parameters()[name]
+    LEVEL.verbosity = verbosity
+    await change_everywhere_else(call)
+    return Answer({"was": was})
+
+
+def _level(value: Any) -> int:
+    if not isinstance(value, bool | int | float) or not value >= 0:
+        shown = "null" if value is None else f'"{value}"' if isinstance(value, str) else str(value)
+        raise CommandError(ErrorCode.BadValue, f"Invalid value for {_LEVEL}: {_LEVEL}: {shown}")
+    return int(min(value, MOST_VERBOSE))
+
+
+def _of_components(value: Any) -> int:
+    if not isinstance(value, Mapping):
+        raise CommandError(
+            ErrorCode.TypeMismatch,
+            f"log component verbosity is not a BSON object: {_COMPONENTS}: {value}",
+        )
+    for name in value:
+        if name != "verbosity":
+            raise CommandError(
+                ErrorCode.BadValue,
+                f"Invalid component name default.{name}: the router has one verbosity for all its "
+                "components, so write {verbosity: <number>}",
+            )
+    verbosity = value.get("verbosity", LEVEL.verbosity)
+    if isinstance(verbosity, bool) or not isinstance(verbosity, int | float):
+        raise CommandError(
+            ErrorCode.BadValue, "Expected default.verbosity to be a number, but found another type"
+        )
+    return int(min(max(verbosity, 0), MOST_VERBOSE))
