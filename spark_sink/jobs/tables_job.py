@@ -189,8 +189,7 @@ class TablesJob:
             fields = _shard_keys(parse_options(self._options))
             names = [each.replace(".", "_") if self._form.flattens else each for each in fields]
             self._form = replace(self._form, keys=tuple(dict.fromkeys(("_id", *names))))
-        defaults = {"maxEventsPerTrigger": str(_MAX_EVENTS), TASKS: str(snapshot_tasks(spark))}
-        options = {**defaults, **named_options(self._options)}
+        options = source_options(self._options, snapshot_tasks(spark))
         if parse_options(options).snapshot.may_stream:  # a snapshot alone has no signals
             options = {"signalFolder": self._folder.signals, **options}
         spark.dataSource.register(JobSource)
@@ -300,6 +299,20 @@ class TablesJob:
         if name not in self._opened:
             self._opened[name] = appended_table(self._folder, name, self._epoch)
         return self._opened[name]
+
+
+def source_options(given: Mapping[str, str], tasks: int) -> dict[str, str]:
+    """Return the options of a job's source with a job's defaults. Raises OptionError.
+
+    Several tasks may have changes of a document, because tables order them by their tokens.
+    `tasks` are those of a batch of a snapshot.
+    """
+    defaults = {
+        "maxEventsPerTrigger": str(_MAX_EVENTS),
+        "eventsPerPartition": str(_MAX_EVENTS // 4),
+        TASKS: str(tasks),
+    }
+    return {**defaults, **named_options(given)}
 
 
 def _shard_keys(options: StreamOptions) -> list[str]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from bson.binary import Binary
 from bson.datetime_ms import DatetimeMS
@@ -56,6 +56,8 @@ _NO_STATS = (_NOT_ALLOWED, 26, 59, 115)
 _COARSE, _FINER = 0.3, 5
 # The most bytes of a sample: a large document is rarely one of many, in averages.
 _LARGE = 16
+# The weight of a part without a sample, which may have documents.
+_NOTHING = 1e-9
 # The bytes of a document where the server does not tell them.
 _UNKNOWN_SIZE = 1024
 
@@ -63,19 +65,12 @@ Wanted = Callable[[str], bool]
 """Whether a snapshot reads a collection, by its name, such as "shop.orders"."""
 
 
-@dataclass(frozen=True)
-class _Piece:
+class _Piece(NamedTuple):
     """A part of a collection, and how much it is: in tasks of full size, and in documents."""
 
     chunk: Chunk
     weight: float
     rows: float
-
-    @property
-    def end(self) -> Place | None:
-        """Where the rest of the collection begins; None if there is none."""
-        chunk = self.chunk
-        return None if chunk.upper is None else Place(chunk.collection.id, chunk.upper)
 
 
 @dataclass
@@ -153,12 +148,15 @@ class SnapshotPlanner:
 
         For a collection in `by_key`, only the documents with these keys are read.
         """
-        if plan.end is None:
-            return replace(plan, start=Place(), ended=True)
         weight = rows = 0.0
         names = [each.id for each in self.collections(wanted)]
-        end: Place | None = None
-        for piece in self._pieces(plan.end, None, wanted, by_key or {}, fine=False):
+        begin, end = plan.end, None
+        if begin is None or not names or names[-1] < begin.collection:
+            return replace(plan, start=Place(), end=None, ended=True)
+        passed = [name for name in self._samples if name < begin.collection]
+        for name in passed:
+            del self._samples[name]
+        for piece in self._pieces(begin, None, wanted, by_key or {}, fine=False):
             if weight >= self._tasks * (1 - 0.5 / _SAMPLES):
                 end = Place(piece.chunk.collection.id, piece.chunk.lower)
                 break
@@ -166,8 +164,6 @@ class SnapshotPlanner:
             rows += piece.rows
         done = plan.progress
         planned = len(names) if end is None else bisect_left(names, end.collection)
-        if end is None and not weight:
-            return replace(plan, start=Place(), end=None, ended=True)
         share = 0.0
         if end is not None and end.key is not None:
             sample = self._samples[end.collection]
@@ -179,7 +175,7 @@ class SnapshotPlanner:
             done.rows_planned + round(rows),
             round(share, 3),
         )
-        return replace(plan, start=plan.end, end=end, progress=progress)
+        return replace(plan, start=begin, end=end, progress=progress)
 
     def tasks(
         self,
@@ -205,10 +201,6 @@ class SnapshotPlanner:
             else:
                 tasks[number].append(piece.chunk)
         return [task for task in tasks if task]
-
-    def all_chunks(self, plan: SnapshotPlan, wanted: Wanted | None = None) -> list[list[Chunk]]:
-        """Return the tasks of one batch that reads everything."""
-        return self.tasks(replace(plan, end=None), wanted)
 
     def _number(self, weight: float) -> int:
         """Return how many tasks read documents of a weight."""
@@ -249,7 +241,7 @@ class SnapshotPlanner:
             bounds = [lower, *sample.keys, upper]
             for (since, until), share in zip(pairwise(bounds), sample.shares, strict=True):
                 chunk = Chunk(collection, since, until)
-                yield _Piece(chunk, share * sample.weight, share * sample.rows)
+                yield _Piece(chunk, share * sample.weight + _NOTHING, share * sample.rows)
 
     def _between(self, collection: Collection, lower: str | None, upper: str | None) -> _Sample:
         """Return where a collection is divided from a key up to another one."""
@@ -360,9 +352,10 @@ class SnapshotPlanner:
                     uuid = each.get("info", {}).get("uuid", b"")
                     found.append(Collection(database, name, bytes(uuid).hex()))
         keys = self._keys([str(each) for each in found])
-        for each in found:
-            self._listed.setdefault(each.id, replace(each, key=keys.get(str(each), ())))
-            self._names.setdefault(each.id, set()).add((each.database, each.name))
+        for collection in found:
+            keyed = replace(collection, key=keys.get(str(collection), ()))
+            self._listed.setdefault(keyed.id, keyed)
+            self._names.setdefault(keyed.id, set()).add((keyed.database, keyed.name))
 
     def _keys(self, names: list[str]) -> dict[str, tuple[str, ...]]:
         """Return the fields of the shard keys of sharded collections."""

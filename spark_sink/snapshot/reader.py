@@ -145,8 +145,8 @@ class DocumentEvents:
         return Run([self._token] * len(events), events)
 
 
-# The most documents of a reply: in a reply of 16 MiB, the servers' limit, each costs more.
-_BATCH_SIZE_DOCUMENTS = 5000
+# The most documents of a reply, which become an Arrow batch: more take memory, and no less time.
+_BATCH_SIZE_DOCUMENTS = 2500
 # The most keys of a chunk that are kept while it is read in no order.
 _MAX_KEYS = 200_000
 # SnapshotTooOld, SnapshotUnavailable, StaleChunkHistory: the time is outside of the window.

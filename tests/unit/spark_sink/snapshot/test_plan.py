@@ -21,7 +21,7 @@ from pymongo.errors import OperationFailure
 
 from spark_sink.options.scope import Scope
 from spark_sink.signals.notifications import advanced, started
-from spark_sink.snapshot.plan import Chunk, SnapshotPlan, text_of, value_of
+from spark_sink.snapshot.plan import Chunk, Place, SnapshotPlan, text_of, value_of
 from spark_sink.snapshot.planner import CHUNK_BYTES, SnapshotPlanner
 from spark_sink.source.offsets import Offset
 
@@ -147,6 +147,18 @@ def sizes(servers: Servers, tasks: list[list[Chunk]]) -> list[float]:
     return [
         sum(servers.stubs[c.collection.name].bytes_of(c) + 10240 for c in task) for task in tasks
     ]
+
+
+def test_a_rest_without_a_sample_is_read() -> None:
+    """After a restart close to the end, a sample may have no key behind the place."""
+    servers = Servers({"c": Stub(_MILLION)})
+    planner = SnapshotPlanner(servers, Scope("d"), 4)  # type: ignore[arg-type]
+    [collection] = planner.collections()
+    rest = Place(collection.id, text_of(_MILLION - 1))
+    plan = planner.next_batch(SnapshotPlan(MARK, end=rest))
+    assert planner.tasks(plan) == [[Chunk(collection, rest.key)]]
+    assert not plan.ended
+    assert planner.next_batch(plan).ended
 
 
 def test_ten_thousand_million_documents_need_no_plan_of_all() -> None:
