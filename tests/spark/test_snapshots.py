@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from typing import Any
@@ -18,9 +19,10 @@ from spark_sink.errors import StreamError
 from spark_sink.events.positions import AtTime, after
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import parse_options
+from spark_sink.snapshot import reader as snapshot_reader
 from spark_sink.snapshot.plan import Chunk, Collection, SnapshotPlan
 from spark_sink.snapshot.planner import SnapshotPlanner
-from spark_sink.snapshot.reader import ChunkReader, SnapshotTask
+from spark_sink.snapshot.reader import ChunkReader, DocumentEvents, SnapshotTask
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.event_stream import EventStream, read_runs
 from spark_sink.stream.router_client import RouterClient
@@ -78,6 +80,36 @@ def test_chunks_contain_every_document_once_for_all_types_of_ids(shop: Shop) -> 
     assert found == sorted(map(repr, written))
     assert len(parts) >= 6
     assert max(map(len, parts)) < 80
+
+
+def test_a_read_goes_on_in_the_order_of_all_types_where_one_has_failed(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a chunk of a sharded collection has more keys than are kept."""
+    # The embedded cluster orders these types among each other, and no more.
+    things = [each for each in IDENTIFIERS if isinstance(each, int | str | float | ObjectId)]
+    shop.client[shop.database].things.insert_many([{"_id": each} for each in things])
+    shop.insert(120)
+    monkeypatch.setattr(snapshot_reader, "_BATCH_SIZE_DOCUMENTS", 9)
+    monkeypatch.setattr(snapshot_reader, "_MAX_KEYS", 40)
+    run, calls = DocumentEvents.run, itertools.count()
+
+    def failing(*given: Any) -> Any:
+        if next(calls) % 2:
+            raise AutoReconnect("lost")
+        return run(*given)
+
+    monkeypatch.setattr(DocumentEvents, "run", failing)
+    router = client(shop)
+    for name, written in (("things", things), ("orders", list(range(120)))):
+        if name == "orders":  # read in no order, a chunk begins again
+            monkeypatch.setattr(DocumentEvents, "run", run)
+        [chunk] = all_chunks(router, shop, 1000, name)
+        found = [event["fullDocument"]["_id"] for event in read(router, chunk, MARK)]
+        assert sorted(map(repr, found)) == sorted(
+            map(repr, bson.decode(bson.encode({"all": written}))["all"])
+        )
+    router.close()
 
 
 def test_rows_are_events_of_the_snapshot_time(shop: Shop) -> None:
