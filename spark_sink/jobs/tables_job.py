@@ -52,7 +52,7 @@ from spark_sink.options.stream_options import StreamOptions, named_options, pars
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.typed_documents import from_json as schema_from_json
 from spark_sink.rows.typed_documents import is_json, nullable
-from spark_sink.session.spark_session import snapshot_tasks
+from spark_sink.session.spark_session import tasks_by_cores
 from spark_sink.source.offsets import Offset
 from spark_sink.source.schema import schema_for
 from spark_sink.source.tasks import snapshot_planner
@@ -189,7 +189,7 @@ class TablesJob:
             fields = _shard_keys(parse_options(self._options))
             names = [each.replace(".", "_") if self._form.flattens else each for each in fields]
             self._form = replace(self._form, keys=tuple(dict.fromkeys(("_id", *names))))
-        options = source_options(self._options, snapshot_tasks(spark))
+        options = job_options(self._options, tasks_by_cores(spark))
         if parse_options(options).snapshot.may_stream:  # a snapshot alone has no signals
             options = {"signalFolder": self._folder.signals, **options}
         spark.dataSource.register(JobSource)
@@ -301,7 +301,7 @@ class TablesJob:
         return self._opened[name]
 
 
-def source_options(given: Mapping[str, str], tasks: int) -> dict[str, str]:
+def job_options(given: Mapping[str, str], tasks: int) -> dict[str, str]:
     """Return the options of a job's source with a job's defaults. Raises OptionError.
 
     Several tasks may have changes of a document, because tables order them by their tokens.

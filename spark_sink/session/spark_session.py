@@ -126,12 +126,12 @@ def register(spark: SparkSession) -> None:
         require_packages(spark.sparkContext.pythonExec)
     source = MergerouterDataSource
     if not is_remote():
-        tasks = snapshot_tasks(spark)
+        tasks = tasks_by_cores(spark)
 
         class OfSession(MergerouterDataSource):
             """The source in a session whose cores are known: Spark's planner has no session."""
 
-            snapshot_tasks = tasks
+            tasks_by_cores = tasks
 
         source = OfSession
     spark.dataSource.register(source)
@@ -141,7 +141,7 @@ def register(spark: SparkSession) -> None:
         spark.conf.set(_REDACTED, both)
 
 
-def snapshot_tasks(spark: SparkSession) -> int:
+def tasks_by_cores(spark: SparkSession) -> int:
     """Return how many tasks a batch of a snapshot has by default: two for each core.
 
     Executors may not have started yet, so their number in the configuration counts as well.

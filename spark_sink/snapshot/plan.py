@@ -38,7 +38,6 @@ class Collection:
     shard key, none for an unsharded collection.
     """
 
-    AS_LIST: ClassVar = True
     database: str
     name: str
     uuid: str = ""

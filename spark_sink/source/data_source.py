@@ -40,12 +40,12 @@ _OLDEST_FOR_STREAMS, _OLDEST_FOR_WRITES = (4, 2), (4, 1)
 class MergerouterDataSource(DataSource):
     """The data source behind the format name. Options: spark_sink.options."""
 
-    snapshot_tasks: ClassVar[int | None] = None
+    tasks_by_cores: ClassVar[int | None] = None
     """The default of the option with the tasks of a snapshot's batch, by the cores of a session."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
-        if self.snapshot_tasks is not None:
-            options.setdefault(TASKS, str(self.snapshot_tasks))
+        if self.tasks_by_cores is not None:
+            options.setdefault(TASKS, str(self.tasks_by_cores))
         super().__init__(options)
         self.loaded = time.time()
         """When the query was loaded, in seconds since 1970."""

@@ -7,9 +7,9 @@ Spark (docs/spark-rationale.md).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pyarrow as pa
 from pymongo.errors import PyMongoError
@@ -52,6 +52,9 @@ _OUTLIVED = (
 )
 
 
+_Result = TypeVar("_Result")
+
+
 class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans micro-batches on the driver, reads them in tasks.
 
@@ -73,7 +76,8 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         self._signals: SignalProcessor | None = None
         self._ends_at_present = False
         self._is_at_end = False  # later signals wait for the next start
-        self._skips_snapshot = True  # until a snapshot begins, or a notification says so
+        self._has_read_snapshot = False  # since this start,
+        self._has_told_skipped = False  # or told that it reads none
 
     def __getstate__(self) -> dict[str, Any]:
         connected = ("_client", "_inbox", "_planner", "_snapshots", "_decision", "_signals")
@@ -140,7 +144,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
                 batch = planner.next_batch(position, max_events)
                 self._is_at_end = self._ends_at_present and batch.end == batch.start
         except HistoryLostError:
-            if start.snapshot is not None and not self._skips_snapshot:  # this start has read it
+            if start.snapshot is not None and self._has_read_snapshot:
                 raise HistoryLostError(_OUTLIVED) from None
             if not decision.policy.if_history_is_lost:
                 raise
@@ -202,9 +206,8 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             signals = signals.notified(notifications.sought(start.sought, position, time.time()))
         gained: list[tuple[str, str]] = []
         if self.options.snapshot.reads_documents:
-            assert self._client is not None
             planner, wanted = self._snapshot(), self.options.snapshot.accepts
-            found = {*self._client.with_retries(lambda: planner.names(wanted)), *self.places()}
+            found = {*self._asked(lambda: planner.names(wanted)), *self.places()}
             before = None if start.sought is not None else start.scope
             gained = sorted(
                 each
@@ -245,8 +248,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             return []
         if (plan := at.snapshot) is not None:
             planner = self._snapshot()
-            assert self._client is not None
-            return self._client.with_retries(lambda: snapshot_tasks(plan, self.options, planner))
+            return self._asked(lambda: snapshot_tasks(plan, self.options, planner))
         batch = PlannedBatch(before.position, at.position, at.events, at.idle_until)
         return [*self._planning().tasks(batch), *self.added_tasks(before, at)]
 
@@ -255,10 +257,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         tasks: list[Task] = [*heartbeats(before.heartbeat, at.heartbeat)]
         if at.signals.reading is not None or at.signals.ended is not None:
             planner, position, options = self._snapshot(), before.position, self.options
-            assert self._client is not None
-            tasks += self._client.with_retries(
-                lambda: signal_tasks(at.signals, position, options, planner)
-            )
+            tasks += self._asked(lambda: signal_tasks(at.signals, position, options, planner))
         return tasks
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -290,21 +289,20 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         if not decision.wait_for_delay(block=self._ends_at_present):
             return None
         self._planning().close()
-        assert self._client is not None
-        client, planner = self._client, self._snapshot()
-        wanted = self.options.snapshot.accepts
-        plan = client.with_retries(lambda: planner.begin(client.snapshot_time(), wanted))
-        found = client.with_retries(lambda: planner.collections(wanted))
+        client, planner, wanted = self._client, self._snapshot(), self.options.snapshot.accepts
+        assert client is not None
+        plan = self._asked(lambda: planner.begin(client.snapshot_time(), wanted))
+        found = planner.collections(wanted)
         since = start.since if isinstance(start.position, FromNow) else plan.handover.time
-        self._skips_snapshot = False
+        self._has_read_snapshot = True
         signals = signals.notified(notifications.started(plan, found, time.time()))
         return Offset(plan.handover, self.options.scope, since, snapshot=plan, signals=signals)
 
     def _notify_skipped(self, signals: SignalState) -> SignalState:
         """Return the signals with the notification of a start without a snapshot, once."""
-        if not self._skips_snapshot:
+        if self._has_read_snapshot or self._has_told_skipped:
             return signals
-        self._skips_snapshot = False
+        self._has_told_skipped = True
         return signals.notified(notifications.skipped(time.time()))
 
     def _signal_processor(self) -> SignalProcessor | None:
@@ -316,13 +314,16 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def _next_of_snapshot(self, start: Offset, plan: SnapshotPlan, signals: SignalState) -> Offset:
         planner, wanted = self._snapshot(), self.options.snapshot.accepts
-        assert self._client is not None
-        following = self._client.with_retries(lambda: planner.next_batch(plan, wanted))
-        self._skips_snapshot = False
+        following = self._asked(lambda: planner.next_batch(plan, wanted))
+        self._has_read_snapshot = True
         found = planner.collections(wanted)
         for each in notifications.advanced(following, found, time.time()):
             signals = signals.notified(each)
         return start.moved(following.handover, snapshot=following, signals=signals)
+
+    def _asked(self, call: Callable[[], _Result]) -> _Result:
+        assert self._client is not None  # a planner has connected it
+        return self._client.with_retries(call)
 
     def _snapshot(self) -> SnapshotPlanner:
         if self._snapshots is None:
