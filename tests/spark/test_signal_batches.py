@@ -170,10 +170,11 @@ def test_an_initial_snapshot_is_notified_once_despite_kills(shop: Shop, tmp_path
         [identifier] = {name for name, _, _ in query.notified}
         kinds = [kind for _, _, kind in query.notified]
         assert (kinds[0], kinds[-1]) == ("STARTED", "COMPLETED")
-        assert [kinds.count(each) for each in ("STARTED", "TABLE_SCAN_COMPLETED", "COMPLETED")] == [
-            1, 2, 1,
-        ]  # fmt: skip
-        assert kinds.count("IN_PROGRESS") == len(kinds) - 4 >= 2
+        # Both collections may end with one batch, by the order of their UUIDs.
+        scans = kinds.count("TABLE_SCAN_COMPLETED")
+        assert (kinds.count("STARTED"), kinds.count("COMPLETED")) == (1, 1)
+        assert scans in (1, 2)
+        assert kinds.count("IN_PROGRESS") == len(kinds) - 2 - scans >= 2
         assert {aggregate for _, aggregate, _ in query.notified} == {INITIAL}
         # A start that finds the snapshot ended tells so once, with its first batch.
         before = len(query.notified)
