@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import Any
 
 import bson
@@ -38,6 +39,7 @@ from spark_sink.stream.retries import Retries, is_transient
 
 _INT = struct.Struct("<i")
 _FIRST_FIELD = 4  # behind the document's size
+_NOTHING = slice(0)
 
 
 class KeyFinder:
@@ -54,19 +56,15 @@ class KeyFinder:
         self._paths = paths
         self._wanted = frozenset(path.partition(b".")[0] for path in (*paths, b"_id"))
         self._has_places = not any(b"." in path for path in paths)
-        self._heads: list[tuple[int, int, bytes]] = []
-        self._elements: list[slice] = []
+        self._heads: tuple[bytes, ...] = (b"no document has this",)
+        self._heads_of: Callable[[bytes], tuple[bytes, ...]] = itemgetter(_NOTHING, _NOTHING)
+        self._values_of = self._heads_of
         self._size = b""
 
     def __call__(self, raw: bytes) -> bytes:
         """Return the document key. Raises InvalidBSON."""
-        for start, stop, head in self._heads:
-            if raw[start:stop] != head:
-                break
-        else:
-            if self._heads:
-                values = b"".join([raw[element] for element in self._elements])
-                return self._size + values + b"\0"
+        if self._heads_of(raw) == self._heads:
+            return self._size + b"".join(self._values_of(raw)) + b"\0"
         return self._search(raw)
 
     def _search(self, raw: bytes) -> bytes:
@@ -78,8 +76,7 @@ class KeyFinder:
 
     def _remember(self, raw: bytes, fields: dict[bytes, Slice]) -> None:
         """Store the offsets of the fields, and the bytes that the next document must have there."""
-        self._heads = []
-        heads: list[tuple[int, int, bytes]] = []
+        heads: list[tuple[slice, bytes]] = [(_NOTHING, b"")]
         elements: dict[bytes, slice] = {}
         position = _FIRST_FIELD
         for name, (kind, value) in fields.items():
@@ -89,14 +86,16 @@ class KeyFinder:
                 head += value[:4]
             elif kind not in FIXED:
                 return
-            heads.append((position, position + len(head), head))
+            heads.append((slice(position, position + len(head)), head))
             elements[name] = slice(position, end)
             position = end
-        if any(raw[start:stop] != head for start, stop, head in heads):
+        if any(raw[where] != head for where, head in heads):
             return  # a name occurs twice
-        self._heads = heads
-        self._elements = [elements[path] for path in self._paths]
-        self._size = _INT.pack(sum(each.stop - each.start for each in self._elements) + 5)
+        chosen = [elements[path] for path in self._paths]
+        self._heads = tuple(head for _, head in heads)
+        self._heads_of = itemgetter(*(where for where, _ in heads))
+        self._values_of = itemgetter(_NOTHING, *chosen)
+        self._size = _INT.pack(sum(each.stop - each.start for each in chosen) + 5)
 
 
 class DocumentEvents:
@@ -121,27 +120,22 @@ class DocumentEvents:
         self._around = len(self._head) + len(self._names) + 5  # the size, and the closing zero
         self._keys = KeyFinder(collection.key)
 
-    def run(
-        self,
-        documents: Sequence[bytes],
-        seen: set[bytes],
-        recent: Container[bytes] = frozenset(),
-        before: Container[bytes] = frozenset(),
-    ) -> Run:
-        """Return the events of the documents whose keys are in none of these; add them to `seen`.
+    def run(self, documents: Sequence[bytes], seen: set[bytes], *others: Set[bytes]) -> Run:
+        """Return the events of documents whose keys are in none of the sets; add them to `seen`.
 
         Two shards may have documents with the same `_id`, which differ in the shard key.
         """
-        events = []
+        found = dict(zip(map(self._keys, documents), documents, strict=True))
+        keys = found.keys()
+        for each in (seen, *others):
+            if not keys.isdisjoint(each):
+                found = {key: raw for key, raw in found.items() if key not in each}
+        seen.update(keys)
         head, names, around, pack = self._head, self._names, self._around, _INT.pack
-        for raw in documents:
-            key = self._keys(raw)
-            if key not in seen:
-                seen.add(key)
-                if key in recent or key in before:
-                    continue
-                size = pack(around + len(raw) + len(key))
-                events.append(b"".join((size, head, raw, names, key, b"\0")))
+        events = [
+            b"".join((pack(around + len(raw) + len(key)), head, raw, names, key, b"\0"))
+            for key, raw in found.items()
+        ]
         return Run([self._token] * len(events), events)
 
 
