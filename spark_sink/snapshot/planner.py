@@ -270,7 +270,7 @@ class SnapshotPlanner:
         name = collection.name
         rows, size = self._stats(collection.database, name)
         if not rows:  # it may have another name now
-            name = self.name_now(collection) or name
+            name = current_name(self._client, collection) or name
             rows, size = self._stats(collection.database, name)
         weight = rows / self._rows if self._rows is not None else size / CHUNK_BYTES
         found = _Sample(lower, rows, max(weight, _COLLECTION_BYTES / CHUNK_BYTES))
@@ -329,10 +329,6 @@ class SnapshotPlanner:
             reason = (error.details or {}).get("errmsg", "")
             return f"cannot read {collection}: {reason}"[:MESSAGE_LIMIT]
         return None
-
-    def name_now(self, collection: Collection) -> str | None:
-        """Return the current name of a collection; None if it was dropped."""
-        return current_name(self._client, collection)
 
     def _list(self) -> None:
         """Find the collections of the scope, with their shard keys."""

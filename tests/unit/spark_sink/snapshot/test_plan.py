@@ -161,12 +161,19 @@ def test_a_rest_without_a_sample_is_read() -> None:
     assert planner.next_batch(plan).ended
 
 
+def test_without_the_right_to_statistics_the_documents_are_counted() -> None:
+    servers = Servers({"c": Stub(2 * _MILLION)}, stats=False)
+    tasks = next(batches(SnapshotPlanner(servers, Scope("d"), 8)))  # type: ignore[arg-type]
+    assert len(tasks) == 8
+    assert max(sizes(servers, tasks)) <= 2 * median(sizes(servers, tasks))
+
+
 def test_ten_thousand_million_documents_need_no_plan_of_all() -> None:
     stub = Stub(10**10, lambda n: ObjectId(f"{n:024x}"), lambda key: int(str(key), 16))
     servers = Servers({"c": stub})
-    for cores in (2, 1000):
+    for cores, number in ((2, 2), (1000, 1)):
         planner = SnapshotPlanner(servers, Scope("d"), 2 * cores)  # type: ignore[arg-type]
-        for tasks in batches(planner, 2):
+        for tasks in batches(planner, number):
             assert len(tasks) >= 2 * cores * 0.9
             assert max(sizes(servers, tasks)) <= 2 * CHUNK_BYTES
     kept = sum(len(each.keys) for each in planner._samples.values())
