@@ -52,39 +52,6 @@ def rename(shop: Shop, name: str, to: str) -> None:
     shop.client.admin.command("renameCollection", source, to=target, dropTarget=True)
 
 
-@pytest.mark.parametrize("excludes", [False, True])
-def test_a_collection_that_a_rename_replaces_is_read_again(
-    excludes: bool, tmp_path: Path, shop: Shop, spark: SparkSession
-) -> None:
-    names, options = ["orders", "items"], {}
-    if excludes:
-        names, options = [""], {"collection.exclude.list": f"{shop.database}[.](staging|built)"}
-    shop.insert(10)
-    fill(shop, "items", 0)
-    assert follow(spark, shop, tmp_path, *names, **options) == NO_DIFFERENCE
-    items = shop.client[shop.database].items
-    fill(shop, "staging", 3, 20)
-    rename(shop, "staging", "items")
-    items.update_one({"_id": 22}, {"$set": {"n": 1}})  # which no event has brought
-    items.update_one({"_id": 4}, {"$set": {"n": 1}})  # which had another document
-    items.delete_one({"_id": 5})
-    assert follow(spark, shop, tmp_path, *names, **options) == NO_DIFFERENCE
-    assert len(keys_in(tmp_path, "items")) == 19
-    assert rows_of(tmp_path, "quarantine") == []
-    # A rename within the scope, of a collection that no rename has brought, and back.
-    rename(shop, "items", "built")
-    shop.client[shop.database].built.update_many({}, {"$set": {"n": 2}})
-    rename(shop, "built", "items")
-    items.update_many({}, {"$inc": {"n": 1}})
-    items.drop()
-    fill(shop, "items", 50)
-    assert follow(spark, shop, tmp_path, *names, **options) == NO_DIFFERENCE
-    assert len(keys_in(tmp_path, "items")) == 5
-    assert rows_of(tmp_path, "quarantine") == []
-    told = [row for row in rows_of(tmp_path, "notifications") if row["id"].startswith("again-")]
-    assert [row["type"] for row in told].count("STARTED") == 2
-
-
 def test_a_moved_database_and_other_shard_keys_leave_the_tables_right(
     tmp_path: Path, shop: Shop, spark: SparkSession, cluster: TestCluster
 ) -> None:
@@ -128,37 +95,6 @@ def _reshard(cluster: RealCluster, shop: Shop, namespace: str) -> None:
     with pymongo.MongoClient(cluster.configdb.partition("/")[2]) as config:
         config.admin.command("setParameter", 1, reshardingMinimumOperationDurationMillis=0)
     shop.client.admin.command("reshardCollection", namespace, key={"n": 1}, numInitialChunks=1)
-
-
-def test_a_job_goes_on_with_more_or_fewer_collections(
-    tmp_path: Path, shop: Shop, spark: SparkSession
-) -> None:
-    database = shop.client[shop.database]
-    shop.insert(10)
-    for name in ("items", "later", "lost"):
-        fill(shop, name, 0)
-    assert follow(spark, shop, tmp_path, "orders", "lost") == NO_DIFFERENCE
-    checkpoint = JobFolder(str(tmp_path)).query()
-    shop.insert(10)
-    database.later.update_many({}, {"$set": {"n": 1}})  # the scope does not have it yet
-    database.lost.delete_one({"_id": 0})  # the scope no longer has it
-    assert follow(spark, shop, tmp_path, "orders", "later") == NO_DIFFERENCE
-    database.later.update_many({}, {"$set": {"n": 2}})
-    database.lost.delete_one({"_id": 1})  # which nobody reads any more
-    assert follow(spark, shop, tmp_path, "orders", "later") == NO_DIFFERENCE
-    assert len(keys_in(tmp_path, "later")) == 5
-    assert len(keys_in(tmp_path, "lost")) == 5
-    # The whole database, with a collection that was dropped while the scope did not have it.
-    database.lost.drop()
-    fill(shop, "new", 0)
-    assert follow(spark, shop, tmp_path, "") == NO_DIFFERENCE
-    database.items.update_many({}, {"$set": {"n": 3}})
-    assert follow(spark, shop, tmp_path, "") == NO_DIFFERENCE
-    assert {row["collection"] for row in rows_of(tmp_path, "current")} == {
-        "orders", "items", "later", "new",
-    }  # fmt: skip
-    assert JobFolder(str(tmp_path)).query() == checkpoint
-    assert rows_of(tmp_path, "quarantine") == []
 
 
 def test_a_job_is_set_to_a_later_position(tmp_path: Path, shop: Shop, spark: SparkSession) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import shutil
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -27,7 +25,6 @@ from spark_sink.sink.changes import (
 from tests.doubles.event_history import event_token
 from tests.spark.conftest import Shop
 from tests.spark.test_current_tables import change_at_random
-from tests.spark.test_exactly_once import Query
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
@@ -149,34 +146,6 @@ def test_rows_of_other_origin_are_written_by_key_and_token(spark: SparkSession, 
             uri=shop.uri, database=shop.database, collection="copy"
         ).save()
     assert "the sink requires the column token" in str(caught.value)
-
-
-@pytest.mark.timeout(900)
-def test_a_query_that_is_killed_while_it_writes_leaves_an_equal_copy(
-    tmp_path: Path, shop: Shop
-) -> None:
-    chance = random.Random(5)
-    shop.insert(1000)
-    query = Query(shop, tmp_path)
-    copy = shop.client[shop.database].copy
-    try:
-        for _ in range(2):
-            query.start("sink")
-            known = copy.count_documents({})
-
-            def writes(known: int = known) -> bool:
-                return copy.count_documents({}) > known
-
-            query.wait_for(writes)  # in the middle of a batch
-            query.kill()
-            shop.insert(1000)
-            change_at_random(shop, chance.randrange(1000), 100)
-        query.start("sink")
-        query.wait_for(lambda: copied(shop) == orders(shop))
-    finally:
-        query.kill()
-    assert copied(shop) == orders(shop)
-    shutil.rmtree(tmp_path / "checkpoint")
 
 
 def token(second: int, tick: int = 1) -> str:

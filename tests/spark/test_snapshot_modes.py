@@ -99,20 +99,8 @@ def test_a_mode_can_be_configured_by_options(true: list[str], policy: SnapshotPo
         ({"snapshot.delay.ms": "soon"}, "must be a number of milliseconds, not 'soon'"),
         ({"snapshot.include.collection.list": "("}, "is not a regular expression"),
         (
-            {"snapshotMode": "custom", "snapshot.mode.custom.name": "a:b", "resumeAfter": "1"},
-            "not a resume token",
-        ),
-        (
             {"snapshotMode": "custom", "snapshot.mode.custom.name": "a:b", "startAfter": "82"},
             "not a resume token",
-        ),
-        (
-            {
-                "snapshotMode": "custom",
-                "snapshot.mode.custom.name": "a:b",
-                "startAtOperationTime": "5",
-            },
-            "a snapshot fixes",
         ),
     ],
 )
@@ -218,22 +206,6 @@ def test_a_custom_mode_decides_at_each_start(shop: Shop) -> None:
     with batches(options, query.offset) as again:
         again.until(lambda: "snapshotEnd" in again.kinds(), "the snapshot")
         assert numbers(again, "r") == list(range(25))
-
-
-def test_a_mode_of_options_reads_documents_and_no_events(shop: Shop) -> None:
-    shop.insert(20)
-    mode = {"snapshot.mode": "configuration_based", f"{BASED}.snapshot.data": "true"}
-    with batches(given(shop) | mode) as query:
-        query.until(lambda: "snapshotEnd" in query.kinds(), "the snapshot")
-        shop.insert(5)
-        assert query.next() == []
-        assert numbers(query, "r") == list(range(20))
-
-
-def test_no_snapshot_begins_before_the_end_of_its_delay(shop: Shop) -> None:
-    with batches(given(shop, snapshot_mode="initial", snapshot_delay_ms="3600000")) as query:
-        assert query.next() == []
-        assert query.offset == query.reader.initialOffset()
 
 
 def test_a_snapshot_without_collections_has_no_end_row() -> None:

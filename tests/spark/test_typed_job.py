@@ -124,61 +124,6 @@ def test_columns_follow_the_documents_of_a_job(
     assert found[1:] == [{**place, "difference": "columns", "fields": ["total"]}]
 
 
-def test_typed_tables_of_one_time_and_from_bronze(
-    tmp_path: Path, shop: Shop, spark: SparkSession
-) -> None:
-    form = {"schema": "infer", "deletes": "soft"}
-    folder, where = tmp_path / "job", JobFolder(str(tmp_path / "job"))
-    shop.insert(10)
-    run_once(spark, shop, folder, **form)
-    shop.orders.update_one({"_id": 1, "customer": 1}, {"$set": {"place": {"x": 1}}})
-    shop.orders.delete_one({"_id": 2, "customer": 2})
-    run_once(spark, shop, folder, **form)  # the stream has passed the reads of the snapshot
-    shop.orders.update_one({"_id": 3, "customer": 3}, {"$set": {"total": 2.5}})
-    time = shop.now()
-    before = contents(rows_of(folder), total=float)
-    shop.orders.update_one({"_id": 4, "customer": 4}, {"$set": {"place.y": "new"}})
-    shop.orders.delete_one({"_id": 5, "customer": 5})
-    shop.orders.insert_one({"_id": 2, "customer": 2, "total": 7})
-    run_once(spark, shop, folder, **form)
-    shop.insert(1)
-    run_once(spark, shop, folder, **form)
-    before[3] = {**before[3], "total": 2.5}
-
-    found = read_at(spark, str(folder), f"{time.time},{time.inc}")["current"]
-    assert found.columns == CurrentTable.existing(str(folder / "current")).read(spark).columns
-    rows = {row["_id"]: row.asDict(recursive=True) for row in found.collect()}
-    assert contents(rows) == before
-    assert [number for number, row in rows.items() if row["_deleted"]] == [2]
-
-    made = rebuilding.rebuild_at(spark, where, time, str(tmp_path / "restored"))
-    assert contents(rows_of(tmp_path / "restored")) == before
-    assert made.count() == 10
-
-    # A table that is lost is made again, and the job goes on with it.
-    newest = contents(rows_of(folder))
-    shutil.rmtree(folder / "current")
-    rebuilding.rebuild_current(spark, where)
-    assert contents(rows_of(folder)) == newest
-    shop.orders.update_one({"_id": 6, "customer": 6}, {"$set": {"later": True}})
-    run_once(spark, shop, folder, **form)
-    assert rows_of(folder)[6]["later"] is True
-    assert differences(spark, shop, folder) == {"bronze": set(), "current": set()}
-
-
-def contents(rows: dict[int, dict[str, Any]], **kinds: type) -> dict[int, dict[str, Any]]:
-    """The values of the documents' own fields, without nulls, and whether they are deleted."""
-    found = {}
-    for number, row in rows.items():
-        fields = {name: each for name, each in row.items() if name[0] != "_" or name == "_deleted"}
-        fields = {name: kinds.get(name, lambda each: each)(each) for name, each in fields.items()}
-        place = {name: each for name, each in (row.get("place") or {}).items() if each}
-        fields["place"] = place or None
-        fields.pop("keyRange", None)
-        found[number] = {name: each for name, each in fields.items() if each is not None}
-    return found
-
-
 @pytest.mark.usefixtures("spark")
 def test_a_schema_is_checked() -> None:
     form = table_form(JobRecord(schema="total DECIMAL(10,2) NOT NULL, tags ARRAY<STRING>"))
@@ -204,7 +149,7 @@ NAMES = (
 """Names of fields that a parser of SQL, of Delta or of Parquet reads as something else."""
 
 
-@pytest.mark.parametrize("kind", ["infer", "flatten", "file", "file, flatten", "typed source"])
+@pytest.mark.parametrize("kind", ["infer", "file, flatten", "typed source"])
 def test_any_name_of_a_field_may_be_in_a_typed_table(
     tmp_path: Path, shop: Shop, spark: SparkSession, kind: str
 ) -> None:

@@ -16,17 +16,13 @@ from deltalake import DeltaTable
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from spark_sink.batches.read_task import ReadTask
-from spark_sink.debezium import to_debezium
 from spark_sink.errors import HistoryLostError
-from spark_sink.events.positions import AtTime, Token
+from spark_sink.events.positions import AtTime
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.rebuilding import leave_out_lost, restore_checkpoint, seek
 from spark_sink.jobs.tables_job import TablesJob, namespace_options, take_over
-from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.state import SignalState
 from spark_sink.source.offsets import Offset
-from spark_sink.source.tasks import read_task
 from spark_sink.tables.current_table import CurrentTable
 from tests.harness.clusters import on_real_servers, start_real_cluster
 from tests.harness.routers import start_router
@@ -126,70 +122,6 @@ def test_an_event_that_cannot_be_read_goes_to_the_quarantine(
     run_once(spark, shop, tmp_path, **TOLERANT)
     assert number in current(spark, tmp_path)
     assert differences(spark, shop, tmp_path) == {"bronze": set(), "current": set()}
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"documents": "raw"},
-        {"documents": "typed", "documentSchema": "_id INT, s STRING", **TOLERANT},
-        {"jsonFormat": "canonical", **TOLERANT},
-    ],
-    ids=str,
-)
-def test_documents_that_cannot_be_read_in_every_form(
-    tmp_path: Path, shop: Shop, spark: SparkSession, options: dict[str, str]
-) -> None:
-    insert_odd(shop)
-    numbers = {insert_unreadable(shop)}
-    run_once(spark, shop, tmp_path, **options)
-    numbers.add(insert_unreadable(shop))
-    insert_odd(shop)
-    run_once(spark, shop, tmp_path, **options)
-    assert current(spark, tmp_path) == set(range(shop.written)) - numbers
-    assert len(rows_of(tmp_path, "quarantine")) == 2
-    assert differences(spark, shop, tmp_path) == {"bronze": set(), "current": set()}
-
-
-def test_a_batch_planned_before_large_events_are_split_has_the_same_events(shop: Shop) -> None:
-    with pymongo.MongoClient[RawBSONDocument](shop.uri, document_class=RawBSONDocument) as client:
-        with client[shop.database].watch() as stream:
-            shop.insert(20)
-            tokens = [stream.next()["_id"] for _ in range(20)]
-        begin, middle, end = (Token({"_data": tokens[at]["_data"]}) for at in (4, 9, 19))
-    read = {}
-    for tolerance in ("none", "all"):
-        given = {"uri": shop.uri, "database": shop.database, "errors.tolerance": tolerance}
-        options = parse_options(given)
-        for shard in (None, *(f"shard{number}" for number in range(2))):
-            parts = [
-                [row for batch in read_task(ReadTask(start, stop, shard), options)
-                 for row in batch["documentKey"].to_pylist()]
-                for start, stop in ((begin, middle), (middle, end))
-            ]  # fmt: skip
-            read[tolerance, shard] = parts
-    assert [len(each) for each in read["none", None]] == [5, 10]
-    for shard in (None, "shard0", "shard1"):
-        assert read["none", shard] == read["all", shard]
-
-
-def test_a_job_without_a_current_table_has_a_quarantine(
-    tmp_path: Path, shop: Shop, spark: SparkSession
-) -> None:
-    insert_odd(shop)
-    number = insert_unreadable(shop)
-    run_once(spark, shop, tmp_path, tables=("bronze",), **TOLERANT)
-    [row] = DeltaTable(tmp_path / "quarantine").to_pyarrow_table().to_pylist()
-    assert json.loads(row["key"])["_id"] == number
-    assert row["problem"]
-
-
-def test_messages_leave_out_what_cannot_be_read(shop: Shop, spark: SparkSession) -> None:
-    insert_odd(shop)
-    insert_unreadable(shop)
-    options = {"uri": shop.uri, "database": shop.database, "mode": "snapshot", **TOLERANT}
-    rows = spark.read.format("mergerouter").options(**options).load()
-    assert to_debezium(rows, "p").count() == len(ODD)
 
 
 def test_rows_from_before_large_events_are_split_are_verified(

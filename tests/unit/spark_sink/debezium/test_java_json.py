@@ -126,7 +126,7 @@ def test_documents_are_what_pymongo_writes_but_for_spaces_and_numbers(document: 
     )
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(st.lists(documents, max_size=4), st.integers(1, 40))
 def test_many_documents_have_the_texts_of_each(different: list[Any], copies: int) -> None:
     uniform = [
