@@ -106,10 +106,9 @@ def batch_progress(
 
 
 def _share(plan: SnapshotPlan) -> float:
-    """Return how much of a snapshot is done; a collection that waits counts as one chunk."""
-    left = len(plan.waiting) + (0 if plan.current is None else len(plan.bounds) + 1)
-    done = plan.progress.chunks_planned
-    return done / max(1, done + left)
+    """Return how much of a snapshot is planned; each collection counts the same."""
+    done = plan.progress
+    return (done.collections_planned + done.share) / max(1, done.collections)
 
 
 def _offset(progress: Mapping[str, Any]) -> Offset | None:

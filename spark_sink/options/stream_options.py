@@ -161,11 +161,6 @@ class StreamOptions:
         return min(self.idle_advance_seconds, self.heartbeat_interval or math.inf)
 
     @property
-    def rows_per_chunk(self) -> int:
-        """About how many documents a task of a snapshot reads."""
-        return self.snapshot.chunk_rows or max(1, self.max_events_per_trigger // 4)
-
-    @property
     def lacks_snapshot_filters(self) -> bool:
         """Whether the pipeline filters events, and no option filters a snapshot's documents."""
         return self.snapshot.filters is None and not all(map(_splits, self.pipeline))

@@ -29,7 +29,8 @@ pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 def query_of(shop: Shop, folder: Path, **options: str) -> TableQuery:
     """A query with signals from the folder."""
     given = {"uri": shop.uri, "database": shop.database, "signalFolder": str(folder)}
-    parsed = parse_options({**given, "snapshotChunkRows": "20", **options})
+    sizes = {"snapshotChunkRows": "20", "snapshotTasks": "2"}
+    parsed = parse_options({**given, **sizes, **options})
     return TableQuery(parsed, str(folder / "table"), begun=shop.created.time)
 
 
@@ -87,17 +88,18 @@ INITIAL = "Initial Snapshot"
 def test_an_initial_snapshot_is_notified_once_despite_kills(shop: Shop, tmp_path: Path) -> None:
     shop.insert(60)
     shop.client[shop.database].items.insert_many([{"_id": number} for number in range(10)])
-    query = query_of(shop, tmp_path, snapshotMode="initial", maxEventsPerTrigger="40")
+    query = query_of(shop, tmp_path, snapshotMode="initial")
     try:
         while "snapshotEnd" not in query.operations:
             query.batch(killed=True)
         [identifier] = {name for name, _, _ in query.notified}
         kinds = [kind for _, _, kind in query.notified]
         assert (kinds[0], kinds[-1]) == ("STARTED", "COMPLETED")
-        assert [kinds.count(each) for each in ("STARTED", "TABLE_SCAN_COMPLETED", "COMPLETED")] == [
-            1, 2, 1,
-        ]  # fmt: skip
-        assert kinds.count("IN_PROGRESS") == len(kinds) - 4 >= 2
+        # Both collections may end with one batch, by the order of their UUIDs.
+        scans = kinds.count("TABLE_SCAN_COMPLETED")
+        assert (kinds.count("STARTED"), kinds.count("COMPLETED")) == (1, 1)
+        assert scans in (1, 2)
+        assert kinds.count("IN_PROGRESS") == len(kinds) - 2 - scans >= 2
         assert {aggregate for _, aggregate, _ in query.notified} == {INITIAL}
         # A start that finds the snapshot ended tells so once, with its first batch.
         before = len(query.notified)

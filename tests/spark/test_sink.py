@@ -47,7 +47,7 @@ def orders(shop: Shop) -> dict[Any, dict[str, Any]]:
 
 def run(spark: SparkSession, shop: Shop, checkpoint: Path, **options: str) -> None:
     """Copy the orders up to the present."""
-    source = {"snapshotMode": "initial", "maxEventsPerTrigger": "60"}
+    source = {"snapshotMode": "initial", "snapshotChunkRows": "20"}
     source |= {name: text for name, text in options.items() if name in ("fullDocument",)}
     sink = {name: text for name, text in options.items() if name not in source}
     events = spark.readStream.format("mergerouter").options(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from bson.timestamp import Timestamp
@@ -19,7 +19,7 @@ from spark_sink.options.snapshot_options import (
     SnapshotPolicy,
 )
 from spark_sink.options.stream_options import parse_options
-from spark_sink.snapshot.plan import Chunk, Collection, SnapshotPlan
+from spark_sink.snapshot.plan import SnapshotPlan
 from spark_sink.snapshot.planner import SnapshotDecision
 from spark_sink.source.tasks import SnapshotEnd, snapshot_tasks
 from spark_sink.tables.prepare import ddl_event_of
@@ -33,7 +33,7 @@ URI = "mongodb://127.0.0.1:27020"
 BASED = "snapshot.mode.configuration.based"
 CUSTOM = "tests.spark.snapshot_choices"
 POSITION = AtTime(Timestamp(100, 1))
-UNFINISHED = SnapshotPlan(Timestamp(99, 1), current=Chunk(Collection("db", "c")))
+UNFINISHED = SnapshotPlan(Timestamp(99, 1))
 
 
 def parsed(**options: str) -> SnapshotOptions:
@@ -209,11 +209,12 @@ def test_a_custom_mode_decides_at_each_start(shop: Shop) -> None:
 
 
 def test_a_snapshot_without_collections_has_no_end_row() -> None:
-    options = parse_options({"uri": URI})
-    plan = SnapshotPlan(Timestamp(100, 1), ended=True)
-    for only, ends in ((None, [()]), ((("db", "c"),), [(("db", "c"),)]), ((), [])):
-        written = from_json(SnapshotPlan, to_json(replace(plan, only=only)))
-        tasks = snapshot_tasks(written, options)
+    plan = from_json(SnapshotPlan, to_json(SnapshotPlan(Timestamp(100, 1), end=None, ended=True)))
+    lists = {"snapshot.include.collection.list": "db.*"}
+    for given, found, ends in (({}, [], [()]), (lists, [("db", "c")], [(("db", "c"),)]),
+                               (lists, [], [])):  # fmt: skip
+        options, planner = parse_options({"uri": URI, **given}), Mock(names=lambda _, f=found: f)
+        tasks = snapshot_tasks(plan, options, planner)
         assert [task.collections for task in tasks if isinstance(task, SnapshotEnd)] == ends
 
 

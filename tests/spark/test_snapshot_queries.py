@@ -14,7 +14,6 @@ from spark_sink.batches.batch_planner import BatchPlanner
 from spark_sink.errors import HistoryLostError
 from spark_sink.events.positions import AtTime
 from spark_sink.options.stream_options import parse_options
-from spark_sink.snapshot.reader import SnapshotTask
 from spark_sink.source.offsets import Offset
 from spark_sink.source.stream_reader import MergerouterStreamReader
 from spark_sink.source.tasks import SnapshotEnd
@@ -93,7 +92,7 @@ def test_a_lost_history_is_replaced_by_a_snapshot_if_an_option_says_so(
             reader.latestOffset(last, ReadAllAvailable())  # and not snapshots for ever
     finally:
         reader.stop()
-    assert [type(partition.value) for partition in parts] == [SnapshotTask, SnapshotEnd]
+    assert [type(partition.value) for partition in parts] == [tuple, SnapshotEnd]
     reader = MergerouterStreamReader(chosen, 0.0)
     try:
         assert Offset.read(reader.latestOffset(last, ReadAllAvailable())).running is not None
