@@ -195,8 +195,9 @@ ROWS: Final = (
         "targets.*.failing", ["shard"]),
     Row(_GAUGE, "member_buffered_bytes", "Memory of events not read by clients yet.",
         "targets.*.bufferedBytes", ["shard"]),
-    Row(_GAUGE, "replica_set_up", "Whether the primary of the replica set answers: 1 or 0.",
-        "checks.*.answers", ["shard"]),
+    Row(_GAUGE, "replica_set_up",
+        "Whether the primary of the replica set answers, and lets the router read: 1 or 0.",
+        "checks.*.usable", ["shard"]),
     Row(
         _GAUGE,
         "oplog_oldest_timestamp_seconds",

@@ -79,8 +79,8 @@ class RouterStatus:
         ]
 
     def shard_problems(self) -> list[str]:
-        """Return a line for each shard that does not answer."""
-        return [line for line, check in self._failed() if _is_shard(check)]
+        """Return a line for each shard that cannot be read."""
+        return [line for line, check in self._failed() if not check["serves"] and _is_shard(check)]
 
     def warnings(self) -> list[str]:
         """Return the problems in spite of which clients can be served."""

@@ -255,8 +255,8 @@ def seek(folder: JobFolder, to: str) -> str:
     events. So a seek may be corrected until the job has been started.
 
     Args:
-        to: a cluster time, or a token. The events at the time are read; those at the token's
-            cluster time are not.
+        to: a cluster time, or a token, of which its cluster time counts. All events at the time are
+            read: a transaction, and from MongoDB 8.0 on an insertMany, has many of one time.
 
     Raises OptionError if `to` is no position, lies in the future by the clock of this machine, or
     if the job cannot be set there.
@@ -370,13 +370,10 @@ def _note_end(folder: JobFolder, number: int, offset: Mapping[str, Any]) -> None
 def _position(text: str) -> AtTime:
     for parse in (cluster_time_position, resume_token):
         try:
-            found: Position = parse(text)
+            found: Token | AtTime = parse(text)
         except ValueError:
             continue
-        if isinstance(found, Token):
-            return after(found.cluster_time)
-        assert isinstance(found, AtTime)
-        return found
+        return AtTime(found.cluster_time) if isinstance(found, Token) else found
     raise OptionError(
         f"--to: must be a time such as 2026-01-31T12:00:00Z or a resume token, not {text!r}"
     )

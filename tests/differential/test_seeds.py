@@ -6,7 +6,6 @@ from itertools import product
 from random import Random
 from typing import Any
 
-import pymongo
 import pytest
 from pymongo import AsyncMongoClient
 
@@ -14,7 +13,7 @@ from tests.differential import backlog
 from tests.differential.seeds import Clients, Outcome, Servers, run_all
 from tests.differential.servers import WAYS, routed
 from tests.differential.workload import CREATE_OPTIONS, PLAIN, THEMES
-from tests.harness.clusters import RealCluster, start_real_cluster
+from tests.harness.clusters import Client, RealCluster, start_real_cluster
 
 SEEDS = range(1, 21)
 """Each theme of a workload with each way of sharing."""
@@ -32,7 +31,7 @@ def cluster() -> Iterator[RealCluster]:
 def test_the_router_returns_what_mongos_returns(cluster: RealCluster) -> None:
     with routed(cluster.mongos, cluster.configdb, cluster.shards) as servers:
         outcomes = asyncio.run(_run(servers))
-        with pymongo.MongoClient[dict[str, Any]](port=servers.routers["moving"]) as client:
+        with Client(port=servers.routers["moving"]) as client:
             moves = client.admin.command("serverStatus")["mergerouter"]["moves"]
     found = [
         f"seed {each.seed} ({each.theme}, sharing {each.sharing}): {text}"

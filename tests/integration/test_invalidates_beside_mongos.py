@@ -1,36 +1,14 @@
-"""After an invalidate, a real mongos and the router give the same events up to the same end."""
+"""A shared stream after an invalidate, beside a real mongos's.
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+The differential test's workload "incarnations" has streams after invalidates of all kinds.
+"""
 
-import pytest
+from typing import Any
 
 from tests.conformance.streams import Event, Stream, now
 from tests.harness.clusters import Client, start_real_cluster
 from tests.harness.routers import start_router
 from tests.harness.server_settings import ServerSettings
-
-INSERTS: list[Any] = [{"$match": {"operationType": "insert"}}]
-DROPS: list[Any] = [{"$match": {"operationType": "drop"}}]
-NOT_THERE: list[Any] = [{"$match": {"documentKey._id": "nowhere"}}]
-
-
-class Pair(NamedTuple):
-    """Clients of a mongos and of a router."""
-
-    mongos: Client
-    router: Client
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Pair]:
-    with (
-        start_real_cluster(2, noop_interval=1) as cluster,
-        start_router(cluster.configdb, cluster.mongos_uri) as router,
-        Client(cluster.mongos_uri) as mongos,
-        Client(router.uri) as client,
-    ):
-        yield Pair(mongos, client)
 
 
 def to_the_end(client: Client, database: str, options: Any, stages: Any = None) -> list[Event]:
@@ -48,13 +26,6 @@ def after_a_drop(client: Client, database: str, shard: str = "shard0") -> Event:
     return to_the_end(client, database, {"startAtOperationTime": start})[-1]
 
 
-def moved(client: Client, database: str) -> None:
-    """Make the collection on shard1."""
-    client.drop_database(database)
-    client.admin.command("enableSharding", database, primaryShard="shard1")
-    client[database].create_collection("c")
-
-
 def sharded(client: Client, database: str, collection: str = "c") -> None:
     """Make the collection on both shards."""
     name = f"{database}.{collection}"
@@ -62,44 +33,6 @@ def sharded(client: Client, database: str, collection: str = "c") -> None:
     client.admin.command("split", name, middle={"_id": 10})
     for at, shard in ((1, "shard0"), (10, "shard1")):
         client.admin.command("moveChunk", name, find={"_id": at}, to=shard)
-
-
-@pytest.mark.parametrize("expanded", [False, True])
-@pytest.mark.parametrize("writes", [True, False])
-@pytest.mark.parametrize("made", [moved, sharded])
-def test_later_incarnations_end_the_stream_at_the_same_event(
-    pair: Pair, made: Any, writes: bool, expanded: bool
-) -> None:
-    database = f"{made.__name__}_{writes}_{expanded}"
-    token = after_a_drop(pair.mongos, database)
-    for number in range(3):
-        made(pair.mongos, database)
-        if writes or number:
-            pair.mongos[database].c.insert_many([{"_id": 1}, {"_id": 11}])
-        pair.mongos[database].c.drop()
-    options = {"startAfter": token, "showExpandedEvents": expanded}
-    for stages in ([], INSERTS, DROPS, NOT_THERE):
-        expected = to_the_end(pair.mongos, database, options, stages)
-        assert to_the_end(pair.router, database, options, stages) == expected
-
-
-@pytest.mark.parametrize("shard", ["shard0", "shard1"])
-def test_one_token_may_end_the_stream_of_one_shard_and_not_of_the_other(
-    pair: Pair, shard: str
-) -> None:
-    """A rename puts a collection of both shards in the place of one that ``shard`` alone had."""
-    database = f"replaced_on_{shard}"
-    token = after_a_drop(pair.mongos, database, shard)
-    documents = pair.mongos[database]
-    documents.c.insert_one({"_id": 1})
-    sharded(pair.mongos, database, "new")
-    documents.new.rename("c", dropTarget=True)
-    for stages in ([], INSERTS, DROPS, NOT_THERE):
-        options = {"startAfter": token}
-        expected, found = (to_the_end(each, database, options, stages) for each in pair)
-        assert found[-1] == expected[-1] != token
-        # The order of events with equal tokens depends on which shard answers first.
-        assert sorted(found, key=str) == sorted(expected, key=str)
 
 
 def test_a_slow_client_after_an_invalidate_needs_no_oplog_of_that_time() -> None:

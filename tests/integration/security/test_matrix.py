@@ -5,10 +5,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import pymongo
 import pytest
 
-from tests.harness.clusters import start_cluster
+from tests.harness.clusters import Client, start_cluster
 from tests.harness.routers import start_router
 from tests.harness.server_settings import ServerSettings
 from tests.integration.security.clients import Servers, client, start_routers
@@ -34,7 +33,7 @@ def servers(key_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def addresses(servers: Servers, key_file: Path) -> Iterator[dict[str, str]]:
     """The addresses of a mongos and of routers, on a cluster with all users."""
     secured = servers.cluster
-    admin = pymongo.MongoClient[dict[str, Any]](secured.mongos_uri).admin
+    admin = Client(secured.mongos_uri).admin
     for name, privileges in ROLES.items():
         admin.command("createRole", name, privileges=privileges, roles=[])
         admin.command("createUser", name, pwd=name, roles=[name])
@@ -61,7 +60,7 @@ def test_each_command_gets_mongos_s_answer(addresses: dict[str, str], user: str 
         clients = {
             name: owned.enter_context(client(address, user)) for name, address in addresses.items()
         }
-        with pymongo.MongoClient[dict[str, Any]](f"mongodb://root:root@{addresses['mongos']}") as r:
+        with Client(f"mongodb://root:root@{addresses['mongos']}") as r:
             commands = commands_of(r)
         mongos = clients.pop("mongos")
         differences = []

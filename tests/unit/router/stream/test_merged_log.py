@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.memory import weight
 from router.stream.event_log import ELEMENT_OVERHEAD, EventLog, cut
 from router.stream.merger import Block
-from router.stream.remote_queue import weight
 from router.stream_settings import DEFAULT_BLOCK_SIZES
 
 JOIN_BYTES = DEFAULT_BLOCK_SIZES.join_bytes

@@ -5,7 +5,8 @@ from random import Random
 import pytest
 from bson.timestamp import Timestamp
 
-from router.stream.remote_queue import CloseRemote, OpenRemote, weight
+from router.memory import weight
+from router.stream.remote_queue import CloseRemote, OpenRemote
 from router.stream_settings import BlockSizes
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark, token_of

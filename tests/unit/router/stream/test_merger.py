@@ -5,8 +5,9 @@ from bson.timestamp import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.memory import weight
 from router.stream.merger import Merger
-from router.stream.remote_queue import MergeOrderError, OpenRemote, RemoteQueue, weight
+from router.stream.remote_queue import MergeOrderError, OpenRemote, RemoteQueue
 from router.stream_settings import DEFAULT_BLOCK_SIZES
 from shard_client.remote_cursor.cursor_reply import Watermark
 

@@ -201,7 +201,9 @@ async def test_nothing_is_read_ahead_for_clients_that_have_left(cluster: Scripte
     assert shared is not None
     remotes = shared._remotes.values()
     registry.kill([cursor.cursor_id], OWNER)
-    await until(lambda: all(each.cursor is not None and each.cursor.paused for each in remotes))
+    await until(
+        lambda: all(each.cursor is not None and each.cursor.wants_pause for each in remotes)
+    )
     write(cluster, 103)
     again, _ = await registry.open(stream(102), OWNER)
     assert again.running_stream is shared

@@ -268,6 +268,21 @@ def test_an_operator_reads_why_there_is_no_member():
     assert why_no_member(CommandError(18, "no: login")) == "no: login (18 AuthenticationFailed)"
 
 
+async def test_a_primary_that_refuses_the_router_s_user_answers(member: ScriptedMember):
+    member.fail("find", 13, "You are connecting directly to a shard.", times=2)
+    replica_set = motor("rs", seeds(member))
+    try:
+        (address,) = seeds(member)
+        assert await replica_set.select(PRIMARY, PATIENCE) == address
+        replica_set.invalidate(address)
+        with capture_logs() as logged:
+            assert await replica_set.select(PRIMARY, PATIENCE) == address
+        assert member.commands["find"]
+        assert NO_PRIMARY not in [line["event"] for line in logged]
+    finally:
+        await replica_set.close()
+
+
 async def test_each_time_without_a_primary_is_logged_once_with_what_to_check():
     port = free_port()
     replica_set = MotorReplicaSet("rs", (("127.0.0.1", port),), heartbeat=0.5)

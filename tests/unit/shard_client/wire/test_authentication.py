@@ -11,7 +11,11 @@ from shard_client.wire.authentication import (
     read_key_file,
     read_secret_file,
 )
+from shard_client.wire.connection import Connection
+from shard_client.wire.frame_protocol import FrameStream
+from shard_client.wire.frames import Message
 from tests.doubles.scram_server import ScramServer
+from tests.doubles.wire_server import reply_to, serving
 from tests.harness.until import PATIENCE
 
 
@@ -139,3 +143,35 @@ def test_secrets_that_others_can_read_are_refused(tmp_path: Path) -> None:
         read_key_file(key_file(tmp_path, "abcdef", 0o640))
     with pytest.raises(ValueError, match="too large"):
         read_secret_file(key_file(tmp_path, "a" * 70_000))
+
+
+@pytest.mark.parametrize(
+    ("said", "lacks"),
+    [
+        ("not authorized on db to execute command { " + "x" * 5000, "what it lacks: mergerouter"),
+        (
+            "You are connecting to a sharded cluster improperly by connecting directly to a shard.",
+            "the role directShardOperations, which MongoDB 8.0",
+        ),
+    ],
+)
+async def test_a_refused_command_names_the_router_s_user_and_the_remedy(
+    said: str, lacks: str
+) -> None:
+    login = ScramServer()
+
+    async def answer(stream: FrameStream, message: Message, command: dict[str, Any]) -> None:
+        reply: dict[str, Any] = {"ok": 0.0, "code": 13, "codeName": "Unauthorized", "errmsg": said}
+        if "payload" in command:
+            reply = await login.command("admin", command, timeout=None)
+        stream.write(reply_to(message, reply))
+
+    async with serving(answer) as (address, _):
+        connection = await Connection.open(address, timeout=PATIENCE, credentials=credentials())
+        with pytest.raises(CommandError) as failure:
+            await connection.command("config", {"find": "shards"}, timeout=PATIENCE)
+        connection.abort()
+    assert failure.value.code == 13
+    assert "refuses the router's user router@admin" in failure.value.message
+    assert lacks in failure.value.message
+    assert len(failure.value.message) < 500

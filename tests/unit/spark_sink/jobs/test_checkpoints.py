@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from spark_sink.batches.batch_planner import BatchPlanner
 from spark_sink.cli import job
 from spark_sink.errors import HistoryLostError, OptionError, StreamError
-from spark_sink.events.positions import AtTime
+from spark_sink.events.positions import AtTime, Token, is_after
 from spark_sink.jobs.job_folder import JobFolder, JobRecord, is_whole
 from spark_sink.jobs.rebuilding import leave_out_lost, restore_checkpoint, seek
 from spark_sink.signals.state import SignalState
@@ -28,6 +28,7 @@ from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.log_state import Batch
+from tests.doubles.scripted_member import event_token
 
 
 def write(folder: JobFolder, number: int, table: str = "bronze") -> None:
@@ -270,6 +271,13 @@ def test_a_seek_may_be_corrected_until_the_job_has_been_started(tmp_path: Path) 
     for seconds in (50, 100):
         with pytest.raises(OptionError, match="before the job's position"):
             seek(folder, f"{seconds},1")
+
+    # MongoDB 8.0 gives all events of an insertMany one cluster time: none after the token is lost.
+    tokens = [event_token(Timestamp(400, 1), number) for number in (1, 2, 3)]
+    for token in tokens:
+        seek(folder, token)
+        position = Offset.read(folder.offset(1)).position
+        assert all(is_after(Token({"_data": each}), position) for each in tokens)
 
     # An interrupted batch is in one of the tables: its events would be there twice.
     table.write_rows(rows, Batch("q", 1, end_at(300)))
