@@ -28,7 +28,7 @@ from spark_sink.jobs.tables_job import TablesJob, namespace_options, table_form
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.verification.job import verify_job
 from tests.spark.conftest import Shop
-from tests.spark.test_job import differences
+from tests.spark.jobs import differences
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 TABLES = ("bronze", "current")

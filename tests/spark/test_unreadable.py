@@ -29,7 +29,7 @@ from tests.harness.routers import start_router
 from tests.harness.server_settings import ServerSettings
 from tests.spark.batches import batches
 from tests.spark.conftest import Shop
-from tests.spark.test_job import differences, rows_of, run_once
+from tests.spark.jobs import NO_DIFFERENCE, differences, rows_of, run_job
 from tests.spark.test_verification import TABLES
 
 pytestmark = [
@@ -89,19 +89,19 @@ def test_an_event_that_cannot_be_read_goes_to_the_quarantine(
     tmp_path: Path, shop: Shop, spark: SparkSession
 ) -> None:
     insert_odd(shop)  # a snapshot reads them
-    run_once(spark, shop, tmp_path)
+    run_job(spark, shop, tmp_path)
     insert_odd(shop)
     number = insert_unreadable(shop)
     shop.insert(3)
     with pytest.raises(StreamingQueryException) as failed:
-        run_once(spark, shop, tmp_path)
+        run_job(spark, shop, tmp_path)
     told = str(failed.value)
     assert f"an event of {shop.database}.orders cannot be read: set errors.tolerance=all" in told
     assert f'"_id": {{"$numberInt": "{number}"}}' in told
     assert ", token 82" in told
 
-    run_once(spark, shop, tmp_path, **TOLERANT)  # the batch that has failed
-    run_once(spark, shop, tmp_path, **TOLERANT)
+    run_job(spark, shop, tmp_path, options=TOLERANT)  # the batch that has failed
+    run_job(spark, shop, tmp_path, options=TOLERANT)
     [quarantined] = DeltaTable(tmp_path / "quarantine").to_pyarrow_table().to_pylist()
     assert "cannot be read" in quarantined["problem"]
     [row] = [each for each in rows_of(tmp_path) if each["token"] == quarantined["token"]]
@@ -112,29 +112,29 @@ def test_an_event_that_cannot_be_read_goes_to_the_quarantine(
     assert bronze["event"] == quarantined["event"]
     assert RawBSONDocument(bronze["event"])["_id"]["_data"] == quarantined["token"]
     assert current(spark, tmp_path) == set(range(shop.written)) - {number}
-    assert differences(spark, shop, tmp_path) == {"bronze": set(), "current": set()}
+    assert differences(spark, shop, tmp_path) == NO_DIFFERENCE
 
     # A later event with the whole document brings it back, an update of it does not.
     shop.orders.update_one({"_id": number}, {"$set": {"n": 1}})
-    run_once(spark, shop, tmp_path, **TOLERANT)
+    run_job(spark, shop, tmp_path, options=TOLERANT)
     assert number not in current(spark, tmp_path)
     shop.orders.replace_one({"_id": number}, {"_id": number, "customer": number % 10})
-    run_once(spark, shop, tmp_path, **TOLERANT)
+    run_job(spark, shop, tmp_path, options=TOLERANT)
     assert number in current(spark, tmp_path)
-    assert differences(spark, shop, tmp_path) == {"bronze": set(), "current": set()}
+    assert differences(spark, shop, tmp_path) == NO_DIFFERENCE
 
 
 def test_rows_from_before_large_events_are_split_are_verified(
     tmp_path: Path, shop: Shop, spark: SparkSession
 ) -> None:
     """Servers of 6.0 give the events of both streams other tokens."""
-    run_once(spark, shop, tmp_path)
+    run_job(spark, shop, tmp_path)
     shop.insert(5)
-    run_once(spark, shop, tmp_path)
+    run_job(spark, shop, tmp_path)
     shop.insert(5)
-    run_once(spark, shop, tmp_path, **TOLERANT)
-    run_once(spark, shop, tmp_path, **TOLERANT)
-    assert differences(spark, shop, tmp_path) == {"bronze": set(), "current": set()}
+    run_job(spark, shop, tmp_path, options=TOLERANT)
+    run_job(spark, shop, tmp_path, options=TOLERANT)
+    assert differences(spark, shop, tmp_path) == NO_DIFFERENCE
 
 
 def insert_at_once(shop: Shop, *numbers: int) -> None:
@@ -179,7 +179,7 @@ def test_a_batch_in_progress_whose_events_are_lost_is_left_out(
         start(spark, shop, after, "when_needed")
         # Jobs that were killed in the batch, when some of the tables had it.
         killed = {}
-        for count, tables in enumerate(((), ("bronze",), ("bronze", "messages", "current"))):
+        for count, tables in enumerate((("bronze",), ("bronze", "messages", "current"))):
             killed[tables] = tmp_path / str(count)
             shutil.copytree(before, killed[tables])
             for name in tables:
@@ -198,10 +198,10 @@ def test_a_batch_in_progress_whose_events_are_lost_is_left_out(
             start(spark, shop, folder, "when_needed")
             told = capsys.readouterr().err
             assert told.count("the oplogs have lost events of the batch in progress") == 1
-            assert differences(spark, shop, folder) == {"bronze": set(), "current": set()}, tables
+            assert differences(spark, shop, folder) == NO_DIFFERENCE, tables
             shop.insert(3)
             start(spark, shop, folder, "when_needed")
-            assert differences(spark, shop, folder) == {"bronze": set(), "current": set()}, tables
+            assert differences(spark, shop, folder) == NO_DIFFERENCE, tables
 
         # By default the job fails until a user has set it to the present.
         for _ in range(2):
@@ -211,7 +211,7 @@ def test_a_batch_in_progress_whose_events_are_lost_is_left_out(
         seek(JobFolder(str(asking)), f"{now.time},{now.inc}")
         for _ in range(2):
             start(spark, shop, asking, "initial")
-            assert differences(spark, shop, asking) == {"bronze": set(), "current": set()}
+            assert differences(spark, shop, asking) == NO_DIFFERENCE
             shop.insert(3)
 
 
