@@ -24,6 +24,7 @@ from spark_sink.sink.changes import (
 )
 from tests.doubles.event_history import event_token
 from tests.spark.conftest import Shop
+from tests.spark.jobs import forget_last_commit
 from tests.spark.test_current_tables import change_at_random
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
@@ -71,13 +72,10 @@ def test_a_copy_equals_its_collection_and_repeated_batches_change_nothing(
 
     # As if killed before the last batches were committed, and then once more.
     before = copied(shop, keeps_tokens=True)
-    commits = tmp_path / "checkpoint" / "commits"
     for _ in range(2):
-        last = max(int(file.name) for file in commits.glob("[0-9]*"))
-        (commits / str(last)).unlink()
-        (commits / f".{last}.crc").unlink(missing_ok=True)
+        last = forget_last_commit(tmp_path)
         run(spark, shop, tmp_path / "checkpoint")
-        assert (commits / str(last)).exists()
+        assert (tmp_path / "checkpoint" / "commits" / str(last)).exists()
         assert copied(shop, keeps_tokens=True) == before
 
 
