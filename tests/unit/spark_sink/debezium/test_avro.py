@@ -15,8 +15,10 @@ from bson import Int64
 from bson.timestamp import Timestamp
 
 from spark_sink import debezium
+from spark_sink.debezium.avro import adjusted, avro_schema
 from spark_sink.debezium.message_batches import Messages, WithTransactions
 from spark_sink.debezium.options import MessageOptions
+from spark_sink.debezium.schemas import connect_schemas
 from spark_sink.debezium.unwrapping import Unwrap
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.heartbeats import Heartbeat
@@ -93,6 +95,35 @@ def test_a_failed_registration_is_tried_again_by_the_next_task(registry):
     with pytest.raises(StreamError, match=r"409 for p\.inventory\.customers-key"):
         made(options, EVENTS[0])
     assert made(options, EVENTS[0])[0][1][:5] == b"\0\0\0\0\1"
+
+
+def test_what_avro_lacks_are_properties():
+    _, value = connect_schemas(MessageOptions("p"), "p.db.coll")
+    found = avro_schema(value)
+    assert (found["name"], found["namespace"]) == ("Envelope", "p.db.coll")
+    fields = {each["name"]: each for each in found["fields"]}
+    document = {"type": "string", "connect.version": 1, "connect.name": "io.debezium.data.Json"}
+    assert fields["after"] == {"name": "after", "type": ["null", document], "default": None}
+    source = {each["name"]: each for each in fields["source"]["type"]["fields"]}
+    assert source["snapshot"]["type"][0]["connect.default"] == "false"
+    assert source["snapshot"]["type"][1] == "null"
+    assert source["snapshot"]["default"] == "false"
+    description = fields["updateDescription"]["type"][1]
+    assert "namespace" in description
+    assert "namespace" not in description["fields"][2]["type"][1]["items"]
+
+
+@pytest.mark.parametrize(
+    ("name", "valid"),
+    [
+        ("p.my-db.2coll.Key", "p.my_db.2coll.Key"),
+        ("2p.c.Key", "_2p.c.Key"),
+        ("-p.Key", "_p.Key"),
+        (".p.Key", "_p.Key"),
+    ],
+)
+def test_names_are_adjusted_as_debezium_does_for_avro(name, valid):
+    assert adjusted(name) == valid
 
 
 @pytest.mark.parametrize(
