@@ -18,8 +18,10 @@ REAL_TESTS := tests/faults tests/differential tests/debezium tests/filters tests
 # What pytest-rest leaves out: TESTS, and where there are real servers, what pytest-real has run on them. The embedded
 # cluster's own tests run on it in any case.
 LEFT_OUT := $(TESTS)
-ifdef MERGEROUTER_MONGO_BIN
-LEFT_OUT += $(filter-out tests/integration, $(REAL_TESTS)) $(filter-out %/embedded_mongos %/test_embedded_cli.py %/conftest.py %/__init__.py, $(wildcard tests/integration/*))
+REAL_SERVERS := $(MERGEROUTER_MONGO_BIN)$(MERGEROUTER_MONGO_IMAGE)
+EMBEDDED := env -u MERGEROUTER_MONGO_BIN -u MERGEROUTER_MONGO_IMAGE
+ifneq ($(REAL_SERVERS),)
+LEFT_OUT += $(filter-out tests/integration, $(REAL_TESTS)) $(filter-out %/test_embedded.py %/conftest.py %/__init__.py, $(wildcard tests/integration/*))
 endif
 
 SEEDS ?= 1000
@@ -32,7 +34,7 @@ LOCK := --quiet --upgrade --universal --python-version 3.11 --generate-hashes --
 .PHONY: help format demo test test-all lint typecheck fetch pytest pytest-rest pytest-real bench simulate differential soak attack faults spark-kills object-store driver-tests conformance spark-zip site site-address dist sbom lock image image-test licences audit clean install
 
 test: lint typecheck fetch  ## before each commit: lint, type-check, test the core and each way end to end
-	env -u MERGEROUTER_MONGO_BIN $(BIN)/pytest --dist loadgroup --numprocesses $(JOBS) $(TESTS) $(ARGS)
+	$(EMBEDDED) $(BIN)/pytest --dist loadgroup --numprocesses $(JOBS) $(TESTS) $(ARGS)
 
 test-all: fetch pytest-real pytest-rest  ## all other tests, and those with clusters on real servers
 
@@ -64,8 +66,8 @@ faults: install  ## MINUTES of faults on real replica sets of three members, und
 spark-kills: install  ## KILL_SEEDS jobs of Spark under random writes, kills, migrations and a new shard
 	$(BIN)/python -m tests.spark.kills --seeds $(KILL_SEEDS) $(ARGS)
 
-object-store: install  ## a job on a stand-in of S3 that fails again and again; ARGS="--seed 1 --outages 10"
-	$(BIN)/python -m tests.spark.object_store $(ARGS)
+object-store: install  ## a job on a stand-in of S3 that fails again and again; ARGS="--first 1 --extra 10"
+	$(BIN)/python -m tests.spark.kills --store --seeds 1 $(ARGS)
 
 driver-tests: install  ## pymongo's own change stream tests, through the router
 	$(BIN)/python -m tests.drivers $(ARGS)
@@ -101,14 +103,14 @@ pytest: install  ## tests; ARGS goes to pytest
 
 pytest-rest: install  ## the tests that `make test` and pytest-real leave out, on the embedded cluster
 	@echo "== the tests that have not run yet, on the embedded cluster"
-	env -u MERGEROUTER_MONGO_BIN $(BIN)/pytest --dist loadgroup --numprocesses $(JOBS) $(addprefix --ignore=,$(LEFT_OUT)) $(ARGS)
+	$(EMBEDDED) $(BIN)/pytest --dist loadgroup --numprocesses $(JOBS) $(addprefix --ignore=,$(LEFT_OUT)) $(ARGS)
 
-pytest-real: install  ## the tests with clusters, on real servers where MERGEROUTER_MONGO_BIN names them
-ifdef MERGEROUTER_MONGO_BIN
+pytest-real: install  ## the tests with clusters, on real servers where MERGEROUTER_MONGO_BIN or _IMAGE names them
+ifneq ($(REAL_SERVERS),)
 	@echo "== tests with clusters, on real servers"
 	$(BIN)/pytest --dist loadgroup --numprocesses $(REAL_JOBS) $(REAL_TESTS) $(ARGS)
 else
-	@echo "== tests on real servers: skipped, MERGEROUTER_MONGO_BIN names no folder with mongod and mongos"
+	@echo "== tests on real servers: skipped, MERGEROUTER_MONGO_BIN names no folder with mongod and mongos, MERGEROUTER_MONGO_IMAGE no image"
 endif
 
 install: $(VENV)/.installed

@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from deltalake import DeltaTable
+
 from bench.current_tables import apply, insert, key_of, staged, update
 from bench.suite import Options
 from spark_sink.tables.current_table import CurrentTable
@@ -47,7 +49,7 @@ def made(folder: str, count: int) -> int:
     table = CurrentTable(folder)
     parts = [part(number) for number in range(count) if number != count // 2]
     table.log.replace(parts, table.form.stored, table.state.document)
-    table.log.checkpoint()
+    DeltaTable(table.address).create_checkpoint()
     return middle
 
 

@@ -5,6 +5,7 @@ Source: docs/protocol.md#events (what events need of the oplog).
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any, cast
 
 import bson
@@ -13,7 +14,7 @@ from bson.timestamp import Timestamp
 
 from embedded.images import Images, StoredImages
 from embedded.logical_clock import LogicalClock, as_ordinal
-from embedded.oplog import NULL_OP_TIME, Oplog, OplogEntry
+from embedded.oplog import APPLIED_SEPARATELY, NULL_OP_TIME, Oplog, OplogEntry
 from embedded.storage.bson_values import Document, IdKey, id_key
 from embedded.storage.collection import Collection, DocumentView
 from embedded.transactions import DocumentLocked, Isolation, Transaction
@@ -24,9 +25,20 @@ _MAX_ENTRY_BYTES = 16 * 1024 * 1024
 
 
 class Journal:
-    """The oplog, the clock that stamps its entries, the images, and transactions' isolation."""
+    """The oplog, the clock that stamps its entries, the images, and transactions' isolation.
 
-    def __init__(self, clock: LogicalClock, oplog: Oplog, wall: Callable[[], float]) -> None:
+    ``inserts_together`` is whether the documents of an insert share an entry, as from 8.0 on.
+    """
+
+    def __init__(
+        self,
+        clock: LogicalClock,
+        oplog: Oplog,
+        wall: Callable[[], float],
+        *,
+        inserts_together: bool = False,
+    ) -> None:
+        self.inserts_together = inserts_together
         self.clock = clock
         self.oplog = oplog
         self.images = StoredImages()
@@ -212,6 +224,27 @@ class CommittedWrites:
             collection.refuse_duplicate_id(document)
         entry = insert_entry(collection, document)
         self._make(Operation(collection, key, None, document, entry), statement)
+
+    def insert_together(self, collection: Collection, documents: list[Document]) -> bool:
+        """Insert several documents with one entry; return False if each needs one of its own."""
+        journal, keys = self._journal, [id_key(each["_id"]) for each in documents]
+        if not journal.inserts_together or self._from_migrate or len(set(keys)) < len(keys):
+            return False
+        holder = journal.isolation.holder
+        if any(collection.get(key) is not None or holder(collection, key) for key in keys):
+            return False
+        made = [
+            Operation(collection, key, None, document, insert_entry(collection, document))
+            for key, document in zip(keys, documents, strict=True)
+        ]
+        fields = {"op": "c", "ns": "admin.$cmd", "multiOpType": APPLIED_SEPARATELY}
+        fields |= self._session_fields or {}
+        following = iter(made)
+        for part in _parts([operation.entry for operation in made]):
+            at = journal.log({**fields, "o": {"applyOps": part}})["ts"]
+            for place, operation in enumerate(islice(following, len(part))):
+                journal.apply(operation, at, at, place)
+        return True
 
     def update(
         self, collection: Collection, before: Document, after: Document, o: Document, statement: int

@@ -78,7 +78,7 @@ class Member:
         self._random = random or Random()
         self.clock = clock or LogicalClock(wall)
         self.oplog = Oplog(oplog_size)
-        self.journal = Journal(self.clock, self.oplog, wall)
+        self.journal = Journal(self.clock, self.oplog, wall, inserts_together=token_version == 2)
         self.catalog = Catalog(self.new_uuid)
         self.access = access or AccessControl()
         self.cursors = CursorTable(self._random)

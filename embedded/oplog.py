@@ -14,6 +14,9 @@ from embedded.errors import object_too_large
 from embedded.logical_clock import as_ordinal, as_timestamp
 from shard_client.wire.frames import MAX_REPLY_DOCUMENT_SIZE
 
+APPLIED_SEPARATELY = 1
+"""``multiOpType`` of operations in one entry that are no transaction."""
+
 NULL_OP_TIME: dict[str, Any] = {"ts": Timestamp(0, 0), "t": -1}
 """The ``prevOpTime`` of a transaction's first entry."""
 
@@ -45,6 +48,8 @@ class OplogEntry(TypedDict, total=False):
       with ``count``. On several shards it is ``{applyOps, prepare: true}`` and later
       ``{commitTransaction: 1, commitTimestamp}`` whose ``prevOpTime`` is the prepare entry's, or
       ``{abortTransaction: 1}``. The events' cluster time is the ``ts`` of the entry that commits.
+    - From 8.0 on, documents that a command inserts together are an ``applyOps`` of ``multiOpType``
+      1, with a session if the write is retryable; it is no transaction.
     - An ``applyOps`` on ``db.$cmd`` without ``txnNumber`` is a plain command, with which 6.0 ends
       the removal of a shard; change streams do not show its operations.
     - n: a no-op; ``o`` is a message, ``o2`` may describe an event (such as shardCollection).

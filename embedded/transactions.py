@@ -142,6 +142,10 @@ class Transaction:
         self._isolation.lock(collection, key, self)
         self._add(Operation(collection, key, None, document, insert_entry(collection, document)))
 
+    def insert_together(self, _collection: Collection, _documents: list[Document]) -> bool:
+        """Return False: a transaction's operations share an entry anyway."""
+        return False
+
     def update(
         self,
         collection: Collection,

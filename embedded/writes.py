@@ -15,6 +15,9 @@ class WriteUnit(Protocol):
     def insert(self, collection: Collection, document: Document, statement: int) -> None:
         """Insert a document; ``statement`` is the statement's number within its command."""
 
+    def insert_together(self, collection: Collection, documents: list[Document]) -> bool:
+        """Insert several documents with one oplog entry; return False if it is not possible."""
+
     def update(
         self, collection: Collection, before: Document, after: Document, o: Document, statement: int
     ) -> None:

@@ -1,7 +1,7 @@
 """Measurement of the event loop's lag: how late a timer runs."""
 
 import asyncio
-from typing import Any, Final
+from typing import Final
 
 from router.status_sums import Histogram
 
@@ -29,10 +29,6 @@ class LoopLag:
         """Stop measuring."""
         if self._timer is not None:
             self._timer.cancel()
-
-    def to_document(self) -> dict[str, Any]:
-        """Return the histogram as a document."""
-        return self.histogram.to_document()
 
     def _measure(self) -> None:
         self.histogram.record(max(0.0, self._loop.time() - self._due))

@@ -23,6 +23,9 @@ NEEDS: Final = 4
 for the receive buffer and the overhead of Python objects. A cursor with document lookups needs as
 much: events with their documents, and the reply that carries the next documents."""
 
+EVENT_OVERHEAD: Final = 300
+"""Bytes of memory that an event takes besides its BSON: its sort key, and Python's objects."""
+
 MOST_SLACK: Final = 32 * 1024 * 1024
 """Bytes by which freed memory that malloc keeps may grow."""
 
@@ -37,6 +40,11 @@ _M_MMAP_THRESHOLD = -3
 _LARGEST_MMAP_THRESHOLD = 32 * 1024 * 1024
 
 _YOUNG_OBJECTS = 50_000
+
+
+def weight(events: int, size: int) -> int:
+    """Return the bytes of memory that ``events`` events of ``size`` bytes in all take."""
+    return size + EVENT_OVERHEAD * events
 
 
 class Memory:

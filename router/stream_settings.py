@@ -1,7 +1,9 @@
 """The settings of streams and their defaults, in groups that say what they bound.
 
 Times are in seconds, sizes in bytes. A part of the router is given the group that it needs;
-``StreamSettings`` has all of them, so that each can be given the same object.
+``StreamSettings`` has all of them, so that each can be given the same object. Operators set those
+that are declared as parameters; the others are tuned here, or computed for one process of several
+(``settings_of_process``).
 """
 
 from dataclasses import dataclass, replace
@@ -343,6 +345,18 @@ class LookupSettings:
     """Upper bound of the doubled pause."""
 
 
+_DIVIDED: Final = {
+    **dict.fromkeys(
+        ("total_buffer_bytes", "replies_bytes", "max_cursors", "max_cursors_per_client",
+         "max_cursors_per_user", "max_streams", "max_streams_per_client", "max_streams_per_user"),
+        1,
+    ),
+    "user_buffer_bytes": 0,
+    "member_connections": 4,
+}  # fmt: skip
+"""The whole numbers that a router's processes divide, and the least of each process."""
+
+
 def settings_of_process(limits: StreamSettings, count: int) -> StreamSettings:
     """Return the settings of one of ``count`` processes, which together keep the router's bounds.
 
@@ -351,21 +365,10 @@ def settings_of_process(limits: StreamSettings, count: int) -> StreamSettings:
     if count == 1:
         return limits
 
-    def part(whole: int, least: int = 1) -> int:
-        return max(least, whole // count)
-
+    parts = {name: max(least, getattr(limits, name) // count) for name, least in _DIVIDED.items()}
     return replace(
         limits,
-        total_buffer_bytes=part(limits.total_buffer_bytes),
-        user_buffer_bytes=part(limits.user_buffer_bytes, 0),
-        replies_bytes=part(limits.replies_bytes),
-        max_cursors=part(limits.max_cursors),
-        max_cursors_per_client=part(limits.max_cursors_per_client),
-        max_cursors_per_user=part(limits.max_cursors_per_user),
-        max_streams=part(limits.max_streams),
-        max_streams_per_client=part(limits.max_streams_per_client),
-        max_streams_per_user=part(limits.max_streams_per_user),
-        member_connections=part(limits.member_connections, 4),
+        **parts,
         noops_per_second=limits.noops_per_second / count,
         noop_burst=max(1.0, limits.noop_burst / count),
         noop_share=limits.noop_share / count,

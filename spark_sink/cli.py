@@ -167,7 +167,7 @@ def run(
     """
     end = StopRequest()
     with failures():
-        from spark_sink.jobs.own_router import router_beside
+        from spark_sink.jobs.own_router import own_router
 
         rounds = None
         if repair and verify_every is None:
@@ -176,7 +176,7 @@ def run(
             rounds = Rounds(seconds_of(verify_every, "--verify-every"), verify_rate, repair)
         interval = None if maintain is None else seconds_of(maintain, "--maintain")
         record = _record(namespaces, option, table, message, schema, deletes, flatten=flatten)
-        with router_beside(uri, configdb, upstream, router_config):
+        with own_router(uri, configdb, upstream, router_config):
             _run(end, out, record, uri, trigger, conf, metrics_port, rounds, interval, checkpoint)
 
 

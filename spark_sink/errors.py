@@ -83,7 +83,8 @@ def stream_refused(error: PyMongoError) -> StreamError:
             "string (MERGEROUTER_URI, --uri or option 'uri'), as mongodb://user:password@host:port/",
             error,
         )
-    if cause := _CAUSES.get(code or 0):
+    rights_of_the_router = code == _NOT_ALLOWED and "the router's user" in str(error)
+    if not rights_of_the_router and (cause := _CAUSES.get(code or 0)):
         return StreamError(cause, error)
     return StreamError(f"the router refuses the stream: {_one_line(error)}")
 

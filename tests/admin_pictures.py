@@ -1,11 +1,9 @@
 """Pictures of the status page for the documentation: ``python -m tests.admin_pictures``.
 
 They show a cluster of three shards with clients, a shared filter and a job: first while everything
-works, then while the idle shard does not answer. ``--folder`` takes the same scenes, and one after
-the shard has returned, at several widths for a look at the page's design.
+works, then while the idle shard does not answer.
 """
 
-import argparse
 import asyncio
 import subprocess
 import sys
@@ -16,11 +14,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import pymongo
 from pymongo.errors import PyMongoError
 
 from tests.harness.browser import Page, browser
-from tests.harness.clusters import start_cluster
+from tests.harness.clusters import Client, start_cluster
 from tests.harness.routers import RouterProcess, start_router
 
 _DOCS = Path(__file__).parents[1] / "docs" / "pictures"
@@ -39,9 +36,7 @@ _JOB = (
     "document.querySelector('[aria-labelledby=jobs] tbody td[data-name=Batch]')?.textContent > '0'"
 )
 _HELD = "[...document.querySelectorAll('.why')].some(e => /reconnecting/.test(e.textContent))"
-_HEALED = "!document.querySelector('.lane.trouble, [role=status] .bad')"
-_LOOK = ((360, "phone"), (800, "tablet"), (1400, "desk"))
-_DOCS_PICTURES = {
+_PICTURES = {
     "works": (("status-light", "light", 1200, 1640), ("status-dark", "dark", 1200, 1640)),
     "held": (("status-trouble", "light", 1200, 760), ("status-phone", "light", 390, 1100)),
 }
@@ -50,7 +45,7 @@ _DOCS_PICTURES = {
 def _watch(uri: str, name: str, what: tuple[Any, ...], stop: threading.Event) -> None:
     collection, pipeline, pause = what
     with (
-        pymongo.MongoClient[dict[str, Any]](uri, appname=name) as client,
+        Client(uri, appname=name) as client,
         suppress(PyMongoError),
         (client.shop[collection] if collection else client).watch(
             pipeline, max_await_time_ms=500, batch_size=20 if pause else None
@@ -62,7 +57,7 @@ def _watch(uri: str, name: str, what: tuple[Any, ...], stop: threading.Event) ->
 
 
 def _write(uri: str, stop: threading.Event) -> None:
-    with pymongo.MongoClient[dict[str, Any]](uri) as client, suppress(PyMongoError):
+    with Client(uri) as client, suppress(PyMongoError):
         number = 0
         while not stop.wait(0.02):
             client.shop.orders.insert_one({"n": number, "total": number % 90})
@@ -112,64 +107,42 @@ async def _wait(page: Page, script: str) -> None:
     raise TimeoutError(script)
 
 
-async def _whole(page: Page, width: int) -> None:
-    await page.resize(width, 800)
-    height = await page.evaluate("document.documentElement.scrollHeight")
-    await page.resize(width, height)
+async def _take(page: Page, scene: str) -> None:
+    for name, scheme, width, height in _PICTURES[scene]:
+        await page.prefer(scheme)
+        await page.resize(width, height)
+        (_DOCS / f"{name}.webp").write_bytes(await page.screenshot())
 
 
-async def _take(page: Page, scene: str, folder: Path | None) -> None:
-    if folder is None:
-        for name, scheme, width, height in _DOCS_PICTURES.get(scene, ()):
-            await page.prefer(scheme)
-            await page.resize(width, height)
-            (_DOCS / f"{name}.webp").write_bytes(await page.screenshot())
-        return
-    for width, device in _LOOK:
-        for scheme in ("light", "dark"):
-            await page.prefer(scheme)
-            await _whole(page, width)
-            picture = await page.screenshot("png")
-            (folder / f"{scene}-{device}-{scheme}.png").write_bytes(picture)
-
-
-async def _scenes(router: RouterProcess, cluster: Any, idle: str, folder: Path | None) -> None:
+async def _scenes(router: RouterProcess, cluster: Any, idle: str) -> None:
     async with browser() as page:
         await page.resize(1200, 1150)
         await page.open(f"http://127.0.0.1:{router.admin_port}/")
         await _wait(page, _JOB)
         await asyncio.sleep(60)  # let the sparklines begin
-        await _take(page, "works", folder)
+        await _take(page, "works")
         cluster.stop_member(idle)
         try:
             await _wait(page, _HELD)
             await asyncio.sleep(15)  # let the failure last
-            await _take(page, "held", folder)
+            await _take(page, "held")
         finally:
             cluster.start_member(idle)
-        if folder is not None:
-            await _wait(page, _HEALED)
-            await asyncio.sleep(15)
-            await _take(page, "healed", folder)
 
 
 def main() -> None:
     """Take the pictures."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, help="all widths, in this folder")
-    folder = parser.parse_args().folder
-    (folder or _DOCS).mkdir(parents=True, exist_ok=True)
     with (
         start_cluster(shards=3) as cluster,
         start_router(cluster.configdb, cluster.mongos_uri, admin_port=0) as router,
-        pymongo.MongoClient[dict[str, Any]](cluster.mongos_uri) as client,
+        Client(cluster.mongos_uri) as client,
     ):
         client.shop.orders.insert_one({"n": -1})
         home = client.config.databases.find_one({"_id": "shop"})
         assert home is not None
         idle = next(shard for shard in ("shard1", "shard2") if shard != home["primary"])
         with _threads(router, cluster.mongos_uri), _job(router.uri):
-            asyncio.run(_scenes(router, cluster, idle, folder))
+            asyncio.run(_scenes(router, cluster, idle))
 
 
 if __name__ == "__main__":

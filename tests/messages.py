@@ -7,8 +7,6 @@ about the values of settings are in tests/unit/router/config/test_problems.py.
 
 import os
 import shlex
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +18,7 @@ from pymongo.errors import OperationFailure
 from router.tools.tail import explain
 from spark_sink.errors import stream_refused
 from spark_sink.jobs.query_run import cause_of
+from tests.harness.routers import run_command
 
 ROOT = Path(__file__).parents[1]
 _CLUSTER = "sharding: {configDB: 'cfg/127.0.0.1:1'}"
@@ -136,15 +135,8 @@ def commands() -> Iterator[Message]:
             path.chmod(0o644 if name == "open" else 0o600)
 
         def run(command: str) -> Message:
-            done = subprocess.run(
-                [sys.executable, "-m", "router.cli", *shlex.split(command)],
-                cwd=folder,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"},
-                capture_output=True,
-                text=True,
-                timeout=300,  # a busy machine starts Java slowly
-                check=False,
-            )
+            environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
+            done = run_command(*shlex.split(command), cwd=folder, env=environment)
             text = (done.stdout + done.stderr).replace("python -m router.cli", "mergerouter")
             return Message(f"mergerouter {command}", f"{text.rstrip()}\n[status {done.returncode}]")
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import bson
-import pymongo
 from bson import Binary
 
 from shard_client.wire.frames import build_msg
@@ -69,7 +68,7 @@ class Soak:
     def __init__(self, cluster: TestCluster, router: RouterProcess) -> None:
         self._cluster = cluster
         self._router = router
-        self._client: Client = pymongo.MongoClient(router.uri, maxPoolSize=1)
+        self._client: Client = Client(router.uri, maxPoolSize=1)
         self._shards: list[Client] = [cluster.direct(name) for name in [*cluster.shards, "config"]]
         self._real = cluster.real
         self.made: Counter[str] = Counter()

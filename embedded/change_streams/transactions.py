@@ -6,9 +6,7 @@ from typing import Any
 
 from bson.timestamp import Timestamp
 
-from embedded.oplog import Oplog, OplogEntry
-
-_APPLIED_SEPARATELY = 1
+from embedded.oplog import APPLIED_SEPARATELY, Oplog, OplogEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,8 @@ def operations(oplog: Oplog, entry: OplogEntry) -> Iterator[Operation]:
     (docs/protocol.md#sharded-cluster).
     """
     command = entry["o"] if entry["op"] == "c" else {}
-    if "applyOps" in command and "txnNumber" not in entry:
+    separate = entry.get("multiOpType") == APPLIED_SEPARATELY
+    if "applyOps" in command and "txnNumber" not in entry and not separate:
         return
     if "applyOps" not in command and "commitTransaction" not in command:
         if "abortTransaction" not in command:
@@ -46,7 +45,6 @@ def operations(oplog: Oplog, entry: OplogEntry) -> Iterator[Operation]:
         return
     if command.get("prepare") or command.get("partialTxn"):
         return
-    separate = entry.get("multiOpType") == _APPLIED_SEPARATELY
     chain = [entry] if separate else _chain(oplog, entry)
     index = 0
     for link in chain:

@@ -69,6 +69,8 @@ async def insert(request: Request) -> Document:
     statements = Statements(request, len(documents))
     unit = request.unit
     count = 0
+    if _insert_together(request, unit, documents, statements):
+        return statements.reply({"n": len(documents)})
     for index, document in enumerate(documents):
         await take_turns(index)
         if statements.repeated(index):
@@ -83,6 +85,23 @@ async def insert(request: Request) -> Document:
         statements.made(index, {"n": 1})
         count += 1
     return statements.reply({"n": count})
+
+
+def _insert_together(
+    request: Request, unit: WriteUnit, documents: list[Document], statements: Statements
+) -> bool:
+    """Insert several documents at once; return False if none was inserted, for whatever reason."""
+    if len(documents) < 2 or statements.begun:
+        return False
+    try:
+        found = [with_id(each, request.mongod.new_object_id) for each in documents]
+        if not unit.insert_together(writable_collection(request), found):
+            return False
+    except CommandError:
+        return False  # the statement that fails reports it
+    for index in range(len(documents)):
+        statements.made(index, {"n": 1})
+    return True
 
 
 def _insert(request: Request, unit: WriteUnit, document: Document, statement: int) -> None:

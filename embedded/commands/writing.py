@@ -69,6 +69,11 @@ class Statements:
         self.retried: list[int] = []
         self.errors: list[Document] = []
 
+    @property
+    def begun(self) -> bool:
+        """Whether one of them succeeded before."""
+        return any(each in self._remembered for each in self.ids)
+
     def repeated(self, index: int) -> Any:
         """Return the outcome of statement ``index`` if it succeeded before, else None."""
         outcome = self._remembered.get(self.ids[index])

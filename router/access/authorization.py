@@ -12,9 +12,9 @@ from uuid import UUID
 import structlog
 from bson.binary import UUID_SUBTYPE, Binary
 
-from router.access.privileges import Resource
 from router.access.users import User
 from router.bson_text import LONGEST, plain, render
+from router.privileges import STREAM_ACTIONS, Resource, stream_resource
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
@@ -58,6 +58,14 @@ def require(
     """
     if not user.privileges.allow(resource, *actions):
         raise not_authorized(database, command, str(user))
+
+
+def require_stream(
+    user: User, database: str, collection: str | None, command: Mapping[str, Any]
+) -> None:
+    """Check that the user may read a change stream, as ``require`` does."""
+    resource = stream_resource(database, collection)
+    require(user, resource, *STREAM_ACTIONS, database=database, command=command)
 
 
 def not_authorized(database: str, command: Mapping[str, Any], user: str | None) -> CommandError:

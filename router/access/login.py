@@ -12,13 +12,13 @@ from typing import Any, TypeGuard
 
 import structlog
 
-from router.access.privileges import CLUSTER
 from router.access.signing import ClientTime, SignedTimes
 from router.access.users import REFRESH_SECONDS, User, UserName, Users
 from router.catalog.cluster import Cluster
 from router.catalog.upstream import CatalogPrimary, ServerLink
 from router.client_limits import ClientLimits
 from router.fair_limit import FairLimit
+from router.privileges import CLUSTER
 from router.request.fields import missing_field
 from router.tls.certificates import Certificates
 from shard_client import spans

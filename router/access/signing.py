@@ -23,6 +23,9 @@ from router.catalog.cluster import Cluster
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError
 
+log = structlog.get_logger()
+
+
 MOST_DRIFT = 365 * 24 * 60 * 60
 """Most seconds that a time can be ahead: the default of maxAcceptableLogicalClockDriftSecs."""
 
@@ -112,8 +115,6 @@ def _present(document: Mapping[str, Any], name: str) -> Any:
     except KeyError:
         raise CommandError(ErrorCode.NoSuchKey, f'Missing expected field "{name}"') from None
 
-
-log = structlog.get_logger()
 
 _RANGE: Final = 0xFFFF
 _ordinal = Struct("<Q")

@@ -11,15 +11,15 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from router.access.privileges import (
+from router.catalog.cluster import Cluster
+from router.catalog.shared_answer import SharedAnswer
+from router.privileges import (
     EVERYTHING,
     NOTHING,
     STREAM_ACTIONS,
     Privileges,
     stream_resource_of,
 )
-from router.catalog.cluster import Cluster
-from router.catalog.shared_answer import SharedAnswer
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError
 from shard_client.wire.authentication import MEMBER, MEMBER_SOURCE

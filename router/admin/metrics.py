@@ -195,8 +195,9 @@ ROWS: Final = (
         "targets.*.failing", ["shard"]),
     Row(_GAUGE, "member_buffered_bytes", "Memory of events not read by clients yet.",
         "targets.*.bufferedBytes", ["shard"]),
-    Row(_GAUGE, "replica_set_up", "Whether the primary of the replica set answers: 1 or 0.",
-        "checks.*.answers", ["shard"]),
+    Row(_GAUGE, "replica_set_up",
+        "Whether the primary of the replica set answers, and lets the router read: 1 or 0.",
+        "checks.*.usable", ["shard"]),
     Row(
         _GAUGE,
         "oplog_oldest_timestamp_seconds",
@@ -267,7 +268,9 @@ def _figures(status: RouterStatus) -> dict[str, Any]:
         "by_worker": {str(each["worker"]): each for each in status.processes},
         "lags": status.lags,
         "checks": status.checks,
-        "shards": {target: each for target, each in status.checks.items() if target != "config"},
+        "shards": {
+            target: each for target, each in status.checks.items() if each["oldest"] is not None
+        },
         "historyLeft": {place: status.history_left(place) for place in ("cursor", "departed")},
     }
     if not total:

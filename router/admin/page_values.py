@@ -132,7 +132,7 @@ def status_view(status: RouterStatus, history: History | None = None) -> dict[st
         "problems": [
             *status.router_problems(),
             # Their lanes have the causes.
-            *(f"{target} does not answer" for target in _silent(status)),
+            *(f"{target} cannot be read" for target in _unusable(status)),
         ],
         "connections": own["connections"]["current"],
         "cursors": total["cursors"],
@@ -164,18 +164,18 @@ def _lanes(status: RouterStatus, span: float, past: History) -> Iterator[dict[st
     ``lag`` is in seconds, None while no stream reads it. ``reached`` is the lag's place on the
     lane, from 0 (the span's begin) to 1 (now). ``holds`` maps reasons to the number of streams
     whose low watermark it holds, ``holds_for`` is for how many seconds it has been the one farthest
-    behind. ``trouble`` is whether somebody should look at it: it does not answer, reconnects, or is
+    behind. ``trouble`` is whether somebody should look at it: it cannot be read, reconnects, or is
     farther behind than a quiet member is between two no-ops of its own. ``lags`` are its lags in
     the last minutes, oldest first. ``history`` is the number of seconds of oplog left for the
-    client that is farthest behind; None if unknown or without limit. ``error`` is why it does not
-    answer.
+    client that is farthest behind; None if unknown or without limit. ``error`` is why it cannot be
+    read.
     """
     checks, lags, left = status.checks, status.lags, status.history_left("cursor")
     targets = status.total["targets"]
     unread = {"cursors": 0, "failing": 0, "bufferedBytes": 0, "held": {}}
     for target in _sorted({**checks, **targets}):
         sums, lag = targets.get(target, unread), lags.get(target)
-        silent = not checks.get(target, {}).get("answers", True)
+        unusable = not checks.get(target, {}).get("usable", True)
         history = left.get(target)
         yield {
             "target": target,
@@ -186,10 +186,8 @@ def _lanes(status: RouterStatus, span: float, past: History) -> Iterator[dict[st
             "failing": sums["failing"],
             "buffered_bytes": sums["bufferedBytes"],
             "history": None if history is None or isinf(history) else history,
-            "error": (
-                str(checks[target]["problem"]).removeprefix("does not answer: ") if silent else None
-            ),
-            "trouble": silent or sums["failing"] > 0 or (lag or 0.0) > _TROUBLING_LAG,
+            "error": str(checks[target]["problem"]) if unusable else None,
+            "trouble": unusable or sums["failing"] > 0 or (lag or 0.0) > _TROUBLING_LAG,
             "holds_for": past.holds_since(target, status.total["now"]),
             "lags": past.lags(target),
         }
@@ -200,17 +198,17 @@ def _sorted(targets: Mapping[str, Any]) -> list[str]:
     return sorted(targets, key=lambda name: (name != CONFIG, name))
 
 
-def _silent(status: RouterStatus) -> list[str]:
-    """Return the shards that do not answer."""
+def _unusable(status: RouterStatus) -> list[str]:
+    """Return the shards that do not answer, or refuse the router."""
     checks = status.checks.items()
     return [
-        target for target, check in checks if target != CONFIG and not check.get("answers", True)
+        target for target, check in checks if target != CONFIG and not check.get("usable", True)
     ]
 
 
 def _stream_rows(status: RouterStatus) -> Iterator[dict[str, Any]]:
     """Yield each set of remote cursors with the number of clients that share it."""
-    silent = _silent(status)  # whose lanes have the error
+    unusable = _unusable(status)  # whose lanes have the error
     for stream in status.total["streams"]:
         yield {
             "worker": stream["worker"],
@@ -226,7 +224,7 @@ def _stream_rows(status: RouterStatus) -> Iterator[dict[str, Any]]:
             "errors": [
                 f"{each['target']}: {each['error']}"
                 for each in stream["remotes"]
-                if "error" in each and each["target"] not in silent
+                if "error" in each and each["target"] not in unusable
             ],
         }
 

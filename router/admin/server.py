@@ -22,6 +22,8 @@ from router.tls.certificates import Certificates
 from router.tls.handshake import Handshakes
 from router.tls.sockets import AcceptingPort
 
+log = structlog.get_logger()
+
 
 def render_page(view: Mapping[str, Any]) -> tuple[str, str]:
     """Return the page of ``status_view`` and its Content-Security-Policy.
@@ -67,8 +69,6 @@ def _template() -> Template:
     environment.filters["bytes"] = in_bytes
     return environment.get_template("status.html")
 
-
-log = structlog.get_logger()
 
 _OPEN: Final = frozenset({"/healthz", "/readyz"})
 """Paths that need no token, because few service managers can send one with a probe."""

@@ -62,7 +62,7 @@ class RouterStatus:
         return {
             target: inf if check["complete"] else float(earliest.time - check["oldest"].time)
             for target, check in self.checks.items()
-            if earliest is not None and check["oldest"] is not None and target != CONFIG
+            if earliest is not None and check["oldest"] is not None
         }
 
     def router_problems(self) -> list[str]:
@@ -79,8 +79,8 @@ class RouterStatus:
         ]
 
     def shard_problems(self) -> list[str]:
-        """Return a line for each shard that does not answer."""
-        return [line for line, check in self._failed() if _is_shard(check)]
+        """Return a line for each shard that cannot be read."""
+        return [line for line, check in self._failed() if not check["serves"] and _is_shard(check)]
 
     def warnings(self) -> list[str]:
         """Return the problems in spite of which clients can be served."""

@@ -44,7 +44,7 @@ CONFIG = "config"
 
 ReplicaSetFactory = Callable[[str, tuple[Address, ...]], ReplicaSet]
 
-_WIRE_VERSION_OF_8_0 = 25
+WIRE_VERSION_OF_8_0 = 25
 _WIRE_VERSION_OF_TOKEN_2 = 21
 _WRONG_SERVER = {
     True: "no config server: name the cluster's config server in sharding.configDB (--configdb)",
@@ -252,7 +252,7 @@ class Cluster:
     @property
     def undefined_is_null(self) -> bool:
         """Whether null equals undefined in a query: unless all known members have MongoDB 8.0."""
-        return self._lowest_wire_version < _WIRE_VERSION_OF_8_0
+        return self._lowest_wire_version < WIRE_VERSION_OF_8_0
 
     @property
     def _lowest_wire_version(self) -> int:

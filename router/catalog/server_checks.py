@@ -3,15 +3,17 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from bson.timestamp import Timestamp
 
-from router.catalog.cluster import CONFIG, Cluster
+from router.catalog.cluster import CONFIG, WIRE_VERSION_OF_8_0, Cluster
 from router.catalog.upstream import UpstreamMongos
+from router.privileges import ALL_DATABASES, CLUSTER, STREAM_ACTIONS, Privileges, Resource
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, WrongServerError, plain_text
 from shard_client.replica_set.replica_set import why_no_member
+from shard_client.wire.authentication import Credentials
 from shard_client.wire.connection import Address, Connection, format_address
 
 _OLDEST_ENTRY: Mapping[str, Any] = {
@@ -50,6 +52,52 @@ _OTHER_CLUSTER = (
     "a mongos of the same cluster in upstream (--upstream), or its config server in "
     "sharding.configDB (--configdb)"
 )
+_LET_IN = "Check security.user, authSource, the password or the key file, and that the user exists"
+_REFUSALS = (ErrorCode.Unauthorized, ErrorCode.AuthenticationFailed, ErrorCode.UserNotFound)
+
+
+class Need(NamedTuple):
+    """What the router's user must be allowed on a server, and what for.
+
+    ``serves`` is whether clients can be served without it.
+    """
+
+    resource: Resource
+    actions: tuple[str, ...]
+    purpose: str
+    serves: bool = True
+
+    def missing(self, granted: Privileges) -> str:
+        """Return as text what is needed and not granted; empty if nothing is missing."""
+        actions = [each for each in self.actions if not granted.allow(self.resource, each)]
+        database, collection, cluster = self.resource
+        place = "the cluster" if cluster else ".".join(filter(None, (database, collection)))
+        text = f"{' and '.join(actions)} on {place or 'all databases'} ({self.purpose})"
+        return text if actions else ""
+
+
+_OPLOG = Resource("local", "oplog.rs")
+_HISTORY = Need(_OPLOG, ("find",), "the warning before history is lost")
+_USERS = Need(ALL_DATABASES, ("viewUser",), "the rights of clients", serves=False)
+_OF_ALL = (
+    Need(CLUSTER, ("appendOplogNote",), "no-op writes, so that no stream waits for an idle member"),
+    Need(_OPLOG, ("collStats",), "the share of the oplog that no-op writes take"),
+    _HISTORY,
+)
+_OF_SHARDS = (Need(ALL_DATABASES, STREAM_ACTIONS, "streams", serves=False),)
+_OF_CONFIG = (
+    Need(Resource("config", "shards"), STREAM_ACTIONS, "the list of shards", serves=False),
+    Need(Resource("config", "databases"), ("find",), "which names are views, to share streams"),
+    _USERS,
+)
+_OF_ONLY_SET = (_HISTORY, *_OF_SHARDS, _USERS)
+_OF_8_0 = Need(
+    CLUSTER,
+    ("issueDirectShardOperations",),
+    "the role directShardOperations: with two shards, MongoDB 8.0 refuses reads without it",
+)
+_OF_LOOKUPS = Need(ALL_DATABASES, ("find",), "fullDocument: updateLookup")
+_OF_SOME = (*_OF_SHARDS, _OF_LOOKUPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +105,17 @@ class Check:
     """What was found at one place that the settings name.
 
     ``subject`` names the place. ``target`` is the replica set there; None for another place.
-    ``answers`` is whether the server that belongs there answers. ``problem`` gives cause and
-    remedy, None if all is well. ``fatal`` is whether waiting does not help: another server answers,
-    or the cluster is none yet. ``serves`` is whether clients can be served in spite of the problem.
-    ``remark`` is a note without a problem. ``oldest`` is the time of the oldest oplog entry of a
-    replica set, None if it is unknown; ``complete`` is whether no entry has been dropped since the
-    set was initiated.
+    ``usable`` is whether the server that belongs there answers the router, and lets its user do
+    what clients need. ``problem`` gives cause and remedy, None if all is well. ``fatal`` is whether
+    waiting does not help: another server answers, or the cluster is none yet. ``serves`` is whether
+    clients can be served in spite of the problem. ``remark`` is a note without a problem.
+    ``oldest`` is the time of a shard's oldest oplog entry, None if it is unknown; ``complete`` is
+    whether no entry has been dropped since the set was initiated.
     """
 
     subject: str
     target: str | None = None
-    answers: bool = True
+    usable: bool = True
     problem: str | None = None
     fatal: bool = False
     serves: bool = False
@@ -83,9 +131,9 @@ class Check:
 class ServerChecks:
     """Checks config server, shards and upstream on request, and keeps the results for a while.
 
-    A check takes one hello and one read of one oplog entry on each primary; on each upstream a
-    connection, with the router's login there if it has one. Must be created in a running loop;
-    ``await close()`` ends a check in flight.
+    A check takes one hello, one read of one oplog entry and one of the router's privileges on each
+    primary; on each upstream a connection, with the router's login there if it has one. Must be
+    created in a running loop; ``await close()`` ends a check in flight.
 
     Args:
         cluster: the cluster whose replica sets are checked.
@@ -145,25 +193,32 @@ class ServerChecks:
         if not self._cluster.sharded:
             return [await self._check_only_set(Check("replica set", self._cluster.catalog))]
         config = Check("config server", CONFIG)
+        needs: Sequence[Need] = (*_OF_ALL, *_OF_CONFIG)
         try:
-            await self._cluster.shards(_TIMEOUT)
+            listed = await self._cluster.shards(_TIMEOUT)
         except CommandError as error:
             config = _failed(config, error, _REACH_MEMBERS)
+            if error.code == ErrorCode.Unauthorized:
+                lacking = await self._check(Check("config server", CONFIG), needs)
+                config = replace(config, problem=lacking.problem or config.problem)
         else:
-            config = await self._check(config)
-            if config.answers and not self._cluster.known_shards:
+            if CONFIG in listed.hosts:
+                config = await self._check(config, (*needs, *_OF_SHARDS))
+            else:
+                config = replace(await self._check(config, needs), oldest=None)
+            if config.usable and not listed.hosts:
                 config = replace(config, problem=_NO_SHARDS, fatal=True)
         at_once = asyncio.Semaphore(_MOST_AT_ONCE)
 
         async def check(target: str) -> Check:
             async with at_once:
-                return await self._check(Check(f"shard {target}", target))
+                return await self._check(Check(f"shard {target}", target), (*_OF_ALL, *_OF_SHARDS))
 
         return [config, *await asyncio.gather(*map(check, sorted(self._cluster.known_shards)))]
 
     async def _check_only_set(self, place: Check) -> Check:
         """Check a set that is no cluster's; one that is a shard lacks events of the others."""
-        found = await self._check(place)
+        found = await self._check(place, _OF_ONLY_SET)
         try:
             connection = await self._cluster.dialer(self._cluster.catalog).connect(_TIMEOUT)
             try:
@@ -178,7 +233,7 @@ class ServerChecks:
             else found
         )
 
-    async def _check(self, place: Check) -> Check:
+    async def _check(self, place: Check, needs: Sequence[Need]) -> Check:
         assert place.target is not None
         dialer = self._cluster.dialer(place.target)
         answers = False
@@ -187,6 +242,11 @@ class ServerChecks:
                 connection = await dialer.connect(_TIMEOUT)
                 answers = True
                 try:
+                    if (user := self._cluster.access.credentials) is not None:
+                        version = int(connection.hello.get("maxWireVersion", 0))
+                        if self._cluster.sharded and version >= WIRE_VERSION_OF_8_0:
+                            needs = (*needs, _OF_8_0)
+                        place = _lacking(place, user, await _privileges(connection), needs)
                     reply = await connection.command("local", _OLDEST_ENTRY, timeout=_TIMEOUT)
                 finally:
                     dialer.release(connection)
@@ -201,6 +261,8 @@ class ServerChecks:
             failure = NetworkError(repr(error))
         if not answers:
             return _failed(place, failure, _REACH_MEMBERS)
+        if place.problem is not None:
+            return place
         unread = f"answers, but its oplog cannot be read ({failure})"
         return replace(
             place, remark=f"{unread}: metrics will not show when history is about to be lost"
@@ -222,10 +284,10 @@ class ServerChecks:
             login = Check(f"login on the upstream as {upstream.user.user}", serves=True)
             try:
                 await connection.log_in(upstream.user, _TIMEOUT)
+                granted = await _privileges(connection)
             except (CommandError, NetworkError) as error:
-                remedy = "Check security.user, authSource and the password there"
-                return [place, replace(login, answers=False, problem=f"{error}. {remedy}")]
-            return [place, login]
+                return [place, _failed(login, error, _REACH_MONGOS)]
+            return [place, _lacking(login, upstream.user, granted, [_OF_LOOKUPS])]
         finally:
             connection.abort()
 
@@ -262,16 +324,47 @@ class ServerChecks:
 
 
 def _failed(place: Check, error: Exception, remedy: str) -> Check:
-    """Return the check of a place whose server does not answer, or is another one."""
+    """Return the check of a place whose server does not answer, refuses, or is another one."""
     if isinstance(error, WrongServerError):
         return _wrong(place, f"is the wrong server: {error.message}")
+    if isinstance(error, CommandError) and error.code in _REFUSALS:
+        hint = "" if error.code == ErrorCode.Unauthorized else f". {_LET_IN}"
+        return replace(place, usable=False, problem=f"refuses the router: {error}{hint}")
     known = why_no_member(error) if isinstance(error, CommandError) else str(error)
     problem = f"does not answer: {plain_text(known)}. {remedy}"
-    return replace(place, answers=False, problem=problem)
+    return replace(place, usable=False, problem=problem)
+
+
+def _lacking(place: Check, user: Credentials, granted: Privileges, needs: Sequence[Need]) -> Check:
+    """Return the check of a place with a problem if the router's user lacks privileges there."""
+    # Some databases of users may be all that is wanted.
+    some = [acts for on, acts in granted.granted.items() if on[:1] not in (("config",), ("local",))]
+    missing = {
+        need: text
+        for need in needs
+        if (text := need.missing(granted))
+        and not (need in _OF_SOME and any(each.issuperset(need.actions) for each in some))
+    }
+    if not missing:
+        return place
+    serves = place.serves or all(need.serves for need in missing)
+    lacks = "; ".join(missing.values())
+    problem = (
+        f"grants the router's user {user} too little. It lacks {lacks}. "
+        "Grant it there as in docs/security.md"
+    )
+    return replace(place, problem=problem, serves=serves, usable=serves)
+
+
+async def _privileges(connection: Connection) -> Privileges:
+    """Return what the connection's user may do; raises CommandError, NetworkError."""
+    asking = {"connectionStatus": 1, "showPrivileges": True}
+    status = await connection.command("admin", asking, timeout=_TIMEOUT)
+    return Privileges.of(status["authInfo"]["authenticatedUserPrivileges"])
 
 
 def _wrong(place: Check, problem: str) -> Check:
-    return replace(place, answers=False, problem=problem, fatal=True, serves=False)
+    return replace(place, usable=False, problem=problem, fatal=True, serves=False)
 
 
 def _signing_key(hello: Mapping[str, Any]) -> int:

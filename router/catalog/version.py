@@ -17,6 +17,9 @@ from router.catalog.upstream import UpstreamMongos
 from shard_client.errors import CommandError, NetworkError, ProtocolError
 from shard_client.wire.connection import Connection
 
+log = structlog.get_logger()
+
+
 _OURS = "mergerouter"
 
 
@@ -73,8 +76,6 @@ class ServerIdentity:
             known=True,
         )
 
-
-log = structlog.get_logger()
 
 _RETRY_PAUSE = 1.0
 _REFRESH_PAUSE = 60.0

@@ -7,13 +7,13 @@ from typing import Any
 
 from bson.int64 import Int64
 
-from router.access.authorization import LONGEST_SHOWN, not_authorized, require
-from router.access.privileges import STREAM_ACTIONS, WHOLE, stream_resource
+from router.access.authorization import LONGEST_SHOWN, not_authorized, require_stream
 from router.access.users import User
 from router.bson_text import type_name
 from router.commands.answer import Answer, AnyAnswer, PassThrough
 from router.commands.call import Call, answers
 from router.cursors.cursor import Owner
+from router.privileges import STREAM_ACTIONS, WHOLE, stream_resource
 from router.request.accepted import MOST_STAGES, explains_change_stream, is_change_stream
 from router.request.fields import api_parameters
 from router.request.stream_request import StreamRequest, check_database, parse_request, target_of
@@ -169,17 +169,12 @@ def _parsed(call: Call, command: Mapping[str, Any]) -> StreamRequest | PassThrou
             )
         check_database(call.database)
         if call.user is not None:
-            _check_rights(call, call.user, target_of(command))
+            require_stream(call.user, call.database, target_of(command), call.command)
         return parse_request(call.database, command)
     except CommandError as error:
         if call.upstream is None or call.database in _OF_THE_CLUSTER:
             raise
         return PassThrough(refusal=error)
-
-
-def _check_rights(call: Call, user: User, collection: str | None) -> None:
-    resource = stream_resource(call.database, collection)
-    require(user, resource, *STREAM_ACTIONS, database=call.database, command=call.command)
 
 
 async def _explained(

@@ -10,7 +10,6 @@ from bson.timestamp import Timestamp
 
 from router.access.authorization import login_required, require
 from router.access.login import AccessControl, Login
-from router.access.privileges import CLUSTER
 from router.access.signing import check_client_time
 from router.access.users import User
 from router.catalog.cluster import Cluster
@@ -30,6 +29,7 @@ from router.commands.topology_version import TopologyVersion
 from router.cursors.registry import CursorRegistry
 from router.loop_lag import LoopLag
 from router.peers.peers import Peers
+from router.privileges import CLUSTER
 from router.request.accepted import OF_ANY_COMMAND, brief
 from router.request.fields import check_api
 from router.stream.log_reader import Batch

@@ -7,7 +7,6 @@ from bson.binary import UUID_SUBTYPE, Binary
 from bson.int64 import Int64
 
 from router.access.authorization import not_authorized
-from router.access.privileges import CLUSTER, Resource
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.call import Call, answers
 from router.commands.elsewhere import (
@@ -17,6 +16,7 @@ from router.commands.elsewhere import (
     kill_elsewhere,
 )
 from router.cursors.cursor import Owner
+from router.privileges import CLUSTER, Resource
 from router.request.accepted import LONGEST_TIME, OF_ANY_COMMAND, Accepts, is_read_preference
 from router.request.fields import (
     at_least_zero,

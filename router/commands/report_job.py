@@ -6,11 +6,11 @@ from typing import Any, Final
 
 from bson.timestamp import Timestamp
 
-from router.access.authorization import require
-from router.access.privileges import STREAM_ACTIONS, WHOLE, stream_resource
+from router.access.authorization import require_stream
 from router.commands.answer import Answer
 from router.commands.call import Call, answers
 from router.commands.job_reports import JobReport
+from router.privileges import WHOLE
 from router.request.fields import at_least_zero, check_known, text, wrong_type
 
 COMMAND: Final = "mergerouterReportJob"
@@ -35,8 +35,7 @@ async def report_job(call: Call) -> Answer:
     target = command[call.name]
     collection = target if isinstance(target, str) else None
     if call.user is not None:
-        resource = stream_resource(call.database, collection)
-        require(call.user, resource, *STREAM_ACTIONS, database=call.database, command=command)
+        require_stream(call.user, call.database, collection, command)
     owner = call.client.host
     call.node.jobs.add(
         JobReport(

@@ -305,12 +305,12 @@ class Settings(Section):
 
         Passwords are hidden.
         """
-        shown: dict[str, Any] = _sorted(self.model_dump(by_alias=True, exclude_unset=True))
+        # Paths become strings: BSON has none.
+        shown = _sorted(self.model_dump(mode="json", by_alias=True, exclude_unset=True))
         for section in (shown.get("security", {}), shown.get("net", {}).get("tls", {})):
             for name in _SECRETS & section.keys():
                 section[name] = HIDDEN
-        plain: dict[str, Any] = _plain(shown)
-        return plain
+        return shown
 
 
 def load_settings(flags: Mapping[str, Any], file: Path | None = None) -> Settings:
@@ -373,17 +373,12 @@ def _nested(content: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _plain(value: Any) -> Any:
-    """Return the settings with paths as strings, since BSON has none."""
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    return str(value) if isinstance(value, Path) else value
-
-
-def _sorted(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _sorted(value[name]) for name in sorted(value)}
-    return value
+def _sorted(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a section with its names, and those of the sections in it, in order."""
+    return {
+        name: _sorted(value) if isinstance(value, dict) else value
+        for name, value in sorted(section.items())
+    }
 
 
 PREFIX = "MERGEROUTER_"

@@ -36,6 +36,9 @@ from shard_client.errors import CommandError
 from shard_client.wire.connection import Address
 from shard_client.wire.connection_pool import PoolCounts
 
+log = structlog.get_logger()
+
+
 _MOST_DEPARTED: Final = 1000
 _REMEMBERED_FOR: Final = 24 * 60 * 60.0
 
@@ -72,9 +75,6 @@ class DepartedClients:
                 break
             self._places.popitem(last=False)
         return min((place for _left, place in self._places.values()), default=None)
-
-
-log = structlog.get_logger()
 
 
 class CursorRegistry:

@@ -5,11 +5,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from router.access.authorization import require
+from router.access.authorization import require_stream
 from router.access.login import Login
-from router.access.privileges import STREAM_ACTIONS, stream_resource_of
 from router.access.users import User
 from router.feed.watch import Watch
+from router.privileges import WHOLE
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError
 from shard_client.wire.authentication import EXTERNAL, X509
@@ -133,12 +133,10 @@ async def _converse(login: Login, lines: Lines, first: Mapping[str, Any], most: 
 
 def check_rights(user: User, watch: Watch) -> None:
     """Check that the user may read the stream; raises CommandError (13)."""
-    namespace = watch.request.namespace
-    database, _, collection = namespace.partition(".")
-    target: Any = 1 if collection.startswith("$cmd") else collection
-    command = {"aggregate": target, "pipeline": [{"$changeStream": {}}]}
-    resource = stream_resource_of(namespace)
-    require(user, resource, *STREAM_ACTIONS, database=database, command=command)
+    database, _, name = watch.request.namespace.partition(".")
+    collection = None if name == WHOLE else name
+    command: dict[str, Any] = {"aggregate": collection or 1, "pipeline": [{"$changeStream": {}}]}
+    require_stream(user, database, collection, command)
 
 
 def _fields(line: bytes) -> Mapping[str, Any]:

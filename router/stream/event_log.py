@@ -6,8 +6,8 @@ from itertools import accumulate
 from operator import attrgetter
 from typing import Final
 
+from router.memory import EVENT_OVERHEAD
 from router.stream.merger import Block
-from router.stream.remote_queue import EVENT_OVERHEAD
 from router.stream_settings import DEFAULT_BLOCK_SIZES
 
 ELEMENT_OVERHEAD: Final = 10

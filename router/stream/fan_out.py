@@ -14,9 +14,9 @@ from bson.int64 import Int64
 from router.filters.fields import Allowance, Element, TooLargeError
 from router.filters.paths import PathReader
 from router.filters.stream_filter import EVERYTHING, StreamFilter
+from router.memory import EVENT_OVERHEAD, weight
 from router.stream.merged_stream import MergedStream
 from router.stream.merger import Block
-from router.stream.remote_queue import EVENT_OVERHEAD, weight
 from router.stream.views import (
     RENAME,
     Incarnation,

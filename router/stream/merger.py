@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from sortedcontainers import SortedList
 
-from router.stream.remote_queue import BSON, KEY, RemoteQueue, weight
+from router.memory import weight
+from router.stream.remote_queue import BSON, KEY, RemoteQueue
 from router.stream_settings import DEFAULT_BLOCK_SIZES, BlockSizes
 from shard_client.remote_cursor.cursor_reply import Event, Watermark
 

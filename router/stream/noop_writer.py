@@ -260,6 +260,7 @@ class NoOpTarget:
                 log.info(
                     "the member refuses no-op writes; the router reads from it instead",
                     target=self._name,
+                    error=str(error),
                 )
                 self._by_noop = False
             except (NetworkError, ProtocolError) as failure:
@@ -292,7 +293,7 @@ class NoOpTarget:
             reply = await connection.command_raw(_command(past, clock.raw), timeout=timeout)
             answer = decode(reply)
             if not answer.get("ok"):
-                raise CommandError.from_reply(answer)
+                raise connection.explained(CommandError.from_reply(answer))
             self._load.noop_writes += 1
             self._load.noop_bytes += NOOP_BYTES
             if (unreplicated := answer.get("writeConcernError")) is not None:
@@ -320,7 +321,7 @@ class NoOpTarget:
         if time is not None:
             # The member refuses an afterClusterTime beyond its own cluster time.
             concern["afterClusterTime"] = min(time, next_tick(past))
-        return "mergerouter", {
+        return "admin", {
             "find": "nothing",
             "limit": 1,
             "singleBatch": True,

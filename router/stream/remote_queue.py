@@ -8,6 +8,7 @@ from typing import Final, NamedTuple, NoReturn
 
 from bson.timestamp import Timestamp
 
+from router.memory import weight
 from shard_client.bson.resume_token import TIME_DIGITS
 from shard_client.remote_cursor.cursor_reply import Event, Watermark
 
@@ -57,14 +58,6 @@ class Laggard(NamedTuple):
 KEY: Final = itemgetter(0)
 BSON: Final = itemgetter(1)
 """An event's sort key and its bytes."""
-
-EVENT_OVERHEAD: Final = 300
-"""Bytes of memory that an event takes besides its BSON: its sort key, and Python's objects."""
-
-
-def weight(events: int, size: int) -> int:
-    """Return the bytes of memory that ``events`` events of ``size`` bytes in all take."""
-    return size + EVENT_OVERHEAD * events
 
 
 class MergeOrderError(Exception):

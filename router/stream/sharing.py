@@ -342,12 +342,15 @@ def why_not_filters(request: StreamRequest, mode: str) -> str:
         return "shareFilters is never"
     if request.extras.get("collation") is not None:
         return "it has a collation"
+    # Whether a shard's invalidate is swallowed depends on what its filter lets through.
+    return _why_alone(request)
+
+
+def _why_alone(request: StreamRequest) -> str:
+    """Return why a stream is read for its own clients only, or an empty string."""
     if request.passthrough_to_shard is not None:
         return "it reads one shard"
-    if request.starts_after_invalidate:
-        # Whether a shard's invalidate is swallowed depends on what its filter lets through.
-        return "it starts after an invalidate"
-    return ""
+    return "it starts after an invalidate" if request.starts_after_invalidate else ""
 
 
 def why_not_scopes(request: StreamRequest, mode: str) -> str:
@@ -356,10 +359,8 @@ def why_not_scopes(request: StreamRequest, mode: str) -> str:
         return "it reads the whole cluster"
     if mode == NEVER:
         return "shareScopes is never"
-    if request.passthrough_to_shard is not None:
-        return "it reads one shard"
-    if request.starts_after_invalidate:
-        return "it starts after an invalidate"
+    if alone := _why_alone(request):
+        return alone
     for name, value in request.change_stream_options.items():
         if value not in _OPTIONS.get(name, ()):
             return f"it has the option {name}"

@@ -48,8 +48,8 @@ def check_config(
 ) -> None:
     """Check the settings and all that they name.
 
-    Tries the files, the ports, the cluster and the upstream, and prints a line for each. The exit
-    status is 0 if all work, else 1.
+    Tries the files, the ports, the cluster and the upstream, and the rights of the router's user
+    there, and prints a line for each. The exit status is 0 if all work, else 1.
     """
     flags = {
         "sharding.configDB": configdb,

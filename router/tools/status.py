@@ -209,7 +209,7 @@ def _lanes(lanes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         filled = round(lane["reached"] * _BAR)
         bar = "#" * filled + "." * (_BAR - filled)
         behind = "not read" if lane["lag"] is None else f"{in_words(lane['lag'])} behind"
-        notes = [f"does not answer: {lane['error']}"] if lane["error"] else []
+        notes = [lane["error"]] if lane["error"] else []
         notes += [in_wait(reason, count) for reason, count in lane["holds"].items()]
         if lane["history"] is not None:
             notes.append(f"{in_words(lane['history'])} of oplog left")

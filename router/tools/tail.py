@@ -196,7 +196,7 @@ def explain(error: PyMongoError, resume_file: Path | None = None) -> str:
                 "string, as mongodb://user:password@host:port/, in the file of --uri-file "
                 f"({message})"
             )
-        if error.code == ErrorCode.Unauthorized:
+        if error.code == ErrorCode.Unauthorized and "the router's user" not in str(message):
             remedy = "The user in --uri needs the privileges find and changeStream there"
         elif error.code == ErrorCode.AuthenticationFailed:
             remedy = "Check the user, the password and authSource in --uri or --uri-file"

@@ -16,6 +16,8 @@ from bson.objectid import ObjectId
 from router.workers.channel import Channel, HandedConnection, hand_over
 from router.workers.placement import Load
 
+log = structlog.get_logger()
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerStart:
@@ -45,8 +47,6 @@ class WorkerStart:
     ports: Mapping[str, int]
     verbosity: int
 
-
-log = structlog.get_logger()
 
 _LEAST_WHEN_SILENT = 0.5
 _SILENT_FOR_LONG = 1.0

@@ -27,6 +27,8 @@ from router.workers.child import Child, WorkerStart
 from router.workers.dispatcher import ConnectionDispatcher
 from shard_client.backoff import Backoff
 
+log = structlog.get_logger()
+
 
 class WorkersStatus:
     """The status of a router of several workers, as their parent asks for it.
@@ -62,8 +64,6 @@ class WorkersStatus:
         for peer in self._peers.values():
             peer.close()
 
-
-log = structlog.get_logger()
 
 _MS = 0.001
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0

@@ -413,20 +413,19 @@ def _cluster_time(reader: Reader) -> Timestamp:
     return Timestamp(*struct.unpack(">II", reader.content(value)))
 
 
-def _integer(reader: Reader, missing: MalformedValueError, wrong: MalformedValueError) -> int:
-    if not reader.more:
-        raise missing
-    number = reader.integer(reader.next())
+def _integer(reader: Reader, missing: tuple[str, int], wrong: tuple[str, int]) -> int:
+    """Return the next value, an integer; the errors without one are given as message and code."""
+    number = reader.integer(reader.next()) if (more := reader.more) else None
     if number is None:
-        raise wrong
+        raise MalformedValueError(*(wrong if more else missing))
     return number
 
 
 def _version(reader: Reader) -> int:
     version = _integer(
         reader,
-        MalformedValueError("Resume Token does not contain version", 50796),
-        MalformedValueError("Invalid resume token: wrong type for version", 50854),
+        ("Resume Token does not contain version", 50796),
+        ("Invalid resume token: wrong type for version", 50854),
     )
     if version not in (0, 1, 2):
         raise MalformedValueError("Invalid Resume Token: only supports version 0, 1 and 2", 50795)
@@ -436,8 +435,8 @@ def _version(reader: Reader) -> int:
 def _token_type(reader: Reader) -> int:
     token_type = _integer(
         reader,
-        MalformedValueError("Resume Token does not contain tokenType", 51055),
-        MalformedValueError("Resume Token tokenType is not an int.", 51056),
+        ("Resume Token does not contain tokenType", 51055),
+        ("Resume Token tokenType is not an int.", 51056),
     )
     if token_type not in (HIGH_WATER_MARK, EVENT):
         raise MalformedValueError(f"Token type {token_type} not recognized", 51057)
@@ -447,8 +446,8 @@ def _token_type(reader: Reader) -> int:
 def _txn_op_index(reader: Reader) -> int:
     index = _integer(
         reader,
-        MalformedValueError("Resume Token does not contain txnOpIndex", 50793),
-        MalformedValueError("Resume Token txnOpIndex is not an integer", 50855),
+        ("Resume Token does not contain txnOpIndex", 50793),
+        ("Resume Token txnOpIndex is not an integer", 50855),
     )
     if index < 0:
         raise MalformedValueError("Invalid Resume Token: txnOpIndex should be non-negative", 50794)
@@ -494,12 +493,10 @@ def _event(reader: Reader, version: int, token_type: int) -> tuple[UUID | None, 
         raise MalformedValueError("Resume Token eventIdentifier is not an object", 6189503)
     fragment = None
     if reader.more and version >= 2:
-        wrong = MalformedValueError(
-            "Resume token 'fragmentNum' must be a non-negative integer.", 7182501
-        )
+        wrong = "Resume token 'fragmentNum' must be a non-negative integer.", 7182501
         fragment = _integer(reader, wrong, wrong)
         if not 0 <= fragment < _INT32_END:
-            raise wrong
+            raise MalformedValueError(*wrong)
     if reader.more:
         raise MalformedValueError("invalid oversized resume token", 40646)
     return uuid, reader.data[start:end], fragment

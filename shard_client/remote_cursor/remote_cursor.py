@@ -376,7 +376,10 @@ class RemoteCursor:
 
     async def _receive(self) -> CursorBatch:
         with self._link.replying() as connection:
-            return CursorBatch.of(await connection.receive_raw(timeout=None))
+            try:
+                return CursorBatch.of(await connection.receive_raw(timeout=None))
+            except CommandError as error:
+                raise connection.explained(error) from None
 
     def _arrived(self, batch: CursorBatch) -> CursorBatch:
         self._clock.advance(batch.cluster_time)

@@ -229,13 +229,13 @@ class MotorReplicaSet:
         """
         distrusted = self._distrusted
         try:
-            await self._client["mergerouter"].command({"find": "nothing", "limit": 1})
+            await self._client["admin"].command({"find": "nothing", "limit": 1})
+            self._lost = False
+        except OperationFailure as error:
+            self._refused, self._lost = self._refusal(error), False  # the primary answers
         except PyMongoError as error:
             self._log_no_primary(error)
-            self._refused = self._refusal(error)
             await asyncio.sleep(0.2)
-        else:
-            self._lost = False
         finally:
             if self._distrusted == distrusted:
                 self._distrusted = None
@@ -244,16 +244,12 @@ class MotorReplicaSet:
                 self.topology_changed(*_members_of(self._topology))
             self._changed.set()
 
-    def _refusal(self, error: PyMongoError) -> CommandError | None:
+    def _refusal(self, error: OperationFailure) -> CommandError | None:
         """Return the error of a refused login, for which the driver distrusts the member."""
-        credentials = self._access.credentials
-        if credentials is None or not isinstance(error, OperationFailure):
-            return None
         if error.code not in (ErrorCode.AuthenticationFailed, ErrorCode.UserNotFound):
             return None
-        who = f"{credentials.user}@{credentials.source}"
-        reason = (error.details or {}).get("errmsg", str(error))
-        return CommandError(error.code, f"cannot log in to {self._name} as {who}: {reason}")
+        user, reason = self._access.credentials, (error.details or {}).get("errmsg", str(error))
+        return CommandError(error.code, f"cannot log in to {self._name} as {user}: {reason}")
 
     def _log_no_primary(self, error: PyMongoError) -> None:
         """Log what the driver knows of each member, once for each time without a primary."""

@@ -60,6 +60,10 @@ class Credentials:
         """The mechanism of the login."""
         return MECHANISM if self.passwords else X509
 
+    def __str__(self) -> str:
+        """Return the user as ``name@database``."""
+        return f"{self.user}@{self.source}"
+
 
 BY_CERTIFICATE = Credentials("the subject of its certificate", EXTERNAL, ())
 """The login with the certificate of the connection, whose subject the server knows."""

@@ -12,6 +12,7 @@ from ipaddress import ip_address
 from itertools import count
 from typing import Any, Self
 
+from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, ProtocolError, plain_text
 from shard_client.wire.authentication import Credentials, log_in
 from shard_client.wire.documents import decode_reply, encode
@@ -35,6 +36,12 @@ _KEEPALIVE = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT")
 APP_NAME = "mergerouter"
 MONITOR_NAME = "mergerouter monitor"
 """Application names that distinguish streams' connections from monitoring connections."""
+
+_DIRECTLY = "directly to a shard"
+"""Words of the error for reads that MongoDB 8.0 and newer refuse on a shard or config server."""
+
+_MOST_SAID = 200
+"""Most characters of a refusal, which contains the command."""
 
 
 def parse_address(text: str, *, default_port: int = 27017) -> Address:
@@ -111,6 +118,7 @@ class Connection:
         self._request_ids = count(1)
         self._expected = 0
         self._busy = False
+        self._credentials: Credentials | None = None
 
     @classmethod
     async def open(
@@ -199,12 +207,29 @@ class Connection:
         try:
             await log_in(self, credentials, timeout=timeout)
         except CommandError as error:
-            who = f"{credentials.user}@{credentials.source}"
             raise CommandError(
-                error.code, f"cannot log in to {peer} as {who}: {error.message}"
+                error.code, f"cannot log in to {peer} as {credentials}: {error.message}"
             ) from error
         except ProtocolError as error:
             raise self._broken(error) from error
+        self._credentials = credentials
+
+    def explained(self, error: CommandError) -> CommandError:
+        """Return a reply's error; if it is 13, with the router's user, what it lacks and a remedy.
+
+        The client whose request led to the command has other rights, and often another user.
+        """
+        if error.code != ErrorCode.Unauthorized or self._credentials is None:
+            return error
+        lacks = "what it lacks: mergerouter check-config names it"
+        if _DIRECTLY in error.message:
+            lacks = "the role directShardOperations, which MongoDB 8.0 and newer require"
+        said = error.message[:_MOST_SAID] + "…" * (len(error.message) > _MOST_SAID)
+        message = (
+            f"{format_address(self.address)} refuses the router's user {self._credentials}: {said} "
+            f"Grant that user {lacks} (docs/security.md)"
+        )
+        return error.with_labels(message=message)
 
     def free_buffer(self) -> None:
         """Free the buffer that large replies have grown; call this only between two requests."""
@@ -225,7 +250,7 @@ class Connection:
         try:
             reply = decode_reply(body)
             if not reply.get("ok"):
-                raise CommandError.from_reply(reply)
+                raise self.explained(CommandError.from_reply(reply))
         except ProtocolError as error:
             raise self._broken(error) from error
         return reply

@@ -22,7 +22,6 @@ from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.rows.typed_documents import from_json as schema_from_json
 from spark_sink.snapshot.plan import LostDocument
-from spark_sink.snapshot.reader import SnapshotTask
 from spark_sink.source.data_source import MergerouterDataSource
 from spark_sink.source.offsets import Offset
 from spark_sink.source.schema import schema_for
@@ -109,7 +108,7 @@ class JobStreamReader(MergerouterStreamReader):
         if not (batch.is_small and is_of_stream) or self.options.max_bytes_per_trigger:
             return None
         added = self.added_tasks(before, at)
-        if any(isinstance(each, SnapshotTask) for each in added):
+        if any(isinstance(each, tuple) for each in added):
             return None
         return [*([ReadTask(batch.first, batch.end)] if batch.events else []), *added]
 

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from pymongo.uri_parser import parse_uri
@@ -25,19 +25,22 @@ _STOP_SECONDS = 20.0
 
 
 @contextmanager
-def router_beside(
+def own_router(
     uri: str, configdb: str | None, upstream: str | None, config: str | None = None
 ) -> Iterator[None]:
-    """Start a router for the block, if its settings are given and none answers at the URI.
+    """Run `mergerouter serve` beside the job for the block, unless a router answers at the URI.
+
+    Without a configuration none is started. The router listens on 127.0.0.1, on the URI's port.
 
     Args:
         uri: the job's connection string.
-        configdb: the value of --configdb, or None.
-        upstream: the value of --upstream, or None.
-        config: the router's configuration file, or None. The two before override it.
+        configdb: the config server, as rsName/host:port; None if ``config`` names it.
+        upstream: the mongos that snapshots are read through, as mongodb://host:port; None for none.
+        config: a configuration file for `mergerouter serve`, with what a secured cluster requires:
+            the key file, the router's user, TLS. The two before override it.
 
     Raises:
-        OptionError: the arguments contradict each other.
+        OptionError: the arguments contradict each other, or `uri` does not name one local port.
         SourceError: the router does not start.
     """
     if configdb is None and config is None:
@@ -47,12 +50,22 @@ def router_beside(
         return
     try:
         require_router({"uri": uri})
-        beside: AbstractContextManager[None] = nullcontext()
     except OptionError:
         raise
     except SourceError:
-        beside = own_router(configdb, upstream, uri, config)
-    with beside:
+        nodes = parse_uri(uri)["nodelist"]
+    else:
+        yield
+        return
+    if len(nodes) != 1 or nodes[0][0] not in ("127.0.0.1", "localhost"):
+        raise OptionError(
+            "the job's router runs on this machine: --uri must name one port of 127.0.0.1"
+        )
+    command = [sys.executable, "-m", "router.cli", "serve", "--port", str(nodes[0][1])]
+    flags = {"--config": config, "--configdb": configdb, "--upstream": upstream}
+    for flag, value in flags.items():
+        command += [] if value is None else [flag, value]
+    with _running(command):
         yield
 
 
@@ -72,32 +85,8 @@ def _end_with_parent() -> None:
 
 
 @contextmanager
-def own_router(
-    configdb: str | None, upstream: str | None, uri: str, config: str | None = None
-) -> Iterator[None]:
-    """Run `mergerouter serve` as a process beside the job for the block.
-
-    It listens on 127.0.0.1, on the port of the job's connection string.
-
-    Args:
-        configdb: the cluster's config server, as rsName/host:port; None where ``config`` names it.
-        upstream: the mongos that snapshots are read through, as mongodb://host:port; None for none.
-        uri: the job's connection string.
-        config: a configuration file for `mergerouter serve`, which has what a secured cluster
-            requires: the key file, the router's user, TLS.
-
-    Raises OptionError unless `uri` names one local port, and SourceError if the router does not
-    start.
-    """
-    nodes = parse_uri(uri)["nodelist"]
-    if len(nodes) != 1 or nodes[0][0] not in ("127.0.0.1", "localhost"):
-        raise OptionError(
-            "the job's router runs on this machine: --uri must name one port of 127.0.0.1"
-        )
-    command = [sys.executable, "-m", "router.cli", "serve", "--port", str(nodes[0][1])]
-    flags = {"--config": config, "--configdb": configdb, "--upstream": upstream}
-    for flag, value in flags.items():
-        command += [] if value is None else [flag, value]
+def _running(command: list[str]) -> Iterator[None]:
+    """Run a router for the block, once it listens. Raises SourceError."""
     with tempfile.TemporaryDirectory(prefix="mergerouter-own-") as folder:
         log = Path(folder) / "router.log"
         with log.open("wb") as output:

@@ -38,8 +38,8 @@ _BATCH_SECONDS = (0.1, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 900)
 class BatchProgress:
     """A batch that has run: its number, events, seconds, and the cluster time at its end.
 
-    `events` includes the documents of a snapshot, `files` are those with its rows.
-    `lag` is how old that time was when the batch ended, in seconds; both are None while the batch's
+    `events` includes the documents of a snapshot; `files` is the number of files with its rows.
+    `lag` is the age of `through` when the batch ended, in seconds; both are None while the batch's
     position has no time. `snapshot` is the progress of a snapshot that has not ended, and `share`
     how much of it is done, from 0 to 1, by the chunks that are known.
     """
@@ -106,10 +106,9 @@ def batch_progress(
 
 
 def _share(plan: SnapshotPlan) -> float:
-    """Return how much of a snapshot is done; a collection that waits counts as one chunk."""
-    left = len(plan.waiting) + (0 if plan.current is None else len(plan.bounds) + 1)
-    done = plan.progress.chunks_planned
-    return done / max(1, done + left)
+    """Return how much of a snapshot is planned; each collection counts the same."""
+    done = plan.progress
+    return (done.collections_planned + done.share) / max(1, done.collections)
 
 
 def _offset(progress: Mapping[str, Any]) -> Offset | None:

@@ -80,7 +80,7 @@ _REMEDIES = (
 
 @contextmanager
 def quiet_stop(end: StopRequest) -> Iterator[None]:
-    """Tell an orderly end where the signal to stop has reached Spark's JVM as well.
+    """Treat the end of Spark's JVM as an orderly stop if a signal has requested a stop.
 
     A service manager that signals all processes of a job ends the JVM before the batch commits. The
     next start repeats that batch, so this is no failure. Other exceptions are raised.
@@ -138,7 +138,7 @@ def run_until_stopped(
 
 
 def _clock_ahead() -> float:
-    """Return how far the clock is ahead of one that nobody sets, in seconds."""
+    """Return the difference between the wall clock and the monotonic clock, in seconds."""
     return time.time() - time.monotonic()
 
 

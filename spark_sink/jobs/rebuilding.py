@@ -97,12 +97,13 @@ def rebuild_checkpoint(folder: JobFolder) -> int:
 
 
 def restore_checkpoint(folder: JobFolder) -> int | None:
-    """Make the checkpoint again if it is lost, damaged, or older than the tables, and tell it.
+    """Make the checkpoint again if it is lost, damaged, or older than the tables, and print that.
 
-    Batches with the numbers of later ones would be left out. Return the checkpoint's last batch, or
-    None if it is as it was. Raises OptionError if the tables cannot tell where the job was, if the
-    checkpoint is another job's, or if a table lacks a batch that the checkpoint has; and
-    StreamError if an older version of a table was restored.
+    With an older checkpoint new batches would have numbers that the tables have already, and would
+    be left out. Return the checkpoint's last batch, or None if it is as it was. Raises OptionError
+    if the tables do not tell where the job was, if the checkpoint is another job's, or if a table
+    lacks a batch that the checkpoint has; and StreamError if an older version of a table was
+    restored.
     """
     if not folder.exists:
         return None
@@ -145,7 +146,7 @@ def lacking_tables(kept: Mapping[str, Batch | None], done: int) -> list[str]:
 
 
 def remove_damaged(folder: JobFolder) -> None:
-    """Remove a checkpoint that is damaged, and tell it; the tables tell where the job was.
+    """Remove a damaged checkpoint, and print that. The tables know where the job was.
 
     Raises OptionError if they have no batch.
     """
@@ -233,7 +234,7 @@ def _replayed(
     scope: TableScope | None,
     record: JobRecord,
 ) -> CurrentTable:
-    """Make a current table of rows of bronze, as the batch with that number."""
+    """Make a current table of rows of bronze, and commit it as this batch."""
     folder = JobFolder(into)
     table = CurrentTable(folder.table(CURRENT), form=table_form(record))
     remove_interrupted(table.address, 1)  # what another attempt to rebuild has left
@@ -255,8 +256,8 @@ def seek(folder: JobFolder, to: str) -> str:
     events. So a seek may be corrected until the job has been started.
 
     Args:
-        to: a cluster time, or a token. The events at the time are read; those at the token's
-            cluster time are not.
+        to: a cluster time, or a token, of which its cluster time counts. All events at the time are
+            read: a transaction, and from MongoDB 8.0 on an insertMany, has many of one time.
 
     Raises OptionError if `to` is no position, lies in the future by the clock of this machine, or
     if the job cannot be set there.
@@ -272,7 +273,8 @@ def seek(folder: JobFolder, to: str) -> str:
 def _gap(folder: JobFolder, before: Offset, position: AtTime, to: str) -> tuple[Offset, str]:
     """Return the end of a batch after `before` that leaves out the events before a position.
 
-    Return also what a user is told of its signals. Raises OptionError; `to` is the position's name.
+    The second result is a remark about signals for the user. Raises OptionError, in which `to` is
+    the position.
     """
     if before.running is not None:
         raise OptionError(
@@ -359,7 +361,7 @@ def _reached(folder: JobFolder, before: Offset) -> list[Position]:
 
 
 def _note_end(folder: JobFolder, number: int, offset: Mapping[str, Any]) -> None:
-    """Let the tables that have a batch, which not all of them have, end it at another offset."""
+    """Change the offset at the end of a batch in the tables that have it already."""
     for name in (*APPENDED, CURRENT):
         log = DeltaLog(folder.table(name))
         batch = Batch.of(log.position())
@@ -370,13 +372,10 @@ def _note_end(folder: JobFolder, number: int, offset: Mapping[str, Any]) -> None
 def _position(text: str) -> AtTime:
     for parse in (cluster_time_position, resume_token):
         try:
-            found: Position = parse(text)
+            found: Token | AtTime = parse(text)
         except ValueError:
             continue
-        if isinstance(found, Token):
-            return after(found.cluster_time)
-        assert isinstance(found, AtTime)
-        return found
+        return AtTime(found.cluster_time) if isinstance(found, Token) else found
     raise OptionError(
         f"--to: must be a time such as 2026-01-31T12:00:00Z or a resume token, not {text!r}"
     )

@@ -34,8 +34,8 @@ class RouterReport:
     """Reports a job's progress. Use it as a context manager: its end reports the end of the job,
     or the exception that ends it.
 
-    A report that the router does not take is left out, and the job continues. After a refusal, as
-    by a mongos, there are no more of them.
+    The job continues if a report fails. After a server has refused one, as a mongos does, no more
+    reports are sent.
 
     Args:
         folder: the job's folder, by which the page names it.

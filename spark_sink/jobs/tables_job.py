@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
-from bson.timestamp import Timestamp
 from pymongo.errors import OperationFailure
 from pyspark.errors import ParseException
 from pyspark.sql import DataFrame, SparkSession
@@ -48,10 +47,12 @@ from spark_sink.jobs.task_tables import (
     message_schema,
 )
 from spark_sink.options.scope import Scope
+from spark_sink.options.snapshot_options import TASKS
 from spark_sink.options.stream_options import StreamOptions, named_options, parse_options
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.typed_documents import from_json as schema_from_json
 from spark_sink.rows.typed_documents import is_json, nullable
+from spark_sink.session.spark_session import tasks_by_cores
 from spark_sink.source.offsets import Offset
 from spark_sink.source.schema import schema_for
 from spark_sink.source.tasks import snapshot_planner
@@ -188,7 +189,7 @@ class TablesJob:
             fields = _shard_keys(parse_options(self._options))
             names = [each.replace(".", "_") if self._form.flattens else each for each in fields]
             self._form = replace(self._form, keys=tuple(dict.fromkeys(("_id", *names))))
-        options = {"maxEventsPerTrigger": str(_MAX_EVENTS), **named_options(self._options)}
+        options = job_options(self._options, tasks_by_cores(spark))
         if parse_options(options).snapshot.may_stream:  # a snapshot alone has no signals
             options = {"signalFolder": self._folder.signals, **options}
         spark.dataSource.register(JobSource)
@@ -300,15 +301,29 @@ class TablesJob:
         return self._opened[name]
 
 
+def job_options(given: Mapping[str, str], tasks: int) -> dict[str, str]:
+    """Return the options of a job's source with a job's defaults. Raises OptionError.
+
+    Several tasks may have changes of a document, because tables order them by their tokens.
+    `tasks` are those of a batch of a snapshot.
+    """
+    defaults = {
+        "maxEventsPerTrigger": str(_MAX_EVENTS),
+        "eventsPerPartition": str(_MAX_EVENTS // 4),
+        TASKS: str(tasks),
+    }
+    return {**defaults, **named_options(given)}
+
+
 def _shard_keys(options: StreamOptions) -> list[str]:
     """Return the fields of the shard keys of the collections. Raises StreamError."""
     with closing(RouterClient(options)) as client:
         planner = snapshot_planner(client, options)
         try:
-            plan = client.with_retries(lambda: planner.begin(Timestamp(1, 1)))
+            found = client.with_retries(lambda: planner.collections(options.snapshot.accepts))
         except OperationFailure:  # not allowed: the snapshot, if there is one, tells it
             return []
-    return [field for each in plan.waiting for field in each.key]
+    return [field for each in sorted(found, key=str) for field in each.key]
 
 
 def table_form(record: JobRecord) -> TableForm:

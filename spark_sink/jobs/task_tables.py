@@ -56,7 +56,7 @@ _PROBLEM = "a document of the event cannot be read"
 
 @dataclass(frozen=True)
 class TaskTables:
-    """The addresses, by name, of the tables of a job that tasks write or count, QUARANTINE among.
+    """The addresses, by name, of the tables that tasks write or count for; QUARANTINE is one.
 
     Tasks write events that cannot be read to QUARANTINE, unless the current table does that. The
     messages are made with `message_options`. `epoch` is that of the start of the job.
@@ -177,7 +177,7 @@ class TaskWriter:
 
 
 class Transactions:
-    """Counts the events of transactions, by their ids; `by_id` is what another object counted."""
+    """Counts the events of each transaction; `by_id` continues what another object counted."""
 
     def __init__(self, by_id: dict[str, dict[str, Any]] | None = None) -> None:
         self.by_id = by_id or {}

@@ -26,8 +26,7 @@ class RetryPolicy:
         initial_backoff: before the first retry; it doubles up to max_backoff, with random jitter.
         attempts: the most consecutive failures; None: as many as fit in max_seconds.
         restarts: how often the query restarts, after restart_delay; None is no limit.
-        selection_timeout: for server selection; None: the default, which is shorter if connections
-            are refused.
+        selection_timeout: for server selection.
     """
 
     initial_backoff: float = option(_INITIAL_BACKOFF, values.milliseconds, 0.05)
@@ -36,8 +35,8 @@ class RetryPolicy:
     max_seconds: float = 60.0
     restarts: int | None = option(_RESTARTS, values.unlimited_number, 0)
     restart_delay: float = option(_RESTART_DELAY, values.milliseconds, 10.0)
-    selection_timeout: float | None = option(
-        "mongodb.server.selection.timeout.ms", values.positive_milliseconds, None
+    selection_timeout: float = option(
+        "mongodb.server.selection.timeout.ms", values.positive_milliseconds, 2.5
     )
 
     def __str__(self) -> str:

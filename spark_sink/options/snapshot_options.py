@@ -21,6 +21,9 @@ from spark_sink.options.names import fields_in, option, parsed_option
 BASED = "snapshot.mode.configuration.based"
 """The prefix of the options of the mode configuration_based."""
 
+TASKS = "snapshotTasks"
+"""The option for the number of tasks of a snapshot's batch."""
+
 CUSTOM_NAME = "snapshot.mode.custom.name"
 
 
@@ -128,7 +131,8 @@ class SnapshotOptions:
 
     Args:
         policy: when; None: `custom`, a function named `module:function`, chooses at each start.
-        chunk_rows: about how many documents a task reads; None: a quarter of a micro-batch.
+        tasks: about how many a batch has, at least twice as many as Spark has cores.
+        chunk_rows: about how many documents a task reads; None: 64 MiB of them.
         filters: on documents, by namespace; None if the option is not given.
         collections: regular expressions for whole names (`database.collection`), without regard to
             case, of the collections that are read; empty: all of the stream's.
@@ -137,6 +141,7 @@ class SnapshotOptions:
 
     policy: SnapshotPolicy | None = POLICIES["no_data"]
     custom: str = option(CUSTOM_NAME, values.some_text, "")
+    tasks: int = option(TASKS, values.positive, 64)
     chunk_rows: int | None = option("snapshotChunkRows", values.positive, None)
     filters: Mapping[str, Mapping[str, Any]] | None = option(
         "snapshotFilters", values.filters, None
@@ -168,9 +173,8 @@ class SnapshotOptions:
         if self.policy is None:
             custom_mode(self.custom)
 
-    def accepts(self, database: str, collection: str) -> bool:
-        """Return whether a snapshot reads a collection of the stream."""
-        name = f"{database}.{collection}"
+    def accepts(self, name: str) -> bool:
+        """Return whether a snapshot reads a collection of the stream, such as "shop.orders"."""
         return not self.collections or any(compiled(e).fullmatch(name) for e in self.collections)
 
 

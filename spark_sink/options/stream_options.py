@@ -124,8 +124,10 @@ class StreamOptions:
 
     uri: str = field(repr=False)
     scope: Scope = field(default_factory=Scope)
-    skipping: Stages = ()
-    pipeline: Stages = ()
+    skipping: tuple[Mapping[str, Any], ...] = option(
+        "skipped.operations", values.skipped_operations, ()
+    )
+    pipeline: tuple[Mapping[str, Any], ...] = option("pipeline", values.stages, ())
     full_document: str | None = option("fullDocument", values.some_text, None)
     full_document_before_change: str | None = option(
         "fullDocumentBeforeChange", values.some_text, None
@@ -159,11 +161,6 @@ class StreamOptions:
         return min(self.idle_advance_seconds, self.heartbeat_interval or math.inf)
 
     @property
-    def rows_per_chunk(self) -> int:
-        """About how many documents a task of a snapshot reads."""
-        return self.snapshot.chunk_rows or max(1, self.max_events_per_trigger // 4)
-
-    @property
     def lacks_snapshot_filters(self) -> bool:
         """Whether the pipeline filters events, and no option filters a snapshot's documents."""
         return self.snapshot.filters is None and not all(map(_splits, self.pipeline))
@@ -192,23 +189,14 @@ def parse_options(options: Mapping[str, str]) -> StreamOptions:
     given = named_options(options)
     found = fields_in(StreamOptions, given)
     oversize = OversizeOptions(**fields_in(OversizeOptions, given))
-    skipped: Stages = ()
-    pipeline: Stages = ()
-    if "pipeline" in given:
-        pipeline = parsed_option("pipeline", values.stages, given["pipeline"])
-    if "skipped.operations" in given:
-        skipped = parsed_option(
-            "skipped.operations", values.skipped_operations, given["skipped.operations"]
-        )
-    large, pipeline = oversize.stages(pipeline)
+    large, found["pipeline"] = oversize.stages(found.get("pipeline", ()))
+    found["skipping"] = (*found.get("skipping", ()), *large)
     for name in ("full_document", "full_document_before_change"):
         found[name] = oversize.image_mode(found.get(name))
     uri = required_uri(given, "option 'uri' is required, for example mongodb://127.0.0.1:27020")
     parsed = StreamOptions(
         uri=uri,
         scope=_scope(uri, given),
-        skipping=(*skipped, *large),
-        pipeline=pipeline,
         start=_position(given, "startAtOperationTime", "resumeAfter", "startAfter") or FromNow(),
         end=_position(given, "endAtOperationTime", "endAt"),
         snapshot=snapshot_options(given),
@@ -227,7 +215,7 @@ _LISTS = tuple(
     f"{kind}.{rule}.list" for kind in ("database", "collection") for rule in ("include", "exclude")
 )
 _KNOWN = (
-    *("uri", "uriFile", "database", "collection", "pipeline", "skipped.operations"),
+    *("uri", "uriFile", "database", "collection"),
     *("startAtOperationTime", "resumeAfter", "startAfter", "endAtOperationTime", "endAt"),
     *(*MODE_OPTIONS, *_LISTS, "filters.match.mode"),
     *option_names(StreamOptions),

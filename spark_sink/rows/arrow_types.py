@@ -10,16 +10,11 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.pandas import types
-from pyspark.sql.types import DataType, StructType
+from pyspark.sql.types import StructType
 
 _IN_UTC: dict[str, Any] = (
     {"timezone": "UTC"} if "timezone" in inspect.signature(types.to_arrow_type).parameters else {}
 )
-
-
-def arrow_type(kind: DataType) -> pa.DataType:
-    """Return the Arrow type of a type of Spark, with times in UTC."""
-    return types.to_arrow_type(kind, **_IN_UTC)
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:

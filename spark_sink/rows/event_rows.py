@@ -38,7 +38,7 @@ else:
     _HAS_NUMPY = True
 
 # An Arrow batch ends with the first of these.
-ROWS_PER_BATCH = 10_000
+ROWS_PER_BATCH = 2_500
 BYTES_PER_BATCH = 8 * 1024 * 1024
 
 

@@ -23,6 +23,7 @@ PARQUET_SETTINGS = {f"parquet.enable.dictionary#{name}": "false" for name in UNI
 """Settings with which Spark writes the source's rows to Parquet at less cost (docs/spark.md)."""
 
 _IMPORT_SECONDS = 60
+_DYNAMIC, _MOST_EXECUTORS = "spark.dynamicAllocation.maxExecutors", 1000
 
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 # When a query stops, Spark matches the text of its failure, with Python's traceback, against an
@@ -123,11 +124,40 @@ def register(spark: SparkSession) -> None:
     """
     if not is_remote():
         require_packages(spark.sparkContext.pythonExec)
-    spark.dataSource.register(MergerouterDataSource)
+    source = MergerouterDataSource
+    if not is_remote():
+        tasks = tasks_by_cores(spark)
+
+        class OfSession(MergerouterDataSource):
+            """The source in a session whose cores are known: Spark's planner has no session."""
+
+            tasks_by_cores = tasks
+
+        source = OfSession
+    spark.dataSource.register(source)
     redacted = spark.conf.get(_REDACTED) or ""
     if _CONNECTION_STRING not in redacted:
         both = f"{redacted}|{_CONNECTION_STRING}" if redacted else _CONNECTION_STRING
         spark.conf.set(_REDACTED, both)
+
+
+def tasks_by_cores(spark: SparkSession) -> int:
+    """Return how many tasks a batch of a snapshot has by default: two for each core.
+
+    Executors may not have started yet, so their number in the configuration counts as well.
+    """
+    context = spark.sparkContext
+    settings = context.getConf()
+
+    def number(name: str, default: int) -> int:
+        found = settings.get(name, "")
+        return int(found) if found and found.isdigit() else default
+
+    executors = number("spark.executor.instances", 0)
+    if settings.get("spark.dynamicAllocation.enabled", "false") == "true":
+        executors = max(executors, min(_MOST_EXECUTORS, number(_DYNAMIC, 0)))
+    configured = max(number("spark.cores.max", 0), executors * number("spark.executor.cores", 1))
+    return 2 * max(context.defaultParallelism, configured)
 
 
 def require_packages(python: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -47,7 +47,7 @@ from spark_sink.signals.signal import (
     SignalError,
     signal_of,
 )
-from spark_sink.signals.state import BatchChunks, EndedSnapshot, Request, SignalState
+from spark_sink.signals.state import Request, RequestedRead, SignalState
 from spark_sink.snapshot.plan import Collection, LostDocument, SnapshotPlan
 from spark_sink.snapshot.planner import SnapshotPlanner
 from spark_sink.stream.router_client import RouterClient
@@ -120,30 +120,22 @@ class AdHocSnapshots:
         for each in state.requests:
             if each.required and each.plan is None:  # it has not begun
                 request = each
-        lacking = {*request.unfiltered, *(Collection(*place) for place in new)}
-        names = set(map(str, lacking))
+        names = set(map(".".join, [*request.lacked, *new]))
         keys = {name: set(known) for name, known in request.documents.items()}
         for lacked in documents:
             keys.setdefault(f"{lacked.database}.{lacked.collection}", set()).add(lacked.key)
         wanted = {name: tuple(sorted(keys[name])) for name in sorted(keys.keys() - names)}
         if sum(len(key) for found in wanted.values() for key in found) > _MAX_KEY_BYTES:
-            lacking |= {Collection(*name.partition(".")[::2]) for name in wanted}
+            names |= wanted.keys()
             wanted = {}
-        unfiltered = tuple(sorted(lacking, key=str))
-        return state.with_request(
-            replace(
-                request,
-                collections=(*map(str, unfiltered), *wanted),
-                unfiltered=unfiltered,
-                documents=wanted,
-            )
-        )
+        collections = (*sorted(names), *wanted)
+        return state.with_request(replace(request, collections=collections, documents=wanted))
 
-    def advance(self, state: SignalState, at: Timestamp, max_rows: int) -> SignalState:
-        """Return the state with the next batch's chunks of the running snapshot.
+    def advance(self, state: SignalState, at: Timestamp) -> SignalState:
+        """Return the state with what the next batch reads of the running snapshot.
 
-        The chunks are read at `at`, a cluster time that the batch's events do not exceed, and have
-        about `max_rows` documents. Raises PyMongoError.
+        It is read at `at`, a cluster time that the batch's events do not exceed. Raises
+        PyMongoError.
         """
         while (request := state.running) is not None:
             if request.plan is None:
@@ -151,13 +143,12 @@ class AdHocSnapshots:
                 if state.ended is not None:
                     return state
                 continue
-            plan = self._planner.next_batch(request.plan, max_rows, request.documents)
+            plan = self._planner.next_batch(request.plan, request.wants, request.documents)
             if plan.ended:
-                return self._ended(state, request, plan.snapshot_time)
-            reading = BatchChunks(request.id, max(at, plan.snapshot_time), plan.chunks)
+                return self._ended(state, request)
+            reading = RequestedRead(request.id, max(at, plan.snapshot_time))
             state = self._scanned(state, request, plan)
-            state = state.with_request(replace(request, plan=replace(plan, chunks=())))
-            return replace(state, reading=reading)
+            return replace(state.with_request(replace(request, plan=plan)), reading=reading)
         return state
 
     def _applied(self, state: SignalState, signal: Signal) -> SignalState:
@@ -200,28 +191,26 @@ class AdHocSnapshots:
     def _begun(self, state: SignalState, request: Request, at: Timestamp) -> SignalState:
         """Return the state with the snapshot begun, or without it if it cannot begin."""
         plan = self._planner.begin(at, request.wants)
-        if request.required and request.unfiltered and not plan.waiting:  # they were dropped
-            places = tuple((each.database, each.name) for each in request.unfiltered)
-            ended = EndedSnapshot(plan.snapshot_time, places)
-            return replace(state.without_request(request.id), ended=ended)
-        problem = self._problem(request, plan)
+        found = self._planner.collections(request.wants)
+        request = replace(request, plan=plan)
+        if request.lacked and not found:  # they were dropped
+            return replace(state.without_request(request.id), ended=request)
+        problem = self._problem(request, found)
         if problem is not None:
             aborted = self._notification(request, ABORTED, reason=problem)
             return state.without_request(request.id).notified(aborted)
-        unfiltered = tuple(each for each in plan.waiting if request.condition(str(each)) is None)
-        unfiltered = (*request.unfiltered, *unfiltered)
-        state = state.with_request(replace(request, plan=plan, unfiltered=unfiltered))
-        names = names_of(plan.waiting)
-        return state.notified(self._notification(request, STARTED, data_collections=names))
+        names = names_of(found)
+        started = self._notification(request, STARTED, data_collections=names)
+        return state.with_request(request).notified(started)
 
-    def _problem(self, request: Request, plan: SnapshotPlan) -> str | None:
-        if not plan.waiting:
+    def _problem(self, request: Request, found: Sequence[Collection]) -> str | None:
+        if not found:
             return "no collection of the query's scope matches data-collections"
-        names = [str(each) for each in plan.waiting]
+        names = [str(each) for each in found]
         for condition in request.conditions:
             if not any(map(condition.matches, names)):
                 return f"no collection to read matches the condition's {condition.collections!r}"
-        for collection in plan.waiting:
+        for collection in found:
             problem = self._planner.problem(collection, request.condition(str(collection)))
             if problem is not None:
                 return problem
@@ -229,21 +218,15 @@ class AdHocSnapshots:
 
     def _scanned(self, state: SignalState, request: Request, plan: SnapshotPlan) -> SignalState:
         """Return the state with notifications of what the chunks of a plan read."""
-        aggregate = _aggregate(request)
-        for each in progress_of(request.id, aggregate, plan, self._clock()):
+        found = self._planner.collections(request.wants)
+        for each in progress_of(request.id, _aggregate(request), plan, found, self._clock()):
             state = state.notified(each)
         return state
 
-    def _ended(self, state: SignalState, request: Request, snapshot_time: Timestamp) -> SignalState:
-        names = {(each.database, each.name) for each in request.unfiltered}
-        for collection in request.unfiltered:  # after a rename rows may have either name
-            now = self._planner.name_now(collection)
-            if now is not None:
-                names.add((collection.database, now))
+    def _ended(self, state: SignalState, request: Request) -> SignalState:
+        whole = request.lacked or self._planner.names(request.reads_whole)
         state = state.without_request(request.id).notified(self._notification(request, COMPLETED))
-        return replace(
-            state, ended=EndedSnapshot(snapshot_time, tuple(sorted(names))) if names else None
-        )
+        return replace(state, ended=request if whole else None)
 
     def _answered(
         self, state: SignalState, identifier: str, kind: str, **additional: str
@@ -276,10 +259,10 @@ class SignalProcessor:
     Raises OptionError if the folder of signals cannot be read here.
     """
 
-    def __init__(self, client: RouterClient, options: StreamOptions) -> None:
+    def __init__(
+        self, client: RouterClient, options: StreamOptions, planner: SnapshotPlanner
+    ) -> None:
         self._client = client
-        planner = SnapshotPlanner(client.mongo, options.scope, options.rows_per_chunk)
-        self._rows = options.max_events_per_trigger
         self.snapshots = AdHocSnapshots(planner, _OPEN if options.lacks_snapshot_filters else None)
         """The snapshots that signals request."""
         given = options.signals
@@ -316,10 +299,9 @@ class SignalProcessor:
             state = self.snapshots.process(replace(state, position=reached), signals, present)
         return state
 
-    def advance(self, state: SignalState, end: Position, max_rows: int | None) -> SignalState:
-        """Return the state with the chunks of a batch, whose events end at `end`.
+    def advance(self, state: SignalState, end: Position) -> SignalState:
+        """Return the state with what a batch reads, whose events end at `end`.
 
-        The chunks have about `max_rows` documents; None: as many as a batch has events by default.
         Raises PyMongoError, and StreamError if the router cannot be reached.
         """
         if state.running is None:
@@ -329,7 +311,7 @@ class SignalProcessor:
         def advanced() -> SignalState:
             newest = self._newest()
             at = newest if streamed is None else max(newest, streamed)
-            return self.snapshots.advance(state, at, max_rows or self._rows)
+            return self.snapshots.advance(state, at)
 
         return self._client.with_retries(advanced)
 

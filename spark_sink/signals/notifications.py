@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bson.timestamp import Timestamp
@@ -32,6 +32,8 @@ SEEK = "Seek"
 """The aggregate type of a change of the position."""
 
 _MAX_LENGTH = 2000
+# The most characters of the names in a notification.
+_MAX_NAMES = 600
 
 
 def notification(
@@ -47,42 +49,50 @@ def notification(
     }
 
 
-def names_of(collections: tuple[Collection, ...]) -> str:
-    """Return the collections as `data_collections` names them."""
-    return ", ".join(map(str, collections))
+def names_of(collections: Sequence[Collection]) -> str:
+    """Return the names of collections, as far as they fit into an offset."""
+    text = ", ".join(map(str, collections[:_MAX_NAMES]))
+    if len(text) <= _MAX_NAMES and len(collections) <= _MAX_NAMES:
+        return text
+    kept = text[:_MAX_NAMES].rpartition(", ")[0]
+    return f"{kept} and {len(collections) - kept.count(', ') - 1:,} more"
 
 
 def progress_of(
-    identifier: str, aggregate: str, plan: SnapshotPlan, at: float
+    identifier: str, aggregate: str, plan: SnapshotPlan, found: Sequence[Collection], at: float
 ) -> Iterator[dict[str, Any]]:
-    """Return a notification of what a plan's chunks read, and one of each collection that ended."""
-    unread = {str(each) for each in plan.waiting}
-    if plan.current is not None:
-        unread.add(str(plan.current.collection))
-    names = dict.fromkeys(str(chunk.collection) for chunk in plan.chunks)
+    """Return a notification of what a batch reads, and one of the collections that end with it.
+
+    `found` are the collections of the snapshot, in its order.
+    """
+    end = plan.end
+    read = [
+        each
+        for each in found
+        if plan.start.collection <= each.id
+        and (end is None or each.id < end.collection or (each.id == end.collection and end.key))
+    ]
+    scanned = [each for each in read if end is None or each.id < end.collection]
     progress = {
-        "chunks": str(len(plan.chunks)),
         "chunks_planned": str(plan.progress.chunks_planned),
-        "current_collection_in_progress": ", ".join(names),
+        "current_collection_in_progress": names_of(read),
     }
     yield notification(identifier, aggregate, IN_PROGRESS, at, **progress)
-    for name in names:
-        if name not in unread:
-            scanned = {"scanned_collection": name, "status": "SUCCEEDED"}
-            yield notification(identifier, aggregate, SCANNED, at, **scanned)
+    if scanned:
+        names = {"scanned_collection": names_of(scanned), "status": "SUCCEEDED"}
+        yield notification(identifier, aggregate, SCANNED, at, **names)
 
 
-def started(plan: SnapshotPlan, at: float) -> dict[str, Any]:
-    """Return the notification that the snapshot of the query's mode begins; no chunk is planned."""
-    names = names_of(plan.waiting)
-    return notification(_id_of(plan), INITIAL, STARTED, at, data_collections=names)
+def started(plan: SnapshotPlan, found: Sequence[Collection], at: float) -> dict[str, Any]:
+    """Return the notification that the snapshot of the query's mode begins."""
+    return notification(_id_of(plan), INITIAL, STARTED, at, data_collections=names_of(found))
 
 
-def advanced(plan: SnapshotPlan, at: float) -> list[dict[str, Any]]:
+def advanced(plan: SnapshotPlan, found: Sequence[Collection], at: float) -> list[dict[str, Any]]:
     """Return the notifications of what a batch of such a snapshot reads, or of its end."""
     if plan.ended:
         return [notification(_id_of(plan), INITIAL, COMPLETED, at)]
-    return list(progress_of(_id_of(plan), INITIAL, plan, at))
+    return list(progress_of(_id_of(plan), INITIAL, plan, found, at))
 
 
 def skipped(at: float) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from bson.timestamp import Timestamp
 from spark_sink.events.documents import stored
 from spark_sink.events.positions import Position
 from spark_sink.signals.signal import Condition, matches_any
-from spark_sink.snapshot.plan import Chunk, Collection, SnapshotPlan, filter_of
+from spark_sink.snapshot.plan import SnapshotPlan, filter_of
 
 # Ids of processed signals that are kept, beside those whose files are still present.
 _MAX_HANDLED = 1000
@@ -31,10 +31,9 @@ class Request:
 
     Args:
         collections, excluded: regular expressions for names; plain names if `required`.
-        plan: what remains, without the chunks of the batch; None before the beginning.
-        unfiltered: the collections that it reads without a condition.
+        plan: how far it is; None before the beginning.
         required: the table lacks these collections; no signal stops the request.
-        documents: the keys to read in collections that are not `unfiltered`, by namespace.
+        documents: the keys to read in collections that are not read as a whole, by namespace.
     """
 
     id: str
@@ -43,7 +42,6 @@ class Request:
     conditions: tuple[Condition, ...] = ()
     excluded: tuple[str, ...] = ()
     plan: SnapshotPlan | None = None
-    unfiltered: tuple[Collection, ...] = field(default=(), metadata=stored("whole"))
     required: bool = False
     documents: Mapping[str, tuple[str, ...]] = field(
         default_factory=dict, metadata=stored(read=_keys_from)
@@ -56,6 +54,18 @@ class Request:
         chosen = matches_any(self.collections, namespace)
         return chosen and not matches_any(self.excluded, namespace)
 
+    def reads_whole(self, namespace: str) -> bool:
+        """Return whether the snapshot reads this collection without a condition."""
+        return self.wants(namespace) and self.condition(namespace) is None
+
+    @property
+    def lacked(self) -> list[tuple[str, str]]:
+        """The collections, by database and name, that the table lacks as a whole."""
+        if not self.required:
+            return []
+        names = (each.partition(".") for each in self.collections if each not in self.documents)
+        return [(database, name) for database, _, name in names]
+
     def condition(self, namespace: str) -> dict[str, Any] | None:
         """Return the filter on the documents of a collection; None: all are read."""
         if namespace in self.documents:
@@ -67,38 +77,15 @@ class Request:
 
     def without(self, patterns: tuple[str, ...]) -> Request:
         """Return the request without the collections that match one of these patterns."""
-        plan = self.plan
-        if plan is not None:
-            waiting = [each for each in plan.waiting if not matches_any(patterns, str(each))]
-            left_out = len(plan.waiting) - len(waiting)
-            if plan.current is not None and matches_any(patterns, str(plan.current.collection)):
-                plan = replace(plan, current=None, bounds=(), rows=0)
-                left_out += 1
-            done = plan.progress
-            done = replace(done, collections_planned=done.collections_planned + left_out)
-            plan = replace(plan, waiting=tuple(waiting), progress=done)
-        unfiltered = tuple(each for each in self.unfiltered if not matches_any(patterns, str(each)))
-        return replace(self, excluded=(*self.excluded, *patterns), plan=plan, unfiltered=unfiltered)
+        return replace(self, excluded=(*self.excluded, *patterns))
 
 
 @dataclass(frozen=True)
-class BatchChunks:
-    """The chunks of one batch, the id of their request, and the cluster time of the read."""
+class RequestedRead:
+    """What a batch reads of the plan of a request, with this id, at a cluster time."""
 
     request: str
     at: Timestamp
-    chunks: tuple[Chunk, ...]
-
-
-@dataclass(frozen=True)
-class EndedSnapshot:
-    """A snapshot that ends with a batch, and the collections that it read without a condition.
-
-    All of it was read at `snapshot_time` or later.
-    """
-
-    snapshot_time: Timestamp = field(metadata=stored("mark"))
-    collections: tuple[tuple[str, str], ...] = field(metadata=stored("whole"))
 
 
 @dataclass(frozen=True)
@@ -107,7 +94,8 @@ class SignalState:
 
     `handled` are ids, the oldest first. `position` is that of the collection of signals, None for
     the stream's. `required` is the newest token at which a table lacked a requested
-    collection. `reading`, `ended` and `notifications` belong to the batch that ends here.
+    collection. `reading`, `ended` and `notifications` belong to the batch that ends here; `ended`
+    is the request that ends with it, if it has read whole collections.
     """
 
     handled: tuple[str, ...] = ()
@@ -115,8 +103,8 @@ class SignalState:
     paused: bool = False
     position: Position | None = None
     required: str = ""
-    reading: BatchChunks | None = None
-    ended: EndedSnapshot | None = None
+    reading: RequestedRead | None = None
+    ended: Request | None = None
     notifications: tuple[Mapping[str, Any], ...] = ()
 
     @property

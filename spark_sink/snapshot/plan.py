@@ -1,7 +1,11 @@
-"""The plan of a snapshot: its time, the remaining collections, and the chunks of one batch.
+"""The position of a snapshot, and the chunks that its tasks read.
 
-The plan is part of Spark's offset, so a killed snapshot continues where it was. A chunk is a range
-of `_id`. MongoDB compares values of one type with `$gte` and `$lt` (type bracketing), so all bounds
+A snapshot goes through its collections in the order of their ids, and through each in the order of
+`_id`. So two places say what a batch reads, and Spark's offset holds these alone. The servers are
+asked for the bounds of the tasks when the batch is read: a batch that is repeated may be divided
+otherwise, but has the same documents.
+
+MongoDB compares values of one type with `$gte` and `$lt` (type bracketing), so all bounds
 of a collection have the same type: the first chunk has everything that is not at or above the first
 bound, including values of other types. So the chunks of a collection are disjoint and complete for
 all values of `_id`.
@@ -11,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from bson import json_util
@@ -34,7 +38,6 @@ class Collection:
     shard key, none for an unsharded collection.
     """
 
-    AS_LIST: ClassVar = True
     database: str
     name: str
     uuid: str = ""
@@ -42,6 +45,11 @@ class Collection:
 
     def __str__(self) -> str:
         return f"{self.database}.{self.name}"
+
+    @property
+    def id(self) -> str:
+        """What stays when the collection is renamed."""
+        return self.uuid or str(self)
 
 
 @dataclass(frozen=True)
@@ -65,9 +73,9 @@ class Chunk:
     The bounds are extended JSON; None is an open end.
     """
 
-    collection: Collection = field(metadata=stored("of"))
-    lower: str | None = field(default=None, metadata=stored("from", json.loads, json.dumps))
-    upper: str | None = field(default=None, metadata=stored("to", json.loads, json.dumps))
+    collection: Collection
+    lower: str | None = None
+    upper: str | None = None
 
     def filter(self) -> dict[str, Any]:
         """Return the range as a filter for `find`."""
@@ -80,68 +88,49 @@ class Chunk:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where a part of a snapshot begins: the id of a collection, and an `_id` as in Chunk."""
+
+    AS_LIST: ClassVar = True
+    collection: str = ""
+    key: str | None = field(default=None, metadata=stored("from", json.loads, json.dumps))
+
+
+@dataclass(frozen=True)
 class Progress:
-    """How far a snapshot is planned: its collections, its chunks, about how many rows."""
+    """How far a snapshot is planned: its collections, its tasks, about how many rows.
+
+    `share` is that of the current collection, from 0 to 1.
+    """
 
     collections: int = 0
     collections_planned: int = 0
     chunks_planned: int = 0
     rows_planned: int = 0
+    share: float = 0.0
 
 
 @dataclass(frozen=True)
 class SnapshotPlan:
-    """The rest of a snapshot after a batch, and what the batch reads.
+    """How far a snapshot is, and what the batch reads that ends here.
 
     Args:
         snapshot_time: the cluster time from before all reads, where the stream continues.
-        waiting: collections with no chunk planned.
-        current, bounds: the rest of the collection in progress, and where it is divided.
-        rows: about how many documents a chunk of it has.
-        chunks: of the batch that ends here.
+        start, end: the batch reads from one place up to the other; None is the end of everything.
         progress: of the snapshot so far.
-        ended: whether the batch that ends here is the last one, which has no chunks.
-        only: the databases and names of the collections; None for all of the scope.
+        ended: whether the batch that ends here is the last one, which reads no documents.
     """
 
     snapshot_time: Timestamp = field(metadata=stored("mark"))
-    waiting: tuple[Collection, ...] = ()
-    current: Chunk | None = None
-    bounds: tuple[str, ...] = ()
-    rows: int = 0
-    chunks: tuple[Chunk, ...] = ()
+    start: Place = Place()
+    end: Place | None = Place()
     progress: Progress = Progress()
     ended: bool = False
-    only: tuple[tuple[str, str], ...] | None = None
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether all chunks were planned, including those of this batch."""
-        return self.current is None and not self.waiting
 
     @property
     def handover(self) -> AtTime:
         """Where the stream continues."""
         return after(self.snapshot_time)
-
-    def next_chunk(self) -> tuple[Chunk, SnapshotPlan]:
-        """Return the next chunk of the current collection, and the plan without it."""
-        assert self.current is not None
-        chunk, bounds = self.current, self.bounds
-        rest: Chunk | None = None
-        if bounds:
-            rest = replace(chunk, lower=bounds[0])
-            chunk = replace(chunk, upper=bounds[0])
-        done = self.progress
-        progress = Progress(
-            done.collections,
-            done.collections_planned + (rest is None),
-            done.chunks_planned + 1,
-            done.rows_planned + self.rows,
-        )
-        chunks = (*self.chunks, chunk)
-        left = replace(self, current=rest, bounds=bounds[1:], chunks=chunks, progress=progress)
-        return chunk, left
 
 
 def text_of(value: Any) -> str:

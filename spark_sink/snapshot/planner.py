@@ -1,19 +1,23 @@
-"""Plans, on Spark's driver, when a snapshot begins, which collections it reads, in which chunks.
+"""Plans, on Spark's driver, how far a snapshot goes in a batch, and divides a batch into tasks.
 
 A collection is divided by a random sample of its `_id`s, which the server sorts, so planning reads
-a few `_id`s for each chunk and never the whole index.
+a few `_id`s for each task and never the whole index. The samples are kept in memory only.
 """
 
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sized
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from bson.binary import Binary
+from bson.datetime_ms import DatetimeMS
 from bson.timestamp import Timestamp
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure
@@ -22,85 +26,293 @@ from spark_sink.errors import MESSAGE_LIMIT
 from spark_sink.events.positions import FromNow, Position, time_of
 from spark_sink.options.scope import Scope
 from spark_sink.options.snapshot_options import QueryStart, SnapshotOptions, SnapshotPolicy
-from spark_sink.snapshot.plan import Chunk, Collection, Progress, SnapshotPlan, text_of
+from spark_sink.snapshot.plan import (
+    Chunk,
+    Collection,
+    Place,
+    Progress,
+    SnapshotPlan,
+    text_of,
+    value_of,
+)
 from spark_sink.stream.retries import is_transient
 
-# Sampled `_id`s for each chunk, so that a chunk is rarely twice as large as another.
+# The bytes of documents that a task reads where there are many, and the least for which one starts.
+CHUNK_BYTES, _LEAST_BYTES = 64 << 20, 1 << 20
+# What reading a collection costs in addition, as bytes.
+_COLLECTION_BYTES = 64 << 10
+# Sampled `_id`s for each task, so that a task is rarely twice as large as another.
 _SAMPLES = 20
-# The most chunks of a collection, which bounds the offset's size; then chunks are larger.
-MAX_CHUNKS = 4096
-# The most tasks of a batch.
-MAX_TASKS = 64
+# The most of one sample, which is in memory.
+_MAX_SAMPLE = 200_000
+# The most characters of a bound, and of its text in an offset.
+_MAX_KEY, _MAX_TEXT = 100, 700
 SYSTEM_DATABASES = ("admin", "config", "local")
 _NOT_ALLOWED = 13
+# Unauthorized, NamespaceNotFound, CommandNotFound, CommandNotSupported.
+_NO_STATS = (_NOT_ALLOWED, 26, 59, 115)
+# The most that one sample may stand for, in tasks. Else the documents of the batch are sampled, and
+# more of them, because they have different sizes.
+_COARSE, _FINER = 0.3, 5
+# The most bytes of a sample: a large document is rarely one of many, in averages.
+_LARGE = 16
+# The weight of a part without a sample, which may have documents.
+_NOTHING = 1e-9
+# The bytes of a document where the server does not tell them.
+_UNKNOWN_SIZE = 1024
+
+Wanted = Callable[[str], bool]
+"""Whether a snapshot reads a collection, by its name, such as "shop.orders"."""
+
+
+class _Piece(NamedTuple):
+    """A part of a collection, and how much it is: in tasks of full size, and in documents."""
+
+    chunk: Chunk
+    weight: float
+    rows: float
+
+
+@dataclass
+class _Sample:
+    """A collection from `lower` on: its documents, their weight in tasks, and where it is divided.
+
+    `rows` and `weight` are those of the whole collection, and `shares` the parts of it, from
+    `lower` to the first key, from one key to the next, and from the last one on.
+    """
+
+    lower: str | None
+    rows: int
+    weight: float
+    keys: list[str] = field(default_factory=list)
+    shares: list[float] = field(default_factory=lambda: [1.0])
+
+    @cached_property
+    def numbers(self) -> dict[str | None, int]:
+        """The numbers of the shares that begin at `lower` and at the keys."""
+        return {key: number for number, key in enumerate([self.lower, *self.keys])}
 
 
 class SnapshotPlanner:
-    """Plans a snapshot of a scope. All methods raise PyMongoError.
+    """Plans snapshots of a scope. All methods raise PyMongoError.
 
-    A chunk has about `chunk_rows` documents. `accepts` filters the scope's collections by database
-    and name.
+    Args:
+        tasks: of a batch.
+        rows: about how many documents a task reads; None: CHUNK_BYTES of them, or less if there are
+            too few for all tasks of a batch.
     """
 
     def __init__(
-        self,
-        client: MongoClient[Any],
-        scope: Scope,
-        chunk_rows: int,
-        accepts: Callable[[str, str], bool] | None = None,
+        self, client: MongoClient[Any], scope: Scope, tasks: int, rows: int | None = None
     ) -> None:
         self._client = client
         self._scope = scope
-        self._chunk_rows = chunk_rows
-        self._accepts = accepts
+        self._tasks = tasks
+        self._rows = rows
+        self._listed: dict[str, Collection] = {}
+        self._names: dict[str, set[tuple[str, str]]] = {}
+        self._samples: dict[str, _Sample] = {}
 
-    def begin(
-        self, snapshot_time: Timestamp, wanted: Callable[[str], bool] | None = None
-    ) -> SnapshotPlan:
-        """Return a plan of the scope's collections, with no chunk planned yet.
+    def begin(self, snapshot_time: Timestamp, wanted: Wanted | None = None) -> SnapshotPlan:
+        """Return the plan of a snapshot of which nothing is read yet.
 
-        `snapshot_time` is a cluster time at or after all finished writes; `wanted` filters
-        collections by names such as "shop.orders".
+        `snapshot_time` is a cluster time at or after all finished writes.
         """
-        chosen = (each for each in self._collections() if wanted is None or wanted(str(each)))
-        keyed = (replace(each, key=self._key(each.database, each.name)) for each in chosen)
-        found = tuple(sorted(keyed, key=str))
-        names = tuple((each.database, each.name) for each in found)
-        only = None if self._accepts is None else names
-        return SnapshotPlan(snapshot_time, found, progress=Progress(len(found)), only=only)
+        self._list()
+        return SnapshotPlan(snapshot_time, progress=Progress(len(self.collections(wanted))))
 
-    def places(self) -> set[tuple[str, str]]:
-        """Return the collections to read, by database and name."""
-        return {(each.database, each.name) for each in self._collections()}
+    def collections(self, wanted: Wanted | None = None) -> list[Collection]:
+        """Return the collections of a snapshot in the order in which it reads them."""
+        if not self._listed:
+            self._list()
+        found = self._listed.values()
+        return sorted(
+            (each for each in found if wanted is None or wanted(str(each))), key=lambda c: c.id
+        )
+
+    def names(self, wanted: Wanted | None = None) -> list[tuple[str, str]]:
+        """Return the collections that a snapshot reads, by database and name, now and before.
+
+        A collection that was renamed has both names.
+        """
+        self._list()
+        return sorted({name for each in self.collections(wanted) for name in self._names[each.id]})
 
     def next_batch(
-        self, plan: SnapshotPlan, max_rows: int | None, by_key: Mapping[str, Sized] | None = None
+        self,
+        plan: SnapshotPlan,
+        wanted: Wanted | None = None,
+        by_key: Mapping[str, Sized] | None = None,
     ) -> SnapshotPlan:
-        """Return the plan after a further batch of about `max_rows` documents; None is no limit.
+        """Return the plan after a further batch; the last one reads nothing.
 
-        A batch has 1 to MAX_TASKS chunks; the last batch has none. For a collection in `by_key`,
-        only the documents with these keys are read, in one chunk.
+        For a collection in `by_key`, only the documents with these keys are read.
         """
-        if plan.exhausted:
-            return replace(plan, chunks=(), ended=True)
-        plan = replace(plan, chunks=())
-        rows = 0
-        while not plan.exhausted and len(plan.chunks) < MAX_TASKS:
-            if plan.current is None:
-                plan = self._begin_collection(plan, by_key or {})
-            if plan.chunks and max_rows is not None and rows + plan.rows > max_rows:
+        weight = rows = 0.0
+        names = [each.id for each in self.collections(wanted)]
+        begin, end = plan.end, None
+        if begin is None or not names or names[-1] < begin.collection:
+            return replace(plan, start=Place(), end=None, ended=True)
+        passed = [name for name in self._samples if name < begin.collection]
+        for name in passed:
+            del self._samples[name]
+        for piece in self._pieces(begin, None, wanted, by_key or {}, fine=False):
+            if weight >= self._tasks * (1 - 0.5 / _SAMPLES):
+                end = Place(piece.chunk.collection.id, piece.chunk.lower)
                 break
-            rows += plan.rows
-            _, plan = plan.next_chunk()
-        return plan
+            weight += piece.weight
+            rows += piece.rows
+        done = plan.progress
+        planned = len(names) if end is None else bisect_left(names, end.collection)
+        share = 0.0
+        if end is not None and end.key is not None:
+            sample = self._samples[end.collection]
+            share = 1 - sum(sample.shares[sample.numbers[end.key] :])
+        progress = Progress(
+            len(names),
+            planned,
+            done.chunks_planned + self._number(weight),
+            done.rows_planned + round(rows),
+            round(share, 3),
+        )
+        return replace(plan, start=begin, end=end, progress=progress)
 
-    def all_chunks(self, plan: SnapshotPlan) -> list[Chunk]:
-        """Return all chunks of the plan, for one batch."""
-        chunks: list[Chunk] = []
-        while not plan.exhausted:
-            plan = self.next_batch(plan, None)
-            chunks += plan.chunks
-        return chunks
+    def tasks(
+        self,
+        plan: SnapshotPlan,
+        wanted: Wanted | None = None,
+        by_key: Mapping[str, Sized] | None = None,
+    ) -> list[list[Chunk]]:
+        """Return what the tasks of the batch that ends with a plan read, each about as much."""
+        pieces = list(self._pieces(plan.start, plan.end, wanted, by_key or {}, fine=True))
+        weight = sum(piece.weight for piece in pieces)
+        size = weight / self._number(weight)
+        tasks: list[list[Chunk]] = []
+        done = 0.0
+        for piece in pieces:
+            # A piece belongs to the task in which most of it lies.
+            number = int((done + piece.weight / 2) / size)
+            done += piece.weight
+            while len(tasks) <= number:
+                tasks.append([])
+            last = tasks[number][-1] if tasks[number] else None
+            if last is not None and last.collection == piece.chunk.collection:
+                tasks[number][-1] = replace(last, upper=piece.chunk.upper)
+            else:
+                tasks[number].append(piece.chunk)
+        return [task for task in tasks if task]
+
+    def _number(self, weight: float) -> int:
+        """Return how many tasks read documents of a weight."""
+        small = 0 if self._rows else min(self._tasks, int(weight * CHUNK_BYTES / _LEAST_BYTES))
+        return max(1, round(weight), small)
+
+    def _pieces(
+        self,
+        start: Place,
+        end: Place | None,
+        wanted: Wanted | None,
+        by_key: Mapping[str, Sized],
+        *,
+        fine: bool,
+    ) -> Iterator[_Piece]:
+        """Return the parts of all collections from one place up to the other, in order.
+
+        With `fine` a batch is divided once more where a sample stands for too much of a task.
+        """
+        for collection in self.collections(wanted):
+            name = collection.id
+            if name < start.collection or (end is not None and name > end.collection):
+                continue
+            lower = start.key if name == start.collection else None
+            upper = end.key if end is not None and name == end.collection else None
+            if end is not None and name == end.collection and upper is None:
+                continue
+            keys = by_key.get(str(collection))
+            if keys is not None:
+                weight = len(keys) * _UNKNOWN_SIZE / CHUNK_BYTES
+                yield _Piece(Chunk(collection), weight, len(keys))
+                continue
+            sample = self._between(collection, lower, upper)
+            part = sum(sample.shares)
+            coarse = sample.weight * max(sample.shares) > _COARSE
+            if fine and coarse and sample.weight * part < 2 * self._tasks:
+                sample = self._sampled(collection, lower, upper, part)
+            bounds = [lower, *sample.keys, upper]
+            for (since, until), share in zip(pairwise(bounds), sample.shares, strict=True):
+                chunk = Chunk(collection, since, until)
+                yield _Piece(chunk, share * sample.weight + _NOTHING, share * sample.rows)
+
+    def _between(self, collection: Collection, lower: str | None, upper: str | None) -> _Sample:
+        """Return where a collection is divided from a key up to another one."""
+        sample = self._samples.get(collection.id)
+        if sample is None or lower not in sample.numbers:
+            sample = self._samples[collection.id] = self._sampled(collection, lower)
+        if upper is not None and upper not in sample.numbers:  # planned before a restart
+            return self._sampled(collection, lower, upper)
+        first = sample.numbers[lower]
+        last = len(sample.shares) if upper is None else sample.numbers[upper]
+        keys, shares = sample.keys[first : last - 1], sample.shares[first:last]
+        return replace(sample, lower=lower, keys=keys, shares=shares)
+
+    def _sampled(
+        self,
+        collection: Collection,
+        lower: str | None,
+        upper: str | None = None,
+        within: float | None = None,
+    ) -> _Sample:
+        """Return where a sample divides a collection from a key up to another one.
+
+        The sample is of all documents, at random, and the server takes those of the range; or only
+        of the range, if that is `within`, this part of the collection, and many times smaller.
+        """
+        name = collection.name
+        rows, size = self._stats(collection.database, name)
+        if not rows:  # it may have another name now
+            name = current_name(self._client, collection) or name
+            rows, size = self._stats(collection.database, name)
+        weight = rows / self._rows if self._rows is not None else size / CHUNK_BYTES
+        found = _Sample(lower, rows, max(weight, _COLLECTION_BYTES / CHUNK_BYTES))
+        parts = self._number(weight * (within or 1))
+        if parts < 2:
+            return found
+        number = min(_MAX_SAMPLE, parts * _SAMPLES)
+        by_bytes = {} if self._rows is not None else {"size": {"$bsonSize": "$$ROOT"}}
+        fields: dict[str, Any] = {"$project": {"_id": 1, **by_bytes}}
+        chosen = Chunk(collection, lower, upper).filter()
+        stages: list[dict[str, Any]] = [{"$sample": {"size": number}}, fields]
+        if chosen:
+            stages.insert(1, {"$match": chosen})
+        if within is not None:  # no index has a sample of a range: it goes through all of it
+            many = min(_MAX_SAMPLE, number * _FINER)
+            stages = [{"$match": chosen}, fields, {"$sample": {"size": many}}]
+        stages.append({"$sort": {"_id": 1}})
+        documents = self._client[collection.database][name]
+        bound = lower or upper
+        kind = None if bound is None else _kind(value_of(bound))
+        average = size / rows if by_bytes and rows else 1
+        sample = [
+            (each.get("_id"), min(each.get("size", 1), average * _LARGE))
+            for each in documents.aggregate(stages, allowDiskUse=True)
+        ]
+        keys, sizes = _divided(sample, lower, kind)
+        total = sum(sizes) / (within or 1)
+        if chosen and within is None:
+            total = min(number, rows) * average
+        shares = [each / total for each in sizes] if total else [1.0]
+        return replace(found, keys=keys, shares=shares)
+
+    def _stats(self, database: str, name: str) -> tuple[int, int]:
+        """Return about how many documents a collection has, and their bytes."""
+        try:
+            found = self._client[database].command("collStats", name)
+        except OperationFailure as error:
+            if error.code not in _NO_STATS:
+                raise
+            rows = self._client[database][name].estimated_document_count()
+            return rows, rows * _UNKNOWN_SIZE
+        return int(found["count"]), int(found["size"])
 
     def problem(self, collection: Collection, condition: Mapping[str, Any] | None) -> str | None:
         """Return why documents of a collection cannot be read with a filter; None if they can.
@@ -118,35 +330,9 @@ class SnapshotPlanner:
             return f"cannot read {collection}: {reason}"[:MESSAGE_LIMIT]
         return None
 
-    def name_now(self, collection: Collection) -> str | None:
-        """Return the current name of a collection; None if it was dropped."""
-        return current_name(self._client, collection)
-
-    def _begin_collection(self, plan: SnapshotPlan, by_key: Mapping[str, Sized]) -> SnapshotPlan:
-        collection, *others = plan.waiting
-        keys = by_key.get(str(collection))
-        bounds, rows = self._bounds(collection) if keys is None else ((), len(keys))
-        current = Chunk(collection)
-        return replace(plan, waiting=tuple(others), current=current, bounds=bounds, rows=rows)
-
-    def _bounds(self, collection: Collection) -> tuple[tuple[str, ...], int]:
-        """Return where a collection is divided, and about how many documents a chunk has."""
-        documents = self._client[collection.database][collection.name]
-        count = documents.estimated_document_count()
-        parts = min(MAX_CHUNKS, -(-count // self._chunk_rows))
-        if parts < 2:
-            return (), count
-        stages: list[dict[str, Any]] = [
-            {"$sample": {"size": parts * _SAMPLES}},
-            {"$project": {"_id": 1}},
-            {"$sort": {"_id": 1}},
-        ]
-        sample = [each.get("_id") for each in documents.aggregate(stages)]
-        return tuple(_cuts(sample, parts)), -(-count // parts)
-
-    def _collections(self) -> Iterator[Collection]:
-        """Return the collections to read, without their shard keys."""
-        scope = self._scope
+    def _list(self) -> None:
+        """Find the collections of the scope, with their shard keys."""
+        scope, found = self._scope, list[Collection]()
         if scope.database is None:
             names = self._client.list_database_names()
             databases = [name for name in names if name not in SYSTEM_DATABASES]
@@ -156,24 +342,26 @@ class SnapshotPlanner:
             wanted: dict[str, Any] = {"type": "collection"}
             if scope.collections:
                 wanted["name"] = {"$in": list(scope.collections)}
-            for found in self._client[database].list_collections(filter=wanted):
-                name = found["name"]
-                if name.startswith("system.") or not scope.accepts(database, name):
-                    continue
-                if self._accepts is not None and not self._accepts(database, name):
-                    continue
-                uuid = found.get("info", {}).get("uuid", b"")
-                yield Collection(database, name, bytes(uuid).hex())
+            for each in self._client[database].list_collections(filter=wanted):
+                name = each["name"]
+                if not name.startswith("system.") and scope.accepts(database, name):
+                    uuid = each.get("info", {}).get("uuid", b"")
+                    found.append(Collection(database, name, bytes(uuid).hex()))
+        keys = self._keys([str(each) for each in found])
+        for collection in found:
+            keyed = replace(collection, key=keys.get(str(collection), ()))
+            self._listed.setdefault(keyed.id, keyed)
+            self._names.setdefault(keyed.id, set()).add((keyed.database, keyed.name))
 
-    def _key(self, database: str, name: str) -> tuple[str, ...]:
-        """Return the fields of a collection's shard key, by one request."""
+    def _keys(self, names: list[str]) -> dict[str, tuple[str, ...]]:
+        """Return the fields of the shard keys of sharded collections."""
         try:
-            entry = self._client.config.collections.find_one({"_id": f"{database}.{name}"})
+            found = list(self._client.config.collections.find({"_id": {"$in": names}}))
         except OperationFailure as error:
             if error.code != _NOT_ALLOWED:  # without the privilege, keys are `_id` alone
                 raise
-            return ()
-        return () if entry is None else tuple(entry.get("key", ()))
+            return {}
+        return {str(each["_id"]): tuple(each.get("key", ())) for each in found}
 
 
 def current_name(client: MongoClient[Any], collection: Collection) -> str | None:
@@ -186,21 +374,46 @@ def current_name(client: MongoClient[Any], collection: Collection) -> str | None
     return None
 
 
-def _cuts(sample: list[Any], parts: int) -> list[str]:
-    """Return the quantiles of the sorted sample among the `_id`s of the most common type."""
-    if not sample:
-        return []
-    kinds = Counter(map(_kind, sample))
-    common = kinds.most_common(1)[0][0]
-    values = [text_of(value) for value in sample if _kind(value) == common]
-    cuts = [values[len(values) * part // parts] for part in range(1, parts)]
-    return [cut for previous, cut in pairwise([values[0], *cuts]) if cut != previous]
+def _divided(
+    sample: Iterable[tuple[Any, float]], lower: str | None, kind: str | None
+) -> tuple[list[str], list[float]]:
+    """Return the keys among a sorted sample, and the sizes from `lower` to the first, and so on.
+
+    The keys have one kind: the most common one, if none is given. Values of other kinds lie before
+    the first key (`plan`).
+    """
+    sample = list(sample)
+    if kind is None and sample:
+        kind = Counter(_kind(value) for value, _ in sample).most_common(1)[0][0]
+    keys: list[str] = []
+    sizes, previous = [0.0], lower
+    for value, size in sample:
+        text = _bound(value) if _kind(value) == kind else None
+        if text is None:
+            sizes[0] += size
+            continue
+        if previous is not None and text != previous:
+            keys.append(text)
+            sizes.append(0.0)
+        previous = text
+        sizes[-1] += size
+    return keys, sizes
+
+
+def _bound(value: Any) -> str | None:
+    """Return a value as a bound, of a text its beginning; None if it is too long."""
+    text = text_of(value[:_MAX_KEY] if isinstance(value, str) else value)
+    return None if len(text) > _MAX_TEXT else text
 
 
 def _kind(value: Any) -> str:
     """Return the name of the types that compare with a value; NaN has a name of its own."""
     if isinstance(value, float) and value != value:
         return "nan"
+    if isinstance(value, Mapping):
+        return "document"
+    if isinstance(value, datetime | DatetimeMS):
+        return "date"
     if isinstance(value, bool):
         return "bool"
     if isinstance(value, int | float):

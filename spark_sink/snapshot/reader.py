@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import Any
 
 import bson
@@ -38,6 +39,7 @@ from spark_sink.stream.retries import Retries, is_transient
 
 _INT = struct.Struct("<i")
 _FIRST_FIELD = 4  # behind the document's size
+_NOTHING = slice(0)
 
 
 class KeyFinder:
@@ -54,19 +56,15 @@ class KeyFinder:
         self._paths = paths
         self._wanted = frozenset(path.partition(b".")[0] for path in (*paths, b"_id"))
         self._has_places = not any(b"." in path for path in paths)
-        self._heads: list[tuple[int, int, bytes]] = []
-        self._elements: list[slice] = []
+        self._heads: tuple[bytes, ...] = (b"no document has this",)
+        self._heads_of: Callable[[bytes], tuple[bytes, ...]] = itemgetter(_NOTHING, _NOTHING)
+        self._values_of = self._heads_of
         self._size = b""
 
     def __call__(self, raw: bytes) -> bytes:
         """Return the document key. Raises InvalidBSON."""
-        for start, stop, head in self._heads:
-            if raw[start:stop] != head:
-                break
-        else:
-            if self._heads:
-                values = b"".join([raw[element] for element in self._elements])
-                return self._size + values + b"\0"
+        if self._heads_of(raw) == self._heads:
+            return self._size + b"".join(self._values_of(raw)) + b"\0"
         return self._search(raw)
 
     def _search(self, raw: bytes) -> bytes:
@@ -78,8 +76,7 @@ class KeyFinder:
 
     def _remember(self, raw: bytes, fields: dict[bytes, Slice]) -> None:
         """Store the offsets of the fields, and the bytes that the next document must have there."""
-        self._heads = []
-        heads: list[tuple[int, int, bytes]] = []
+        heads: list[tuple[slice, bytes]] = [(_NOTHING, b"")]
         elements: dict[bytes, slice] = {}
         position = _FIRST_FIELD
         for name, (kind, value) in fields.items():
@@ -89,14 +86,16 @@ class KeyFinder:
                 head += value[:4]
             elif kind not in FIXED:
                 return
-            heads.append((position, position + len(head), head))
+            heads.append((slice(position, position + len(head)), head))
             elements[name] = slice(position, end)
             position = end
-        if any(raw[start:stop] != head for start, stop, head in heads):
+        if any(raw[where] != head for where, head in heads):
             return  # a name occurs twice
-        self._heads = heads
-        self._elements = [elements[path] for path in self._paths]
-        self._size = _INT.pack(sum(each.stop - each.start for each in self._elements) + 5)
+        chosen = [elements[path] for path in self._paths]
+        self._heads = tuple(head for _, head in heads)
+        self._heads_of = itemgetter(*(where for where, _ in heads))
+        self._values_of = itemgetter(_NOTHING, *chosen)
+        self._size = _INT.pack(sum(each.stop - each.start for each in chosen) + 5)
 
 
 class DocumentEvents:
@@ -121,24 +120,29 @@ class DocumentEvents:
         self._around = len(self._head) + len(self._names) + 5  # the size, and the closing zero
         self._keys = KeyFinder(collection.key)
 
-    def run(self, documents: Sequence[bytes], seen: set[bytes]) -> Run:
-        """Return the events of the documents whose keys are not in `seen`, and add them there.
+    def run(self, documents: Sequence[bytes], seen: set[bytes], *others: Set[bytes]) -> Run:
+        """Return the events of documents whose keys are in none of the sets; add them to `seen`.
 
         Two shards may have documents with the same `_id`, which differ in the shard key.
         """
-        events = []
+        found = dict(zip(map(self._keys, documents), documents, strict=True))
+        keys = found.keys()
+        for each in (seen, *others):
+            if not keys.isdisjoint(each):
+                found = {key: raw for key, raw in found.items() if key not in each}
+        seen.update(keys)
         head, names, around, pack = self._head, self._names, self._around, _INT.pack
-        for raw in documents:
-            key = self._keys(raw)
-            if key not in seen:
-                seen.add(key)
-                size = pack(around + len(raw) + len(key))
-                events.append(b"".join((size, head, raw, names, key, b"\0")))
+        events = [
+            b"".join((pack(around + len(raw) + len(key)), head, raw, names, key, b"\0"))
+            for key, raw in found.items()
+        ]
         return Run([self._token] * len(events), events)
 
 
-# The most documents of a reply: in a reply of 16 MiB, the servers' limit, each costs more.
-_BATCH_SIZE_DOCUMENTS = 5000
+# The most documents of a reply, which become an Arrow batch: more take memory, and no less time.
+_BATCH_SIZE_DOCUMENTS = 2500
+# The most keys of a chunk that are kept while it is read in no order.
+_MAX_KEYS = 200_000
 # SnapshotTooOld, SnapshotUnavailable, StaleChunkHistory: the time is outside of the window.
 _TOO_OLD = frozenset({239, 246, 250})
 # InvalidOptions, FailedToParse, CommandNotSupported…: no reads at a time here.
@@ -184,7 +188,13 @@ class SnapshotTask:
 
 
 class ChunkReader:
-    """Reads a task's documents, each key once, through a client that returns RawBSONDocument."""
+    """Reads a task's documents, each key once, through a client that returns RawBSONDocument.
+
+    In the order of `_id`, the keys of two replies show what a reply repeats, and a read goes on
+    where another one has failed. Only a sharded collection costs more in this order, because a
+    mongos then merges documents instead of passing them on: it is read in no order, as long as the
+    keys of a chunk are few.
+    """
 
     def __init__(
         self,
@@ -201,7 +211,10 @@ class ChunkReader:
         self._newest = newest
         self._retry_policy = retry_policy
         self._retries = Retries(retry_policy, clock=clock, sleep=sleep)
-        self._seen: set[bytes] = set()
+        self._in_order = not task.chunk.collection.key
+        self._seen: set[bytes] = set()  # what was read in no order
+        self._recent: set[bytes] = set()  # in the last reply in order
+        self._last: bytes | None = None
         self._read_concerns: list[Callable[[], tuple[dict[str, Any], Timestamp]]] = [
             self._at_mark,
             self._at_newest,
@@ -211,16 +224,22 @@ class ChunkReader:
     def runs(self) -> Iterator[Run]:
         """Return the documents as events, one server reply at a time. Raises StreamError."""
         while True:
-            before = len(self._seen)
+            read = False
             try:
-                yield from self._read()
-                return
+                for run in self._read():
+                    read = True
+                    yield run
+                    if len(self._seen) > _MAX_KEYS and not self._in_order:
+                        self._in_order = True
+                        break
+                else:
+                    return
             except PyMongoError as error:
                 if self._fall_back(error):
                     continue
                 if not _is_transient(error):
                     raise _refused(self._task.chunk, error) from None
-                if len(self._seen) > before:
+                if read:
                     self._retries.reset()
                 if not self._retries.wait_for_retry(error):
                     raise StreamError(
@@ -242,7 +261,11 @@ class ChunkReader:
         requested = task.requested
         signal = None if requested is None else requested.to_document()
         events = DocumentEvents(replace(collection, name=name), point, signal)
-        # Without a sort, a mongos passes on what each shard sends instead of merging documents.
+        order: dict[str, Any] = {"sort": {"_id": 1}} if self._in_order else {}
+        rest: list[dict[str, Any]] = []
+        if self._last is not None:  # of any type, so that type bracketing does not apply
+            begin = {"$literal": RawBSONDocument(self._last)["_id"]}
+            rest = [{"$expr": {"$gte": ["$_id", begin]}}]
         projection = dict.fromkeys(("_id", *collection.key), 1) if task.keys_only else {}
         cursor: Any = database.cursor_command(
             "find",
@@ -250,15 +273,22 @@ class ChunkReader:
             projection=projection,
             read_preference=database.read_preference,
             codec_options=database.codec_options,
-            filter={"$and": [task.chunk.filter(), *condition]},
+            filter={"$and": [task.chunk.filter(), *condition, *rest]},
             batchSize=_BATCH_SIZE_DOCUMENTS,
             readConcern=concern,
+            **order,
         )
         with cursor.batch_size(_BATCH_SIZE_DOCUMENTS):
             while cursor.alive:
                 documents: list[RawBSONDocument] = []
                 cursor._next_batch(documents)
-                run = events.run([bytes(each.raw) for each in documents], self._seen)
+                raw = [bytes(each.raw) for each in documents]
+                if self._in_order and raw:
+                    recent = set[bytes]()
+                    run = events.run(raw, recent, self._recent, self._seen)
+                    self._recent, self._last = recent, raw[-1]
+                else:
+                    run = events.run(raw, self._seen)
                 if run.keys:
                     yield run
 

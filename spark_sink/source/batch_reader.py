@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import cast
 
 import pyarrow as pa
@@ -16,10 +17,10 @@ from spark_sink.options.stream_options import StreamOptions
 from spark_sink.source.tasks import (
     Task,
     TaskPartition,
-    chunk_task,
     planner_for,
     read_task,
     snapshot_planner,
+    snapshot_tasks,
 )
 from spark_sink.stream.router_client import RouterClient
 
@@ -57,8 +58,8 @@ class MergerouterBatchReader(DataSourceReader):
         if options.batch_mode == "snapshot":
             snapshot_time = client.snapshot_time()
             planner = snapshot_planner(client, options)
-            chunks = planner.all_chunks(planner.begin(snapshot_time))
-            return [chunk_task(chunk, snapshot_time, options) for chunk in chunks]
+            plan = replace(planner.begin(snapshot_time), end=None)  # all in one batch
+            return client.with_retries(lambda: snapshot_tasks(plan, options, planner))
         end = options.end or after(client.present())
         if not is_after(end, options.start):
             return []

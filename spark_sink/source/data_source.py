@@ -13,13 +13,14 @@ import time
 from collections.abc import Iterator, MutableMapping
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyspark
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from spark_sink.errors import OptionError, without_traceback
+from spark_sink.options.snapshot_options import TASKS
 from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.rows.typed_documents import TYPED_COLUMNS
 from spark_sink.sink.changes import parse_write_options
@@ -39,7 +40,12 @@ _OLDEST_FOR_STREAMS, _OLDEST_FOR_WRITES = (4, 2), (4, 1)
 class MergerouterDataSource(DataSource):
     """The data source behind the format name. Options: spark_sink.options."""
 
+    tasks_by_cores: ClassVar[int | None] = None
+    """The default of the option with the tasks of a snapshot's batch, by the cores of a session."""
+
     def __init__(self, options: MutableMapping[str, str]) -> None:
+        if self.tasks_by_cores is not None:
+            options.setdefault(TASKS, str(self.tasks_by_cores))
         super().__init__(options)
         self.loaded = time.time()
         """When the query was loaded, in seconds since 1970."""

@@ -80,12 +80,12 @@ class Offset:
 
     @property
     def time(self) -> Timestamp | None:
-        """The cluster time of the position; None for now."""
+        """The cluster time of the position; None while the query starts from now."""
         return time_of(self.position)
 
     @property
     def cut(self) -> Timestamp | None:
-        """The earliest cluster time of events after the position; None for now."""
+        """The earliest cluster time of later events; None while the query starts from now."""
         if isinstance(self.position, Token) and not self.position.is_high_water_mark:
             return after(self.position.cluster_time).time
         return self.time
@@ -109,12 +109,7 @@ class Offset:
 
         Each has the token from which its table lacks documents of it.
         """
-        waiting = [
-            (each.database, each.name)
-            for request in self.signals.requests
-            if request.required
-            for each in request.unfiltered
-        ]
+        waiting = [place for request in self.signals.requests for place in request.lacked]
         return {**dict.fromkeys(waiting, self.signals.required), **self.gained_since}
 
     def require_scope(self, scope: Scope) -> None:

@@ -7,9 +7,9 @@ Spark (docs/spark-rationale.md).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pyarrow as pa
 from pymongo.errors import PyMongoError
@@ -52,6 +52,9 @@ _OUTLIVED = (
 )
 
 
+_Result = TypeVar("_Result")
+
+
 class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans micro-batches on the driver, reads them in tasks.
 
@@ -73,7 +76,8 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         self._signals: SignalProcessor | None = None
         self._ends_at_present = False
         self._is_at_end = False  # later signals wait for the next start
-        self._skips_snapshot = True  # until a snapshot begins, or a notification says so
+        self._has_read_snapshot = False  # since this start,
+        self._has_told_skipped = False  # or told that it reads none
 
     def __getstate__(self) -> dict[str, Any]:
         connected = ("_client", "_inbox", "_planner", "_snapshots", "_decision", "_signals")
@@ -120,7 +124,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         decision = self._decision
         planner = self._planning()
         if start.running is not None:
-            return self._next_of_snapshot(start, start.running, max_events, signals)
+            return self._next_of_snapshot(start, start.running, signals)
         position = start.position
         if decision.is_due(position):
             return self._begin_snapshot(start, decision, signals)
@@ -140,20 +144,18 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
                 batch = planner.next_batch(position, max_events)
                 self._is_at_end = self._ends_at_present and batch.end == batch.start
         except HistoryLostError:
-            if start.snapshot is not None and not self._skips_snapshot:  # this start has read it
+            if start.snapshot is not None and self._has_read_snapshot:
                 raise HistoryLostError(_OUTLIVED) from None
             if not decision.policy.if_history_is_lost:
                 raise
             return self._begin_snapshot(start, decision, replace(signals, position=None))
-        return self._moved(start, batch, signals, max_events)
+        return self._moved(start, batch, signals)
 
-    def _moved(
-        self, start: Offset, batch: PlannedBatch, signals: SignalState, max_events: int | None
-    ) -> Offset | None:
-        """Return the end of a batch, with the next chunks of what signals request."""
+    def _moved(self, start: Offset, batch: PlannedBatch, signals: SignalState) -> Offset | None:
+        """Return the end of a batch, with what it reads of the snapshots that signals request."""
         processor = self._signal_processor()
         if processor is not None:
-            signals = processor.advance(signals, batch.end, max_events)
+            signals = processor.advance(signals, batch.end)
         if batch.end == batch.start and not signals.has_output:
             return None
         signals = self._notify_skipped(signals)
@@ -204,8 +206,8 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             signals = signals.notified(notifications.sought(start.sought, position, time.time()))
         gained: list[tuple[str, str]] = []
         if self.options.snapshot.reads_documents:
-            assert self._client is not None
-            found = self._client.with_retries(self._snapshot().places) | self.places()
+            planner, wanted = self._snapshot(), self.options.snapshot.accepts
+            found = {*self._asked(lambda: planner.names(wanted)), *self.places()}
             before = None if start.sought is not None else start.scope
             gained = sorted(
                 each
@@ -244,17 +246,19 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         before, at = Offset.read(start), Offset.read(end)
         if start == end or at.sought is not None:
             return []
-        if at.snapshot is not None:
-            return snapshot_tasks(at.snapshot, self.options)
+        if (plan := at.snapshot) is not None:
+            planner = self._snapshot()
+            return self._asked(lambda: snapshot_tasks(plan, self.options, planner))
         batch = PlannedBatch(before.position, at.position, at.events, at.idle_until)
         return [*self._planning().tasks(batch), *self.added_tasks(before, at)]
 
     def added_tasks(self, before: Offset, at: Offset) -> list[Task]:
-        """Return the tasks between two offsets that do not read the stream."""
-        return [
-            *signal_tasks(at.signals, before.position, self.options),
-            *heartbeats(before.heartbeat, at.heartbeat),
-        ]
+        """Return the tasks between two offsets that do not read the stream. Raises StreamError."""
+        tasks: list[Task] = [*heartbeats(before.heartbeat, at.heartbeat)]
+        if at.signals.reading is not None or at.signals.ended is not None:
+            planner, position, options = self._snapshot(), before.position, self.options
+            tasks += self._asked(lambda: signal_tasks(at.signals, position, options, planner))
+        return tasks
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the events that one task reads, as Arrow batches. Raises StreamError."""
@@ -285,41 +289,45 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         if not decision.wait_for_delay(block=self._ends_at_present):
             return None
         self._planning().close()
-        assert self._client is not None
-        client, planner = self._client, self._snapshot()
-        plan = client.with_retries(lambda: planner.begin(client.snapshot_time()))
+        client, planner, wanted = self._client, self._snapshot(), self.options.snapshot.accepts
+        assert client is not None
+        plan = self._asked(lambda: planner.begin(client.snapshot_time(), wanted))
+        found = planner.collections(wanted)
         since = start.since if isinstance(start.position, FromNow) else plan.handover.time
-        self._skips_snapshot = False
-        signals = signals.notified(notifications.started(plan, time.time()))
+        self._has_read_snapshot = True
+        signals = signals.notified(notifications.started(plan, found, time.time()))
         return Offset(plan.handover, self.options.scope, since, snapshot=plan, signals=signals)
 
     def _notify_skipped(self, signals: SignalState) -> SignalState:
         """Return the signals with the notification of a start without a snapshot, once."""
-        if not self._skips_snapshot:
+        if self._has_read_snapshot or self._has_told_skipped:
             return signals
-        self._skips_snapshot = False
+        self._has_told_skipped = True
         return signals.notified(notifications.skipped(time.time()))
 
     def _signal_processor(self) -> SignalProcessor | None:
         """Return the processor of signals; None if the options name no channel."""
         if self._signals is None and self.options.signals.are_read:
             assert self._client is not None
-            self._signals = SignalProcessor(self._client, self.options)
+            self._signals = SignalProcessor(self._client, self.options, self._snapshot())
         return self._signals
 
-    def _next_of_snapshot(
-        self, start: Offset, plan: SnapshotPlan, max_rows: int | None, signals: SignalState
-    ) -> Offset:
-        assert self._client is not None
-        planner = self._snapshot()
-        following = self._client.with_retries(lambda: planner.next_batch(plan, max_rows))
-        self._skips_snapshot = False
-        for each in notifications.advanced(following, time.time()):
+    def _next_of_snapshot(self, start: Offset, plan: SnapshotPlan, signals: SignalState) -> Offset:
+        planner, wanted = self._snapshot(), self.options.snapshot.accepts
+        following = self._asked(lambda: planner.next_batch(plan, wanted))
+        self._has_read_snapshot = True
+        found = planner.collections(wanted)
+        for each in notifications.advanced(following, found, time.time()):
             signals = signals.notified(each)
         return start.moved(following.handover, snapshot=following, signals=signals)
 
+    def _asked(self, call: Callable[[], _Result]) -> _Result:
+        assert self._client is not None  # a planner has connected it
+        return self._client.with_retries(call)
+
     def _snapshot(self) -> SnapshotPlanner:
         if self._snapshots is None:
+            self._planning()
             assert self._client is not None
             self._snapshots = snapshot_planner(self._client, self.options)
         return self._snapshots

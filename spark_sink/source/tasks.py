@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import bson
@@ -26,6 +27,7 @@ from spark_sink.events.heartbeats import Heartbeat
 from spark_sink.events.positions import AtTime, Position, Token, after, time_of
 from spark_sink.events.runs import Run, run_of, sort_key
 from spark_sink.events.update_events import described
+from spark_sink.options.retry_options import RetryPolicy
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.rows.event_rows import EventRows
@@ -57,7 +59,8 @@ class SnapshotEnd:
     requested: bool = False
 
 
-Task = ReadTask | SnapshotTask | SnapshotEnd | Heartbeat
+Task = ReadTask | tuple[SnapshotTask, ...] | SnapshotTask | SnapshotEnd | Heartbeat
+"""What a task reads; of a snapshot one or several chunks."""
 
 
 @dataclass
@@ -105,15 +108,25 @@ def planner_for(
 
 def snapshot_planner(client: RouterClient, options: StreamOptions) -> SnapshotPlanner:
     """Return a planner of snapshots of the collections that the options include."""
-    accepts = options.snapshot.accepts if options.snapshot.collections else None
-    return SnapshotPlanner(client.mongo, options.scope, options.rows_per_chunk, accepts)
+    snapshot = options.snapshot
+    return SnapshotPlanner(client.mongo, options.scope, snapshot.tasks, snapshot.chunk_rows)
 
 
-def snapshot_tasks(plan: SnapshotPlan, options: StreamOptions) -> list[Task]:
-    """Return the tasks of a snapshot's batch; those of the last one only mark its end."""
+def snapshot_tasks(
+    plan: SnapshotPlan, options: StreamOptions, planner: SnapshotPlanner
+) -> list[Task]:
+    """Return the tasks of a snapshot's batch; those of the last one only mark its end.
+
+    Raises PyMongoError.
+    """
+    snapshot = options.snapshot
     if plan.ended:
-        return [] if plan.only == () else [SnapshotEnd(plan.snapshot_time, plan.only or ())]
-    return [chunk_task(chunk, plan.snapshot_time, options) for chunk in plan.chunks]
+        only = tuple(planner.names(snapshot.accepts)) if snapshot.collections else ()
+        return [SnapshotEnd(plan.snapshot_time, only)] if only or not snapshot.collections else []
+    return [
+        tuple(chunk_task(chunk, plan.snapshot_time, options) for chunk in chunks)
+        for chunks in planner.tasks(plan, snapshot.accepts)
+    ]
 
 
 def chunk_task(chunk: Chunk, snapshot_time: Timestamp, options: StreamOptions) -> SnapshotTask:
@@ -122,22 +135,33 @@ def chunk_task(chunk: Chunk, snapshot_time: Timestamp, options: StreamOptions) -
     return SnapshotTask(chunk, snapshot_time, filters.get(str(chunk.collection)))
 
 
-def signal_tasks(state: SignalState, start: Position, options: StreamOptions) -> list[Task]:
-    """Return the tasks that signals add to a batch, which begins at `start` in the stream."""
+def signal_tasks(
+    state: SignalState, start: Position, options: StreamOptions, planner: SnapshotPlanner
+) -> list[Task]:
+    """Return the tasks that signals add to a batch, which begins at `start` in the stream.
+
+    Raises PyMongoError.
+    """
     tasks: list[Task] = []
-    reading = state.reading
+    reading, ended = state.reading, state.ended
     if reading is not None:
         request = state.request(reading.request)
         requested = SnapshotSignal(request.id, request.blocking, _token_at(start))
-        for chunk in reading.chunks:
+
+        def task_of(chunk: Chunk) -> SnapshotTask:
             task = chunk_task(chunk, reading.at, options)
             own, given = task.condition, request.condition(str(chunk.collection))
             both = {"$and": [own, given]} if own and given else own or given
-            tasks.append(replace(task, condition=both, requested=requested))
-    if state.ended is not None:
-        tasks.append(
-            SnapshotEnd(state.ended.snapshot_time, state.ended.collections, requested=True)
-        )
+            return replace(task, condition=both, requested=requested)
+
+        assert request.plan is not None
+        read = planner.tasks(request.plan, request.wants, request.documents)
+        tasks += [tuple(map(task_of, chunks)) for chunks in read]
+    if ended is not None:
+        assert ended.plan is not None
+        names = {*ended.lacked, *planner.names(ended.reads_whole)}
+        end = SnapshotEnd(ended.plan.snapshot_time, tuple(sorted(names)), requested=True)
+        tasks.append(end)
     return tasks
 
 
@@ -161,11 +185,10 @@ def read_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
             now = client.with_retries(client.present)
             yield from rows.arrow_batches([_end_of_snapshot(task, now)])
             return
-        if isinstance(task, SnapshotTask):
-            newest = partial(client.newest_time, task.snapshot_time)
-            policy = options.retry_policy
-            chunk = ChunkReader(client.mongo, task, newest, retry_policy=policy)
-            yield from rows.batches_of_runs(edits.runs(chunk.runs()))
+        if isinstance(task, tuple | SnapshotTask):
+            chunks = task if isinstance(task, tuple) else (task,)
+            read = partial(_chunk_runs, client, policy=options.retry_policy)
+            yield from rows.batches_of_runs(edits.runs(chain.from_iterable(map(read, chunks))))
             return
         watch = partial(client.watch_events, batch_size=0, max_await=_READING_AWAIT)
         if options.splits_large_events:
@@ -178,6 +201,11 @@ def read_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
         yield from rows.batches_of_runs(edits.runs(map(described, runs)), shard=task.shard)
     if task.report_to is not None:
         report(reader.stats, task.batch, task.report_to)
+
+
+def _chunk_runs(client: RouterClient, task: SnapshotTask, policy: RetryPolicy) -> Iterator[Run]:
+    newest = partial(client.newest_time, task.snapshot_time)
+    return ChunkReader(client.mongo, task, newest, retry_policy=policy).runs()
 
 
 def _in_fragments(position: Position, task: ReadTask, options: StreamOptions) -> Position:

@@ -9,18 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import pymongo
 from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo import MongoClient
 from pymongo.client_session import ClientSession
-from pymongo.errors import (
-    ConnectionFailure,
-    OperationFailure,
-    PyMongoError,
-    ServerSelectionTimeoutError,
-)
+from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
 
 from spark_sink.errors import StreamError, stream_refused
 from spark_sink.events.positions import AtTime, FromNow, Position, Token
@@ -32,12 +26,6 @@ from spark_sink.stream.session_guard import SessionGuard
 _PLAIN: CodecOptions[dict[str, Any]] = CodecOptions(tz_aware=True)
 
 _Result = TypeVar("_Result")
-
-# Timeout of server selection in seconds, and the attempts of a start within it: fewer if the
-# connection is refused.
-_SELECTION_TIMEOUT = 2.5
-_SELECTION_ATTEMPTS = 5
-_ATTEMPTS_IF_REFUSED = 2
 
 # Events of a reply of the merged stream to a task. The router keeps the last MiB that it has sent,
 # for the task that continues within the last reply of this one.
@@ -82,7 +70,7 @@ class RouterClient:
             document_class=RawBSONDocument,
             datetime_conversion="DATETIME_MS",
             unicode_decode_error_handler="replace",
-            serverSelectionTimeoutMS=self._selection_ms(),
+            serverSelectionTimeoutMS=int(options.retry_policy.selection_timeout * 1000),
         )
         self._session: ClientSession | None = None
         self._guard: SessionGuard | None = None
@@ -224,7 +212,7 @@ class RouterClient:
         Raises StreamError within seconds if that cannot be done, or another server answers.
         """
         try:
-            self._connect()
+            _ = self._client.is_mongos  # waits for a server
             require_router(self._client)
             self.clocks()
         except ConnectionFailure as error:
@@ -248,31 +236,6 @@ class RouterClient:
         self.require_reachable()
         if self._options.pipeline or self._options.scope.database is not None:
             self.with_retries(self._watermark)
-
-    def _connect(self) -> None:
-        if self._options.retry_policy.selection_timeout is not None:
-            _ = self._client.is_mongos  # waits for a server
-            return
-        for attempt in range(1, _SELECTION_ATTEMPTS + 1):
-            try:
-                with pymongo.timeout(_SELECTION_TIMEOUT / _SELECTION_ATTEMPTS):
-                    _ = self._client.is_mongos
-                return
-            except ServerSelectionTimeoutError:
-                if attempt == _SELECTION_ATTEMPTS or (
-                    attempt >= _ATTEMPTS_IF_REFUSED and self._is_refused()
-                ):
-                    raise
-
-    def _selection_ms(self) -> int:
-        seconds = self._options.retry_policy.selection_timeout
-        return int((_SELECTION_TIMEOUT if seconds is None else seconds) * 1000)
-
-    def _is_refused(self) -> bool:
-        """Whether connections to all of the router's addresses are refused."""
-        servers = self._client.topology_description.server_descriptions().values()
-        causes = [None if each.error is None else each.error.__cause__ for each in servers]
-        return all(isinstance(cause, ConnectionRefusedError) for cause in causes)
 
     def close(self) -> None:
         """Close all connections."""

@@ -76,9 +76,9 @@ class AppendTable:
     def compact(self) -> tuple[int, int]:
         """Replace small files by large ones with the same rows; return their numbers.
 
-        The first is that of all files before, the second that after. Others may write to the table
-        meanwhile. If they replace some of the files, the compaction begins again. Raises
-        StreamError if that happens again and again.
+        The numbers are those of all files, before and after. Others may write to the table
+        meanwhile; the compaction begins again if they replace some of its files. Raises
+        StreamError after several such attempts.
         """
         for _ in range(_ATTEMPTS):
             self.log.reload()

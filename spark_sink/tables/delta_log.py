@@ -205,7 +205,7 @@ class DeltaLog:
             )
 
     def require_whole(self, rows_of: str = "") -> None:
-        """Raise StreamError if an older version was restored, whose state is that of a later one.
+        """Raise StreamError if an older version was restored beneath the state of a later one.
 
         Once the commits of both have expired, the files tell it: a current table has other
         partitions than its state. Others lack rows of the newest batch that has some, which the
@@ -278,10 +278,10 @@ class DeltaLog:
         return found
 
     def positions(self, limit: int | None = None) -> dict[int, dict[str, Any]]:
-        """Return the states of the newest `limit` commits, by version, without those of others.
+        """Return the states that the newest `limit` commits have, by version.
 
-        The newest is the first. Those that a restored version is without are left out. A clean-up
-        of the log removes commits, so there may be none.
+        The newest is the first. Commits of other writers have no state. Versions that a restore has
+        undone are left out. A clean-up of the log removes commits, so the result may be empty.
         """
         return positions_of(self._history(limit))
 
@@ -297,7 +297,7 @@ class DeltaLog:
             return self._table.history(limit)
 
     def at(self, version: int, position: Mapping[str, Any]) -> DeltaLog:
-        """Return an older version to read, with what its commit says.
+        """Return an older version to read; its commit has the state `position`.
 
         Raises StreamError if its commit or one of its files has been deleted.
         """
@@ -380,8 +380,8 @@ class DeltaLog:
     ) -> None:
         """Commit files instead of those whose partition column has one of these values.
 
-        The same commit gives the table this schema and this state, and what the state before says
-        of a batch if there is no new one.
+        The same commit sets the schema and the state. Without a new batch the state keeps the
+        batch that it had.
         """
         filters = [(self.partitions[0], "in", sorted(replaced))] if replaced else []
         if not filters and self._table is not None and _schema(schema) != self._table.schema():
@@ -426,18 +426,12 @@ class DeltaLog:
                 self._table.cleanup_metadata()
                 self._states.clean(number)
 
-    def checkpoint(self) -> None:
-        """Write a checkpoint of the log, with which readers begin."""
-        assert self._table is not None
-        with self.failures():
-            self._table.create_checkpoint()
-
     def exchange(self, former: Collection[str], parts: Sequence[Mapping[str, Any]]) -> bool:
         """Commit files instead of those with the paths `former`, whose rows they have.
 
-        Return False, and commit nothing, if another commit has removed one of these: then their
-        rows are gone, or in other files. The commit is made for the very version in which they are
-        found. delta-rs could make it for a later one, and would not see that they are gone there.
+        Return False and commit nothing if another commit has removed one of these files: its rows
+        are deleted, or in other files. The commit is valid only for the version in which all of
+        them were found: delta-rs would retry it on a later version without that check.
         """
         actions = [_action(part, changes=False) for part in parts]
         for _ in range(_EXCHANGES):

@@ -130,12 +130,13 @@ class _State:
         self.token, self.event = token, event
 
     def _has_moved(self, token: str, fields: dict[bytes, Slice]) -> bool:
-        """Return whether a document with another shard key was deleted than the table has.
+        """Return whether the deleted document's shard key differs from the table's.
 
-        A new value moves a document: a transaction deletes it on one shard and inserts it on
-        another, where the insert may have the smaller cluster time. The document tells by its
-        fields. A field that it lacks, or that the deleted key lacks, counts only after an insert of
-        about that time: the source may leave fields out, and a shard key may have got another one.
+        A new value of the shard key moves a document: a transaction deletes it on one shard and
+        inserts it on another, and the insert may have the smaller cluster time. The document's own
+        fields are compared with the deleted key. A field that only one of them has counts only
+        after an insert of about the same time: the source may leave fields out, and a collection
+        may get a shard key with other fields.
         """
         if self.document is None:
             return False
@@ -254,7 +255,7 @@ def _states(batches: Iterable[pa.RecordBatch], keeps_deleted: bool) -> Iterator[
 
 
 def whole_documents(prepared: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Return the rows of keys whose last event contains the document, and what else is prepared.
+    """Return rows for keys whose last event has the whole document, and the other prepared rows.
 
     What came before such an event has no effect, so that most events need no `Fold`. `prepared` has
     the columns of PREPARED and `place`, sorted by place, token and kind. The first result has the

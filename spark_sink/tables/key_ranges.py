@@ -168,7 +168,7 @@ class KeyRanges:
         return KeyRange(self._lower(index), upper, last, tuple(partitions), tuple(paths), size)
 
     def files(self) -> list[tuple[str, str, str]]:
-        """Return the path of each file, after a place before, and one behind, all of its rows."""
+        """Return for each file a place before its rows, one behind them, and its path."""
         columns = (self._rows[name].to_pylist() for name in ("first", "last", "paths"))
         return [
             (first, last, e) for first, last, paths in zip(*columns, strict=True) for e in paths
@@ -191,11 +191,11 @@ class KeyRanges:
         return found
 
     def emptied(self, indexes: Collection[int]) -> KeyRanges:
-        """Return the same ranges, some of which count as without files."""
+        """Return the same ranges; those with these indexes have no files."""
         return KeyRanges(self._rows, indexes)
 
     def _lower(self, index: int) -> str:
-        """Return where a range begins: with its database or collection, if no other has a part."""
+        """Return where a range begins: before its database or collection, unless it shares that."""
         if index == 0:
             return ""
         first, before = self._first[index], self._rows["last"][index - 1].as_py()
@@ -208,11 +208,11 @@ def merges_of(
     changes: Sequence[ChangeGroup],
     places: Callable[[ChangeGroup], Sequence[str]],
 ) -> list[Merge]:
-    """Return what must be written again, in order, each by one task.
+    """Return the merges that changes need, in order; each is the work of one task.
 
-    A change belongs to the range that has its place, and one behind the last place of a large range
-    to a new file. Many changes divide a range. `places` reads the places of a group; it is called
-    only where a group spans several ranges.
+    A change belongs to the range of its place. A change behind the last place of a large range gets
+    a new file. Many changes divide a range. `places` reads the places of a group; it is called only
+    for a group that spans several ranges.
     """
     known = cache(places)
 
@@ -251,7 +251,7 @@ def merges_of(
 
 
 def merges_of_rest(ranges: KeyRanges, merges: Iterable[Merge]) -> list[Merge]:
-    """Return what writes all other files again, without a change."""
+    """Return merges without changes for all files that the given merges leave as they are."""
     written = {each.rows.lower for each in merges if each.rows is not None}
     every = (ranges[index] for index in range(len(ranges)))
     rest = (each for each in every if each.paths and each.lower not in written)
@@ -333,7 +333,7 @@ def _joined(rows: pa.Table) -> pa.Table:
 
 
 def _apart(rows: pa.Table) -> pa.ChunkedArray:
-    """Return the last places, without those that only seem to reach into the next file.
+    """Return the last places of files, lowered where statistics overlap and rows do not.
 
     A file of several collections that ends within the last one, or within its database, is followed
     by a partition that has nothing else (`_RangeFiles`), and tells its first place better.

@@ -50,7 +50,7 @@ WITHOUT_DICTIONARY = (*UNIQUE_COLUMNS, "key", "document")
 # not all readers know its form of today (docs/performance.md#current-tables).
 _COMPRESSION = {"compression": "zstd", "compression_level": -5}
 # Bytes of rows that a task collects before it writes them.
-_GROUP_BYTES = 64 * 1024 * 1024
+_GROUP_BYTES = 32 * 1024 * 1024
 FILE_BYTES = 128 * 1024 * 1024
 """The bytes after which a file ends."""
 # The most files that a task has open.

@@ -24,7 +24,7 @@ from spark_sink.errors import StreamError
 from spark_sink.events.slices import UNREADABLE, Slice, document_of, fields_of
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.extended_json import canonical_json, object_id_of
-from spark_sink.rows.field_values import field_values
+from spark_sink.rows.field_values import field_values, object_id_keys
 from spark_sink.rows.row_schema import columns
 
 SNAPSHOT_END = "snapshotEnd"
@@ -170,6 +170,15 @@ class Prepare:
             yield self.after_ddl(self._prepared(batch))
 
     def _prepared(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        found = object_id_keys(rows["event"]) if tuple(self.keys) == ("_id",) else None
+        if found is None:
+            return self._prepared_one_by_one(rows)
+        key = pc.binary_join_element_wise('{"$oid": "', found, '"}', "")
+        document_key = pc.binary_join_element_wise('{"_id": ', key, "}", "")
+        kinds = pa.repeat(pa.scalar(EVENT, pa.int64()), len(rows))
+        return _batch_of_events(rows, key, document_key, kinds)
+
+    def _prepared_one_by_one(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         keys: list[str] = []
         document_keys: list[str | None] = []
         kinds: list[int] = []
@@ -193,15 +202,12 @@ class Prepare:
             keys.append("")
             document_keys.append(None)
             kinds.append(INAPPLICABLE)
-        columns = [
-            *(pc.fill_null(rows[name], "") for name in ("database", "collection")),
+        prepared = _batch_of_events(
+            rows,
             pa.array(keys, pa.string()),
-            rows["token"],
             pa.array(document_keys, pa.string()),
             pa.array(kinds, pa.int64()),
-            rows["event"],
-        ]
-        prepared = pa.RecordBatch.from_arrays(columns, schema=_PREPARED_ARROW)
+        )
         if not renamed:
             return prepared
         return pa.concat_batches([prepared, self._removals(prepared, renamed)])
@@ -242,6 +248,14 @@ class Prepare:
             value = values.get(name.encode())
             parts.append("null" if value is None else canonical_json(value) or "null")
         return parts[0] if len(parts) == 1 else f"[{','.join(parts)}]"
+
+
+def _batch_of_events(
+    rows: pa.RecordBatch, keys: pa.Array, document_keys: pa.Array, kinds: pa.Array
+) -> pa.RecordBatch:
+    places = (pc.fill_null(rows[name], "") for name in ("database", "collection"))
+    columns = [*places, keys, rows["token"], document_keys, kinds, rows["event"]]
+    return pa.RecordBatch.from_arrays(columns, schema=_PREPARED_ARROW)
 
 
 def _key_after(document_key: Slice, rows: pa.RecordBatch, row: int) -> Slice:

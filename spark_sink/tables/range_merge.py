@@ -66,7 +66,7 @@ class MergeTask:
         address: the table's.
         quarantine: the address of the table for events that cannot be applied, if there can be any.
         batch: the number that these get.
-        merge: the places, the files with their rows, and groups with changes to them and to others.
+        merge: the places, the files with their rows, and overlapping groups of changes.
         fold: applies changes.
         form: of the table.
         again: whether the columns of documents are made again.
@@ -213,7 +213,7 @@ class _Merging:
         self._table.add(_merged(group, places.to_pylist(), touched.to_pylist(), new))
 
     def _formed_rows(self, folded: pa.Table, changes: pa.Table) -> pa.Table:
-        """Return the rows of documents, of which those that cannot be read leave the table."""
+        """Return the rows of documents; a document that cannot be read leaves the table."""
         new, problems = self._formed.from_fold(folded)
         for index, problem in problems.items():
             [row] = folded.slice(index, 1).to_pylist()
@@ -344,7 +344,7 @@ def _kinds(rows: pa.Table) -> pa.Array:
 
 
 def _newest(rows: pa.Table, token: str) -> pa.Table:
-    """Return rows in the order of their places, without all but the newest one of each place."""
+    """Return the newest row of each place, in the order of places."""
     keys = pa.table({"place": places_of(rows), "token": rows[token]})
     order = pc.sort_indices(keys, sort_keys=[("place", "ascending"), ("token", "ascending")])
     places = keys["place"].combine_chunks().take(order)

@@ -30,7 +30,7 @@ _PREPARED = arrow_schema(PREPARED)
 _STAGED = pa.schema([pa.field("place", pa.string()), *_PREPARED])
 _ROWS_PER_GROUP = 5_000
 # Bytes of changes that a task sorts together.
-_FILE_BYTES = 64 * 1024 * 1024
+_FILE_BYTES = 16 * 1024 * 1024
 
 
 @dataclass

@@ -17,6 +17,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
+from itertools import chain
 from typing import Any, TypeVar
 
 import bson
@@ -203,10 +204,11 @@ class Verifier:
         """Look for the keys of the collections in the table."""
         with closing(RouterClient(self._options)) as client:
             planner = snapshot_planner(client, self._options)
-            plan = planner.begin(self._version(found).time)
+            accepts = self._options.snapshot.accepts
+            plan = planner.begin(self._version(found).time, accepts)
             while not plan.ended:
-                plan = planner.next_batch(plan, 1)
-                for chunk in plan.chunks:
+                plan = planner.next_batch(plan, accepts)
+                for chunk in chain.from_iterable(planner.tasks(plan, accepts)):
                     self._retried(partial(self._compare_chunk, chunk, found))
 
     def _compare_chunk(self, chunk: Chunk, found: _Round) -> None:

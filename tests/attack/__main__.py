@@ -52,8 +52,7 @@ class Pings:
         self._thread.join(60)
 
     def _send(self) -> None:
-        client: Client
-        with pymongo.MongoClient(self.uri) as client:
+        with Client(self.uri) as client:
             while not self._stop.wait(_PING_PAUSE):
                 begun = time.perf_counter()
                 try:
@@ -112,8 +111,7 @@ class Measurement:
 
         looking = threading.Thread(target=look, daemon=True)
         looking.start()
-        client: Client
-        with pymongo.MongoClient(self._cluster.mongos_uri) as client:
+        with Client(self._cluster.mongos_uri) as client:
             pauses = uneven(int((self._seconds - 2) / PAUSE), PAUSE)
             documents = client[DATABASE][COLLECTION]
             acknowledged = write_paced(documents, self._number, pauses)
@@ -139,8 +137,7 @@ class Measurement:
 
 def _write_backlog(cluster: TestCluster) -> int:
     """Write 100 MB of events on two shards; return the second of the cluster time before."""
-    client: Client
-    with pymongo.MongoClient(cluster.mongos_uri) as client:
+    with Client(cluster.mongos_uri) as client:
         since = int(client.admin.command("ping")["operationTime"].time)
         for shard in (0, 1):
             for number in range(5):
@@ -185,8 +182,7 @@ def main() -> int:
         settings = ServerSettings(noop_interval=1, key_file=key)
         cluster = owned.enter_context(start_cluster(2, settings=settings))
         spread(cluster)
-        client: Client
-        with pymongo.MongoClient(cluster.mongos_uri) as client:
+        with Client(cluster.mongos_uri) as client:
             client.admin.command("createUser", "nobody", pwd="nobody", roles=[])
         upstream = f"mongodb://{cluster.mongos}/"
         router = owned.enter_context(

@@ -8,7 +8,7 @@ import struct
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,19 +16,18 @@ import bson
 import cramjam
 from bson import Int64, Timestamp
 
-from shard_client.wire.authentication import Credentials
-from shard_client.wire.connection import Connection
+from shard_client.wire.frames import build_msg
+from tests.harness.raw_client import RawClient
 
 MIB = 1024 * 1024
-ROOT = Credentials(source="admin", user="root", passwords=("root",))
-NOBODY = Credentials(source="admin", user="nobody", passwords=("nobody",))
+ROOT, NOBODY = "root", "nobody"
+"""Users, whose passwords are their names."""
 WATCH: dict[str, Any] = {"aggregate": 1, "pipeline": [{"$changeStream": {}}], "cursor": {}}
 
 
 def message(command: dict[str, Any], database: str = "db") -> bytes:
     """Return a command as an OP_MSG."""
-    body = b"\0\0\0\0\0" + bson.encode({**command, "$db": database})
-    return struct.pack("<iiii", 16 + len(body), 1, 0, 2013) + body
+    return build_msg(bson.encode({**command, "$db": database}), request_id=1)
 
 
 def bomb() -> bytes:
@@ -78,22 +77,30 @@ done: Counter[str] = Counter()
 """The attackers' ``connections``, and the ``bytes`` that they have sent beyond their logins."""
 
 
-async def _connect(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    streams = await asyncio.open_connection("127.0.0.1", port, limit=MIB)
-    done["connections"] += 1
-    return streams
+@contextlib.asynccontextmanager
+async def _connected(port: int, user: str | None = None) -> AsyncIterator[RawClient]:
+    """Connect, and log in as ``user``; cut the connection at the end."""
+    client = await RawClient.connect(port)
+    try:
+        if user is not None:
+            await client.log_in(user)
+        done["connections"] += 1
+        yield client
+    finally:
+        client.writer.transport.abort()
 
 
-async def _logged_in(target: Target, user: Credentials = NOBODY) -> Connection:
-    connection = await Connection.open(("127.0.0.1", target.port), timeout=60, credentials=user)
-    done["connections"] += 1
-    return connection
-
-
-async def _write(writer: asyncio.StreamWriter, content: bytes) -> None:
-    writer.write(content)
-    await writer.drain()
+async def _write(client: RawClient, content: bytes) -> None:
+    client.send_bytes(content)
+    await client.writer.drain()
     done["bytes"] += len(content)
+
+
+async def _keep(target: Target, client: RawClient) -> None:
+    """Keep the connection to the attack's end, unless the server closes it."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(target.left):
+            await client.reader.read()
 
 
 async def _repeat(target: Target, visit: Attack) -> None:
@@ -106,122 +113,83 @@ async def _repeat(target: Target, visit: Attack) -> None:
             await asyncio.sleep(0.05)
 
 
-async def _pings(target: Target, *, reads: bool = True) -> None:
-    reader, writer = await _connect(target.port)
-    if not reads:
-        writer.transport.pause_reading()  # type: ignore[attr-defined]
-
-    async def read() -> None:
-        while await reader.read(MIB):
+async def _pings(target: Target) -> None:
+    async def read(client: RawClient) -> None:
+        while await client.reader.read(MIB):
             pass
 
-    async with contextlib.AsyncExitStack() as owned:
-        owned.callback(writer.transport.abort)
-        reading = asyncio.ensure_future(read() if reads else asyncio.sleep(0))
-        owned.callback(reading.cancel)
-        while not target.over:
-            await _write(writer, PINGS)
+    async with _connected(target.port) as client:
+        reading = asyncio.ensure_future(read(client))
+        try:
+            while not target.over:
+                await _write(client, PINGS)
+        finally:
+            reading.cancel()
 
 
 async def _pings_unread(target: Target) -> None:
-    await _pings(target, reads=False)
+    async with _connected(target.port) as client:
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        while not target.over:
+            await _write(client, PINGS)
 
 
-def _commands(frame: Callable[[], bytes], user: Credentials = NOBODY) -> Attack:
+def _commands(frame: Callable[[], bytes], user: str = NOBODY) -> Attack:
     """Return the attack of a user that sends the same message again and again."""
 
     async def send(target: Target) -> None:
-        connection = await _logged_in(target, user)
-        built = frame()
-        try:
+        async with _connected(target.port, user) as client:
+            built = frame()
             while not target.over:
-                async with contextlib.aclosing(connection.exchange(built, timeout=30)) as replies:
-                    async for _reply in replies:
-                        done["bytes"] += len(built)
-        finally:
-            connection.abort()
+                await _write(client, built)
+                await client.receive()
 
     return send
 
 
-async def _send(target: Target, frame: bytes, *, login: bool = False) -> None:
-    """Send one message, whose reply is not awaited, and close."""
-    if login:
-        connection = await _logged_in(target)
-        stream = connection._stream
-        stream.write(frame)
-        while stream.unsent and not stream.closed:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        done["bytes"] += len(frame)
-        connection.abort()
-        return
-    _reader, writer = await _connect(target.port)
-    try:
-        await _write(writer, frame)
-    finally:
-        writer.close()
+async def _half_messages(target: Target) -> None:
+    async with _connected(target.port, NOBODY) as client:
+        await _write(client, UNFINISHED)
 
 
 async def _unfinished(target: Target) -> None:
     """Send most of a message and keep the connection."""
-    connection = await _logged_in(target)
-    connection._stream.write(UNFINISHED)
-    done["bytes"] += len(UNFINISHED)
-    while not target.over and not connection.closed:  # noqa: ASYNC110
-        await asyncio.sleep(0.05)
-    connection.abort()
-
-
-async def _half_messages(target: Target) -> None:
-    await _send(target, UNFINISHED, login=True)
+    async with _connected(target.port, NOBODY) as client:
+        client.send_bytes(UNFINISHED)  # the server reads as much of it as it has room for
+        done["bytes"] += len(UNFINISHED)
+        await _keep(target, client)
 
 
 async def _bombs_before_login(target: Target) -> None:
-    reader, writer = await _connect(target.port)
-    frame = bomb()
-    try:
+    async with _connected(target.port) as client:
+        frame = bomb()
         while not target.over:
-            await _write(writer, frame)
-            if not await reader.read(MIB):
+            await _write(client, frame)
+            if not await client.reader.read(MIB):
                 return
-    finally:
-        writer.close()
 
 
 async def _streams_unread(target: Target) -> None:
     """Read a stream from a time in the past, but none of its large replies."""
-    connection = await _logged_in(target, ROOT)
-    try:
+    async with _connected(target.port, ROOT) as client:
         stage = {"allChangesForCluster": True, "startAtOperationTime": Timestamp(target.since, 1)}
-        opening = {"aggregate": 1, "pipeline": [{"$changeStream": stage}], "cursor": {}}
-        opening["cursor"] = {"batchSize": 0}
-        reply = await connection.command("admin", opening, timeout=60)
-        transport = connection._stream.transport
-        assert transport is not None
-        transport.pause_reading()
+        opening = {"aggregate": 1, "pipeline": [{"$changeStream": stage}]}
+        reply = await client.command("admin", {**opening, "cursor": {"batchSize": 0}})
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
         cursor_id = Int64(reply["cursor"]["id"])
         more = {"getMore": cursor_id, "collection": "$cmd.aggregate", "batchSize": 100_000}
-        transport.write(message(more, "admin") * 5)
-        done["bytes"] += 1
-        while not target.over and not connection.closed:  # noqa: ASYNC110
+        await _write(client, message(more, "admin") * 5)
+        while not (target.over or client.writer.is_closing()):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
-    finally:
-        connection.abort()
 
 
 def _stalls(content: bytes, *, admin: bool = False) -> Attack:
     """Return the attack that sends ``content`` and then keeps the connection."""
 
     async def stall(target: Target) -> None:
-        reader, writer = await _connect(target.admin_port if admin else target.port)
-        try:
-            await _write(writer, content)
-            async with asyncio.timeout_at(asyncio.get_running_loop().time() + target.left):
-                await reader.read()
-        except TimeoutError:
-            pass
-        finally:
-            writer.close()
+        async with _connected(target.admin_port if admin else target.port) as client:
+            await _write(client, content)
+            await _keep(target, client)
 
     return stall
 

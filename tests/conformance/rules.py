@@ -59,13 +59,16 @@ RULES: dict[str, dict[str, str]] = {
         "resuming after any PBRT gives the rest of the history": "resume-hwm",
         "resuming inside a transaction gives its remaining events": "",
         "resuming after one of several events at one cluster time on different shards": "",
+        "resuming after one of several documents that 8.0 inserts at one cluster time": "",
         "resuming after a fragment's token: the rest, or 280 if its event is split differently": "",
         "resuming after equal tokens of several shards skips them all": "",
         "startAfter an invalidate: each shard skips one whose cause is its first event": (
             "startAfter-invalidate"
         ),
         "startAfter accepts any token that resumeAfter accepts": "",
-        "startAtOperationTime in the past gives all events from then on, that time included": "",
+        "startAtOperationTime in the past gives all events from then on, that time included": (
+            "cluster db"
+        ),
         "startAtOperationTime in the future gives no event before it": "",
         "a changed pipeline that drops the token's event: 280 once the stream surpasses it": (
             "resume-changed-pipeline-2"

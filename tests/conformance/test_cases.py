@@ -261,18 +261,6 @@ def _stages(stages: list[Document]) -> list[str]:
     ]
 
 
-@on_real_servers("explain")
-@rule("Cursor replies", "explain shows shardsPart, mergerPart and each shard's stages")
-async def test_explain_command_shows_each_shard_s_stages(raw: RawClient) -> None:
-    command = {"aggregate": "flat", "pipeline": [{"$changeStream": {}}, {"$match": {"a": 1}}]}
-    reply = await raw.command("rec", {"explain": command, "verbosity": "queryPlanner"})
-    assert reply["ok"], reply
-    [stage, match] = reply["splitPipeline"]["shardsPart"]
-    assert "startAtOperationTime" in stage["$changeStream"]
-    assert match == {"$match": {"a": 1}}
-    assert {tuple(each) for each in reply["shards"].values()} == {("host", "stages")}
-
-
 async def test_server_status_has_the_recorded_fields(raw: RawClient) -> None:
     recorded = cases()["serverStatus"]["steps"][0]["reply"]
     reply = await raw.command("admin", {"serverStatus": 1})

@@ -75,12 +75,3 @@ def test_large_events_are_split_into_resumable_fragments(
         with Stream(client, name, "big", resume, SPLIT) as stream:
             if cut < 4:
                 assert stream.read(4 - cut) == events[cut + 1 :]
-
-
-@rule("Events", FRAGMENTS)
-def test_small_events_stay_whole(client: Client, db: Data) -> None:
-    with Stream(client, db.name, "a", {}, SPLIT) as stream:
-        db.a.insert_one({"_id": 1})
-        [event] = stream.read(1)
-    assert "splitEvent" not in event
-    assert event["fullDocument"] == {"_id": 1}

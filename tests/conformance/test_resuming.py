@@ -102,23 +102,6 @@ def test_the_recorded_workload_can_be_cut_and_resumed(client: Client, workload: 
     check()
 
 
-@rule(
-    RESUMING, "startAtOperationTime in the past gives all events from then on, that time included"
-)
-def test_a_start_time_in_the_past_gives_all_events_from_then(
-    client: Client, sharded: Documents
-) -> None:
-    before = now(client)
-    events, _ = history(client, sharded)
-    name = sharded.database.name
-    assert untimed(rest(client, name, {"startAtOperationTime": before}, len(events))) == events
-    at = events[3]["clusterTime"]
-    later = [event for event in events if event["clusterTime"] >= at]
-    assert untimed(rest(client, name, {"startAtOperationTime": at}, len(later))) == later
-    later = [event for event in events if event["clusterTime"] > at]
-    assert untimed(rest(client, name, {"startAtOperationTime": next_tick(at)}, len(later))) == later
-
-
 @rule(RESUMING, "startAtOperationTime in the future gives no event before it")
 def test_a_start_time_in_the_future_gives_no_earlier_event(client: Client, db: Data) -> None:
     soon = Timestamp(now(client).time + 2, 1)
@@ -250,6 +233,19 @@ def test_tokens_have_version_2_on_newer_servers(newer: Client) -> None:
     named = b"operationType".hex().upper()
     assert data[70:].startswith(f"463C{named}003C" + b"insert".hex().upper() + "00")
     assert rest(newer, db.name, {"resumeAfter": events[0]["_id"]}, 1) == events[1:]
+
+
+@rule(RESUMING, "resuming after one of several documents that 8.0 inserts at one cluster time")
+def test_documents_inserted_together_have_one_time(newer: Client) -> None:
+    db = newer["together"]
+    with Stream(newer, db.name, "a") as stream:
+        db.a.insert_many([{"_id": number} for number in range(5)])
+        events = stream.read(5)
+    assert len({event["clusterTime"] for event in events}) == 1
+    assert [event["documentKey"]["_id"] for event in events] == list(range(5))
+    assert not any("lsid" in event or "txnNumber" in event for event in events)
+    for number, event in enumerate(events, 1):
+        assert rest(newer, db.name, {"resumeAfter": event["_id"]}, 5 - number) == events[number:]
 
 
 @rule("Resume tokens", "a version 1 token resumes on shards that make version 2")

@@ -66,37 +66,6 @@ def test_lookups_distinguish_equal_ids_on_several_shards(
     assert [event["fullDocument"]["v"] for event in updates(events)] == [1, 11, 21]
 
 
-@rule("Events", LOOKUPS)
-@rule("Opening", "collation applies to the user's stages")
-def test_a_collection_s_collation_does_not_apply(
-    client: Client, cluster: TestCluster, db: Data
-) -> None:
-    """Streams do not inherit it, and lookups distinguish ids that it considers equal."""
-    simple = {"locale": "simple"}
-    db.create_collection("a", collation={"locale": "en_US", "strength": 2})
-    first, second = list(cluster.shards)[:2]
-    name = f"{db.name}.a"
-    client.admin.command("shardCollection", name, key={"k": 1}, collation=simple)
-    client.admin.command("split", name, middle={"k": "aBC"})
-    client.admin.command("moveChunk", name, find={"k": "ABC"}, to=first)
-    client.admin.command("moveChunk", name, find={"k": "abc"}, to=second)
-    match = {"$match": {"documentKey.k": "ABC"}}
-    with (
-        Stream(client, db.name, "a", LOOKUP) as stream,
-        Stream(client, db.name, "a", {}, [match]) as matching,
-    ):
-        for k in ("ABC", "abc"):
-            db.a.insert_one({"_id": "x", "k": k})
-            db.a.update_one({"_id": "x", "k": k}, {"$set": {"v": k}}, collation=simple)
-        end = now(client)
-        events = stream.past(end)
-        keys = {event["documentKey"]["k"] for event in matching.past(end)}
-    assert [event["fullDocument"] for event in updates(events)] == [
-        {"_id": "x", "k": k, "v": k} for k in ("ABC", "abc")
-    ]
-    assert keys == {"ABC"}
-
-
 @rule("Sharded cluster", MOVES)
 def test_a_stream_continues_when_its_collection_is_sharded(
     client: Client, cluster: TestCluster, db: Data

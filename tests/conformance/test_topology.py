@@ -58,24 +58,6 @@ def test_streams_include_added_and_removed_shards(growing: tuple[Client, TestClu
     assert stream.pbrts == sorted(stream.pbrts)
 
 
-@rule("Sharded cluster", "idle members do not delay events")
-def test_rare_no_ops_do_not_delay_events() -> None:
-    with (
-        start_cluster(3) as cluster,
-        start_router(cluster.configdb, cluster.mongos_uri) as router,
-        Client(router.uri) as client,
-        Stream(client, "db", "a") as stream,
-    ):
-        client.db.a.insert_one({"_id": 0})
-        stream.read(1)
-        began = time.monotonic()
-        for number in range(1, 13):
-            client.db.a.insert_one({"_id": number})
-            stream.read(number + 1, max_time_ms=5000)
-        # The members' own no-ops come up to ten seconds apart.
-        assert time.monotonic() - began < 45
-
-
 @rule("Opening", "a cluster without shards: an empty batch and cursor id 0")
 async def test_a_cluster_without_shards_returns_a_closed_cursor() -> None:
     """The router does not start on such a cluster, so its parts are put together here."""

@@ -9,7 +9,7 @@ from pymongo.client_session import ClientSession
 from pymongo.database import Database
 
 from tests.conformance.data import Documents
-from tests.conformance.streams import Event, Stream, kinds, now
+from tests.conformance.streams import Event, Stream, now
 from tests.harness.clusters import Client, TestCluster
 
 rule = pytest.mark.rule
@@ -91,27 +91,3 @@ def test_a_large_transaction_is_one_transaction(client: Client, sharded: Documen
     with Stream(client, sharded.database.name, 1, resume) as stream:
         expected = events[events.index(large[1]) + 1 :]
         assert stream.read(len(expected)) == expected
-
-
-@rule("Events", "lsid and txnNumber of a transaction, ordered by txnOpIndex")
-def test_only_operations_in_the_watched_collection_are_shown(client: Client, db: Data) -> None:
-    """Other operations keep their txnOpIndex, so a wider stream resumes from the same token."""
-    for name in ("a", "b"):
-        db.create_collection(name)
-    with Stream(client, db.name, "a") as stream:
-        with client.start_session() as session:
-            with session.start_transaction():
-                db.b.insert_one({"_id": "elsewhere"}, session=session)
-            with session.start_transaction():
-                db.b.insert_one({"_id": 1}, session=session)
-                db.a.insert_one({"_id": 1}, session=session)
-                db.b.update_one({"_id": 1}, {"$set": {"v": 1}}, session=session)
-                db.a.delete_one({"_id": 1}, session=session)
-        events = stream.past(now(client))
-    assert kinds(events) == ["insert", "delete"]
-    with Stream(client, db.name, 1, {"resumeAfter": events[0]["_id"]}) as stream:
-        rest = stream.read(2)
-    assert [(event["operationType"], event["ns"]["coll"]) for event in rest] == [
-        ("update", "b"),
-        ("delete", "a"),
-    ]

@@ -29,7 +29,6 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=6, help="seeds at a time")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no seed after this time")
     parser.add_argument("--shards", type=int, default=3)
-    parser.add_argument("--on", type=Path, help="a JSON file that names running servers")
     parser.add_argument(
         "--log", type=Path, help="append each seed's outcome to this file; skip the seeds in it"
     )
@@ -40,7 +39,7 @@ def main() -> int:
         "--themes", nargs="+", choices=THEMES, default=list(THEMES), help="skip other seeds"
     )
     args = parser.parse_args()
-    with running(args.shards, args.on, args.sharing) as servers:
+    with running(args.shards, args.sharing) as servers:
         return asyncio.run(_run(servers, args))
 
 

@@ -1,9 +1,7 @@
 """The servers of the differential test: a cluster, its mongos, and a router on it."""
 
-import json
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 from tests.differential.seeds import Servers
@@ -26,22 +24,16 @@ _SETTINGS = ServerSettings(noop_interval=1, cache_gb=1.0)
 
 
 @contextmanager
-def running(shards: int, on: Path | None, ways: Collection[str]) -> Iterator[Servers]:
+def running(shards: int, ways: Collection[str]) -> Iterator[Servers]:
     """Run a cluster of real servers and a router for each way of sharing during the block.
 
     Args:
         shards: the number of shards.
-        on: a JSON file that describes a running cluster: mongos, configdb, shards.
         ways: keys of WAYS.
 
     Raises:
         pytest.skip.Exception: real servers are not available.
     """
-    if on is not None:
-        known = json.loads(on.read_text())
-        with routed(known["mongos"], known["configdb"], known["shards"], ways) as servers:
-            yield servers
-        return
     with (
         start_real_cluster(shards, settings=_SETTINGS) as cluster,
         routed(cluster.mongos, cluster.configdb, cluster.shards, ways) as servers,

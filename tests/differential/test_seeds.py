@@ -3,18 +3,13 @@
 import asyncio
 from collections.abc import Iterator
 from itertools import product
-from random import Random
-from typing import Any
 
-import pymongo
 import pytest
-from pymongo import AsyncMongoClient
 
-from tests.differential import backlog
 from tests.differential.seeds import Clients, Outcome, Servers, run_all
 from tests.differential.servers import WAYS, routed
-from tests.differential.workload import CREATE_OPTIONS, PLAIN, THEMES
-from tests.harness.clusters import RealCluster, start_real_cluster
+from tests.differential.workload import THEMES
+from tests.harness.clusters import Client, RealCluster, start_real_cluster
 
 SEEDS = range(1, 21)
 """Each theme of a workload with each way of sharing."""
@@ -32,7 +27,7 @@ def cluster() -> Iterator[RealCluster]:
 def test_the_router_returns_what_mongos_returns(cluster: RealCluster) -> None:
     with routed(cluster.mongos, cluster.configdb, cluster.shards) as servers:
         outcomes = asyncio.run(_run(servers))
-        with pymongo.MongoClient[dict[str, Any]](port=servers.routers["moving"]) as client:
+        with Client(port=servers.routers["moving"]) as client:
             moves = client.admin.command("serverStatus")["mergerouter"]["moves"]
     found = [
         f"seed {each.seed} ({each.theme}, sharing {each.sharing}): {text}"
@@ -51,16 +46,3 @@ async def _run(servers: Servers) -> list[Outcome]:
         return await run_all(servers, clients, SEEDS, jobs=4, done=lambda _: None)
     finally:
         await clients.close()
-
-
-def test_a_backlog_is_written_whatever_the_workload_has_created(cluster: RealCluster) -> None:
-    async def write() -> None:
-        async with AsyncMongoClient[dict[str, Any]](cluster.mongos_uri) as client:
-            for number, options in enumerate(CREATE_OPTIONS):
-                database = client[f"backlog{number}"]
-                for name in PLAIN:
-                    await database.create_collection(name, **options)
-                await backlog.write(database, Random(number))
-                await client.drop_database(database)
-
-    asyncio.run(write())

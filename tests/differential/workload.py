@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from random import Random
-from typing import Any, cast
+from typing import Any
 
 from bson import MinKey
 from pymongo import AsyncMongoClient, InsertOne, UpdateOne
@@ -267,9 +267,8 @@ class Workload:
     async def _insert_raw(self) -> str:
         documents = self._documents()
         made = [raw_values.document(self._chance, next(self._numbers)) for _ in range(5)]
-        self._keys.setdefault(documents.full_name, []).extend((key, 1) for _, key in made)
-        raw = [cast("dict[str, Any]", each) for each, _ in made]
-        await documents.insert_many(raw, ordered=False)
+        self._keys.setdefault(documents.full_name, []).extend((each["_id"], 1) for each in made)
+        await documents.insert_many(made, ordered=False)
         return documents.name
 
     async def _update_raw(self) -> str:

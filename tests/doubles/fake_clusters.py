@@ -10,6 +10,7 @@ from router.catalog.cluster import ShardList
 from router.catalog.server_checks import Check
 from shard_client.cluster_clock import ClusterClock
 from shard_client.errors import CommandError, NetworkError
+from shard_client.wire.authentication import OPEN
 from shard_client.wire.connection import Connection
 from tests.harness.until import PATIENCE
 
@@ -72,37 +73,52 @@ class VersionedServers:
 
 
 class OplogConnection:
-    """Answers each command with one entry of the oplog."""
+    """Answers each command with one entry of the oplog, and with its user's privileges."""
 
-    def __init__(self, entry: Mapping[str, Any]) -> None:
-        self._entry = entry
+    def __init__(self, entry: Mapping[str, Any], privileges: object, wire_version: int) -> None:
+        self._entry, self._privileges = entry, privileges
+        self.hello = {"maxWireVersion": wire_version}
 
     async def command(self, database: str, command: object, *, timeout: float) -> dict[str, Any]:
-        return {"cursor": {"firstBatch": [self._entry]}}
+        return {
+            "cursor": {"firstBatch": [self._entry]},
+            "authInfo": {"authenticatedUserPrivileges": self._privileges},
+        }
 
 
 class AnsweringCluster:
-    """One shard and a config server that answer once ``answering`` is set; ``entry`` is their
-    oplog's first."""
+    """One shard and a config server that answer once ``answering`` is set.
+
+    ``entry`` is their oplog's first, ``privileges`` those of the user of ``access``. The shard list
+    cannot be read if there is a ``failure``.
+    """
 
     def __init__(self) -> None:
         self.answering = asyncio.Event()
         self.entry: dict[str, Any] = {"ts": Timestamp(100, 1), "o": {"msg": "initiating set"}}
         self.sharded, self.catalog = True, "config"
-        self.known_shards = {"a"}
+        self.hosts = {"a": "a/host:1"}
         self.failure: CommandError | None = None
         self.clock = ClusterClock()
+        self.access = OPEN
+        self.privileges: list[dict[str, Any]] = []
+        self.wire_version = 17
 
-    async def shards(self, timeout: float) -> None:
+    async def shards(self, timeout: float) -> ShardList:
         if self.failure is not None:
             raise self.failure
+        return ShardList(self.hosts, Timestamp(1, 1), Timestamp(1, 1))
+
+    @property
+    def known_shards(self) -> set[str]:
+        return self.hosts.keys() - {"config"}
 
     def dialer(self, target: str) -> "AnsweringCluster":
         return self
 
     async def connect(self, timeout: float) -> OplogConnection:
         await self.answering.wait()
-        return OplogConnection(self.entry)
+        return OplogConnection(self.entry, self.privileges, self.wire_version)
 
     def release(self, connection: OplogConnection) -> None:
         pass
@@ -117,13 +133,12 @@ class FixedChecks:
 
     def __init__(self, oldest: int) -> None:
         time = Timestamp(oldest, 1)
-        self.found = {
-            target: Check(target, target, oldest=time) for target in ("config", "north", "south")
-        }
+        self.found = {"config": Check("config", "config")}
+        self.found |= {name: Check(name, name, oldest=time) for name in ("north", "south")}
 
     def fails(self, target: str, problem: str) -> None:
         """Let a replica set fail its check."""
-        self.found[target] = Check(target, target, answers=False, problem=problem)
+        self.found[target] = Check(target, target, usable=False, problem=problem)
 
     async def results(self) -> Sequence[Check]:
         return list(self.found.values())

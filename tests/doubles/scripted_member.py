@@ -6,8 +6,7 @@ what a shard does and when.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,7 +60,6 @@ class ScriptedMember:
         waits: whether getMores wait for events at all.
         past: the maxClusterTime of each note request.
         shows: the last cluster time of the oplog that cursors see; None is all of it.
-        lets_through: returns whether the cursor with this id and pipeline sees events.
         matches: returns whether a pipeline lets an event through.
         belongs: returns whether an event belongs to a cursor's namespace.
     """
@@ -91,7 +89,6 @@ class ScriptedMember:
     waits: bool = True
     past: list[Timestamp] = field(default_factory=list)
     shows: Timestamp | None = None
-    lets_through: Callable[[int, Sequence[dict[str, Any]]], bool] = lambda *_: True
     matches: Callable[[Sequence[dict[str, Any]], dict[str, Any]], bool] = lambda *_: True
     belongs: Callable[[str, dict[str, Any]], bool] = lambda *_: True
     _ids: int = 1000
@@ -110,15 +107,6 @@ class ScriptedMember:
             self._server.close()
             self.cut()
             self._server = None
-
-    @contextmanager
-    def unnoticed(self) -> Iterator[None]:
-        """Make what the block writes wake no getMore that waits."""
-        moved, self._moved = self._moved, asyncio.Event()
-        try:
-            yield
-        finally:
-            self._moved = moved
 
     def stop_waiting(self) -> None:
         """Answer all getMores at once from now on, also those that wait for events."""
@@ -367,8 +355,6 @@ class ScriptedMember:
         return {"cursor": reply | ({"invalidated": True} if closed else {})}
 
     def _beyond(self, cursor: _Cursor) -> list[dict[str, Any]]:
-        if not self.lets_through(cursor.cursor_id, cursor.pipeline):
-            return []
         token = cursor.after
         events = [event for _, event in self._shown if event is not None]
         found = [

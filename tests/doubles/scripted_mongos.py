@@ -24,7 +24,6 @@ class ScriptedMongos:
         commands: the commands received.
         failures: errors for the next commands, by command name.
         refuse: returns the error of a find with this filter, or None.
-        refuse_stages: returns whether stages fail for these documents.
         per_batch: the largest number of documents in a batch.
         open: an event; while it is cleared, replies are held back.
         held_back: the name of the commands whose replies are held back then; all if empty.
@@ -35,7 +34,6 @@ class ScriptedMongos:
     failures: dict[str, list[Document]] = field(default_factory=dict)
     refuse: Callable[[Document], Document | None] = lambda _: None
     stage: Stage = lambda document: document
-    refuse_stages: Callable[[list[Document]], bool] = lambda _: False
     per_batch: int | None = None
     open: asyncio.Event = field(default_factory=asyncio.Event)
     is_held_back: str = ""
@@ -76,8 +74,6 @@ class ScriptedMongos:
             return self._batch("firstBatch", f"db.{command['find']}", found)
         if name == "aggregate":
             given = command["pipeline"][0]["$documents"]["$literal"]
-            if self.refuse_stages(given):
-                return {"ok": 0.0, "errmsg": "can't $divide by zero", "code": 2}
             found = [made for each in given if (made := self.stage(each)) is not None]
             return self._batch("firstBatch", "db.$cmd.aggregate", found)
         if name == "getMore":
@@ -98,10 +94,6 @@ class ScriptedMongos:
             self._rest[number] = found[count:]
         cursor = {name: found[:count], "id": Int64(number), "ns": namespace}
         return {"cursor": cursor, "ok": 1.0}
-
-    @property
-    def open_cursors(self) -> int:
-        return len(self._rest)
 
 
 @asynccontextmanager

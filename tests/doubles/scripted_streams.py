@@ -21,7 +21,6 @@ from shard_client.bson.resume_token import (
     cluster_time_of,
     version_of,
 )
-from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark, token_data, token_of
 
 Event = tuple[bytes, bytes]
@@ -196,15 +195,6 @@ def _precedes(key: bytes, other: bytes) -> bool:
     """Return whether a key is before another; of two versions, only cluster times are compared."""
     size = None if version_of(key) == version_of(other) else TIME_DIGITS
     return key[:size] < other[:size]
-
-
-def error_of(driver: Driver) -> CommandError:
-    """Run the driver; return the error that ends the stream."""
-    try:
-        driver.run()
-    except CommandError as error:
-        return error
-    raise AssertionError("the stream did not fail")
 
 
 def hwm(time: int, inc: int = 0, version: int = 1) -> bytes:

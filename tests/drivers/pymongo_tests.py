@@ -9,12 +9,9 @@ import os
 import subprocess
 import sys
 import tarfile
-import threading
 import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,7 +30,6 @@ WIDENED = "change-streams-on-sharded-clusters"
 _DOWNLOAD_SECONDS = 110.0
 _ALL_TESTS_SECONDS = 900.0
 _ONE_TEST_SECONDS = 60
-_SAMPLE_SECONDS = 15.0
 # Two documents of 10 MB with images and oplog entries would fill much of the harness's small cache.
 _SERVERS = ServerSettings(noop_interval=1, cache_gb=1.0)
 # It once waited for a minute on real servers, and 97 further runs did not show why. Events that are
@@ -138,11 +134,9 @@ def through_router(
         start_cluster(shards=2, token_version=token_version, settings=_SERVERS) as cluster,
         start_router(cluster.configdb, cluster.mongos_uri, set_parameter=parameters) as router,
     ):
-        with _samples_of(router.uri) as samples:
-            outcome = run_tests(folder, file, router.port)
-        if outcome.failed:  # what streams and servers did while a test waited
-            found = [outcome.output, *samples, *router.lines]
-            outcome = replace(outcome, output="\n".join(found))
+        outcome = run_tests(folder, file, router.port)
+        if outcome.failed:
+            outcome = replace(outcome, output="\n".join([outcome.output, *router.lines]))
         if not (cluster.real and mongos_too):
             return outcome, None
         return outcome, run_tests(folder, file, int(cluster.mongos.rpartition(":")[2]))
@@ -158,33 +152,6 @@ def before_replica_set(folder: Path, file: str) -> Outcome:
     ):
         left_out = f"{_LEFT_OUT} or {_OF_SHARDED_COLLECTIONS}"
         return run_tests(folder, file, router.port, left_out=left_out)
-
-
-@contextmanager
-def _samples_of(uri: str) -> Iterator[list[str]]:
-    """Collect the router's streams and the operations in progress until the block ends."""
-    samples: list[str] = []
-    over = threading.Event()
-
-    def sample() -> None:
-        with pymongo.MongoClient(uri, timeoutMS=5000) as client:
-            while not over.wait(_SAMPLE_SECONDS):
-                try:
-                    streams = client.admin.command("serverStatus")["mergerouter"]["streams"]
-                    running = list(client.admin.aggregate([{"$currentOp": {}}]))
-                except pymongo.errors.PyMongoError as error:
-                    samples.append(f"{time.strftime('%X')} {error}")
-                    continue
-                shown = [each for each in running if "pymongo_test" in str(each.get("ns"))]
-                samples.append(f"{time.strftime('%X')} streams: {streams}, operations: {shown}")
-
-    sampler = threading.Thread(target=sample, daemon=True)
-    sampler.start()
-    try:
-        yield samples
-    finally:
-        over.set()
-        sampler.join()
 
 
 def _fill(folder: Path, timeout: float) -> None:

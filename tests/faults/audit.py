@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-import pymongo
 from pymongo.errors import PyMongoError
 
 from tests.faults.ddl import DDL_PREFIX, DdlWriter
@@ -36,19 +35,17 @@ class History:
 
     def begin(self) -> None:
         """Start the history now."""
-        client: Client
-        with pymongo.MongoClient(self._uri) as client, self._watch.open(client, None) as stream:
+        with Client(self._uri) as client, self._watch.open(client, None) as stream:
             self._token = stream.resume_token
 
     def read_to(self, marker: int) -> None:
         """Read up to and including the marker's event."""
         deadline = time.monotonic() + _READ_SECONDS
         failure: PyMongoError | None = None
-        client: Client
         while time.monotonic() < deadline:
             try:
                 with (
-                    pymongo.MongoClient(self._uri) as client,
+                    Client(self._uri) as client,
                     self._watch.open(client, self._token) as stream,
                 ):
                     while time.monotonic() < deadline:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
-import pymongo
 from pymongo.errors import OperationFailure, PyMongoError
 from pymongo.write_concern import WriteConcern
 
@@ -44,7 +43,7 @@ class DdlWriter:
         self.errors: Counter[str] = Counter()
         self._pause = pause
         self._chance = random.Random(f"{seed} ddl")
-        self._client: Client = pymongo.MongoClient(
+        self._client: Client = Client(
             uri, serverSelectionTimeoutMS=5000, socketTimeoutMS=15000, appname="ddl"
         )
         self._database = self._client.get_database(

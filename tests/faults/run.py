@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pymongo
-
 from tests.faults.audit import (
     History,
     ddl_problems,
@@ -36,8 +34,7 @@ _REGIONS = "ahpt"
 
 def shard_the_data(cluster: RealCluster) -> None:
     """Spread the sharded collection, which records images, over the first two shards."""
-    client: Client
-    with pymongo.MongoClient(cluster.mongos_uri) as client:
+    with Client(cluster.mongos_uri) as client:
         namespace = f"{DATABASE}.{SHARDED}"
         client.admin.command("enableSharding", DATABASE, primaryShard="shard0")
         client.admin.command("shardCollection", namespace, key={"region": 1})

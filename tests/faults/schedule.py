@@ -191,8 +191,7 @@ class Faults:
         self._answers = dict(self.answers())
 
     def _move(self, region: str, shard: str) -> None:
-        client: Client
-        with pymongo.MongoClient(self.cluster.mongos_uri) as client:
+        with Client(self.cluster.mongos_uri) as client:
             deadline = time.monotonic() + _MOVE_SECONDS
             while True:
                 try:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-import pymongo
 from pymongo.errors import OperationFailure, PyMongoError
 from pymongo.read_preferences import ReadPreference
 
@@ -111,8 +110,7 @@ class Watcher:
     def run(self) -> None:
         """Read until ``stopping`` is set; record errors and resume from the last token."""
         token: Any = None
-        client: Client
-        with pymongo.MongoClient(self.uri, appname=self.name) as client:
+        with Client(self.uri, appname=self.name) as client:
             while not self.stopping.is_set():
                 begun = time.monotonic()
                 try:
@@ -179,8 +177,7 @@ class Opener:
     def run(self) -> None:
         """Open, read and close streams until ``stopping`` is set."""
         chance = random.Random(f"{self.seed} {self.name}")
-        client: Client
-        with pymongo.MongoClient(self.uri, appname=self.name) as client:
+        with Client(self.uri, appname=self.name) as client:
             while not self.stopping.wait(chance.uniform(0.1, 0.8)):
                 watch = Watch(
                     chance.choice((SHARDED, SHARDED, "")), chance.choice(self.preferences)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import pymongo
 from pymongo.client_session import ClientSession
 from pymongo.errors import DuplicateKeyError, PyMongoError
 from pymongo.read_concern import ReadConcern
@@ -65,7 +64,7 @@ class Writer:
         self._ledger = ledger
         self._pause = pause
         self._chance = random.Random(f"{seed} {name}")
-        self._client: Client = pymongo.MongoClient(
+        self._client: Client = Client(
             uri,
             serverSelectionTimeoutMS=5000,
             socketTimeoutMS=8000,

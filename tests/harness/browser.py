@@ -91,10 +91,9 @@ class Page:
         """Turn JavaScript on or off, for pages opened from now on."""
         await self.send("Emulation.setScriptExecutionDisabled", value=not on)
 
-    async def screenshot(self, form: str = "webp") -> bytes:
-        """Return a picture of what the window shows, as "webp" or "png"."""
-        quality = {"quality": 85} if form == "webp" else {}
-        picture = await self.send("Page.captureScreenshot", format=form, **quality)
+    async def screenshot(self) -> bytes:
+        """Return a picture of what the window shows, as WebP."""
+        picture = await self.send("Page.captureScreenshot", format="webp", quality=85)
         return base64.b64decode(picture["data"])
 
     def requested(self) -> list[str]:

@@ -29,9 +29,9 @@ class TestCluster(ABC):
     """The shards by id, with their host strings."""
 
     @property
+    @abstractmethod
     def mongos_uri(self) -> str:
-        """The connection string of the mongos."""
-        return f"mongodb://{self.mongos}/"
+        """The connection string of the mongos, with the login of ROOT if one is required."""
 
     @property
     @abstractmethod
@@ -63,10 +63,6 @@ class TestCluster(ABC):
         """Resume a hanging server."""
 
     @abstractmethod
-    def step_down(self, name: str, seconds: float) -> None:
-        """Leave a replica set without a primary for some seconds; then the same one is elected."""
-
-    @abstractmethod
     def kill_cursors(self, name: str) -> None:
         """Kill all cursors on a server."""
 
@@ -78,8 +74,7 @@ class TestCluster(ABC):
 
     def join_shard(self, name: str, host: str) -> None:
         """Add a running server as a shard."""
-        client: Client
-        with pymongo.MongoClient(self.mongos_uri) as client:
+        with Client(self.mongos_uri) as client:
             client.admin.command("addShard", host, name=name)
         self.shards[name] = host
 
@@ -90,8 +85,7 @@ class TestCluster(ABC):
         """
         other = next(each for each in self.shards if each != name)
         deadline = time.monotonic() + _DRAIN_SECONDS
-        client: Client
-        with pymongo.MongoClient(self.mongos_uri) as client:
+        with Client(self.mongos_uri) as client:
             while (state := client.admin.command("removeShard", name))["state"] != "completed":
                 if time.monotonic() > deadline:
                     raise RuntimeError(f"{name} does not drain: {state}")
@@ -100,22 +94,14 @@ class TestCluster(ABC):
                 time.sleep(0.05)
         return self.shards.pop(name)
 
-    def bring_back_shard(self, name: str, host: str) -> None:
-        """Add a removed shard again under its name, at ``host`` or at another address."""
-        self.join_shard(name, host)
-
     def create_root(self, settings: ServerSettings) -> None:
         """Create the user ROOT, which servers let a client of their own machine do."""
-        client: Client
-        with pymongo.MongoClient(settings.client_uri(self.mongos)) as client:
+        with Client(settings.client_uri(self.mongos)) as client:
             client.admin.command("createUser", ROOT, pwd=ROOT, roles=[ROOT])
 
+    @abstractmethod
     def direct(self, name: str, **options: Any) -> Client:
         """Return a client of one shard's server (``config``: the config server's)."""
-        host = self.configdb if name == "config" else self.shards[name]
-        return pymongo.MongoClient(
-            f"mongodb://{host.partition('/')[2]}/?directConnection=true", **options
-        )
 
     def __enter__(self) -> Self:
         return self

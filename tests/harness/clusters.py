@@ -6,13 +6,11 @@ If ``MERGEROUTER_MONGO_BIN`` names a folder with ``mongod`` and ``mongos``, test
 """
 
 import os
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pymongo
 import pytest
 
 from embedded.demo.processes import Program
@@ -140,7 +138,7 @@ class EmbeddedProcess(TestCluster):
     def direct(self, name: str, **options: Any) -> Client:
         host = self.configdb if name == "config" else self.shards[name]
         uri = self._settings.uri(host.partition("/")[2], "directConnection=true")
-        return pymongo.MongoClient(uri, **options)
+        return Client(uri, **options)
 
     @property
     def real(self) -> bool:
@@ -149,8 +147,7 @@ class EmbeddedProcess(TestCluster):
     def start_shard(self) -> tuple[str, str]:
         name = f"shard{self._started}"
         self._started += 1
-        client: Client
-        with pymongo.MongoClient(self.mongos_uri) as client:
+        with Client(self.mongos_uri) as client:
             return name, client.admin.command("startShard", name)["host"]
 
     def stop_member(self, name: str) -> None:
@@ -165,17 +162,11 @@ class EmbeddedProcess(TestCluster):
     def wake_member(self, name: str) -> None:
         self._switch(name, "goOn")
 
-    def step_down(self, name: str, seconds: float) -> None:
-        self._switch(name, "stepDown")
-        time.sleep(seconds)
-        self._switch(name, "stepUp")
-
     def kill_cursors(self, name: str) -> None:
         self._switch(name, "killCursors")
 
     def _switch(self, name: str, to: str) -> None:
-        client: Client
-        with pymongo.MongoClient(self.mongos_uri) as client:
+        with Client(self.mongos_uri) as client:
             client.admin.command("switchMember", name, to=to)
 
     @property

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import bson
 from bson.codec_options import CodecOptions
+from scramp import ScramClient
 
 from tests.harness.until import PATIENCE
 
@@ -117,6 +118,19 @@ class RawClient:
         reply = await self.receive()
         assert reply.response_to == request_id
         return reply
+
+    async def log_in(self, user: str) -> None:
+        """Log in as a user of ``admin`` whose password is its name."""
+        mechanism = "SCRAM-SHA-256"
+        scram = ScramClient([mechanism], user, user)
+        start = {"saslStart": 1, "mechanism": mechanism, "options": {"skipEmptyExchange": True}}
+        first = scram.get_client_first().encode()
+        reply = await self.command("admin", {**start, "payload": first})
+        scram.set_server_first(bytes(reply["payload"]).decode())
+        step = {"saslContinue": 1, "conversationId": reply["conversationId"]}
+        final = scram.get_client_final().encode()
+        reply = await self.command("admin", {**step, "payload": final})
+        assert reply.get("done"), reply
 
     async def closed(self) -> bool:
         """Wait until the server has closed the connection; discard what it still sends."""

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import pymongo
-
 from tests.harness.cluster_base import Client, TestCluster
 from tests.harness.launchers import Launcher
 from tests.harness.ports import free_port
@@ -37,7 +35,6 @@ class RealCluster(TestCluster):
     ) -> None:
         self._launcher = launcher
         self._started = 0
-        self._returned = 0
         self._settings = settings or ServerSettings(noop_interval=noop_interval)
         self._members = members
         self.shards = {}
@@ -57,7 +54,6 @@ class RealCluster(TestCluster):
 
     @property
     def mongos_uri(self) -> str:
-        """The connection string of the mongos, with the login of ROOT if one is required."""
         return self._settings.root_uri(self.mongos)
 
     def start_shard(self) -> tuple[str, str]:
@@ -70,7 +66,7 @@ class RealCluster(TestCluster):
         program = next(iter(replica_set.members))
         if len(replica_set.members) > 1:
             program = replica_set.wait_primary()
-        return pymongo.MongoClient(replica_set.uri(program), **options)
+        return Client(replica_set.uri(program), **options)
 
     def stop_member(self, name: str) -> None:
         replica_set = self.sets[name]
@@ -91,20 +87,6 @@ class RealCluster(TestCluster):
         replica_set = self.sets[name]
         for program in replica_set.members:
             replica_set.wake(program)
-
-    def step_down(self, name: str, seconds: float) -> None:
-        replica_set = self.sets[name]
-        replica_set.step_down(max(1, round(seconds)))
-        replica_set.wait_primary()
-
-    def bring_back_shard(self, name: str, host: str) -> None:
-        # A server with databases cannot be added again, and dropping them would make events on 6.0
-        # (docs/protocol.md#sharded-cluster). So a new server gets the name.
-        self._returned += 1
-        shard = self._launch_set(f"{name}-back{self._returned}")
-        shard.initiate()
-        self.sets[name] = shard
-        self.join_shard(name, shard.host_string)
 
     def roll_over(self, meanwhile: Callable[[], object] = lambda: None) -> None:
         """Write to all shards until their oplogs have lost what they had before.
@@ -171,15 +153,10 @@ class RealCluster(TestCluster):
     def _launch_shard(self) -> ReplicaSet:
         name = f"shard{self._started}"
         self._started += 1
-        self.sets[name] = self._launch_set(name)
-        return self.sets[name]
-
-    def _launch_set(self, name: str) -> ReplicaSet:
-        replica_set = ReplicaSet(
-            self._launcher, name, self._settings, self._members, role="--shardsvr"
-        )
-        replica_set.launch()
-        return replica_set
+        shard = ReplicaSet(self._launcher, name, self._settings, self._members, role="--shardsvr")
+        shard.launch()
+        self.sets[name] = shard
+        return shard
 
 
 def _answers(client: Client) -> bool:

@@ -89,7 +89,7 @@ class ReplicaSet:
     def client(self, program: str, **options: Any) -> Client:
         """Return a client of one member that fails quickly if the member does not answer."""
         short = {"serverSelectionTimeoutMS": 2000, "socketTimeoutMS": 5000}
-        return pymongo.MongoClient(self.uri(program), **{**short, **options})
+        return Client(self.uri(program), **{**short, **options})
 
     def primary(self) -> str | None:
         """Return the primary; of several that claim to be, the one with the latest term."""
@@ -271,13 +271,10 @@ def eventually(
     """
     deadline = time.monotonic() + WAIT_SECONDS
     failure: PyMongoError | None = None
-    client: Client
     while time.monotonic() < deadline:
         at = uri if isinstance(uri, str) else uri(of() if of is not None else "")
         try:
-            with pymongo.MongoClient(
-                at, serverSelectionTimeoutMS=1000, socketTimeoutMS=20_000
-            ) as client:
+            with Client(at, serverSelectionTimeoutMS=1000, socketTimeoutMS=20_000) as client:
                 if done(client):
                     return
         except PyMongoError as error:

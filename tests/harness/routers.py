@@ -3,11 +3,13 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from embedded.demo.processes import Program
 
 _START_TIMEOUT = 120.0
+_RUN_TIMEOUT = 300.0  # a busy machine starts Java slowly
 _STOP_TIMEOUT = 60.0
 
 
@@ -92,12 +94,16 @@ def start_router(
     return RouterProcess(arguments, program)
 
 
-def run_router(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run ``mergerouter serve`` until it exits by itself; return the finished process."""
+def run_command(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command of ``mergerouter`` until it exits by itself; return the finished process.
+
+    ``options`` are those of ``subprocess.run``, such as ``cwd``.
+    """
     return subprocess.run(
-        [sys.executable, "-m", "router.cli", "serve", *arguments],
+        [sys.executable, "-m", "router.cli", *arguments],
         capture_output=True,
         text=True,
-        timeout=_START_TIMEOUT,
+        timeout=_RUN_TIMEOUT,
         check=False,
+        **options,
     )

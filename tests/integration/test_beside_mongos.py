@@ -90,6 +90,7 @@ async def test_clients_of_other_protocols_are_refused(pair: Pair, sent: bytes) -
 
 SIGNATURE: dict[str, Any] = {"hash": Binary(b"\0" * 20, 0), "keyId": Int64(0)}
 PAST = Timestamp(1_700_000_000, 1)
+FAR_AHEAD = Timestamp(2**32 - 1, 1)
 CLIENT_TIMES: list[Any] = [
     5,
     None,
@@ -108,32 +109,18 @@ CLIENT_TIMES: list[Any] = [
     {"clusterTime": PAST, "signature": {**SIGNATURE, "keyId": 1.5}},
     {"clusterTime": PAST, "signature": {**SIGNATURE, "keyId": Decimal128("1"), "pad": 1}, "pad": 1},
     {"clusterTime": Timestamp(0, 0), "signature": SIGNATURE},
+    {"clusterTime": FAR_AHEAD},
 ]
 
 
-@pytest.mark.parametrize("time", CLIENT_TIMES)
-async def test_client_times_are_checked_as_by_mongos(pair: Pair, time: Any) -> None:
-    await same(pair, "admin", {"ping": 1, "$clusterTime": time})
-
-
 async def test_client_times_far_ahead_are_refused(pair: Pair) -> None:
-    command = {"ping": 1, "$clusterTime": {"clusterTime": Timestamp(2**32 - 1, 1)}}
-    await same(pair, "admin", command)
-    command["$clusterTime"]["signature"] = SIGNATURE
+    time = {"clusterTime": FAR_AHEAD, "signature": SIGNATURE}
+    command = {"ping": 1, "$clusterTime": time}
     async with both(pair) as (mongos, router):
         replies = [await each.command("admin", command) for each in (mongos, router)]
     for reply in replies:
         assert (reply["code"], reply["codeName"]) == (205, "ClusterTimeFailsRateLimiter")
         assert reply["errmsg"].startswith("New $clusterTime, 4294967295, is too far from this node")
-
-
-async def test_other_checks_come_before_client_times(pair: Pair) -> None:
-    for command in (
-        {"ping": 1, "apiVersion": "2", "$clusterTime": 5},
-        {"getParameter": 1, "x": 1, "$clusterTime": 5},
-        {"nosuch": 1, "$clusterTime": 5},
-    ):
-        await same(pair, "db", command)
 
 
 TIME_LIMITS: list[Any] = [
@@ -170,30 +157,10 @@ READ_CONCERNS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize(
-    "field",
-    [
-        *({"maxTimeMS": limit} for limit in TIME_LIMITS),
-        *({"readConcern": concern} for concern in READ_CONCERNS),
-    ],
-    ids=str,
-)
-async def test_fields_of_any_command_are_checked_as_by_mongos(
-    pair: Pair, field: dict[str, Any]
-) -> None:
-    await same(pair, "db", {**WATCH, **field})
-    if SNAPSHOT["level"] not in str(field):  # mongos refuses it for a ping
-        await same(pair, "admin", {"ping": 1, **field})
-    async with both(pair) as clients:
-        answers = []
-        for client in clients:
-            opened = await client.command("db", WATCH)
-            more = {"getMore": opened["cursor"]["id"], "collection": "c", "maxTimeMS": 1}
-            answer = await client.command("db", {**more, **field})
-            answers.append([answer.get(name) for name in TOLD])
-    assert answers[1] == answers[0]
-
-
+OF_ANY_COMMAND: list[dict[str, Any]] = [
+    *({"maxTimeMS": limit} for limit in TIME_LIMITS),
+    *({"readConcern": concern} for concern in READ_CONCERNS),
+]
 SESSION: dict[str, Any] = {"id": Binary(b"1" * 16, UUID_SUBTYPE)}
 OF_GET_MORE: list[dict[str, Any]] = [
     *(
@@ -223,6 +190,7 @@ OF_GET_MORE: list[dict[str, Any]] = [
     *({"lsid": SESSION, "txnNumber": value} for value in (5, Int64(-1), Int64(1))),
     {"lsid": SESSION, "txnNumber": Int64(1), "autocommit": False, "startTransaction": False},
     *(field for field in FIELDS if "maxTimeMS" not in field),
+    *OF_ANY_COMMAND,
 ]  # fmt: skip
 
 
@@ -308,30 +276,6 @@ async def _waiting(
             while not got.done():
                 if (await other.command("db", elsewhere)).get("code") == ErrorCode.CursorInUse:
                     return got
-
-
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("stage", STAGES, ids=str)
-async def test_stages_get_the_same_answers(pair: Pair, stage: dict[str, Any], strict: bool) -> None:
-    pipeline = [*WATCH["pipeline"], stage]
-    await same(pair, "db", {**WATCH, "pipeline": pipeline, **(STRICT if strict else {})})
-
-
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-async def test_options_get_the_same_answers(
-    pair: Pair, options: dict[str, Any], strict: bool
-) -> None:
-    pipeline = [{"$changeStream": options}]
-    await same(pair, "db", {**WATCH, "pipeline": pipeline, **(STRICT if strict else {})})
-
-
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("fields", FIELDS, ids=str)
-async def test_fields_get_the_same_answers(
-    pair: Pair, fields: dict[str, Any], strict: bool
-) -> None:
-    await same(pair, "db", {**WATCH, **(STRICT if strict else {}), **fields})
 
 
 @pytest.mark.parametrize(
@@ -423,11 +367,6 @@ GET_PARAMETERS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("command", GET_PARAMETERS, ids=str)
-async def test_get_parameter_gets_the_same_answers(pair: Pair, command: dict[str, Any]) -> None:
-    await same(pair, "admin", command)
-
-
 FAIL_POINTS = [
     ("admin", {"configureFailPoint": "nosuch", "mode": "off"}),
     ("admin", {"configureFailPoint": "failCommand", "mode": "off"}),
@@ -436,11 +375,61 @@ FAIL_POINTS = [
 ]
 
 
-@pytest.mark.parametrize(("database", "command"), FAIL_POINTS, ids=str)
-async def test_fail_points_get_the_same_answers(
-    pair: Pair, database: str, command: dict[str, Any]
-) -> None:
-    await same(pair, database, command)
+LOG_LEVELS: list[dict[str, Any]] = [
+    {"logLevel": -1},
+    {"logLevel": "1"},
+    {"logComponentVerbosity": 1},
+    {"logComponentVerbosity": {"verbosity": "x"}},
+    {"logComponentVerbosity": {"nosuch": {"verbosity": 1}}},
+]
+OPENINGS: list[dict[str, Any]] = [
+    *({**WATCH, "pipeline": [*WATCH["pipeline"], stage]} for stage in STAGES),
+    *({**WATCH, "pipeline": [{"$changeStream": options}]} for options in OPTIONS),
+    *({**WATCH, **field} for field in FIELDS),
+]
+COMMANDS_BY_SUBJECT: dict[str, list[tuple[str, dict[str, Any]]]] = {
+    "client times": [
+        *(("admin", {"ping": 1, "$clusterTime": time}) for time in CLIENT_TIMES),
+        # Other checks come first.
+        ("db", {"ping": 1, "apiVersion": "2", "$clusterTime": 5}),
+        ("db", {"getParameter": 1, "x": 1, "$clusterTime": 5}),
+        ("db", {"nosuch": 1, "$clusterTime": 5}),
+    ],
+    "fields": [
+        *(("db", {**WATCH, **field}) for field in OF_ANY_COMMAND),
+        # mongos refuses the level snapshot for a ping.
+        *(("admin", {"ping": 1, **each}) for each in OF_ANY_COMMAND if "snapshot" not in str(each)),
+    ],
+    "openings": [("db", command) for command in OPENINGS],
+    "openings, strict": [("db", {**STRICT, **command}) for command in OPENINGS],
+    "parameters": [("admin", command) for command in GET_PARAMETERS],
+    "fail points": FAIL_POINTS,
+}
+
+
+@pytest.mark.parametrize("subject", COMMANDS_BY_SUBJECT)
+async def test_commands_get_the_same_answers(pair: Pair, subject: str) -> None:
+    different: list[Any] = []
+    for database, command in COMMANDS_BY_SUBJECT[subject]:
+        async with both(pair) as clients:
+            mongos, router = [compared(await each.command(database, command)) for each in clients]
+        if router != mongos:
+            different.append((command, mongos, router))
+    assert different == []
+
+
+ABOUT_LOGS: list[dict[str, Any]] = [
+    *({"setParameter": 1, **level} for level in LOG_LEVELS),
+    *({"getLog": name} for name in (1, 2.0, True, None, {}, [], "x", "global", "*")),
+]
+
+
+async def test_commands_about_logs_get_the_same_codes(pair: Pair) -> None:
+    async with both(pair) as clients:
+        for command in ABOUT_LOGS:
+            replies = [await each.command("admin", command) for each in clients]
+            mongos, router = ([each.get(name) for name in TOLD[:3]] for each in replies)
+            assert router == mongos, command
 
 
 @pytest.mark.parametrize("extra", [0, 1])
@@ -463,59 +452,6 @@ async def test_document_sequences_of_the_router_s_commands_get_the_same_answers(
     await same(pair, "db", command, sequences={"pipeline": [{"$changeStream": {}}]})
     await same(pair, "db", {"killCursors": "c"}, sequences={"cursors": [{"a": 1}]})
     await same(pair, "admin", {"ping": 1}, sequences={"documents": [{"a": 1}]})
-
-
-# mongos treats a shard's event of this type as the announcement of a new shard, even if a client's
-# stage wrote the name, and drops it. The router delivers it (docs/protocol.md#events).
-SWALLOWED = "kNewShardDetected"
-INTERNAL_TYPES = [
-    SWALLOWED,
-    "invalidate",
-    "reshardBegin",
-    "reshardBlockingWrites",
-    "reshardDoneCatchUp",
-    "migrateChunkToNewShard",
-    "migrateLastChunkFromShard",
-    "shardCollection",
-    "startIndexBuild",
-    "endOfTransaction",
-]
-
-
-@pytest.mark.parametrize("name", INTERNAL_TYPES)
-async def test_events_projected_to_internal_names_are_delivered(pair: Pair, name: str) -> None:
-    collection = f"internal{INTERNAL_TYPES.index(name)}"
-    pipeline = [{"$changeStream": {}}, {"$addFields": {"operationType": {"$literal": name}}}]
-    async with both(pair) as clients:
-        mongos = clients[0]
-        await mongos.command("db", {"create": collection})
-        watch = {**WATCH, "aggregate": collection, "pipeline": pipeline}
-        cursors = [(await each.command("db", watch))["cursor"]["id"] for each in clients]
-        # A second stream shows when the first has passed the event.
-        plain = await mongos.command("db", {**WATCH, "aggregate": collection})
-        inserted = [{"_id": 1}]
-        reply = await mongos.command("db", {"insert": collection, "documents": inserted})
-        end = reply["operationTime"]
-        await _read_past(mongos, plain["cursor"]["id"], collection, end)
-        found = [
-            await _read_past(each, cursor, collection, end)
-            for each, cursor in zip(clients, cursors, strict=True)
-        ]
-    assert found == [[] if name == SWALLOWED else [name], [name]]
-
-
-async def _read_past(
-    client: RawClient, cursor_id: Int64, collection: str, end: Timestamp
-) -> list[str]:
-    """Read a stream until its token lies past a time; return the types of the events."""
-    types: list[str] = []
-    while True:
-        command = {"getMore": cursor_id, "collection": collection, "maxTimeMS": 500}
-        reply = await client.command("db", command)
-        types += [event["operationType"] for event in reply["cursor"]["nextBatch"]]
-        token = reply["cursor"]["postBatchResumeToken"]["_data"]
-        if int(token[2:10], 16) > end.time:
-            return types
 
 
 # Without their fields some commands are refused before their API version is looked at.
@@ -553,12 +489,3 @@ async def test_commands_follow_the_api_version(pair: Pair, api: str) -> None:
         if answers[0] != answers[1]:
             different[name] = tuple(answers)
     assert different == {}
-
-
-@pytest.mark.parametrize("asked", [1, 2.0, True, None, {}, [], "x", "global", "*"], ids=str)
-async def test_get_log_requires_a_name(pair: Pair, asked: Any) -> None:
-    async with both(pair) as (mongos, router):
-        expected = await mongos.command("admin", {"getLog": asked})
-        reply = await router.command("admin", {"getLog": asked})
-    for name in ("ok", "code", "errmsg"):
-        assert reply.get(name) == expected.get(name)

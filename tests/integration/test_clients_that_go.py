@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pymongo
 import pytest
 from bson import Int64
 from pymongo.errors import PyMongoError
@@ -65,9 +64,8 @@ def test_a_stream_closed_while_a_shard_hangs_leaves_no_cursor(
 ) -> None:
     soak = Soak(cluster, router)
     shard = next(iter(cluster.shards))
-    client: Client
     with (
-        pymongo.MongoClient(router.uri) as client,
+        Client(router.uri) as client,
         client.life.watch(max_await_time_ms=100) as stream,
     ):
         stream.try_next()
@@ -157,10 +155,9 @@ async def test_errors_at_shutdown_make_drivers_resume_elsewhere(cluster: TestClu
 
 def test_the_router_ends_in_bounded_time_when_all_members_hang(cluster: TestCluster) -> None:
     drain = {"mongosShutdownTimeoutMillisForSignaledShutdown": 300}
-    client: Client
     with (
         start_router(cluster.configdb, cluster.mongos_uri, set_parameter=drain) as router,
-        pymongo.MongoClient(router.uri, serverSelectionTimeoutMS=500) as client,
+        Client(router.uri, serverSelectionTimeoutMS=500) as client,
     ):
         stream = client.hanging.watch(max_await_time_ms=60_000)
         failures: list[PyMongoError] = []

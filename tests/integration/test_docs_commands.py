@@ -17,13 +17,12 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import pymongo
 import pytest
 
 from tests.harness.certificates import Authority
-from tests.harness.clusters import TestCluster
+from tests.harness.clusters import Client, TestCluster
 from tests.harness.routers import RouterProcess, start_router
 from tests.harness.server_settings import write_key_file
 from tests.harness.until import PATIENCE
@@ -175,8 +174,7 @@ def until_printed(process: subprocess.Popen[str], router: RouterProcess, text: s
 
     threading.Thread(target=read, daemon=True).start()
     deadline = time.monotonic() + PATIENCE
-    client: pymongo.MongoClient[dict[str, Any]]
-    with pymongo.MongoClient(router.uri) as client:
+    with Client(router.uri) as client:
         while not read_on.wait(0.02):
             client.shop.orders.insert_one({"written": True})
             assert time.monotonic() < deadline, "no event was printed"

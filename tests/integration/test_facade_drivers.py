@@ -2,20 +2,15 @@
 
 import json
 import socket
-import threading
 import uuid
 from collections.abc import Iterator
 from typing import Any
 
-import pymongo
 import pytest
-from motor.motor_asyncio import AsyncIOMotorClient
-from pymongo import AsyncMongoClient, MongoClient, WriteConcern, compression_support
-from pymongo.errors import OperationFailure
-from pymongo.monitoring import ServerHeartbeatListener, ServerHeartbeatSucceededEvent
+from pymongo import MongoClient, compression_support
 from pymongo.synchronous.collection import Collection
 
-from tests.harness.clusters import TestCluster, real_servers_named
+from tests.harness.clusters import Client, TestCluster
 from tests.harness.node import NodePrograms
 from tests.harness.routers import RouterProcess, start_router
 from tests.harness.until import PATIENCE
@@ -36,7 +31,7 @@ def router(cluster: TestCluster) -> Iterator[RouterProcess]:
 
 @pytest.fixture(scope="module")
 def client(router: RouterProcess) -> Iterator[MongoClient[dict[str, Any]]]:
-    with pymongo.MongoClient[dict[str, Any]](router.uri) as connected:
+    with Client(router.uri) as connected:
         yield connected
 
 
@@ -69,100 +64,17 @@ def test_a_stream_shows_the_same_client_s_writes(collection: Collection[dict[str
     assert collection.count_documents({}) == 9
 
 
-@pytest.mark.parametrize("scope", ["collection", "database", "cluster"])
-def test_every_scope_can_be_watched(
-    scope: str, client: MongoClient[dict[str, Any]], collection: Collection[dict[str, Any]]
-) -> None:
-    target: Any = {"collection": collection, "database": collection.database, "cluster": client}
-    pipeline = [{"$match": {"ns.coll": collection.name}}]
-    with target[scope].watch(pipeline, max_await_time_ms=_AWAIT_MS) as stream:
-        collection.insert_one({"_id": 1})
-        assert keys([stream.next()]) == [1]
-
-
-def test_transactions_and_unacknowledged_writes_pass_through(
-    client: MongoClient[dict[str, Any]], collection: Collection[dict[str, Any]]
-) -> None:
-    with collection.watch(max_await_time_ms=_AWAIT_MS) as stream:
-        with client.start_session() as session, session.start_transaction():
-            collection.insert_one({"_id": 1}, session=session)
-            collection.insert_one({"_id": 99}, session=session)
-        events = [stream.next() for _ in range(2)]
-        assert sorted(keys(events)) == [1, 99]
-        assert len({event["txnNumber"] for event in events}) == 1
-        unacknowledged = collection.with_options(write_concern=WriteConcern(w=0))
-        unacknowledged.insert_one({"_id": 2})
-        assert keys([stream.next()]) == [2]
-
-
-def test_large_cursors_continue_on_the_upstream(collection: Collection[dict[str, Any]]) -> None:
-    collection.insert_many([{"_id": number, "pad": "x" * 10_000} for number in range(300)])
-    found = [document["_id"] for document in collection.find(batch_size=7).sort("_id")]
-    assert found == list(range(300))
-
-
 @pytest.mark.parametrize("compressor", ["zlib", "snappy", "zstd"])
 def test_drivers_can_compress_connections(
     compressor: str, router: RouterProcess, collection: Collection[dict[str, Any]]
 ) -> None:
     if not _COMPRESSORS[compressor]:
         pytest.skip(f"pymongo has no {compressor} here")
-    with pymongo.MongoClient[dict[str, Any]](router.uri, compressors=compressor) as client:
+    with Client(router.uri, compressors=compressor) as client:
         same = client.facade[collection.name]
         with same.watch(max_await_time_ms=_AWAIT_MS) as stream:
             same.insert_one({"_id": 1, "pad": "x" * 10_000})
             assert stream.next()["fullDocument"]["pad"] == "x" * 10_000
-
-
-def test_errors_are_those_of_mongos(collection: Collection[dict[str, Any]]) -> None:
-    with pytest.raises(OperationFailure) as raised:
-        collection.watch([{"$group": {"_id": 1}}])
-    # Without a mongos that has change streams, the router says that it does not serve this one.
-    assert raised.value.code == (20 if real_servers_named() else 2)
-    with pytest.raises(OperationFailure) as raised:
-        collection.database.command("noSuchCommand")
-    assert raised.value.code == 59
-
-
-class _Heartbeats(ServerHeartbeatListener):
-    def __init__(self) -> None:
-        self.awaited = threading.Event()
-
-    def started(self, event: Any) -> None: ...
-
-    def succeeded(self, event: ServerHeartbeatSucceededEvent) -> None:
-        if event.awaited:
-            self.awaited.set()
-
-    def failed(self, event: Any) -> None: ...
-
-
-def test_monitors_receive_streamed_hellos(router: RouterProcess) -> None:
-    heartbeats = _Heartbeats()
-    with pymongo.MongoClient[dict[str, Any]](
-        router.uri, heartbeatFrequencyMS=500, event_listeners=[heartbeats]
-    ) as client:
-        assert client.is_mongos
-        assert heartbeats.awaited.wait(PATIENCE)
-
-
-async def test_pymongo_s_asynchronous_client_watches(
-    router: RouterProcess, collection: Collection[dict[str, Any]]
-) -> None:
-    async with AsyncMongoClient[dict[str, Any]](router.uri) as client:
-        same = client.facade[collection.name]
-        async with await same.watch(max_await_time_ms=_AWAIT_MS) as stream:
-            await same.insert_many([{"_id": 1}, {"_id": 99}])
-            assert sorted(keys([await stream.next(), await stream.next()])) == [1, 99]
-
-
-async def test_motor_watches(router: RouterProcess, collection: Collection[dict[str, Any]]) -> None:
-    client: AsyncIOMotorClient[dict[str, Any]] = AsyncIOMotorClient(router.uri)
-    same = client.facade[collection.name]
-    async with same.watch(max_await_time_ms=_AWAIT_MS) as stream:
-        await same.insert_many([{"_id": 1}, {"_id": 99}])
-        assert sorted(keys([await stream.next(), await stream.next()])) == [1, 99]
-    client.close()
 
 
 @pytest.mark.timeout(300)  # npm may first have to install the packages

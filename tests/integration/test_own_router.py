@@ -3,16 +3,16 @@
 import pytest
 
 from spark_sink.errors import OptionError, SourceError
-from spark_sink.jobs.own_router import own_router, require_router, router_beside
+from spark_sink.jobs.own_router import own_router, require_router
 from tests.harness.clusters import TestCluster
 from tests.harness.ports import free_port
 
 
 def test_a_router_runs_for_the_block(cluster: TestCluster) -> None:
     uri = f"mongodb://127.0.0.1:{free_port()}/"
-    with router_beside(uri, cluster.configdb, cluster.mongos_uri.rstrip("/")):
+    with own_router(uri, cluster.configdb, cluster.mongos_uri.rstrip("/")):
         require_router({"uri": uri})
-        with router_beside(uri, "cfg/127.0.0.1:1", None):  # one answers: none is started
+        with own_router(uri, "cfg/127.0.0.1:1", None):  # one answers: none is started
             require_router({"uri": uri})
         require_router({"uri": uri})
     with pytest.raises(SourceError, match="cannot be reached"):
@@ -22,7 +22,7 @@ def test_a_router_runs_for_the_block(cluster: TestCluster) -> None:
 def test_the_cause_is_told_where_it_does_not_start() -> None:
     with (
         pytest.raises(SourceError, match=r"does not start: sharding\.configDB: must be setName"),
-        own_router("localhost:1", None, "mongodb://127.0.0.1:27999"),
+        own_router("mongodb://127.0.0.1:27999", "localhost:1", None),
     ):
         pass
 
@@ -30,8 +30,8 @@ def test_the_cause_is_told_where_it_does_not_start() -> None:
 def test_it_is_for_this_machine() -> None:
     with (
         pytest.raises(OptionError, match=r"--uri must name one port of 127\.0\.0\.1"),
-        own_router("cfg/h:1", None, "mongodb://router.example:27020"),
+        own_router("mongodb://127.0.0.1:1,127.0.0.1:2", "cfg/h:1", None),
     ):
         pass
-    with pytest.raises(OptionError, match="pass both"), router_beside("", None, "mongodb://m"):
+    with pytest.raises(OptionError, match="pass both"), own_router("", None, "mongodb://m"):
         pass

@@ -1,16 +1,13 @@
 """A router with two real mongoses: all connections and workers use one of them at a time."""
 
-import asyncio
-import socket
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from typing import Any, NamedTuple
 
-import pymongo
 import pytest
 from bson import Binary, Int64
 
-from tests.harness.clusters import start_real_cluster
+from tests.harness.clusters import Client, start_real_cluster
 from tests.harness.raw_client import RawClient
 from tests.harness.real_cluster import RealCluster
 from tests.harness.routers import RouterProcess, start_router
@@ -34,9 +31,8 @@ def before() -> Iterator[Before]:
     with start_real_cluster(1, mongoses=2) as cluster:
         upstream = "mongodb://" + ",".join(cluster.mongoses.values())
         router = start_router(cluster.configdb, upstream, workers=2)
-        client: pymongo.MongoClient[dict[str, Any]]
         try:
-            with pymongo.MongoClient(router.uri) as client:
+            with Client(router.uri) as client:
                 client.db.c.insert_many([{"_id": number} for number in range(100)])
             yield Before(cluster, router)
         finally:
@@ -61,8 +57,7 @@ async def read_on_other_connections(router: RouterProcess) -> None:
 async def test_a_pool_finds_its_cursors_after_either_mongos_fails(before: Before) -> None:
     first, second = before.names
     await read_on_other_connections(before.router)
-    client: pymongo.MongoClient[dict[str, Any]]
-    with pymongo.MongoClient(before.router.uri) as client:
+    with Client(before.router.uri) as client:
         client.db.w.insert_one({"_id": 0})
         before.cluster.stop_mongos(first)
         for number in range(1, 20):  # the driver retries, and the application sees no error
@@ -95,35 +90,3 @@ async def test_without_a_mongos_drivers_get_retriable_errors(before: Before) -> 
             before.cluster.start_mongos(name)
         assert (reply["code"], reply["errorLabels"]) == (6, ["RetryableWriteError"])
         assert (await client.command("db", write))["n"] == 1
-
-
-def own_address() -> str:
-    """Return an address of this machine that is not loopback, or skip the test."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing
-        except OSError:
-            pytest.skip("this machine has a loopback address only")
-        address: str = probe.getsockname()[0]
-    if address.startswith("127."):
-        pytest.skip("this machine has a loopback address only")
-    return address
-
-
-async def test_remote_clients_cannot_run_local_commands(before: Before) -> None:
-    upstream = f"mongodb://{before.cluster.mongos}"
-    router = start_router(before.cluster.configdb, upstream, bind_ip="0.0.0.0")
-    try:
-        streams = await asyncio.open_connection(own_address(), router.port)
-        async with RawClient(*streams) as remote, await RawClient.connect(router.port) as local:
-            for client, expected in ((remote, 13), (local, 20)):
-                reply = await client.command("admin", {"shutdown": 1, "force": True})
-                assert reply["code"] == expected
-            for command in ({"createUser": "u", "pwd": "p", "roles": []}, {"logRotate": 1}):
-                reply = await remote.command("admin", command)
-                assert (reply["code"], reply["codeName"]) == (13, "Unauthorized")
-                assert (await local.command("admin", command))["ok"] == 1
-            await local.command("admin", {"dropUser": "u"})
-            assert (await remote.command("db", {"find": "c"}))["ok"] == 1
-    finally:
-        router.stop()

@@ -1,20 +1,14 @@
 """``tail`` and ``check-config`` on a running cluster."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import pymongo
 import pytest
 
-from tests.harness.clusters import TestCluster
+from tests.harness.clusters import Client, TestCluster
 from tests.harness.ports import free_port
-from tests.harness.routers import RouterProcess, start_router
-
-_TIMEOUT = 60.0
+from tests.harness.routers import RouterProcess, run_command, start_router
 
 
 @pytest.fixture(scope="module")
@@ -23,45 +17,22 @@ def router(cluster: TestCluster) -> Iterator[RouterProcess]:
         yield started
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "router.cli", *arguments],
-        capture_output=True, text=True, timeout=_TIMEOUT, check=False,
-    )  # fmt: skip
-
-
 def test_tail_resumes_where_it_ended(router: RouterProcess, tmp_path: Path) -> None:
     place = tmp_path / "place"
-    with pymongo.MongoClient[dict[str, Any]](router.uri) as client:
+    with Client(router.uri) as client:
         collection = client.tools.tail
         with collection.watch() as stream:
             collection.insert_one({"_id": 0})
             place.write_text(json.dumps(next(stream)["_id"]))
         collection.insert_many([{"_id": number, "n": number} for number in range(1, 6)])
     arguments = ("tail", "tools.tail", "--uri", router.uri, "--resume-file", str(place), "-n")
-    first, second = run(*arguments, "2"), run(*arguments, "3")
+    first, second = run_command(*arguments, "2"), run_command(*arguments, "3")
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
     keys = [
         [json.loads(line)["documentKey"]["_id"] for line in each.stdout.splitlines()]
         for each in (first, second)
     ]
     assert keys == [[1, 2], [3, 4, 5]]
-
-
-def test_tail_accepts_a_pipeline_and_a_database(router: RouterProcess, tmp_path: Path) -> None:
-    place = tmp_path / "place"
-    with pymongo.MongoClient[dict[str, Any]](router.uri) as client:
-        with client.tools.watch() as stream:
-            client.tools.begin.insert_one({"n": 2})
-            place.write_text(json.dumps(next(stream)["_id"]))
-        client.tools.kept.insert_many([{"n": number} for number in range(4)])
-    result = run(
-        "tail", "tools", "--uri", router.uri, "--resume-file", str(place), "-n", "2",
-        "--pipeline", '[{"$match": {"fullDocument.n": {"$gte": 2}}}]',
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    events = [json.loads(line) for line in result.stdout.splitlines()]
-    assert [event["fullDocument"]["n"] for event in events] == [2, 3]
 
 
 def test_the_configuration_of_a_good_router_is_found_good(
@@ -72,7 +43,7 @@ def test_the_configuration_of_a_good_router_is_found_good(
         f"sharding:\n  configDB: {cluster.configdb}\nnet:\n  port: 0\n"
         f"upstream: {cluster.mongos_uri.rstrip('/')}\n"
     )
-    result = run("check-config", "--config", str(config))
+    result = run_command("check-config", "--config", str(config))
     assert result.returncode == 0, result.stdout + result.stderr
     lines = result.stdout.splitlines()
     assert all(line.startswith("ok ") for line in lines)
@@ -83,7 +54,7 @@ def test_the_configuration_of_a_good_router_is_found_good(
 def test_check_config_reports_what_fails(cluster: TestCluster, router: RouterProcess) -> None:
     member = cluster.configdb.partition("/")[2].split(",")[0]
     nowhere = f"127.0.0.1:{free_port()}"
-    result = run(
+    result = run_command(
         "check-config", "--configdb", f"cfg/{nowhere}", "--upstream", f"mongodb://{member}"
     )
     assert result.returncode == 1
@@ -92,16 +63,3 @@ def test_check_config_reports_what_fails(cluster: TestCluster, router: RouterPro
     assert "rs.conf()" in config
     (upstream,) = [line for line in failures if "upstream" in line]
     assert "no mongos" in upstream
-
-
-def test_offline_connects_to_nothing() -> None:
-    result = run("check-config", "--configdb", "cfg/no.such.host.invalid:1", "--offline")
-    assert (result.returncode, result.stdout) == (0, "ok   settings\n")
-
-
-def test_unknown_settings_are_named(tmp_path: Path) -> None:
-    config = tmp_path / "router.yaml"
-    config.write_text("net:\n  admin:\n    prot: 1\n")
-    result = run("check-config", "--config", str(config), "--offline")
-    assert result.returncode == 2
-    assert "Did you mean net.admin.port?" in " ".join(result.stderr.replace("│", "").split())

@@ -1,18 +1,14 @@
 """A running router sends spans to a collector, and does without one that does not answer."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
-import pymongo
 import pytest
 
-from tests.harness.clusters import TestCluster
+from tests.harness.clusters import Client, TestCluster
 from tests.harness.collector import Collector
 from tests.harness.ports import free_port
-from tests.harness.routers import RouterProcess, start_router
+from tests.harness.routers import RouterProcess, run_command, start_router
 from tests.harness.until import wait_for
 
 SECRET = "swordfish"
@@ -30,13 +26,12 @@ def settings(folder: Path, endpoint: str) -> Path:
 
 def watch_through_an_outage(cluster: TestCluster, router: RouterProcess) -> None:
     """Read an event with its document, cut the stream's cursors, and read until they go on."""
-    client: pymongo.MongoClient[dict[str, Any]]
 
     def going_on() -> set[str]:
         lines = [line for line in router.logs() if line["msg"] == "remote cursor resumed"]
         return {line["attr"]["remote"] for line in lines}
 
-    with pymongo.MongoClient(router.uri) as client:
+    with Client(router.uri) as client:
         orders = client.traced.orders
         orders.insert_one({"_id": SECRET})
         only = [{"$match": {"documentKey._id": SECRET}}]
@@ -113,15 +108,8 @@ def test_a_collector_that_does_not_answer_costs_no_events(
 def test_check_config_tries_the_collector(cluster: TestCluster, tmp_path: Path) -> None:
     def check(endpoint: str) -> tuple[int, str]:
         config = settings(tmp_path, endpoint)
-        command = [sys.executable, "-m", "router.cli", "check-config", "--config", config]
-        environment = {**os.environ, "MERGEROUTER_NET__PORT": "0"}
-        done = subprocess.run(
-            [*command, "--configdb", cluster.configdb],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=environment,
-        )
+        command = ("check-config", "--config", config, "--configdb", cluster.configdb)
+        done = run_command(*command, env={**os.environ, "MERGEROUTER_NET__PORT": "0"})
         return done.returncode, done.stdout
 
     with Collector() as collector:

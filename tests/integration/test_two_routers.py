@@ -8,10 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
-import pymongo
 import pytest
 from pymongo.change_stream import ChangeStream
-from pymongo.topology_description import TOPOLOGY_TYPE
 
 from spark_sink.options.stream_options import parse_options
 from spark_sink.snapshot.plan import Chunk, Collection
@@ -54,20 +52,6 @@ class Pair:
         os.kill(process.pid, how)
         process.wait(PATIENCE)
 
-    def status(self, port: int) -> dict[str, Any]:
-        client: Client
-        with pymongo.MongoClient(f"mongodb://127.0.0.1:{port}/", directConnection=True) as client:
-            return client.admin.command("serverStatus")
-
-    def with_a_stream(self) -> int:
-        """Return the port of the router that has cursors of clients."""
-        (port,) = (
-            port
-            for port, router in self.routers.items()
-            if router.running and self.status(port)["metrics"]["cursor"]["open"]["total"]
-        )
-        return port
-
     def stop(self) -> None:
         for router in self.routers.values():
             router.stop()
@@ -75,8 +59,7 @@ class Pair:
 
 @pytest.fixture(scope="module")
 def sharded(cluster: TestCluster) -> TestCluster:
-    client: Client
-    with pymongo.MongoClient(cluster.mongos_uri) as client:
+    with Client(cluster.mongos_uri) as client:
         client.admin.command("enableSharding", "pair", primaryShard="shard0")
         client.admin.command("shardCollection", "pair.c", key={"region": 1})
         client.admin.command("split", "pair.c", middle={"region": "m"})
@@ -95,8 +78,7 @@ def pair(sharded: TestCluster) -> Iterator[Pair]:
 
 @pytest.fixture
 def client(pair: Pair) -> Iterator[Client]:
-    connected: Client
-    with pymongo.MongoClient(pair.uri) as connected:
+    with Client(pair.uri) as connected:
         wait_for(lambda: len(connected.nodes) == 2, "both routers")
         yield connected
 
@@ -106,50 +88,7 @@ def insert(collection: Any, numbers: range) -> None:
         collection.insert_one({"_id": number, "region": REGIONS[number % 2]})
 
 
-def test_a_driver_treats_both_as_mongoses_of_one_cluster(pair: Pair, client: Client) -> None:
-    assert client.topology_description.topology_type == TOPOLOGY_TYPE.Sharded
-    before = {port: pair.status(port)["opcounters"]["query"] for port in pair.routers}
-    client.pair.pooled.delete_many({})
-    client.pair.pooled.insert_many([{"_id": number} for number in range(100)])
-
-    def read(_number: int) -> int:
-        return sum(1 for _document in client.pair.pooled.find(batch_size=7))
-
-    with ThreadPoolExecutor(4) as threads:
-        assert set(threads.map(read, range(40))) == {100}
-    for port, count in before.items():
-        assert pair.status(port)["opcounters"]["query"] > count
-    with client.start_session() as session, session.start_transaction():
-        for number in range(100, 104):
-            client.pair.pooled.insert_one({"_id": number}, session=session)
-    assert client.pair.pooled.count_documents({}) == 104
-
-
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_a_stream_resumes_on_the_other_router(
-    pair: Pair, client: Client, how: signal.Signals
-) -> None:
-    client.pair.c.delete_many({})
-    with client.pair.watch(max_await_time_ms=500) as stream:
-        port = pair.with_a_stream()
-        insert(client.pair.c, range(20))
-        assert [event["fullDocument"]["_id"] for event in events(stream, 10)] == [*range(10)]
-        pair.end(port, how)
-        try:
-            insert(client.pair.c, range(20, 40))
-            seen = [event["fullDocument"]["_id"] for event in events(stream, 30)]
-            assert pair.with_a_stream() != port
-        finally:
-            pair.start(port)
-    assert seen == [*range(10, 40)]
-
-
-def events(stream: ChangeStream[dict[str, Any]], count: int) -> Iterator[dict[str, Any]]:
-    for _number in range(count):
-        yield dict(stream.next())
-
-
-def test_a_rolling_restart_loses_nothing(pair: Pair, client: Client) -> None:
+def test_restarts_of_one_router_after_the_other_lose_nothing(pair: Pair, client: Client) -> None:
     client.pair.c.delete_many({})
     watches: list[Callable[[], ChangeStream[dict[str, Any]]]] = [
         client.watch,
@@ -184,8 +123,8 @@ def test_a_rolling_restart_loses_nothing(pair: Pair, client: Client) -> None:
         opened.wait(PATIENCE)
         writing: Future[int] = threads.submit(write)
         try:
-            for port in list(pair.routers):
-                pair.end(port, signal.SIGTERM)
+            for port, how in zip(list(pair.routers), (signal.SIGTERM, signal.SIGKILL), strict=True):
+                pair.end(port, how)
                 pair.start(port)
         finally:
             stop.set()
@@ -206,11 +145,10 @@ def test_a_snapshot_planned_on_one_router_is_read_on_the_other(pair: Pair) -> No
     planned, read = (
         parse_options({"uri": f"mongodb://127.0.0.1:{port}/", **given}) for port in pair.routers
     )
-    client: Client
     with (
         closing(RouterClient(planned)) as one,
         closing(RouterClient(read)) as other,
-        pymongo.MongoClient(planned.uri) as client,
+        Client(planned.uri) as client,
     ):
         for number in range(100):  # the other router may learn a time from its health checks
             client.snapshots.c.update_one({"_id": 1}, {"$set": {"n": number}}, upsert=True)

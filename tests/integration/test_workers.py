@@ -14,7 +14,6 @@ import pymongo
 import pytest
 from bson import Binary, Int64, json_util
 from pymongo.errors import PyMongoError
-from pymongo.monitoring import ServerDescriptionChangedEvent, ServerListener
 
 from tests.harness.clusters import TestCluster
 from tests.harness.raw_client import RawClient, get_more_in_flight
@@ -93,34 +92,6 @@ def test_streams_of_many_clients_are_spread_over_the_workers(
     wait_for(lambda: not any(each["streams"] for each in workers(client)), "the cursors to go")
 
 
-def test_a_client_can_read_its_streams_on_any_connection(
-    router: RouterProcess, client: Client
-) -> None:
-    count = 12
-    with Client(router.uri, maxPoolSize=count) as watching:
-        opened = threading.Barrier(count + 1)
-        seen: list[list[int]] = [[] for _ in range(count)]
-
-        def watch(number: int) -> None:
-            with watching.pool.c.watch(max_await_time_ms=50) as stream:
-                opened.wait(PATIENCE)
-                while len(seen[number]) < 50:
-                    event = stream.try_next()
-                    if event is not None:
-                        seen[number].append(event["documentKey"]["_id"])
-
-        threads = [threading.Thread(target=watch, args=(n,), daemon=True) for n in range(count)]
-        for thread in threads:
-            thread.start()
-        opened.wait(PATIENCE)
-        for number in range(50):
-            client.pool.c.insert_one({"_id": number})
-        for thread in threads:
-            thread.join(PATIENCE)
-        assert seen == [list(range(50))] * count
-    assert sum(each["passedOn"] for each in workers(client)) > 0
-
-
 async def on_both(router: RouterProcess) -> tuple[RawClient, RawClient]:
     """Return one connection to each worker, identified by the ids of its cursors."""
     found: dict[int, RawClient] = {}
@@ -179,19 +150,6 @@ def test_all_workers_serve_the_feed(router: RouterProcess, client: Client) -> No
         assert all(each["streams"] for each in workers(client))
 
 
-class Changes(ServerListener):
-    """Records the types that a driver's monitor assigns to the server."""
-
-    def __init__(self) -> None:
-        self.types: list[str] = []
-
-    def opened(self, event: Any) -> None: ...
-    def closed(self, event: Any) -> None: ...
-
-    def description_changed(self, event: ServerDescriptionChangedEvent) -> None:
-        self.types.append(event.new_description.server_type_name)
-
-
 def test_a_killed_worker_restarts_and_its_watchers_resume(
     cluster: TestCluster,
 ) -> None:
@@ -206,7 +164,7 @@ def test_a_killed_worker_restarts_and_its_watchers_resume(
         client.admin.command({"setParameter": 1, "logLevel": 1})
         victim = next(each for each in workers(client) if each["streams"])
         os.kill(victim["pid"], signal.SIGKILL)
-        with pymongo.MongoClient[dict[str, Any]](cluster.mongos_uri) as direct:
+        with Client(cluster.mongos_uri) as direct:
             direct.dies.c.insert_many([{"_id": number} for number in range(50, 100)])
         for number, stream in enumerate(streams):
             while len(seen[number]) < 100:
@@ -290,29 +248,6 @@ def test_workers_end_when_the_parent_is_killed(cluster: TestCluster) -> None:
         wait_for(
             lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "the workers to end"
         )
-
-
-def test_a_driver_sees_one_steady_server(router: RouterProcess, client: Client) -> None:
-    changes = Changes()
-    with Client(router.uri, event_listeners=[changes], heartbeatFrequencyMS=500) as watched:
-        for number in range(20):
-            watched.steady.c.insert_one({"_id": number})
-            with watched.steady.watch(max_await_time_ms=1) as stream:
-                stream.try_next()
-        wait_for(lambda: changes.types, "the driver's events")
-        assert changes.types == ["Mongos"]
-
-
-def test_connections_over_the_limit_are_closed(cluster: TestCluster) -> None:
-    with start_router(cluster.configdb, workers=2, maxConns=3) as router:
-        taken = [socket.create_connection(("127.0.0.1", router.port)) for _ in range(3)]
-        with socket.create_connection(("127.0.0.1", router.port)) as refused:
-            refused.settimeout(PATIENCE)
-            assert refused.recv(1) == b""
-        for each in taken:
-            each.close()
-        refusal = "Connection refused because there are too many open connections"
-        wait_for(lambda: messages(router, refusal), "the log line")
 
 
 def test_a_hanging_worker_does_not_delay_other_clients(cluster: TestCluster) -> None:

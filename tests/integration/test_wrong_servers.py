@@ -1,21 +1,18 @@
 """A wrong server in each place that the settings name: no start, no write, a cause and a remedy."""
 
 import json
-import subprocess
-import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pymongo
 import pymongo.errors
 import pytest
 
-from tests.harness.clusters import TestCluster, on_real_servers, start_cluster
+from tests.harness.admin import get
+from tests.harness.clusters import Client, TestCluster, on_real_servers, start_cluster
 from tests.harness.ports import free_port
-from tests.harness.routers import RouterProcess, run_router, start_router
+from tests.harness.routers import RouterProcess, run_command, start_router
 from tests.harness.server_settings import ServerSettings, write_key_file
 from tests.harness.switched_port import SwitchedPort
 from tests.harness.until import wait_for
@@ -55,10 +52,7 @@ def servers() -> Iterator[Servers]:
 
 
 def check_config(*arguments: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "router.cli", "check-config", *arguments],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = run_command("check-config", *arguments)
     return done.returncode, done.stdout
 
 
@@ -103,7 +97,7 @@ def check_refused(problem: str, *places: str) -> None:
     assert status == 1
     assert any(problem in line for line in findings.splitlines() if line.startswith("FAIL"))
     for workers in ("1", "2"):
-        started = run_router(*places, "--port", "0", "--workers", workers)
+        started = run_command("serve", *places, "--port", "0", "--workers", workers)
         assert started.returncode == _CONFIGURATION, started.stdout + started.stderr
         assert problem in started.stdout + started.stderr
 
@@ -130,11 +124,8 @@ def test_a_mongos_as_config_server_is_named_by_check_config(servers: Servers) ->
 
 
 def readiness(router: RouterProcess) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{router.admin_port}/readyz") as reply:
-            return reply.status, reply.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
+    reply = get(router.admin_port, "/readyz")
+    return reply.status, reply.text
 
 
 def test_no_write_reaches_a_server_that_takes_the_place_of_the_mongos(servers: Servers) -> None:
@@ -143,7 +134,7 @@ def test_no_write_reaches_a_server_that_takes_the_place_of_the_mongos(servers: S
     with (
         SwitchedPort(cluster.mongos) as port,
         start_router(cluster.configdb, f"mongodb://{port.address}/", admin_port=0) as router,
-        pymongo.MongoClient[dict[str, Any]](router.uri, retryWrites=False) as client,
+        Client(router.uri, retryWrites=False) as client,
     ):
         client.place.c.insert_one({"_id": "before"})
         port.exchange(shard)
@@ -166,7 +157,7 @@ def test_a_config_server_that_turns_out_to_be_a_shard_opens_no_stream(servers: S
     with (
         SwitchedPort(None) as port,
         start_router(f"{name}/{port.address}", admin_port=0) as router,
-        pymongo.MongoClient[dict[str, Any]](router.uri) as client,
+        Client(router.uri) as client,
     ):
         port.exchange(address)
         with pytest.raises(pymongo.errors.OperationFailure, match="is no config server"):
@@ -179,7 +170,7 @@ def test_a_router_is_not_its_own_upstream(servers: Servers) -> None:
     upstream = f"mongodb://127.0.0.1:{own}/"
     with (
         start_router(servers.cluster.configdb, upstream, port=own) as router,
-        pymongo.MongoClient[dict[str, Any]](router.uri, retryWrites=False) as client,
+        Client(router.uri, retryWrites=False) as client,
         pytest.raises(pymongo.errors.PyMongoError, match="is this router itself"),
     ):
         client.place.c.insert_one({})

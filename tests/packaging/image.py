@@ -12,11 +12,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
-import pymongo
-
-from tests.harness.clusters import TestCluster, start_cluster
+from tests.harness.clusters import Client, TestCluster, start_cluster
 from tests.harness.ports import free_port
 from tests.harness.until import wait_for
 
@@ -88,7 +85,7 @@ def check(image: Image, cluster: TestCluster) -> None:
         written = image.start(["touch", "/opt/mergerouter/x"])
         assert "Read-only file system" in written.communicate(timeout=30)[0]
         uri = f"mongodb://127.0.0.1:{port}/?serverSelectionTimeoutMS=30000"
-        with pymongo.MongoClient[dict[str, Any]](uri) as client, client.db.c.watch() as stream:
+        with Client(uri) as client, client.db.c.watch() as stream:
             client.db.c.insert_one({"_id": 1})
             assert next(stream)["documentKey"] == {"_id": 1}
         began = time.monotonic()

@@ -7,11 +7,10 @@ import bson
 import pytest
 
 from router.request.stream_request import parse_request
-from shard_client.bson.resume_token import ResumeToken, cluster_time_of
-from shard_client.errors import CommandError
+from shard_client.bson.resume_token import ResumeToken
 from shard_client.remote_cursor.cursor_reply import token_data, token_of
 from tests.doubles.narrowed import PartOfStream
-from tests.doubles.scripted_streams import Driver, PrivateStream, Script, batch, keyed
+from tests.doubles.scripted_streams import Driver, PrivateStream, Script, keyed
 from tests.recordings.recorded import Reply, events, header, of, shards, streams
 
 FAILING = {"coll-big", "bad-id"}
@@ -88,43 +87,6 @@ def test_recorded_batches_merge_into_mongos_s_events(stream, known, seed):
     assert ("shard3" in driver.targets.values()) or driver.taken[-1].closed
 
 
-@pytest.mark.parametrize("stream", sorted(FAILING))
-def test_a_shard_s_error_is_that_of_mongos(stream):
-    merged = open_stream(stream)
-    rnd = Random(stream)
-    found = {s: script(of(stream, s)) for s in shards(stream) if of(stream, s)[0].pbrt}
-    found["config"] = script(of("config.shards", "config"))
-    failed = bson.decode(of(stream, "shard0")[0].raw)
-    for action in merged.start():
-        if action.target != "shard0":
-            for one in found[action.target].batches(action.start_at, rnd):
-                merged.batch_arrived(action.remote, one)
-    remote = next(action.remote for action in merged.start() if action.target == "shard0")
-    merged.batch_arrived(remote, batch([], of(stream, "mongos")[0].pbrt))
-    assert merged.take(0).events == []
-    # The recorded shards failed at the opening; mongos's shards fail at the first getMore.
-    message = failed["errmsg"].replace(
-        "PlanExecutor error during aggregation", "Executor error during getMore"
-    )
-    labels = failed.get("errorLabels", ())
-    merged.remote_failed(remote, CommandError(failed["code"], message, labels=labels))
-
-    assert merged.ready
-    with pytest.raises(CommandError) as caught:
-        merged.take(None)
-    expected = of(stream, "mongos")[1].document
-    assert caught.value.code == expected["code"]
-    assert caught.value.code_name == expected["codeName"]
-    assert caught.value.labels == frozenset(expected.get("errorLabels", ()))
-    # Internal fields for mongos make its oversized event slightly larger.
-    assert _without_sizes(caught.value.message) == _without_sizes(expected["errmsg"])
-
-
-def _without_sizes(message: str) -> str:
-    before, found, after = message.partition("BSONObj size: ")
-    return before + found + after.partition("is invalid")[2]
-
-
 @pytest.mark.parametrize("stream", WHOLE)
 def test_resuming_after_any_event_gives_the_rest(stream):
     rnd = Random(stream)
@@ -139,30 +101,6 @@ def test_resuming_after_any_event_gives_the_rest(stream):
         rest = [event for event in recorded if token_data(token_of(event)) > key]
         assert_same_events(driver.events, rest)
         assert token_data(driver.taken[0].pbrt) >= key
-
-
-def test_starting_after_the_invalidate_skips_one_per_shard():
-    """Three shards dropped rec.orders at one cluster time, the fourth one later."""
-    stream = "coll-orders"
-    invalidate = token_of(list(events(of(stream, "mongos")))[-1])
-    later = [
-        event
-        for event in events(of("db", "shard0"))
-        if bson.decode(event).get("fullDocument", {}).get("_id") == "recreated"
-    ]
-
-    def reopened(target: str, token: bytes) -> Script:
-        beyond = keyed(later) if target == "shard0" else []
-        return Script(beyond, of("db", target)[-1].pbrt)
-
-    for seed in range(20):
-        merged = open_stream(stream, options={"startAfter": bson.decode(invalidate)})
-        driver = Driver(merged, scripts(stream), Random(seed), reopened).run()
-        kinds = [bson.decode(event)["operationType"] for event in driver.events]
-        assert kinds == ["drop", "insert"]
-        assert not driver.taken[-1].closed
-        at = cluster_time_of(token_data(token_of(driver.events[0])))
-        assert at > cluster_time_of(token_data(invalidate))
 
 
 def test_a_version_1_token_resumes_a_version_2_stream():

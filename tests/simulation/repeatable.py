@@ -2,11 +2,13 @@
 
 import os
 import random
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
+from pathlib import Path
 from unittest import mock
 
 import bson.objectid
@@ -44,3 +46,18 @@ def repeatable(seed: int, wall: Callable[[], float]) -> Iterator[None]:
             yield
         finally:
             random.setstate(before)
+
+
+def simulate(*arguments: str, seconds: float = 110.0) -> tuple[int, str]:
+    """Run the command line ``python -m tests.simulation``; return its exit code and its output."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.simulation", *arguments],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "PYTHONHASHSEED": HASH_SEED},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+    return done.returncode, done.stdout

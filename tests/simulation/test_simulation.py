@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.simulation.command import simulate
+from tests.simulation.repeatable import simulate
 
 SEEDS = 80
 """From 0 on; test_some_seeds.py has others."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.simulation.command import simulate
+from tests.simulation.repeatable import simulate
 
 FIRST = 180
 SEEDS = 20

@@ -6,12 +6,20 @@ import json
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
-from pyspark.sql.streaming.datasource import ReadAllAvailable
+import bson
+from deltalake import DeltaTable
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from spark_sink.options.stream_options import parse_options
+from spark_sink.jobs.tables_job import Findings
+from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.source.stream_reader import MergerouterStreamReader
+from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.log_state import Batch
+from spark_sink.tables.staged_changes import ChangeReport, ChangeStage
 from tests.harness.until import wait_for
 
 Row = dict[str, Any]
@@ -66,6 +74,81 @@ class Batches:
                 ends = [row["event"] for row in found if row["operationType"] == "snapshotEnd"]
                 self.ends += ends
         return rows
+
+
+class TableQuery:
+    """A query whose batches make a current table, and whose process can be killed.
+
+    Attributes:
+        options: those of the next start.
+        reader: the reader of this start.
+        offset: the end of the latest batch, as a checkpoint holds it.
+        operations: the operation types of the rows of all batches.
+        notified: the id, the aggregate type and the type of each notification.
+    """
+
+    def __init__(
+        self,
+        options: StreamOptions,
+        target: str,
+        *,
+        begun: float = 0.0,
+        most: int = 40,
+        findings: Findings | None = None,
+    ) -> None:
+        self.options = options
+        self.reader = MergerouterStreamReader(options, begun)
+        self._target, self._most, self._findings = target, most, findings
+        last = DeltaLog(target).position()
+        self.offset: Row = last.get("offset") or self.reader.initialOffset()
+        self._number: int = last.get("batch", -1)
+        self.operations: list[str | None] = []
+        self.notified: list[tuple[str, str, str]] = []
+
+    def kill(self) -> None:
+        """Start again, as after a kill of the process."""
+        self.reader.stop()
+        self.reader = MergerouterStreamReader(self.options, 0.0)
+
+    def batch(self, killed: bool = False) -> Row:
+        """Run a batch and return its offset; with ``killed``, kill a first attempt."""
+        end: Row = json.loads(
+            json.dumps(self.reader.latestOffset(self.offset, ReadMaxRows(self._most)))
+        )
+        if killed:
+            self._staged(end)
+            self.kill()
+        if end != self.offset:
+            changes, operations = self._staged(end)
+            self.operations += operations
+            told = end.get("signals", {}).get("notifications", [])
+            self.notified += [(each["id"], each["aggregate_type"], each["type"]) for each in told]
+            self._number += 1
+            findings, changed = self._findings, [changes]
+            batch = Batch("q", self._number, end)
+            if findings is not None:
+                batch = replace(batch, verified=findings.found)
+                changed += findings.removals()
+            CurrentTable(self._target).apply_staged(None, changed, batch)
+        self.reader.commit(end)
+        self.offset = end
+        return end
+
+    @property
+    def table(self) -> dict[tuple[str, str], Row]:
+        """The documents by collection and key; each has one row."""
+        rows = DeltaTable(self._target).to_pyarrow_table().to_pylist()
+        found = {(row["collection"], row["key"]): bson.decode(row["document"]) for row in rows}
+        assert len(found) == len(rows)
+        return found
+
+    def _staged(self, end: Row) -> tuple[ChangeReport, list[str | None]]:
+        stage, operations = ChangeStage(self._target, tolerant=True), []
+        for partition in self.reader.partitions(self.offset, end):
+            for rows in self.reader.read(partition):
+                operations += rows["operationType"].to_pylist()
+                stage.add(rows)
+        return stage.close(), operations
 
 
 @contextmanager

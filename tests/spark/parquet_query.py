@@ -1,10 +1,9 @@
 """A streaming query from the router to Parquet, in a process that tests kill.
 
-python -m tests.spark.parquet_query URI DATABASE FOLDER [bundled-java] [sink] [OPTION=VALUE …]
+python -m tests.spark.parquet_query URI DATABASE FOLDER [bundled-java] [OPTION=VALUE …]
 
 Writes FOLDER/table and FOLDER/checkpoint. While FOLDER/armed exists, a task creates FOLDER/held
-after a hundred rows and waits, so that a test can kill it in the middle of a batch. With `sink`
-the query copies the collection orders to the collection copy instead.
+after a hundred rows and waits, so that a test can kill it in the middle of a batch.
 """
 
 from __future__ import annotations
@@ -54,25 +53,10 @@ def parquet_writer(
     )
 
 
-def copying_writer(spark: SparkSession, uri: str, database: str, folder: Path) -> DataStreamWriter:
-    """Return the writer of a query that copies orders, not started yet."""
-    source = {"uri": uri, "database": database, "collection": "orders"}
-    events = spark.readStream.format("mergerouter").options(
-        **source, snapshotMode="initial", maxEventsPerTrigger=str(MAX_EVENTS)
-    )
-    sink = events.load().writeStream.format("mergerouter")
-    sink = sink.options(uri=uri, collection="copy", missing="ignore")
-    return sink.option("checkpointLocation", str(folder / "checkpoint"))
-
-
 def main(uri: str, database: str, folder: Path, options: dict[str, str]) -> None:
     settings = QUICK | {"spark.sql.execution.arrow.maxRecordsPerBatch": "100"}
     spark = local_session("parquet-query", settings=settings)
-    if "sink" in sys.argv[4:]:
-        writer = copying_writer(spark, uri, database, folder)
-    else:
-        writer = parquet_writer(spark, uri, database, folder, **options)
-    writer.start().awaitTermination()
+    parquet_writer(spark, uri, database, folder, **options).start().awaitTermination()
 
 
 if __name__ == "__main__":

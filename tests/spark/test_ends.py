@@ -24,20 +24,6 @@ def stream(spark: SparkSession, shop: Shop, **options: str) -> DataFrame:
     return spark.readStream.format("mergerouter").options(**given).load()
 
 
-def test_only_the_chosen_collections_are_read(spark: SparkSession, shop: Shop) -> None:
-    database = shop.client[shop.database]
-    for name in ("a", "b", "c"):
-        database[name].insert_one({"_id": name})
-    database.b.rename("d")
-    database.drop_collection("a")
-    start = f"{shop.created.time},{shop.created.inc}"
-    frame = stream(spark, shop, collection="a,b", startAtOperationTime=start)
-    writer = frame.writeStream.format("memory").queryName("several").trigger(availableNow=True)
-    writer.start().awaitTermination()
-    rows = [(row.operationType, row.collection) for row in spark.table("several").collect()]
-    assert rows == [("insert", "a"), ("insert", "b"), ("rename", "b"), ("drop", "a")]
-
-
 def test_another_scope_on_an_old_checkpoint_is_refused(
     spark: SparkSession, shop: Shop, tmp_path: Path
 ) -> None:

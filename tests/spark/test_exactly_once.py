@@ -1,4 +1,4 @@
-"""A query that is killed at critical moments writes every event to Parquet exactly once."""
+"""A query that is killed at critical moments writes each document and event exactly once."""
 
 from __future__ import annotations
 
@@ -13,12 +13,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
+import bson
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from spark_sink import apply_changes
+from spark_sink.signals.channels import send
 from tests.spark.conftest import Shop
+from tests.spark.jobs import forget_last_commit
 from tests.spark.parquet_query import parquet_writer
+from tests.spark.test_current_tables import change_at_random, collections_of, table_of
 
 pytestmark = pytest.mark.xdist_group("spark")  # one cluster, one Spark
 
@@ -89,42 +94,84 @@ class Query:
 def test_a_killed_query_writes_every_event_exactly_once(
     tmp_path: Path, shop: Shop, spark: SparkSession
 ) -> None:
+    """Killed within a snapshot, a batch of events, a requested snapshot, and between batches."""
+    shop.insert(2000)
+    signals = tmp_path / "signals"
+    signals.mkdir()
     query = Query(shop, tmp_path)
-    try:
-        query.start()
-        query.wait_for(lambda: query.batches("commits") == [0])
-        shop.insert(300)
-        query.wait_for(lambda: len(query.rows()) == 300)
+    options = {"snapshotMode": "initial", "maxEventsPerTrigger": "250"}
+    options["signalFolder"] = str(signals)
 
-        # In the middle of a batch: some of its rows are in files that are not visible yet.
+    def start(*more: str) -> None:
+        query.start(*(f"{name}={text}" for name, text in options.items()), *more)
+
+    def kill_within_a_batch() -> None:
+        """Kill the query while some rows of a batch are in files that are not visible yet."""
         (tmp_path / "armed").touch()
-        shop.insert(2500)
         query.wait_for((tmp_path / "held").exists)
         query.kill()
-        assert len(query.rows()) == 300
+        for name in ("armed", "held"):
+            (tmp_path / name).unlink()
         assert query.batches("offsets")[-1] == query.batches("commits")[-1] + 1
-        (tmp_path / "armed").unlink()
-        shop.insert(100)
 
-        # Between batches, on the bundled Java.
-        query.start("bundled-java")
-        query.wait_for(lambda: len(query.rows()) == 2900)
+    def change(seed: int) -> None:
+        change_at_random(shop, seed, 150)
+        shop.written += 5  # some writes at random are upserts
+
+    def insert_one(number: int) -> None:
+        shop.orders.insert_one({"_id": number, "customer": 1})
+        query.wait_for(lambda: number in [found for _, found in query.rows()])
+
+    try:
+        start()
+        query.wait_for(lambda: len(query.batches("commits")) >= 2)
+        kill_within_a_batch()
+        assert "current" in (query.last_offset().get("snapshot") or {})
+        before = len(query.rows())
+        assert 0 < before < 2000
+        change(3)
+
+        start("bundled-java")
+        query.wait_for(lambda: len(query.rows()) > before)
+        change(4)  # while the rest of the snapshot is read
+        query.wait_for(lambda: query.last_offset().get("snapshot") is None)
+        insert_one(100_000)
+        shop.insert(500)
+        kill_within_a_batch()
+
+        start()
+        insert_one(100_001)
+        wanted = {"data-collections": [f"{shop.database}.orders"]}
+        send(str(signals), {"type": "execute-snapshot", "data": wanted})
+        query.wait_for(lambda: bool(query.last_offset().get("signals", {}).get("reading")))
+        kill_within_a_batch()
+        assert query.last_offset()["signals"]["reading"]["chunks"]
+        change(5)
+
+        start()
+        query.wait_for(lambda: not list(signals.glob("*.json")))
+        query.wait_for(lambda: not query.last_offset().get("signals", {}).get("requests"))
+        insert_one(100_002)
         query.wait_for(lambda: query.batches("offsets") == query.batches("commits"))
-        query.kill()
-        shop.insert(100)
     finally:
         query.kill()
 
-    # As if killed after the sink has committed a batch but before the checkpoint has.
-    commits = tmp_path / "checkpoint" / "commits"
-    last = query.batches("commits")[-1]
-    (commits / str(last)).unlink()
-    (commits / f".{last}.crc").unlink(missing_ok=True)
-    writer = parquet_writer(spark, shop.uri, shop.database, tmp_path)
+    shop.insert(10)
+    forget_last_commit(tmp_path)  # as if the sink has committed a batch, the checkpoint has not
+    writer = parquet_writer(spark, shop.uri, shop.database, tmp_path, **options)
     writer.trigger(availableNow=True).start().awaitTermination()
     assert query.batches("commits") == query.batches("offsets")
 
-    rows = query.rows()
-    assert sorted(number for _, number in rows) == list(range(3000))
+    rows = spark.read.parquet(str(tmp_path / "table"))
+    reads = rows.where("op = 'r'").select("documentKey", "event").collect()
+    snapshots = [
+        (row.documentKey, bson.decode(bytes(row.event)).get("signal", {})) for row in reads
+    ]
+    assert len({(key, each.get("id")) for key, each in snapshots}) == len(snapshots)
+    events = rows.where("operationType not in ('read', 'snapshotEnd')").select("token").collect()
     with shop.client[shop.database].watch(start_at_operation_time=shop.created) as watch:
-        assert [token for token, _ in rows] == [watch.next()["_id"]["_data"] for _ in rows]
+        told = [watch.next()["_id"]["_data"] for _ in range(2000 + len(events))]
+        assert watch.try_next() is None
+    assert sorted(row.token for row in events) == told[2000:]
+    apply_changes(rows, str(tmp_path / "now" / "table"))
+    assert table_of(spark, tmp_path / "now") == collections_of(shop)

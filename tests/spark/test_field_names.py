@@ -1,6 +1,6 @@
 """Documents whose names have dots, are numbers, or occur twice: all copies equal the collection.
 
-MERGEROUTER_NAME_SEEDS is the number of seeds, 2 by default.
+MERGEROUTER_NAME_SEEDS is the number of seeds, 1 by default.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from spark_sink.verification.collections import difference_of
 from tests.harness.clusters import real_servers_named
 from tests.spark.conftest import Shop
 from tests.spark.field_names import doubled, write_by_chance
+from tests.spark.jobs import NO_DIFFERENCE, differences, rows_of, run_job
 from tests.spark.test_current_tables import follow
-from tests.spark.test_job import differences, rows_of, run_once
 from tests.spark.test_sink import run as run_sink
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
 
-SEEDS = range(int(os.environ.get("MERGEROUTER_NAME_SEEDS", "2")))
+SEEDS = range(int(os.environ.get("MERGEROUTER_NAME_SEEDS", "1")))
 _RAW: CodecOptions[RawBSONDocument] = CodecOptions(RawBSONDocument)
 
 
@@ -89,18 +89,18 @@ def test_all_copies_of_documents_with_any_names_equal_the_collection(
     start = shop.now()
     write(60)
     for times in (300, 0):
-        run_once(spark, shop, job)
+        run_job(spark, shop, job)
         follow(spark, shop, table)
         run_sink(spark, shop, copy)
         write(times)
-    run_once(spark, shop, job)  # which reads again what an event has not told
+    run_job(spark, shop, job)  # which reads again what an event has not told
 
     collection = raw_documents(shop)
     assert len(collection) > 15
     assert unequal(raw_rows(spark, job / "current"), collection) == {}
     assert unequal(raw_rows(spark, table / "table"), collection) == {}
     assert unequal(raw_copies(shop), collection) == {}
-    assert differences(spark, shop, job) == {"bronze": set(), "current": set()}
+    assert differences(spark, shop, job) == NO_DIFFERENCE
     shutil.rmtree(job / "current")
     rebuilding.rebuild_current(spark, JobFolder(str(job)))
     assert unequal(raw_rows(spark, job / "current"), collection) == {}
@@ -160,7 +160,7 @@ def test_a_document_that_an_event_does_not_tell_is_read_again(
     orders = shop.orders
     orders.insert_one(doubled(("_id", 7), ("customer", 7), ("a", 1), ("a", 2)))
     orders.update_many({}, {"$set": {"server": {"host": "x"}, "ports": [1]}})
-    run_once(spark, shop, tmp_path, **options)
+    run_job(spark, shop, tmp_path, options=options)
     if options:
         orders.update_one({"_id": 1, "customer": 1}, {"$set": {"server.port": 80}})
         orders.update_one({"_id": 2, "customer": 2}, {"$push": {"ports": 2}})
@@ -169,7 +169,7 @@ def test_a_document_that_an_event_does_not_tell_is_read_again(
         orders.update_one({"_id": 7, "customer": 7}, {"$unset": {"a": 1}})
         told = "a occurs twice"
     orders.update_one({"_id": 0, "customer": 0}, {"$set": {"n": 1}})
-    run_once(spark, shop, tmp_path, **options)
+    run_job(spark, shop, tmp_path, options=options)
     lost = {1, 2} if options else {7}
     found = rows_of(tmp_path, "quarantine")
     assert {json_util.loads(row["key"]) for row in found} == lost
@@ -178,10 +178,10 @@ def test_a_document_that_an_event_does_not_tell_is_read_again(
     assert unequal(raw_rows(spark, tmp_path / "current"), raw_documents(shop)) == {}
     for number in lost:
         orders.update_one({"_id": number, "customer": number}, {"$set": {"n": 3}})
-    run_once(spark, shop, tmp_path, **options)
+    run_job(spark, shop, tmp_path, options=options)
     assert unequal(raw_rows(spark, tmp_path / "current"), raw_documents(shop)) == {}
     assert len(rows_of(tmp_path, "quarantine")) == len(found)
-    assert differences(spark, shop, tmp_path) == {"bronze": set(), "current": set()}
+    assert differences(spark, shop, tmp_path) == NO_DIFFERENCE
     shutil.rmtree(tmp_path / "current")
     rebuilding.rebuild_current(spark, JobFolder(str(tmp_path)))
     assert unequal(raw_rows(spark, tmp_path / "current"), raw_documents(shop)) == {}

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,62 +26,29 @@ from spark_sink.errors import OptionError
 from spark_sink.events.documents import to_document
 from spark_sink.events.positions import AtTime, key_of
 from spark_sink.folders import is_local
-from spark_sink.jobs.job_folder import DEFAULT_TABLES, TRANSACTIONS, JobFolder, JobRecord
+from spark_sink.jobs.job_folder import DEFAULT_TABLES, MESSAGES, TRANSACTIONS, JobFolder, JobRecord
 from spark_sink.jobs.rebuilding import restore_checkpoint
 from spark_sink.jobs.status import lines_of, status_of
-from spark_sink.jobs.tables_job import TablesJob, namespace_options
+from spark_sink.jobs.tables_job import namespace_options
 from spark_sink.signals.state import Request, SignalState
 from spark_sink.snapshot.plan import Progress, SnapshotPlan
 from spark_sink.source.offsets import Offset
 from spark_sink.source.unmatched_names import warn_of_unmatched_names
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.verification.job import verify_job
 from tests.harness.clusters import TestCluster
-from tests.harness.ports import free_port
 from tests.spark.conftest import Shop
+from tests.spark.jobs import (
+    NO_DIFFERENCE,
+    differences,
+    forget_last_commit,
+    rows_of,
+    run_job,
+)
 from tests.spark.quick_session import QUICK
 from tests.spark.test_exactly_once import REPOSITORY, WAIT, Query
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
-
-
-def rows_of(folder: Path, table: str = "bronze") -> list[dict[str, Any]]:
-    """The rows that a reader of Delta tables finds."""
-    if not DeltaTable.is_deltatable(str(folder / table)):
-        return []
-    columns = ["token", "operationType", "documentKey"] if table == "bronze" else None
-    return DeltaTable(folder / table).to_pyarrow_table(columns=columns).to_pylist()
-
-
-def positions_of(folder: Path, table: str) -> list[dict[str, Any]]:
-    """What the commits of a table say, the newest first."""
-    return [*DeltaLog(str(folder / table)).positions().values()]
-
-
-def run_once(
-    spark: SparkSession,
-    shop: Shop,
-    folder: Path,
-    tables: tuple[str, ...] = DEFAULT_TABLES,
-    **options: str,
-) -> None:
-    """Run the job in this process, up to the present."""
-    names = (shop.database,)
-    chosen = {**namespace_options(names), "snapshotMode": "initial", **options}
-    where = JobFolder(str(folder))
-    record = JobRecord(names, chosen, tables)
-    where.begin(record)
-    started = TablesJob(where, record, shop.uri).start(spark, None)
-    started.awaitTermination()
-
-
-def differences(spark: SparkSession, shop: Shop, folder: Path) -> dict[str, set[str]]:
-    """The differences in tables; those of all others have none."""
-    found = verify_job(spark, JobFolder(str(folder)), shop.uri, shown=1000)
-    assert {name: each.remark for name, each in found.items() if each.remark} == {}
-    kinds = {name: {row["difference"] for row in each.first} for name, each in found.items()}
-    return {name: each for name, each in kinds.items() if each or name in DEFAULT_TABLES}
 
 
 @pytest.mark.timeout(900)
@@ -129,7 +95,7 @@ def test_a_job_writes_a_snapshot_and_changes_and_stops_on_a_signal(
     assert {kind: kinds.count(kind) for kind in set(kinds)} == {
         "read": 40, "snapshotEnd": 1, "insert": 21, "update": 1, "delete": 1,
     }  # fmt: skip
-    assert differences(spark, shop, folder) == {"bronze": set(), "current": set()}
+    assert differences(spark, shop, folder) == NO_DIFFERENCE
     assert CurrentTable.existing(str(folder / "current")).read(spark).count() == 60
 
     # Where it stands, without Spark.
@@ -144,7 +110,7 @@ def test_a_job_writes_a_snapshot_and_changes_and_stops_on_a_signal(
 
     # It resumes at its checkpoint, and many small files are compacted into a few.
     shop.insert(10)
-    run_once(spark, shop, folder)
+    run_job(spark, shop, folder)
     tokens = sorted(row["token"] for row in rows_of(folder))
     done = runner.invoke(job, ["compact", "--out", str(folder)])
     assert done.exit_code == 0, done.output
@@ -152,7 +118,7 @@ def test_a_job_writes_a_snapshot_and_changes_and_stops_on_a_signal(
     assert compacted is not None
     assert int(compacted[1]) > int(compacted[2])
     assert sorted(row["token"] for row in rows_of(folder)) == tokens
-    assert differences(spark, shop, folder) == {"bronze": set(), "current": set()}
+    assert differences(spark, shop, folder) == NO_DIFFERENCE
 
     # What has been lost and what has been doubled is found.
     bronze = DeltaTable(folder / "bronze")
@@ -160,6 +126,10 @@ def test_a_job_writes_a_snapshot_and_changes_and_stops_on_a_signal(
     write_deltalake(bronze, events, mode="append")
     bronze.delete(f"namespace = '{shop.database}.items'")
     assert differences(spark, shop, folder)["bronze"] == {"missing", "doubled", "checksum"}
+
+
+def messages_in(folder: Path) -> list[tuple[str, int]]:
+    return sorted((row["token"], row["index"]) for row in rows_of(folder, MESSAGES))
 
 
 def test_a_batch_that_is_repeated_is_in_the_tables_once(
@@ -170,26 +140,23 @@ def test_a_batch_that_is_repeated_is_in_the_tables_once(
     chosen = {"collection.exclude.list": f"{shop.database}[.]items"}
     chosen |= {"field.exclude.list": "*.orders.text", "field.renames": "*.orders.n:count"}
     chosen["onHistoryLost"] = "snapshot"
-    tables = (*DEFAULT_TABLES, TRANSACTIONS)
-    run_once(spark, shop, tmp_path, tables, **chosen)
+    tables, messages = (*DEFAULT_TABLES, TRANSACTIONS, MESSAGES), {"prefix": "p"}
+    run_job(spark, shop, tmp_path, tables, options=chosen, messages=messages)
     shop.insert(10)
     with shop.client.start_session() as session, session.start_transaction():
         for number in (91, 96):  # on both shards
             shop.orders.insert_one({"_id": number, "customer": number % 10}, session=session)
     shop.orders.update_many({}, {"$inc": {"n": 1}})
-    run_once(spark, shop, tmp_path, tables, **chosen)
+    run_job(spark, shop, tmp_path, tables, options=chosen, messages=messages)
     tokens = sorted(row["token"] for row in rows_of(tmp_path))
     # As if killed after the tables were written, and before Spark has committed the batch.
-    commits = tmp_path / "checkpoint" / "commits"
-    last = max(int(file.name) for file in commits.glob("[0-9]*"))
-    for name in DEFAULT_TABLES:
-        position = positions_of(tmp_path, name)[0]
+    last, sent = forget_last_commit(tmp_path), messages_in(tmp_path)
+    for name in (*DEFAULT_TABLES, MESSAGES):
+        position = DeltaLog(str(tmp_path / name)).position()
         assert position["batch"] == last
         assert position["offset"] == JobFolder(str(tmp_path)).offset(last)
-    (commits / str(last)).unlink()
-    (commits / f".{last}.crc").unlink(missing_ok=True)
-    run_once(spark, shop, tmp_path, tables, **chosen)
-    assert (commits / str(last)).exists()
+    run_job(spark, shop, tmp_path, tables, options=chosen, messages=messages)
+    assert (tmp_path / "checkpoint" / "commits" / str(last)).exists()
     # As if the checkpoint were lost: the tables have what it said.
     runner = CliRunner()
     refused = runner.invoke(job, ["rebuild", "--out", str(tmp_path)])
@@ -198,14 +165,16 @@ def test_a_batch_that_is_repeated_is_in_the_tables_once(
     rebuilt = runner.invoke(job, ["rebuild", "--out", str(tmp_path)])
     assert rebuilt.output == f"the checkpoint is that of batch {last}\n"
     shop.insert(1)
-    run_once(spark, shop, tmp_path, tables, **chosen)
+    run_job(spark, shop, tmp_path, tables, options=chosen, messages=messages)
     assert len(rows_of(tmp_path)) == len(tokens) + 1
     tokens = sorted(row["token"] for row in rows_of(tmp_path))
+    assert messages_in(tmp_path)[:-1] == sent
     for name in (*tables, "notifications"):  # each has recognised the batch
-        numbers = [position["batch"] for position in positions_of(tmp_path, name)]
+        positions = DeltaLog(str(tmp_path / name)).positions().values()
+        numbers = [position["batch"] for position in positions]
         assert len(numbers) == len(set(numbers))
     assert sorted(row["token"] for row in rows_of(tmp_path)) == tokens
-    assert differences(spark, shop, tmp_path) == {"bronze": set(), "current": set()}
+    assert differences(spark, shop, tmp_path) == NO_DIFFERENCE
     [row, *_] = CurrentTable.existing(str(tmp_path / "current")).read(spark).collect()
     assert {"_id", "customer", "count"} >= json.loads(row.fullDocument).keys() >= {"_id", "count"}
     [transaction] = rows_of(tmp_path, TRANSACTIONS)
@@ -218,63 +187,19 @@ def test_a_batch_that_is_repeated_is_in_the_tables_once(
     ]  # fmt: skip
 
 
-def test_an_event_that_cannot_be_applied_is_quarantined(
-    tmp_path: Path, shop: Shop, spark: SparkSession
-) -> None:
-    shop.insert(3)
-    start = shop.now()
-    shop.orders.update_many({}, {"$set": {"n": 1}})  # of documents that the table does not have
-    shop.insert(1)
-    options = {"snapshotMode": "no_data", "startAtOperationTime": f"{start.time},{start.inc + 1}"}
-    run_once(spark, shop, tmp_path, **options)
-    found = rows_of(tmp_path, "quarantine")
-    assert sorted(json.loads(row["key"])["$numberInt"] for row in found) == ["0", "1", "2"]
-    assert all("does not have" in row["problem"] for row in found)
-    table = CurrentTable.existing(str(tmp_path / "current"))
-    assert [json.loads(row.fullDocument)["_id"] for row in table.read(spark).collect()] == [3]
-
-    # A later event with the whole document brings it back.
-    shop.orders.replace_one({"_id": 0, "customer": 0}, {"_id": 0, "customer": 0, "n": 2})
-    run_once(spark, shop, tmp_path, **options)
-    table = CurrentTable.existing(str(tmp_path / "current"))
-    numbers = {json.loads(row.fullDocument)["_id"] for row in table.read(spark).collect()}
-    assert numbers == {0, 3}
-    assert len(rows_of(tmp_path, "quarantine")) == 3
-
-
 def test_an_event_without_its_image_does_not_fail_a_tolerant_job(
     tmp_path: Path, shop: Shop, spark: SparkSession
 ) -> None:
     shop.insert(3)
     options = {"fullDocument": "required"}
-    run_once(spark, shop, tmp_path, **options)
+    run_job(spark, shop, tmp_path, options=options)
     shop.orders.update_many({}, {"$set": {"n": 1}})  # the collection stores no images
     shop.insert(1)
     with pytest.raises(StreamingQueryException, match="post-image"):
-        run_once(spark, shop, tmp_path, **options)
-    run_once(spark, shop, tmp_path, **options, **{"errors.tolerance": "all"})
-    assert differences(spark, shop, tmp_path) == {"bronze": set(), "current": set()}
+        run_job(spark, shop, tmp_path, options=options)
+    run_job(spark, shop, tmp_path, options={**options, "errors.tolerance": "all"})
+    assert differences(spark, shop, tmp_path) == NO_DIFFERENCE
     assert rows_of(tmp_path, "quarantine") == []
-
-
-def test_a_router_that_is_down_is_reported_within_seconds(tmp_path: Path) -> None:
-    begun = time.monotonic()
-    uri = f"mongodb://app:secret@127.0.0.1:{free_port()}"
-    command = [sys.executable, "-m", "spark_sink.cli", "run", "shop.orders", "--uri", uri]
-    done = subprocess.run(
-        [*command, "--out", str(tmp_path / "job")],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "cannot be reached: start it, or correct option 'uri'" in done.stderr
-    assert done.stderr.startswith("error: the router at 127.0.0.1:")
-    assert len(done.stderr) <= 508
-    assert "secret" not in done.stderr
-    assert time.monotonic() - begun < 30  # Spark, which takes longer here, has not been started
-    assert not (tmp_path / "job").exists()
 
 
 def test_a_bad_pipeline_is_told_before_spark_starts(
@@ -299,14 +224,10 @@ def test_a_job_goes_on_after_a_power_failure(
 ) -> None:
     """Spark renames files before they are on the disk, so some may be empty or cut."""
     shop.insert(10)
-    run_once(spark, shop, tmp_path)
+    run_job(spark, shop, tmp_path)
     checkpoint = tmp_path / "checkpoint"
     logs = "offsets", "commits"
     kinds: dict[str, tuple[list[str], int]] = {
-        "an offset": (["offsets/{}"], 0),
-        "a commit": (["commits/{}"], 5),
-        "the query's id": (["metadata"], 9),
-        "a checksum": (["offsets/.{}.crc"], 10),
         "checksums of other files": ([f"{log}/.{{}}.crc" for log in logs], -1),
         "both": ([f"{log}/{{}}" for log in logs], 0),
         "all offsets and commits": ([f"{log}/[0-9]*" for log in logs], 0),
@@ -320,8 +241,8 @@ def test_a_job_goes_on_after_a_power_failure(
             path.write_bytes(whole[:length] if length >= 0 else whole[:-1] + b"?")
         shop.insert(5)
         restore_checkpoint(JobFolder(str(tmp_path)))
-        run_once(spark, shop, tmp_path)
-    assert differences(spark, shop, tmp_path) == {"bronze": set(), "current": set()}
+        run_job(spark, shop, tmp_path)
+    assert differences(spark, shop, tmp_path) == NO_DIFFERENCE
     assert len(rows_of(tmp_path)) == 10 + 1 + 5 * len(kinds)
 
 
@@ -402,6 +323,8 @@ def test_lists_that_match_nothing_and_what_has_no_stream_are_told(
             "'snapshotMode': must be",
         ),
         (["status", "--out", "nowhere"], "there is no job in"),
+        (["run", "shop", "--out", "x", "--table", "messages"], "--message prefix=NAME is missing"),
+        (["run", "shop", "--out", "x", "--message", "prefix=p"], "is for --table messages"),
     ],
 )
 def test_invalid_arguments_are_refused(

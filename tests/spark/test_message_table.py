@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,18 +13,17 @@ from bson.timestamp import Timestamp
 from deltalake import DeltaTable
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
-from typer.testing import CliRunner
 
 from spark_sink import read_at
-from spark_sink.cli import job
 from spark_sink.debezium import to_debezium
 from spark_sink.debezium.message_table import MessageTable, table_options
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.jobs.job_folder import BRONZE, CURRENT, MESSAGES, JobFolder, JobRecord
-from spark_sink.jobs.tables_job import TablesJob, appended_table, namespace_options
+from spark_sink.jobs.tables_job import appended_table
 from spark_sink.tables.tasks import read_rows
-from spark_sink.verification.job import verify_job
 from tests.spark.conftest import Shop
+from tests.spark.jobs import run_job
+from tests.spark.test_verification import change_everything
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
@@ -34,28 +32,6 @@ IMAGES = {"fullDocument": "whenAvailable", "fullDocumentBeforeChange": "whenAvai
 _CLOCK = re.compile(r'"ts_(ms|us|ns)":\d+')
 
 Message = tuple[str, str, str | None]
-
-
-def run_once(
-    spark: SparkSession, shop: Shop, folder: Path, tables: tuple[str, ...], **messages: str
-) -> None:
-    """Run the job in this process, up to the present."""
-    options = {**namespace_options([shop.database]), "snapshotMode": "initial", **IMAGES}
-    where = JobFolder(str(folder))
-    record = JobRecord((shop.database,), options, tables, messages=messages)
-    where.begin(record)
-    TablesJob(where, record, shop.uri).start(spark, None).awaitTermination()
-
-
-def change_everything(shop: Shop) -> None:
-    one = {"_id": 11, "customer": 1}
-    shop.orders.insert_one({**one, "n": 1, "text": 'a "quoted" text'})
-    shop.orders.update_one(one, {"$set": {"n": 2}, "$unset": {"text": 1}})
-    shop.orders.replace_one(one, {**one, "m": 3})
-    shop.orders.delete_one(one)
-    with shop.client.start_session() as session, session.start_transaction():
-        for number in (91, 96):  # on both shards
-            shop.orders.insert_one({"_id": number, "customer": number % 10}, session=session)
 
 
 def without_clock(topic: str, key: str, value: str | None) -> Message:
@@ -76,11 +52,10 @@ def written(folder: Path) -> list[Message]:
 @pytest.mark.parametrize(
     "messages",
     [
-        {},
         {"schemas": "true", "tombstones": "false", "naming": "unicode"},
         {"unwrap": json.dumps({"add.fields": "op"})},
     ],
-    ids=["defaults", "schemas", "unwrap"],
+    ids=["schemas", "unwrap"],
 )
 def test_the_table_has_the_messages_of_bronze(
     messages: dict[str, str], tmp_path: Path, shop: Shop, spark: SparkSession
@@ -90,9 +65,9 @@ def test_the_table_has_the_messages_of_bronze(
         "collMod", "orders", changeStreamPreAndPostImages={"enabled": True}
     )
     messages = {"prefix": "shop-1", **messages}
-    run_once(spark, shop, tmp_path, (BRONZE, MESSAGES), **messages)
+    run_job(spark, shop, tmp_path, (BRONZE, MESSAGES), options=IMAGES, messages=messages)
     change_everything(shop)
-    run_once(spark, shop, tmp_path, (BRONZE, MESSAGES), **messages)
+    run_job(spark, shop, tmp_path, (BRONZE, MESSAGES), options=IMAGES, messages=messages)
     rows = read_rows(spark, appended_table(JobFolder(str(tmp_path)), BRONZE).log).orderBy("token")
     options = table_options(messages)
     given = {name: getattr(options, name) for name in ("schemas", "tombstones", "naming")}
@@ -101,37 +76,8 @@ def test_the_table_has_the_messages_of_bronze(
     expected = to_debezium(rows.coalesce(1), "shop-1", **given).collect()
     found = written(tmp_path)
     assert found == [without_clock(*row) for row in expected]
-    assert len(found) == 5 + 4 + 2 + (messages == {"prefix": "shop-1"})  # a tombstone
-
-
-def test_a_repeated_batch_is_in_the_table_once(
-    tmp_path: Path, shop: Shop, spark: SparkSession
-) -> None:
-    """As if the job were killed before Spark commits, and as if the checkpoint were lost."""
-    shop.insert(5)
-    run_once(spark, shop, tmp_path, (MESSAGES,), prefix="p")
-    change_everything(shop)
-    run_once(spark, shop, tmp_path, (MESSAGES,), prefix="p")
-    found = written(tmp_path)
-    commits = tmp_path / "checkpoint" / "commits"
-    last = max(int(file.name) for file in commits.glob("[0-9]*"))
-    for file in (commits / str(last), commits / f".{last}.crc"):
-        file.unlink(missing_ok=True)
-    run_once(spark, shop, tmp_path, (MESSAGES,), prefix="p")
-    assert written(tmp_path) == found
-    shutil.rmtree(tmp_path / "checkpoint")
-    rebuilt = CliRunner().invoke(job, ["rebuild", "--out", str(tmp_path)])
-    assert rebuilt.exit_code == 0, rebuilt.output
-    shop.orders.insert_one({"_id": 17, "customer": 7})
-    run_once(spark, shop, tmp_path, (MESSAGES,), prefix="p")
-    assert written(tmp_path)[:-1] == found
-    assert json.loads(json.loads(written(tmp_path)[-1][1])["id"]) == 17
-    partitions = DeltaTable(tmp_path / MESSAGES).partitions()
-    assert {each["topic"] for each in partitions} == {f"p.{shop.database}.orders"}
-    outcomes = verify_job(spark, JobFolder(str(tmp_path)), shop.uri).values()
-    assert [(each.count, each.remark) for each in outcomes] == [(0, "")] * 2
-    with pytest.raises(OptionError, match="has no table bronze: correct --table"):
-        verify_job(spark, JobFolder(str(tmp_path)), shop.uri, ["bronze"])
+    assert len({topic for topic, _, _ in found}) == 2
+    assert len(found) > 5 + 7 * 3 + 3 * 2
 
 
 def test_messages_and_documents_are_read_as_of_one_time(
@@ -140,14 +86,14 @@ def test_messages_and_documents_are_read_as_of_one_time(
     """Without bronze the current table has the events of whole batches."""
     shop.insert(5)
     tables = (MESSAGES, CURRENT)
-    run_once(spark, shop, tmp_path, tables, prefix="p")
+    run_job(spark, shop, tmp_path, tables, messages={"prefix": "p"})
     shop.insert(5)
-    run_once(spark, shop, tmp_path, tables, prefix="p")
+    run_job(spark, shop, tmp_path, tables, messages={"prefix": "p"})
     shop.insert(1)
     time = shop.now()
     shop.insert(1)  # in the same batch
     for _ in range(2):
-        run_once(spark, shop, tmp_path, tables, prefix="p")
+        run_job(spark, shop, tmp_path, tables, messages={"prefix": "p"})
     found = read_at(spark, str(tmp_path), f"{time.time},{time.inc}")
     assert found[CURRENT].count() == 10
     assert found[MESSAGES].select("key").distinct().count() == 10
@@ -175,21 +121,6 @@ def test_options_of_messages_have_names_in_any_case_and_values_of_their_types() 
     assert (options.prefix, options.tombstones, options.heartbeats) == ("true", False, "false")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--table", "messages"], "--message prefix=NAME is missing"),
-        (["--message", "prefix=p"], "--message is for --table messages"),
-    ],
-)
-def test_the_command_refuses_what_does_not_belong_together(
-    arguments: list[str], message: str, tmp_path: Path
-) -> None:
-    result = CliRunner().invoke(job, ["run", "shop", "--out", str(tmp_path / "job"), *arguments])
-    assert result.exit_code == 2
-    assert message in " ".join(result.output.split())
-
-
 def test_a_job_keeps_the_options_of_its_messages(tmp_path: Path) -> None:
     folder = JobFolder(str(tmp_path))
     offsets = tmp_path / "checkpoint" / "offsets"
@@ -208,16 +139,17 @@ def test_the_properties_of_a_transform_may_be_corrected(
     tmp_path: Path, shop: Shop, spark: SparkSession
 ) -> None:
     """A document that is no event of an outbox stops the job, with this remedy."""
-    run_once(spark, shop, tmp_path, (MESSAGES,), prefix="p", outbox="{}")
+    prefix = {"prefix": "p"}
+    run_job(spark, shop, tmp_path, (MESSAGES,), messages={**prefix, "outbox": "{}"})
     made = {"aggregateid": 1, "payload": "made", "kind": "order"}
     shop.orders.insert_one({"_id": 1, "customer": 1, **made})
     with pytest.raises(StreamingQueryException, match="Correct the options of outbox"):
-        run_once(spark, shop, tmp_path, (MESSAGES,), prefix="p", outbox="{}")
+        run_job(spark, shop, tmp_path, (MESSAGES,), messages={**prefix, "outbox": "{}"})
     corrected = json.dumps({"route.by.field": "kind"})
-    run_once(spark, shop, tmp_path, (MESSAGES,), prefix="p", outbox=corrected)
+    run_job(spark, shop, tmp_path, (MESSAGES,), messages={**prefix, "outbox": corrected})
     assert written(tmp_path) == [("outbox.event.order", "1", '"made"')]
     with pytest.raises(OptionError, match="has --message outbox, prefix=p, not prefix=p: start"):
-        run_once(spark, shop, tmp_path, (MESSAGES,), prefix="p")
+        run_job(spark, shop, tmp_path, (MESSAGES,), messages=prefix)
 
 
 EVENT = {

@@ -21,8 +21,8 @@ from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.point_in_time import versions_at
 from spark_sink.tables.current_table import CurrentTable
 from tests.spark.conftest import Shop
+from tests.spark.jobs import rows_of, run_job
 from tests.spark.test_current_tables import change_at_random, collections_of, documents_in
-from tests.spark.test_job import rows_of, run_once
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
@@ -37,7 +37,7 @@ def test_all_tables_are_read_as_of_one_time_and_made_again(
     folder = tmp_path / "job"
     before = shop.now()
     shop.insert(20)
-    run_once(spark, shop, folder)
+    run_job(spark, shop, folder)
     moments: list[tuple[Timestamp, dict[tuple[str, str], dict[str, Any]]]] = []
 
     def remember() -> None:
@@ -50,15 +50,15 @@ def test_all_tables_are_read_as_of_one_time_and_made_again(
         change_at_random(shop, seed, 12)
         remember()  # within a batch
         change_at_random(shop, 10 + seed, 12)
-        run_once(spark, shop, folder, maxEventsPerTrigger="20")
+        run_job(spark, shop, folder, options={"maxEventsPerTrigger": "20"})
     shop.written += 5  # some writes at random are upserts
     shop.client[shop.database].items.insert_one({"_id": 1})
     shop.client[shop.database].items.rename("things")
-    run_once(spark, shop, folder)
+    run_job(spark, shop, folder)
     shop.insert(1)
     with pytest.raises(StreamError, match=r"have reached .* only"):
         versions_at(JobFolder(str(folder)), shop.now())
-    run_once(spark, shop, folder)
+    run_job(spark, shop, folder)
     where = JobFolder(str(folder))
 
     for time, documents in moments:
@@ -98,7 +98,7 @@ def test_all_tables_are_read_as_of_one_time_and_made_again(
     assert rebuilding.lacks_current(where)
     rebuilding.rebuild_current(spark, where)
     shop.insert(3)
-    run_once(spark, shop, folder)
+    run_job(spark, shop, folder)
     current = CurrentTable.existing(str(folder / "current")).read(spark)
     assert documents_in(current) == collections_of(shop)
     assert not rows_of(folder, "quarantine")

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pyarrow.parquet as pq
 import pytest
+from pyspark import cloudpickle
 from pyspark.sql import SparkSession
+from pyspark.sql.datasource import CaseInsensitiveDict
+
+from spark_sink import register
+from spark_sink.options.stream_options import parse_options
+from spark_sink.session.spark_session import _DYNAMIC
 
 pytestmark = pytest.mark.xdist_group("spark")  # one Spark
 
@@ -38,3 +45,26 @@ def test_a_progress_bar_is_drawn_on_terminals_only(spark: SparkSession) -> None:
 def _columns(path: Path) -> list[pq.ColumnChunkMetaData]:
     group = pq.ParquetFile(path).metadata.row_group(0)
     return [group.column(number) for number in range(group.num_columns)]
+
+
+def test_a_batch_of_a_snapshot_has_two_tasks_for_each_core() -> None:
+    """Spark's planner has no session: the class that is registered has the number."""
+    for conf, tasks in (
+        ({}, 6),
+        ({"spark.executor.instances": "5", "spark.executor.cores": "4"}, 40),
+        ({"spark.cores.max": "16"}, 32),
+        ({"spark.dynamicAllocation.enabled": "true", _DYNAMIC: "100"}, 200),
+    ):
+        spark = MagicMock()
+        spark.sparkContext.pythonExec = sys.executable
+        spark.sparkContext.defaultParallelism = 3
+        spark.sparkContext.getConf.return_value.get = lambda name, default, c=conf: c.get(
+            name, default
+        )
+        spark.conf.get.return_value = ""
+        register(spark)
+        [source] = spark.dataSource.register.call_args.args
+        source = cloudpickle.loads(cloudpickle.dumps(source))
+        for given, expected in (({}, tasks), ({"snapshottasks": "9"}, 9)):
+            options = CaseInsensitiveDict({"uri": "mongodb://127.0.0.1:1/", **given})
+            assert parse_options(source(options).options).snapshot.tasks == expected

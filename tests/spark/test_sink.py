@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import shutil
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -26,8 +24,8 @@ from spark_sink.sink.changes import (
 )
 from tests.doubles.event_history import event_token
 from tests.spark.conftest import Shop
+from tests.spark.jobs import forget_last_commit
 from tests.spark.test_current_tables import change_at_random
-from tests.spark.test_exactly_once import Query
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
@@ -50,7 +48,7 @@ def orders(shop: Shop) -> dict[Any, dict[str, Any]]:
 
 def run(spark: SparkSession, shop: Shop, checkpoint: Path, **options: str) -> None:
     """Copy the orders up to the present."""
-    source = {"snapshotMode": "initial", "maxEventsPerTrigger": "60"}
+    source = {"snapshotMode": "initial", "snapshotChunkRows": "20"}
     source |= {name: text for name, text in options.items() if name in ("fullDocument",)}
     sink = {name: text for name, text in options.items() if name not in source}
     events = spark.readStream.format("mergerouter").options(
@@ -74,13 +72,10 @@ def test_a_copy_equals_its_collection_and_repeated_batches_change_nothing(
 
     # As if killed before the last batches were committed, and then once more.
     before = copied(shop, keeps_tokens=True)
-    commits = tmp_path / "checkpoint" / "commits"
     for _ in range(2):
-        last = max(int(file.name) for file in commits.glob("[0-9]*"))
-        (commits / str(last)).unlink()
-        (commits / f".{last}.crc").unlink(missing_ok=True)
+        last = forget_last_commit(tmp_path)
         run(spark, shop, tmp_path / "checkpoint")
-        assert (commits / str(last)).exists()
+        assert (tmp_path / "checkpoint" / "commits" / str(last)).exists()
         assert copied(shop, keeps_tokens=True) == before
 
 
@@ -149,34 +144,6 @@ def test_rows_of_other_origin_are_written_by_key_and_token(spark: SparkSession, 
             uri=shop.uri, database=shop.database, collection="copy"
         ).save()
     assert "the sink requires the column token" in str(caught.value)
-
-
-@pytest.mark.timeout(900)
-def test_a_query_that_is_killed_while_it_writes_leaves_an_equal_copy(
-    tmp_path: Path, shop: Shop
-) -> None:
-    chance = random.Random(5)
-    shop.insert(1000)
-    query = Query(shop, tmp_path)
-    copy = shop.client[shop.database].copy
-    try:
-        for _ in range(2):
-            query.start("sink")
-            known = copy.count_documents({})
-
-            def writes(known: int = known) -> bool:
-                return copy.count_documents({}) > known
-
-            query.wait_for(writes)  # in the middle of a batch
-            query.kill()
-            shop.insert(1000)
-            change_at_random(shop, chance.randrange(1000), 100)
-        query.start("sink")
-        query.wait_for(lambda: copied(shop) == orders(shop))
-    finally:
-        query.kill()
-    assert copied(shop) == orders(shop)
-    shutil.rmtree(tmp_path / "checkpoint")
 
 
 def token(second: int, tick: int = 1) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from bson.timestamp import Timestamp
@@ -19,7 +19,7 @@ from spark_sink.options.snapshot_options import (
     SnapshotPolicy,
 )
 from spark_sink.options.stream_options import parse_options
-from spark_sink.snapshot.plan import Chunk, Collection, SnapshotPlan
+from spark_sink.snapshot.plan import SnapshotPlan
 from spark_sink.snapshot.planner import SnapshotDecision
 from spark_sink.source.tasks import SnapshotEnd, snapshot_tasks
 from spark_sink.tables.prepare import ddl_event_of
@@ -33,7 +33,7 @@ URI = "mongodb://127.0.0.1:27020"
 BASED = "snapshot.mode.configuration.based"
 CUSTOM = "tests.spark.snapshot_choices"
 POSITION = AtTime(Timestamp(100, 1))
-UNFINISHED = SnapshotPlan(Timestamp(99, 1), current=Chunk(Collection("db", "c")))
+UNFINISHED = SnapshotPlan(Timestamp(99, 1))
 
 
 def parsed(**options: str) -> SnapshotOptions:
@@ -99,20 +99,8 @@ def test_a_mode_can_be_configured_by_options(true: list[str], policy: SnapshotPo
         ({"snapshot.delay.ms": "soon"}, "must be a number of milliseconds, not 'soon'"),
         ({"snapshot.include.collection.list": "("}, "is not a regular expression"),
         (
-            {"snapshotMode": "custom", "snapshot.mode.custom.name": "a:b", "resumeAfter": "1"},
-            "not a resume token",
-        ),
-        (
             {"snapshotMode": "custom", "snapshot.mode.custom.name": "a:b", "startAfter": "82"},
             "not a resume token",
-        ),
-        (
-            {
-                "snapshotMode": "custom",
-                "snapshot.mode.custom.name": "a:b",
-                "startAtOperationTime": "5",
-            },
-            "a snapshot fixes",
         ),
     ],
 )
@@ -220,28 +208,13 @@ def test_a_custom_mode_decides_at_each_start(shop: Shop) -> None:
         assert numbers(again, "r") == list(range(25))
 
 
-def test_a_mode_of_options_reads_documents_and_no_events(shop: Shop) -> None:
-    shop.insert(20)
-    mode = {"snapshot.mode": "configuration_based", f"{BASED}.snapshot.data": "true"}
-    with batches(given(shop) | mode) as query:
-        query.until(lambda: "snapshotEnd" in query.kinds(), "the snapshot")
-        shop.insert(5)
-        assert query.next() == []
-        assert numbers(query, "r") == list(range(20))
-
-
-def test_no_snapshot_begins_before_the_end_of_its_delay(shop: Shop) -> None:
-    with batches(given(shop, snapshot_mode="initial", snapshot_delay_ms="3600000")) as query:
-        assert query.next() == []
-        assert query.offset == query.reader.initialOffset()
-
-
 def test_a_snapshot_without_collections_has_no_end_row() -> None:
-    options = parse_options({"uri": URI})
-    plan = SnapshotPlan(Timestamp(100, 1), ended=True)
-    for only, ends in ((None, [()]), ((("db", "c"),), [(("db", "c"),)]), ((), [])):
-        written = from_json(SnapshotPlan, to_json(replace(plan, only=only)))
-        tasks = snapshot_tasks(written, options)
+    plan = from_json(SnapshotPlan, to_json(SnapshotPlan(Timestamp(100, 1), end=None, ended=True)))
+    lists = {"snapshot.include.collection.list": "db.*"}
+    for given, found, ends in (({}, [], [()]), (lists, [("db", "c")], [(("db", "c"),)]),
+                               (lists, [], [])):  # fmt: skip
+        options, planner = parse_options({"uri": URI, **given}), Mock(names=lambda _, f=found: f)
+        tasks = snapshot_tasks(plan, options, planner)
         assert [task.collections for task in tasks if isinstance(task, SnapshotEnd)] == ends
 
 

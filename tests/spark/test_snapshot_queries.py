@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -15,7 +14,6 @@ from spark_sink.batches.batch_planner import BatchPlanner
 from spark_sink.errors import HistoryLostError
 from spark_sink.events.positions import AtTime
 from spark_sink.options.stream_options import parse_options
-from spark_sink.snapshot.reader import SnapshotTask
 from spark_sink.source.offsets import Offset
 from spark_sink.source.stream_reader import MergerouterStreamReader
 from spark_sink.source.tasks import SnapshotEnd
@@ -33,15 +31,6 @@ def options(shop: Shop, **more: object) -> dict[str, str]:
 def identifiers(frame: DataFrame, op: str) -> list[int]:
     rows = frame.where(frame.op == op).select("documentKey").collect()
     return sorted(json.loads(row.documentKey)["_id"] for row in rows)
-
-
-def run(spark: SparkSession, folder: Path, given: dict[str, str]) -> DataFrame:
-    """One run of a query to the present; all rows that it has written so far."""
-    frame = spark.readStream.format("mergerouter").options(**given).load()
-    writer = frame.writeStream.format("parquet").option("path", str(folder / "rows"))
-    writer = writer.option("checkpointLocation", str(folder / "checkpoint"))
-    writer.trigger(availableNow=True).start().awaitTermination()
-    return spark.read.parquet(str(folder / "rows"))
 
 
 def test_batch_reads_of_documents_and_of_changes(spark: SparkSession, shop: Shop) -> None:
@@ -69,44 +58,6 @@ def test_batch_reads_of_documents_and_of_changes(spark: SparkSession, shop: Shop
     ):
         with pytest.raises(AnalysisException, match=message):
             read(**given).count()
-
-
-def test_a_stream_continues_from_the_time_of_its_snapshot(
-    spark: SparkSession, shop: Shop, tmp_path: Path
-) -> None:
-    shop.insert(200)
-    given = options(shop, snapshotMode="initial", maxEventsPerTrigger=60, documents="json")
-    rows = run(spark, tmp_path, given)
-    assert identifiers(rows, "r") == list(range(200))
-    assert rows.where("operationType = 'snapshotEnd'").count() == 1
-    assert rows.where("snapshot").count() == 200
-    batches = sorted(
-        (tmp_path / "checkpoint" / "offsets").glob("[0-9]*"), key=lambda p: int(p.name)
-    )
-    assert len(batches) >= 4
-    assert "bounds" in json.loads(batches[1].read_text().splitlines()[-1])["snapshot"]
-    shop.orders.delete_one({"_id": 3})
-    shop.insert(10)
-    rows = run(spark, tmp_path, given)
-    assert identifiers(rows, "r") == list(range(200))
-    assert identifiers(rows, "c") == list(range(200, 210))
-    assert identifiers(rows, "d") == [3]
-
-
-def test_a_snapshot_alone_and_one_at_every_start(
-    spark: SparkSession, shop: Shop, tmp_path: Path
-) -> None:
-    shop.insert(20)
-    alone, always = tmp_path / "alone", tmp_path / "always"
-    for _ in range(2):
-        rows = run(spark, alone, options(shop, snapshotMode="initial_only"))
-        shop.insert(5)
-    assert identifiers(rows, "r") == list(range(20))
-    assert rows.count() == 21
-    run(spark, always, options(shop, snapshotMode="always"))
-    shop.insert(5)
-    rows = run(spark, always, options(shop, snapshotMode="always"))
-    assert identifiers(rows, "r") == sorted([*range(30), *range(35)])
 
 
 @pytest.mark.parametrize(
@@ -141,7 +92,7 @@ def test_a_lost_history_is_replaced_by_a_snapshot_if_an_option_says_so(
             reader.latestOffset(last, ReadAllAvailable())  # and not snapshots for ever
     finally:
         reader.stop()
-    assert [type(partition.value) for partition in parts] == [SnapshotTask, SnapshotEnd]
+    assert [type(partition.value) for partition in parts] == [tuple, SnapshotEnd]
     reader = MergerouterStreamReader(chosen, 0.0)
     try:
         assert Offset.read(reader.latestOffset(last, ReadAllAvailable())).running is not None

@@ -88,11 +88,6 @@ def test_a_pipeline_runs_on_the_shards_and_hidden_events_are_skipped(
     assert [json.loads(row["fullDocument"])["_id"] % 10 for row in rows] == [4, 5] * 5
 
 
-def test_bad_options_fail_before_the_query_starts(spark: SparkSession, shop: Shop) -> None:
-    with pytest.raises(AnalysisException, match="'collection' requires option 'database'"):
-        stream(spark, shop, collection="orders")
-
-
 def test_a_server_s_refusal_is_told_before_a_query_starts(spark: SparkSession, shop: Shop) -> None:
     with pytest.raises(AnalysisException, match=r"\$group"):
         stream(spark, shop, pipeline='[{"$group": {"_id": 1}}]')

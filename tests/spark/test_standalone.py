@@ -20,8 +20,8 @@ from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.session.java_runtime import find_java
 from spark_sink.verification.job import verify_job
 from tests.spark.conftest import Shop
+from tests.spark.jobs import rows_of
 from tests.spark.test_exactly_once import REPOSITORY, WAIT, Query
-from tests.spark.test_job import rows_of
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 

@@ -7,10 +7,9 @@ from decimal import Decimal
 
 import pytest
 from bson.decimal128 import Decimal128
-from pyspark.errors import AnalysisException, PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.functions import count
-from pyspark.sql.types import DecimalType, LongType, StructType
+from pyspark.sql.types import DecimalType, StructType
 
 from spark_sink import infer_schema, parse_documents
 from spark_sink.errors import OptionError
@@ -73,15 +72,6 @@ def test_a_stream_has_structs_and_counts_what_does_not_fit(
     assert "s3cret" not in str(query.recentProgress)
 
 
-def test_a_snapshot_accepts_a_schema_as_json(spark: SparkSession, shop: Shop) -> None:
-    write(shop)
-    schema = StructType().add("_id", LongType(), nullable=False).json()
-    options = typed(shop, schema, unknownFields="ignore", mode="snapshot")
-    found = spark.read.format("mergerouter").options(**options).load()
-    rows = found.select("fullDocument._id", "_rescued").collect()
-    assert sorted(tuple(row) for row in rows) == [(1, None), (2, None), (3, None)]
-
-
 def test_rows_of_json_are_parsed_later(spark: SparkSession, shop: Shop) -> None:
     write(shop)
     options = {"uri": shop.uri, "database": shop.database, "collection": "items"}
@@ -120,17 +110,3 @@ def test_a_schema_is_inferred_from_a_collection(spark: SparkSession, shop: Shop)
         infer_schema(uri=shop.uri, database=shop.database)
     with pytest.raises(OptionError, match=r"has no documents"):
         infer_schema(**{**options, "collection": "nothing"})
-
-
-def load(spark: SparkSession, shop: Shop, schema: str) -> DataFrame:
-    options = typed(shop, schema, mode="snapshot")
-    return spark.read.format("mergerouter").options(**options).load()
-
-
-def test_invalid_schemas_are_refused(spark: SparkSession, shop: Shop) -> None:
-    with pytest.raises(AnalysisException, match="'documentSchema': every field may be missing"):
-        load(spark, shop, "n BIGINT NOT NULL")
-    with pytest.raises(PySparkException, match="'NUMBER', the type of 'n', is no type of Spark"):
-        load(spark, shop, "n NUMBER OF THINGS")
-    with pytest.raises(PySparkException, match="documents cannot be read as float"):
-        load(spark, shop, "n FLOAT").collect()

@@ -16,24 +16,20 @@ from deltalake import DeltaTable
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from spark_sink.batches.read_task import ReadTask
-from spark_sink.debezium import to_debezium
 from spark_sink.errors import HistoryLostError
-from spark_sink.events.positions import AtTime, Token
+from spark_sink.events.positions import AtTime
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.rebuilding import leave_out_lost, restore_checkpoint, seek
 from spark_sink.jobs.tables_job import TablesJob, namespace_options, take_over
-from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.state import SignalState
 from spark_sink.source.offsets import Offset
-from spark_sink.source.tasks import read_task
 from spark_sink.tables.current_table import CurrentTable
 from tests.harness.clusters import on_real_servers, start_real_cluster
 from tests.harness.routers import start_router
 from tests.harness.server_settings import ServerSettings
 from tests.spark.batches import batches
 from tests.spark.conftest import Shop
-from tests.spark.test_job import differences, rows_of, run_once
+from tests.spark.jobs import NO_DIFFERENCE, differences, rows_of, run_job
 from tests.spark.test_verification import TABLES
 
 pytestmark = [
@@ -93,19 +89,19 @@ def test_an_event_that_cannot_be_read_goes_to_the_quarantine(
     tmp_path: Path, shop: Shop, spark: SparkSession
 ) -> None:
     insert_odd(shop)  # a snapshot reads them
-    run_once(spark, shop, tmp_path)
+    run_job(spark, shop, tmp_path)
     insert_odd(shop)
     number = insert_unreadable(shop)
     shop.insert(3)
     with pytest.raises(StreamingQueryException) as failed:
-        run_once(spark, shop, tmp_path)
+        run_job(spark, shop, tmp_path)
     told = str(failed.value)
     assert f"an event of {shop.database}.orders cannot be read: set errors.tolerance=all" in told
     assert f'"_id": {{"$numberInt": "{number}"}}' in told
     assert ", token 82" in told
 
-    run_once(spark, shop, tmp_path, **TOLERANT)  # the batch that has failed
-    run_once(spark, shop, tmp_path, **TOLERANT)
+    run_job(spark, shop, tmp_path, options=TOLERANT)  # the batch that has failed
+    run_job(spark, shop, tmp_path, options=TOLERANT)
     [quarantined] = DeltaTable(tmp_path / "quarantine").to_pyarrow_table().to_pylist()
     assert "cannot be read" in quarantined["problem"]
     [row] = [each for each in rows_of(tmp_path) if each["token"] == quarantined["token"]]
@@ -116,93 +112,29 @@ def test_an_event_that_cannot_be_read_goes_to_the_quarantine(
     assert bronze["event"] == quarantined["event"]
     assert RawBSONDocument(bronze["event"])["_id"]["_data"] == quarantined["token"]
     assert current(spark, tmp_path) == set(range(shop.written)) - {number}
-    assert differences(spark, shop, tmp_path) == {"bronze": set(), "current": set()}
+    assert differences(spark, shop, tmp_path) == NO_DIFFERENCE
 
     # A later event with the whole document brings it back, an update of it does not.
     shop.orders.update_one({"_id": number}, {"$set": {"n": 1}})
-    run_once(spark, shop, tmp_path, **TOLERANT)
+    run_job(spark, shop, tmp_path, options=TOLERANT)
     assert number not in current(spark, tmp_path)
     shop.orders.replace_one({"_id": number}, {"_id": number, "customer": number % 10})
-    run_once(spark, shop, tmp_path, **TOLERANT)
+    run_job(spark, shop, tmp_path, options=TOLERANT)
     assert number in current(spark, tmp_path)
-    assert differences(spark, shop, tmp_path) == {"bronze": set(), "current": set()}
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"documents": "raw"},
-        {"documents": "typed", "documentSchema": "_id INT, s STRING", **TOLERANT},
-        {"jsonFormat": "canonical", **TOLERANT},
-    ],
-    ids=str,
-)
-def test_documents_that_cannot_be_read_in_every_form(
-    tmp_path: Path, shop: Shop, spark: SparkSession, options: dict[str, str]
-) -> None:
-    insert_odd(shop)
-    numbers = {insert_unreadable(shop)}
-    run_once(spark, shop, tmp_path, **options)
-    numbers.add(insert_unreadable(shop))
-    insert_odd(shop)
-    run_once(spark, shop, tmp_path, **options)
-    assert current(spark, tmp_path) == set(range(shop.written)) - numbers
-    assert len(rows_of(tmp_path, "quarantine")) == 2
-    assert differences(spark, shop, tmp_path) == {"bronze": set(), "current": set()}
-
-
-def test_a_batch_planned_before_large_events_are_split_has_the_same_events(shop: Shop) -> None:
-    with pymongo.MongoClient[RawBSONDocument](shop.uri, document_class=RawBSONDocument) as client:
-        with client[shop.database].watch() as stream:
-            shop.insert(20)
-            tokens = [stream.next()["_id"] for _ in range(20)]
-        begin, middle, end = (Token({"_data": tokens[at]["_data"]}) for at in (4, 9, 19))
-    read = {}
-    for tolerance in ("none", "all"):
-        given = {"uri": shop.uri, "database": shop.database, "errors.tolerance": tolerance}
-        options = parse_options(given)
-        for shard in (None, *(f"shard{number}" for number in range(2))):
-            parts = [
-                [row for batch in read_task(ReadTask(start, stop, shard), options)
-                 for row in batch["documentKey"].to_pylist()]
-                for start, stop in ((begin, middle), (middle, end))
-            ]  # fmt: skip
-            read[tolerance, shard] = parts
-    assert [len(each) for each in read["none", None]] == [5, 10]
-    for shard in (None, "shard0", "shard1"):
-        assert read["none", shard] == read["all", shard]
-
-
-def test_a_job_without_a_current_table_has_a_quarantine(
-    tmp_path: Path, shop: Shop, spark: SparkSession
-) -> None:
-    insert_odd(shop)
-    number = insert_unreadable(shop)
-    run_once(spark, shop, tmp_path, tables=("bronze",), **TOLERANT)
-    [row] = DeltaTable(tmp_path / "quarantine").to_pyarrow_table().to_pylist()
-    assert json.loads(row["key"])["_id"] == number
-    assert row["problem"]
-
-
-def test_messages_leave_out_what_cannot_be_read(shop: Shop, spark: SparkSession) -> None:
-    insert_odd(shop)
-    insert_unreadable(shop)
-    options = {"uri": shop.uri, "database": shop.database, "mode": "snapshot", **TOLERANT}
-    rows = spark.read.format("mergerouter").options(**options).load()
-    assert to_debezium(rows, "p").count() == len(ODD)
+    assert differences(spark, shop, tmp_path) == NO_DIFFERENCE
 
 
 def test_rows_from_before_large_events_are_split_are_verified(
     tmp_path: Path, shop: Shop, spark: SparkSession
 ) -> None:
     """Servers of 6.0 give the events of both streams other tokens."""
-    run_once(spark, shop, tmp_path)
+    run_job(spark, shop, tmp_path)
     shop.insert(5)
-    run_once(spark, shop, tmp_path)
+    run_job(spark, shop, tmp_path)
     shop.insert(5)
-    run_once(spark, shop, tmp_path, **TOLERANT)
-    run_once(spark, shop, tmp_path, **TOLERANT)
-    assert differences(spark, shop, tmp_path) == {"bronze": set(), "current": set()}
+    run_job(spark, shop, tmp_path, options=TOLERANT)
+    run_job(spark, shop, tmp_path, options=TOLERANT)
+    assert differences(spark, shop, tmp_path) == NO_DIFFERENCE
 
 
 def insert_at_once(shop: Shop, *numbers: int) -> None:
@@ -247,7 +179,7 @@ def test_a_batch_in_progress_whose_events_are_lost_is_left_out(
         start(spark, shop, after, "when_needed")
         # Jobs that were killed in the batch, when some of the tables had it.
         killed = {}
-        for count, tables in enumerate(((), ("bronze",), ("bronze", "messages", "current"))):
+        for count, tables in enumerate((("bronze",), ("bronze", "messages", "current"))):
             killed[tables] = tmp_path / str(count)
             shutil.copytree(before, killed[tables])
             for name in tables:
@@ -266,10 +198,10 @@ def test_a_batch_in_progress_whose_events_are_lost_is_left_out(
             start(spark, shop, folder, "when_needed")
             told = capsys.readouterr().err
             assert told.count("the oplogs have lost events of the batch in progress") == 1
-            assert differences(spark, shop, folder) == {"bronze": set(), "current": set()}, tables
+            assert differences(spark, shop, folder) == NO_DIFFERENCE, tables
             shop.insert(3)
             start(spark, shop, folder, "when_needed")
-            assert differences(spark, shop, folder) == {"bronze": set(), "current": set()}, tables
+            assert differences(spark, shop, folder) == NO_DIFFERENCE, tables
 
         # By default the job fails until a user has set it to the present.
         for _ in range(2):
@@ -279,7 +211,7 @@ def test_a_batch_in_progress_whose_events_are_lost_is_left_out(
         seek(JobFolder(str(asking)), f"{now.time},{now.inc}")
         for _ in range(2):
             start(spark, shop, asking, "initial")
-            assert differences(spark, shop, asking) == {"bronze": set(), "current": set()}
+            assert differences(spark, shop, asking) == NO_DIFFERENCE
             shop.insert(3)
 
 

@@ -15,9 +15,9 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from spark_sink.cli import job
-from spark_sink.jobs.job_folder import BRONZE, CURRENT, MESSAGES, TRANSACTIONS, JobFolder, JobRecord
-from spark_sink.jobs.tables_job import TablesJob, namespace_options
+from spark_sink.jobs.job_folder import BRONZE, CURRENT, MESSAGES, TRANSACTIONS
 from tests.spark.conftest import Shop
+from tests.spark.jobs import run_job
 from tests.unit.spark_sink.verification.test_checksums import other
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
@@ -32,11 +32,7 @@ OPTIONS: list[dict[str, str]] = [
 
 def run_once(spark: SparkSession, shop: Shop, folder: Path, **options: str) -> None:
     """Run a job with all tables in this process, up to the present."""
-    chosen = {**namespace_options([shop.database]), "snapshotMode": "initial", **options}
-    where = JobFolder(str(folder))
-    record = JobRecord((shop.database,), chosen, TABLES, messages={"prefix": "p"})
-    where.begin(record)
-    TablesJob(where, record, shop.uri).start(spark, None).awaitTermination()
+    run_job(spark, shop, folder, TABLES, options=options, messages={"prefix": "p"})
 
 
 def change_everything(shop: Shop) -> None:

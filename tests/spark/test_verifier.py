@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
-import bson
 import pandas
 import pytest
-from deltalake import DeltaTable
-from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from spark_sink.errors import OptionError
 from spark_sink.jobs.commands import Rounds
@@ -18,13 +14,9 @@ from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.progress import JobMetrics
 from spark_sink.jobs.status import lines_of, status_of
 from spark_sink.options.stream_options import parse_options
-from spark_sink.source.stream_reader import MergerouterStreamReader
-from spark_sink.tables.current_table import CurrentTable
-from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.log_state import Batch
-from spark_sink.tables.staged_changes import ChangeStage
 from spark_sink.verification.verifier import Verifier
 from tests.harness.until import wait_for
+from tests.spark.batches import TableQuery
 from tests.spark.conftest import Shop
 from tests.spark.test_current_tables import change_at_random, collections_of, damage
 
@@ -40,17 +32,14 @@ class QuickJob:
         options |= {"idleAdvanceSeconds": "1", "signalFolder": folder.signals}
         folder.begin(JobRecord((shop.database,)))
         self.verifier = Verifier(folder, options, Rounds(1.0, 100_000, True), metrics.add_round)
-        self._reader = MergerouterStreamReader(parse_options(options), 0.0)
-        self._target = folder.table("current")
-        last = DeltaLog(self._target).position()
-        self._offset = last.get("offset") or self._reader.initialOffset()
-        self._number = last.get("batch", -1)
+        parsed, target = parse_options(options), folder.table("current")
+        self.query = TableQuery(parsed, target, most=10_000, findings=self.verifier.findings)
 
     def until(self, done: Callable[[], object], what: str) -> None:
         """Run batches until a condition is true."""
 
         def is_done() -> bool:
-            self._next()
+            self.query.batch()
             return bool(done())
 
         with self.verifier:
@@ -58,21 +47,7 @@ class QuickJob:
 
     def close(self) -> None:
         """Close the cursors."""
-        self._reader.stop()
-
-    def _next(self) -> None:
-        end = json.loads(json.dumps(self._reader.latestOffset(self._offset, ReadMaxRows(10_000))))
-        if end == self._offset:
-            return
-        stage = ChangeStage(self._target, tolerant=True)
-        for partition in self._reader.partitions(self._offset, end):
-            for rows in self._reader.read(partition):
-                stage.add(rows)
-        self._offset, self._number = end, self._number + 1
-        batch = Batch("q", self._number, end, verified=self.verifier.findings.found)
-        changes = [stage.close(), *self.verifier.findings.removals()]
-        CurrentTable(self._target).apply_staged(None, changes, batch)
-        self._reader.commit(end)
+        self.query.reader.stop()
 
 
 def damaged(rows: pandas.DataFrame) -> pandas.DataFrame:
@@ -123,10 +98,7 @@ def test_differences_are_found_and_repaired(
     assert "repair: 1 differences now, " in capsys.readouterr().err
     told = lines_of(status_of(str(tmp_path)))
     assert any(line.startswith("verified    through ") for line in told)
-    rows = DeltaTable(folder.table("current")).to_pyarrow_table().to_pylist()
-    table = {(row["collection"], row["key"]): bson.decode(row["document"]) for row in rows}
-    assert len(table) == len(rows)
-    assert table == collections_of(shop)
+    assert job.query.table == collections_of(shop)
     assert (metrics.registry.get_sample_value("mergerouter_job_differences_total") or 0) >= 4
 
 

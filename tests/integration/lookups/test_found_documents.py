@@ -13,7 +13,6 @@ from tests.harness.clusters import Client, TestCluster, on_real_servers
 from tests.harness.routers import RouterProcess
 from tests.harness.until import PATIENCE
 from tests.integration.lookups.both import (
-    LOOKUP,
     Both,
     Data,
     documents,
@@ -21,7 +20,6 @@ from tests.integration.lookups.both import (
     since,
     spread,
     tick,
-    updates,
 )
 
 
@@ -118,40 +116,6 @@ def test_documents_of_a_recreated_collection_are_not_returned(both: Both, db: Da
     db.a.insert_one({"_id": 1, "other": True})
     db.b.rename("c")
     assert documents(both.read(db.name, options=since(start))) == [None, None]
-
-
-def test_transactions_updates_are_looked_up(both: Both, db: Data, cluster: TestCluster) -> None:
-    spread(db, cluster)
-    db.a.insert_many([{"_id": k, "k": k} for k in (1, 2, 11, 12)])
-    db.b.insert_one({"_id": 1})
-    start = tick(db.client)
-    with db.client.start_session() as session, session.start_transaction():
-        for v in range(2):
-            for k in (1, 2, 11, 12):
-                db.a.update_one({"_id": k, "k": k}, {"$set": {"v": v}}, session=session)
-        db.b.update_one({"_id": 1}, {"$set": {"v": 1}}, session=session)
-    events = both.read(db.name, options=since(start))
-    assert len(updates(events)) == 9
-    assert all("lsid" in event and "txnNumber" in event for event in events)
-    for event in updates(events):
-        assert event["fullDocument"]["_id"] == event["documentKey"]["_id"]
-        assert event["fullDocument"]["v"] == 1
-
-
-def test_a_stream_resumes_after_an_event_with_a_lookup(
-    both: Both, db: Data, cluster: TestCluster
-) -> None:
-    spread(db, cluster)
-    start = tick(db.client)
-    for k in range(8, 12):
-        db.a.insert_one({"_id": k, "k": k})
-        db.a.update_one({"_id": k, "k": k}, {"$set": {"v": 1}})
-    stages = [{"$project": {"fullDocument": 1, "operationType": 1}}]
-    events = both.read(db.name, "a", options=since(start), stages=stages)
-    assert len(events) == 8
-    for place in range(8):
-        options = {**LOOKUP, "resumeAfter": events[place]["_id"]}
-        assert both.read(db.name, "a", options=options, stages=stages) == events[place + 1 :]
 
 
 def test_the_feed_includes_the_documents(

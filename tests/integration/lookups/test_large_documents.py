@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from pymongo.errors import OperationFailure
 
 from tests.harness.clusters import TestCluster
 from tests.integration.lookups.both import (
@@ -11,7 +10,6 @@ from tests.integration.lookups.both import (
     LOOKUP,
     Both,
     Data,
-    drain,
     move,
     since,
     spread,
@@ -20,23 +18,6 @@ from tests.integration.lookups.both import (
 
 SPLIT = {"$changeStreamSplitLargeEvent": {}}
 _NINE_MB = 9_000_000
-
-
-def test_large_documents_are_split_into_several_replies(
-    both: Both, db: Data, cluster: TestCluster
-) -> None:
-    spread(db, cluster)
-    start = tick(db.client)
-    for k in range(8):
-        db.a.insert_one({"_id": k, "k": k + 6, "x": "a" * 3_000_000})
-        for v in range(3):
-            db.a.update_one({"_id": k, "k": k + 6}, {"$set": {"v": v}})
-    stages = [{"$match": {"operationType": "update"}}, {"$addFields": {"y": 1}}]
-    for chosen in (stages[:1], stages):
-        events = both.read(db.name, "a", options=since(start), stages=chosen)
-        assert [(each["fullDocument"]["_id"], each["fullDocument"]["v"]) for each in events] == [
-            (k, 2) for k in range(8) for _ in range(3)
-        ]
 
 
 @pytest.mark.timeout(300)
@@ -146,33 +127,3 @@ def test_stages_make_a_large_event_small_enough_without_splitting(both: Both, db
         both.read(db.name, "a", options=since(start), stages=[{"$match": {"fullDocument.v": 2}}])
         == []
     )
-
-
-def test_a_fragment_of_an_event_that_is_now_small_is_not_found(
-    both: Both, db: Data, cluster: TestCluster
-) -> None:
-    start = tick(db.client)
-    db.a.insert_one({"_id": 1, "x": "a" * _NINE_MB})
-    db.a.update_one({"_id": 1}, {"$set": {"x": "b" * _NINE_MB}})
-    events = both.read(db.name, "a", options=since(start), stages=[SPLIT])
-    db.a.delete_one({"_id": 1})
-    for part in events[1:]:
-        options = {**LOOKUP, "resumeAfter": part["_id"]}
-        command = {"aggregate": "a", "pipeline": [{"$changeStream": options}, SPLIT], "cursor": {}}
-        for client in both.clients:
-            with pytest.raises(OperationFailure) as error:
-                drain(client, command, db.name, tick(db.client))
-            assert error.value.code == 280
-            assert "was not large enough to be split" in str(error.value)
-
-
-def test_a_large_event_fails_without_splitting(both: Both, db: Data) -> None:
-    start = tick(db.client)
-    db.a.insert_one({"_id": 1, "x": "a" * _NINE_MB})
-    db.a.update_one({"_id": 1}, {"$set": {"x": "b" * _NINE_MB}})
-    command = {"aggregate": "a", "pipeline": [{"$changeStream": since(start)}], "cursor": {}}
-    for client in both.clients:
-        with pytest.raises(OperationFailure) as error:
-            drain(client, command, db.name, tick(db.client))
-        assert error.value.code == 10334
-        assert "Size must be between 0 and 16793600(16MB)" in str(error.value)

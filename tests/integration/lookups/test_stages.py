@@ -3,19 +3,15 @@
 from typing import Any
 
 import pytest
-from pymongo.errors import OperationFailure
 
 from tests.harness.clusters import Client, TestCluster, on_real_servers
 from tests.integration.lookups.both import (
-    IMAGES,
     LOOKUP,
     Both,
     Data,
-    documents,
     since,
     spread,
     tick,
-    updates,
 )
 
 MATCH_DOCUMENT = {"$match": {"fullDocument.v": {"$gt": 2}}}
@@ -62,68 +58,6 @@ def test_stages_run_after_the_lookup(
     events = both.read(db.name, "a", options=since(start), stages=stages, **fields)
     assert events
     assert len(events) < 17 or stages[0].keys() & {"$unset", "$replaceWith"}
-
-
-@pytest.mark.parametrize(
-    ("stage", "code"),
-    [
-        ({"$match": {"fullDocument.v": {"$unknown": 1}}}, 2),
-        ({"$match": {"operationType": {"$unknown": 1}}}, 2),
-        ({"$unset": 1}, 31002),
-        ({"$project": {}}, 51272),
-        ({"$match": {"$expr": {"$eq": ["$fullDocument.v", "$$unknown"]}}}, 17276),
-    ],
-    ids=str,
-)
-def test_an_invalid_stage_fails_the_opening(
-    both: Both, db: Data, cluster: TestCluster, stage: dict[str, Any], code: int
-) -> None:
-    if not cluster.real and code in (17276, 51272):
-        pytest.skip("the embedded cluster does not check this")
-    for client in both.clients:
-        with pytest.raises(OperationFailure) as error:
-            client[db.name].a.watch([stage], "updateLookup")
-        assert error.value.code == code
-
-
-@pytest.mark.parametrize(
-    "stage", [{"$project": {"_id": 0}}, {"$replaceWith": "$fullDocument"}], ids=str
-)
-def test_stages_must_not_change_the_token(
-    both: Both, db: Data, cluster: TestCluster, stage: dict[str, Any]
-) -> None:
-    start = tick(db.client)
-    db.a.insert_one({"_id": 1})
-    db.a.update_one({"_id": 1}, {"$set": {"v": 1}})
-    for client in both.clients:
-        stream = client[db.name].a.watch([stage], "updateLookup", start_at_operation_time=start)
-        with stream, pytest.raises(OperationFailure) as error:
-            next(stream)
-        assert error.value.code == 280
-        assert error.value.has_error_label("NonResumableChangeStreamError")
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"showExpandedEvents": True},
-        {"fullDocumentBeforeChange": "whenAvailable"},
-        {"fullDocumentBeforeChange": "required", "showExpandedEvents": True},
-        {"showRawUpdateDescription": True},
-    ],
-    ids=str,
-)
-def test_lookups_combine_with_other_options(both: Both, db: Data, options: dict[str, Any]) -> None:
-    start = tick(db.client)
-    db.create_collection("a", **IMAGES)
-    db.a.insert_one({"_id": 1})
-    db.a.update_one({"_id": 1}, {"$set": {"v": 1}})
-    db.a.update_one({"_id": 1}, {"$set": {"v": 2}, "$unset": {"x": 1}})
-    events = both.read(db.name, "a", options=since(start, **options))
-    assert documents(events) == [{"_id": 1, "v": 2}] * 2
-    if "fullDocumentBeforeChange" in options:
-        before = [event["fullDocumentBeforeChange"] for event in updates(events)]
-        assert before == [{"_id": 1}, {"_id": 1, "v": 1}]
 
 
 @on_real_servers("explain")

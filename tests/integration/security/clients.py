@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pymongo
 from pymongo.errors import OperationFailure
 
 from tests.harness.clusters import Client, TestCluster
@@ -40,7 +39,7 @@ def start_routers(cluster: TestCluster, key_file: Path, folder: Path) -> Iterato
     password = folder / "password"
     password.write_text("swordfish\n")
     password.chmod(0o600)
-    admin = pymongo.MongoClient[dict[str, Any]](cluster.mongos_uri).admin
+    admin = Client(cluster.mongos_uri).admin
     for user, roles in USERS.items():
         admin.command("createUser", user, pwd=user, roles=roles)
     # The router's own user on the mongos looks documents up.
@@ -68,7 +67,7 @@ def stream(target: Any, pipeline: list[Any] = STREAM, **fields: Any) -> dict[str
 
 def client(address: str, user: str | None, **options: Any) -> Client:
     login = {"username": user, "password": user} if user is not None else {}
-    return pymongo.MongoClient(f"mongodb://{address}/", **login, **options)
+    return Client(f"mongodb://{address}/", **login, **options)
 
 
 def answer(connected: Client, database: str, command: dict[str, Any]) -> Any:

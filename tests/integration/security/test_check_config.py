@@ -1,12 +1,11 @@
 """``check-config`` on a cluster with authentication: it logs in as the router would."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.harness.clusters import TestCluster
+from tests.harness.routers import run_command
 from tests.integration.security.clients import Servers
 
 
@@ -35,12 +34,7 @@ def test_the_login_on_the_upstream_is_tried(
         f"upstream: mongodb://{secured.mongos}\n"
         f"security: {{keyFile: {key_file}, user: router, passwordFile: {secret}}}\n"
     )
-    checked = subprocess.run(
-        [sys.executable, "-m", "router.cli", "check-config", "--config", config],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    checked = run_command("check-config", "--config", config)
     assert checked.returncode == status, checked.stdout + checked.stderr
     assert said in checked.stdout
     assert "ok   shard shard0" in checked.stdout

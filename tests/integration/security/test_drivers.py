@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from typing import Any
 
-import pymongo
 import pytest
 from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import AsyncMongoClient
 from pymongo.errors import OperationFailure
 
+from tests.harness.clusters import Client
 from tests.harness.node import NodePrograms
 from tests.integration.security.clients import Servers, client
 
@@ -33,7 +33,7 @@ def uri(servers: Servers) -> Iterator[str]:
 
 
 def test_pymongo_logs_in_and_watches(uri: str) -> None:
-    with pymongo.MongoClient[dict[str, Any]](uri) as connected:
+    with Client(uri) as connected:
         collection = connected.db[NAME]
         with collection.watch(max_await_time_ms=1000) as watching:
             collection.insert_one({"_id": 1})
@@ -79,40 +79,6 @@ async def test_asynchronous_drivers_log_in_and_watch(uri: str, driver: Any) -> N
 @pytest.mark.timeout(300)  # npm may first have to install the packages
 def test_node_s_driver_logs_in_and_watches(uri: str, node: NodePrograms) -> None:
     assert node.run("secured.js", uri, "db", NAME) == EXPECTED
-
-
-@pytest.mark.timeout(300)
-def test_mongosh_logs_in_and_watches(uri: str, node: NodePrograms) -> None:
-    script = f"""
-        const c = db.getSiblingDB("db").getCollection("{NAME}");
-        const stream = c.watch([], {{maxAwaitTimeMS: 500}});
-        stream.tryNext();
-        c.insertOne({{_id: 1}});
-        const session = db.getMongo().startSession();
-        session.withTransaction(() => {{
-          const inside = session.getDatabase("db").getCollection("{NAME}");
-          inside.insertOne({{_id: 2}});
-          inside.insertOne({{_id: 99}});
-        }});
-        const seen = [];
-        while (seen.length < 3) {{
-          const event = stream.tryNext();
-          if (event) seen.push(event.documentKey._id);
-        }}
-        stream.close();
-        const code = (attempt) => {{
-          try {{ attempt(); return 0; }} catch (error) {{ return error.code; }}
-        }};
-        const other = db.getSiblingDB("other").c;
-        const refused = [
-          code(() => other.insertOne({{}})),
-          code(() => other.watch().tryNext()),
-          code(() => db.getMongo().watch().tryNext()),
-        ];
-        const user = db.runCommand({{connectionStatus: 1}}).authInfo.authenticatedUsers[0].user;
-        print(JSON.stringify({{user, seen, refused}}));
-    """
-    assert node.mongosh(uri, script) == EXPECTED
 
 
 def test_mongosh_logs_in_later(servers: Servers, node: NodePrograms) -> None:

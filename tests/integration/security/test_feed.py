@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import pymongo
 import pytest
 from pymongo.errors import OperationFailure
 
-from tests.harness.clusters import TestCluster
+from tests.harness.clusters import Client, TestCluster
 from tests.harness.feed_client import Line, feed, refusal
 from tests.harness.routers import RouterProcess, start_router
 from tests.integration.security.clients import USERS, Servers, client
@@ -118,7 +117,7 @@ async def test_a_wrong_nonce_and_a_replayed_step(router: RouterProcess) -> None:
 async def test_a_stream_ends_with_its_user_s_rights(
     router: RouterProcess, secured: TestCluster
 ) -> None:
-    with pymongo.MongoClient(secured.mongos_uri) as root:
+    with Client(secured.mongos_uri) as root:
         root.admin.command("createUser", "fed", pwd="fed", roles=USERS["reader"])
         try:
             async with feed(router.feed_port) as connected:
@@ -146,7 +145,7 @@ def test_the_example_logs_in(router: RouterProcess, secured: TestCluster) -> Non
 
     def write() -> None:
         # The example prints its first line before its stream is open.
-        with pymongo.MongoClient(secured.mongos_uri) as root:
+        with Client(secured.mongos_uri) as root:
             while not read.wait(0.05):
                 root.shop.orders.insert_one({})
 

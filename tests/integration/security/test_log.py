@@ -4,11 +4,10 @@ import json
 from contextlib import suppress
 from typing import Any
 
-import pymongo
 import pytest
 from pymongo.errors import OperationFailure
 
-from tests.harness.clusters import TestCluster
+from tests.harness.clusters import Client, TestCluster
 from tests.integration.security.clients import Servers, client, stream
 
 AUDITED, UNKNOWN = "audited", "unaudited"
@@ -41,7 +40,7 @@ def test_logins_are_logged_as_by_mongos(servers: Servers, kind: str) -> None:
                 for mechanism in ("SCRAM-SHA-1", "SCRAM-SHA-256"):
                     login = {"username": user, "password": password, "authMechanism": mechanism}
                     with (
-                        pymongo.MongoClient(f"mongodb://{address}/", **login) as connected,
+                        Client(f"mongodb://{address}/", **login) as connected,
                         suppress(OperationFailure),
                     ):
                         connected.admin.command("ping")

@@ -1,20 +1,26 @@
 """The router as a client of the members: a key file, or a user of least privilege."""
 
 import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-import pymongo
 import pytest
 import yaml
+from pymongo.errors import OperationFailure
 from structlog.testing import capture_logs
 
 from router.catalog.cluster import CONFIG, Cluster
+from router.catalog.server_checks import ServerChecks
+from router.tools.tail import explain
 from shard_client.errors import CommandError
 from shard_client.replica_set.motor_control import NO_PRIMARY
 from shard_client.replica_set.replica_set import PRIMARY
 from shard_client.wire.authentication import Access, Credentials, read_key_file
+from spark_sink.errors import stream_refused
+from tests.harness.admin import get
 from tests.harness.clusters import Client, TestCluster, on_real_servers
 from tests.harness.routers import start_router
 from tests.harness.until import PATIENCE
@@ -62,32 +68,47 @@ async def test_a_wrong_key_is_named_in_the_error(secured: TestCluster) -> None:
         await cluster.close()
 
 
-def privileges() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the privileges of docs/security.md on a shard, and through mongos."""
+Granted = dict[str, list[dict[str, Any]]]
+"""Privileges by the target that grants them."""
+
+
+@pytest.fixture(scope="module")
+def least(secured: TestCluster) -> Granted:
+    """Create the role and the user of docs/security.md, ``least``; return what is granted where."""
     _, _, section = PAGE.read_text().partition("### With least privilege, without the key file\n")
     on_shards, more = map(dedent, re.findall(r"(?<=\n\n)(?: {4,}.*\n)+", section)[:2])
     found = re.search(r"runCommand\((.*?)\)\n", on_shards, re.DOTALL)
     assert found is not None
-    # The shell's documents are YAML, too.
-    least = yaml.safe_load(found[1])["privileges"]
-    return least, [*least, *yaml.safe_load(f"[{more}]")]
+    role = yaml.safe_load(found[1])  # the shell's documents are YAML, too
+    granted = dict.fromkeys(secured.shards, role["privileges"])
+    granted[CONFIG] = [*role["privileges"], *yaml.safe_load(f"[{more}]")]
+    for target, privileges in granted.items():
+        with connected(secured, target) as client_there:
+            client_there.admin.command({**role, "privileges": privileges})
+            client_there.admin.command("createUser", "least", pwd="least", roles=["mergerouter"])
+    return granted
 
 
-@on_real_servers("roles of one's own")
-def test_a_router_of_least_privilege(
-    secured: TestCluster, servers: Servers, tmp_path: Path
-) -> None:
-    """The roles of docs/security.md are enough, and times that servers signed are handed out."""
-    on_shards, through_mongos = privileges()
-    login = {"user": "least", "pwd": "least"}
-    for shard in secured.shards:
-        create_least(secured.direct(shard), on_shards)
-    create_least(pymongo.MongoClient(secured.mongos_uri), through_mongos)
+def connected(secured: TestCluster, target: str) -> Client:
+    """Return an administrator's client of a shard, or of the mongos for the config server."""
+    return Client(secured.mongos_uri) if target == CONFIG else secured.direct(target)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Write the settings of a router with the user ``least``."""
     password = tmp_path / "password"
-    password.write_text(login["pwd"])
+    password.write_text("least")
     password.chmod(0o600)
-    config = tmp_path / "router.yaml"
-    config.write_text(f"security:\n  user: least\n  passwordFile: {password}\n")
+    path = tmp_path / "router.yaml"
+    path.write_text(f"security:\n  user: least\n  passwordFile: {password}\n")
+    return path
+
+
+@pytest.mark.usefixtures("least")
+@on_real_servers("roles of one's own")
+def test_a_router_of_least_privilege(secured: TestCluster, servers: Servers, config: Path) -> None:
+    """The roles of docs/security.md are enough, and times that servers signed are handed out."""
     with (
         start_router(secured.configdb, config=config) as router,
         client(f"127.0.0.1:{router.port}", "writer") as watcher,
@@ -106,8 +127,94 @@ def test_a_router_of_least_privilege(
         assert not refusals, [str(line)[:400] for line in refusals]
 
 
-def create_least(connected: Client, privileges: list[dict[str, Any]]) -> None:
-    with connected:
-        role = {"createRole": "mergerouter", "privileges": privileges, "roles": []}
-        connected.admin.command(role)
-        connected.admin.command("createUser", "least", pwd="least", roles=["mergerouter"])
+async def problems(secured: TestCluster) -> dict[str | None, str]:
+    """Return what checks of the servers say of the user ``least``, by target."""
+    cluster = Cluster(secured.configdb, access=Access(Credentials("least", "admin", ("least",))))
+    checks = ServerChecks(cluster)
+    try:
+        found = await checks.results(timeout=None)
+        return {each.target: each.problem for each in found if each.problem is not None}
+    finally:
+        await checks.close()
+        await cluster.close()
+
+
+@on_real_servers("roles of one's own")
+async def test_each_missing_privilege_is_named(secured: TestCluster, least: Granted) -> None:
+    assert not await problems(secured)
+    for target in ("shard0", CONFIG):
+        for number, privilege in enumerate(least[target]):
+            if target == CONFIG and number == 0:
+                continue  # it has no streams but that of config.shards
+            for action in privilege["actions"]:
+                left = {**privilege, "actions": [it for it in privilege["actions"] if it != action]}
+                others = [each for each in least[target] if each is not privilege]
+                with granting(secured, target, [*others, *([left] if left["actions"] else [])]):
+                    found = await problems(secured)
+                assert found.keys() == {target}, (action, privilege, found)
+                assert "grants the router's user least@admin too little" in found[target]
+                assert f"It lacks {action} on " in found[target]
+    assert not await problems(secured)
+
+
+_ON_SHARD, _LIST = "shard shard0 grants the router's user", "config server refuses the router"
+_DIRECT_READ = {"failCommands": ["find"], "errorCode": 13, "namespace": "config.shards"}
+"""What MongoDB 8.0 does to a user without the role directShardOperations."""
+
+
+@on_real_servers("roles of one's own")
+@pytest.mark.usefixtures("servers")
+@pytest.mark.parametrize(("refused", "problem"), [("stream", _ON_SHARD), ("list", _LIST)])
+def test_a_refusal_is_told_to_everybody_as_one(
+    secured: TestCluster, least: Granted, config: Path, refused: str, problem: str
+) -> None:
+    streams, *others = least["shard0"]
+    with ExitStack() as stack:
+        if refused == "stream":
+            fewer = [{**streams, "actions": ["find"]}, *others]
+            stack.enter_context(granting(secured, "shard0", fewer))
+        else:
+            stack.enter_context(failing(secured.direct("config"), _DIRECT_READ))
+        router = stack.enter_context(start_router(secured.configdb, config=config, admin_port=0))
+        watcher = stack.enter_context(client(f"127.0.0.1:{router.port}", "writer"))
+        with pytest.raises(OperationFailure, match="refuses the router's user least@admin") as seen:
+            watcher.db.watch()
+        assert seen.value.code == 13
+        # These advise the user of the client otherwise.
+        assert "the user in option" not in str(stream_refused(seen.value))
+        assert "The user in" not in explain(seen.value)
+        ready = get(router.admin_port, "/readyz")
+        assert (ready.status, problem in ready.text) == (503, True)
+        lane_or_router = problem.removeprefix("shard shard0 ")
+        assert lane_or_router in get(router.admin_port, "/status.json").text
+        said = "\n".join(router.lines)
+        assert "refuses the router's user" in said
+        for each in (said, ready.text, get(router.admin_port, "/").text):
+            assert "does not answer:" not in each
+            assert NO_PRIMARY not in each
+
+
+@contextmanager
+def failing(server: Client, data: dict[str, Any]) -> Iterator[None]:
+    """Let commands of clients that are no servers fail for the block."""
+    fail_point = {"configureFailPoint": "failCommand"}
+    with server:
+        server.admin.command({**fail_point, "mode": "alwaysOn", "data": data})
+        try:
+            yield
+        finally:
+            server.admin.command({**fail_point, "mode": "off"})
+
+
+@contextmanager
+def granting(secured: TestCluster, target: str, privileges: list[dict[str, Any]]) -> Iterator[None]:
+    """Let the role of ``least`` grant other privileges for the block."""
+    role: dict[str, Any] = {"updateRole": "mergerouter"}
+    with connected(secured, target) as client_there:
+        shown = {"rolesInfo": "mergerouter", "showPrivileges": True}
+        [before] = client_there.admin.command(shown)["roles"]
+        client_there.admin.command({**role, "privileges": privileges})
+        try:
+            yield
+        finally:
+            client_there.admin.command({**role, "privileges": before["privileges"]})

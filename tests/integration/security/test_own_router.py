@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
-import pymongo
 import pytest
 
 from spark_sink.errors import SourceError
-from spark_sink.jobs.own_router import require_router, router_beside
-from tests.harness.clusters import TestCluster
+from spark_sink.jobs.own_router import own_router, require_router
+from tests.harness.clusters import Client, TestCluster
 from tests.harness.ports import free_port
 from tests.harness.server_settings import ROOT
 
@@ -28,8 +27,8 @@ def test_it_takes_key_file_and_user_from_a_configuration_file(
     )
     uri = f"mongodb://{ROOT}:{ROOT}@{address}/"
     with (
-        router_beside(uri, None, None, str(config)),
-        pymongo.MongoClient(uri) as client,
+        own_router(uri, None, None, str(config)),
+        Client(uri) as client,
         client.shop.orders.watch() as stream,
     ):
         require_router({"uri": uri})

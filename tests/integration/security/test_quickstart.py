@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 
-import pymongo
 import pytest
 
-from tests.harness.clusters import TestCluster
+from tests.harness.clusters import Client, TestCluster
 from tests.harness.ports import free_port
 from tests.harness.until import wait_for
 
@@ -78,7 +77,7 @@ def test_the_quickstart(secured: TestCluster, key_file: Path, tmp_path: Path) ->
         return output
 
     started: list[subprocess.Popen[str]] = []
-    with pymongo.MongoClient(secured.mongos_uri) as root:
+    with Client(secured.mongos_uri) as root:
         for user, password in (("mergerouter", "of-router"), ("watcher", "of-quickstart")):
             root.admin.command("createUser", user, pwd=password, roles=_roles(user))
         root.shop.orders.insert_one({"_id": "before"})

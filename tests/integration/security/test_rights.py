@@ -1,12 +1,8 @@
 """What a user may do through the router is what mongos lets the user do."""
 
-import re
-import time
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
-import pymongo
 import pytest
 from bson import Binary, Int64
 from pymongo.errors import OperationFailure
@@ -14,9 +10,9 @@ from pymongo.errors import OperationFailure
 from shard_client.errors import CommandError
 from shard_client.wire.authentication import Credentials
 from shard_client.wire.connection import Connection
-from tests.harness.clusters import Client, TestCluster, on_real_servers
+from tests.harness.clusters import TestCluster
 from tests.harness.routers import start_router
-from tests.harness.until import PATIENCE, wait_for
+from tests.harness.until import PATIENCE
 from tests.integration.security.clients import (
     STREAM,
     USERS,
@@ -52,64 +48,6 @@ def test_lookups_use_the_router_s_own_user(servers: Servers) -> None:
         pytest.raises(OperationFailure, match=r"--upstream .*security\.user"),
     ):
         writer.db.c.watch(full_document="updateLookup")
-
-
-def read_on(connected: Client, getting: dict[str, Any], session: Any) -> None:
-    """Read a stream until it fails, for half a minute at most."""
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        connected.db.command({**getting, "maxTimeMS": 500}, session=session)
-
-
-def wait_for_answer(connected: Client, expected: Any) -> None:
-    """Wait until the opening of a stream is answered as expected."""
-    wait_for(lambda: answer(connected, "db", stream("c")) == expected, str(expected))
-
-
-@on_real_servers("revokeRolesFromUser")
-def test_streams_end_with_their_users_rights(servers: Servers) -> None:
-    admin = pymongo.MongoClient(servers.cluster.mongos_uri).admin
-    admin.command("createUser", "brief", pwd="brief", roles=USERS["reader"])
-    try:
-        with client(servers.router, "brief") as brief, brief.start_session() as session:
-            opened = brief.db.command(stream("c"), session=session)
-            getting = {"getMore": Int64(opened["cursor"]["id"]), "collection": "c"}
-            assert brief.db.command({**getting, "maxTimeMS": 50}, session=session)["ok"]
-            admin.command("revokeRolesFromUser", "brief", roles=USERS["reader"])
-            with pytest.raises(OperationFailure, match="not authorized for getMore with cursor id"):
-                read_on(brief, getting, session)
-            admin.command("grantRolesToUser", "brief", roles=USERS["reader"])
-            wait_for_answer(brief, "ok")
-            admin.command("dropUser", "brief")
-            wait_for_answer(brief, (13, "command aggregate requires authentication"))
-    finally:
-        with suppress(OperationFailure):
-            admin.command("dropUser", "brief")
-
-
-def test_cursors_of_other_users_get_mongos_s_answers(servers: Servers) -> None:
-    if not servers.cluster.real:
-        pytest.skip("the embedded mongos opens no streams to compare with")
-    answers = []
-    for address in (servers.mongos, servers.router):
-        with client(address, "root") as root, client(address, "reader") as reader:
-            opened = root.db.command(stream("c"))["cursor"]["id"]
-            getting = {"getMore": Int64(opened), "collection": "c"}
-            killing = {"killCursors": "c", "cursors": [Int64(opened)]}
-            answers.append(
-                [
-                    re.sub(r"\d{9,}", "ID", str(answer(who, "db", command)))
-                    for who, command in (
-                        (reader, getting),
-                        (reader, killing),
-                        (root, getting),
-                        (root, killing),
-                    )
-                ]
-            )
-    # A driver without an explicit session has another one for each command.
-    hidden = [re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}", "UUID", text) for text in answers[0]]
-    assert [re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}", "UUID", text) for text in answers[1]] == hidden
 
 
 async def test_workers_know_whose_cursors_they_have(

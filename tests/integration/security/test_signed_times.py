@@ -13,22 +13,6 @@ from tests.integration.security.clients import Servers, client, stream
 pytestmark = on_real_servers("checks of signed times")
 
 
-def test_times_are_signed(servers: Servers) -> None:
-    """The router's times are signed as mongos signs them, and mongos believes them."""
-    with (
-        client(servers.alone, "reader") as reader,
-        client(servers.mongos, "reader") as mongos,
-        reader.start_session() as session,
-        mongos.start_session() as other,
-    ):
-        reader.db.command(stream("c"), session=session)
-        signed = session.cluster_time
-        assert signed is not None
-        assert signed["signature"]["keyId"] != 0
-        other.advance_cluster_time(signed)
-        assert mongos.db.command("find", "c", session=other)["ok"]
-
-
 SIGNATURES = {
     "zero": {"hash": b"\0" * 20, "keyId": Int64(0)},
     "unknown key": {"hash": b"\1" * 20, "keyId": Int64(5)},

@@ -6,7 +6,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pymongo
 import pytest
 from bson import Int64
 from pymongo.errors import OperationFailure
@@ -47,7 +46,7 @@ def routers(secured: TestCluster, key_file: Path) -> Iterator[dict[str, str]]:
 @pytest.fixture
 def admin(secured: TestCluster) -> Iterator[Any]:
     """The database admin on mongos, with the user ``brief``, who may watch ``db``."""
-    with pymongo.MongoClient[dict[str, Any]](secured.mongos_uri) as root:
+    with Client(secured.mongos_uri) as root:
         root.admin.command("createRole", "watcher", privileges=READ, roles=[])
         make_brief(root.admin)
         try:

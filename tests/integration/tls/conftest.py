@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import pymongo
 import pytest
 
 from tests.harness.certificates import Authority
@@ -41,7 +40,7 @@ def cluster(authority: Authority, key_file: Path) -> Iterator[TestCluster]:
     tls = ServerTls(authority.issue("server"), authority.file)
     settings = ServerSettings(noop_interval=1, key_file=key_file, tls=tls)
     with start_cluster(2, settings=settings) as real:
-        with pymongo.MongoClient(real.mongos_uri) as root:
+        with Client(real.mongos_uri) as root:
             roles = [{"role": "readWrite", "db": "db"}]
             root.admin.command("createUser", USER, pwd=USER, roles=roles)
         yield real
@@ -56,8 +55,7 @@ def client_file(authority: Authority) -> Path:
 @pytest.fixture(scope="package")
 def reader_file(authority: Authority, cluster: TestCluster) -> Path:
     """The certificate of the user that has its subject as name."""
-    root: Client
-    with pymongo.MongoClient(cluster.mongos_uri) as root:
+    with Client(cluster.mongos_uri) as root:
         roles = [{"role": "read", "db": "db"}]
         root["$external"].command("createUser", SUBJECT, roles=roles)
         root.db.certificates.insert_one({})

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pymongo
 import pytest
 from pymongo.errors import OperationFailure
 
@@ -31,7 +30,7 @@ def router(
 
 
 def client(port: int, authority: Authority, certificate: Path, **options: Any) -> Client:
-    return pymongo.MongoClient(
+    return Client(
         "127.0.0.1", port, tls=True, tlsCAFile=str(authority.file),
         tlsCertificateKeyFile=str(certificate), directConnection=True, **options,
     )  # fmt: skip
@@ -40,9 +39,8 @@ def client(port: int, authority: Authority, certificate: Path, **options: Any) -
 def test_a_certificate_user_reads_a_stream(
     router: RouterProcess, cluster: TestCluster, authority: Authority, reader_file: Path
 ) -> None:
-    root: Client
     with (
-        pymongo.MongoClient(cluster.mongos_uri) as root,
+        Client(cluster.mongos_uri) as root,
         client(router.port, authority, reader_file, authMechanism="MONGODB-X509") as reader,
     ):
         status = reader.admin.command("connectionStatus")["authInfo"]
@@ -66,25 +64,6 @@ def test_reads_and_writes_are_refused(
         upstream = "upstream" in (refused.value.details or {})["errmsg"]
         assert refused.value.code == (13 if upstream else 59)
         assert upstream == any("--upstream" in word for word in router.process.args)
-
-
-def test_a_dropped_user_loses_its_streams(
-    router: RouterProcess, cluster: TestCluster, authority: Authority
-) -> None:
-    subject, name = "CN=leaver,OU=clients,O=tests", "$external"
-    leaver_file = authority.issue("leaver", subject=CLIENTS)
-    root: Client
-    with (
-        pymongo.MongoClient(cluster.mongos_uri) as root,
-        client(router.port, authority, leaver_file, authMechanism="MONGODB-X509") as leaver,
-    ):
-        root[name].command("createUser", subject, roles=[{"role": "read", "db": "db"}])
-        with leaver.db.certificates.watch(max_await_time_ms=200) as stream:
-            stream.try_next()
-            root[name].command("dropUser", subject)
-            with pytest.raises(OperationFailure) as ended:
-                stream.next()
-        assert ended.value.code == 13
 
 
 @pytest.mark.parametrize("certificate", ["reader", "stranger", "router", "server"])

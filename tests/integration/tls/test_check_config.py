@@ -1,12 +1,11 @@
 """``mergerouter check-config`` on a cluster that accepts only TLS connections."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 from tests.harness.certificates import Authority
 from tests.harness.clusters import TestCluster
 from tests.harness.ports import free_port
+from tests.harness.routers import run_command
 
 
 def check(cluster: TestCluster, key_file: Path, folder: Path, tls: str) -> tuple[int, str]:
@@ -17,13 +16,7 @@ def check(cluster: TestCluster, key_file: Path, folder: Path, tls: str) -> tuple
         f"net: {{port: {free_port()}, tls: {tls}}}\n"
         f"security: {{keyFile: {key_file}}}\n"
     )
-    finished = subprocess.run(
-        [sys.executable, "-m", "router.cli", "check-config", "--config", str(config)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    finished = run_command("check-config", "--config", config)
     return finished.returncode, finished.stdout
 
 

@@ -39,8 +39,7 @@ def test_the_router_logs_in_as_a_member_by_its_certificate(
     """Clients see one certificate; the one for servers has the members' subject."""
     member = authority.issue("router-member")
     with router_of(by_certificate, authority, tlsClusterFile=member) as router:
-        client: Client
-        with pymongo.MongoClient(
+        with Client(
             f"mongodb://root:root@127.0.0.1:{router.port}/?tls=true&tlsCAFile={authority.file}"
         ) as client:
             # Notes of idle members and reading the keys of times take a member's rights.
@@ -55,13 +54,12 @@ def test_the_router_logs_in_as_a_member_by_its_certificate(
 
 def test_a_certificate_of_no_member(by_certificate: TestCluster, authority: Authority) -> None:
     stranger = authority.issue("stranger", subject=(("O", "elsewhere"),))
-    with router_of(by_certificate, authority, tlsClusterFile=stranger) as router:
-        client: Client
-        with (
-            pymongo.MongoClient(
-                f"mongodb://root:root@127.0.0.1:{router.port}/?tls=true&tlsCAFile={authority.file}",
-                serverSelectionTimeoutMS=2000,
-            ) as client,
-            pytest.raises(pymongo.errors.PyMongoError, match="the subject of its certificate"),
-        ):
-            client.db.c.watch()
+    with (
+        router_of(by_certificate, authority, tlsClusterFile=stranger) as router,
+        Client(
+            f"mongodb://root:root@127.0.0.1:{router.port}/?tls=true&tlsCAFile={authority.file}",
+            serverSelectionTimeoutMS=2000,
+        ) as client,
+        pytest.raises(pymongo.errors.PyMongoError, match="the subject of its certificate"),
+    ):
+        client.db.c.watch()

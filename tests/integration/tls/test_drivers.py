@@ -2,16 +2,12 @@
 
 from typing import Any
 
-import pymongo
-import pytest
-
 from tests.harness.clusters import Client
 from tests.harness.node import NodePrograms
 
 
 def test_pymongo_reads_and_writes_over_tls(uri: str, router: Any) -> None:
-    client: Client
-    with pymongo.MongoClient(uri) as client:
+    with Client(uri) as client:
         collection = client.db[f"pymongo{router.port}"]
         collection.insert_one({"_id": "before"})
         with collection.watch(max_await_time_ms=1000) as stream:
@@ -31,27 +27,3 @@ def test_pymongo_reads_and_writes_over_tls(uri: str, router: Any) -> None:
 def test_node_s_driver_reads_and_writes_over_tls(uri: str, router: Any, node: NodePrograms) -> None:
     seen = node.run("transaction.js", uri, "db", f"node{router.port}")
     assert seen == ["written", "first", "second"]
-
-
-@pytest.mark.timeout(300)
-def test_mongosh_reads_and_writes_over_tls(uri: str, router: Any, node: NodePrograms) -> None:
-    name = f"mongosh{router.port}"
-    script = f"""
-        const d = db.getSiblingDB("db");
-        d.createCollection("{name}");
-        const stream = d.{name}.watch([], {{maxAwaitTimeMS: 500}});
-        stream.tryNext();
-        d.{name}.insertOne({{_id: "written"}});
-        const session = db.getMongo().startSession();
-        session.startTransaction();
-        session.getDatabase("db").{name}.insertOne({{_id: "first"}});
-        session.getDatabase("db").{name}.insertOne({{_id: "second"}});
-        session.commitTransaction();
-        const seen = [];
-        while (seen.length < 3) {{
-          const event = stream.tryNext();
-          if (event) seen.push(event.documentKey._id);
-        }}
-        print(JSON.stringify(seen));
-    """
-    assert node.mongosh(uri, script) == ["written", "first", "second"]

@@ -6,7 +6,6 @@ import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
-import pymongo
 import pytest
 from cryptography import x509
 from pymongo.errors import OperationFailure
@@ -74,9 +73,8 @@ def test_certificates_are_exchanged_by_command_and_by_signal(
     router: RouterProcess, cluster: TestCluster, authority: Authority, file: Path
 ) -> None:
     uri = f"mongodb://root:root@127.0.0.1:{router.port}/?tls=true&tlsCAFile={authority.file}"
-    root: Client
     with (
-        pymongo.MongoClient(uri) as root,
+        Client(uri) as root,
         root.db.exchange.watch(max_await_time_ms=500) as stream,
     ):
         stream.try_next()

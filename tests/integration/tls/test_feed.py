@@ -8,20 +8,17 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from shutil import which
 from typing import Any
 
-import pymongo
 import pytest
-from pymongo.errors import OperationFailure
 
 from tests.harness.certificates import Authority
 from tests.harness.clusters import Client, TestCluster, on_real_servers
 from tests.harness.feed_client import Line, feed, refusal
 from tests.harness.routers import RouterProcess, start_router
-from tests.integration.tls.conftest import CLIENTS, SUBJECT, USER
+from tests.integration.tls.conftest import CLIENTS, SUBJECT
 
 DOCS = Path(__file__).parents[3] / "docs"
 X509: dict[str, Any] = {"mechanism": "MONGODB-X509"}
@@ -58,13 +55,12 @@ def context(authority: Authority, certificate: Path | None) -> ssl.SSLContext:
 async def test_a_certificate_logs_in(
     router: RouterProcess, cluster: TestCluster, authority: Authority, reader_file: Path
 ) -> None:
-    root: Client
     async with feed(router.feed_port, context(authority, reader_file)) as connected:
         connected.send({"login": X509})
         assert await connected.receive() == {"login": {"payload": "", "done": True}}
         connected.send(QUIET)
         assert "resolved" in (await connected.receive() or {})
-        with pymongo.MongoClient(cluster.mongos_uri) as root:
+        with Client(cluster.mongos_uri) as root:
             inserted = root.db.certificates.insert_one({}).inserted_id
         while "resolved" in (line := await connected.receive() or {}):
             pass
@@ -73,15 +69,6 @@ async def test_a_certificate_logs_in(
         connected.send({"login": {**X509, "user": SUBJECT, "authSource": "$external"}})
         assert (await connected.receive() or {})["login"]["done"]
         connected.send({"database": "other"})
-        assert await refusal(connected) == 13
-
-
-@on_real_servers("logins with certificates")
-async def test_a_certificate_alone_is_no_login(
-    router: RouterProcess, authority: Authority, reader_file: Path
-) -> None:
-    async with feed(router.feed_port, context(authority, reader_file)) as connected:
-        connected.send(QUIET)
         assert await refusal(connected) == 13
 
 
@@ -116,38 +103,6 @@ async def test_refused_certificates(
     async with feed(router.feed_port, context(authority, made[certificate]())) as connected:
         connected.send({"login": {**X509, **fields}})
         assert await refusal(connected) == code
-
-
-async def test_a_password_logs_in_by_tls(router: RouterProcess, authority: Authority) -> None:
-    async with feed(router.feed_port, context(authority, None)) as connected:
-        assert (await connected.log_in(USER, USER))["login"]["done"]
-        connected.send(QUIET)
-        assert "resolved" in (await connected.receive() or {})
-
-
-@on_real_servers("logins with certificates")
-async def test_a_dropped_user_loses_its_feed(
-    router: RouterProcess, cluster: TestCluster, authority: Authority
-) -> None:
-    leaver, subject = authority.issue("fed", subject=CLIENTS), "CN=fed,OU=clients,O=tests"
-    root: Client
-    with pymongo.MongoClient(cluster.mongos_uri) as root:
-        users = root["$external"]
-        users.command("createUser", subject, roles=[{"role": "read", "db": "db"}])
-        try:
-            async with feed(router.feed_port, context(authority, leaver)) as connected:
-                connected.send({"login": X509})
-                assert (await connected.receive() or {})["login"]["done"]
-                connected.send(QUIET)
-                assert "resolved" in (await connected.receive() or {})
-                users.command("dropUser", subject)
-                while "resolved" in (line := await connected.receive() or {}):
-                    pass
-                assert line["error"]["code"] == 13
-                assert await connected.receive() is None
-        finally:
-            with suppress(OperationFailure):
-                users.command("dropUser", subject)
 
 
 @on_real_servers("logins with certificates")

@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 from typer.testing import CliRunner
 
 from router import cli
-from router.config.settings import Settings, load_settings
+from router.config.settings import Settings
 from router.tls.handshake import Handshakes
 from shard_client.wire.tls import TlsContexts, TlsFiles
 from tests.harness.admin import admin_port, watched_facade
@@ -36,11 +36,6 @@ def compose() -> dict[str, Any]:
 
 def dockerfile() -> str:
     return (DEPLOY / "Dockerfile").read_text()
-
-
-def sidecar() -> dict[str, dict[str, Any]]:
-    documents = yaml.safe_load_all((DEPLOY / "kubernetes" / "sidecar.yaml").read_text())
-    return {document["kind"]: document for document in documents}
 
 
 def settings_of(
@@ -99,43 +94,6 @@ def test_the_compose_file_refers_to_what_it_defines() -> None:
         else:
             assert yaml.safe_load(config["content"])
     assert (DEPLOY / services["router"]["build"]["context"] / "deploy" / "Dockerfile").is_file()
-
-
-def test_the_sidecar_s_configuration_is_accepted(tmp_path: Path) -> None:
-    manifests = sidecar()
-    file = tmp_path / "mergerouter.yaml"
-    file.write_text(manifests["ConfigMap"]["data"]["mergerouter.yaml"])
-    settings = load_settings({}, file)
-    (router,) = _containers(manifests, "mergerouter")
-    mounted = {each["mountPath"]: each["name"] for each in router["volumeMounts"]}
-    assert str(settings.net.admin.token_file).rpartition("/")[0] in mounted
-    assert router["args"][-1].rpartition("/")[0] in mounted
-    assert router["ports"] == [{"name": "admin", "containerPort": settings.net.admin.port}]
-    spec = manifests["Deployment"]["spec"]["template"]["spec"]
-    assert set(mounted.values()) == {volume["name"] for volume in spec["volumes"]}
-    (application,) = _containers(manifests, "application")
-    assert f":{settings.net.port}/" in application["env"][0]["value"]
-    drained = settings.parameters["mongosShutdownTimeoutMillisForSignaledShutdown"] / 1000
-    assert spec["terminationGracePeriodSeconds"] > drained + 10
-
-
-def test_the_sidecar_is_probed_and_has_no_rights() -> None:
-    (router,) = _containers(sidecar(), "mergerouter")
-    paths = {name: router[name]["httpGet"]["path"] for name in router if name.endswith("Probe")}
-    assert paths == {
-        "startupProbe": "/healthz",
-        "livenessProbe": "/healthz",
-        "readinessProbe": "/readyz?shards=optional",
-    }
-    security = router["securityContext"]
-    assert security["readOnlyRootFilesystem"]
-    assert security["runAsNonRoot"]
-    assert security["capabilities"] == {"drop": ["ALL"]}
-
-
-def _containers(manifests: dict[str, dict[str, Any]], name: str) -> list[dict[str, Any]]:
-    containers = manifests["Deployment"]["spec"]["template"]["spec"]["containers"]
-    return [container for container in containers if container["name"] == name]
 
 
 def test_the_image_runs_without_root_and_copies_what_it_needs() -> None:

@@ -72,11 +72,6 @@ def test_helm_accepts_the_chart() -> None:
     assert [each for each in complaints if each != "icon is recommended"] == []
 
 
-@pytest.mark.parametrize("values", [LEAST, MOST], ids=["least", "most"])
-def test_the_chart_s_manifests_are_valid(values: dict[str, Any]) -> None:
-    validate(render(values))
-
-
 def of_the_page(*commands: str) -> dict[str, Any]:
     """Return the values that commands of docs/deployment.md set."""
     page = DEPLOYMENT.read_text()
@@ -106,12 +101,6 @@ def test_the_commands_of_the_documentation_render(tmp_path: Path) -> None:
     assert container["image"].startswith("registry.example/mergerouter:")
 
 
-def test_the_sidecar_manifest_is_valid() -> None:
-    text = (DEPLOY / "kubernetes" / "sidecar.yaml").read_text()
-    for document in yaml.safe_load_all(text):
-        validate({document["kind"]: document})
-
-
 def test_an_image_is_named_by_its_digest() -> None:
     digest = f"sha256:{'0' * 64}"
     image = {"repository": "registry.example/mergerouter", "tag": "1", "digest": digest}
@@ -139,38 +128,30 @@ def test_an_invalid_manifest_is_found() -> None:
         validate({"Service": service})
 
 
-@pytest.mark.parametrize("values", [LEAST, MOST], ids=["least", "most"])
-def test_the_router_accepts_its_configuration(
-    values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    manifests = render(values)
-    pod = manifests["Deployment"]["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    monkeypatch.setenv("MERGEROUTER_SECURITY__PASSWORD", "x")
-    if "password" not in values:
-        monkeypatch.delenv("MERGEROUTER_SECURITY__PASSWORD")
-    settings = settings_of(manifests, tmp_path)
-    assert settings.net.hosts == ["0.0.0.0"]
-    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    assert ports == {"mongodb": settings.net.port, "router-admin": settings.net.admin.port}
-    mounted = {each["mountPath"] for each in container["volumeMounts"]}
-    files = [str(settings.net.admin.token_file), container["args"][-1]]
-    files += [settings.security.key_file] if settings.security.key_file else []
-    tls = settings.net.tls
-    files += [str(file) for file in (tls.certificate_key_file, tls.ca_file) if file is not None]
-    assert {file.rpartition("/")[0] for file in files} | {"/tmp"} == mounted
-    volumes = {volume["name"] for volume in pod["volumes"]}
-    containers = [container, *pod.get("initContainers", ())]
-    used = {mount["name"] for each in containers for mount in each["volumeMounts"]}
-    assert used == volumes
+def check_pod(pod: dict[str, Any], files: list[str], settings: Settings) -> None:
+    """Check that a pod mounts what its containers use, gives them no rights and lets them end.
+
+    ``files`` are the paths that the settings name.
+    """
+    containers = [*pod["containers"], *pod.get("initContainers", ())]
+    routers = [each for each in containers if each["name"] != "application"]
+    mounts = [mount for each in routers for mount in each["volumeMounts"]]
+    assert {mount["name"] for mount in mounts} == {volume["name"] for volume in pod["volumes"]}
+    mounted = {mount["mountPath"] for mount in mounts}
+    assert {file.rpartition("/")[0] for file in files} <= mounted
+    for each in routers:
+        security = each["securityContext"]
+        assert security["runAsNonRoot"]
+        assert security["readOnlyRootFilesystem"]
+        assert security["capabilities"] == {"drop": ["ALL"]}
     drained = settings.parameters["mongosShutdownTimeoutMillisForSignaledShutdown"] / 1000
     assert pod["terminationGracePeriodSeconds"] > drained + 10
 
 
-def probes(manifests: Mapping[str, Any]) -> list[dict[str, Any]]:
-    (container,) = manifests["Deployment"]["spec"]["template"]["spec"]["containers"]
+def probes(container: Mapping[str, Any]) -> list[dict[str, Any]]:
     found = [container[name]["httpGet"] for name in container if name.endswith("Probe")]
-    assert len(found) == 3
+    assert [each["path"].partition("?")[0] for each in found].count("/healthz") == 2
+    assert [each["path"] for each in found].count("/readyz?shards=optional") == 1
     return found
 
 
@@ -185,19 +166,30 @@ def probes(manifests: Mapping[str, Any]) -> list[dict[str, Any]]:
             "HTTP",
         ),
     ],
-    ids=["without", "with", "allowed", "drivers-only"],
+    ids=["least", "most", "allowed", "drivers-only"],
 )
-def test_probes_and_prometheus_reach_the_admin_port(
+def test_the_router_accepts_what_the_chart_renders(
     values: dict[str, Any], scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MERGEROUTER_SECURITY__PASSWORD", "x")
     if "password" not in values:
         monkeypatch.delenv("MERGEROUTER_SECURITY__PASSWORD")
+    validate(render(values))
     manifests = render({**values, "serviceMonitor": {"enabled": True}})
     validate(manifests)
-    assert {probe["scheme"] for probe in probes(manifests)} == {scheme}
-    mode = settings_of(manifests, tmp_path).net.admin_tls_mode
-    assert (mode == "disabled") == (scheme == "HTTP")
+    pod = manifests["Deployment"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    settings = settings_of(manifests, tmp_path)
+    assert settings.net.hosts == ["0.0.0.0"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports == {"mongodb": settings.net.port, "router-admin": settings.net.admin.port}
+    tls = settings.net.tls
+    named = (settings.security.key_file, tls.certificate_key_file, tls.ca_file)
+    files = [settings.net.admin.token_file, container["args"][-1], *filter(None, named)]
+    check_pod(pod, [*map(str, files), "/tmp/any"], settings)
+    assert not pod["automountServiceAccountToken"]
+    assert {probe["scheme"] for probe in probes(container)} == {scheme}
+    assert (settings.net.admin_tls_mode == "disabled") == (scheme == "HTTP")
     (endpoint,) = manifests["ServiceMonitor"]["spec"]["endpoints"]
     assert endpoint.get("scheme", "http") == scheme.lower()
     if scheme == "HTTPS":
@@ -205,6 +197,20 @@ def test_probes_and_prometheus_reach_the_admin_port(
             "ca": {"secret": {"name": "certificates", "key": "ca.crt"}},
             "serverName": f"{manifests['Service']['metadata']['name']}.shop.svc",
         }
+
+
+def test_the_router_accepts_the_sidecar_manifest(tmp_path: Path) -> None:
+    documents = yaml.safe_load_all((DEPLOY / "kubernetes" / "sidecar.yaml").read_text())
+    manifests = {document["kind"]: document for document in documents}
+    validate(manifests)
+    settings = settings_of(manifests, tmp_path)
+    pod = manifests["Deployment"]["spec"]["template"]["spec"]
+    named = {container["name"]: container for container in pod["containers"]}
+    router = named["mergerouter"]
+    assert router["ports"] == [{"name": "admin", "containerPort": settings.net.admin.port}]
+    check_pod(pod, [str(settings.net.admin.token_file), router["args"][-1]], settings)
+    assert len(probes(router)) == 3
+    assert f":{settings.net.port}/" in named["application"]["env"][0]["value"]
 
 
 def test_services_and_budgets_select_the_routers() -> None:
@@ -222,16 +228,6 @@ def test_services_and_budgets_select_the_routers() -> None:
     assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     assert monitor["endpoints"][0]["port"] in {port["name"] for port in service["spec"]["ports"]}
     assert service["spec"]["clusterIP"] == "None"
-
-
-def test_containers_have_no_rights() -> None:
-    pod = render(MOST)["Deployment"]["spec"]["template"]["spec"]
-    for container in (*pod["containers"], *pod["initContainers"]):
-        security = container["securityContext"]
-        assert security["runAsNonRoot"]
-        assert security["readOnlyRootFilesystem"]
-        assert security["capabilities"] == {"drop": ["ALL"]}
-    assert not pod["automountServiceAccountToken"]
 
 
 def test_changed_settings_restart_the_routers() -> None:

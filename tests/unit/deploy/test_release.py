@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from tests.harness.clusters import DOCKER_IMAGE
 from tests.release import problems, versions
 
 ROOT = Path(__file__).parents[3]
@@ -38,6 +39,15 @@ def test_each_command_is_a_target_or_a_module_that_exists() -> None:
             module = re.match(r"python -m (tests\.\w+) ", command)
             assert module is not None, command
             assert (ROOT / f"{module[1].replace('.', '/')}.py").exists()
+
+
+def test_the_tests_run_on_each_version_of_the_servers() -> None:
+    job = yaml.safe_load(WORKFLOW.with_name("servers.yaml").read_text())["jobs"]["test"]
+    assert job["strategy"]["matrix"] == {"mongo": ["6.0", "7.0", "8.0"]}
+    assert job["steps"][-1] == {
+        "run": "make test-all",
+        "env": {DOCKER_IMAGE: "mongo:${{ matrix.mongo }}"},
+    }
 
 
 def test_wheel_and_image_are_attested_with_their_parts() -> None:

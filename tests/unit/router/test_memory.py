@@ -1,11 +1,15 @@
 """Freed memory that malloc keeps is given back once it has grown."""
 
 import asyncio
+import gc
+import platform
+import subprocess
+import sys
 
 import pytest
 
 from router import memory
-from router.memory import Memory, keep_slack_small
+from router.memory import Memory, collect_less_often, keep_freed_memory, keep_slack_small
 
 
 async def test_freed_memory_is_given_back_while_it_is_large(
@@ -27,3 +31,31 @@ async def test_freed_memory_is_given_back_while_it_is_large(
     with pytest.raises(RuntimeError, match="StopIteration"):
         await asyncio.create_task(keep_slack_small(whole))
     assert len(given) == 3
+
+
+@pytest.fixture
+def collector():
+    before = gc.get_threshold()
+    yield
+    gc.unfreeze()
+    gc.set_threshold(*before)
+
+
+@pytest.mark.usefixtures("collector")
+def test_the_collector_runs_less_often():
+    collect_less_often(20_000)
+    assert gc.get_threshold()[0] == 20_000
+    assert gc.get_freeze_count() > 0
+
+
+def test_malloc_accepts_the_settings():
+    # In a separate process, since the settings cannot be undone.
+    code = "from router.memory import keep_freed_memory as k; print(k(), k(1 << 29))"
+    command = [sys.executable, "-c", code]
+    output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+    assert output.split() == [str(platform.libc_ver()[0] == "glibc")] * 2
+
+
+def test_without_mallopt_the_settings_are_skipped(monkeypatch):
+    monkeypatch.setattr("ctypes.CDLL", lambda _name: object())
+    assert keep_freed_memory() is False

@@ -6,7 +6,7 @@ from typing import Any
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
-from router.status_sums import sum_statuses
+from router.status_sums import Histogram, sum_statuses
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -77,3 +77,13 @@ def test_a_single_status_is_returned_unchanged() -> None:
     assert own == status(3, ["a"], {"s0": 1})
     partial = {"host": "h", "network": {"bytesIn": Int64(1)}}
     assert sum_statuses([partial, partial])["network"]["bytesIn"] == 2
+
+
+def test_measurements_are_counted_by_their_bucket() -> None:
+    histogram = Histogram((0.001, 0.01))
+    for seconds in (0.0, 0.001, 0.0011, 3.0):
+        histogram.record(seconds)
+    assert histogram.to_document() == {
+        "counts": {"0.001": 2, "0.01": 1, "+Inf": 1},
+        "total": 3.0021,
+    }

@@ -14,12 +14,6 @@ def gossip(time: Timestamp) -> dict[str, object]:
     return {"clusterTime": time, "signature": {"hash": b"h" * 20, "keyId": Int64(7)}}
 
 
-def test_the_clock_starts_without_a_time():
-    clock = ClusterClock()
-    clock.advance(None)
-    assert (clock.time, clock.raw, clock.document) == (None, None, None)
-
-
 @given(st.lists(st.tuples(ticks, st.booleans()), min_size=1))
 def test_the_latest_time_is_kept_with_its_signature(seen: list[tuple[Timestamp, bool]]):
     clock = ClusterClock()
@@ -28,18 +22,6 @@ def test_the_latest_time_is_kept_with_its_signature(seen: list[tuple[Timestamp, 
     newest = max(time for time, _ in seen)
     assert clock.time == newest
     assert clock.document == gossip(newest)
-
-
-def test_fields_in_another_order_are_accepted():
-    clock = ClusterClock()
-    clock.advance({"signature": {}, "clusterTime": Timestamp(5, 6)})
-    assert clock.time == Timestamp(5, 6)
-
-
-def test_replies_without_a_time_are_ignored():
-    clock = ClusterClock()
-    clock.advance({"clusterTime": "yesterday"})
-    assert clock.time is None
 
 
 def test_a_damaged_document_is_ignored():

@@ -122,13 +122,6 @@ async def test_both_formats_can_be_parsed_and_every_metric_has_help(
         assert family.documentation, family.name
 
 
-async def test_a_process_is_healthy_and_ready_when_all_replica_sets_answer() -> None:
-    async with watched_facade() as made, admin_port(made) as port:
-        assert (await ask(port, "/healthz"))[0] == 200
-        ready = await ask(port, "/readyz")
-    assert (ready.status, ready.text) == (200, "ready\n")
-
-
 @pytest.mark.parametrize(
     ("down", "path", "status"),
     [("north", "/readyz", 503), ("north", "/readyz?shards=optional", 200),
@@ -268,3 +261,10 @@ async def test_an_accept_header_without_a_format_gets_the_usual_one() -> None:
             answer = await ask(port, "/metrics", Accept=accept)
             assert answer.status == 200
             assert samples(answer.text)
+
+
+async def test_the_end_does_not_wait_for_silent_clients() -> None:
+    async with facade() as made, admin_port(made) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    await ended(reader)
+    writer.close()

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from router.admin.sources import OwnStatus, RouterStatus
 from router.admin.words import in_bytes, in_words
 from router.commands.job_reports import JobReport
 from router.config.log_lines import RECENT
+from tests.drivers.download_cache import DownloadError
+from tests.drivers.node_packages import node_packages
 from tests.harness.admin import (
     NOW,
     Response,
@@ -215,3 +218,52 @@ async def test_tables_need_no_javascript() -> None:
         await page.open(f"http://127.0.0.1:{port}/")
         assert await page.evaluate("document.querySelectorAll('table').length") >= 2
         assert await page.evaluate("document.getElementById('pause').hidden")
+
+
+_AXE = Path(__file__).parents[3] / "harness" / "axe" / "package.json"
+_WIDTHS = (1200, 768, 390)
+_RUN = (
+    "axe.run().then(found => found.violations.map("
+    "each => each.id + ': ' + each.nodes.map(node => node.target).join(' ')))"
+)
+
+
+@pytest.fixture(scope="module")
+def axe() -> str:
+    try:
+        return (node_packages(_AXE) / "axe-core" / "axe.min.js").read_text()
+    except DownloadError as error:
+        pytest.skip(f"axe-core is not available: {error}")
+
+
+@needs_browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_the_page_violates_no_rule(axe: str, scheme: str) -> None:
+    async with watched_facade(now=_now) as made, admin_port(made) as port, browser() as page:
+        await page.send("Page.setBypassCSP", enabled=True)  # for axe's own script
+        await page.prefer(scheme)
+        for width in _WIDTHS:
+            await page.resize(width, 900)
+            await page.open(f"http://127.0.0.1:{port}/")
+            await page.evaluate(f"{axe};1")
+            assert await page.evaluate(_RUN) == [], width
+            assert await page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@needs_browser
+async def test_only_trouble_has_a_colour() -> None:
+    lanes = "[...document.querySelectorAll('.lane')]"
+    names = (
+        f"{lanes}.filter(e => e.classList.contains('trouble')).map(e => e.children[0].innerText)"
+    )
+    async with watched_facade(now=_now) as made, admin_port(made) as port, browser() as page:
+        await page.open(f"http://127.0.0.1:{port}/")
+        assert await page.evaluate(names) == ["north"]
+        # South is the slowest, as one shard always is, but nothing is wrong with it.
+        slow = remote("south", behind=3)
+        made.cursors.streams = [
+            stream(remote("north", behind=0), slow, holder="south", reason="idle")
+        ]
+        await page.open(f"http://127.0.0.1:{port}/")
+        assert await page.evaluate(names) == []
+        assert await page.evaluate(f"{lanes}.some(e => e.classList.contains('holder'))")

@@ -1,14 +1,12 @@
 """The shard list, targets and versions, from scripted members."""
 
 import asyncio
-import functools
-import socket
 from collections.abc import AsyncIterator
 
 import pytest
 from bson import Timestamp
 
-from router.catalog.cluster import Cluster, ShardList
+from router.catalog.cluster import Cluster
 from router.catalog.upstream import CatalogPrimary
 from router.stream_settings import StreamSettings
 from shard_client.errors import CommandError, WrongServerError
@@ -48,14 +46,6 @@ async def test_the_shard_list_has_the_times_before_and_after_reading(
     assert cluster.clock.time == Timestamp(100, 1)
 
 
-async def test_a_cut_connection_is_replaced(config: ScriptedMember, cluster: Cluster):
-    await cluster.shards()
-    config.cut()
-    assert await cluster.shards() == ShardList({}, Timestamp(50, 1), Timestamp(50, 1))
-    config.fail("find", 10107)
-    assert await cluster.shards() == ShardList({}, Timestamp(50, 1), Timestamp(50, 1))
-
-
 async def test_unknown_targets_and_malformed_lists_are_errors(
     config: ScriptedMember, cluster: Cluster
 ):
@@ -66,53 +56,6 @@ async def test_unknown_targets_and_malformed_lists_are_errors(
     with pytest.raises(CommandError) as failure:
         await cluster.shards()
     assert failure.value.code == 9
-
-
-async def test_a_shard_is_found_at_its_address_in_the_newest_list(
-    config: ScriptedMember, cluster: Cluster
-):
-    old = await ScriptedMember("rs").start()
-    config.documents["shards"] = [{"_id": "a", "host": old.host}]
-    await cluster.shards()
-    (await cluster.connect("a")).abort()
-    await old.stop()
-    new = await ScriptedMember("rs").start()
-    config.documents["shards"] = [{"_id": "a", "host": new.host}]
-    connection = await cluster.connect("a", old.host)
-    assert connection.address == ("127.0.0.1", new.port)
-    connection.abort()
-    await new.stop()
-
-
-async def test_members_only_in_the_newest_list_are_found(config: ScriptedMember):
-    """The only member known so far hung before it could list the others."""
-    cluster = Cluster(
-        config.host, LIMITS, replica_set=functools.partial(ProbedReplicaSet, probe_timeout=0.2)
-    )
-    with socket.create_server(("127.0.0.1", 0)) as hung:
-        old = f"rs/127.0.0.1:{hung.getsockname()[1]}"
-        config.documents["shards"] = [{"_id": "a", "host": old}]
-        await cluster.shards()
-        new = await ScriptedMember("rs").start()
-        config.documents["shards"] = [{"_id": "a", "host": f"{old},127.0.0.1:{new.port}"}]
-        connection = await cluster.connect("a", old)
-    assert connection.address == ("127.0.0.1", new.port)
-    connection.abort()
-    await new.stop()
-    await cluster.close()
-
-
-async def test_a_member_that_is_not_primary_is_refused(config: ScriptedMember, cluster: Cluster):
-    shard = await ScriptedMember("rs").start()
-    config.documents["shards"] = [{"_id": "a", "host": shard.host}]
-    await cluster.shards()
-    (await cluster.connect("a")).abort()
-    shard.primary = False
-    with pytest.raises(CommandError) as failure:
-        await cluster.connect("a")
-    assert failure.value.code in (133, 10107)
-    assert "ResumableChangeStreamError" in failure.value.labels
-    await shard.stop()
 
 
 @pytest.mark.parametrize(
@@ -179,8 +122,3 @@ async def test_commands_for_a_replica_set_follow_its_primary():
         connection.abort()
     await cluster.close()
     await first.stop()
-
-
-def test_a_bad_configdb_is_refused():
-    with pytest.raises(ValueError, match="setName/host:port"):
-        Cluster("localhost:27019", replica_set=ProbedReplicaSet)

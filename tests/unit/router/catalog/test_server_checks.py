@@ -3,11 +3,13 @@
 import asyncio
 from typing import cast
 
+import pytest
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster
-from router.catalog.server_checks import ServerChecks
+from router.catalog.server_checks import Check, ServerChecks
 from shard_client.errors import CommandError
+from shard_client.wire.authentication import Access, Credentials
 from tests.doubles.fake_clusters import AnsweringCluster
 from tests.harness.until import PATIENCE
 
@@ -21,7 +23,7 @@ async def test_a_hanging_shard_does_not_delay_the_results() -> None:
             cluster.answering.set()
             found = await checks.results(timeout=None)
             assert [each.target for each in found] == ["config", "a"]
-            assert all(each.answers and each.complete for each in found)
+            assert all(each.usable and each.complete for each in found)
             cluster.answering.clear()
             assert (await checks.results(timeout=0.0)) == found
     finally:
@@ -33,12 +35,92 @@ async def test_the_oldest_entry_is_found_and_a_missing_config_server_named() -> 
     cluster.answering.set()
     cluster.entry = {"ts": Timestamp(100, 1)}
     cluster.failure = CommandError(133, "no primary")
-    checks = ServerChecks(cast(Cluster, cluster))
-    try:
-        found = {each.target: each for each in await checks.results(timeout=None)}
-    finally:
-        await checks.close()
+    found = await found_by(cluster)
     assert found["a"].oldest == Timestamp(100, 1)
     assert not found["a"].complete
-    assert not found["config"].answers
+    assert not found["config"].usable
     assert "no primary" in str(found["config"].problem)
+
+
+_DIRECT = "You are connecting to a sharded cluster improperly by connecting directly to a shard."
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "said"),
+    [
+        (13, _DIRECT, "refuses the router: You are connecting"),
+        (18, "cannot log in to cfg as least@admin: no", "Check security.user, authSource"),
+    ],
+)
+async def test_a_refusal_is_not_called_a_silence(code: int, message: str, said: str) -> None:
+    cluster = AnsweringCluster()
+    cluster.answering.set()
+    cluster.failure = CommandError(code, message)
+    found = await found_by(cluster)
+    assert not found["config"].usable
+    assert said in str(found["config"].problem)
+    assert "does not answer" not in str(found["config"].problem)
+    assert found["a"].problem is None
+
+
+_ALL = {"resource": {"anyResource": True}, "actions": ["find", "changeStream", "viewUser"]}
+_CONFIG = {"resource": {"db": "config", "collection": ""}, "actions": ["find", "changeStream"]}
+_WRITES = {"resource": {"cluster": True}, "actions": ["appendOplogNote"]}
+_SIZE = {"resource": {"db": "local", "collection": "oplog.rs"}, "actions": ["collStats", "find"]}
+
+
+async def test_from_8_0_on_the_role_of_direct_operations_is_missed() -> None:
+    cluster = AnsweringCluster()
+    cluster.answering.set()
+    cluster.access = Access(Credentials("least", "admin", ("secret",)))
+    cluster.privileges = [_ALL, _WRITES, _SIZE]
+    assert not [each for each in (await found_by(cluster)).values() if each.problem]
+    cluster.wire_version = 25
+    for place in (await found_by(cluster)).values():
+        # A cluster of one shard works without it.
+        assert place.serves
+        assert place.usable
+        assert "lacks issueDirectShardOperations on the cluster" in str(place.problem)
+        assert "least@admin" in str(place.problem)
+    cluster.failure = CommandError(13, _DIRECT)
+    config = (await found_by(cluster))["config"]
+    assert not config.serves
+    assert not config.usable
+    assert "lacks issueDirectShardOperations" in str(config.problem)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "problem"),
+    [
+        ({"config": "config/host:1"}, "lacks changeStream and find on all databases"),
+        ({}, "lists no"),
+    ],
+)
+async def test_the_config_server_may_be_the_only_shard(hosts: dict[str, str], problem: str) -> None:
+    cluster = AnsweringCluster()
+    cluster.answering.set()
+    cluster.access = Access(Credentials("least", "admin", ("secret",)))
+    cluster.privileges = [_WRITES, _SIZE, _CONFIG, {**_ALL, "actions": ["viewUser"]}]
+    cluster.hosts = hosts
+    [config, *_] = (await found_by(cluster)).values()
+    assert problem in str(config.problem)
+    assert config.fatal == (not hosts)
+    assert (config.oldest is None) == (not hosts), "only a shard's oplog has what clients read"
+
+
+async def test_streams_on_some_databases_may_be_all_that_is_wanted() -> None:
+    cluster = AnsweringCluster()
+    cluster.answering.set()
+    cluster.access = Access(Credentials("least", "admin", ("secret",)))
+    shop = {"resource": {"db": "shop", "collection": ""}}
+    for actions in (["changeStream", "find"], ["changeStream"]):
+        cluster.privileges = [{**shop, "actions": actions}, _WRITES, _SIZE]
+        assert (await found_by(cluster))["a"].usable == ("find" in actions)
+
+
+async def found_by(cluster: AnsweringCluster) -> dict[str | None, Check]:
+    checks = ServerChecks(cast(Cluster, cluster))
+    try:
+        return {each.target: each for each in await checks.results(timeout=None)}
+    finally:
+        await checks.close()

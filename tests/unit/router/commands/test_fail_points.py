@@ -1,6 +1,5 @@
 """Fail points are disabled by default; once enabled, they work as drivers' tests expect."""
 
-import asyncio
 import subprocess
 import sys
 from typing import Any
@@ -43,35 +42,6 @@ async def test_a_command_fails_the_requested_number_of_times_with_labels() -> No
         assert (await client.command("admin", fail("off")))["count"] == 2
 
 
-async def test_only_the_named_application_fails() -> None:
-    async with facade(fail_points=FailPoints()) as router, await router.client() as admin:
-        point = fail("alwaysOn", failCommands=["hello"], errorCode=8, appName="victim")
-        await admin.command("admin", point)
-        for name, code in (("victim", 8), ("bystander", None)):
-            async with await router.client() as client:
-                metadata = {"driver": {"name": "x", "version": "1"}, "os": {"type": "x"}}
-                hello = {"hello": 1, "client": {**metadata, "application": {"name": name}}}
-                assert (await client.command("admin", hello)).get("code") == code
-
-
-async def test_a_connection_can_be_closed() -> None:
-    async with facade(fail_points=FailPoints()) as router, await router.client() as client:
-        point = fail({"times": 1}, failCommands=["ping"], closeConnection=True)
-        await client.command("admin", point)
-        client.send("admin", {"ping": 1})
-        with pytest.raises(EOFError):
-            await client.receive()
-
-
-async def test_get_more_fails_with_the_label_of_its_code() -> None:
-    async with facade(fail_points=FailPoints()) as router, await router.client() as client:
-        cursor_id = (await client.command("db", WATCH))["cursor"]["id"]
-        point = fail({"times": 1}, "failGetMoreAfterCursorCheckout", errorCode=262)
-        await client.command("admin", point)
-        reply = await client.command("db", {"getMore": cursor_id, "collection": "c"})
-        assert (reply["code"], reply["errorLabels"]) == (262, ["ResumableChangeStreamError"])
-
-
 async def test_a_get_more_that_fails_after_checkout_ends_its_cursor() -> None:
     async with facade(fail_points=FailPoints()) as router, await router.client() as client:
         cursor_id = (await client.command("db", WATCH))["cursor"]["id"]
@@ -88,35 +58,6 @@ async def test_a_get_more_that_fails_after_checkout_ends_its_cursor() -> None:
             "Hit the 'failGetMoreAfterCursorCheckout' failpoint",
         )
         assert (await client.command("db", get_more))["code"] == 43
-
-
-@pytest.mark.parametrize(
-    ("command", "labels"),
-    [
-        (WATCH, ["ResumableChangeStreamError"]),
-        ({"aggregate": "c", "pipeline": [], "cursor": {}}, None),
-    ],
-)
-async def test_default_labels_are_those_of_mongos(
-    command: dict[str, Any], labels: list[str] | None
-) -> None:
-    names = ["aggregate"]
-    async with facade(fail_points=FailPoints()) as router, await router.client() as client:
-        await client.command("admin", fail("alwaysOn", failCommands=names, errorCode=11602))
-        assert (await client.command("admin", command)).get("errorLabels") == labels
-        point = fail("alwaysOn", failCommands=names, errorCode=11602, errorLabels=[])
-        await client.command("admin", point)
-        assert "errorLabels" not in await client.command("admin", command)
-
-
-async def test_blocking_delays() -> None:
-    async with facade(fail_points=FailPoints()) as router, await router.client() as client:
-        point = fail("alwaysOn", failCommands=["ping"], blockConnection=True, blockTimeMS=50)
-        await client.command("admin", point)
-        loop = asyncio.get_running_loop()
-        start = loop.time()
-        assert (await client.command("admin", {"ping": 1}))["ok"] == 1
-        assert loop.time() - start >= 0.05
 
 
 async def test_passed_through_commands_fail_before_they_are_sent() -> None:
@@ -152,10 +93,3 @@ async def test_modes_and_data_that_the_router_does_not_know_are_refused(
         reply = await client.command("admin", {"configureFailPoint": "failCommand", **command})
         assert reply["code"] == 2
         assert words in reply["errmsg"]
-
-
-async def test_an_unknown_fail_point_is_an_error() -> None:
-    async with facade(fail_points=FailPoints()) as router, await router.client() as client:
-        reply = await client.command("admin", fail("off", "hangSomewhere"))
-        assert (reply["code"], reply["codeName"]) == (266, "FailPointSetFailed")
-        assert reply["errmsg"] == "hangSomewhere not found"

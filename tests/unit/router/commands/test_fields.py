@@ -4,37 +4,11 @@ from collections import deque
 from typing import Any
 
 import pytest
-from bson import Decimal128, Int64
 
 from router.config.log_lines import RECENT
 from tests.harness.facade import facade
 
 WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
-
-
-@pytest.mark.parametrize(
-    ("fields", "code", "said"),
-    [
-        ({"collection": 5}, 14, "'getMore.collection' is the wrong type 'int'"),
-        ({"collection": None}, 40414, "'getMore.collection' is missing"),
-        ({"collection": "c", "bogus": 1}, 40415, "'getMore.bogus' is an unknown field"),
-        ({"collection": "c", "batchSize": "x"}, 14, "'getMore.batchSize' is the wrong type"),
-        ({"collection": "c", "batchSize": True}, 14, "'getMore.batchSize' is the wrong type"),
-        ({"collection": "c", "maxTimeMS": -1}, 2, "{maxTimeMS: -1}"),
-        ({"collection": "c", "maxTimeMS": Int64(2**40)}, 2, "does not know {maxTimeMS"),
-        ({"collection": "c", "maxTimeMS": float("nan")}, 2, "does not know {maxTimeMS: nan}"),
-        ({"collection": "c", "maxTimeMS": Decimal128("Infinity")}, 2, "{maxTimeMS: Infinity}"),
-        ({}, 40414, "'getMore.collection' is missing"),
-    ],
-)
-async def test_invalid_get_more_fields_are_refused(
-    fields: dict[str, Any], code: int, said: str
-) -> None:
-    async with facade() as router, await router.client() as client:
-        cursor_id = (await client.command("db", WATCH))["cursor"]["id"]
-        reply = await client.command("db", {"getMore": cursor_id, **fields})
-        assert reply["code"] == code
-        assert said in reply["errmsg"]
 
 
 @pytest.mark.parametrize(

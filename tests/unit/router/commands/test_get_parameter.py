@@ -61,40 +61,6 @@ async def test_parameters_of_the_router_and_the_upstream_are_returned(
         )
 
 
-async def test_an_unknown_parameter_is_an_error_without_a_code() -> None:
-    async with (
-        scripted_server(answer) as mongos,
-        facade(UpstreamMongos([("127.0.0.1", mongos.port)]), parameters=OWN) as router,
-        await router.client() as client,
-    ):
-        for command in ({"getParameter": 1}, {"getParameter": 1, "nosuch": 1, "comment": "x"}):
-            reply = await client.command("admin", command)
-            assert (reply["ok"], reply["errmsg"], reply.get("code")) == (
-                0,
-                "no option found to get",
-                None,
-            )
-        assert mongos.asked[-1].command.keys() & {"nosuch", "comment"} == {"nosuch"}
-
-
-@pytest.mark.parametrize(
-    ("flags", "code", "message"),
-    [
-        ({"x": 1}, 40415, "BSON field 'getParameter.x' is an unknown field."),
-        (
-            {"allParameters": "x"},
-            14,
-            "BSON field 'getParameter.allParameters' is the wrong type 'string', expected types "
-            "'[bool, long, int, decimal, double']",
-        ),
-    ],
-)
-async def test_bad_flags_are_refused(flags: dict[str, Any], code: int, message: str) -> None:
-    async with facade(parameters=OWN) as router, await router.client() as client:
-        reply = await client.command("admin", {"getParameter": flags})
-        assert (reply["code"], reply["errmsg"]) == (code, message)
-
-
 async def test_parameters_come_from_a_shard_without_an_upstream() -> None:
     async with (
         scripted_server(answer) as shard,
@@ -109,11 +75,3 @@ async def test_parameters_come_from_a_shard_without_an_upstream() -> None:
         assert reply["cursorTimeoutMillis"] == 5
         reply = await client.command("admin", {"getParameter": 1, "nosuch": 1})
         assert reply["errmsg"] == "no option found to get"
-
-
-async def test_fail_points_do_not_exist_without_test_commands() -> None:
-    async with facade() as router, await router.client() as client:
-        for database in ("admin", "db"):
-            command = {"configureFailPoint": "failCommand", "mode": "off"}
-            reply = await client.command(database, command)
-            assert (reply["code"], reply["errmsg"]) == (59, "no such cmd: configureFailPoint")

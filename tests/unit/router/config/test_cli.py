@@ -150,12 +150,6 @@ def test_a_group_of_commands_is_one_entry_point(
     assert "--trigger" in capsys.readouterr().out
 
 
-def test_extras_name_their_packages() -> None:
-    assert "pyspark>=4.2" in cli.requirements_of(["spark"])
-    assert "pyspark>=4.2" not in cli.requirements_of(["dev"])
-    assert cli.requirements_of([]) == []
-
-
 def test_an_unknown_command_is_answered_with_the_nearest(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,8 +1,6 @@
 """The log's format: one JSON object a line, as mongos writes it."""
 
-import asyncio
 import errno
-import gc
 import io
 import json
 import logging
@@ -140,18 +138,3 @@ def test_what_libraries_log_is_lines_of_the_log(stream: io.StringIO) -> None:
     (line,) = logged()
     assert (line["s"], line["msg"]) == ("W", "the server of a has gone")
     assert line["attr"] == {"library": "pymongo.client", "error": "closed"}
-
-
-async def test_an_exception_that_no_task_awaited_is_a_line_of_the_log(stream: io.StringIO) -> None:
-    configure_logging(stream=stream)
-
-    async def fail() -> None:
-        raise LookupError("nobody waits")
-
-    task = asyncio.create_task(fail())
-    await asyncio.wait([task])
-    del task
-    gc.collect()
-    (line,) = [json.loads(each) for each in stream.getvalue().splitlines()]
-    assert (line["s"], line["attr"]["library"]) == ("E", "asyncio")
-    assert line["attr"]["exception"].endswith("LookupError: nobody waits")

@@ -1,7 +1,5 @@
 """``net.tls``: settings that contradict each other, and unusable files."""
 
-import os
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -98,31 +96,3 @@ def test_what_is_not_checked_is_logged(
         assert [line for line in logged if line["log_level"] == "warning"] == []
         Certificates(read(mode="requireTLS", **{**files, **given}).net.tls)
     assert warned in str(logged)
-
-
-def test_certificates_are_exchanged(authority: Authority, tmp_path: Path) -> None:
-    file = tmp_path / "router.pem"
-    authority.issue("first", file=file)
-    certificates = Certificates(
-        read(mode="requireTLS", certificateKeyFile=file, CAFile=authority.file).net.tls
-    )
-    exchanged: list[bool] = []
-    certificates.when_rotated(lambda: exchanged.append(True))
-    former = certificates.contexts.incoming
-    os.truncate(file, 20)
-    with capture_logs() as logged, pytest.raises(ValueError, match="PEM form"):
-        certificates.rotate()
-    assert logged[0]["event"].endswith("the former ones stay in use")
-    assert certificates.contexts.incoming is former
-    assert not exchanged
-    authority.issue("second", file=file, days=3)
-    with capture_logs() as logged:
-        certificates.rotate()
-    assert exchanged
-    assert certificates.contexts.incoming is not former
-    described = certificates.describe()
-    assert described["SSLServerSubjectName"] == "CN=second,OU=servers,O=tests"
-    assert described["SSLServerHasCertificateAuthority"] is True
-    left = certificates.contexts.certificate.expires - datetime.now(UTC)
-    assert timedelta(days=2) < left < timedelta(days=3)
-    assert "Server certificate expiration information" in [line["event"] for line in logged]

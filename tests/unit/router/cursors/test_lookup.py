@@ -88,26 +88,6 @@ async def test_a_batch_is_filled_even_if_stages_drop_events(
     assert shown(await cursor.next_batch(2, PATIENCE)) == [{"_id": 6, "v": 6}]
 
 
-async def test_events_beyond_a_reply_s_size_come_in_the_next_reply(
-    cluster: ScriptedCluster, mongos: ScriptedMongos
-):
-    mongos.documents["c"] = [{"_id": n, "x": "a" * 1000} for n in range(10)]
-    for n in range(10):
-        cluster.shards["s0"].update(101 + n, n)
-    cluster.noop(120)
-    cursor = await opened(
-        cluster.registry(mongos=mongos.connect, reply_bytes=65536, replies_bytes=1)
-    )
-    batches = await read(cursor, 10)
-    assert [each["_id"] for batch in batches for each in shown(batch)] == list(range(10))
-    cursor = await opened(cluster.registry(mongos=mongos.connect, reply_bytes=4000))
-    batches = await read(cursor, 10)
-    assert [len(batch.events) for batch in batches] == [3, 3, 3, 1]
-    assert [each["_id"] for batch in batches for each in shown(batch)] == list(range(10))
-    ends = [bson.decode(batch.events[-1])["_id"] for batch in batches[:-1]]
-    assert [bson.decode(batch.pbrt) for batch in batches[:-1]] == ends
-
-
 async def test_documents_count_in_the_memory_of_the_process(
     cluster: ScriptedCluster, mongos: ScriptedMongos
 ):
@@ -164,11 +144,8 @@ async def test_a_kill_ends_a_lookup(cluster: ScriptedCluster, mongos: ScriptedMo
     await until(lambda: mongos.server.open == 0)
 
 
-async def test_streams_with_different_lookups_share_remotes(
-    cluster: ScriptedCluster, mongos: ScriptedMongos
-):
-    registry = cluster.registry(mongos=mongos.connect)
-    await registry.open(stream(), OWNER)
-    await registry.open(lookup(), OWNER)
-    await registry.open(lookup({"$unset": "ns"}), OWNER)
-    assert cluster.shards["s0"].commands["aggregate"] == 1
+async def test_the_error_without_an_upstream_names_the_remedy(cluster: ScriptedCluster):
+    with pytest.raises(CommandError) as error:
+        await cluster.registry().open(lookup(), OWNER)
+    assert error.value.code == 72
+    assert "--upstream" in error.value.message

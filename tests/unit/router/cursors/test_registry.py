@@ -2,29 +2,13 @@
 
 import asyncio
 
-import bson
 import pytest
-from bson import Timestamp
 
 from router.cursors.cursor import Owner
 from router.cursors.registry import CursorRegistry
 from shard_client.errors import CommandError
-from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, read_until, stream
-from tests.doubles.scripted_member import mark_token
+from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, stream
 from tests.harness.until import until
-
-
-async def test_a_stream_from_now_omits_earlier_events(cluster: ScriptedCluster):
-    cluster.shards["s0"].insert(140, 1)
-    cluster.shards["s1"].insert(150, 2)
-    cursor, first = await cluster.registry().open(stream(None), OWNER)
-    assert bson.decode(first.pbrt) == {"_data": mark_token(Timestamp(150, 2))}
-    opened = [member.opened[0] for member in cluster.shards.values()]
-    gossiped = {command["$clusterTime"]["clusterTime"] for command in opened}
-    assert gossiped == {Timestamp(150, 1)}, "the shards' next writes lie beyond the start"
-    cluster.shards["s0"].insert(151, 3)
-    cluster.noop(152)
-    assert await read_until(cursor, 1) == [3]
 
 
 @pytest.mark.parametrize(
@@ -79,16 +63,3 @@ async def test_shutdown_ends_a_get_more_so_that_drivers_resume(cluster: Scripted
     with pytest.raises(CommandError) as failure:
         await registry.open(stream(), OWNER)
     assert failure.value.code == 91
-
-
-async def test_a_cancelled_opening_leaves_no_cursors(cluster: ScriptedCluster):
-    registry = cluster.registry(close_timeout=0.5)
-    cluster.shards["s1"].hang.add("aggregate")
-    task = asyncio.create_task(registry.open(stream(), OWNER))
-    await until(lambda: cluster.shards["s1"].commands["aggregate"])
-    task.cancel()
-    await asyncio.wait({task})
-    await registry.close()
-    assert cluster.open_cursors == 0
-    await cluster.clusters[0].close()
-    await until(lambda: not cluster.shards["s1"].writers)

@@ -5,22 +5,36 @@ And whatever an event holds, its evaluation raises nothing else, and leaves noth
 
 import struct
 from collections.abc import Sequence
+from functools import partial
 from random import Random
 from typing import Any
 
 import bson
 import pytest
-from bson.raw_bson import RawBSONDocument
 
+from router.filters import fields
 from router.filters.conditions import OneOf
-from router.filters.fields import MOST_WORK, NESTED_UNIT_BYTES, UNIT_BYTES, TooLargeError
+from router.filters.fields import MOST_WORK, NESTED_UNIT_BYTES, UNIT_BYTES, Allowance, TooLargeError
 from router.filters.index import FilterIndex
 from router.filters.match_compiler import Declined
 from router.filters.stream_filter import compile_filter
 from router.filters.values import number
 from shard_client.bson.values import DECIMAL
-from tests.filters.chance import Chance, document, text
-from tests.unit.router.filters.made_filters import Document, event, index_of
+from tests.filters.chance import Chance, document
+
+Document = dict[str, Any]
+
+
+def index_of(*matches: Document) -> FilterIndex[int]:
+    index: FilterIndex[int] = FilterIndex()
+    for owner, match in enumerate(matches):
+        index.add(owner, compile_filter([{"$match": match}]))
+    return index
+
+
+def event(**fields: Any) -> bytes:
+    return bson.encode({"operationType": "insert", "fullDocument": {"tenant": 1, **fields}})
+
 
 MALFORMED = (ValueError, IndexError, struct.error)
 """What damaged events raise."""
@@ -87,27 +101,6 @@ def test_large_events_cost_nothing_where_little_is_looked_at(
 ) -> None:
     events = [event(**fields) for _ in range(3)]
     assert dict(index_of(match).route(events)) == {0: events}
-
-
-@pytest.mark.parametrize(
-    ("operator", "operand", "met"),
-    [
-        ("$gt", "abc", ["abd", "abcd", "abc\0", "b"]),
-        ("$gte", "abc", ["abc", "abd", "abcd", "abc\0", "b"]),
-        ("$lt", "abc", ["", "ab", "abb", "abbb"]),
-        ("$lte", "abc", ["", "ab", "abb", "abbb", "abc"]),
-        ("$gt", "", ["ab", "abb", "abbb", "abc", "abd", "abcd", "abc\0", "b"]),
-    ],
-)
-def test_strings_are_ordered_by_their_first_bytes(
-    operator: str, operand: str, met: list[str]
-) -> None:
-    strings = ["", "ab", "abb", "abbb", "abc", "abd", "abcd", "abc\0", "b"]
-    index = index_of({"fullDocument.a": {operator: operand}})
-    routed = dict(index.route([event(a=each) for each in strings])).get(0, [])
-    assert [bson.decode(each)["fullDocument"]["a"] for each in routed] == sorted(
-        met, key=strings.index
-    )
 
 
 @pytest.mark.parametrize(
@@ -212,80 +205,6 @@ def test_nothing_is_left_behind_by_an_error(
     assert dict(index.route(events)) == expected
 
 
-SIZES = {
-    1: 8, 5: None, 6: 0, 7: 12, 8: 1, 9: 8, 10: 0, 16: 4, 17: 8, 18: 8, 19: 16, 127: 0, 255: 0,
-}  # fmt: skip
-"""The size of the values of each type that has one; None for binary data."""
-
-
-def any_value(random: Random, depth: int = 0) -> tuple[int, bytes]:
-    """Return a well-framed value of random bytes."""
-    kind = random.choice([*SIZES, 2, 14, 13, 11, 12, 15, 3, 4, 3, 4])
-    some = random.randbytes(random.randrange(6))
-    size = SIZES.get(kind)
-    if size is not None:
-        return kind, random.randbytes(size)
-    if kind in (2, 13, 14):
-        return kind, text(some)
-    if kind == 5:
-        return kind, struct.pack("<iB", len(some), random.randrange(256)) + some
-    if kind == 11:
-        return kind, some.replace(b"\0", b"") + b"\0" + b"i\0"
-    if kind == 12:
-        return kind, text(some) + random.randbytes(12)
-    if kind == 15:
-        body = text(some) + any_document(random, depth + 1)
-        return kind, struct.pack("<i", len(body) + 4) + body
-    return kind, any_document(random, depth + 1)
-
-
-def any_document(random: Random, depth: int) -> bytes:
-    """Return a document with random names, some of them repeated, and random values."""
-    elements = []
-    for _ in range(random.randrange(4) if depth < 4 else 0):
-        kind, value = any_value(random, depth)
-        name = random.choice((b"a", b"b", b"c", b"0", b"7", b"", b"\xff\xfe"))
-        elements.append(bytes([kind]) + name + b"\0" + value)
-    return document(*elements)
-
-
-def any_event(random: Random) -> bytes:
-    """Return an event whose fields hold anything."""
-    fields = [b"\x02operationType\0" + text(b"insert")]
-    for name in (b"fullDocument", b"ns", b"documentKey", b"fullDocumentBeforeChange"):
-        kind, value = any_value(random) if random.random() < 0.3 else (3, any_document(random, 0))
-        fields.append(bytes([kind]) + name + b"\0" + value)
-    return document(*fields)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_any_well_framed_event_is_evaluated(seed: int) -> None:
-    """No value of any type raises, and an index that has seen others gives the same result."""
-    random = Random(seed)
-    chance = Chance(random, repeated=True)
-    filters = []
-    while len(filters) < 40:
-        stages = [{"$match": chance.filter()}]
-        if random.random() < 0.3:
-            stages.append(chance.projection())
-        try:
-            filters.append(compile_filter(stages))
-        except Declined:
-            continue
-    index: FilterIndex[int] = FilterIndex()
-    for owner, each in enumerate(filters):
-        index.add(owner, each)
-    for _ in range(60):
-        data = any_event(random)
-        routed = dict(index.route([data]))
-        fresh: FilterIndex[int] = FilterIndex()
-        for owner, each in enumerate(filters):
-            fresh.add(owner, each)
-        assert dict(fresh.route([data])) == routed
-        for owner in routed:
-            RawBSONDocument(filters[owner].project(data))
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_damaged_events_raise_malformed_only(seed: int) -> None:
     random = Random(seed)
@@ -317,3 +236,85 @@ def test_any_sixteen_bytes_are_a_decimal() -> None:
         hash(value)
         assert value == value
         assert isinstance(value, tuple) or (value < 1.5) is not (value >= 1.5)
+
+
+MOST_TIMES = 4
+"""How far beyond the work for an event the search for the guilty paths may go."""
+
+
+@pytest.mark.parametrize(
+    ("matches", "data"),
+    [
+        (
+            [{f"fullDocument.a.x{n}": 1} for n in range(1000)],
+            event(a=[{}] * (MOST_WORK // 500)),
+        ),
+        (
+            [{f"fullDocument.a.x.y{n}": 1} for n in range(1000)],
+            event(a=[{"x": 1}] * (MOST_WORK // 500)),
+        ),
+        (
+            [{"fullDocument.a": {"$in": [*range(999), n]}} for n in range(1000, 1100)],
+            event(a=list(range(1000))),
+        ),
+        (
+            [{"fullDocument.a": {"$gt": "x" * 50_000 + "z"}} for _ in range(100)],
+            event(a=["x" * 50_000] * 100),
+        ),
+        (
+            [{"fullDocument.a": {"$ne": "x" * 50_000}} for _ in range(100)],
+            event(a=["y" * 50_000] * 100),
+        ),
+        (
+            [{"$nor": [{"fullDocument.a.b": {"$gt": n}} for n in range(99)]} for _ in range(400)],
+            event(a=[1]),
+        ),
+        ([{"fullDocument.a": "x"}], event(a="x" * (MOST_WORK + 1) * UNIT_BYTES)),
+    ],
+    ids=[
+        "missing in documents",
+        "missing in scalars",
+        "filters found many times",
+        "long operands of an order",
+        "long operands of equality",
+        "conditions on nothing",
+        "a long string that is hashed",
+    ],
+)
+def test_work_of_every_kind_counts(matches: Sequence[Document], data: bytes) -> None:
+    filters = index_of(*matches)
+    for _ in range(40):  # by walks and by layouts
+        with pytest.raises(TooLargeError) as raised:
+            filters.route([data])
+        assert raised.value.owners == set(range(len(matches)))
+
+
+def test_owners_of_paths_that_are_not_measured_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    walked = 0
+    real = fields.value_end
+
+    def count(data: bytes, kind: int, start: int) -> int:
+        nonlocal walked
+        walked += 1
+        return real(data, kind, start)
+
+    filters = index_of(*({f"fullDocument.a.x{n}": {"$ne": 1}} for n in range(3000)))
+    monkeypatch.setattr(fields, "value_end", count)
+    with pytest.raises(TooLargeError) as raised:
+        filters.route([event(a=[{"y": 1}] * 1000)])
+    assert raised.value.owners == set(range(3000))
+    assert walked <= MOST_TIMES * MOST_WORK
+
+
+def test_all_projections_of_an_event_share_an_allowance() -> None:
+    large = event(a="x" * 1_000_000)
+    copying = compile_filter([{"$unset": "fullDocument.tenant"}])
+    allowance = Allowance()
+    for _ in range(MOST_WORK * UNIT_BYTES // len(large) // 3):
+        assert copying.project(large, allowance)
+    with pytest.raises(TooLargeError):
+        list(iter(partial(copying.project, large, allowance), b""))
+    assert copying.project(large)
+
+
+FEW, MANY = MOST_WORK // 10, MOST_WORK * 9 // 10

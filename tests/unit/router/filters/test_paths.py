@@ -7,7 +7,7 @@ from random import Random
 import bson
 import pytest
 
-from router.filters.fields import NOTHING, Path
+from router.filters.fields import Path
 from router.filters.paths import PathReader
 from tests.filters.chance import Chance, document, text
 
@@ -128,44 +128,3 @@ def test_documents_built_alike_are_read_as_a_walk_reads_them(seed: int) -> None:
         if len(reader.paths) == 1 and (value := reader.value(event)) is not None:
             ((kind, start, end),) = found[0]
             assert value == (kind, event[start:end])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_below_a_value(kind: str) -> None:
-    """Two paths below one value, one, and one beside it."""
-    tag, *values = KINDS[kind]
-    events = [document(tag + b"v\0" + each, b"\x10w\0\1\0\0\0") for each in values] * 3
-    for paths in ([(b"v", b"z")], [(b"v", b"z"), (b"v", b"y")], [(b"v", b"z"), (b"w",)], [(b"v",)]):
-        reader = PathReader(paths)
-        for event in events:
-            found = reader.walk(event)
-            assert reader.read(event) == found
-            value = reader.value(event) if len(paths) == 1 else None
-            assert value is None or [(value[0], len(value[1]))] == [
-                (kind, end - start) for kind, start, end in found[0]
-            ]
-
-
-def test_a_layout_matches_no_other_field_of_the_same_size() -> None:
-    reader = PathReader([(b"t",)])
-    reader.read(bson.encode({"x": "abc", "y": 1, "t": 7}))
-    for other in ({"x": "abc", "z": 1, "t": 7}, {"x": b"abc", "y": 1, "t": 7}, {"x": "abc"}):
-        event = bson.encode(other)
-        assert reader.read(event) == reader.walk(event)
-
-
-def test_a_document_that_leaves_the_layout_is_read_to_its_end() -> None:
-    reader = PathReader([(b"a", b"b"), (b"c",)])
-    usual = {"x": 1, "a": {"y": 1, "b": 2}, "c": 3}
-    assert [len(found) for found in reader.read(bson.encode(usual))] == [1, 1]
-    for other in (
-        {"x": 1.5, "a": {"y": 1, "b": 2}, "c": 3},
-        {"x": 1, "a": {"b": 2, "y": 1}, "c": 3},
-        {"x": 1, "c": 3, "a": {"y": 1, "b": 2}},
-        {"x": 1, "a": {"y": 1, "b": 2}, "d": 0, "c": 3},
-        {"a": [{"b": 2}], "x": 1, "c": 3},
-    ):
-        event = bson.encode(other)
-        (inner,), (outer,) = reader.read(event)
-        assert (event[inner[1]], event[outer[1]]) == (2, 3)
-    assert reader.read(bson.encode({"x": 1, "a": {"y": 1}})) == [[NOTHING], [NOTHING]]

@@ -11,8 +11,6 @@ from bson.decimal128 import Decimal128
 from router.filters.index import FilterIndex
 from router.filters.match_compiler import Declined
 from router.filters.stream_filter import StreamFilter, compile_filter
-from tests.filters.chance import document
-from tests.recordings.workload import STREAMS
 
 Document = dict[str, Any]
 
@@ -150,66 +148,6 @@ def test_projections_keep_and_drop_fields(stage: Document, fields: Document) -> 
     assert shown == bson.encode({"_id": {"_data": "82"}, **fields})
 
 
-@pytest.mark.parametrize(
-    ("stage", "inside"),
-    [
-        # Recorded from a mongod's change stream.
-        ({"$project": {"f.a": 1}}, {"a": {"0": 1, "1": {"0": 2, "1": {"b": {"5": 3}}}}}),
-        ({"$project": {"f.a.b": 1}}, {"a": {"0": {"0": {"b": {"0": 3}}}}}),
-        ({"$project": {"f": 1}}, {"a": {"4": 1, "x": {"9": 2, "9 ": {"b": {"5": 3}}}}, "c": 1}),
-        ({"$unset": "f.c"}, {"a": {"4": 1, "x": {"9": 2, "9 ": {"b": {"5": 3}}}}}),
-        (
-            {"$unset": "f.a.c"},
-            {"a": {"0": 1, "1": {"0": 2, "1": {"b": {"5": 3}}}}, "c": 1},
-        ),
-    ],
-)
-def test_arrays_with_irregular_names_are_renumbered_where_the_server_does(
-    stage: Document, inside: Document
-) -> None:
-    irregular = {"a": {"4": 1, "x": {"9": 2, "9 ": {"b": {"5": 3}}}}, "c": 1}
-    shown = compile_filter([_with_root(stage)]).project(_with_arrays(irregular))
-    assert shown == _with_arrays(inside)
-
-
-def _with_root(stage: Document) -> Document:
-    """Return a stage on the field f as one on fullDocument."""
-    ((name, operand),) = stage.items()
-    if isinstance(operand, str):
-        return {name: operand.replace("f.", "fullDocument.", 1)}
-    return {name: {each.replace("f", "fullDocument", 1): flag for each, flag in operand.items()}}
-
-
-def _with_arrays(fields: Document) -> bytes:
-    """Return an event whose full document has ``fields``, those that have numbers are arrays."""
-
-    def encoded(value: Document) -> bytes:
-        parts = []
-        for name, inner in value.items():
-            if isinstance(inner, int):
-                parts.append(bson.encode({name: inner})[4:-1])
-                continue
-            kind = b"\x04" if any(each.strip().isdigit() for each in inner) else b"\x03"
-            parts.append(kind + name.encode() + b"\0" + encoded(inner))
-        return document(*parts)
-
-    return document(
-        bson.encode({"_id": {"_data": "82"}})[4:-1], b"\x03fullDocument\0" + encoded(fields)
-    )
-
-
-def test_the_recorded_filters_are_supported() -> None:
-    """The recorded streams whose only stage is a $match are in the supported class."""
-    plain = [
-        stages
-        for _, _, _, stages, *_ in (tuple(stream) for stream in STREAMS.values())
-        if stages and all("$match" in stage for stage in stages)
-    ]
-    assert plain
-    for stages in plain:
-        compile_filter(stages)
-
-
 def test_the_index_routes_events_by_required_values() -> None:
     index: FilterIndex[int] = FilterIndex()
     for tenant in range(1000):
@@ -256,24 +194,3 @@ def test_remembered_values_find_the_same_filters() -> None:
             assert routed(index, event) == routed(index_of(filters), event)
     index.remove(0)
     assert routed(index, events[0]) == set()
-
-
-@pytest.mark.parametrize("beside", [(), ("fullDocument.n",), ("ns.db.more", "ns")])
-def test_a_path_below_a_string_ends_in_nothing_for_each_event(beside: Sequence[str]) -> None:
-    """The first event is walked, the next ones are read by the layout of the first."""
-    paths = ("ns.db.extra", "ns.coll.x", "documentKey._id.y", "fullDocument.a.b")
-    match = [{path: value} for path in paths for value in ("dd", "c", "key", "text", None)]
-    stages = [{"$match": each} for each in match] + [{"$match": {path: "dd"}} for path in beside]
-    event = {"ns": {"db": "dd", "coll": "c"}, "documentKey": {"_id": "key"}}
-    events = [bson.encode(full(a="text", n="dd") | event) for _ in range(4)]
-    for each in stages:
-        index = index_of([compile_filter([each])])
-        path, value = next(iter(each["$match"].items()))
-        met = value is None or path in ("fullDocument.n",)
-        assert dict(index.route(events)) == ({0: events} if met else {}), each
-    together = index_of([compile_filter([each]) for each in stages])
-    assert {owner for owner, _ in together.route(events)} == {
-        owner
-        for owner, each in enumerate(stages)
-        if None in each["$match"].values() or "fullDocument.n" in each["$match"]
-    }

@@ -23,8 +23,6 @@ from tests.harness.until import until
 
 UUID = b"\x11" * 16
 MISMATCH = {"ok": 0.0, "errmsg": "other", "code": 361, "codeName": "CollectionUUIDMismatch"}
-EXPIRED = {"ok": 0.0, "errmsg": "operation exceeded time limit", "code": 50}
-BAD = {"ok": 0.0, "errmsg": "bad", "code": 2, "codeName": "BadValue"}
 
 
 def want(key: dict[str, Any], second: int = 1, collection: str = "c") -> Wanted:
@@ -94,13 +92,6 @@ async def test_a_text_in_a_shard_key_is_found_under_any_collation():
         assert [each.get("collation") for each in mongos.commands] == [{"locale": "simple"}, None]
 
 
-async def test_each_collection_is_requested_separately():
-    async with scripted_mongos(c=[{"_id": 1, "c": 1}], d=[{"_id": 1, "d": 1}]) as mongos:
-        wants = [want({"_id": 1}), want({"_id": 1}, collection="d"), want({"_id": 2})]
-        assert await found(reads(mongos), *wants) == [{"_id": 1, "c": 1}, {"_id": 1, "d": 1}, None]
-        assert sorted(each["find"] for each in mongos.commands) == ["c", "c", "d"]
-
-
 async def test_a_renamed_collection_is_read_under_its_new_name():
     async with scripted_mongos(renamed=[{"_id": 1}, {"_id": 2}]) as mongos:
         mismatch = {**MISMATCH, "actualCollection": "renamed"}
@@ -117,26 +108,6 @@ async def test_a_resumable_error_is_raised_immediately():
             await found(reads(mongos), want({"_id": 1}), want({"_id": 2}))
         assert error.value.code == 133
         assert len(mongos.commands) == 1
-
-
-async def test_the_documents_before_a_key_with_an_error_are_returned():
-    async with scripted_mongos(c=[{"_id": n} for n in range(4)]) as mongos:
-        mongos.refuse = lambda wanted: BAD if wanted["_id"] not in (0, 1, 3) else None
-        assert await found(reads(mongos), *(want({"_id": n}) for n in range(4))) == [
-            {"_id": 0},
-            {"_id": 1},
-        ]
-
-
-async def test_a_single_slow_key_fails_after_the_documents_before_it_are_returned():
-    async with scripted_mongos(c=[{"_id": n} for n in range(4)]) as mongos:
-        mongos.refuse = lambda wanted: EXPIRED if wanted["_id"] not in (0, 1, 3) else None
-        wants = [want({"_id": n}) for n in range(4)]
-        assert await found(reads(mongos), *wants) == [{"_id": 0}, {"_id": 1}]
-        assert len(mongos.commands) == 4
-        with pytest.raises(CommandError) as error:
-            await found(reads(mongos), *wants[2:])
-    assert error.value.code == 89
 
 
 async def test_slow_requests_do_not_delay_others(monkeypatch: pytest.MonkeyPatch):
@@ -186,15 +157,6 @@ async def test_a_read_that_found_a_former_primary_is_repeated_over_another_conne
         mongos.fail("find", 10107)
         assert await found(source, want({"_id": 1})) == [{"_id": 1}]
         assert mongos.server.asked[-1].writer is not former
-
-
-async def test_a_lost_connection_is_replaced():
-    async with scripted_mongos(c=[{"_id": 1}]) as mongos:
-        source = reads(mongos)
-        assert await found(source, want({"_id": 1})) == [{"_id": 1}]
-        asked = mongos.server.asked[-1]
-        asked.writer.transport.abort()
-        assert await found(source, want({"_id": 1})) == [{"_id": 1}]
 
 
 async def test_an_unreachable_upstream_is_a_resumable_error():

@@ -107,27 +107,6 @@ def test_an_event_that_becomes_too_large_is_an_error():
 SESSION = {"id": Binary(b"s" * 16, 4), "uid": b"u" * 32}
 
 
-@pytest.mark.parametrize("text", ["a", "a\0", "a\0\0", "a\0\x10_id\0abc", "\0", ""])
-@pytest.mark.parametrize(
-    "key",
-    [
-        lambda text: {"_id": text},
-        lambda text: {"k": 1, "_id": text},
-        lambda text: {"k": text, "_id": 1},
-        lambda text: {"k": text},
-        lambda text: {"_id": 1, "k": text},
-        lambda text: {"_id": Binary(text.encode(), 5), "k": 1},
-    ],
-)
-def test_keys_with_texts_and_zeros_are_read_whole(text, key):
-    document_key = encoded(key(text))
-    event = bson.encode({**EVENT, "documentKey": RawBSONDocument(document_key)})
-    want = wanted(event)
-    assert want is not None
-    assert want.key == DocumentKey.of(document_key)
-    assert want.key.raw == document_key
-
-
 def random_event(chance: random.Random) -> bytes:
     """Return an event, often as servers write it; fields may be missing, or in any order."""
     kind = chance.choice(["update", "update", "insert", "replace", "delete", "updated", "drop", 7])
@@ -177,3 +156,24 @@ def test_the_fast_path_decides_as_the_walk_over_all_fields(seed):
         assert scanned is None or has_updates([event])
         others += not has_updates([event])
     assert others > 20
+
+
+@pytest.mark.parametrize("text", ["a", "a\0", "a\0\0", "a\0\x10_id\0abc", "\0", ""])
+@pytest.mark.parametrize(
+    "key",
+    [
+        lambda text: {"_id": text},
+        lambda text: {"k": 1, "_id": text},
+        lambda text: {"k": text, "_id": 1},
+        lambda text: {"k": text},
+        lambda text: {"_id": 1, "k": text},
+        lambda text: {"_id": Binary(text.encode(), 5), "k": 1},
+    ],
+)
+def test_keys_with_texts_and_zeros_are_read_whole(text, key):
+    document_key = encoded(key(text))
+    event = bson.encode({**EVENT, "documentKey": RawBSONDocument(document_key)})
+    want = wanted(event)
+    assert want is not None
+    assert want.key == DocumentKey.of(document_key)
+    assert want.key.raw == document_key

@@ -40,11 +40,6 @@ def after(fragment: str, second: int = 1) -> ResumePoint:
     return ResumePoint(ResumeToken.parse(token(second, fragment)))
 
 
-def test_a_small_event_is_not_split():
-    small = event(fullDocument={"x": "a" * 15 * MIB})
-    assert split(small) == [small]
-
-
 def test_fragments_begin_with_small_fields_and_have_own_tokens():
     fragments = [bson.decode(each) for each in split(LARGE)]
     assert [each["_id"] for each in fragments] == [token(1, "29"), token(1, "2B02")]

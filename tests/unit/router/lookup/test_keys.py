@@ -3,13 +3,12 @@
 from typing import Any
 
 import bson
-from bson import Binary, Code, Int64, ObjectId, Timestamp
+from bson import Code, Int64, ObjectId
 from bson.raw_bson import RawBSONDocument
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router.lookup.keys import DocumentKey, each_once, filter_for_all, match_up
-from shard_client.wire.bson_slices import document_of
 
 Document = dict[str, Any]
 
@@ -122,39 +121,6 @@ def test_each_key_gets_the_document_of_its_own_request(wanted, stored):
         expected = find(key)
         # One of several equal documents may match by its bytes, where a server reports two.
         assert got[key.raw] == expected or (len(expected) > 1 and got[key.raw][0] in expected)
-
-
-def test_a_key_has_the_bytes_of_each_field():
-    zero = "a\0\x10_id\0abcd"
-    uuid = Binary(b"\0" * 16, 4)
-    for value in (
-        1,
-        Int64(1),
-        1.5,
-        True,
-        None,
-        ObjectId(),
-        "a",
-        zero,
-        uuid,
-        Timestamp(1, 2),
-        {"a": [1]},
-    ):
-        for names in (
-            ["_id"],
-            ["k", "_id"],
-            ["_id", "k"],
-            ["k"],
-            [],
-            ["_id", "_id"],
-            ["k", "l", "_id"],
-        ):
-            fields = [encoded({name: value})[4:-1] for name in names]
-            key = DocumentKey.of(document_of(b"".join(fields)))
-            assert key.id == (fields[names.index("_id")] if "_id" in names else b"")
-            assert key.others == tuple(
-                each for name, each in zip(names, fields, strict=True) if name != "_id"
-            )
 
 
 def test_a_field_within_another_one_is_no_field_of_the_key():

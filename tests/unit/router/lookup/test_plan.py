@@ -21,13 +21,6 @@ def plan_of(*stages, collection="c", **options):
     return LookupPlan.of(parse_request("db", {**command, "cursor": {}}))
 
 
-def test_only_update_lookup_needs_a_plan():
-    assert plan_of() is None
-    for mode in ("default", "whenAvailable", "required"):
-        assert plan_of(fullDocument=mode) is None
-    assert plan_of(fullDocument="updateLookup") is not None
-
-
 def test_shards_return_events_without_lookups():
     plan = plan_of(UPDATES, PROJECT, fullDocument="updateLookup", showExpandedEvents=True)
     assert plan is not None
@@ -172,8 +165,3 @@ def test_very_large_stages_are_not_looked_into():
     assert divide([small, large, small]) == ((small,), (large, small))
     raw = RawBSONDocument(bson.encode(small))
     assert divide([raw, small]) == ((), (raw, small))
-
-
-def test_a_condition_on_many_values_runs_on_the_shards():
-    stage = {"$match": {"documentKey._id": {"$in": list(range(50_000))}}}
-    assert divide([stage]) == ((stage,), ())

@@ -4,13 +4,13 @@ import asyncio
 from typing import Any
 
 import pytest
-from bson import Binary, Int64
+from bson import Int64
+from hypothesis import given
+from hypothesis import strategies as st
 
 from router.catalog.upstream import UpstreamMongos
-from router.peers.cursor_ids import CursorIds
-from tests.doubles.fake_cursors import event
+from router.peers.cursor_ids import MOST_WORKERS, CursorIds
 from tests.doubles.scripted_server import Asked, scripted_server
-from tests.harness.raw_client import MORE_TO_COME
 from tests.harness.until import PATIENCE, until
 from tests.harness.worker_facades import MARK, worker_facades
 
@@ -19,45 +19,6 @@ WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], 
 
 def get_more(cursor_id: int, **fields: Any) -> dict[str, Any]:
     return {"getMore": Int64(cursor_id), "collection": "c", **fields}
-
-
-async def test_any_worker_answers_a_get_more() -> None:
-    async with (
-        worker_facades(3) as workers,
-        await workers[0].client() as opener,
-        await workers[1].client() as reader,
-    ):
-        cursor_id = (await opener.command("db", WATCH))["cursor"]["id"]
-        for number in range(3):
-            workers[0].cursors.cursors[cursor_id].put(event(number, 100_000))
-            reply = await reader.command("db", get_more(cursor_id), compressed=number == 2)
-            assert [each["n"] for each in reply["cursor"]["nextBatch"]] == [number]
-            assert reply.compressed == (number == 2)
-        assert [worker.node.counters.passed_on for worker in workers] == [0, 3, 0]
-        assert not workers[1].cursors.cursors
-
-
-async def test_a_disconnect_ends_a_get_more_on_another_worker() -> None:
-    async with worker_facades() as workers, await workers[0].client() as opener:
-        cursor_id = (await opener.command("db", WATCH))["cursor"]["id"]
-        cursor = workers[0].cursors.cursors[cursor_id]
-        async with await workers[1].client() as reader:
-            reader.send("db", get_more(cursor_id, maxTimeMS=60_000))
-            await asyncio.wait_for(cursor.waiting.wait(), PATIENCE)
-            reply = await opener.command("db", get_more(cursor_id))
-            assert reply["code"] == 143
-        await until(lambda: not workers[0].cursors.cursors)
-
-
-async def test_an_unacknowledged_get_more_keeps_the_connection_usable() -> None:
-    async with (
-        worker_facades() as workers,
-        await workers[0].client() as opener,
-        await workers[1].client() as reader,
-    ):
-        cursor_id = (await opener.command("db", WATCH))["cursor"]["id"]
-        reader.send("db", get_more(cursor_id, maxTimeMS=1), flags=MORE_TO_COME)
-        assert (await reader.command("admin", {"ping": 1}))["ok"] == 1
 
 
 async def test_the_cursors_of_a_dead_worker_are_not_found() -> None:
@@ -106,36 +67,6 @@ async def test_an_upstream_cursor_with_a_similar_id_continues_there() -> None:
         assert (await client.command("db", get_more(looks_like)))["of"] == "upstream"
 
 
-@pytest.mark.parametrize("command", ["endSessions", "killSessions", "refreshSessions"])
-async def test_sessions_end_and_are_refreshed_on_all_workers(command: str) -> None:
-    async with worker_facades(3) as workers, await workers[1].client() as client:
-        lsid = {"id": Binary(b"s" * 16, 4)}
-        assert (await client.command("admin", {command: [lsid]}))["ok"] == 1
-        for worker in workers:
-            reached = (worker.cursors.ended_sessions, worker.cursors.refreshed_sessions)
-            assert reached[command == "refreshSessions"] == [b"s" * 16]
-
-
-async def test_any_worker_returns_the_status_of_all() -> None:
-    async with (
-        worker_facades(2) as workers,
-        await workers[0].client() as one,
-        await workers[1].client() as two,
-    ):
-        for client in (one, one, two):
-            await client.command("db", WATCH)
-        for client in (one, two):
-            status = await client.command("admin", {"serverStatus": 1, "mem": 0})
-            assert status["connections"]["current"] == 2
-            assert status["connections"]["totalCreated"] == 2
-            assert status["metrics"]["cursor"]["open"]["total"] == 3
-            assert "mem" not in status
-            listed = status["mergerouter"]["workers"]
-            assert [each["worker"] for each in listed] == [1, 2]
-            assert [each["streams"] for each in listed] == [2, 1]
-        assert status["network"]["numRequests"] == 5  # without those between workers
-
-
 async def test_a_newer_topology_version_of_a_client_is_accepted() -> None:
     async with worker_facades(2) as workers, await workers[0].client() as client:
         topology = workers[0].node.topology
@@ -146,3 +77,28 @@ async def test_a_newer_topology_version_of_a_client_is_accepted() -> None:
         topology.move_to(topology.counter + 1)
         reply = await client.receive()
         assert (reply["ok"], reply["topologyVersion"]["counter"]) == (1, topology.counter)
+
+
+MARKS = st.integers(0, 2**15 - 1)
+WORKERS = st.integers(1, MOST_WORKERS)
+
+
+@given(worker=WORKERS, asking=WORKERS, mark=MARKS, chance=st.integers(0, 2**40 - 1))
+def test_a_cursor_id_encodes_its_worker(worker: int, asking: int, mark: int, chance: int) -> None:
+    cursor_id = CursorIds(worker, mark, lambda _bits: chance).new_id()
+    assert 0 < cursor_id < 2**63
+    assert CursorIds(asking, mark).owner(cursor_id) == worker
+
+
+@given(cursor_id=st.integers(-(2**63), 2**63 - 1), mark=MARKS)
+def test_an_id_without_the_mark_has_no_worker(cursor_id: int, mark: int) -> None:
+    marked = cursor_id >= 0 and cursor_id >> 48 == mark
+    owner = CursorIds(1, mark).owner(cursor_id)
+    assert owner is None or marked
+    assert owner is None or 1 <= owner <= MOST_WORKERS
+
+
+@pytest.mark.parametrize("worker", [0, -1, MOST_WORKERS + 1])
+def test_the_number_of_workers_is_limited(worker: int) -> None:
+    with pytest.raises(ValueError, match="a worker's number"):
+        CursorIds(worker, 0)

@@ -4,7 +4,7 @@ from typing import Any
 
 import bson
 import pytest
-from bson import Regex, Timestamp
+from bson import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,23 +54,6 @@ def test_it_starts_beyond_an_invalidate():
 
 
 @pytest.mark.parametrize(
-    "match",
-    [
-        {},
-        {"operationType": "insert"},
-        {"ns.coll": {"$in": ["a", "b"]}, "documentKey._id": {"$gte": 5, "$lt": 9}},
-        {"fullDocument.tenant": 7},
-        {"fullDocument": {"tenant": 7}},
-        {"$or": [{"ns.db": "x"}, {"$and": [{"fullDocument.a": {"$not": {"$type": "string"}}}]}]},
-        {"fullDocument.name": Regex("^a")},
-        {"fullDocument.name": {"$regex": "^a", "$options": "i"}, "$comment": "mine"},
-    ],
-)
-def test_matches_on_the_event_are_kept(match: dict[str, Any]):
-    assert probe({"$match": match}, {"$project": {"ns": 1}})[1] == [{"$match": match}]
-
-
-@pytest.mark.parametrize(
     ("match", "kept"),
     [
         ({"$sampleRate": 0.5}, []),
@@ -114,11 +97,6 @@ def test_matches_on_lookups_are_dropped(mode: str):
     ]
 
 
-def test_expressions_are_kept():
-    match = {"$match": {"$expr": {"$and": [{"$eq": ["$operationType", "insert"]}, "$to"]}}}
-    assert probe(match, KINDS)[1] == [match, KINDS]
-
-
 def test_a_fallible_expression_is_kept_only_with_all_conditions_before_it():
     first = {"$match": {"$expr": {"$in": ["a", "$updateDescription.updatedFields.tags"]}}}
     guard = {"$match": {"$expr": {"$isArray": "$$ROOT.updateDescription.updatedFields.tags"}}}
@@ -126,24 +104,6 @@ def test_a_fallible_expression_is_kept_only_with_all_conditions_before_it():
     assert probe(first, guard, total)[1] == [first, total]
     assert probe(guard, first, total)[1] == [total]
     assert probe({"$match": {**first["$match"], "$sampleRate": 0.5}}, total)[1] == [total]
-
-
-def test_fields_are_removed_as_before_later_matches():
-    removes = {"$project": {"updateDescription": 0, "to": False}}
-    later = {"$match": {"updateDescription": {"$exists": False}}}
-    assert probe({"$unset": "to"}, KINDS, removes, later, removes)[1] == [
-        {"$unset": "to"},
-        KINDS,
-        removes,
-        later,
-    ]
-    assert probe({"$unset": ["to", "_id"]}, KINDS)[1] == []
-
-
-def test_matches_after_other_stages_are_dropped():
-    assert probe({"$project": {"ns": 1}}, KINDS)[1] == []
-    assert probe({"$set": {"ns": 1}}, KINDS)[1] == []
-    assert probe({"$changeStreamSplitLargeEvent": {}})[1] == []
 
 
 FIELDS = ("operationType", "fullDocument", "fullDocumentBeforeChange", "to")

@@ -1,9 +1,7 @@
 import bson
-import pytest
 from bson.timestamp import Timestamp
 
 from router.request.stream_request import (
-    Scope,
     StreamRequest,
     parse_request,
     shard_command,
@@ -50,28 +48,6 @@ def test_shards_get_the_user_s_stages_and_options_with_their_own_start():
             "$readPreference": {"mode": "nearest"},
         },
     )
-
-
-@pytest.mark.parametrize(
-    ("target", "database", "options", "scope", "namespace"),
-    [
-        ("c", "db", {}, Scope.COLLECTION, "db.c"),
-        (1, "db", {}, Scope.DATABASE, "db.$cmd.aggregate"),
-        (1.0, "db", {}, Scope.DATABASE, "db.$cmd.aggregate"),
-        (1, "admin", {"allChangesForCluster": True}, Scope.CLUSTER, "admin.$cmd.aggregate"),
-    ],
-)
-def test_each_scope_has_its_own_aggregate(target, database, options, scope, namespace):
-    asked = request(target, database, options=options, cursor={})
-    assert (asked.scope, asked.namespace) == (scope, namespace)
-    sent_to, command = shard_command(asked, AT)
-    assert (sent_to, command["aggregate"]) == (database, "c" if target == "c" else 1)
-
-
-def test_a_reopened_remote_resumes_after_its_token():
-    token = token_document(data_of(5, 3))
-    _, command = shard_command(request(cursor={}), token)
-    assert command["pipeline"] == [{"$changeStream": {"resumeAfter": bson.decode(token)}}]
 
 
 def test_a_cursor_at_an_invalidate_is_reopened_with_start_after():

@@ -11,7 +11,7 @@ from bson.objectid import ObjectId
 from bson.regex import Regex
 from bson.timestamp import Timestamp
 
-from router.bson_text import render, type_name
+from router.bson_text import type_name
 from router.request.stream_request import AtTime, parse_request
 from shard_client.errors import CommandError
 from tests.unit.router.made_tokens import data_of
@@ -180,13 +180,6 @@ def test_accepted_options_are_kept():
 )
 def test_values_have_mongodb_s_type_names(value, name):
     assert type_name(value) == name
-
-
-def test_documents_are_rendered_as_on_mongos():
-    document = {"a": [1, "x", None], "b": {"c": False}, "t": Timestamp(1, 2), "d": b"\x01"}
-    assert render(document) == (
-        '{a: [1, "x", null], b: {c: false}, t: Timestamp(1, 2), d: BinData(0, "01")}'
-    )
 
 
 @pytest.mark.parametrize("stage", ["$_internalInhibitOptimization", "$_internalShredDocuments"])

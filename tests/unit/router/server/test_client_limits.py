@@ -25,6 +25,9 @@ from router.client_limits import (
 from router.config.settings import load_settings
 from router.fair_limit import FairLimit
 from router.server.client_deadlines import ClientDeadlines, Progress
+from router.server.incoming import Turns
+from shard_client.wire.documents import encode
+from shard_client.wire.frames import build_msg
 from tests.doubles.scripted_server import Asked, scripted_server
 from tests.harness.facade import Facade, facade
 from tests.harness.raw_client import RawClient
@@ -33,7 +36,6 @@ from tests.harness.until import PATIENCE, until
 _MIB = 1024 * 1024
 SHORT = 1.0
 PING = {"ping": 1}
-SASL_START = {"saslStart": 1, "mechanism": "SCRAM-SHA-256", "payload": b"first"}
 
 
 async def ends(client: RawClient) -> None:
@@ -177,55 +179,140 @@ async def test_before_the_login_no_field_opens_a_connection_to_the_upstream() ->
         assert connected.client.links == {}
 
 
-async def test_a_stalled_login_ends_its_connection() -> None:
-    limits = ClientLimits(login_time=SHORT, failed_login_delay=0)
-    async with secured(limits) as (router, in_progress), await router.client() as client:
-        assert (await client.command("admin", SASL_START))["ok"]
-        assert in_progress.held == 1
-        await ends(client)
-        await until(lambda: in_progress.held == 0)
+MIB = 1024 * 1024
+HEADER = struct.pack("<iiii", 4 * MIB, 1, 0, 2013)
 
 
-async def test_logins_in_progress_are_bounded() -> None:
-    """One address has half of them; further ones wait until another ends."""
-    async with (
-        secured(ClientLimits(logins_in_progress=4)) as (router, in_progress),
-        AsyncExitStack() as owned,
-    ):
-        clients = [await owned.enter_async_context(await router.client()) for _ in range(5)]
-        for client in clients[:2]:
-            assert (await client.command("admin", SASL_START))["ok"]
-        for client in clients[2:]:
-            client.send("admin", SASL_START)
-        other = RawClient(
-            *await asyncio.open_connection("127.0.0.1", router.port, local_addr=("127.0.0.2", 0))
-        )
-        await owned.enter_async_context(other)
-        assert (await other.command("admin", SASL_START))["ok"]
-        assert in_progress.held == 3
-        clients[0].writer.close()
-        assert (await clients[2].receive())["ok"]
-        clients[3].writer.close()  # it waited for its turn
-        clients[1].writer.close()
-        assert (await clients[4].receive())["ok"]
-        assert in_progress.held == 3
-        for client in (clients[2], clients[4], other):
-            client.writer.close()
-        await until(lambda: in_progress.held == 0)
+async def asked(intake: FairLimit, client: str, size: int) -> "asyncio.Task[None]":
+    task = asyncio.create_task(intake.admit(client, size))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    return task
 
 
-async def test_addresses_take_turns_to_log_in() -> None:
-    in_progress = FairLimit.of_logins(2)
-    order: list[str] = []
+async def test_one_client_leaves_room_for_others() -> None:
+    intake = FairLimit.of_messages(100)
+    assert (await asked(intake, "a", 25)).done()
+    assert (await asked(intake, "a", 25)).done()
+    more = await asked(intake, "a", 10)
+    assert not more.done(), "the client has half of all"
+    assert (await asked(intake, "b", 40)).done()
+    other = await asked(intake, "c", 20)
+    assert not other.done(), "no room"
+    intake.release("a", 25)
+    await asyncio.gather(other, return_exceptions=True)
+    assert (other.done(), more.done(), intake.held) == (True, False, 85)
+    intake.release("b", 40)
+    await more
+    for client, size in (("a", 25), ("a", 10), ("c", 20)):
+        intake.release(client, size)
+    assert intake.held == 0
 
-    async def log_in(address: str) -> None:
-        await in_progress.admit(address)
-        order.append(address)
 
-    async with asyncio.TaskGroup() as tasks:
-        for address in ("a", "a", "a", "b", "b", "c"):
-            tasks.create_task(log_in(address))
-        for count in range(1, 6):
-            await until(lambda count=count: len(order) > count)
-            in_progress.release(order[count - 1])
-    assert order == ["a", "b", "a", "b", "c", "a"]
+async def test_a_small_message_waits_for_no_larger_one_of_its_client() -> None:
+    intake = FairLimit.of_messages(100)
+    await intake.admit("a", 25)
+    larger = await asked(intake, "a", 40)
+    small = await asked(intake, "a", 20)
+    assert (small.done(), larger.done()) == (True, False)
+    late = await asked(intake, "a", 10)
+    intake.release("a", 25)
+    await late
+    assert (larger.done(), intake.held) == (False, 30)
+    intake.release("a", 20)
+    await larger
+
+
+async def test_a_message_whose_client_has_gone_holds_nothing() -> None:
+    intake = FairLimit.of_messages(100)
+    await intake.admit("a", 60)
+    waiting = await asked(intake, "b", 60)
+    admitted = await asked(intake, "c", 60)
+    waiting.cancel()
+    intake.release("a", 60)
+    await admitted
+    intake.release("c", 60)
+    late = await asked(intake, "a", 60)
+    blocked = await asked(intake, "b", 60)
+    intake.release("a", 60)  # admits b, which is cancelled before it runs
+    blocked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await blocked
+    assert late.done()
+    assert intake.held == 0
+
+
+async def test_unfinished_messages_are_bounded_in_all() -> None:
+    limits = ClientLimits(messages_bytes=16 * MIB)
+    async with facade(client_limits=limits) as router, AsyncExitStack() as owned:
+        intake = router.listener._shared.intake
+        slow = [await owned.enter_async_context(await router.client()) for _ in range(20)]
+        for each in slow:
+            each.send_bytes(HEADER + bytes(3 * MIB))
+        await until(lambda: intake.held == 8 * MIB)
+        async with await connect_from("127.0.0.2", router.port) as other:
+            reply = await other.command("admin", {"ping": 1, "comment": "x" * (MIB // 2)})
+            assert reply["ok"] == 1
+        assert intake.held == 8 * MIB
+        for each in slow:
+            each.writer.transport.abort()
+        await until(lambda: intake.held == 0)
+        async with await router.client() as client:
+            reply = await client.command("admin", {"ping": 1, "comment": "x" * (MIB // 2)})
+            assert reply["ok"] == 1
+
+
+async def connect_from(address: str, port: int) -> RawClient:
+    connection = await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
+    return RawClient(*connection)
+
+
+PINGS = 100
+PING_FRAME = build_msg(encode({"ping": 1, "$db": "admin"}), request_id=1)
+
+
+async def test_turns_are_taken_in_the_order_of_asking_a_few_in_each_iteration() -> None:
+    turns, taken = Turns(2), list[int]()
+
+    async def ask(number: int) -> None:
+        await turns.take()
+        taken.append(number)
+
+    tasks = [asyncio.ensure_future(ask(number)) for number in range(6)]
+    counts = []
+    while len(taken) < 6:
+        await asyncio.sleep(0)
+        counts.append(len(taken))
+    assert taken == [*range(6)]
+    assert all(later - earlier <= 2 for earlier, later in zip([0, *counts], counts, strict=False))
+    await asyncio.gather(*tasks)
+
+
+async def flooded(router: Facade, clients: int) -> list[int]:
+    """Let clients pipeline pings; return how many are answered in each iteration of the loop."""
+    connections = [await asyncio.open_connection("127.0.0.1", router.port) for _ in range(clients)]
+    await until(lambda: router.node.counters.connections == clients)
+    before = router.node.counters.requests
+    for _reader, writer in connections:
+        writer.write(PING_FRAME * PINGS)
+    counts = [0]
+    async with asyncio.timeout(PATIENCE):
+        while sum(counts) < clients * PINGS:
+            await asyncio.sleep(0)
+            counts.append(router.node.counters.requests - before - sum(counts))
+    for _reader, writer in connections:
+        writer.close()
+    return counts
+
+
+@pytest.mark.parametrize(("login", "most"), [(False, 8), (True, 1)])
+async def test_pipelined_messages_leave_the_loop_to_others(login: bool, most: int) -> None:
+    own: Any = SimpleNamespace(in_progress=FairLimit.of_logins(1))
+
+    def logins(peer: str, _certificate: object) -> Login:
+        return Login(own, peer)
+
+    access: Any = SimpleNamespace(login=logins, times=SimpleNamespace(newest=None))
+    async with facade(access=access if login else None) as router:
+        counts = await flooded(router, 20)
+    assert max(counts) <= most

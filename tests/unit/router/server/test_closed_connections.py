@@ -48,24 +48,8 @@ def reset(client: RawClient) -> None:
     client.writer.transport.abort()
 
 
-async def leaves_after_a_hello(_router: Facade, client: RawClient) -> None:
-    await client.command("admin", {"hello": 1})
-
-
 async def leaves_within_a_message(_router: Facade, client: RawClient) -> None:
     client.send_bytes(LARGE)
-    await client.writer.drain()
-
-
-async def resets_within_a_message(router: Facade, client: RawClient) -> None:
-    await leaves_within_a_message(router, client)
-    reset(client)
-
-
-async def leaves_with_messages_waiting(_router: Facade, client: RawClient) -> None:
-    for _ in range(200):
-        client.send("admin", {"ping": 1})
-    client.send("admin", {"ping": 1, "comment": "x" * MIB})
     await client.writer.drain()
 
 
@@ -94,11 +78,6 @@ async def leaves_during_a_relayed_command(router: Facade, client: RawClient) -> 
     await until(lambda: router.node.counters.passed_through > before)
 
 
-async def breaks_the_protocol(_router: Facade, client: RawClient) -> None:
-    client.send_bytes(struct.pack("<iiii", 48_000_001, 1, 0, 2013) + bytes(1000))
-    await client.closed()
-
-
 async def misses_a_deadline(_router: Facade, client: RawClient) -> None:
     client.send_bytes(LARGE)
     await client.closed()
@@ -111,14 +90,10 @@ async def never_answers(_asked: Asked) -> None:
 @pytest.mark.parametrize(
     "visit",
     [
-        leaves_after_a_hello,
         leaves_within_a_message,
-        resets_within_a_message,
-        leaves_with_messages_waiting,
         leaves_during_a_get_more,
         leaves_with_a_reply_unread,
         leaves_during_a_relayed_command,
-        breaks_the_protocol,
         misses_a_deadline,
     ],
 )

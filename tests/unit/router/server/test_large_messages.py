@@ -13,7 +13,6 @@ from structlog.testing import capture_logs
 from router.access.users import User, UserName
 from router.catalog.upstream import UpstreamMongos
 from router.server import replies, request
-from router.server.request import INLINE_SIZE
 from tests.doubles.fake_cursors import event
 from tests.doubles.scripted_server import answer_ok, scripted_server
 from tests.harness.facade import facade
@@ -147,17 +146,6 @@ async def test_passed_through_messages_are_not_decoded(monkeypatch: pytest.Monke
     ):
         for command, how in commands:
             assert (await client.command("db", command, **how))["n"] == next(iter(command))
-
-
-async def test_large_messages_are_unpacked_off_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    unpacking = Threads(monkeypatch, request, "decompress_frame")
-    packing = Threads(monkeypatch, replies, "compress_frame")
-    async with facade() as router, await router.client() as client:
-        for size in (1, INLINE_SIZE):
-            command = {"ping": 1, "comment": "x" * size}
-            assert (await client.command("admin", command, compressed=True))["ok"] == 1
-        assert unpacking.on_the_loop == [True, False]
-        assert packing.on_the_loop == [True, True]
 
 
 async def test_large_replies_are_packed_off_the_loop_and_keep_their_order(

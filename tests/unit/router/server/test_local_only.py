@@ -5,9 +5,7 @@ from typing import Any
 import pytest
 
 from router.catalog.upstream import UpstreamMongos
-from router.commands.administration import LOCAL_ONLY
 from router.server import listener
-from shard_client.wire import connection
 from shard_client.wire.connection import is_loopback
 from tests.doubles.scripted_server import answer_ok, scripted_server
 from tests.harness.facade import facade
@@ -19,44 +17,6 @@ def from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def upstream(port: int) -> UpstreamMongos:
     return UpstreamMongos([("127.0.0.1", port)])
-
-
-@pytest.mark.parametrize("name", sorted(LOCAL_ONLY))
-async def test_remote_clients_cannot_run_local_commands(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from_elsewhere(monkeypatch)
-    async with (
-        scripted_server(answer_ok) as mongos,
-        facade(upstream(mongos.port)) as router,
-        await router.client() as client,
-    ):
-        reply = await client.command("admin", {name: 1})
-        assert (reply["code"], reply["codeName"]) == (13, "Unauthorized")
-        assert reply["errmsg"].startswith(f"{name} must run from localhost: ")
-        assert (await client.command("db", {"insert": "c"}))["n"] == "insert"
-        assert mongos.names() == ["insert"]
-
-
-@pytest.mark.parametrize("name", sorted(LOCAL_ONLY))
-async def test_local_clients_can_run_local_commands(name: str) -> None:
-    async with (
-        scripted_server(answer_ok) as mongos,
-        facade(upstream(mongos.port)) as router,
-        await router.client() as client,
-    ):
-        assert (await client.command("admin", {name: 1}))["n"] == name
-
-
-async def test_a_remote_upstream_decides_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    from_elsewhere(monkeypatch)
-    monkeypatch.setattr(connection, "is_loopback", lambda _peername: False)
-    async with (
-        scripted_server(answer_ok) as mongos,
-        facade(upstream(mongos.port)) as router,
-        await router.client() as client,
-    ):
-        assert (await client.command("admin", {"createUser": "u"}))["n"] == "createUser"
 
 
 @pytest.mark.parametrize("remote", [False, True])

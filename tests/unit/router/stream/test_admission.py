@@ -1,7 +1,6 @@
 """Openings beyond a limit are refused with a clear error; closed streams free their share."""
 
 import asyncio
-from random import Random
 
 import pytest
 from bson import Timestamp
@@ -212,39 +211,6 @@ async def test_a_slow_client_without_room_for_remotes_can_resume(cluster: Script
         await read_on()
     assert failure.value.code == 365
     assert failure.value.labels == {"ResumableChangeStreamError"}
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_open_cursors_and_streams_stay_within_all_limits(seed: int):
-    chance = Random(seed)
-    limits = StreamSettings(
-        max_cursors=8, max_cursors_per_client=5, max_streams=6, max_streams_per_client=4
-    )
-    admission = Admission(limits, Memory(limits.total_buffer_bytes))
-    held: dict[str, list[tuple[str, Ticket]]] = {"cursor": [], "stream": []}
-    refused = 0
-    for _ in range(500):
-        kind = chance.choice(["cursor", "stream"])
-        if chance.random() < 0.5 and held[kind]:
-            _, ticket = held[kind].pop(chance.randrange(len(held[kind])))
-            for _ in range(chance.randint(1, 2)):
-                ticket.end()
-            continue
-        client = chance.choice("abc")
-        try:
-            cursor = kind == "cursor"
-            quota = Quota(client)
-            ticket = admission.admit_cursor(quota) if cursor else admission.admit_stream(quota, 4)
-        except CommandError:
-            refused += 1
-        else:
-            held[kind].append((client, ticket))
-        for name, most, each in (("cursor", 8, 5), ("stream", 6, 4)):
-            owners = [owner for owner, _ in held[name]]
-            assert len(owners) <= most
-            assert all(owners.count(owner) <= each for owner in "abc")
-    assert (admission.cursors, admission.streams) == tuple(map(len, held.values()))
-    assert sum(admission.refused.values()) == refused > 0
 
 
 def test_large_requests_of_open_cursors_stay_within_the_memory():

@@ -10,24 +10,9 @@ from bson import Timestamp
 
 from router.catalog.shared_answer import SharedAnswer
 from shard_client.errors import CommandError
-from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, numbers, stream
+from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, stream
 from tests.doubles.scripted_member import ScriptedMember
-from tests.harness.until import PATIENCE, until
-
-
-async def test_shards_behind_the_cluster_time_are_sent_it(cluster: ScriptedCluster):
-    registry = cluster.registry()
-    await registry.open(stream(None), OWNER)
-    ahead, *behind = cluster.shards.values()
-    ahead.now = Timestamp(105, 7)
-    cursor, _ = await registry.open(stream(None), OWNER)
-    for shard in behind:
-        assert shard.now >= Timestamp(105, 7)
-    # A shard's next write lies beyond the latest cluster time that it has seen.
-    written = behind[0].now
-    behind[0].insert(Timestamp(written.time, written.inc + 1), 1)
-    cluster.noop(200)
-    assert numbers(await cursor.next_batch(None, PATIENCE)) == [1]
+from tests.harness.until import until
 
 
 async def test_concurrent_openings_share_one_request_for_the_time(cluster: ScriptedCluster):

@@ -13,13 +13,13 @@ from router.filters.fields import MOST_WORK, Allowance
 from router.filters.index import FilterIndex
 from router.filters.stream_filter import EVERYTHING, StreamFilter, compile_filter
 from router.stream.fan_out import FanOut
-from router.stream.views import View
+from router.stream.views import Namespace, View
 from shard_client.bson.resume_token import first_key
-from shard_client.errors import RESUMABLE_LABEL, CommandError
+from shard_client.errors import RESUMABLE_LABEL
 from shard_client.remote_cursor.cursor_reply import token_of
 from tests.doubles.scripted_streams import PrivateStream, batch, hwm
 from tests.unit.router.made_tokens import data_of, event
-from tests.unit.router.stream.streams_by_hand import CONFIG, START, A, make, opened
+from tests.unit.router.stream.streams_by_hand import CONFIG, START, A, opened
 
 
 def tenant(number: int) -> StreamFilter:
@@ -64,60 +64,6 @@ def ids(view: View) -> list[int]:
         block = view.log.rest_of_block(len(found))
         found += [bson.decode(raw)["fullDocument"]["_id"] for raw in block]
     return found
-
-
-def test_a_step_passes_on_a_part_and_advances_the_watermark_that_far() -> None:
-    reading = Reading(100)
-    view = reading.view(tenant(1))
-    reading.step()
-    got = ids(view)
-    assert got == list(range(1, got[-1] + 1, 2))
-    assert got[-1] < 99
-    low_watermark = view.low_watermark
-    assert low_watermark is not None
-    assert low_watermark < data_of(11, 1, inc=100).encode()
-    mark = view.high_water_mark
-    assert mark is not None
-    assert mark.key < data_of(11, 1, inc=got[-1] + 1).encode()
-    reading.pass_on()
-    assert ids(view) == list(range(1, 100, 2))
-
-
-def test_events_with_equal_tokens_stay_together() -> None:
-    reading = Reading(1)
-    same = [event(data_of(12, 1), fullDocument={"_id": n, "tenant": 1}) for n in range(40)]
-    reading.stream.batch_arrived(A, batch(same, hwm(15)))
-    while reading.stream.release():
-        pass
-    view = reading.view(EVERYTHING)
-    reading.step()
-    assert len(ids(view)) == 41
-
-
-def test_a_view_that_is_opened_further_back_catches_up_without_delaying_others() -> None:
-    reading = Reading(100)
-    early = reading.view(tenant(1))
-    reading.pass_on()
-    late = reading.view(tenant(0))
-    reading.arrive(range(100, 120))
-    for _ in range(4):
-        reading.step()
-    assert ids(early)[-1] > 99, "each second part is for those that are ahead"
-    assert 0 < len(ids(late)) < 50
-    reading.pass_on()
-    assert ids(early) == list(range(1, 120, 2))
-    assert ids(late) == list(range(0, 120, 2))
-    assert early.position is late.position
-
-
-def test_views_of_one_position_share_the_index() -> None:
-    reading = Reading(10)
-    views = [reading.view(tenant(number)) for number in (0, 1, 1)]
-    assert reading.fan_out.describe()["filters"] == 2
-    assert len({view.position for view in views}) == 1
-    for view in views:
-        reading.fan_out.close(view)
-    assert reading.fan_out.readers == reading.fan_out.describe()["filters"] == 0
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), MemoryError(), ArithmeticError()])
@@ -175,31 +121,6 @@ def test_views_that_the_log_has_left_behind_fail() -> None:
     reading.pass_on()
     assert view.error is not None
     assert view.low_watermark is None
-
-
-def test_an_exception_in_the_merge_ends_the_stream_without_a_high_water_mark(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stream = make(shards=1)
-    for action in stream.start():
-        stream.batch_arrived(action.remote, batch([], hwm(10, 1)))
-    reader = stream.log_reader
-    kept = reader.take(None).pbrt
-    stream.batch_arrived(A, batch([event(data_of(11, 1), fullDocument={})], hwm(20)))
-    stream.batch_arrived(CONFIG, batch([], hwm(20)))
-
-    def fail(*args: Any) -> None:
-        raise KeyError("x")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(stream.log, "append", fail)
-        assert reader.is_ready()
-    for _ in range(2):
-        with pytest.raises(CommandError) as caught:
-            reader.take(None)
-        assert RESUMABLE_LABEL in caught.value.labels
-    assert stream.high_water_mark is stream.low_watermark is None
-    assert reader.high_water_mark == kept
 
 
 STEP = 0.001
@@ -271,3 +192,40 @@ def test_many_projections_of_one_event_do_not_stretch_a_step(
         reading.fan_out.step(time.perf_counter, STEP)
         most = max(most, looked)
     assert most <= 8 * MOST_WORK
+
+
+NAME = Namespace(b"db", b"coll")
+
+
+def arrive(stream: PrivateStream, number: int, **fields: Any) -> None:
+    namespace = {"db": "db", "coll": "coll"}
+    document = {"_id": number, **fields}
+    found = [event(data_of(11, 1, inc=number), fullDocument=document, ns=namespace)]
+    stream.batch_arrived(A, batch(found, token_of(found[-1][1])))
+    stream.batch_arrived(CONFIG, batch([], hwm(20)))
+    while stream.release():
+        pass
+
+
+def test_a_failed_view_whose_scan_another_has_joined_is_forgotten() -> None:
+    stream = opened(shards=1)
+    stream.keep_bytes = 1 << 30
+    fan_out = FanOut(stream, 1 << 30)
+    greedy = compile_filter([{"$match": {"fullDocument.many": {"$gt": 5}}}])
+
+    late = fan_out.open(EVERYTHING, first_key(START), Namespace(b"other", b"coll"))
+    for number in range(1, 40):
+        arrive(stream, number)
+    # A client begins at the end, while the others are far behind.
+    failing = fan_out.open(greedy, data_of(11, 1, inc=39).encode(), NAME)
+    arrive(stream, 40, many=[1] * (fields.MOST_WORK + 1))
+    while fan_out.behind:
+        fan_out.step(count().__next__, 1)
+    assert failing.failure is not None
+    assert late.failure is None
+    for view in (failing, late):
+        fan_out.close(view)
+    shown = fan_out.describe()
+    assert (shown["readers"], shown["filters"], shown["namespaces"]) == (0, 0, 0)
+    arrive(stream, 41)
+    assert not fan_out.behind, "nobody reads"

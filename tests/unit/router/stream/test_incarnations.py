@@ -192,14 +192,6 @@ def test_an_invalidate_has_its_cause_s_token_and_times() -> None:
     assert of_invalidate(key).decode() == made["_id"]["_data"]
 
 
-@pytest.mark.parametrize("index", ["29", "2B06", "2C0200"])
-@pytest.mark.parametrize("version", [1, 2])
-def test_an_invalidate_s_key_differs_in_one_value(version: int, index: str) -> None:
-    fields: dict[str, Any] = {"version": version, "txn_op_index": index, "operation": "drop"}
-    key = data_of(20, 0, **fields).encode()
-    assert of_invalidate(key).decode() == data_of(20, 0, **fields, invalidate=True)
-
-
 @pytest.mark.parametrize("key", [b"82", b"8200000014000000012929", b"82000000140000000129296E04"])
 def test_a_malformed_key_has_no_invalidate(key: bytes) -> None:
     with pytest.raises(ValueError, match="resume token"):
@@ -224,13 +216,6 @@ def test_an_earlier_drop_does_not_end_a_later_stream_of_the_name() -> None:
     kinds = [bson.decode(raw)["operationType"] for raw in later.log.rest_of_block(0)]
     assert kinds == ["insert", "drop", "invalidate"]
     assert later.ended
-
-
-def test_a_stream_that_has_lost_the_name_keeps_nothing() -> None:
-    stream = part(request(1), request("a"), EVERYTHING)
-    assert stream.fan_out.describe()["namespaces"] == 1
-    stream.fan_out.close(stream.part)
-    assert stream.fan_out.describe()["namespaces"] == stream.fan_out.readers == 0
 
 
 def test_high_water_marks_are_known_by_their_keys() -> None:

@@ -1,12 +1,11 @@
 from bisect import bisect_right
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.memory import weight
 from router.stream.event_log import ELEMENT_OVERHEAD, EventLog, cut
 from router.stream.merger import Block
-from router.stream.remote_queue import weight
 from router.stream_settings import DEFAULT_BLOCK_SIZES
 
 JOIN_BYTES = DEFAULT_BLOCK_SIZES.join_bytes
@@ -55,16 +54,6 @@ def test_a_cut_is_the_longest_front_that_fits(sizes, limit, space, first):
         taken, size = cut(events(*sizes), limit, space, first=first, size=known)
         assert [len(raw) for raw in taken] == sizes[:fits]
         assert size == sum(sizes[:fits])
-
-
-def test_an_event_too_large_for_the_rest_of_a_batch_waits():
-    assert cut(events(100), None, 50, first=False) == ([], 0)
-    assert len(cut(events(100), None, 50, first=True)[0]) == 1
-
-
-@pytest.mark.parametrize("space", [125, 124])
-def test_the_last_event_needs_no_room_for_another(space):
-    assert len(cut(events(50, 65), None, space, first=True)[0]) == (2 if space == 125 else 1)
 
 
 # The ring.
@@ -116,22 +105,3 @@ def test_the_log_keeps_the_latest_events(appends, repeats):
             assert equal
             assert {key_of(one) for one in equal} == {keys[place]}
         assert log.number_beyond(b"~") == log.end
-
-
-def test_blocks_are_read_one_at_a_time_and_small_ones_are_joined():
-    log = EventLog(b"", key_of)
-    append(log, events(10, 10))
-    append(log, events(10, first=2))
-    append(log, events(JOIN_BYTES, first=3))
-    assert len(log.read(0, None, 1 << 30, first=True)[0]) == 3
-    assert len(log.read(3, None, 1 << 30, first=True)[0]) == 1
-    assert log.events_with_key(1, key(0)) == []
-    log.trim(0)
-    assert (log.start, log.end, log.floor) == (3, 4, key(2))
-    assert log.memory == weight(1, JOIN_BYTES)
-
-
-def test_an_empty_log_has_its_start_as_its_floor():
-    log = EventLog(key(5), key_of)
-    log.trim(0)
-    assert (log.floor, log.start, log.end, log.number_beyond(key(7))) == (key(5), 0, 0, 0)

@@ -5,8 +5,9 @@ from bson.timestamp import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.memory import weight
 from router.stream.merger import Merger
-from router.stream.remote_queue import MergeOrderError, OpenRemote, RemoteQueue, weight
+from router.stream.remote_queue import MergeOrderError, OpenRemote, RemoteQueue
 from router.stream_settings import DEFAULT_BLOCK_SIZES
 from shard_client.remote_cursor.cursor_reply import Watermark
 
@@ -133,16 +134,6 @@ def add(made: Merger, remote: int, numbers: Sequence[int], watermark: int) -> No
     arrive(made, remote, [event(n, remote) for n in numbers], key(watermark), b"p%d" % watermark)
 
 
-def test_no_event_is_ready_before_every_remote_has_watermarkd():
-    made = merger(3)
-    add(made, 0, [1], 1)
-    add(made, 1, [2], 2)
-    assert (made.ready, made.low_watermark, made.slowest_remote) == (False, None, 2)
-    add(made, 2, [], 5)
-    assert (made.ready, made.low_watermark, made.slowest_remote) == (True, key(1), 0)
-    assert list(map(origin, released(made))) == [(1, 0)]
-
-
 def test_equal_keys_keep_the_order_of_the_remotes():
     made = merger(3)
     for remote in (2, 0, 1):
@@ -186,16 +177,6 @@ def test_events_merged_ahead_count_as_buffered_and_are_released_first():
     assert [origin(raw)[0] for raw in released(made)] == [5]
 
 
-def test_a_remote_retired_after_merging_ahead_leaves_no_events():
-    made = merger(2)
-    add(made, 0, [1, 2], 2)
-    add(made, 1, [], 9)
-    made.merge_ahead(1 << 20)
-    made.retire_remote(0)
-    assert [origin(raw)[0] for raw in released(made)] == [1, 2]
-    assert made.buffered == 0
-
-
 @pytest.mark.parametrize(
     ("numbers", "watermark", "message"),
     [
@@ -214,20 +195,6 @@ def test_broken_watermarks_are_errors_without_effect(numbers, watermark, message
     assert (made.low_watermark, made.remotes[0].buffered, made.ready) == (key(5), 0, False)
 
 
-def test_a_removed_remote_does_not_hold_the_low_watermark_and_loses_no_events():
-    made = merger(3)
-    add(made, 0, [1, 4], 4)
-    add(made, 1, [2, 3], 3)
-    made.retire_remote(1)
-    made.retire_remote(2)
-    assert made.low_watermark == key(4)
-    assert [origin(raw)[1] for raw in released(made)] == [0, 1, 1, 0]
-    assert made.head is None
-    made.retire_remote(0)
-    assert made.low_watermark is None
-    assert made.next_block() is None
-
-
 @pytest.mark.parametrize("bound", range(9))
 def test_a_remote_retired_at_a_key_releases_events_below_it(bound):
     made = merger(2)
@@ -240,27 +207,6 @@ def test_a_remote_retired_at_a_key_releases_events_below_it(bound):
     assert [number for number, remote in origins if remote == 0] == below
     assert [number for number, remote in origins if remote == 1] == [2, 8]
     assert made.head is None
-
-
-def test_a_remote_with_a_known_start_holds_the_low_watermark_there():
-    made = merger(1)
-    made.add_remote(remote(7, watermark=key(3)))
-    add(made, 0, [1, 2, 3, 4], 9)
-    assert [origin(raw)[0] for raw in released(made)] == [1, 2, 3]
-    assert made.high_water_mark is None, "its start does not count as a promise"
-    add(made, 7, [], 6)
-    assert [origin(raw)[0] for raw in released(made)] == [4]
-    assert made.high_water_mark == (key(6), b"p6")
-
-
-def test_the_high_water_mark_is_the_smallest_watermark():
-    made = merger(2)
-    add(made, 0, [], 3)
-    assert made.high_water_mark is None, "a remote has not promised anything"
-    add(made, 1, [], 8)
-    assert made.high_water_mark == (key(3), b"p3")
-    add(made, 0, [], 9)
-    assert made.high_water_mark == (key(8), b"p8")
 
 
 class TestTopologyRemote:
@@ -277,13 +223,6 @@ class TestTopologyRemote:
         add(made, 0, numbers, watermark)
         return made.high_water_mark and made.high_water_mark.token
 
-    def test_the_first_watermark_is_not_the_high_water_mark(self):
-        made = self.make()
-        assert self.mark_after(made, [], 6) is None
-        assert self.mark_after(made, [], 6) is None
-        assert self.mark_after(made, [], 7) == b"p7"
-        assert self.mark_after(made, [], 7) == b"p7"
-
     def test_only_an_advanced_watermark_without_events_is_the_high_water_mark(self):
         made = self.make()
         self.mark_after(made, [], 6)
@@ -291,12 +230,6 @@ class TestTopologyRemote:
         assert self.mark_after(made, [8], 8) is None
         assert self.mark_after(made, [], 8) is None
         assert self.mark_after(made, [], 9) == b"p9"
-
-    def test_its_events_are_not_delivered(self):
-        made = self.make()
-        add(made, 0, [6, 7], 9)
-        assert not made.ready
-        assert made.remotes[0].buffered == 0
 
 
 def test_remotes_behind_a_key_are_listed():

@@ -12,9 +12,7 @@ from router.stream.loads import MemberLoads
 from router.stream.noop_writer import NoOpResult, NoOpWriter
 from tests.doubles.probed_replica_set import ProbedReplicaSet
 from tests.doubles.scripted_cluster import LIMITS, OWNER, ScriptedCluster, read_until, stream
-from tests.doubles.scripted_member import ScriptedMember
-from tests.harness.until import PATIENCE, until
-from tests.unit.router.stream.clients import noops
+from tests.harness.until import until
 
 NOOPS = replace(LIMITS, noop=True, noop_delay=0.001)
 
@@ -157,19 +155,6 @@ async def test_a_noop_without_a_majority_is_not_acknowledged(cluster: ScriptedCl
     await requests.noop_writer.close()
 
 
-async def test_a_returning_shard_gets_noops_at_its_new_address(cluster: ScriptedCluster):
-    requests, old = Requests(cluster), cluster.shards["s1"]
-    await requests.cluster.shards()
-    await requests.once(Timestamp(200, 1))
-    moved = await ScriptedMember("rs9").start()
-    cluster.extra.append(moved)
-    cluster.config.documents["shards"][1]["host"] = moved.host
-    await requests.cluster.shards()
-    await requests.once(Timestamp(300, 1))
-    assert (old.commands["appendOplogNote"], moved.commands["appendOplogNote"]) == (1, 1)
-    await requests.noop_writer.close()
-
-
 async def test_a_cut_idle_connection_does_not_fail_a_noop_write(cluster: ScriptedCluster):
     requests, member = Requests(cluster), cluster.shards["s1"]
     await requests.once(Timestamp(200, 1))
@@ -177,52 +162,6 @@ async def test_a_cut_idle_connection_does_not_fail_a_noop_write(cluster: Scripte
     await requests.once(Timestamp(201, 1))
     assert member.entries[-1][0] > Timestamp(201, 1) or member.commands["appendOplogNote"] >= 2
     await requests.noop_writer.close()
-
-
-async def test_a_failing_member_is_not_written_to_for_a_while(cluster: ScriptedCluster):
-    requests, member = Requests(cluster), cluster.shards["s1"]
-    await requests.once(Timestamp(200, 1))
-    member.fail("appendOplogNote", 91)
-    loop = asyncio.get_running_loop()
-    begun = loop.time()
-    await requests.once(Timestamp(201, 1))
-    assert requests.results[-1] is NoOpResult.FAILED
-    await requests.once(Timestamp(202, 1))
-    assert requests.results[-1] is NoOpResult.ACKNOWLEDGED
-    assert loop.time() - begun > 0.125, "the shortest pause after a first failure"
-    await requests.noop_writer.close()
-
-
-async def test_members_that_advance_by_themselves_are_not_written_to(
-    cluster: ScriptedCluster,
-):
-    registry = cluster.registry(NOOPS, noop_delay=PATIENCE)
-    cursor, _ = await registry.open(stream(), OWNER)
-    for second in range(110, 116, 2):
-        cluster.noop(second)
-        cluster.shards["s0"].insert(second - 1, second)
-        cluster.shards["s0"].entries.sort(key=lambda entry: entry[0])
-        assert await read_until(cursor, 1) == [second]
-    assert sum(noops(registry).values()) == 0
-
-
-async def test_an_event_after_a_quiet_time_is_delivered_as_quickly(cluster: ScriptedCluster):
-    """Quiet or not, an event takes one no-op write a member; the test counts requests, not time."""
-    registry = cluster.registry(NOOPS, await_quiet=30.0, probe_worth=0.002, linger=60.0)
-    cursor, _ = await registry.open(stream(), OWNER)
-    await until(lambda: all(member.commands["getMore"] for member in cluster.members))
-    for number in range(3):
-        for member in cluster.members:
-            member.commands.clear()
-        await cursor.next_batch(None, 0.2)
-        quiet = sum(member.commands["getMore"] for member in cluster.members)
-        assert quiet <= 8, "a quiet stream sends few requests"
-        cluster.shards["s0"].insert(1000 * (number + 1), number)
-        async with asyncio.timeout(PATIENCE):
-            assert await read_until(cursor, 1) == [number]
-        notes = [member.commands["appendOplogNote"] for member in cluster.members]
-        assert notes == [1, 0, 1, 1]
-    assert all(member.commands["killCursors"] == 0 for member in cluster.members)
 
 
 async def test_a_removed_shard_gets_a_noop_write_while_another_joins(cluster: ScriptedCluster):

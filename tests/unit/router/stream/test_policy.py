@@ -127,13 +127,6 @@ def pause_after(failed: FailedStreams, key: bytes, now: float) -> float:
     return round(low, 1)
 
 
-def test_a_stream_that_has_not_failed_is_not_avoided() -> None:
-    failed = FailedStreams()
-    failed.add(b"other", TOO_LARGE, entered=1.0, now=2.0)
-    assert not failed.avoids(b"one", 2.0)
-    assert failed.explain(b"one", 2.0) == ""
-
-
 def test_the_pause_doubles_up_to_a_bound() -> None:
     failed = FailedStreams()
     now, pauses = 100.0, []

@@ -9,58 +9,27 @@ from typing import Any
 
 import bson
 import pytest
-from bson.timestamp import Timestamp
+from bson import Timestamp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.stream.log_reader import Batch
+from router.request.stream_request import parse_request
+from router.stream.log_reader import Batch, starting_point
 from router.stream.views import View
 from shard_client.bson.resume_token import TIME_DIGITS, ResumeToken, cluster_time_of, first_key
 from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch, token_data, token_of
 from tests.doubles.scripted_streams import Driver, Event, PrivateStream, Script, batch, hwm
-from tests.unit.router.made_tokens import data_of, event, token_document
+from tests.unit.router.made_tokens import data_of, event
 from tests.unit.router.stream.streams_by_hand import (
-    CONFIG,
     END,
-    A,
-    B,
-    arrive,
     at,
     feed,
     histories,
     make,
     opened,
     resumed_after,
-    times,
 )
-
-
-def test_the_token_stays_the_high_water_mark_while_watermarks_are_below_it():
-    data = data_of(10, 5)
-    stream = resumed_after(data)
-    assert stream.take(0).pbrt == token_document(data)
-
-
-def test_a_stream_without_the_token_fails_at_its_next_event():
-    stream = resumed_after(data_of(10, 5))
-    feed(stream, at(10, 3), upto=20)
-    assert stream.take(None).events == []
-    feed(stream, at(21, 7), at(22, 8), upto=30)
-    assert stream.ready
-    for _ in range(2):
-        with pytest.raises(CommandError) as caught:
-            stream.take(None)
-    assert caught.value.code == 280
-    assert caught.value.message.endswith(f'not found. {{_data: "{data_of(21, 7)}"}}')
-    assert caught.value.labels == {"NonResumableChangeStreamError"}
-
-
-def test_a_missing_token_of_another_version_is_fatal():
-    stream = resumed_after(data_of(10, 5, version=2))
-    feed(stream, at(10, 3), at(10, 7))
-    with pytest.raises(CommandError, match="not found"):
-        stream.take(None)
 
 
 @dataclass(frozen=True)
@@ -218,22 +187,6 @@ def invalidated(
     return stream.batch_arrived(remote, batch(events, token, invalidated=True)), token
 
 
-def test_an_invalidate_closes_the_stream_after_all_ready_events():
-    stream = opened(target="c")
-    arrive(stream, CONFIG, upto=99)
-    actions, token = invalidated(stream, A, 20)
-    assert actions == []
-    assert not stream.ready
-    arrive(stream, B, 15, 20, 25, upto=30)
-    taken = stream.take(None)
-    assert times(taken.events) == [15, 20, 20, 20]
-    assert (taken.pbrt, taken.closed) == (token, False)
-    assert stream.ready
-    assert stream.waiting_for is None
-    taken = stream.take(None)
-    assert (taken.events, taken.pbrt, taken.closed) == ([], token, True)
-
-
 def is_end(event: Event) -> bool:
     return ResumeToken.decode(event[0].decode()).from_invalidate
 
@@ -338,15 +291,18 @@ def test_starting_after_a_missing_invalidate_is_fatal():
     assert caught.value.code == 280
 
 
-@pytest.mark.parametrize("taken", [0, 1, 2])
-def test_a_reader_that_moves_with_buffered_events_gets_each_once(taken: int):
-    events = [at(10, number) for number in (3, 5, 6, 7, 8)] + [at(11), at(12)]
-    first, second = resumed_after(data_of(10, 5)), resumed_after(data_of(10, 5))
-    feed(first, *events)
-    feed(second, *events)
-    reader = first.log_reader
-    got = reader.take(taken).events
-    assert len(got) == taken
-    reader.continue_on(View(second))
-    got += reader.take(None).events
-    assert got == [raw for _, raw in events[2:]]
+START = Timestamp(10, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "splits", "begins_with"),
+    [(0, False, 0), (1, False, 1), (2, False, 2), (0, True, 0), (1, True, 2), (2, True, 2)],
+)
+def test_the_start_has_the_version_of_fragments(given: int, splits: bool, begins_with: int) -> None:
+    token = {"_data": ResumeToken.high_water_mark(START, given).data.decode()}
+    pipeline = [{"$changeStream": {"resumeAfter": token}}]
+    pipeline += [{"$changeStreamSplitLargeEvent": {}}] if splits else []
+    request = parse_request("db", {"aggregate": 1, "pipeline": pipeline, "cursor": {}})
+    point = starting_point(request, START, 1)
+    begins = ResumeToken.high_water_mark(START, begins_with)
+    assert point.high_water_mark == (begins.data, begins.raw)

@@ -1,14 +1,15 @@
 """The remotes behind a merged stream: failures, new shards, budgets, no-op writes."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from bson import Timestamp
 
-from router.stream_settings import BlockSizes
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from tests.doubles.scripted_cluster import (
+    LIMITS,
     OWNER,
     ScriptedCluster,
     numbers,
@@ -16,6 +17,7 @@ from tests.doubles.scripted_cluster import (
     read_until,
     stream,
 )
+from tests.doubles.scripted_member import ScriptedMember
 from tests.harness.until import PATIENCE, until
 
 
@@ -76,23 +78,6 @@ async def test_a_stream_of_one_shard_reads_little_ahead(cluster: ScriptedCluster
     assert numbers_read == list(range(1000))
 
 
-async def test_a_reply_has_the_requested_events_or_about_its_target_size(
-    cluster: ScriptedCluster,
-):
-    for n in range(12):
-        cluster.shards["s0"].insert(Timestamp(101, n + 1), n, filler="x" * 1000)
-    cluster.noop(102)
-    registry = cluster.registry(reply_target_bytes=3000, blocks=BlockSizes(1, join_bytes=0))
-    cursor, _ = await registry.open(stream(), OWNER)
-    shared = cursor.running_stream
-    assert shared is not None
-    await until(lambda: (shared.merged.low_watermark or b"") > b"8200000066")
-    assert numbers(await cursor.next_batch(7, PATIENCE)) == [*range(7)]
-    rest = numbers(await cursor.next_batch(None, PATIENCE))
-    assert rest[:2] == [7, 8]
-    assert len(rest) < 5
-
-
 async def test_a_member_that_is_still_scanning_is_not_probed(cluster: ScriptedCluster):
     """Before its first reply the member may be scanning, and a second scan would slow it down."""
     registry = cluster.registry(noop=True, await_quiet=20.0, probe_worth=0.0)
@@ -119,3 +104,49 @@ async def test_a_closed_stream_holds_no_events(cluster: ScriptedCluster):
     registry.kill([cursor.cursor_id], OWNER)
     await registry.close()
     assert running.merged.held_bytes == 0
+
+
+NUDGING = replace(LIMITS, noop=True, watermark_timeout=0.2)
+
+
+async def second_member(cluster: ScriptedCluster) -> tuple[ScriptedMember, ScriptedMember]:
+    """Add a secondary to shard s1; return both members."""
+    old = cluster.shards["s1"]
+    new = await ScriptedMember("rs1", primary=False).start()
+    cluster.extra.append(new)
+    new.noop(99)
+    old.hosts = new.hosts = [f"127.0.0.1:{old.port}", f"127.0.0.1:{new.port}"]
+    cluster.config.documents["shards"][1]["host"] = f"rs1/{','.join(old.hosts)}"
+    return old, new
+
+
+async def test_a_partitioned_former_primary_is_abandoned(cluster: ScriptedCluster):
+    old, new = await second_member(cluster)
+    registry = cluster.registry(NUDGING)
+    cursor, _ = await registry.open(stream(), OWNER)
+    await until(lambda: old.commands["getMore"])
+    old.shows, old.unreplicated, new.primary = Timestamp(99, 1), True, True
+    new.insert(105, 5)
+    cluster.shards["s0"].insert(106, 6)
+    cluster.config.noop(107)
+    cluster.shards["s2"].noop(107)
+    assert await read_until(cursor, 2) == [5, 6]
+    assert new.commands["appendOplogNote"], "the note went to the primary"
+
+
+async def test_events_that_the_low_watermark_holds_back_are_measured(
+    cluster: ScriptedCluster,
+) -> None:
+    registry = cluster.registry(noop=False)
+    cursor, _ = await registry.open(stream(), OWNER)
+    cluster.noop(100)
+    waits = registry.loads.low_watermark_waits
+    begun = asyncio.get_running_loop().time()
+    cluster.shards["s1"].insert(101, 1)
+    reading = asyncio.create_task(read_until(cursor, 1))
+    await until(lambda: registry.loads.of("s1").events == 1)
+    assert sum(waits.counts) == 0, "the other shard may still have an earlier event"
+    cluster.noop(102)
+    assert await reading == [1]
+    assert sum(waits.counts) == 1
+    assert 0 < waits.total <= asyncio.get_running_loop().time() - begun

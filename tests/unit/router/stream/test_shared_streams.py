@@ -18,9 +18,9 @@ from tests.doubles.scripted_cluster import (
     read_until,
     stream,
 )
-from tests.doubles.scripted_member import event_token, invalidate, mark_token
+from tests.doubles.scripted_member import event_token
 from tests.harness.until import PATIENCE, until
-from tests.unit.router.stream.clients import BIG, opened, write
+from tests.unit.router.stream.clients import BIG, write
 
 
 @pytest.mark.parametrize(
@@ -43,95 +43,6 @@ async def test_only_identical_streams_share(
     await registry.open(stream(None), OWNER)
     await registry.open(stream(None, **other), OWNER)
     assert len(registry.describe()) == (1 if shared else 2)
-
-
-async def test_sharing_can_be_turned_off(cluster: ScriptedCluster):
-    registry = cluster.registry(share=False)
-    cursors = await opened(registry, 3)
-    assert cluster.open_cursors == 3 * REMOTES
-    registry.kill([cursors[0].cursor_id], OWNER)
-    await until(lambda: cluster.open_cursors == 2 * REMOTES)
-
-
-async def test_clients_can_resume_and_start_inside_the_log(cluster: ScriptedCluster):
-    registry = cluster.registry()
-    ahead, _ = await registry.open(stream(), OWNER)
-    write(cluster, *range(101, 111))
-    assert len(await read_until(ahead, 10)) == 10
-    entries = [event for shard in cluster.shards.values() for _, event in shard.entries if event]
-    tokens = {event["fullDocument"]["_id"]: event["_id"] for event in entries}
-    for start, expected in [
-        ({"resumeAfter": tokens[104]}, [*range(105, 111)]),
-        ({"startAfter": tokens[109]}, [110]),
-        ({"startAtOperationTime": Timestamp(108, 1)}, [108, 109, 110]),
-        ({"resumeAfter": {"_data": mark_token(Timestamp(107, 1))}}, [107, 108, 109, 110]),
-    ]:
-        request = stream(pipeline=[{"$changeStream": start}])
-        cursor, batch = await registry.open(request, OWNER)
-        assert batch.events == []
-        wanted = start.get("resumeAfter") or start.get("startAfter")
-        assert bson.decode(batch.pbrt) == (wanted or {"_data": mark_token(Timestamp(108, 1))})
-        assert await read_until(cursor, len(expected)) == expected
-    request = stream(pipeline=[{"$changeStream": {"resumeAfter": tokens[110]}}])
-    cursor, batch = await registry.open(request, OWNER)
-    assert bson.decode(batch.pbrt) == tokens[110]
-    batch = await cursor.next_batch(None, 0.01)
-    assert bson.decode(batch.pbrt) == {"_data": mark_token(Timestamp(111, 1))}
-    unknown = tokens[104]["_data"].replace("0000006800000001", "0000006800000002")
-    request = stream(pipeline=[{"$changeStream": {"resumeAfter": {"_data": unknown}}}])
-    cursor, _ = await registry.open(request, OWNER)
-    with pytest.raises(CommandError, match="the resume token was not found") as failure:
-        await cursor.next_batch(None, PATIENCE)
-    assert failure.value.code == 280
-    assert cluster.open_cursors == REMOTES
-
-
-async def test_clients_that_start_after_an_invalidate_share_a_stream(cluster: ScriptedCluster):
-    registry = cluster.registry()
-    token = {"_data": invalidate(cluster.shards["s0"], 102)}
-    later = {"_data": invalidate(cluster.shards["s1"], 103)}
-    write(cluster, 105, 106, 107)
-    after = [{"$changeStream": {"startAfter": token}}]
-    cursors = await opened(registry, 3, pipeline=after)
-    for cursor in cursors:
-        assert await read_until(cursor, 3) == [105, 106, 107]
-    (latecomer,) = await opened(registry, 1, pipeline=after)
-    assert await read_until(latecomer, 3) == [105, 106, 107]
-    assert cluster.open_cursors == REMOTES
-    # An invalidate that these skipped ends a stream that starts before it.
-    (other,) = await opened(registry, 1, 103)
-    assert await read_until(other, 1) == [2]
-    ended = await other.next_batch(None, PATIENCE)
-    assert (ended.closed, bson.decode(ended.pbrt)) == (True, later)
-    write(cluster, 120)
-    for cursor in (*cursors, latecomer):
-        assert await read_until(cursor, 1) == [120]
-
-
-async def test_a_slow_client_after_an_invalidate_goes_on_at_its_own_place(
-    cluster: ScriptedCluster,
-):
-    """Oplogs may have passed the invalidate's time."""
-    registry = cluster.registry(share_log_bytes=3 * BIG, share_linger=0.01)
-    token = invalidate(cluster.shards["s0"], 102)
-    after = [{"$changeStream": {"startAfter": {"_data": token}}}]
-    slow, fast = await opened(registry, 2, pipeline=after)
-    write(cluster, 105, 106)
-    for client in (slow, fast):
-        assert await read_until(client, 2) == [105, 106]
-    for member in cluster.shards.values():
-        member.opened.clear()
-    for second in range(107, 127):
-        write(cluster, second, size=BIG)
-        assert await read_until(fast, 1) == [second]
-    assert await read_until(slow, 20) == [*range(107, 127)]
-    starts = [
-        each["pipeline"][0]["$changeStream"]
-        for member in cluster.shards.values()
-        for each in member.opened
-    ]
-    assert len(starts) == len(cluster.shards)
-    assert all(each["startAtOperationTime"].time >= 106 for each in starts)
 
 
 async def test_a_single_slow_client_pauses_the_remotes(
@@ -190,22 +101,6 @@ async def test_remotes_linger_after_their_last_client(cluster: ScriptedCluster):
     assert all(len(member.opened) == 1 for member in cluster.members)
     registry.kill([again.cursor_id], OWNER)
     await until(lambda: cluster.open_cursors == 0)
-
-
-async def test_nothing_is_read_ahead_for_clients_that_have_left(cluster: ScriptedCluster):
-    registry = cluster.registry(share_linger=60.0, await_quiet=0.02)
-    cursor, _ = await registry.open(stream(), OWNER)
-    write(cluster, 101)
-    assert await read_until(cursor, 1) == [101]
-    shared = cursor.running_stream
-    assert shared is not None
-    remotes = shared._remotes.values()
-    registry.kill([cursor.cursor_id], OWNER)
-    await until(lambda: all(each.cursor is not None and each.cursor.paused for each in remotes))
-    write(cluster, 103)
-    again, _ = await registry.open(stream(102), OWNER)
-    assert again.running_stream is shared
-    assert await read_until(again, 1) == [103]
 
 
 @pytest.mark.parametrize("away", ["config server", "shards"])

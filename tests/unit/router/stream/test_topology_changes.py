@@ -1,18 +1,28 @@
 """A merged stream while shards join, drain and leave."""
 
+import asyncio
 from random import Random
+from typing import Any
 
 import pytest
 from bson.timestamp import Timestamp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.catalog.cluster import connected
+from router.cursors.registry import CursorRegistry
 from router.request.stream_request import parse_request
+from router.stream.membership import ShardSpan, covers_all
+from router.stream.merged_stream import MergedStream
 from router.stream.remote_queue import CloseRemote, OpenRemote
-from shard_client.bson.resume_token import cluster_time_of
-from shard_client.errors import CommandError
-from shard_client.remote_cursor.cursor_reply import CursorBatch, token_data, token_of
+from shard_client.bson.resume_token import cluster_time_of, first_key
+from shard_client.errors import RESUMABLE_LABEL, CommandError
+from shard_client.remote_cursor.cursor_reply import CursorBatch, token_of
+from shard_client.replica_set.replica_set import PRIMARY
+from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, read_until, stream
+from tests.doubles.scripted_member import ScriptedMember
 from tests.doubles.scripted_streams import Driver, PrivateStream, Script, batch, hwm
+from tests.harness.until import PATIENCE, until
 from tests.unit.router.made_tokens import shard_event
 from tests.unit.router.stream.streams_by_hand import (
     CONFIG,
@@ -23,7 +33,6 @@ from tests.unit.router.stream.streams_by_hand import (
     arrive,
     at,
     histories,
-    make,
     opened,
     times,
 )
@@ -51,26 +60,6 @@ def test_a_new_shard_is_opened_one_tick_later_and_holds_the_low_watermark():
     assert times(stream.take(None).events) == [16, 18]
 
 
-def test_a_new_shard_opens_no_earlier_than_the_stream_s_start():
-    stream = make(start_at=Timestamp(90, 1))
-    (opening,) = stream.batch_arrived(CONFIG, added("shard9", 15, 50))
-    assert opening.start_at == Timestamp(90, 1)
-
-
-def test_a_new_shard_s_tokens_of_another_version_are_accepted():
-    stream = opened(version=2)
-    stream.batch_arrived(CONFIG, added("shard9", 15, 50))
-    assert stream.batch_arrived(3, batch([], hwm(15, 2, 1))) == []
-    assert stream.watermark(3) == token_data(hwm(15, 2, 1))
-
-
-def test_a_known_shard_is_not_opened_again():
-    stream = opened()
-    for time, host in ((15, "shard0/h0:1,g0:2"), (55, "shard0/elsewhere:1")):
-        changed = batch([shard_event(time, "replace", "shard0", host)], hwm(time + 1))
-        assert stream.batch_arrived(CONFIG, changed) == []
-
-
 def test_a_known_shard_inserted_at_a_new_host_is_reopened():
     stream = opened()
     elsewhere = "shard0/elsewhere:1"
@@ -83,12 +72,6 @@ def test_a_known_shard_inserted_at_a_new_host_is_reopened():
     assert stream.take(None).events == []
     assert arrive(stream, A, 20, 35, upto=70) == [CloseRemote(A)]
     assert times(stream.take(None).events) == [20, 40]
-
-
-def test_updates_of_config_shards_have_no_effect():
-    stream = opened()
-    changed = [shard_event(15, "update", "shard0"), shard_event(16, "drop", "x")]
-    assert stream.batch_arrived(CONFIG, batch(changed, hwm(50))) == []
 
 
 def draining(shard: str, time: int, upto: int, yes: bool = True) -> CursorBatch:
@@ -111,15 +94,6 @@ def test_a_draining_shard_missing_from_the_list_has_left():
     arrive(stream, A, upto=50)
     assert arrive(stream, B, 15, 39, upto=41) == [CloseRemote(B)]
     assert times(stream.take(None).events) == [15, 39]
-
-
-def test_a_shard_that_stopped_draining_is_kept():
-    stream = opened()
-    stream.batch_arrived(CONFIG, draining("shard1", 20, 30))
-    stream.batch_arrived(CONFIG, draining("shard1", 35, 50, yes=False))
-    assert stream.draining == set()
-    assert stream.shards_listed({"shard0"}, set(), Timestamp(40, 1)) == []
-    assert arrive(stream, B, upto=50) == []
 
 
 def test_a_shard_added_again_after_the_list_was_read_is_kept():
@@ -153,45 +127,6 @@ def test_a_removed_shard_is_closed_when_its_watermark_passes_its_removal():
     assert times(stream.take(None).events) == [15, 60]
 
 
-def test_a_removed_shard_that_fails_before_its_last_watermark_is_an_error():
-    stream = opened()
-    stream.batch_arrived(CONFIG, removed("shard1", 20, 50))
-    arrive(stream, B, upto=20)
-    stream.remote_failed(B, CommandError(6, "gone"))
-    with pytest.raises(CommandError, match="gone"):
-        stream.take(None)
-
-
-def test_the_removal_of_an_unknown_shard_is_ignored():
-    assert opened().batch_arrived(CONFIG, removed("shard7", 20, 50)) == []
-
-
-@pytest.mark.parametrize("host", ["other/h:1", "shard1/h1:1,g1:2"])
-def test_a_returning_shard_is_opened_beside_its_old_remote(host):
-    stream = opened()
-    events = [shard_event(20, "delete", "shard1"), shard_event(25, "insert", "shard1", host)]
-    actions = stream.batch_arrived(CONFIG, batch(events, hwm(50)))
-    assert actions == [OpenRemote(3, "shard1", host, Timestamp(25, 2))]
-    assert arrive(stream, B, upto=60) == [CloseRemote(B)]
-    assert stream.remotes == {CONFIG: "config", A: "shard0", 3: "shard1"}
-
-
-def test_a_returning_shard_delivers_no_event_twice():
-    """The config server lags: the router learns of the removal after the shard's return."""
-    stream = opened()
-    arrive(stream, A, upto=60)
-    arrive(stream, B, 15, 22, 30, 40, upto=60)
-    events = [
-        shard_event(20, "delete", "shard1"),
-        shard_event(25, "insert", "shard1", "shard1/h1:1"),
-    ]
-    opening, closing = stream.batch_arrived(CONFIG, batch(events, hwm(60)))
-    assert (opening.start_at, closing) == (Timestamp(25, 2), CloseRemote(B))
-    stream.batch_arrived(3, batch([], hwm(25, 2)))
-    stream.batch_arrived(3, batch([at(30), at(40)], hwm(60)))
-    assert times(stream.take(None).events) == [15, 30, 40]
-
-
 def test_a_shard_can_leave_and_return_repeatedly():
     stream = opened()
     events = [
@@ -209,24 +144,6 @@ def test_a_shard_can_leave_and_return_repeatedly():
     stream.batch_arrived(4, batch([at(37)], hwm(50)))
     arrive(stream, A, upto=50)
     assert times(stream.take(None).events) == [27, 37]
-
-
-def test_a_removed_shard_gets_noops_until_it_is_closed():
-    stream = opened()
-    assert not stream.leaving
-    stream.batch_arrived(CONFIG, removed("shard1", 20, 50))
-    assert stream.leaving == [(B, Timestamp(20, 2))]
-    arrive(stream, B, upto=50)
-    assert not stream.leaving
-
-
-def test_a_forged_topology_event_is_harmless():
-    stream = opened()
-    forged = shard_event(15, "insert", "shard9", "evil/h:1")
-    assert stream.batch_arrived(A, batch([forged], hwm(50))) == []
-    arrive(stream, B, upto=50)
-    arrive(stream, CONFIG, upto=50)
-    assert stream.take(None).events == [forged[1]]
 
 
 @settings(max_examples=60)
@@ -257,3 +174,171 @@ def test_shards_that_join_during_a_history_lose_no_events(history, data, rnd: Ra
     )
     driver = Driver(stream, scripts, rnd, max_events=9).run()
     assert driver.events == [raw for _, raw in sorted(expected)]
+
+
+def test_a_shard_that_stopped_draining_is_kept():
+    stream = opened()
+    stream.batch_arrived(CONFIG, draining("shard1", 20, 30))
+    stream.batch_arrived(CONFIG, draining("shard1", 35, 50, yes=False))
+    assert stream.draining == set()
+    assert stream.shards_listed({"shard0"}, set(), Timestamp(40, 1)) == []
+    assert arrive(stream, B, upto=50) == []
+
+
+EARLY, THEN, LATER = Timestamp(5, 1), Timestamp(10, 1), Timestamp(20, 1)
+KEY = first_key(THEN)
+HOST = "rs/h:1"
+
+
+def part(since: Timestamp = EARLY, until: Timestamp | None = None, shard: str = "s") -> ShardSpan:
+    return ShardSpan(shard, HOST, since, None if until is None else first_key(until))
+
+
+@pytest.mark.parametrize(
+    ("has", "needs", "serves"),
+    [
+        ([part()], [part()], True),
+        ([], [part()], False),
+        ([part(shard="other")], [part()], False),
+        ([part(since=THEN)], [part()], True),
+        ([part(since=LATER)], [part()], False),
+        ([part(since=LATER)], [part(since=LATER)], True),
+        ([part(until=LATER)], [part()], True),
+        ([part()], [part(until=LATER)], True),
+        ([part(until=LATER)], [part(until=LATER)], True),
+        ([part(until=THEN)], [part(until=LATER)], False),
+        ([part(since=LATER)], [part(until=LATER), part(since=LATER)], False),
+        ([part(until=LATER), part(since=LATER)], [part(until=LATER), part(since=LATER)], True),
+    ],
+)
+def test_a_stream_serves_clients_whose_spans_it_covers(
+    has: list[ShardSpan], needs: list[ShardSpan], serves: bool
+) -> None:
+    assert covers_all(set(has), set(needs), KEY) is serves
+
+
+_NAMESPACE = {"db": "config", "coll": "shards"}
+
+
+def change_shards(
+    cluster: ScriptedCluster, second: int, operation: str, shard: str, host: str = ""
+) -> None:
+    """Change config.shards at ``second`` and write the event to its change stream."""
+    shards = [each for each in cluster.config.documents["shards"] if each["_id"] != shard]
+    cluster.config.documents["shards"] = shards
+    if operation != "delete":
+        shards.append({"_id": shard, "host": host, "state": 1})
+    cluster.config.insert(
+        second,
+        second % 100,
+        operationType=operation,
+        documentKey={"_id": shard},
+        fullDocument={"_id": shard, "host": host, "state": 1},
+        ns=_NAMESPACE,
+    )
+
+
+def remote(registry: CursorRegistry, target: str, *, last: bool = False) -> dict[str, Any]:
+    """Describe the first or last remote on ``target`` of the only stream."""
+    (described,) = registry.describe()
+    found = [each for each in described["remotes"] if each["target"] == target]
+    return found[-1 if last else 0]
+
+
+def targets(registry: CursorRegistry) -> list[str]:
+    """Return the targets of the remotes of the first stream."""
+    return [each["target"] for each in registry.describe()[0]["remotes"]]
+
+
+def drain(cluster: ScriptedCluster) -> None:
+    """Let the shard s1 drain."""
+    for document in cluster.config.documents["shards"]:
+        if document["_id"] == "s1":
+            document["draining"] = True
+    cluster.config.insert(
+        103,
+        3,
+        operationType="update",
+        documentKey={"_id": "s1"},
+        updateDescription={"updatedFields": {"draining": True}},
+        ns=_NAMESPACE,
+    )
+    cluster.noop(104)
+
+
+async def test_a_removal_without_an_event_is_noticed(cluster: ScriptedCluster):
+    """As on 6.0, the shard drains and later is missing from the list."""
+    registry = cluster.registry(removed_shards_interval=0.01)
+    cursor, _ = await registry.open(stream(), OWNER)
+    drain(cluster)
+    listed = cluster.config.commands["find"]
+    await until(lambda: cluster.config.commands["find"] > listed + 1)
+    assert targets(registry).count("s1") == 1
+    left = [each for each in cluster.config.documents["shards"] if each["_id"] != "s1"]
+    cluster.config.documents["shards"] = left
+    assert cursor.running_stream is not None
+    merged = cursor.running_stream.merged
+    await until(lambda: [merged.remotes[each.remote] for each in merged.leaving] == ["s1"])
+    cluster.noop(200)  # watermarks beyond the time when the list was read
+    await until(lambda: "s1" not in targets(registry))
+    listed = cluster.config.commands["find"]
+    cluster.shards["s0"].insert(201, 2)
+    cluster.noop(202)
+    assert (await read_until(cursor, 1))[-1] == 2
+    assert cluster.config.commands["find"] <= listed + 1
+
+
+async def test_a_stream_that_cannot_watch_a_draining_shard_fails(
+    cluster: ScriptedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would not notice that the shard has left, and wait for it without end."""
+    registry = cluster.registry(removed_shards_interval=0.01)
+    cursor, _ = await registry.open(stream(), OWNER)
+    monkeypatch.setattr(MergedStream, "shards_listed", None)
+    drain(cluster)
+    with pytest.raises(CommandError) as caught:
+        await read_until(cursor, 1)
+    assert RESUMABLE_LABEL in caught.value.labels
+
+
+async def extra(cluster: ScriptedCluster, name: str) -> ScriptedMember:
+    member = await ScriptedMember(name).start()
+    member.noop(99)
+    cluster.extra.append(member)
+    return member
+
+
+async def test_lost_history_of_the_config_server_is_resumable(cluster: ScriptedCluster):
+    """A resumed stream reads the shard list again, so unlike a shard's this error is resumable."""
+    cursor, _ = await cluster.registry().open(stream(), OWNER)
+    cluster.config.fail("getMore", 286, "Resume of change stream was not possible")
+    async with asyncio.timeout(PATIENCE):
+        with pytest.raises(CommandError, match="was not possible") as failure:  # noqa: PT012
+            while True:
+                await cursor.next_batch(None, 0.1)
+    assert (failure.value.code, failure.value.labels) == (234, {RESUMABLE_LABEL})
+
+
+async def test_the_config_server_can_join_as_a_shard_and_leave(cluster: ScriptedCluster):
+    registry = cluster.registry()
+    cursor, _ = await registry.open(stream(), OWNER)
+    change_shards(cluster, 105, "insert", "config", cluster.config.host)
+    cluster.noop(106)
+    await until(lambda: not remote(registry, "config", last=True).get("topology"))
+    change_shards(cluster, 110, "delete", "config")
+    cluster.shards["s0"].insert(111, 1)
+    cluster.noop(112)
+    found = await read_until(cursor, 2)
+    assert found == ["config", 1], "only its writes as a shard are delivered"
+    await until(lambda: remote(registry, "config", last=True).get("topology"))
+
+
+async def test_a_shard_removed_during_an_opening_is_still_read(cluster: ScriptedCluster):
+    """The opening has an older list, while other readers already have the new one."""
+    cluster.registry()
+    router = cluster.clusters[0]
+    shards = (await router.shards()).hosts
+    change_shards(cluster, 101, "delete", "s1")
+    await router.shards()
+    async with connected(router, shards, PRIMARY, 2.0) as connections:
+        assert connections.keys() == {"s0", "s1", "s2"}

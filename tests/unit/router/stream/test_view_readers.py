@@ -1,7 +1,6 @@
 """Filtered readers during a backlog: replies are few and full."""
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping
 from math import inf
 
@@ -121,16 +120,6 @@ async def test_a_reader_with_few_events_waits_for_more() -> None:
     assert len(second.take(None).events) == EVENTS / EVERY
 
 
-async def test_a_reader_with_many_events_is_woken_before_the_end() -> None:
-    backlog = Backlog(size=3000)
-    reader = backlog.reader(1)
-    backlog.arrive()
-    await backlog.wait(reader)
-    assert backlog.stream.ready
-    assert not backlog.readers.should_gather(reader, None), "it should not wait for more"
-    assert len(reader.take(None).events) < EVENTS / EVERY
-
-
 @pytest.mark.usefixtures("patient")
 async def test_a_full_reader_does_not_wake_those_with_few_events() -> None:
     backlog = Backlog()
@@ -146,37 +135,6 @@ async def test_a_full_reader_does_not_wake_those_with_few_events() -> None:
     async with asyncio.timeout(PATIENCE):
         await waiting
     assert len(few.take(None).events) == EVENTS / EVERY
-
-
-async def test_a_reader_with_few_events_waits_from_its_own_first_event_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now = 0.0
-
-    def passed() -> None:
-        nonlocal now
-        now += 0.1
-
-    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
-    monkeypatch.setattr(time, "perf_counter", lambda: 0.0)
-    # A step passes on a block of some 2,000 events, or less where a reader is full. One reader gets
-    # 60 of these and is full with some 75, in each second step; the other one gets 20, and its
-    # delay ends with the third step.
-    backlog = Backlog(kept_bytes=108 * 1024, passed=passed)
-    full, few = backlog.reader({"$lt": 3}), backlog.reader(50)
-    backlog.arrive(5 * 2000)
-    waiting = backlog.waiting(few)
-    await backlog.wait(full)
-    assert len(full.take(None).events) > 60
-    backlog.readers.fan_out.forget(full.view, full.number)
-    assert not waiting.done()
-    again = backlog.waiting(full)
-    await waiting
-    assert len(few.take(None).events) > 20
-    assert backlog.stream.ready, "the backlog goes on"
-    assert full.view.log.end > full.number
-    assert not again.done(), "it has had events for a shorter time"
-    backlog.readers.remove(full.view)
 
 
 async def test_a_woken_reader_reads_before_the_next_block() -> None:

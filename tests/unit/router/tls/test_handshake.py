@@ -3,7 +3,6 @@
 import asyncio
 import socket
 import ssl
-import warnings
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,24 +14,16 @@ from structlog.testing import capture_logs
 
 from router.client_limits import ClientLimits, ConnectionCounts
 from router.config.tls import Tls
-from router.feed.feed import Feed
 from router.tls.handshake import ONLY_TLS, Handshakes
 from shard_client.wire.connection import Connection
 from shard_client.wire.documents import encode
 from shard_client.wire.frames import build_msg
 from shard_client.wire.tls import TlsContexts
-from tests.doubles.fake_cursors import FakeCursors, event
 from tests.harness.certificates import Authority, only_tls_1_1
 from tests.harness.facade import Facade, facade
 from tests.harness.until import PATIENCE, until
 from tests.tls_scan import (
-    TLS1_2,
-    TLS1_3,
-    VERSIONS,
-    accepted_ciphers,
-    cipher_names,
     renegotiates,
-    weaknesses,
 )
 
 VALIDATION = "SSL peer certificate validation failed: "
@@ -126,13 +117,6 @@ def message(**command: Any) -> bytes:
     return build_msg(encode({**command, "$db": "admin"}), request_id=1)
 
 
-@pytest.mark.parametrize("mode", ["allowTLS", "preferTLS"])
-async def test_clients_with_and_without_tls_share_a_port(files: Certificates, mode: str) -> None:
-    async with listening(files.tls(mode)) as router:
-        assert await ping(router.port, None) == 1
-        assert await ping(router.port, files.client_context(files.client)) == 1
-
-
 async def test_a_client_that_sends_one_byte_costs_nothing_until_its_deadline() -> None:
     looks: list[int] = []
 
@@ -165,22 +149,6 @@ async def test_a_length_that_looks_like_a_handshake_is_read_as_a_length(
             await client.writer.drain()
             client.send_bytes(hello[2:])
             assert (await client.receive())["ok"] == 1
-
-
-async def test_large_messages_pass_in_both_directions(files: Certificates) -> None:
-    async with listening(files.tls()) as router:
-        context = files.client_context(files.client)
-        connection = await Connection.open(
-            ("127.0.0.1", router.port), timeout=PATIENCE, tls=context
-        )
-        router.cursors.first = [event(number, 2_000_000) for number in range(4)]
-        pipeline: list[dict[str, object]] = [{"$changeStream": {}}]
-        pipeline.append({"$match": {"fullDocument.pad": "x" * 3_000_000}})
-        command = {"aggregate": "c", "pipeline": pipeline, "cursor": {}}
-        reply = await connection.command("db", command, timeout=PATIENCE)
-        received = [encode(each) for each in reply["cursor"]["firstBatch"]]
-        assert received == router.cursors.first
-        connection.abort()
 
 
 def old_protocol(files: Certificates) -> ssl.SSLContext:
@@ -238,50 +206,11 @@ async def test_each_refusal_is_logged_with_its_cause(files: Certificates, case: 
         assert await ping(router.port, files.client_context(files.client)) == 1
 
 
-@pytest.mark.parametrize("key", ["ECDSA", "RSA"])
-async def test_only_strong_protocols_and_ciphers_are_accepted(
-    files: Certificates, key: str
-) -> None:
-    """Try every protocol and every cipher, compression and renegotiation, as testssl does."""
-    certificate = files.authority.issue(f"with-{key}", of_rsa=key == "RSA")
-    async with listening(files.tls(certificateKeyFile=certificate)) as router:
-        address = ("127.0.0.1", router.port)
-        accepted = {
-            version: await asyncio.to_thread(accepted_ciphers, address, version)
-            for version in VERSIONS
-        }
-        assert await asyncio.to_thread(weaknesses, address) == []
-    assert [version for version in VERSIONS if accepted[version]] == [TLS1_2, TLS1_3]
-    names = cipher_names()
-    assert f"ECDHE-{key}-AES256-GCM-SHA384" in [names[each] for each in accepted[TLS1_2]]
-
-
 @pytest.mark.skipif(which("openssl") is None, reason="openssl's client renegotiates")
 async def test_clients_cannot_renegotiate(files: Certificates) -> None:
     async with listening(files.tls()) as router:
         address = ("127.0.0.1", router.port)
         assert not await asyncio.to_thread(renegotiates, address, files.client)
-
-
-async def test_a_weak_server_is_reported(files: Certificates) -> None:
-    """The scan can fail."""
-    weak = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    weak.load_cert_chain(files.server)
-    weak.set_ciphers("ALL:COMPLEMENTOFALL:@SECLEVEL=0")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        weak.minimum_version = ssl.TLSVersion.TLSv1
-    async with await asyncio.start_server(
-        lambda reader, writer: writer.close(), "127.0.0.1", 0, ssl=weak
-    ) as server:
-        address = server.sockets[0].getsockname()
-        found = await asyncio.to_thread(weaknesses, address)
-    assert {
-        "TLS 1.0 is accepted",
-        "TLS 1.1 is accepted",
-        "ECDHE-ECDSA-AES128-SHA is an old cipher",
-        "AECDH-AES128-SHA has no forward secrecy",
-    } <= set(found)
 
 
 async def test_clients_without_a_certificate_can_be_allowed(files: Certificates) -> None:
@@ -290,13 +219,6 @@ async def test_clients_without_a_certificate_can_be_allowed(files: Certificates)
         assert await ping(router.port, files.client_context()) == 1
         cause = await refused(router.port, files.client_context(files.foreign))
         assert cause.startswith(VALIDATION)
-
-
-async def test_a_disabled_protocol_is_refused(files: Certificates) -> None:
-    context = files.client_context(files.client)
-    context.maximum_version = ssl.TLSVersion.TLSv1_2
-    async with listening(files.tls(disabledProtocols="TLS1_2")) as router:
-        assert "disabled protocol" in await refused(router.port, context)
 
 
 @pytest.mark.parametrize("sent", [b"", b"\x16", b"\x16\x03\x01\x02\x00\x01"])
@@ -344,25 +266,3 @@ async def test_an_error_with_one_client_leaves_the_port_open(
             assert await asyncio.to_thread(greet, router.port, None) == b""
             await until(lambda: "Unexpected error" in [line["event"] for line in logged])
         assert await ping(router.port, files.client_context(files.client)) == 1
-
-
-async def test_the_feed_has_the_same_handshakes(files: Certificates) -> None:
-    cursors: Any = FakeCursors()
-    contexts = TlsContexts(files.tls().files())
-    handshakes = Handshakes(lambda: contexts.incoming, required=True)
-    async with Feed(cursors, handshakes=handshakes, request_wait=10) as feed:
-        port = await feed.listen(["127.0.0.1"], 0)
-        reader, writer = await asyncio.open_connection(
-            "127.0.0.1", port, ssl=files.client_context(files.client)
-        )
-        writer.write(b"no JSON\n")
-        assert b"the request is not extended JSON" in await reader.readline()
-        writer.close()
-        assert await asyncio.to_thread(weaknesses, ("127.0.0.1", port)) == []
-        with capture_logs() as logged:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b'{"database": "db"}\n')
-            assert await is_cut(reader)
-            writer.close()
-            await until(lambda: refusals(logged))
-        assert refusals(logged) == [ONLY_TLS]

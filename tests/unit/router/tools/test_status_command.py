@@ -74,26 +74,6 @@ async def with_tls(certificate: Path) -> AsyncIterator[int]:
         yield port
 
 
-async def test_the_certificate_is_checked(authority: Authority) -> None:
-    async with with_tls(authority.issue("router")) as port:
-        address = f"https://127.0.0.1:{port}"
-        trusted = await invoke("--admin", address, "--tlsCAFile", str(authority.file))
-        unknown = await invoke("--admin", address)
-    assert trusted.exit_code == 0, trusted.output
-    assert unknown.exit_code == 1
-    assert "--tlsCAFile" in unknown.output
-
-
-async def test_a_certificate_for_another_host_is_refused(authority: Authority) -> None:
-    async with with_tls(authority.issue("far", hosts=["router.example"])) as port:
-        options = ("--admin", f"https://127.0.0.1:{port}", "--tlsCAFile", str(authority.file))
-        refused = await invoke(*options)
-        accepted = await invoke(*options, "--tlsAllowInvalidHostnames")
-    assert refused.exit_code == 1
-    assert "--tlsAllowInvalidHostnames" in refused.output
-    assert accepted.exit_code == 0, accepted.output
-
-
 async def test_the_wrong_scheme_is_reported(authority: Authority) -> None:
     async with with_tls(authority.issue("router")) as port:
         plain = await invoke("--admin", f"http://127.0.0.1:{port}")

@@ -40,50 +40,19 @@ def test_simultaneous_connections_are_spread(workers: int, pattern: str) -> None
     assert most - fewest <= (2 if "u" not in pattern else most / 2)
 
 
-def test_streams_that_open_at_different_speeds_are_spread() -> None:
-    loads, undecided, last = {1: Load(), 2: Load()}, {1: 0, 2: 0}, 0
-    chosen = []
-    for _ in range(4):
-        last = choose_worker(loads, undecided, last)
-        chosen.append(last)
-        if last == 1:
-            loads[1] = Load(streams=loads[1].streams + 1)
-        else:
-            undecided[2] += 1
-    assert sorted(chosen) == [1, 1, 2, 2]
-
-
-def test_pending_connections_count() -> None:
-    loads = {1: Load(), 2: Load()}
-    given_out: dict[int, int] = {1: 0, 2: 0}
-    last = 0
-    for _ in range(10):
-        last = choose_worker(loads, given_out, last)
-        given_out[last] += 1
-    assert given_out == {1: 5, 2: 5}
-
-
-def test_a_busy_worker_gets_no_connections_while_another_is_idle() -> None:
-    loads = {1: Load(streams=1, busy=0.95), 2: Load(streams=1000, busy=0.02)}
-    assert choose_worker(loads, {}, 0) == 2
-
-
-def test_simultaneous_connections_do_not_all_go_to_the_idle_worker() -> None:
-    loads = {1: Load(streams=5, busy=0.4), 2: Load(streams=5, busy=0.1)}
-    lately = {1: 0, 2: 0}
-    for _ in range(8):
-        lately[choose_worker(loads, lately, 0)] += 1
-    assert lately == {1: 3, 2: 5}
-
-
-def test_little_work_does_not_outweigh_streams() -> None:
-    loads = {1: Load(streams=3, busy=0.0), 2: Load(streams=2, busy=0.1)}
-    assert choose_worker(loads, {}, 0) == 2
-
-
-def test_monitors_do_not_count() -> None:
-    loads = {1: Load(connections=3, monitors=3, taken=3), 2: Load(connections=1, taken=1)}
-    assert choose_worker(loads, {}, 2) == 1
+@pytest.mark.parametrize(
+    ("loads", "chosen"),
+    [
+        # A busy worker gets no connections while another is idle.
+        ({1: Load(streams=1, busy=0.95), 2: Load(streams=1000, busy=0.02)}, 2),
+        # Little work does not outweigh streams.
+        ({1: Load(streams=3, busy=0.0), 2: Load(streams=2, busy=0.1)}, 2),
+        # Monitors do not count.
+        ({1: Load(connections=3, monitors=3, taken=3), 2: Load(connections=1, taken=1)}, 1),
+    ],
+)
+def test_the_worker_with_less_to_do_is_chosen(loads: dict[int, Load], chosen: int) -> None:
+    assert {choose_worker(loads, {}, last) for last in (0, 1, 2)} == {chosen}
 
 
 def test_equal_workers_take_turns() -> None:

@@ -66,23 +66,6 @@ async def test_a_cancelled_close_leaves_no_cursor(member: ScriptedMember, hangin
     await reader.cursor_reaper.close()
 
 
-async def test_a_cursor_left_on_another_member_is_killed_too(member: ScriptedMember):
-    other = await ScriptedMember("rs").start()
-    other.noop(99)
-    reader = Reader(member, replace(SETTINGS, reply_timeout=0.1))
-    reader.start()
-    await until(lambda: member.commands["getMore"] > 1)
-    reader.member = other
-    member.hang |= {"getMore", "hello"}
-    await until(lambda: other.commands["getMore"] > 1)
-    member.hang.clear()
-    await until(lambda: not member.cursors)
-    await reader.cursor.close()
-    assert not other.cursors
-    await reader.cursor_reaper.close()
-    await other.stop()
-
-
 async def test_attempts_end_when_the_member_has_ended_the_cursor_itself():
     member = Unreachable()
     kills = CursorReaper(member.borrow, lasting=0.05, first_pause=0.01)

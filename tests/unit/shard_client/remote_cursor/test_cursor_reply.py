@@ -30,9 +30,6 @@ events_in_front = st.builds(
     token_documents,
     documents,
 )
-events_anywhere = st.builds(
-    lambda before, event: {"before": before, **event}, documents, events_in_front
-)
 
 
 def _reply(events, batch="nextBatch", **cursor):
@@ -58,18 +55,6 @@ def recorded_replies():
     """Yield each recorded reply, raw and decoded, one at a time because all are large."""
     for reply in recorded.replies():
         yield reply, bson.decode(reply.raw)
-
-
-def test_the_cursor_is_read_without_parsing_events():
-    seen = set()
-    for reply, document in recorded_replies():
-        if document["ok"]:
-            batch = CursorBatch.of(reply.raw)
-            assert (batch.cursor_id, batch.events) == (document["cursor"]["id"], [])
-            assert batch.reply_bytes == len(reply.raw)
-            seen.add(bool(batch.cursor_id))
-    assert seen == {True, False}
-    assert CursorBatch.of(bson.encode(_reply([1]))).cursor_id == 5
 
 
 def test_every_recorded_event_is_parsed_with_its_token():
@@ -116,53 +101,6 @@ def test_every_recorded_reply_of_mongos_is_rebuilt_byte_for_byte():
     assert len(rebuilt) > 40
 
 
-def test_replies_of_mongos_in_all_recorded_cases_are_rebuilt():
-    rebuilt = 0
-    for name, case in recorded.cases().items():
-        for step in case.get("steps", ()):
-            reply = step["reply"]
-            # A reply that mongos passes on from a shard has the fields of a shard's reply.
-            if not reply.get("ok") or "cursor" not in reply or name == "passthrough":
-                continue
-            raw = bson.encode(reply)
-            batch = sliced(raw)
-            name = "firstBatch" if "firstBatch" in reply["cursor"] else "nextBatch"
-            assert rebuilt_reply(name, batch) == raw
-            rebuilt += 1
-    assert rebuilt > 80
-
-
-def test_recorded_errors_are_raised_unchanged():
-    errors = [(reply, document) for reply, document in recorded_replies() if not document["ok"]]
-    for reply, document in errors:
-        with pytest.raises(CommandError) as caught:
-            sliced(reply.raw)
-        assert caught.value.code == document["code"]
-        assert caught.value.message == document["errmsg"]
-        assert caught.value.labels == set(document.get("errorLabels", ()))
-    assert errors
-
-
-@given(st.lists(events_in_front, max_size=12), st.sampled_from(["firstBatch", "nextBatch"]))
-def test_events_are_found_without_scanning(events, batch_name):
-    raw = [bson.encode(event) for event in events]
-    body = bson.encode(_reply(events, batch_name))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cursor_reply, "_split_by_scanning", None)
-        batch = sliced(body)
-    assert [event for _, event in batch.events] == raw
-    assert [key.decode() for key, _ in batch.events] == [e["_id"]["_data"] for e in events]
-    assert batch.size == sum(map(len, raw))
-
-
-@given(st.lists(st.one_of(events_in_front, events_anywhere), max_size=5))
-def test_events_are_found_with_their_token_at_any_position(events):
-    batch = _slice(_reply(events))
-    assert [event for _, event in batch.events] == [_encode_in_order(event) for event in events]
-    assert [key.decode() for key, _ in batch.events] == [e["_id"]["_data"] for e in events]
-    assert batch.size == sum(len(event) for _, event in batch.events)
-
-
 @given(st.lists(st.tuples(events_in_front, st.booleans()), min_size=1, max_size=12))
 def test_events_of_transactions_are_found_without_scanning(chosen):
     front = {"txnNumber": bson.Int64(7), "lsid": {"id": b"x" * 16, "uid": b"y" * 32}}
@@ -176,22 +114,6 @@ def test_events_of_transactions_are_found_without_scanning(chosen):
     assert [event for _, event in batch.events] == [_encode_in_order(event) for event in events]
     assert [key.decode() for key, _ in batch.events] == [e["_id"]["_data"] for e in events]
     assert batch.size == sum(len(event) for _, event in batch.events)
-
-
-@pytest.mark.parametrize("cut", range(1, 140, 3))
-def test_a_truncated_event_of_a_transaction_is_refused(cut):
-    session = {"id": b"x" * 16, "uid": b"y" * 32}
-    event = {"txnNumber": bson.Int64(7), "lsid": session, "_id": {"_data": "82AB"}}
-    short = bytearray(_encode_in_order(event))[:-cut]
-    if len(short) >= 5:
-        short[:4] = len(short).to_bytes(4, "little")
-    array = b"\x030\0" + bytes(short)
-    array = (len(array) + 5).to_bytes(4, "little") + array + b"\0"
-    cursor = b"\x04nextBatch\0" + array + b"\x12id\0" + bytes(8)
-    cursor = (len(cursor) + 5).to_bytes(4, "little") + cursor + b"\0"
-    body = b"\x03cursor\0" + cursor + b"\x10ok\0\x01\0\0\0"
-    with pytest.raises(ProtocolError):
-        sliced((len(body) + 5).to_bytes(4, "little") + body + b"\0")
 
 
 @given(
@@ -246,17 +168,6 @@ def test_an_array_with_unusual_indexes_is_parsed():
     assert batch.size == 2 * len(event)
 
 
-@pytest.mark.parametrize("ok", [1, 1.0, True, bson.Int64(1)])
-def test_ok_may_have_any_numeric_type(ok):
-    assert _slice({**_reply([]), "ok": ok}).cursor_id == 5
-
-
-def test_a_shard_s_additional_fields_are_skipped():
-    reply = _reply([], invalidated=True, partialResultsReturned=False)
-    batch = _slice({**reply, "lastCommittedOpTime": Timestamp(1, 2)})
-    assert batch == CursorBatch(5, [], None, 0, invalidated=True, namespace="d.c")
-
-
 @pytest.mark.parametrize(
     ("reply", "why"),
     [
@@ -297,12 +208,6 @@ def test_token_data_is_found_among_other_fields(token, more):
     assert token_data(bson.encode({**more, **token})) == token["_data"].encode()
 
 
-def test_a_token_without_data_is_refused():
-    for token in ({}, {"_data": 1}, {"_data": ""}):
-        with pytest.raises(ProtocolError, match="no _data"):
-            token_data(bson.encode(token))
-
-
 @given(st.lists(events_in_front, min_size=1, max_size=5), st.data())
 def test_damaged_replies_raise_only_protocol_or_command_errors(events, data):
     body = bytearray(bson.encode(_reply(events)))
@@ -310,10 +215,3 @@ def test_damaged_replies_raise_only_protocol_or_command_errors(events, data):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
     with suppress(ProtocolError, CommandError):
         sliced(bytes(body))
-
-
-@given(st.binary(max_size=200))
-def test_random_bytes_raise_only_protocol_errors(data):
-    for function in (sliced, token_data):
-        with suppress(ProtocolError):
-            function(data)

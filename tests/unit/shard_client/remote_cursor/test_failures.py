@@ -3,42 +3,14 @@
 import asyncio
 import time
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import structlog.testing
 from bson import Int64
 
-from shard_client.errors import RESUMABLE_LABEL
 from tests.doubles.scripted_member import ScriptedMember
 from tests.harness.until import PATIENCE, until
 from tests.unit.shard_client.remote_cursor.reader import SETTINGS, Reader, keys
-
-
-async def test_events_arrive_once_despite_cuts(member: ScriptedMember):
-    reader = Reader(member)
-    reader.start()
-    for second in range(101, 121):
-        member.insert(second)
-        if second % 4 == 0:
-            member.cut()
-        await asyncio.sleep(0.004)
-    await until(lambda: len(reader.keys) >= 20)
-    assert reader.keys == keys(*range(101, 121))
-    await reader.close()
-    assert not reader.failures
-
-
-async def test_a_hanging_member_is_abandoned(member: ScriptedMember):
-    reader = Reader(member, replace(SETTINGS, reply_timeout=0.1, connect_timeout=0.3))
-    reader.start()
-    await until(lambda: member.commands["getMore"] > 1)
-    member.hang |= {"getMore", "hello"}
-    await until(lambda: reader.suspected)
-    member.hang.clear()
-    member.insert(101)
-    await until(lambda: reader.keys == keys(101))
-    await reader.cursor.close()
 
 
 async def test_a_slow_member_is_not_abandoned(member: ScriptedMember):
@@ -51,43 +23,6 @@ async def test_a_slow_member_is_not_abandoned(member: ScriptedMember):
     assert reader.failures == []
     async with asyncio.timeout(PATIENCE):
         await reader.close()
-
-
-async def test_an_abandoned_member_is_suspected_and_the_stream_continues(member: ScriptedMember):
-    reader = Reader(member, replace(SETTINGS, await_unknown=20.0))
-    reader.start()
-    member.insert(101)
-    await until(partial(reader.has, 1))
-    await until(lambda: member.commands["getMore"] == 2)
-    reader.cursor.leave_member()
-    assert reader.suspected == [("127.0.0.1", member.port)]
-    member.insert(102)
-    await until(partial(reader.has, 2))
-    assert reader.keys == keys(101, 102)
-    member.stop_waiting()
-    await reader.cursor.close()
-
-
-async def test_a_fatal_failure_is_reported_once(member: ScriptedMember):
-    reader = Reader(member)
-    member.fail("getMore", 280)
-    reader.start()
-    await until(lambda: reader.failures)
-    await reader.cursor.close()
-    assert [error.code for error in reader.failures] == [280]
-
-
-async def test_a_member_that_stays_unreachable_fails_the_cursor(member: ScriptedMember):
-    reader = Reader(member, replace(SETTINGS, failure_timeout=0.2))
-    reader.start()
-    await until(lambda: reader.batches)
-    await member.stop()
-    await until(lambda: reader.cursor.state == "failing")
-    await until(lambda: reader.failures)
-    assert reader.failures[0].code == 6
-    assert RESUMABLE_LABEL in reader.failures[0].labels
-    async with asyncio.timeout(PATIENCE):
-        await reader.cursor.close()
 
 
 async def test_paused_time_does_not_count_as_failure(
@@ -122,31 +57,6 @@ async def test_a_cursor_that_is_closed_as_it_is_opened_is_opened_again(member: S
     assert member.commands["aggregate"] == 2
     await reader.close()
     assert not reader.failures
-
-
-@pytest.mark.parametrize("code", [43, 202, 237, 10107])
-async def test_a_lasting_failure_is_resumable_for_the_client(member: ScriptedMember, code: int):
-    reader = Reader(member, replace(SETTINGS, failure_timeout=0.05))
-    member.fail("getMore", code, times=1000)
-    reader.start()
-    await until(lambda: reader.failures)
-    await reader.cursor.close()
-    (failure,) = reader.failures
-    assert (failure.code, failure.labels) == (code, {RESUMABLE_LABEL})
-
-
-async def test_the_time_of_a_hang_counts_as_failure(member: ScriptedMember):
-    limits = {"reply_timeout": 0.5, "connect_timeout": 1.0, "failure_timeout": 0.6}
-    reader = Reader(member, replace(SETTINGS, close_timeout=0.5, **limits))
-    reader.start()
-    await until(lambda: reader.batches)
-    member.hang |= {"getMore", "hello", "isMaster"}
-    await until(lambda: reader.failures)
-    # The hang is noticed after 0.5 s or later, and the hello that checks the member takes 1 s: no
-    # time is left for another attempt.
-    assert len(member.opened) == 1
-    assert member.commands["hello"] == 2
-    await reader.cursor.close()
 
 
 async def test_an_outage_and_its_end_are_logged_once(member: ScriptedMember):
@@ -195,3 +105,15 @@ async def test_cuts_at_any_byte_lose_no_event(eighth: int):
     width = FRAME // 8
     await cut_everywhere(member, eighth * width, (eighth + 1) * width)
     await member.stop()
+
+
+async def test_a_hanging_member_is_abandoned(member: ScriptedMember):
+    reader = Reader(member, replace(SETTINGS, reply_timeout=0.1, connect_timeout=0.3))
+    reader.start()
+    await until(lambda: member.commands["getMore"] > 1)
+    member.hang |= {"getMore", "hello"}
+    await until(lambda: reader.suspected)
+    member.hang.clear()
+    member.insert(101)
+    await until(lambda: reader.keys == keys(101))
+    await reader.cursor.close()

@@ -1,20 +1,14 @@
 """A remote cursor on a scripted member: prefetching, pausing, closing."""
 
-import asyncio
 from dataclasses import replace
 
 import pytest
-from bson import Timestamp
 
 from shard_client.errors import ProtocolError
 from shard_client.remote_cursor import remote_cursor
 from shard_client.remote_cursor.cursor_reply import CursorBatch
 from shard_client.remote_cursor.cursor_state import (
-    Closing,
-    Connecting,
     CursorState,
-    Ended,
-    Failed,
     follow,
 )
 from tests.doubles.scripted_member import ScriptedMember
@@ -22,34 +16,6 @@ from tests.harness.until import PATIENCE, until
 from tests.unit.shard_client.remote_cursor.reader import SETTINGS, Reader, keys
 
 EVERY_REPLY_IS_LARGE = replace(SETTINGS, large_reply_bytes=1)
-
-
-async def test_batches_are_prefetched(member: ScriptedMember):
-    reader = Reader(member)
-    reader.start()
-    member.insert(101)
-    await until(lambda: reader.keys == keys(101))
-    member.insert(102)
-    await until(lambda: reader.keys == keys(101, 102))
-    assert reader.clock.time == Timestamp(102, 1)
-    await reader.close()
-    reader.pool.close()
-    await until(lambda: not member.writers)
-    assert not reader.failures
-
-
-async def test_a_paused_cursor_sends_no_get_more(member: ScriptedMember):
-    reader = Reader(member)
-    reader.cursor.pause()
-    reader.start()
-    await until(lambda: reader.batches)
-    member.insert(101)
-    await asyncio.sleep(0.05)
-    assert member.commands["getMore"] == 0
-    reader.cursor.resume()
-    await until(lambda: reader.keys == keys(101))
-    reader.cursor.pause()
-    await reader.close()
 
 
 async def test_a_paused_cursor_has_no_connection(member: ScriptedMember):
@@ -94,19 +60,6 @@ async def test_the_next_get_more_is_sent_before_a_large_reply_is_parsed(member: 
     assert not reader.failures
 
 
-async def test_no_get_more_follows_a_cursor_s_last_reply(member: ScriptedMember):
-    reader = Reader(member, EVERY_REPLY_IS_LARGE)
-    reader.start()
-    await until(lambda: reader.batches)
-    member.insert(101, operationType="invalidate")
-    await until(lambda: reader.batches[-1].invalidated)
-    assert reader.asked_ahead[-1] is False
-    await reader.cursor.close()
-    assert not reader.failures
-    reader.pool.close()
-    await until(lambda: not member.writers)
-
-
 async def test_an_invalid_reply_ends_the_cursor_and_its_get_more_in_flight(
     member: ScriptedMember, monkeypatch: pytest.MonkeyPatch
 ):
@@ -123,22 +76,6 @@ async def test_an_invalid_reply_ends_the_cursor_and_its_get_more_in_flight(
     await reader.close()
     reader.pool.close()
     await until(lambda: not member.writers)
-
-
-async def test_a_paused_cursor_closes_immediately(member: ScriptedMember):
-    reader = Reader(member)
-    reader.cursor.pause()
-    reader.start()
-    await until(lambda: reader.batches)
-    async with asyncio.timeout(PATIENCE / 2):
-        await reader.close()
-
-
-async def test_closing_works_before_the_start_and_twice(member: ScriptedMember):
-    reader = Reader(member)
-    await reader.cursor.close()
-    await reader.cursor.close()
-    assert member.commands.total() == 0
 
 
 async def test_each_step_of_a_cursor_is_one_of_its_transitions(
@@ -173,13 +110,3 @@ async def test_each_step_of_a_cursor_is_one_of_its_transitions(
     failed = {("Reading", "Failing"), ("Failing", "Connecting")}
     ended = {("Reading", "Ended"), ("Ended", "Closing"), ("Closing", "Ended")}
     assert passed >= opened | paused | failed | ended
-
-
-@pytest.mark.parametrize(
-    ("state", "following"),
-    [(Failed(), Connecting()), (Ended(), Connecting()), (Closing(), Connecting())],
-    ids=str,
-)
-def test_a_cursor_that_is_over_does_not_begin_anew(state: CursorState, following: CursorState):
-    with pytest.raises(RuntimeError, match="cannot follow"):
-        follow(state, following)

@@ -1,7 +1,7 @@
 """Finding members: by sending hello to all, and through the driver's monitoring."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from random import Random
 
 import pytest
@@ -15,6 +15,7 @@ from shard_client.replica_set.replica_set import (
     Member,
     ReadPreference,
     ReplicaSet,
+    fresh_enough,
     no_member,
     parse_hosts,
     why_no_member,
@@ -23,20 +24,13 @@ from shard_client.wire.connection import Address
 from tests.doubles.probed_replica_set import ProbedReplicaSet
 from tests.doubles.scripted_member import ScriptedMember
 from tests.harness.ports import free_port
-from tests.harness.until import PATIENCE, until
+from tests.harness.until import PATIENCE
 
 Factory = Callable[[str, Iterable[Address]], ReplicaSet]
 
 
 def motor(name: str, seeds: Iterable[Address]) -> ReplicaSet:
     return MotorReplicaSet(name, seeds, heartbeat=0.5)
-
-
-@pytest.fixture
-async def member() -> AsyncIterator[ScriptedMember]:
-    member = await ScriptedMember("rs").start()
-    yield member
-    await member.stop()
 
 
 def seeds(member: ScriptedMember) -> tuple[Address, ...]:
@@ -88,31 +82,6 @@ async def test_waiting_ends_when_monitoring_stops(member: ScriptedMember):
 
 
 @pytest.mark.parametrize("make", [ProbedReplicaSet, motor])
-async def test_a_member_of_another_set_is_ignored(make: Factory, member: ScriptedMember):
-    replica_set = make("other", seeds(member))
-    try:
-        with pytest.raises(CommandError):
-            await replica_set.select(PRIMARY, 0.3)
-    finally:
-        await replica_set.close()
-
-
-@pytest.mark.parametrize("make", [ProbedReplicaSet, motor])
-async def test_waiting_ends_when_there_is_a_primary(make: Factory, member: ScriptedMember):
-    member.primary = False
-    replica_set = make("rs", seeds(member))
-    try:
-        waiting = asyncio.create_task(replica_set.select(PRIMARY, PATIENCE))
-        await asyncio.sleep(0.1)
-        assert not waiting.done()
-        member.primary = True
-        async with asyncio.timeout(PATIENCE):
-            assert await waiting == ("127.0.0.1", member.port)
-    finally:
-        await replica_set.close()
-
-
-@pytest.mark.parametrize("make", [ProbedReplicaSet, motor])
 async def test_a_suspect_is_checked_before_it_is_returned_again(
     make: Factory, member: ScriptedMember
 ):
@@ -136,15 +105,6 @@ def test_host_strings_are_parsed():
 
 
 ONE, TWO, THREE = ("a", 1), ("b", 2), ("c", 3)
-
-
-def test_members_match_the_read_preference():
-    members = {ONE: Member("secondary"), TWO: Member("primary")}
-    assert ReadPreference("primary").choose(members) == TWO
-    assert ReadPreference("secondary").choose(members) == ONE
-    assert ReadPreference("nearest").choose(members) in members
-    assert ReadPreference("secondaryPreferred").choose({TWO: Member("primary")}) == TWO
-    assert ReadPreference("secondary").choose({TWO: Member("primary")}) is None
 
 
 @pytest.mark.parametrize(
@@ -198,15 +158,6 @@ def test_any_member_within_the_latency_window_is_chosen(mode: str, near: set[Add
     )
 
 
-def test_an_unmeasured_member_counts_as_near():
-    members = {ONE: Member("secondary"), TWO: Member("secondary", round_trip=0.5)}
-    chance = Random(2)
-    nearest = ReadPreference("nearest")
-    assert {nearest.choose(members, draw=chance.choice) for _ in range(20)} == {ONE, TWO}
-    members[THREE] = Member("secondary", round_trip=0.001)
-    assert {nearest.choose(members, draw=chance.choice) for _ in range(50)} == {ONE, THREE}
-
-
 @pytest.mark.parametrize("make", [ProbedReplicaSet, motor])
 async def test_a_secondary_s_hello_names_the_primary(make: Factory, member: ScriptedMember):
     """A reply on any connection takes effect at once, without waiting for a heartbeat."""
@@ -230,17 +181,6 @@ async def test_a_secondary_s_hello_names_the_primary(make: Factory, member: Scri
     finally:
         await replica_set.close()
         await other.stop()
-
-
-async def test_the_driver_has_one_connection_to_each_member(member: ScriptedMember):
-    replica_set = motor("rs", seeds(member))
-    try:
-        assert await replica_set.select(PRIMARY, PATIENCE) == ("127.0.0.1", member.port)
-        asked = member.commands["hello"]
-        await until(lambda: member.commands["hello"] > asked + 2)
-        await until(lambda: len(member.writers) == 1)
-    finally:
-        await replica_set.close()
 
 
 @pytest.mark.parametrize("make", [ProbedReplicaSet, motor])
@@ -268,6 +208,21 @@ def test_an_operator_reads_why_there_is_no_member():
     assert why_no_member(CommandError(18, "no: login")) == "no: login (18 AuthenticationFailed)"
 
 
+async def test_a_primary_that_refuses_the_router_s_user_answers(member: ScriptedMember):
+    member.fail("find", 13, "You are connecting directly to a shard.", times=2)
+    replica_set = motor("rs", seeds(member))
+    try:
+        (address,) = seeds(member)
+        assert await replica_set.select(PRIMARY, PATIENCE) == address
+        replica_set.invalidate(address)
+        with capture_logs() as logged:
+            assert await replica_set.select(PRIMARY, PATIENCE) == address
+        assert member.commands["find"]
+        assert NO_PRIMARY not in [line["event"] for line in logged]
+    finally:
+        await replica_set.close()
+
+
 async def test_each_time_without_a_primary_is_logged_once_with_what_to_check():
     port = free_port()
     replica_set = MotorReplicaSet("rs", (("127.0.0.1", port),), heartbeat=0.5)
@@ -284,3 +239,55 @@ async def test_each_time_without_a_primary_is_logged_once_with_what_to_check():
     assert line["set"] == "rs"
     assert "refused" in line["members"][f"127.0.0.1:{port}"]
     assert len([each for each in logged if each["event"] == NO_PRIMARY]) > 1
+
+
+P, A, B = ("p", 1), ("a", 1), ("b", 1)
+
+
+def of_role(role: str, written: float | None, seen: float | None = 1000.0) -> Member:
+    return Member(role, last_write=written, seen=seen)
+
+
+@pytest.mark.parametrize(
+    ("members", "fresh"),
+    [
+        ({P: of_role("primary", 500), A: of_role("secondary", 420)}, {P, A}),
+        ({P: of_role("primary", 500), A: of_role("secondary", 419)}, {P}),
+        # The hellos have different times; a write's age counts at the time of the member's hello.
+        ({P: of_role("primary", 500), A: of_role("secondary", 417, 997)}, {P, A}),
+        ({P: of_role("primary", 500, 1010), A: of_role("secondary", 410)}, {P, A}),
+        # Without a primary, staleness is measured against the newest secondary.
+        ({A: of_role("secondary", 500), B: of_role("secondary", 420)}, {A, B}),
+        ({A: of_role("secondary", 500), B: of_role("secondary", 419)}, {A}),
+        # A member whose last write is unknown counts as fresh.
+        ({P: of_role("primary", 500), A: of_role("secondary", None, None)}, {P, A}),
+        ({P: Member("primary"), A: of_role("secondary", 500), B: of_role("secondary", 1)}, {P, A}),
+        ({}, set()),
+    ],
+)
+def test_only_members_within_the_limit_are_fresh(
+    members: Mapping[Address, Member], fresh: set[Address]
+):
+    assert fresh_enough(members, 90.0).keys() == fresh
+
+
+@pytest.mark.parametrize("mode", ["secondary", "secondaryPreferred", "nearest"])
+def test_a_stale_member_is_not_chosen(mode: str):
+    document = {"mode": mode, "maxStalenessSeconds": 90}
+    members = {
+        P: of_role("primary", 5000),
+        A: of_role("secondary", 1000),
+        B: of_role("secondary", 4990),
+    }
+    chosen = {ReadPreference.of(document).choose(members) for _ in range(100)}
+    assert A not in chosen
+    assert B in chosen
+    unbounded = ReadPreference.of({"mode": mode})
+    assert A in {unbounded.choose(members) for _ in range(200)}
+
+
+def test_with_only_stale_secondaries_the_primary_or_none_is_chosen():
+    members = {P: of_role("primary", 5000), A: of_role("secondary", 1000)}
+    bound = {"maxStalenessSeconds": 90}
+    assert ReadPreference.of({"mode": "secondary", **bound}).choose(members) is None
+    assert ReadPreference.of({"mode": "secondaryPreferred", **bound}).choose(members) == P

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from shard_client.bson.values import NESTED
 from shard_client.errors import ProtocolError
-from shard_client.wire.bson_slices import find, iter_elements, nested_start, shortened, string_value
+from shard_client.wire.bson_slices import iter_elements, nested_start, shortened
 from tests.unit.shard_client.bson_values import documents
 
 
@@ -38,23 +38,6 @@ def test_a_document_is_found_in_the_middle_of_a_buffer(document, before, after):
     shifted = [element._replace(start=element.start - start, end=element.end - start)
                for element in iter_elements(buffer, start, end)]  # fmt: skip
     assert shifted == list(iter_elements(raw))
-
-
-def test_find_returns_the_first_field_of_the_name():
-    raw = bson.encode({"a": 1, "text": "grüße", "b": {"text": "inner"}})
-    element = find(raw, b"text")
-    assert element is not None
-    assert string_value(raw, element).decode() == "grüße"
-    assert find(raw, b"nothing") is None
-
-
-@given(st.binary(max_size=200))
-def test_random_bytes_raise_only_protocol_errors(data):
-    try:
-        validate(data)
-        list(iter_elements(data))
-    except ProtocolError:
-        pass
 
 
 @given(documents, st.data())
@@ -103,10 +86,3 @@ def test_a_shortened_document_has_the_first_fields(document: dict[str, object], 
     assert shortened(encoded, len(encoded)) == encoded
     names = [element.name for element in iter_elements(cut)]
     assert names == [b"a", b"b"][: len(names)]
-
-
-def test_a_shortened_array_is_cut_inside() -> None:
-    encoded = bson.encode({"a": {"$in": list(range(100_000))}, "b": 1})
-    cut = bson.decode(shortened(encoded, 1000))
-    assert cut["a"]["$in"] == list(range(len(cut["a"]["$in"])))
-    assert 10 < len(cut["a"]["$in"]) < 100

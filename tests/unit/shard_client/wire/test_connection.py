@@ -1,18 +1,13 @@
 import asyncio
-import shutil
-import ssl
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
 
-from shard_client.errors import CommandError, NetworkError
+from shard_client.errors import NetworkError
 from shard_client.wire.connection import Connection, format_address, parse_address
 from shard_client.wire.documents import encode
 from shard_client.wire.frames import (
-    CHECKSUM_PRESENT,
     EXHAUST_ALLOWED,
     MORE_TO_COME,
     build_msg,
@@ -22,18 +17,6 @@ from tests.doubles.wire_server import echo, reply_to, serving, silent
 from tests.harness.until import PATIENCE
 
 pytestmark = pytest.mark.timeout(60)
-
-
-async def test_hello_sends_the_client_metadata():
-    async with serving(echo) as (address, server):
-        connection = await Connection.open(address, timeout=PATIENCE, app_name="test")
-        assert connection.hello["setName"] == "rs"
-        assert connection.address == address
-        client = server.messages[0].payload.document()["client"]
-        assert client["application"] == {"name": "test"}
-        assert client["driver"]["name"] == "mergerouter"
-        await connection.close()
-        assert connection.closed
 
 
 async def _commands_of_all_sizes() -> None:
@@ -48,32 +31,6 @@ async def _commands_of_all_sizes() -> None:
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 def test_commands_of_all_sizes_are_answered_under_both_event_loops(run):
     run(_commands_of_all_sizes())
-
-
-async def test_a_checksum_on_the_reply_is_checked_and_stripped():
-    async def with_checksum(stream, message, document):
-        stream.write(reply_to(message, {"ok": 1.0, "n": 5}, CHECKSUM_PRESENT))
-
-    async with serving(with_checksum) as (address, _):
-        connection = await Connection.open(address, timeout=PATIENCE)
-        body = await connection.command_raw(encode({"ping": 1, "$db": "db"}), timeout=PATIENCE)
-        assert body == encode({"ok": 1.0, "n": 5})
-        connection.abort()
-
-
-async def test_a_failed_command_keeps_the_connection_usable():
-    async def fail(stream, message, document):
-        error = {"ok": 0.0, "errmsg": "no", "code": 43, "codeName": "CursorNotFound"}
-        stream.write(reply_to(message, error))
-
-    async with serving(fail) as (address, _):
-        connection = await Connection.open(address, timeout=PATIENCE)
-        for _ in range(2):
-            with pytest.raises(CommandError) as caught:
-                await connection.command("db", {"getMore": 1}, timeout=PATIENCE)
-            assert (caught.value.code, caught.value.message) == (43, "no")
-        assert not connection.closed
-        connection.abort()
 
 
 async def test_a_timeout_closes_the_connection():
@@ -104,17 +61,6 @@ async def test_a_cancelled_request_closes_the_connection():
         await server.streams[0].wait_closed()
 
 
-async def test_a_cut_connection_wakes_the_waiting_task():
-    async def cut(stream, message, document):
-        stream.abort()
-
-    async with serving(cut) as (address, _):
-        connection = await Connection.open(address, timeout=PATIENCE)
-        with pytest.raises(NetworkError, match="lost"):
-            await connection.command("db", {"ping": 1}, timeout=PATIENCE)
-        assert connection.closed
-
-
 @pytest.mark.parametrize(
     "answer",
     [
@@ -135,65 +81,6 @@ async def test_an_invalid_reply_closes_the_connection(answer):
         await server.streams[0].wait_closed()
 
 
-async def test_a_port_without_listener_is_an_error():
-    async with serving(silent) as (address, _):
-        pass
-    with pytest.raises(NetworkError, match="cannot connect"):
-        await Connection.open(address, timeout=PATIENCE)
-
-
-async def test_a_server_without_a_hello_reply_times_out():
-    async with serving(silent) as (address, server):
-        server.serve = silent
-        with pytest.raises(NetworkError, match="did not answer"):
-            await Connection.open(address, timeout=0.05)
-        await server.streams[0].wait_closed()
-
-
-async def test_a_server_without_tls_is_an_error():
-    async with serving(silent) as (address, _):
-        with pytest.raises(NetworkError):
-            await Connection.open(address, timeout=0.5, tls=ssl.create_default_context())
-
-
-async def test_invalid_hosts_are_refused():
-    with pytest.raises(NetworkError, match="cannot connect"):
-        await Connection.open(("no..host", 1), timeout=PATIENCE)
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory):
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("there is no openssl to make a certificate with")
-    folder = tmp_path_factory.mktemp("tls")
-    command = (
-        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout key.pem "
-        "-out certificate.pem -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
-    )
-    subprocess.run([openssl, *command.split()], cwd=folder, check=True, capture_output=True)
-    return folder
-
-
-async def _commands_over_tls(folder: Path) -> None:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(folder / "certificate.pem", folder / "key.pem")
-    trusting = ssl.create_default_context(cafile=folder / "certificate.pem")
-    async with serving(echo, ssl=context) as (address, _):
-        connection = await Connection.open(address, timeout=PATIENCE, tls=trusting)
-        for size in (10, 1_000_000, 10):
-            reply = await connection.command("db", {"ping": "x" * size}, timeout=PATIENCE)
-            assert len(reply["echo"]["ping"]) == size
-        await connection.close()
-        with pytest.raises(NetworkError, match="certificate"):
-            await Connection.open(address, timeout=PATIENCE, tls=ssl.create_default_context())
-
-
-@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
-def test_commands_work_over_tls_under_both_event_loops(run, certificate):
-    run(_commands_over_tls(certificate))
-
-
 async def test_exchange_forwards_and_yields_all_replies():
     async def exhaust(stream, message, document):
         assert message.payload.flags == EXHAUST_ALLOWED
@@ -208,16 +95,6 @@ async def test_exchange_forwards_and_yields_all_replies():
             replies = [parse_message(reply) async for reply in connection.exchange(frame)]
             assert [reply.payload.document()["n"] for reply in replies] == [0, 1, 2]
         assert all(message.request_id != 999 for message in server.messages)
-        connection.abort()
-
-
-async def test_exchange_of_an_unacknowledged_message_yields_nothing():
-    async with serving(echo) as (address, server):
-        connection = await Connection.open(address, timeout=PATIENCE)
-        frame = build_msg(encode({"insert": 1, "$db": "db"}), request_id=1, flags=MORE_TO_COME)
-        assert [reply async for reply in connection.exchange(frame)] == []
-        assert (await connection.command("db", {"ping": 1}, timeout=PATIENCE))["ok"]
-        assert len(server.messages) == 3
         connection.abort()
 
 

@@ -18,13 +18,6 @@ Make = Callable[..., ConnectionPool]
 
 
 @pytest.fixture
-async def member() -> AsyncIterator[ScriptedMember]:
-    member = await ScriptedMember("rs").start()
-    yield member
-    await member.stop()
-
-
-@pytest.fixture
 async def make() -> AsyncIterator[Make]:
     made: list[ConnectionPool] = []
 
@@ -54,18 +47,6 @@ async def test_a_connection_is_reused(member: ScriptedMember, make: Make):
     assert await pool.take(at(member), TIME) is not first
     assert member.commands["hello"] == 2
     assert pool.counts == {at(member): PoolCounts(2, 0, 2)}
-
-
-async def test_a_connection_with_a_request_in_flight_is_cut(member: ScriptedMember, make: Make):
-    pool = make()
-    member.hang.add("ping")
-    connection = await pool.take(at(member), TIME)
-    connection.send_raw(b"\x10\x00\x00\x00\x10ping\x00\x01\x00\x00\x00\x00")
-    pool.give_back(connection)
-    assert connection.closed
-    await until(lambda: not member.writers)
-    await until(lambda: pool.counts[at(member)] == PoolCounts(0, 0, 1))
-    assert await pool.take(at(member), TIME) is not connection
 
 
 async def test_an_idle_connection_that_was_cut_is_replaced(member: ScriptedMember, make: Make):
@@ -176,15 +157,6 @@ async def test_idle_connections_are_closed_after_a_time_and_surplus_ones_sooner(
     assert pool.counts[at(member)].available == 5
     await until(lambda: len(member.writers) == 2)
     assert [each.closed for each in taken] == [True, True, True, False, False]
-    await until(lambda: not member.writers)
-
-
-async def test_a_closed_pool_keeps_no_connection(member: ScriptedMember, make: Make):
-    pool = make()
-    late = await pool.take(at(member), TIME)
-    pool.give_back(await pool.take(at(member), TIME))
-    pool.close()
-    pool.give_back(late)
     await until(lambda: not member.writers)
 
 

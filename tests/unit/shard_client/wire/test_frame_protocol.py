@@ -1,6 +1,5 @@
 import asyncio
 import os
-from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -9,7 +8,6 @@ from hypothesis import strategies as st
 from shard_client.errors import NetworkError, ProtocolError
 from shard_client.wire.frame_protocol import FrameStream
 from tests.doubles.fed_transport import FedTransport
-from tests.harness.until import PATIENCE
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -57,22 +55,6 @@ def test_frames_do_not_depend_on_the_cuts_of_the_stream(bodies, data):
     assert asyncio.run(receive_all(pieces, keep)) == frames
 
 
-@given(st.lists(st.binary(max_size=60), max_size=6))
-def test_random_bytes_give_frames_or_protocol_errors(pieces):
-    with suppress(ProtocolError):
-        asyncio.run(asyncio.wait_for(_receive_then_end(pieces), PATIENCE))
-
-
-async def _receive_then_end(pieces: list[bytes]) -> None:
-    stream = FrameStream()
-    transport = FedTransport(stream)
-    for piece in pieces:
-        transport.feed(piece)
-    asyncio.get_running_loop().call_soon(stream.connection_lost, None)
-    while await stream.receive(bytes) is not None:
-        pass
-
-
 async def test_a_peer_that_keeps_sending_is_paused():
     stream = FrameStream()
     transport = FedTransport(stream)
@@ -118,36 +100,6 @@ async def test_a_frame_is_announced_and_received_only_when_somebody_waits_for_it
     assert await stream.announced() is None
 
 
-async def test_a_large_buffer_is_released_and_a_small_one_is_kept():
-    for keep, kept in ((64 * 1024, False), (1_000_000, True)):
-        stream = FrameStream(keep=keep)
-        transport = FedTransport(stream)
-        reader = asyncio.create_task(stream.receive(len))
-        await asyncio.sleep(0)
-        transport.feed(frame_of(bytes(500_000)))
-        assert await reader == 500_016
-        assert (len(stream._view) > 500_000) == kept
-
-
-@pytest.mark.parametrize("length", [-1, 0, 15, 48_000_001, 2**31 - 1])
-async def test_a_length_out_of_bounds_is_refused(length):
-    stream = FrameStream()
-    transport = FedTransport(stream)
-    reader = asyncio.create_task(stream.receive(bytes))
-    await asyncio.sleep(0)
-    transport.feed(length.to_bytes(4, "little", signed=True) + bytes(12))
-    with pytest.raises(ProtocolError, match=str(length)):
-        await reader
-
-
-async def test_the_limit_of_frames_can_be_lowered():
-    stream = FrameStream(max_frame=1000)
-    transport = FedTransport(stream)
-    transport.feed(frame_of(bytes(1000)))
-    with pytest.raises(ProtocolError, match="too long"):
-        await stream.receive(bytes)
-
-
 async def test_a_frame_is_dropped_if_its_parser_raises():
     stream = FrameStream()
     transport = FedTransport(stream)
@@ -185,17 +137,6 @@ async def test_frames_before_the_end_are_still_received():
     assert await stream.receive(bytes) is None
 
 
-async def test_a_second_receiver_is_refused():
-    stream = FrameStream()
-    FedTransport(stream)
-    reader = asyncio.create_task(stream.receive(bytes))
-    await asyncio.sleep(0)
-    with pytest.raises(RuntimeError, match="somebody else"):
-        await stream.receive(bytes)
-    stream.connection_lost(None)
-    assert await reader is None
-
-
 async def test_the_end_wakes_all_waiting_tasks():
     stream = FrameStream()
     FedTransport(stream)
@@ -214,20 +155,6 @@ async def test_the_end_wakes_all_waiting_tasks():
         stream.write(b"x")
     assert stream.closed
     assert stream.lost_error is error
-
-
-async def test_drain_waits_while_the_peer_does_not_read():
-    stream = FrameStream()
-    transport = FedTransport(stream)
-    await stream.drain()
-    stream.pause_writing()
-    stream.write(b"x")
-    writer = asyncio.create_task(stream.drain())
-    await asyncio.sleep(0)
-    assert not writer.done()
-    stream.resume_writing()
-    await writer
-    assert transport.written == [b"x"]
 
 
 async def test_a_large_frame_is_received_in_turns():

@@ -237,21 +237,6 @@ def test_events_of_one_cluster_time_are_in_one_batch():
     assert [len(batch) for batch in batches] == [4, 4, 4]
 
 
-def test_a_document_is_read_by_its_shards_task_and_a_drop_once():
-    history = History()
-    begin = history.now
-    for number in range(9):
-        history.insert(number)
-    history.drop(shards=3, invalidate=True)
-    history.insert(9)
-    end = AtTime(history.tick())
-    tasks = planner(history, sharded=True).tasks(PlannedBatch(AtTime(begin), end))
-    parts = [keys(history, [task]) for task in tasks]
-    assert [len(part) for part in parts] == [3 + 1 + 1, 3, 3]
-    merged = planner(history).tasks(PlannedBatch(AtTime(begin), end))
-    assert sorted(key for part in parts for key in part) == keys(history, merged)
-
-
 def test_a_new_shard_is_read_from_its_joining():
     start, end = AtTime(Timestamp(100, 0)), AtTime(Timestamp(200, 0))
     old, new, later = (Timestamp(seconds, 7) for seconds in (50, 150, 250))
@@ -331,15 +316,6 @@ def test_a_connection_lost_at_an_invalidate_is_replaced():
     event = stream.next()
     assert event is not None
     assert event["operationType"] == "insert"
-
-
-def test_a_position_older_than_the_oplogs_is_reported():
-    history = History()
-    history.failures = [history_lost()]
-    with pytest.raises(StreamError, match=r"^history lost: .*no longer contain") as caught:
-        EventStream(history.watch, FromNow()).open()
-    assert len(str(caught.value)) <= 500
-    assert "new checkpointLocation" in str(caught.value)
 
 
 def test_a_stalled_range_is_an_error():

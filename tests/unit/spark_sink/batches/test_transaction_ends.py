@@ -5,36 +5,18 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_sink.batches.batch_planner import BatchPlanner
-from spark_sink.batches.planned_batch import ClusterAccess
 from spark_sink.batches.read_task import TaskReader
 from spark_sink.events.positions import AtTime, Position
-from spark_sink.options.stream_options import StreamOptions
 from tests.doubles.event_history import History, SteppingClock
-
-
-def planner(history: History, *, keeps: bool) -> BatchPlanner:
-    cluster = ClusterAccess(
-        watch=history.watch,
-        newest=lambda: history.now,
-        present=lambda: history.now,
-        beginning=lambda: AtTime(history.tick()),
-        shards=lambda: None,
-    )
-    return BatchPlanner(
-        cluster,
-        StreamOptions("mongodb://127.0.0.1", keeps_transactions=keeps),
-        clock=SteppingClock(0.001),
-    )
+from tests.unit.spark_sink.batches.test_batch_planner import planner
 
 
 def batches(history: History, max_events: int | None, *, keeps: bool = True) -> list[list[Any]]:
     """Return the transactions of the events of each batch, None for an event outside of any."""
-    plan = planner(history, keeps=keeps)
+    plan = planner(history, keeps_transactions=keeps, clock=SteppingClock(0.001))
     start: Position = AtTime(history.beginning)
     found = []
     while True:
@@ -72,13 +54,6 @@ def test_the_rest_of_a_transaction_is_awaited_for_a_short_time() -> None:
     assert batches(history, 100) == [[None, 1, 1], [None]]
     history.pauses = {2}
     assert batches(history, 100, keeps=False) == [[None, 1], [1, None]]
-
-
-@pytest.mark.parametrize("max_events", [1, 3, None])
-def test_a_transaction_at_the_end_of_the_stream_is_given(max_events: int | None) -> None:
-    found = batches(history_of([None, 7, 7]), max_events)
-    assert [7, 7] in [batch[-2:] for batch in found]
-    assert sum(map(len, found)) == 3
 
 
 @settings(max_examples=40)

@@ -16,6 +16,7 @@ from bson import (
     Decimal128,
     Int64,
     MaxKey,
+    MinKey,
     ObjectId,
     Regex,
     Timestamp,
@@ -44,9 +45,13 @@ _LEGACY = json_util.JSONOptions(
 @pytest.mark.parametrize(
     ("value", "strict", "relaxed"),
     [
+        (1, "1", "1"),
         (Int64(1099511627821), '{"$numberLong": "1099511627821"}', "1099511627821"),
+        (True, "true", "true"),
+        (None, "null", "null"),
         ('O\'Brien "x"\\ / \n\t\x01', *['"O\'Brien \\"x\\"\\\\ / \\n\\t\\u0001"'] * 2),
         ("ä日 \u00ad😀\u2028\x7f\u0301", *['"ä日 \\u00ad\\ud83d\\ude00\\u2028\\u007f\\u0301"'] * 2),
+        ({}, "{}", "{}"),
         ([[], {"a": [1, "x"]}], *['[[],{"a": [1,"x"]}]'] * 2),
         (ObjectId(b"a" * 12), *['{"$oid": "616161616161616161616161"}'] * 2),
         (DatetimeMS(280), '{"$date": 280}', '{"$date": "1970-01-01T00:00:00.28Z"}'),
@@ -63,16 +68,25 @@ _LEGACY = json_util.JSONOptions(
             '{"$binary": {"base64": "YQ==","subType": "04"}}',
         ),
         (
+            Binary(b"a", 2),
+            '{"$binary": "YQ==","$type": "02"}',
+            '{"$binary": {"base64": "YQ==","subType": "02"}}',
+        ),
+        (
             Regex('q"', "xi"),
             '{"$regex": "q\\"","$options": "ix"}',
             '{"$regularExpression": {"pattern": "q\\"","options": "ix"}}',
         ),
+        (Code("f"), *['{"$code": "f"}'] * 2),
         (Code("f", {"x": 1}), *['{"$code": "f","$scope": {"x": 1}}'] * 2),
         (Timestamp(5, 6), *['{"$timestamp": {"t": 5,"i": 6}}'] * 2),
+        (Decimal128("1.20E+6"), *['{"$numberDecimal": "1.20E+6"}'] * 2),
         (Decimal128("NaN"), *['{"$numberDecimal": "NaN"}'] * 2),
+        (MinKey(), *['{"$minKey": 1}'] * 2),
         (MaxKey(), *['{"$maxKey": 1}'] * 2),
         (DBRef("a", 1, "b"), *['{"$ref": "a","$id": 1,"$db": "b"}'] * 2),
         (float("nan"), "NaN", '{"$numberDouble": "NaN"}'),
+        (float("-inf"), "-Infinity", '{"$numberDouble": "-Infinity"}'),
     ],
 )
 def test_each_type_in_both_modes(value: Any, strict: str, relaxed: str) -> None:
@@ -114,6 +128,13 @@ def test_types_that_drivers_no_longer_write() -> None:
         body = kind + b"v\0" + data
         document = struct.pack("<i", len(body) + 5) + body + b"\0"
         assert STRICT.document(document) == f'{{"v": {text}}}'
+
+
+def test_the_fields_of_an_update_have_spaces_between_them() -> None:
+    document = bson.encode({"a": 1, "b.c": [1, {"x": Timestamp(1, 2)}]})
+    assert UPDATED.document(document) == (
+        '{"a": 1, "b.c": [1, {"x": {"$timestamp": {"t": 1, "i": 2}}}]}'
+    )
 
 
 @given(documents)

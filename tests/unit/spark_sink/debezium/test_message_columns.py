@@ -27,7 +27,7 @@ _NUMBERS = count(1)
 
 def test_messages_made_together_are_those_made_one_by_one() -> None:
     chance = Random(5)
-    for case in range(40):
+    for case in range(15):
         options = MessageOptions(
             "p", tombstones=bool(case % 3), version=chance.choice(("3.6", "2.6"))
         )

@@ -10,13 +10,14 @@ from uuid import UUID
 import bson
 import pyarrow as pa
 import pytest
-from bson import Binary, Int64
+from bson import Binary, Int64, ObjectId
 from bson.binary import UuidRepresentation
 from bson.timestamp import Timestamp
 
 from spark_sink.debezium import to_debezium
+from spark_sink.debezium.connect_values import quoted
 from spark_sink.debezium.message_batches import Messages, WithTransactions
-from spark_sink.debezium.options import MessageOptions
+from spark_sink.debezium.options import MessageOptions, sanitized
 from spark_sink.errors import OptionError
 from spark_sink.events.heartbeats import Heartbeat
 from tests.doubles.event_history import event_token
@@ -114,6 +115,23 @@ def test_version_2_6_has_the_cluster_time_and_other_exponents():
     assert source["wallTime"] == 1_700_000_000_005
 
 
+@pytest.mark.parametrize(
+    ("identifier", "text"),
+    [
+        (1234, "1234"),
+        (12.34, "12.34"),
+        ("1234", '"1234"'),
+        ({"hi": "kafka", "nums": [10.0]}, '{"hi": "kafka","nums": [10.0]}'),
+        (ObjectId("596e275826f08b2730779e1f"), '{"$oid": "596e275826f08b2730779e1f"}'),
+        (Binary(b"kafka", 0), '{"$binary": {"base64": "a2Fma2E=","subType": "00"}}'),
+        (Int64(1004), "1004"),
+    ],
+)
+def test_keys_are_relaxed_extended_json(identifier, text):
+    [(_, key, _)] = messages(event("insert", identifier, fullDocument={"_id": 1}))
+    assert key == {"id": text}
+
+
 def test_a_delete_is_followed_by_a_tombstone():
     deleted, tombstone = messages(event("delete"))
     assert (deleted[2]["op"], deleted[2]["after"]) == ("d", None)
@@ -125,6 +143,14 @@ def test_a_delete_is_followed_by_a_tombstone():
 def test_a_row_of_an_incremental_snapshot_is_marked(kind, told):
     [(_, _, value)] = messages(event("read", fullDocument={"_id": 1004}, signal={"type": kind}))
     assert (value["op"], value["source"]["snapshot"]) == ("r", told)
+
+
+def test_a_snapshots_row_is_a_read_at_the_time_of_its_message():
+    [(_, _, value)] = messages(event("read", fullDocument={"_id": 1004}))
+    source = value["source"]
+    assert (value["op"], source["snapshot"], source["ord"]) == ("r", "true", -1)
+    assert (source["ts_ns"], source["ts_us"]) == (NOW, NOW // 1000)
+    assert source["wallTime"] is None
 
 
 def test_transactions_have_a_begin_an_end_and_orders():
@@ -150,6 +176,17 @@ def test_transactions_have_a_begin_an_end_and_orders():
         (1, 1), (2, 1), (3, 2), (1, 1),
     ]  # fmt: skip
     assert found[0][0] == "fulfillment.transaction"
+
+
+def test_an_event_outside_ends_a_transaction_and_stays_in_its_place():
+    inside = event("delete", 1, lsid=LSID, txnNumber=Int64(1))
+    later = event("insert", 1, fullDocument={}, wallTime=datetime(2023, 11, 14, 22, 14, tzinfo=UTC))
+    found = messages(later, inside, later, inside, transactions=True)
+    texts = [value and (value.get("status") or value["op"]) for _, _, value in found]
+    assert texts == ["c", "BEGIN", "d", None, "END", "c", "BEGIN", "d", None, "END"]
+    assert [value["ts_ms"] for _, _, value in found if value and "status" in value] == [
+        1_700_000_000_005, 1_700_000_040_000, 1_700_000_000_005, 1_700_000_000_005,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -182,6 +219,14 @@ def test_messages_can_have_their_schemas(transactions):
             assert [each["field"] for each in value["schema"]["fields"]] == list(plain_value)
             is_change = topic == "fulfillment.inventory.customers"
             assert (value["schema"]["name"] == f"{topic}.Envelope") == is_change
+
+
+def test_a_topic_of_dots_alone_is_replaced():
+    assert [sanitized(".."), sanitized(".", "unicode")] == ["__", "_u002e"]
+
+
+def test_strings_are_escaped_as_jackson_does():
+    assert quoted('a"\x1f\n😀ä') == '"a\\"\\u001F\\n\\uD83D\\uDE00ä"'
 
 
 def test_a_heartbeat_has_a_separate_topic():

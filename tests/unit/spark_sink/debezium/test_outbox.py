@@ -8,6 +8,7 @@ from typing import Any
 import bson
 import pyarrow as pa
 import pytest
+from bson.code import Code
 from bson.timestamp import Timestamp
 
 from spark_sink.debezium.message_batches import Messages
@@ -56,6 +57,12 @@ def test_a_document_names_its_topic_its_key_and_its_payload() -> None:
     assert sent({**EVENT, "aggregatetype": bson.ObjectId(b"a" * 12)}, {})[0][0][-6:] == "616161"
 
 
+def test_a_payload_on_several_lines_has_the_escapes_of_javas_driver() -> None:
+    payload = {**EVENT, "payload": {"é😀": "\x7f\u2028"}}
+    lines = r'"{\n  \"é\\ud83d\\ude00\": \"\\u007f\\u2028\"\n}"'
+    assert sent(payload, {}) == [("outbox.event.order", '"a7"', lines)]
+
+
 def test_a_topic_is_made_of_the_first_match_as_in_java() -> None:
     for regex, replacement, topic in (
         ("(.*?)(er)?", "t.$1.x", "t..xorder"),
@@ -65,6 +72,23 @@ def test_a_topic_is_made_of_the_first_match_as_in_java() -> None:
     ):
         given = {"route.topic.regex": regex, "route.topic.replacement": replacement}
         assert sent(EVENT, given)[0][0] == topic
+
+
+def test_an_empty_payload_is_a_tombstone_if_wanted() -> None:
+    wanted = {"route.tombstone.on.empty.payload": "true"}
+    for payload in ("\xa0", "\u2003", Code("x")):
+        assert sent({**EVENT, "payload": payload}, wanted)[0][2] is not None
+    for payload in (None, "", " ", "\0\x1f", Code("")):
+        assert sent({**EVENT, "payload": payload}, wanted)[0][2] is None
+        assert sent({**EVENT, "payload": payload}, {})[0][2] is not None
+
+
+def test_only_inserts_are_sent() -> None:
+    fatal = {"collection.op.invalid.behavior": "fatal"}
+    assert sent(EVENT, {}, "update") == sent(EVENT, {}, "replace") == []
+    assert sent(None, fatal, "delete") == sent(None, fatal, "update") == []
+    with pytest.raises(StreamError, match="was updated: to leave such events out, set"):
+        sent(EVENT, fatal, "update")
 
 
 def test_a_document_that_is_no_event_stops_the_query(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+from bson import Binary, Code, Int64, MinKey, ObjectId, Regex
+from bson.datetime_ms import DatetimeMS
+from bson.decimal128 import Decimal128
+from bson.timestamp import Timestamp
 
 from spark_sink.debezium.options import MessageOptions
 from spark_sink.debezium.unwrapping import Unwrap
@@ -16,6 +21,47 @@ def unwrapped(*events: bytes, tombstones: bool = True, **properties: str) -> lis
     named = {name.replace("__", "."): text for name, text in properties.items()}
     found = messages(*events, tombstones=tombstones, transform=Unwrap.parse(named))
     return [(key, value) for _, key, value in found]
+
+
+def test_values_have_the_types_of_kafka_connect() -> None:
+    document = {
+        "_id": 1004,
+        "o": ObjectId("64b64c3f5f1b2a0001020304"),
+        "d": DatetimeMS(-5),
+        "t": Timestamp(1_600_000_000, 3),
+        "b": Binary(b"\0ab", 2),
+        "n": Decimal128("1.10E+5"),
+        "x": float("inf"),
+        "r": Regex("a", "i"),
+        "m": MinKey(),
+        "c": Code("f()", {"y": 1}),
+        "list": [{"a": 1}, {"b": Int64(2)}, "text"],
+    }
+    [(key, value)] = unwrapped(event("insert", fullDocument=document))
+    assert key == {"id": 1004}
+    assert value == {
+        "_id": 1004,
+        "o": "64b64c3f5f1b2a0001020304",
+        "d": -5,
+        "t": 1_600_000_000_000,
+        "b": "AGFi",
+        "n": "1.10E+5",
+        "x": "Infinity",
+        "r": {"regex": "a", "options": "i"},
+        "m": {"$minKey": 1},
+        "c": {"$code": "f()", "$scope": {"y": 1}},
+        "list": [{"a": 1, "b": None}, {"a": None, "b": 2}, "text"],
+    }
+
+
+def test_an_update_has_the_fields_that_were_set_and_the_id() -> None:
+    description = {"updatedFields": {"a.b": 1, "l": [1, 2]}, "removedFields": ["z"]}
+    update = event("update", updateDescription=description)
+    assert unwrapped(update) == [({"id": 1004}, {"a.b": 1, "l": [1, 2], "_id": 1004})]
+    flat = unwrapped(
+        update, flatten__struct="true", flatten__struct__delimiter="-", array__encoding="document"
+    )
+    assert flat == [({"id": 1004}, {"a-b": 1, "l-_0": 1, "l-_1": 2, "_id": 1004})]
 
 
 @pytest.mark.parametrize(
@@ -34,6 +80,17 @@ def test_a_delete_in_each_mode(mode: str, values: list[Any]) -> None:
     image = event("delete", fullDocumentBeforeChange={"_id": 1004, "a": 1})
     with_image = [each and {"_id": 1004, "a": 1, **each} for each in values]
     assert unwrapped(image, **given) == [({"id": 1004}, each) for each in with_image]
+
+
+def test_fields_of_the_envelope_can_be_added() -> None:
+    inserted = event("insert", fullDocument={"_id": 1004})
+    [(_, value)] = unwrapped(
+        inserted, add__fields="op:o,source.ts_ms,db,ts_ms", add__fields__prefix="m."
+    )
+    assert json.loads(json.dumps(value)) == {
+        "_id": 1004, "m.o": "c", "m.source_ts_ms": 1_700_000_000_005, "m.db": "inventory",
+        "m.ts_ms": 1_800_000_000_123,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from spark_sink.batches.read_task import ReadTask
 from spark_sink.events.heartbeats import Heartbeat
 from spark_sink.events.positions import AtTime
 from spark_sink.jobs.job_source import JobStreamReader
+from spark_sink.jobs.tables_job import job_options
 from spark_sink.jobs.task_tables import TaskTables
 from spark_sink.options.stream_options import parse_options
 from spark_sink.snapshot.plan import SnapshotPlan
@@ -47,7 +48,7 @@ def test_a_batch_without_events_has_its_other_rows() -> None:
         replace(AT, events=5001),
         replace(AT, events=None),
         replace(AT, sought=START),
-        replace(AT, snapshot=SnapshotPlan(Timestamp(100, 1), ())),
+        replace(AT, snapshot=SnapshotPlan(Timestamp(100, 1))),
     ],
     ids=["many events", "of an unknown size", "after a seek", "of a snapshot"],
 )
@@ -58,3 +59,13 @@ def test_other_batches_are_read_in_tasks(at: Offset) -> None:
 def test_tasks_report_sizes_where_bytes_are_limited() -> None:
     options: dict[str, Any] = {"maxBytesPerTrigger": "1000000"}
     assert reader(**options).small_batch(BEFORE, AT) is None
+
+
+def test_a_job_s_tasks_divide_a_backlog_of_one_shard() -> None:
+    """Tables order a document's changes by their tokens, whichever tasks have read them."""
+    options = parse_options(job_options({"uri": "mongodb://127.0.0.1:1/"}, 8))
+    most, each = options.max_events_per_trigger, options.events_per_partition
+    assert (most, each, options.snapshot.tasks) == (200_000, 50_000, 8)
+    given = {"uri": "mongodb://127.0.0.1:1/", "eventsperpartition": "7", "snapshotTasks": "3"}
+    options = parse_options(job_options(given, 8))
+    assert (options.events_per_partition, options.snapshot.tasks) == (7, 3)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import uuid
 from contextlib import nullcontext
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,12 @@ from typer.testing import CliRunner
 from shard_client.bson.resume_token import high_water_mark
 from spark_sink.cli import job
 from spark_sink.errors import StreamError
-from spark_sink.events.positions import AtTime, Token, to_offset
+from spark_sink.events.positions import AtTime, Token
 from spark_sink.jobs import rebuilding
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.point_in_time import versions_at
 from spark_sink.options.scope import Scope
 from spark_sink.signals.state import Request, SignalState
-from spark_sink.snapshot.plan import Collection
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.log_state import Batch
@@ -46,28 +44,14 @@ def token(inc: int, end: str = "") -> str:
     return f"82{SECOND:08X}{inc:08X}2B042C0100296E5A1004{end}"
 
 
-def write(folder: Path, number: int, end: AtTime | Token, events: list[Event]) -> None:
-    """Append a batch to bronze."""
-    rows = [
-        {
-            "token": token(inc, text),
-            "event": bson.encode({"lsid": {"id": _SESSION}, "txnNumber": bson.Int64(txn or 0)}),
-            "clusterTime": datetime.fromtimestamp(SECOND, UTC),
-            "namespace": "shop.orders",
-            "txnNumber": txn,
-            "op": "u",
-            "operationType": "update",
-        }
-        for inc, text, txn in events
-    ]
-    batch = Batch("q", number, to_offset(end))
-    table = AppendTable(str(folder / "bronze"))
-    schema = pa.schema([(name, pa.string()) for name in ("token", "namespace", "op")])
-    schema = schema.append(pa.field("operationType", pa.string()))
-    schema = schema.append(pa.field("event", pa.binary()))
-    schema = schema.append(pa.field("clusterTime", pa.timestamp("us", "UTC")))
-    schema = schema.append(pa.field("txnNumber", pa.int64()))
-    table.write_rows(pa.Table.from_pylist(rows, schema), batch)
+def write(folder: JobFolder, number: int, end: AtTime | Token, events: list[Event]) -> None:
+    """Append a batch of updates to bronze."""
+    rows = []
+    for inc, text, txn in events:
+        row = change(inc, "update", "shop", "orders", lsid={"id": _SESSION}, txnNumber=txn or 0)
+        row |= {"token": token(inc, text), "txnNumber": txn, "op": "u", "namespace": "shop.orders"}
+        rows.append({**row, "clusterTime": datetime.fromtimestamp(SECOND, UTC)})
+    append(folder, number, Offset(end), rows)
 
 
 @pytest.fixture
@@ -75,11 +59,11 @@ def folder(tmp_path: Path) -> JobFolder:
     """A job whose batches end in a transaction of two shards, and between equal times."""
     found = JobFolder(str(tmp_path))
     found.begin(JobRecord(tables=("bronze",)))
-    write(tmp_path, 0, AtTime(time(3)), [(1, "", None), (2, "", None)])
-    write(tmp_path, 1, AtTime(time(6)), [(4, "", 1), (5, "", 2)])
-    write(tmp_path, 2, AtTime(time(8)), [(6, "", 2), (7, "", None)])
-    write(tmp_path, 3, Token({"_data": token(9, "01")}), [(8, "", None), (9, "01", None)])
-    write(tmp_path, 4, AtTime(time(20)), [(9, "02", None)])
+    write(found, 0, AtTime(time(3)), [(1, "", None), (2, "", None)])
+    write(found, 1, AtTime(time(6)), [(4, "", 1), (5, "", 2)])
+    write(found, 2, AtTime(time(8)), [(6, "", 2), (7, "", None)])
+    write(found, 3, Token({"_data": token(9, "01")}), [(8, "", None), (9, "01", None)])
+    write(found, 4, AtTime(time(20)), [(9, "02", None)])
     return found
 
 
@@ -98,7 +82,7 @@ def test_versions_hold_whole_transactions_and_times(
 def test_a_high_water_mark_has_no_event_of_its_time(tmp_path: Path) -> None:
     folder = JobFolder(str(tmp_path))
     folder.begin(JobRecord(tables=("bronze",)))
-    write(tmp_path, 0, Token({"_data": high_water_mark(time(3))}), [(2, "", None)])
+    write(folder, 0, Token({"_data": high_water_mark(time(3))}), [(2, "", None)])
     assert versions_at(folder, time(2)).cut == time(3)
     with pytest.raises(StreamError, match="have reached"):
         versions_at(folder, time(3))
@@ -113,7 +97,6 @@ def test_a_table_that_is_made_again_names_what_was_not_read_then(
     rename = change(2, "rename", "other", "x", to={"db": "shop", "coll": "items"})
     rows = [change(1, "insert", "shop", "orders", fullDocument={"_id": 1}), rename]
     request = Request("again", False, ("shop.late",), required=True)
-    request = replace(request, unfiltered=(Collection("shop", "late"),))
     signals = SignalState(requests=(request,), required=token(3))
     append(folder, 0, Offset(AtTime(time(4)), scope, signals=signals), rows)
     read = change(5, "snapshotEnd", None, None, clusterTime=time(4), readUntil=time(4))

@@ -92,7 +92,7 @@ def test_the_board_asks_for_metrics_that_exist() -> None:
 
 
 def test_a_snapshot_s_progress_is_told_until_it_has_ended() -> None:
-    plan = {"mark": {"t": 5, "i": 1}, "chunks": []}
+    plan = {"mark": {"t": 5, "i": 1}, "end": ["", None]}
     plan["progress"] = {"collections": 3, "collectionsPlanned": 1, "chunksPlanned": 12}
     running = batch_progress(progress(0, snapshot=plan), THROUGH)
     ended = batch_progress(progress(1, snapshot={**plan, "ended": True}), THROUGH)
@@ -108,10 +108,11 @@ class Terminal(io.StringIO):
 def test_a_terminal_shows_a_snapshot_as_a_bar() -> None:
     told, query, metrics = Terminal(), Query(), JobMetrics()
     report = ProgressReport((metrics.add,), told, clock=lambda: THROUGH)
-    plan: dict[str, Any] = {"mark": {"t": 5, "i": 1}, "waiting": [["shop", "items", "", []]]}
+    plan: dict[str, Any] = {"mark": {"t": 5, "i": 1}, "end": ["items", None]}
     ratio = "mergerouter_job_snapshot_ratio"
-    for number, chunks in enumerate((1, 3)):
-        running = {**plan, "progress": {"collections": 2, "chunksPlanned": chunks}}
+    for number, share in enumerate((0.0, 0.5)):
+        done = {"collections": 2, "collectionsPlanned": 1, "share": share}
+        running = {**plan, "progress": done}
         query.recentProgress.append(progress(number, snapshot=running))
         report(query)  # type: ignore[arg-type]
     assert metrics.registry.get_sample_value(ratio) == 0.75

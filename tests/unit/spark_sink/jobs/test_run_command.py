@@ -51,10 +51,8 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     happened: list[str] = []
 
     class Router:
-        def __init__(
-            self, configdb: str, upstream: str | None, uri: str, config: str | None
-        ) -> None:
-            happened.append(f"router {configdb} {upstream} {uri}")
+        def __init__(self, command: list[str]) -> None:
+            happened.append(" ".join(command[3:]))
 
         def __enter__(self) -> "Router":
             happened.append("router starts")
@@ -82,7 +80,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         happened.append(f"reports {error or batch}{' ended' * ended}")
 
     monkeypatch.setattr(RouterReport, "_send", send)
-    monkeypatch.setattr(own_router, "own_router", Router)
+    monkeypatch.setattr(own_router, "_running", Router)
     monkeypatch.setattr(own_router, "require_router", require)
     monkeypatch.setattr(unmatched_names, "warn_of_unmatched_names", lambda *_: None)
     monkeypatch.setattr(command, "session", session)
@@ -100,7 +98,8 @@ def test_a_batch_is_a_line(events: list[str], tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "batch 0: 7 events in 2.0 s" in result.output
     assert events == [
-        f"router cfg/h:1 mongodb://m:1 {URI}", "router starts", "query starts",
+        "serve --port 27999 --configdb cfg/h:1 --upstream mongodb://m:1", "router starts",
+        "query starts",
         "reports 0", "reports 0 ended", "router ends",
     ]  # fmt: skip
 

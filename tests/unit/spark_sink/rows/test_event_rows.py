@@ -131,18 +131,6 @@ def test_damaged_documents_are_refused(data):
         fields_of(bytes(encoded))
 
 
-def test_raw_documents_are_their_bytes():
-    document = {"_id": 1, "n": [1, 2]}
-    event = raw(
-        {"_id": {"_data": event_token(1, 1)}, "documentKey": {"_id": 1}, "fullDocument": document}
-    )
-    [batch] = EventRows(raw_documents=True).arrow_batches([event])
-    [row] = batch.to_pylist()
-    assert bson.decode(row["fullDocument"]) == document
-    assert bson.decode(row["documentKey"]) == {"_id": 1}
-    assert row["updateDescription"] is None
-
-
 @pytest.mark.parametrize(
     "extra", [{}, {"infinite": float("inf")}, {"none": float("nan"), "n": None}]
 )

@@ -46,10 +46,9 @@ from pyspark.sql.types import (
 
 from shard_client.bson.values import DOCUMENT
 from spark_sink.events.slices import Slice
-from spark_sink.rows.inferred_schema import schema_of
 from spark_sink.rows.typed_documents import TypedDocuments, ddl_of, document_schema, from_json
 from tests.doubles.event_history import event_token
-from tests.unit.spark_sink.rows.test_event_rows import documents, names, scalars
+from tests.unit.spark_sink.rows.test_event_rows import documents
 
 ID = ObjectId("0123456789abcdef01234567")
 NOON = datetime(2024, 2, 29, 12, 0, 0, 5000, tzinfo=UTC)
@@ -206,24 +205,6 @@ def test_a_schema_as_json_becomes_nullable():
 def test_invalid_schemas_are_refused(text, message):
     with pytest.raises(ValueError, match=message):
         document_schema(text)
-
-
-@given(
-    st.dictionaries(
-        names,
-        st.recursive(scalars, lambda inner: st.dictionaries(names, inner, max_size=3)),
-        max_size=4,
-    )
-)
-def test_a_document_fits_the_schema_that_is_inferred_from_it(document):
-    encoded = bson.encode(document)
-    codec = bson.CodecOptions(datetime_conversion=bson.DatetimeConversion.DATETIME_MS)
-    schema = schema_of([bson.decode(encoded, codec)])
-    document_schema(schema.json())
-    documents_of_schema = TypedDocuments(schema, rescues_unknown=False)
-    found, fits = documents_of_schema.read(Slice(DOCUMENT, encoded))
-    assert fits
-    pa.array([found], type=to_arrow_type(schema, timezone="UTC"))
 
 
 @pytest.mark.parametrize("text", ["`not null` INT, `a``b` INT, `*` INT COMMENT 'is NOT NULL'"])

@@ -1,7 +1,13 @@
-"""The bounds of a snapshot's chunks."""
+"""How a snapshot is planned: places in offsets, and tasks of a batch, by servers that are stubs."""
 
 from __future__ import annotations
 
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import bson
@@ -10,8 +16,17 @@ from bson.datetime_ms import DatetimeMS
 from bson.decimal128 import Decimal128
 from bson.int64 import Int64
 from bson.objectid import ObjectId
+from bson.timestamp import Timestamp
+from pymongo.errors import OperationFailure
 
-from spark_sink.snapshot.plan import text_of, value_of
+from spark_sink.options.scope import Scope
+from spark_sink.signals.notifications import advanced, started
+from spark_sink.snapshot.plan import Chunk, Place, SnapshotPlan, text_of, value_of
+from spark_sink.snapshot.planner import CHUNK_BYTES, SnapshotPlanner
+from spark_sink.source.offsets import Offset
+
+MARK = Timestamp(100, 1)
+_MILLION = 10**6
 
 
 @pytest.mark.parametrize(
@@ -23,3 +38,192 @@ from spark_sink.snapshot.plan import text_of, value_of
 )
 def test_a_bound_is_the_same_value_in_the_checkpoint(value: Any) -> None:
     assert bson.encode({"": value_of(text_of(value))}) == bson.encode({"": value})
+
+
+@dataclass(frozen=True)
+class Stub:
+    """A collection of documents 0, 1, 2, …; `key` makes their `_id`s, and `number` takes it back.
+
+    The documents before number `large` have `size` bytes, the others 20 times as many.
+    """
+
+    count: int
+    key: Callable[[int], Any] = int
+    number: Callable[[Any], int] = int
+    large: int = 10**12
+    size: int = 450
+
+    def bytes_in(self, lower: int, upper: int) -> int:
+        small, large = min(upper, self.large) - min(lower, self.large), max(upper, self.large)
+        return self.size * (small + 20 * (large - max(lower, self.large)))
+
+    def bytes_of(self, chunk: Chunk) -> int:
+        bounds = (None if each is None else value_of(each) for each in (chunk.lower, chunk.upper))
+        lower, upper = (None if each is None else self.number(each) for each in bounds)
+        return self.bytes_in(lower or 0, self.count if upper is None else upper)
+
+
+@dataclass
+class Servers:
+    """Replaces a pymongo client: servers with these collections of the database d."""
+
+    stubs: dict[str, Stub]
+    stats: bool = True
+    chance: random.Random = field(default_factory=lambda: random.Random(5))
+    name: str = ""
+
+    def __getitem__(self, name: str) -> Servers:
+        self.name = name
+        return self
+
+    @property
+    def config(self) -> Servers:
+        return self
+
+    collections = config
+
+    def find(self, _: Any) -> list[Any]:
+        return []
+
+    def list_collections(self, **_: Any) -> Iterator[dict[str, Any]]:
+        for name in self.stubs:
+            yield {"name": name, "info": {"uuid": name.rjust(16).encode()}}
+
+    def command(self, name: str, collection: str) -> dict[str, Any]:
+        if not self.stats:
+            raise OperationFailure("not allowed", 13)
+        stub = self.stubs[collection]
+        return {"count": stub.count, "size": stub.bytes_in(0, stub.count)}
+
+    def estimated_document_count(self) -> int:
+        return self.stubs[self.name].count
+
+    def aggregate(self, stages: list[dict[str, Any]], **_: Any) -> Iterator[dict[str, Any]]:
+        stub = self.stubs[self.name]
+        lower, upper = 0, stub.count
+        found: list[int] | None = None
+        for stage in stages:
+            if "$sample" in stage:
+                size = min(stage["$sample"]["size"], upper - lower)
+                found = [self.chance.randrange(lower, upper) for _ in range(size)]
+            if "$match" in stage:
+                below = stage["$match"]["_id"]
+                wanted = below.get("$not", {}).get("$gte", below.get("$lt"))
+                lower = stub.number(below["$gte"]) if "$gte" in below else 0
+                upper = stub.count if wanted is None else stub.number(wanted)
+                found = found and [each for each in found if lower <= each < upper]
+        for each in sorted(found or ()):
+            yield {"_id": stub.key(each), "size": stub.bytes_in(each, each + 1)}
+
+
+def written(plan: SnapshotPlan) -> SnapshotPlan:
+    """Return a plan as an offset of the checkpoint restores it, which has at most 4 KiB."""
+    signals = Offset(plan.handover).signals
+    text = json.dumps(Offset(plan.handover, snapshot=plan, signals=signals).write())
+    assert len(text) <= 4096
+    restored = Offset.read(json.loads(text)).snapshot
+    assert restored == plan
+    return plan
+
+
+def batches(planner: SnapshotPlanner, most: int = 10**9) -> Iterator[list[list[Chunk]]]:
+    """Yield the tasks of each batch of a snapshot; all offsets are small."""
+    plan = planner.begin(MARK)
+    for _ in range(most):
+        plan = written(planner.next_batch(plan))
+        if plan.ended:
+            return
+        tasks = planner.tasks(plan)
+        found = planner.collections()
+        told = [started(plan, found, 5.0), *advanced(plan, found, 5.0)]
+        signals = replace(Offset(plan.handover).signals, notifications=tuple(told))
+        offset = Offset(plan.handover, snapshot=plan, signals=signals)
+        assert len(json.dumps(offset.write())) <= 4096
+        yield tasks
+
+
+def sizes(servers: Servers, tasks: list[list[Chunk]]) -> list[float]:
+    """Return the bytes of tasks; a collection counts 10 KiB more."""
+    return [
+        sum(servers.stubs[c.collection.name].bytes_of(c) + 10240 for c in task) for task in tasks
+    ]
+
+
+def test_a_rest_without_a_sample_is_read() -> None:
+    """After a restart close to the end, a sample may have no key behind the place."""
+    servers = Servers({"c": Stub(_MILLION)})
+    planner = SnapshotPlanner(servers, Scope("d"), 4)  # type: ignore[arg-type]
+    [collection] = planner.collections()
+    rest = Place(collection.id, text_of(_MILLION - 1))
+    plan = planner.next_batch(SnapshotPlan(MARK, end=rest))
+    assert planner.tasks(plan) == [[Chunk(collection, rest.key)]]
+    assert not plan.ended
+    assert planner.next_batch(plan).ended
+
+
+def test_without_the_right_to_statistics_the_documents_are_counted() -> None:
+    servers = Servers({"c": Stub(2 * _MILLION)}, stats=False)
+    tasks = next(batches(SnapshotPlanner(servers, Scope("d"), 8)))  # type: ignore[arg-type]
+    assert len(tasks) == 8
+    assert max(sizes(servers, tasks)) <= 2 * median(sizes(servers, tasks))
+
+
+def test_ten_thousand_million_documents_need_no_plan_of_all() -> None:
+    stub = Stub(10**10, lambda n: ObjectId(f"{n:024x}"), lambda key: int(str(key), 16))
+    servers = Servers({"c": stub})
+    for cores, number in ((2, 2), (1000, 1)):
+        planner = SnapshotPlanner(servers, Scope("d"), 2 * cores)  # type: ignore[arg-type]
+        for tasks in batches(planner, number):
+            assert len(tasks) >= 2 * cores * 0.9
+            assert max(sizes(servers, tasks)) <= 2 * CHUNK_BYTES
+    kept = sum(len(each.keys) for each in planner._samples.values())
+    assert kept <= 200_000
+
+
+@pytest.mark.parametrize(
+    ("collections", "cores"),
+    [
+        ({"one": Stub(50_000)}, 2),
+        ({"one": Stub(50 * _MILLION)}, 16),
+        ({"one": Stub(20 * _MILLION, large=18 * _MILLION, size=100)}, 4),
+        ({f"c{number:05}": Stub(number % 7 * 20) for number in range(10_000)}, 8),
+        ({"a": Stub(10), "b": Stub(30 * _MILLION), "c": Stub(2000), "d": Stub(_MILLION)}, 4),
+        (
+            {
+                "one": Stub(
+                    2 * _MILLION, lambda n: f"{'ä' * 90}{n:09}" * 9, lambda key: int(key[90:99])
+                )
+            },
+            4,
+        ),
+    ],
+    ids=["small", "large", "larger", "many", "mixed", "long-keys"],
+)
+@pytest.mark.parametrize("restarts", [False, True])
+def test_no_batch_waits_for_one_task(
+    collections: dict[str, Stub], cores: int, restarts: bool
+) -> None:
+    servers = Servers(collections)
+
+    def planner() -> SnapshotPlanner:
+        return SnapshotPlanner(servers, Scope("d"), 2 * cores)  # type: ignore[arg-type]
+
+    planning, reading = planner(), planner()
+    plan, read, number = planning.begin(MARK), [], 0
+    while not (plan := written(planning.next_batch(plan))).ended:
+        tasks = (reading if restarts else planning).tasks(plan)
+        read += [chunk for task in tasks for chunk in task]
+        found = sizes(servers, tasks)
+        if plan.end is not None or not number:
+            assert len(tasks) >= 2 * cores * 0.9
+            assert max(found) <= 2 * median(found)
+        number += 1
+        if restarts and number % 3 == 0:
+            planning, reading = planner(), planner()
+    by_name: dict[str, list[Chunk]] = {}
+    for chunk in read:
+        by_name.setdefault(chunk.collection.name, []).append(chunk)
+    assert by_name.keys() == collections.keys()
+    for chunks in by_name.values():
+        assert (chunks[0].lower, chunks[-1].upper) == (None, None)
+        assert all(one.upper == other.lower is not None for one, other in pairwise(chunks))

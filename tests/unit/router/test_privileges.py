@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from router.access.authorization import shown
-from router.access.privileges import (
+from router.privileges import (
     ALL_DATABASES,
     CLUSTER,
     EVERYTHING,

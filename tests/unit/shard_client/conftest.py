@@ -1,4 +1,4 @@
-"""A scripted member for the tests of remote cursors."""
+"""A scripted member, with an entry in its oplog."""
 
 from collections.abc import AsyncIterator
 

@@ -1,0 +1,121 @@
+"""What streams cost their members, and how late their events are: dense ones and quiet ones."""
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from embedded.clients import Client
+from shard_client.errors import NetworkError
+from tests.simulation.driver import DriverCursor
+from tests.simulation.world import World, counted_get_mores, visit
+
+RATE = 200
+"""Events a second of a dense stream; every member has some in each round."""
+SETTLED, SECONDS = 8, 4
+"""Virtual seconds until bursts are spent, and virtual seconds that are measured."""
+MOST_LATE = 0.075
+"""Virtual seconds from a write to the arrival of its event."""
+MOST_LATE_AT_FIRST = 0.125
+"""The same while the stream becomes dense, which may cost an event one round more."""
+MOST_GET_MORES = 2 * 20
+"""For each member and second: one that collects events, and one for its watermark after a note."""
+
+HOUR = 3600.0
+MOST_LATE_WHEN_QUIET = 0.005
+"""Virtual seconds for the network, a note and a getMore of one millisecond."""
+MOST_GET_MORES_WHEN_QUIET = 2.2 * 3
+"""Commands a second, on two shards and the config server together."""
+
+
+class Reader:
+    """Writes documents and reads their events; ``late`` has each one's virtual seconds."""
+
+    def __init__(self, world: World) -> None:
+        self.late: dict[int, float] = {}
+        self._world = world
+        self._cursor = DriverCursor(world.router.address, "db", 1, b"q" * 16)
+        self._written: dict[int, float] = {}
+
+    async def start(self) -> None:
+        await self._cursor.open({}, [], None)
+        self._task = self._world.loop.create_task(self._read())
+
+    async def _read(self) -> None:
+        with suppress(NetworkError):
+            while self._cursor.cursor_id:
+                batch = await self._cursor.more(None, 10_000)
+                now = self._world.loop.time()
+                for event in batch.events:
+                    number = event["fullDocument"]["_id"]
+                    self.late[number] = now - self._written[number]
+
+    async def write(self, number: int) -> None:
+        self._written[number] = self._world.loop.time()
+        insert = {"insert": "c", "documents": [{"_id": number}]}
+        await self._world.cluster.mongos.run_command("db", insert, Client())
+
+    async def all_arrived(self) -> None:
+        while len(self.late) < len(self._written):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        await asyncio.wait({self._task})
+        self._cursor.vanish()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("sharded", [True, False])
+def test_a_dense_stream_reads_its_members_in_rounds(sharded: bool) -> None:
+    async def write(reader: Reader, numbers: range) -> None:
+        for number in numbers:
+            await reader.write(number)
+            await asyncio.sleep(1 / RATE)
+
+    async def body(world: World) -> None:
+        if sharded:  # by the hashed _id, so that both shards have events
+            for command in (
+                {"enableSharding": "db"},
+                {"shardCollection": "db.c", "key": {"_id": "hashed"}},
+            ):
+                await world.cluster.mongos.run_command("admin", command, Client())
+        reader, settled = Reader(world), SETTLED * RATE
+        await reader.start()
+        await write(reader, range(settled))  # becomes dense on the way
+        asked.clear()
+        begun = world.loop.time()
+        await write(reader, range(settled, settled + SECONDS * RATE))
+        took, get_mores = world.loop.time() - begun, dict(asked)
+        await reader.all_arrived()
+        await reader.stop()
+        assert max(reader.late.values()) <= MOST_LATE_AT_FIRST
+        assert max(late for number, late in reader.late.items() if number >= settled) <= MOST_LATE
+        assert max(get_mores.values()) <= MOST_GET_MORES * took
+
+    with counted_get_mores() as asked:
+        assert visit(body, noop_interval=10.0) == []
+
+
+@pytest.mark.timeout(60)
+def test_an_event_after_a_quiet_hour_is_delivered_as_quickly() -> None:
+    async def body(world: World) -> None:
+        reader = Reader(world)
+        await reader.start()
+        for number in range(24):
+            await reader.write(number)
+            await reader.all_arrived()
+            await asyncio.sleep(0.02)
+        asked.clear()
+        await asyncio.sleep(HOUR)
+        meanwhile = asked.total()
+        await reader.write(100)
+        await reader.all_arrived()
+        await reader.stop()
+        busy = max(late for number, late in reader.late.items() if 4 <= number < 24)
+        assert reader.late[100] <= MOST_LATE_WHEN_QUIET
+        assert reader.late[100] <= busy, "a quiet stream is as quick as a busy one"
+        assert meanwhile <= MOST_GET_MORES_WHEN_QUIET * HOUR
+
+    with counted_get_mores() as asked:
+        assert visit(body, noop_interval=10.0) == []
