@@ -44,8 +44,6 @@ class MergerouterDataSource(DataSource):
     """The default of the option with the tasks of a snapshot's batch, by the cores of a session."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
-        if self.tasks_by_cores is not None:
-            options.setdefault(TASKS, str(self.tasks_by_cores))
         super().__init__(options)
         self.loaded = time.time()
         """When the query was loaded, in seconds since 1970."""
@@ -62,7 +60,7 @@ class MergerouterDataSource(DataSource):
         OptionError and StreamError.
         """
         with without_traceback():
-            options = parse_options(self.options)
+            options = self._parsed()
             options.snapshot.require_custom_mode()
             with closing(RouterClient(options)) as client:
                 client.require_stream()
@@ -132,8 +130,15 @@ class MergerouterDataSource(DataSource):
 
         return RowWriter(schema, parse_write_options(self.options))
 
+    def _parsed(self) -> StreamOptions:
+        """Return the options of a read, with the session's default of tasks. Raises OptionError."""
+        given = {name.lower(): value for name, value in self.options.items()}
+        if self.tasks_by_cores is not None:
+            given.setdefault(TASKS.lower(), str(self.tasks_by_cores))
+        return parse_options(given)
+
     def _options(self, schema: StructType) -> StreamOptions:
-        options = parse_options(self.options)
+        options = self._parsed()
         names = schema.fieldNames()
         if options.document_schema is not None and TYPED_COLUMNS[0] in names:
             kind = schema[TYPED_COLUMNS[0]].dataType
