@@ -66,8 +66,8 @@ faults: install  ## MINUTES of faults on real replica sets of three members, und
 spark-kills: install  ## KILL_SEEDS jobs of Spark under random writes, kills, migrations and a new shard
 	$(BIN)/python -m tests.spark.kills --seeds $(KILL_SEEDS) $(ARGS)
 
-object-store: install  ## a job on a stand-in of S3 that fails again and again; ARGS="--first 1 --extra 10"
-	$(BIN)/python -m tests.spark.kills --store --seeds 1 $(ARGS)
+object-store: install  ## a job on a stand-in of S3 that fails again and again; ARGS="--seed 1 --outages 10"
+	$(BIN)/python -m tests.spark.object_store $(ARGS)
 
 driver-tests: install  ## pymongo's own change stream tests, through the router
 	$(BIN)/python -m tests.drivers $(ARGS)

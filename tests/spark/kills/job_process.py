@@ -46,7 +46,6 @@ class JobProcess:
         self.ends: list[int] = []
         """The exit statuses of starts that ended by themselves."""
         self.scope = scope
-        self._given = uri, scope, options, out
         command = [sys.executable, "-m", "spark_sink.cli", "run", "--uri", uri]
         command += ["--out", out or str(folder), "--trigger", "0 seconds"]
         command += ["--checkpoint", str(folder)] if out else []
@@ -55,11 +54,6 @@ class JobProcess:
         command += [f"--conf={name}={text}" for name, text in QUICK.items()]
         self._command = command
         self._process: subprocess.Popen[bytes] | None = None
-
-    def on_another_host(self, folder: Path) -> JobProcess:
-        """Return the same job with a checkpoint of its own, for tables on an object store."""
-        uri, scope, options, out = self._given
-        return JobProcess(uri, folder, scope, options, out)
 
     @property
     def committed(self) -> int:
@@ -107,8 +101,7 @@ class JobProcess:
     def kill(self) -> None:
         """Kill driver, JVM and workers with SIGKILL."""
         if self._process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait(_END_SECONDS)
             self._process = None
 

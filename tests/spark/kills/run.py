@@ -13,30 +13,27 @@ from pathlib import Path
 from typing import Any
 
 import pymongo
-from bson.timestamp import Timestamp
 from deltalake import DeltaTable, write_deltalake
 from pymongo.errors import OperationFailure
 from pyspark.sql import SparkSession
 
-from spark_sink import read_at
 from spark_sink.errors import OptionError
 from spark_sink.events.positions import AtTime, from_offset, key_of
 from spark_sink.jobs.job_folder import JobFolder
-from spark_sink.jobs.rebuilding import rebuild_at, seek
+from spark_sink.jobs.rebuilding import seek
 from spark_sink.options.scope import Scope
 from spark_sink.signals.channels import send
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.verification.job import verify_job
 from tests.harness.clusters import Client, TestCluster, real_servers_named, start_cluster
-from tests.harness.object_store import BUCKET, ObjectStore
 from tests.harness.ports import free_port
 from tests.harness.routers import RouterProcess, start_router
 from tests.harness.until import wait_for
 from tests.spark.conftest import Shop
 from tests.spark.kills.job_process import JobProcess
 from tests.spark.kills.writer import Writer
-from tests.spark.test_current_tables import change_at_random, collections_of, documents_in
+from tests.spark.test_current_tables import collections_of, documents_in
 from tests.unit.spark_sink.verification.test_checksums import damages
 
 _COMMIT_SECONDS = 1200.0  # a machine with many other programs starts a JVM in minutes
@@ -61,16 +58,12 @@ KINDS = (
     *("router", "primary", "driver", "executor", "disk"),
     *("move", "shard", "signal", "swap", "scope", "seek"),
 )
-"""The faults of tables in a folder, each of which every seed has once at least.
+"""The faults, each of which every seed has once at least.
 
 `primary` kills that of a shard, `disk` is full for some seconds, `signal` requests a snapshot,
 `swap` renames a collection into the scope, `scope` starts the job with other collections, and
 `seek` sets it to the present.
 """
-
-STORE_KINDS = ("outage", "stall")
-"""The faults of tables on an object store: it is away for some seconds, or the job's host stalls
-while another one takes over."""
 
 
 @dataclass(slots=True)
@@ -90,7 +83,7 @@ class Outcome:
 
     def __str__(self) -> str:
         kinds = Counter(self.faults)
-        faults = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
+        faults = ", ".join(f"{kind} {kinds[kind]}" for kind in KINDS)
         return (
             f"{len(self.problems)} problems; {self.writes} writes, {self.events} events in "
             f"{self.batches} batches; {faults}; {self.starts} starts of the job, of which "
@@ -103,12 +96,7 @@ class Faults:
     """Makes the faults of one seed; each waits until a batch has been committed since."""
 
     def __init__(
-        self,
-        cluster: TestCluster,
-        shop: Shop,
-        job: JobProcess,
-        chance: random.Random,
-        store: ObjectStore | None,
+        self, cluster: TestCluster, shop: Shop, job: JobProcess, chance: random.Random
     ) -> None:
         self.router: RouterProcess = shop.router
         self.refused: Counter[str] = Counter()
@@ -116,7 +104,6 @@ class Faults:
         self._shop = shop
         self._job = job
         self._chance = chance
-        self._store = store
         self._make: dict[str, Callable[[], object]] = {
             "router": self._kill_router,
             "primary": self._kill_primary,
@@ -129,8 +116,6 @@ class Faults:
             "swap": self._swap,
             "scope": self._change_scope,
             "seek": self._seek,
-            "outage": self._cut_store_off,
-            "stall": self._stall,
         }
 
     def run(self, kind: str) -> None:
@@ -141,18 +126,17 @@ class Faults:
         self._make[kind]()
         self.wait_for_batch(before)
 
-    def wait_for_batch(self, number: int, job: JobProcess | None = None) -> None:
+    def wait_for_batch(self, number: int) -> None:
         """Wait until a later batch is committed; the job is started again whenever it ends."""
-        waited = self._job if job is None else job
 
         def later() -> bool:
-            waited.keep_running()
-            return waited.committed > number
+            self._job.keep_running()
+            return self._job.committed > number
 
         try:
             wait_for(later, f"a batch after {number}", _COMMIT_SECONDS)
         except AssertionError as error:
-            raise AssertionError(f"{error}; the job: {waited.last_output()}") from None
+            raise AssertionError(f"{error}; the job: {self._job.last_output()}") from None
 
     def _kill_router(self) -> None:
         self.router.process.kill()
@@ -233,48 +217,14 @@ class Faults:
         except OptionError as error:  # a snapshot is in progress, or no event has followed
             self.refused[str(error)[-40:]] += 1
 
-    def _cut_store_off(self) -> None:
-        assert self._store is not None
-        self._store.stop()
-        time.sleep(self._chance.uniform(1, 15))  # clients wait, or give up
-        self._store.start()
-
-    def _stall(self) -> None:
-        """Let another host write batches while the job's own stalls, and then go on."""
-        job, chance = self._job, self._chance
-        other = job.on_another_host(job.log.with_name(f"other {job.starts}"))
-        job.pause()
-        try:
-            change_at_random(self._shop, chance.randrange(10**6), 60)
-            self.wait_for_batch(other.committed, other)
-            if chance.randrange(2):
-                assert other.end() == 0
-            told = len(job.log.read_text())
-            job.resume()
-            change_at_random(self._shop, chance.randrange(10**6), 60)
-            wait_for(lambda: job.has_ended, "the end of the start that was paused", _COMMIT_SECONDS)
-            assert "another start" in job.log.read_text()[told:], job.last_output()
-        finally:
-            other.kill()
-
 
 def run_seed(
-    seed: int,
-    folder: Path,
-    spark: SparkSession,
-    extra: int,
-    kinds: Sequence[str] = KINDS,
-    store: ObjectStore | None = None,
+    seed: int, folder: Path, spark: SparkSession, extra: int, kinds: Sequence[str] = KINDS
 ) -> Outcome:
     """Run one seed in an empty folder, which is left behind if there are problems.
 
     Args:
-        seed: chooses the faults' order and their moments, and the writes.
-        folder: of the job, or of its checkpoint alone if there is a store.
-        spark: the session that reads the tables.
         extra: random faults beside one of each kind.
-        kinds: of faults; with a store those of STORE_KINDS.
-        store: where the tables are.
     """
     chance, outcome = random.Random(seed), Outcome()
     outcome.faults = [*kinds, *chance.choices(kinds, k=extra)]
@@ -290,16 +240,14 @@ def run_seed(
         shop.client[_DATABASE].items.insert_one({"_id": 0})
         shop.client[_DATABASE].others.insert_one({"_id": 0})
         options = {**_OPTIONS, **(_IN_TASKS if seed % 2 else {})}
-        out = store and f"s3://{BUCKET}/{seed}"
-        job = JobProcess(router.uri, folder / "job", _SCOPES[0], options, out)
+        job = JobProcess(router.uri, folder / "job", _SCOPES[0], options)
         writer = Writer(shop, job, seed)
-        faults = Faults(cluster, shop, job, chance, store)
+        faults = Faults(cluster, shop, job, chance)
         try:
             writer.start()
             for kind in outcome.faults:
                 faults.run(kind)
             writer.stop()
-            moment, documents = shop.now(), collections_of(shop)
             _catch_up(shop, job)
             status = job.end()
             if status != 0:
@@ -307,8 +255,6 @@ def run_seed(
             # The embedded mongos has no change streams: there the router's is read by pymongo.
             truth = cluster.mongos_uri if cluster.real else router.uri
             outcome.problems += _problems(spark, shop, job.folder, truth)
-            if store is not None:
-                outcome.problems += _problems_at(spark, job.folder, moment, documents)
             outcome.problems += _damage_unseen(spark, shop, job.folder, chance)
         finally:
             job.kill()
@@ -392,25 +338,6 @@ def _problems(spark: SparkSession, shop: Shop, folder: JobFolder, truth: str) ->
             f"bronze lacks {len(missing)} events of a plain stream, and has {len(extra)} more"
         )
     return found + _messages_missing(folder, begin) + _notified_twice(folder)
-
-
-def _problems_at(
-    spark: SparkSession,
-    folder: JobFolder,
-    time: Timestamp,
-    documents: dict[tuple[str, str], dict[str, Any]],
-) -> list[str]:
-    """What `read_at` and `job rebuild` find on a store otherwise than the collections were then."""
-    made = rebuild_at(spark, folder, time, f"{folder.address}-restored")
-    found = {
-        "rebuilt": made.read(spark),
-        "read": read_at(spark, folder.address, f"{time.time},{time.inc}")["current"],
-    }
-    return [
-        f"the table that is {name} differs from the collections of that time"
-        for name, rows in found.items()
-        if documents_in(rows) != documents
-    ]
 
 
 def _damage_unseen(
