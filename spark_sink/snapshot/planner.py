@@ -184,6 +184,8 @@ class SnapshotPlanner:
         by_key: Mapping[str, Sized] | None = None,
     ) -> list[list[Chunk]]:
         """Return what the tasks of the batch that ends with a plan read, each about as much."""
+        if plan.ended:
+            return []
         pieces = list(self._pieces(plan.start, plan.end, wanted, by_key or {}, fine=True))
         weight = sum(piece.weight for piece in pieces)
         size = weight / self._number(weight)

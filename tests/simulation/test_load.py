@@ -114,8 +114,9 @@ def test_an_event_after_a_quiet_hour_is_delivered_as_quickly() -> None:
         await reader.stop()
         busy = max(late for number, late in reader.late.items() if 4 <= number < 24)
         assert reader.late[100] <= MOST_LATE_WHEN_QUIET
-        assert reader.late[100] <= busy, "a quiet stream is as quick as a busy one"
+        # A hello, of one millisecond, checks a connection that was idle.
+        assert reader.late[100] <= busy + 0.0015, "a quiet stream is as quick as a busy one"
         assert meanwhile <= MOST_GET_MORES_WHEN_QUIET * HOUR
 
     with counted_get_mores() as asked:
-        assert visit(body, noop_interval=10.0) == []
+        assert visit(body, noop_interval=10.0, chop=0.0) == []

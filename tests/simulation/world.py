@@ -38,9 +38,13 @@ def visit(
     seed: int = 0,
     upstream: bool = False,
     noop_interval: float = 0.5,
+    chop: float = 0.1,
 ) -> list[str]:
-    """Run ``body`` in a new world; return all problems, including those of the shutdown."""
-    network = Network(Random(seed), Weather(jitter=0.0))
+    """Run ``body`` in a new world; return all problems, including those of the shutdown.
+
+    ``chop`` is the part of messages that arrive in two pieces, the second one later.
+    """
+    network = Network(Random(seed), Weather(jitter=0.0, chop=chop))
     loop = SimulatedLoop(network)
     trace = Trace(loop.time)
     trace.listen_to_logs(network.is_dead)

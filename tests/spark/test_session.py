@@ -13,7 +13,6 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import CaseInsensitiveDict
 
 from spark_sink import register
-from spark_sink.options.stream_options import parse_options
 from spark_sink.session.spark_session import _DYNAMIC
 
 pytestmark = pytest.mark.xdist_group("spark")  # one Spark
@@ -67,4 +66,4 @@ def test_a_batch_of_a_snapshot_has_two_tasks_for_each_core() -> None:
         source = cloudpickle.loads(cloudpickle.dumps(source))
         for given, expected in (({}, tasks), ({"snapshottasks": "9"}, 9)):
             options = CaseInsensitiveDict({"uri": "mongodb://127.0.0.1:1/", **given})
-            assert parse_options(source(options).options).snapshot.tasks == expected
+            assert source(options)._parsed().snapshot.tasks == expected
