@@ -3,7 +3,9 @@
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +13,7 @@ import pymongo
 import pytest
 from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
-from pymongo.errors import OperationFailure
+from pymongo.errors import AutoReconnect, DuplicateKeyError, OperationFailure
 
 from shard_client.error_codes import ErrorCode
 from tests.harness.clusters import start_real_set
@@ -176,6 +178,15 @@ def test_reads_and_streams_of_any_read_preference_are_answered(fronted: Fronted,
             assert read_from != fronted.servers.members[fronted.servers.wait_primary()]
 
 
+def _until_done(write: Callable[[], object]) -> None:
+    """Write until an attempt succeeds, or finds what an earlier one has inserted."""
+    while True:
+        with suppress(AutoReconnect):
+            with suppress(DuplicateKeyError):
+                write()
+            return
+
+
 def test_writes_and_streams_go_on_with_another_primary(fronted: Fronted) -> None:
     through = fronted.through
     through.moved.c.insert_one({})
@@ -189,8 +200,10 @@ def test_writes_and_streams_go_on_with_another_primary(fronted: Fronted) -> None
                 for number in range(100_000):
                     if done.is_set():
                         return
-                    own.moved.c.insert_one({"_id": number, "x": 0})
-                    own.moved.c.update_one({"_id": number}, {"$set": {"x": 1}})
+                    # A driver retries once; an election may refuse both attempts.
+                    _until_done(partial(own.moved.c.insert_one, {"_id": number, "x": 0}))
+                    change = {"$set": {"x": 1}}
+                    _until_done(partial(own.moved.c.update_one, {"_id": number}, change))
                     written.append(number)
 
         writer = threading.Thread(target=write)
