@@ -13,7 +13,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 from tests.harness.clusters import Client, start_cluster
 from tests.harness.routers import start_router
 from tests.harness.server_settings import ServerSettings
-from tests.integration.security.clients import STREAM, Servers, client, start_routers, stream
+from tests.integration.security.clients import STREAM, USERS, Servers, client, start_routers, stream
 
 ROLES: dict[str, list[Any]] = {
     "own_any_action": [{"resource": {"anyResource": True}, "actions": ["anyAction"]}],
@@ -33,13 +33,7 @@ ROLES: dict[str, list[Any]] = {
 """Roles of users of the same name, with their privileges."""
 
 BUILT_IN: dict[str, list[Any]] = {
-    "reader": [{"role": "read", "db": "db"}],
-    "everywhere": ["readAnyDatabase"],
-    "writer": [{"role": "readWrite", "db": "db"}],
-    "nobody": [],
-    "monitor": ["clusterMonitor"],
-    "admin": ["clusterAdmin"],
-    "host": ["hostManager"],
+    **USERS,
     "users": ["userAdminAnyDatabase"],
     "owner": [{"role": "dbOwner", "db": "db"}],
     "backup": ["backup"],
