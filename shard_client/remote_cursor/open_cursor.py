@@ -158,7 +158,7 @@ class CursorReaper:
             self._tasks[cursor.address] = task
 
     async def close(self) -> None:
-        """Try once more to kill the remaining cursors, for at most 3 seconds; give up the others."""
+        """Try once more to kill the remaining cursors, for 3 seconds at most; give up the rest."""
         left, tasks = dict(self._left), list(self._tasks.values())
         for task in tasks:
             task.cancel()
