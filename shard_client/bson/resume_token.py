@@ -251,6 +251,11 @@ def cluster_time_of(key: bytes | str) -> Timestamp:
     return Timestamp(int(key[2:10], 16), int(key[10:TIME_DIGITS], 16))
 
 
+def seconds_of(key: bytes | str) -> int:
+    """Return the seconds of the cluster time that a sort key begins with; raises ValueError."""
+    return int(key[2:10], 16)
+
+
 def first_key(time: Timestamp) -> bytes:
     """Return the prefix of every sort key of ``time``, above all keys of earlier times."""
     return f"82{time.time:08X}{time.inc:08X}".encode("ascii")
