@@ -304,9 +304,9 @@ def _documents_in(events: pa.Array) -> pa.Array:
         for row, code, value in zip(layout.rows.tolist(), codes.tolist(), values, strict=True):
             documents[row] = value if living[code] else None
     for row in left.tolist():
-        full, kind = map(fields_of(events[row].as_py(), _OF_DOCUMENT).get, _OF_DOCUMENT)
-        if full is not None and full.kind == DOCUMENT and kind and kind.value != _DELETE:
-            documents[row] = full.value
+        document, how = map(fields_of(events[row].as_py(), _OF_DOCUMENT).get, _OF_DOCUMENT)
+        if document is not None and document.kind == DOCUMENT and how and how.value != _DELETE:
+            documents[row] = document.value
     return pa.array(documents, pa.binary())
 
 
