@@ -24,7 +24,13 @@ from bson.objectid import ObjectId
 from bson.regex import Regex
 from bson.timestamp import Timestamp
 
-from shard_client.bson.keystring import Kind, encode_integer, encode_shifted, signed, stored
+from shard_client.bson.keystring import (
+    Kind,
+    encode_integer,
+    encode_shifted,
+    encoded_number,
+    stored_type_bits,
+)
 from shard_client.bson.resume_token import EVENT, ResumeToken
 from shard_client.bson.values import MalformedValueError
 
@@ -104,7 +110,7 @@ def encode_double(value: float) -> bytes:
         first = Kind.POSITIVE_8_BYTES - fraction_bytes
     body = int(math.ldexp(magnitude, 8 * fraction_bytes))
     body += (integer + 1) << (8 * fraction_bytes)
-    return signed(first, body.to_bytes(8), value < 0)
+    return encoded_number(first, body.to_bytes(8), value < 0)
 
 
 def _bits(value: float) -> int:
@@ -118,14 +124,14 @@ def _encode_small(value: float) -> bytes:
     else:
         body = (_bits(math.ldexp(magnitude, _TINY_SHIFT)) << 1) + (1 << 62)
     first = Kind.NEGATIVE_SMALL if value < 0 else Kind.POSITIVE_SMALL
-    return signed(first, body.to_bytes(8), value < 0)
+    return encoded_number(first, body.to_bytes(8), value < 0)
 
 
 def _encode_large(value: float) -> bytes:
     shifted = (_bits(abs(value)) << 1) & ~(1 << 63)
     body = _MASK if math.isinf(value) else shifted
     first = Kind.NEGATIVE_LARGE if value < 0 else Kind.POSITIVE_LARGE
-    return signed(first, body.to_bytes(8), value < 0)
+    return encoded_number(first, body.to_bytes(8), value < 0)
 
 
 class KeyStringBuilder:
@@ -241,7 +247,7 @@ class KeyStringBuilder:
         """Return the type bits in their stored form; empty if all are zero."""
         if 1 not in self._bits:
             return b""
-        return stored(
+        return stored_type_bits(
             bytes(
                 sum(bit << place for place, bit in enumerate(self._bits[at : at + 8]))
                 for at in range(0, len(self._bits), 8)
