@@ -29,7 +29,7 @@ from shard_client.bson.keystring import (
     encode_integer,
     encode_shifted,
     encoded_number,
-    stored_bits,
+    stored_type_bits,
 )
 from shard_client.bson.resume_token import EVENT, ResumeToken
 from shard_client.bson.values import MalformedValueError
@@ -247,7 +247,7 @@ class KeyStringBuilder:
         """Return the type bits in their stored form; empty if all are zero."""
         if 1 not in self._bits:
             return b""
-        return stored_bits(
+        return stored_type_bits(
             bytes(
                 sum(bit << place for place, bit in enumerate(self._bits[at : at + 8]))
                 for at in range(0, len(self._bits), 8)

@@ -30,7 +30,7 @@ from router.stream.noop_writer import NoOpWriter
 from router.stream.open_streams import OpenStreams
 from router.stream.running_stream import RunningStream
 from router.stream_settings import LookupSettings, StreamSettings
-from shard_client.bson.resume_token import cluster_time_of, seconds_of
+from shard_client.bson.resume_token import cluster_seconds_of, cluster_time_of
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 from shard_client.wire.connection import Address
@@ -293,7 +293,7 @@ class CursorRegistry:
             end = ends.get(stream)
             if end is None:
                 end = ends[stream] = stream.readable_until(wall)
-            yield max(0.0, end - seconds_of(cursor.place)), cursor
+            yield max(0.0, end - cluster_seconds_of(cursor.place)), cursor
 
     @property
     def earliest_place(self) -> Timestamp | None:

@@ -8,9 +8,10 @@ from typing import Self
 import structlog
 from bson.timestamp import Timestamp
 
+from router.request.resume_point import starting_point
 from router.request.stream_request import StreamRequest
 from router.stream.admission import NOBODY, Quota
-from router.stream.log_reader import Batch, LogReader, starting_point
+from router.stream.log_reader import Batch, LogReader
 from router.stream.membership import ShardSpan
 from router.stream.open_streams import OpenStreams
 from router.stream.running_stream import RunningStream

@@ -268,7 +268,7 @@ def encode_shifted(shifted: int, negative: bool) -> bytes:
     return encoded_number(first, shifted.to_bytes(size), negative)
 
 
-def stored_bits(bits: bytes) -> bytes:
+def stored_type_bits(bits: bytes) -> bytes:
     """Return type bits in their stored form: with their length, unless they are 7 at most."""
     if len(bits) == 1 and bits[0] < 0x80:
         return bits
@@ -294,9 +294,9 @@ def fitted_type_bits(key: bytes, type_bits: bytes, *, strings: int = 0, place: i
     rest = bits >> place
     bits = before | ((rest << strings if strings >= 0 else rest >> -strings) << place)
     size = (bits.bit_length() + 7) // 8
-    reader = Reader(key, type_bits=stored_bits(bits.to_bytes(size, "little")))
+    reader = Reader(key, type_bits=stored_type_bits(bits.to_bytes(size, "little")))
     while reader.more:
         reader.next()
     size = (reader.bits + 7) // 8
     bits &= (1 << 8 * size) - 1
-    return stored_bits(bits.to_bytes(size, "little")) if bits else b""
+    return stored_type_bits(bits.to_bytes(size, "little")) if bits else b""

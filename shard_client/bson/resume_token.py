@@ -251,7 +251,7 @@ def cluster_time_of(key: bytes | str) -> Timestamp:
     return Timestamp(int(key[2:10], 16), int(key[10:TIME_DIGITS], 16))
 
 
-def seconds_of(key: bytes | str) -> int:
+def cluster_seconds_of(key: bytes | str) -> int:
     """Return the seconds of the cluster time that a sort key begins with; raises ValueError."""
     return int(key[2:10], 16)
 
