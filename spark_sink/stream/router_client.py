@@ -176,12 +176,15 @@ class RouterClient:
         return [Shard(each["_id"], each.get("topologyTime")) for each in reply["shards"]]
 
     def cluster_id(self) -> str:
-        """Return the id that the cluster was made with; empty if it cannot be read."""
+        """Return the id that the cluster or the set was made with; empty if it cannot be read."""
         try:
             found = self._client.config.version.find_one()
+            if found is not None:
+                return str(found.get("clusterId", ""))
+            reply = self._client.admin.command("replSetGetConfig", codec_options=_PLAIN)
         except PyMongoError:  # not allowed, or a router without a mongos
             return ""
-        return "" if found is None else str(found.get("clusterId", ""))
+        return str(reply["config"].get("settings", {}).get("replicaSetId", ""))
 
     @property
     def mongo(self) -> MongoClient[RawBSONDocument]:
