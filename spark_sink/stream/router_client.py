@@ -16,7 +16,7 @@ from bson.timestamp import Timestamp
 from pymongo import MongoClient, ReadPreference
 from pymongo.client_session import ClientSession
 from pymongo.database import Database
-from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
+from pymongo.errors import ConfigurationError, ConnectionFailure, OperationFailure, PyMongoError
 
 from spark_sink.errors import StreamError, stream_refused
 from spark_sink.events.positions import AtTime, FromNow, Position, Token
@@ -78,13 +78,12 @@ class RouterClient:
     def __init__(self, options: StreamOptions, *, guarded: bool = False) -> None:
         self._options = options
         # Events stay as sent; dates out of Python's range must not fail.
-        self._client: MongoClient[RawBSONDocument] = MongoClient(
+        self._client: MongoClient[RawBSONDocument] = mongo_client(
             options.uri,
-            appname="mergerouter-spark",
+            options.retry_policy.selection_timeout,
             document_class=RawBSONDocument,
             datetime_conversion="DATETIME_MS",
             unicode_decode_error_handler="replace",
-            serverSelectionTimeoutMS=int(options.retry_policy.selection_timeout * 1000),
         )
         self._session: ClientSession | None = None
         self._guard: SessionGuard | None = None
@@ -309,6 +308,26 @@ class RouterClient:
             return self._client.admin
         database = self._client[scope.database]
         return database[scope.collections[0]] if len(scope.collections) == 1 else database
+
+
+def mongo_client(uri: str, selection_timeout: float, **options: Any) -> MongoClient[Any]:
+    """Return a client that finds its servers within some seconds.
+
+    Raises StreamError if the addresses behind a `mongodb+srv` URI cannot be looked up.
+    """
+    try:
+        return MongoClient(
+            uri,
+            appname="mergerouter-spark",
+            serverSelectionTimeoutMS=int(selection_timeout * 1000),
+            **options,
+        )
+    except ConfigurationError as error:
+        raise StreamError(
+            "DNS does not tell the servers that option 'uri' names: correct it, or check the "
+            "resolver of this machine",
+            error,
+        ) from None
 
 
 def require_deployment(client: MongoClient[Any]) -> None:
