@@ -38,7 +38,7 @@ from spark_sink.sink.changes import (
     key_in,
     write_batches,
 )
-from spark_sink.stream.router_client import require_deployment
+from spark_sink.stream.router_client import mongo_client, require_deployment
 
 _Request = ReplaceOne[Any] | UpdateOne | DeleteOne
 _SELECTION_TIMEOUT = 30.0
@@ -55,11 +55,8 @@ class DocumentWriter:
     options: WriteOptions
 
     def __post_init__(self) -> None:
-        self._client: MongoClient[dict[str, Any]] = MongoClient(
-            self.options.uri,
-            appname="mergerouter-spark",
-            serverSelectionTimeoutMS=int(_SELECTION_TIMEOUT * 1000),
-        )
+        self._client: MongoClient[dict[str, Any]]
+        self._client = mongo_client(self.options.uri, _SELECTION_TIMEOUT)
         self._is_checked = False
 
     def write(self, batch: WriteBatch) -> None:

@@ -16,7 +16,7 @@ from bson.timestamp import Timestamp
 from pymongo import MongoClient, ReadPreference
 from pymongo.client_session import ClientSession
 from pymongo.database import Database
-from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
+from pymongo.errors import ConfigurationError, ConnectionFailure, OperationFailure, PyMongoError
 
 from spark_sink.errors import StreamError, stream_refused
 from spark_sink.events.positions import AtTime, FromNow, Position, Token
@@ -78,13 +78,12 @@ class RouterClient:
     def __init__(self, options: StreamOptions, *, guarded: bool = False) -> None:
         self._options = options
         # Events stay as sent; dates out of Python's range must not fail.
-        self._client: MongoClient[RawBSONDocument] = MongoClient(
+        self._client: MongoClient[RawBSONDocument] = mongo_client(
             options.uri,
-            appname="mergerouter-spark",
+            options.retry_policy.selection_timeout,
             document_class=RawBSONDocument,
             datetime_conversion="DATETIME_MS",
             unicode_decode_error_handler="replace",
-            serverSelectionTimeoutMS=int(options.retry_policy.selection_timeout * 1000),
         )
         self._session: ClientSession | None = None
         self._guard: SessionGuard | None = None
@@ -176,12 +175,15 @@ class RouterClient:
         return [Shard(each["_id"], each.get("topologyTime")) for each in reply["shards"]]
 
     def cluster_id(self) -> str:
-        """Return the id that the cluster was made with; empty if it cannot be read."""
+        """Return the id that the cluster or the set was made with; empty if it cannot be read."""
         try:
             found = self._client.config.version.find_one()
+            if found is not None:
+                return str(found.get("clusterId", ""))
+            reply = self._client.admin.command("replSetGetConfig", codec_options=_PLAIN)
         except PyMongoError:  # not allowed, or a router without a mongos
             return ""
-        return "" if found is None else str(found.get("clusterId", ""))
+        return str(reply["config"].get("settings", {}).get("replicaSetId", ""))
 
     @property
     def mongo(self) -> MongoClient[RawBSONDocument]:
@@ -306,6 +308,26 @@ class RouterClient:
             return self._client.admin
         database = self._client[scope.database]
         return database[scope.collections[0]] if len(scope.collections) == 1 else database
+
+
+def mongo_client(uri: str, selection_timeout: float, **options: Any) -> MongoClient[Any]:
+    """Return a client that finds its servers within some seconds.
+
+    Raises StreamError if the addresses behind a `mongodb+srv` URI cannot be looked up.
+    """
+    try:
+        return MongoClient(
+            uri,
+            appname="mergerouter-spark",
+            serverSelectionTimeoutMS=int(selection_timeout * 1000),
+            **options,
+        )
+    except ConfigurationError as error:
+        raise StreamError(
+            "DNS does not tell the servers that option 'uri' names: correct it, or check the "
+            "resolver of this machine",
+            error,
+        ) from None
 
 
 def require_deployment(client: MongoClient[Any]) -> None:

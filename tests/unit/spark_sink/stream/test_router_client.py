@@ -27,3 +27,8 @@ def test_an_unreachable_server_is_reported(listens: bool) -> None:
     message = str(failure.value)
     assert message.startswith(f"the server at 127.0.0.1:{port} cannot be reached: start it")
     assert ("refused" in message) is not listens
+
+
+def test_names_that_dns_does_not_know_are_reported() -> None:
+    with pytest.raises(StreamError, match="DNS does not tell the servers"):
+        RouterClient(parse_options({"uri": "mongodb+srv://cluster0.abcde.invalid/"}))
