@@ -392,13 +392,15 @@ def _run(
             tables_job = TablesJob(folder, record, uri, findings, metrics, epoch)
             if metrics_port is not None:
                 metrics.serve(metrics_port)
-            listeners = metrics.add, router.add
-            report = ProgressReport(listeners, written=tables_job.written)
+            report = ProgressReport((metrics, router), written=tables_job.written)
             end.begin()
             query = tables_job.start(spark, trigger)
+            report.begin(folder.last_committed())
             tend = None if maintain is None else Schedule(folder, maintain)
             with verifier or nullcontext():
                 code = run_until_stopped(query, end, (report, router.turn), tend, router.failed)
+            if not code:
+                report.end(folder.last_committed())
     raise typer.Exit(code)
 
 

@@ -257,12 +257,12 @@ def _job_rows(total: Mapping[str, Any], now: datetime) -> list[dict[str, Any]]:
 def _job_row(report: Mapping[str, Any], now: datetime) -> dict[str, Any]:
     """Return what a job says of itself; ``lag`` and ``age``, that of its last report, in seconds.
 
-    ``rate`` is its events a second in the last minute. ``idle`` is whether it waits for further
-    events, so that ``lag`` is the age of the last one. ``trouble`` is whether somebody should look
-    at it: it has failed, or reports no more.
+    ``rate`` is its events a second in the last minute. ``waits`` is whether its stream stands
+    still, because it waits for a shard. ``trouble`` is whether somebody should look at the job: it
+    has failed, or reports no more.
     """
     age = max(0.0, (now - report["arrived"]).total_seconds())
-    copied = ("job", "owner", "namespace", "batch", "rate", "idle", "error")
+    copied = ("job", "owner", "namespace", "batch", "rate", "waits", "error")
     return {
         **{name: report[name] for name in copied},
         "lag": None if report["through"] is None else _age(report["through"], now),

@@ -190,7 +190,7 @@ def _lines(view: Mapping[str, Any]) -> Iterator[str]:
                 row["job"],
                 row["namespace"],
                 "" if row["batch"] is None else row["batch"],
-                "waits" if row["idle"] else in_words(row["lag"]),
+                in_words(row["lag"]) + ", waits for a shard" * row["waits"],
                 "" if row["rate"] is None else in_rate(row["rate"]),
                 row["error"] or (f"no report for {in_words(row['age'])}" if row["trouble"] else ""),
             )

@@ -198,7 +198,7 @@ async def test_jobs_are_followed_in_a_browser() -> None:
         ]  # fmt: skip
         assert "No space left on device" in texts[0]
         assert "no report for 3 min" in texts[1]
-        assert "waits for events" in texts[2]
+        assert "4.0 s waits for a shard" in texts[2]
         assert "1,204" in texts[3]
         in_colour = f"{rows}.map(e => e.querySelector('.bad') !== null)"
         assert await page.evaluate(in_colour) == [True, True, False, False]
