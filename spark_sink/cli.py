@@ -49,7 +49,7 @@ job = typer.Typer(
     rich_markup_mode=None,
 )
 
-_DIFFERENT = 1
+_DIFFERENT, _LATE = 1, 3
 _DEFAULT_URI = "mongodb://127.0.0.1:27020"
 
 
@@ -266,6 +266,39 @@ def status(
     with failures():
         found = status_of(out, uri)
         typer.echo(json.dumps(found) if as_json else "\n".join(lines_of(found)))
+
+
+@job.command(cls=Command)
+def wait(
+    out: Out,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            help="now, a cluster time such as 2026-01-31T12:00:00Z or 1769860800,3 (a session's "
+            "operationTime), or a resume token.",
+        ),
+    ] = "now",
+    timeout: Annotated[
+        str, typer.Option("--timeout", help="The longest wait, such as 10m.")
+    ] = "10m",
+    uri: Uri = _DEFAULT_URI,
+) -> None:
+    """Wait until all tables have all events up to a time, which the job writes meanwhile.
+
+    The exit status is 3 if they do not within the timeout. Only `now` needs a router.
+    """
+    from spark_sink.jobs.status import position_to_reach, wait_until
+
+    seconds = seconds_of(timeout, "--timeout")
+    with failures():
+        folder = job_in(out)
+        try:
+            wait_until(folder, position_to_reach(to, uri, "--to"), seconds)
+        except TimeoutError as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(_LATE) from None
+    typer.echo("all tables have all events up to then")
 
 
 @job.command(cls=Command)

@@ -183,6 +183,16 @@ def cluster_time(text: str) -> Timestamp:
     return Timestamp(int(moment.timestamp()), 0)
 
 
+def position(text: str) -> AtTime | Token:
+    """Return the position of a cluster time, or of a resume token."""
+    for parse in (cluster_time_position, resume_token):
+        try:
+            return parse(text)
+        except ValueError:
+            continue
+    raise ValueError(f"must be a time such as 2026-01-31T12:00:00Z or a resume token, not {text!r}")
+
+
 def cluster_time_position(text: str) -> AtTime:
     """Return a cluster time, in the forms of `cluster_time`, as a position."""
     return AtTime(cluster_time(text))
