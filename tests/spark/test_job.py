@@ -87,8 +87,8 @@ def test_a_job_writes_a_snapshot_and_changes_and_stops_on_a_signal(
         # Read your writes: those up to the time of a session, and then all, also out of the scope.
         for to in (f"{written.time},{written.inc}", "now"):
             waited = ["wait", "--to", to, "--uri", shop.uri, "--out", str(folder)]
-            answered = CliRunner().invoke(job, waited)
-            assert answered.exit_code == 0, answered.output
+            answered = CliRunner().invoke(job, [*waited, "--timeout", f"{WAIT:.0f}s"])
+            assert answered.exit_code == 0, answered.output + (folder / "log").read_text()
             assert len(rows_of(folder)) == 40 + 1 + 23
         query.process.send_signal(signal.SIGINT)  # for which Spark has a handler of its own
         assert query.process.wait(WAIT) == 0, (folder / "log").read_text()
