@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -167,17 +167,23 @@ def position_to_reach(to: str | datetime | Timestamp, uri: str, name: str = "to"
     return after(found.time)
 
 
-def wait_until(folder: JobFolder, target: Position, seconds: float) -> None:
+def wait_until(
+    folder: JobFolder, target: Position, seconds: float, turn: Callable[[], None] = lambda: None
+) -> None:
     """Wait until all tables of a job have all events before a position.
 
-    A job that has no more events is asked to move to the end of the stream, by a signal. Raises
-    TimeoutError, which says what is missing, and SourceError if there is no job.
+    A job that has no more events is asked to move to the end of the stream, by a signal. `turn` is
+    called before each look at the tables. Raises TimeoutError, which says what is missing, what
+    `turn` raises, and SourceError if there is no job.
     """
     deadline = time.monotonic() + seconds
     signals, asked, refused = Folder(folder.signals), "", ""
     signal = json.dumps({"type": LOG, "data": {"message": "job wait"}})
     try:
-        while missing := [*_missing(folder, target)]:
+        while True:
+            turn()
+            if not (missing := [*_missing(folder, target)]):
+                return
             if time.monotonic() >= deadline:
                 last = folder.last_committed()
                 told = "none" if last is None else f"{last.number}, committed {last.committed}"
@@ -201,6 +207,9 @@ def wait_until(folder: JobFolder, target: Position, seconds: float) -> None:
 
 def _missing(folder: JobFolder, target: Position) -> Iterator[str]:
     """Return what the tables of a job lack of the events before a position, as texts."""
+    if not folder.exists:
+        yield f"there is no job in {folder.address} yet"
+        return
     record = folder.record()
     states = {name: newest_state(folder.table(name)) for name in record.tables}
     ends = {name: state.get("offset") for name, state in states.items() if name in ALL_BATCHES}

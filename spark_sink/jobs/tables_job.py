@@ -209,7 +209,7 @@ class TablesJob:
             writer = writer.trigger(availableNow=True)
         else:
             writer = writer.trigger(processingTime=trigger)
-        return writer.queryName("mergerouter").start()
+        return writer.queryName(f"mergerouter {self._folder.address}").start()
 
     def _commit(self, batch: DataFrame, number: int) -> None:
         """Commit a batch to the tables, from the reports of its tasks."""

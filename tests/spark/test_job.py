@@ -211,7 +211,7 @@ def test_an_event_without_its_image_does_not_fail_a_tolerant_job(
 def test_a_bad_pipeline_is_told_before_spark_starts(
     tmp_path: Path, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spark_sink.cli.session", None)
+    monkeypatch.setattr("spark_sink.job.session", None)
     monkeypatch.setattr("spark_sink.jobs.stop_request.signal.signal", lambda *_: None)
     arguments = ["run", f"{shop.database}.orders", "--uri", shop.uri, "--out", str(tmp_path / "x")]
     arguments += ["--option", "snapshotMode=no_data", "--option", 'pipeline=[{"$mtch": {}}]']
@@ -259,7 +259,7 @@ def test_what_matches_nothing_is_told(
     def session(*_: object) -> None:
         raise OptionError("Spark starts")
 
-    monkeypatch.setattr("spark_sink.cli.session", session)
+    monkeypatch.setattr("spark_sink.job.session", session)
     monkeypatch.setattr("spark_sink.jobs.stop_request.signal.signal", lambda *_: None)
     shop.insert(1)
     names = [f"{shop.database}.{each}" for each in ("ordrs", "orders")]
