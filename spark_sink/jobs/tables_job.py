@@ -210,7 +210,7 @@ class TablesJob:
             writer = writer.trigger(availableNow=True)
         else:
             writer = writer.trigger(processingTime=trigger)
-        return writer.queryName("mergerouter").start()
+        return writer.queryName(f"mergerouter {self._folder.address}").start()
 
     def _places(self, scope: Scope) -> tuple[tuple[str, str], ...]:
         """Return the collections in the current table; none if the last batch has this scope."""
