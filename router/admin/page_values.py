@@ -207,12 +207,17 @@ def _unusable(status: RouterStatus) -> list[str]:
 
 
 def _stream_rows(status: RouterStatus) -> Iterator[dict[str, Any]]:
-    """Yield each set of remote cursors with the number of clients that share it."""
+    """Yield each set of remote cursors with the number of clients that share it.
+
+    ``stream`` tells it from the others of its ``worker``, ``pipeline`` is what it is asked for.
+    """
     unusable = _unusable(status)  # whose lanes have the error
     for stream in status.total["streams"]:
         yield {
             "worker": stream["worker"],
+            "stream": stream["stream"],
             "namespace": stream["namespace"],
+            "pipeline": stream["pipeline"],
             "readers": len(stream["cursorIds"]),
             "events": stream["events"],
             "buffered_bytes": stream["bufferedBytes"],
@@ -237,6 +242,7 @@ def _client_rows(total: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for cursor in total["cursorList"]:
         yield {
             "worker": cursor["worker"],
+            "stream": cursor["stream"],
             "client": cursor["client"] or "the feed",
             "namespace": cursor["namespace"],
             "lag": cursor["behindSeconds"],

@@ -58,6 +58,8 @@ def remote(target: str, *, behind: int, **fields: Any) -> dict[str, Any]:
 def stream(*remotes: Mapping[str, Any], holder: str, reason: str) -> dict[str, Any]:
     return {
         "cursorIds": [7],
+        "stream": 3,
+        "pipeline": '{fullDocument: "updateLookup"}, {$match: {"ns.coll": "orders"}}',
         "namespace": "shop.orders",
         "events": 20,
         "bufferedBytes": 200,

@@ -56,6 +56,7 @@ async def test_the_lanes_show_the_slowest_shard_and_the_reason() -> None:
     assert lanes["south"]["reached"] == pytest.approx(1 - 3 / 44)
     (row,) = view["stream_rows"]
     assert (row["namespace"], row["readers"], row["slowest_remote"]) == ("shop.orders", 1, "north")
+    assert (row["stream"], row["pipeline"]) == (3, stream(holder="", reason="")["pipeline"])
     assert row["errors"] == ["north: connection refused"]
     assert view["errors"] == {"CursorNotFound": 2, "99999": 1}
 
