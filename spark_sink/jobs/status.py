@@ -189,7 +189,7 @@ def wait_until(
                 last = folder.last_committed()
                 told = "none" if last is None else f"{last.number}, committed {last.committed}"
                 raise TimeoutError(
-                    f"after {seconds:g} s {'; '.join(missing)}. Check that the job in "
+                    f"after {max(0.0, seconds):.0f} s {'; '.join(missing)}. Check that the job in "
                     f"{folder.address} runs (its last batch is {told}), or wait longer{refused}"
                 )
             if not refused and (not asked or tables.have_signal(asked)):
