@@ -31,7 +31,7 @@ from spark_sink.jobs.commands import (
     session,
     spark_settings,
 )
-from spark_sink.jobs.job_settings import JobSettings, load_settings, pairs_of, seconds_of
+from spark_sink.jobs.job_settings import JobSettings, load_job_settings, pairs_of, seconds_of
 from spark_sink.jobs.stop_request import StopRequest
 
 job = typer.Typer(
@@ -83,7 +83,7 @@ def with_settings(
         end = StopRequest(handles_signals=handles_signals)
         with failures():
             found = {name: each for name, each in given.items() if each not in (None, [])}
-            code = command(load_settings(found, config), end)
+            code = command(load_job_settings(found, config), end)
         raise typer.Exit(code)
 
     file = _parameter("config", str, typer.Option("--config", help=_FILE))

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from spark_sink.errors import SourceError
 from spark_sink.jobs.commands import session
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
-from spark_sink.jobs.job_settings import JobSettings, load_settings
+from spark_sink.jobs.job_settings import JobSettings, load_job_settings
 from spark_sink.jobs.maintenance import Schedule
 from spark_sink.jobs.own_router import own_router, require_router
 from spark_sink.jobs.progress import JobMetrics, ProgressReport
@@ -110,12 +110,16 @@ class _Start:
         job = TablesJob(folder, self._record, settings.uri, findings, metrics, self._epoch)
         if metrics_port is not None:
             metrics.serve(metrics_port)
-        report = ProgressReport((metrics.add, router.add), written=job.written)
+        report = ProgressReport((metrics, router), written=job.written)
         query = job.start(spark, self._trigger)
+        report.begin(folder.last_committed())
         tend = None if settings.maintain is None else Schedule(folder, settings.maintain)
         with verifier or nullcontext():
             reports = report, router.turn
-            return run_until_stopped(query, self._end, reports, tend, router.failed)
+            code = run_until_stopped(query, self._end, reports, tend, router.failed)
+        if not code:
+            report.end(folder.last_committed())
+        return code
 
 
 def check_jobs(settings: JobSettings) -> Iterator[str]:
@@ -163,7 +167,7 @@ class Job:
 
     def __init__(self, out: str | None = None, config: str | None = None, **settings: Any) -> None:
         given = settings if out is None else {"out": out, **settings}
-        self.settings: JobSettings = load_settings(given, config)
+        self.settings: JobSettings = load_job_settings(given, config)
         """The validated settings."""
         self._end = StopRequest(handles_signals=False)
         self._thread: threading.Thread | None = None

@@ -193,6 +193,15 @@ class BatchPlanner:
         address = None if self._inbox is None else self._inbox.address
         return [replace(task, batch=self._batch, report_to=address) for task in tasks]
 
+    @property
+    def quiet_until(self) -> Timestamp | None:
+        """The cluster time up to which no event follows the planned batch; None if one is known."""
+        state = self._state
+        if not isinstance(state, _Sampled) or state.tokens or state.within_event:
+            return None
+        reached = state.cursor.position
+        return None if reached is None else reached.cluster_time
+
     def close(self) -> None:
         """Kill the cursor, and forget the planned batch."""
         self._become(_Fresh())

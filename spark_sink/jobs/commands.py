@@ -123,9 +123,13 @@ def compact(out: Out) -> None:
     """
     from spark_sink.jobs.maintenance import compact_tables
 
+    is_empty = True
     with failures():
-        lines = compact_tables(job_in(out))
-    typer.echo("\n".join(lines) or "no batch is committed yet")
+        for line in compact_tables(job_in(out)):
+            is_empty = False
+            typer.echo(line)
+    if is_empty:
+        typer.echo("no batch is committed yet")
 
 
 def rebuild(

@@ -223,7 +223,7 @@ class JobSettings(CollectionSettings):
         return found
 
 
-def load_settings(given: Mapping[str, Any], file: str | None = None) -> JobSettings:
+def load_job_settings(given: Mapping[str, Any], file: str | None = None) -> JobSettings:
     """Return the settings of a job's file, and `given` ones before those, validated.
 
     Raises OptionError, which names the setting, the fault and the remedy.

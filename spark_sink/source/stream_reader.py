@@ -227,12 +227,16 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
                 self._signals.committed(Offset.read(end).signals)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Return the newest cluster time, for the lag; None before the first batch."""
+        """Return the newest cluster time, for the lag; None before the first batch.
+
+        Its `idle_until` is the time up to which no event follows the batch, if none is known.
+        """
         if self._client is None:
             return None
+        quiet = None if self._planner is None else self._planner.quiet_until
         try:
             newest = AtTime(self._client.clocks().cluster_time)
-            return Offset(newest, self.options.scope).write()
+            return Offset(newest, self.options.scope, idle_until=quiet).write()
         except PyMongoError:
             return None  # metrics are optional
 

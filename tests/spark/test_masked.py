@@ -22,7 +22,7 @@ from tests.spark.jobs import NO_DIFFERENCE, differences, rows_of, run_job
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
-CLEAR = "clear"
+CLEAR = "4711 0815"
 TABLES = ("bronze", "current", "messages", "transactions")
 
 

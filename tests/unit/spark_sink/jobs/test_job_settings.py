@@ -17,7 +17,7 @@ from spark_sink.cli import job
 from spark_sink.errors import OptionError
 from spark_sink.job import Job
 from spark_sink.jobs.job_folder import JobFolder
-from spark_sink.jobs.job_settings import load_settings
+from spark_sink.jobs.job_settings import load_job_settings
 from spark_sink.options.stream_options import parse_options
 
 LAKE: dict[str, Any] = {
@@ -46,7 +46,7 @@ def written(tmp_path: Path, **changed: Any) -> str:
 
 
 def test_a_file_has_collections_with_settings_of_their_own(tmp_path: Path) -> None:
-    settings = load_settings({"trigger": "5 seconds"}, written(tmp_path))
+    settings = load_job_settings({"trigger": "5 seconds"}, written(tmp_path))
     assert (settings.trigger, settings.maintain, settings.rounds) == (
         "5 seconds", 6 * 3600, (3600, 500, True),
     )  # fmt: skip
@@ -99,7 +99,7 @@ def test_what_a_file_cannot_have_is_told_with_the_remedy(
     changed: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(OptionError) as told:
-        load_settings({}, written(tmp_path, **changed)).jobs()
+        load_job_settings({}, written(tmp_path, **changed)).jobs()
     assert message in str(told.value)
 
 
@@ -108,9 +108,9 @@ def test_a_file_that_is_none_is_told(tmp_path: Path) -> None:
     (tmp_path / "broken").write_text("a: [")
     for name, message in (("list", "names with values"), ("broken", "as YAML"), ("no", "as YAML")):
         with pytest.raises(OptionError, match=message):
-            load_settings({}, str(tmp_path / name))
+            load_job_settings({}, str(tmp_path / name))
     with pytest.raises(OptionError, match="out is missing"):
-        load_settings({})
+        load_job_settings({})
 
 
 def test_check_says_what_a_job_would_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_check_says_what_a_job_would_do(tmp_path: Path, monkeypatch: pytest.Monk
     ):
         assert line in checked.output.splitlines()
     assert not (tmp_path / "lake").exists()
-    settings = load_settings({}, file)
+    settings = load_job_settings({}, file)
     for out, (_, record) in settings.jobs().items():
         folder = JobFolder(out)
         folder.begin(record)
