@@ -218,7 +218,7 @@ class AdHocSnapshots:
 
     def _scanned(self, state: SignalState, request: Request, plan: SnapshotPlan) -> SignalState:
         """Return the state with notifications of what the chunks of a plan read."""
-        found = self._planner.collections(request.wants)
+        found = self._planner.collections(request.wants, plan)
         for each in progress_of(request.id, _aggregate(request), plan, found, self._clock()):
             state = state.notified(each)
         return state

@@ -316,7 +316,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         planner, wanted = self._snapshot(), self.options.snapshot.accepts
         following = self._asked(lambda: planner.next_batch(plan, wanted))
         self._has_read_snapshot = True
-        found = planner.collections(wanted)
+        found = planner.collections(wanted, following)
         for each in notifications.advanced(following, found, time.time()):
             signals = signals.notified(each)
         return start.moved(following.handover, snapshot=following, signals=signals)
