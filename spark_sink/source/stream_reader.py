@@ -142,7 +142,8 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
                 batch = PlannedBatch(position, position)
             else:
                 batch = planner.next_batch(position, max_events)
-                self._is_at_end = self._ends_at_present and batch.end == batch.start
+                more = processor is not None and processor.has_more
+                self._is_at_end = self._ends_at_present and batch.end == batch.start and not more
         except HistoryLostError:
             if start.snapshot is not None and self._has_read_snapshot:
                 raise HistoryLostError(_OUTLIVED) from None
