@@ -74,6 +74,19 @@ def relaxed_documents(documents: Sequence[bytes]) -> list[str]:
     return list(map(_relaxed_key, documents))
 
 
+def relaxed_part(field: Slice) -> str:
+    """Return a field as `relaxed_json` writes it within a document that JSON can represent.
+
+    Raises ValueError for an infinity and NaN, which change how a whole document is written.
+    """
+    return _encode(_decoded(field))
+
+
+def relaxed_parts(numbers: list[float]) -> list[str]:
+    """Return numbers as `relaxed_part` writes doubles."""
+    return _encode(numbers)[1:-1].split(",")
+
+
 def canonical_json(field: Slice | None) -> str | None:
     """Return a field as canonical extended JSON; None for a missing field."""
     if field is None:
@@ -83,13 +96,6 @@ def canonical_json(field: Slice | None) -> str | None:
         return text
     plain = _with_code(_decoded(field))
     return json_util.dumps(plain, json_options=json_util.CANONICAL_JSON_OPTIONS)
-
-
-def object_id_of(key: Slice) -> str | None:
-    """Return the `_id` of a document key with an ObjectId alone, as `canonical_json`; or None."""
-    if key.kind == DOCUMENT and key.value.startswith(OBJECT_ID_KEY):
-        return f'{{"$oid": "{key.value[9:21].hex()}"}}'
-    return None
 
 
 def _canonical_text(field: Slice) -> str | None:
