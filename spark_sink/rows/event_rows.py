@@ -205,7 +205,7 @@ class EventRows:
         if self._raw:
             for name in _ALL_DOCUMENTS:
                 if name.encode() in layout.fields:
-                    columns[name] = layout.values(name.encode())
+                    columns[name] = layout.column(name.encode())
             return columns
         for name in _ALL_DOCUMENTS:
             if self._typed is None or name not in TYPED_COLUMNS:

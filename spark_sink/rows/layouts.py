@@ -110,6 +110,10 @@ class Layout:
         self.rows = rows
         self.fields = fields
 
+    def column(self, name: bytes) -> pa.Array:
+        """Return the bytes of a field's values as a column."""
+        return self._joined.pieces(self.fields[name].starts, self.fields[name].stops)
+
     def values(self, name: bytes) -> list[bytes]:
         """Return the bytes of a field's values."""
         field, data = self.fields[name], self._joined.data

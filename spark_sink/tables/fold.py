@@ -293,15 +293,14 @@ def _documents_in(events: pa.Array) -> pa.Array:
 
     Raises InvalidBSON.
     """
-    joined = JoinedEvents.of_column(events)
-    layouts, left = layouts_of(joined)
+    layouts, left = layouts_of(JoinedEvents.of_column(events))
     parts: list[tuple[Places, pa.Array]] = []
     for layout in layouts:
         full, kind = (layout.fields.get(name) for name in _OF_DOCUMENT)
         if full is None or full.kind != DOCUMENT or kind is None:
             parts.append((layout.rows, pa.nulls(len(layout.rows), pa.binary())))
             continue
-        documents = joined.pieces(full.starts, full.stops)
+        documents = layout.column(b"fullDocument")
         kinds, codes = layout.distinct(b"operationType")
         if any(each.value == _DELETE for each in kinds):
             living = pa.array([each.value != _DELETE for each in kinds]).take(pa.array(codes))
