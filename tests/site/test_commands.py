@@ -28,7 +28,7 @@ _ELSEWHERE = {
     ("spark.md", "mergerouter job seek"): "tests/spark/test_collections_change.py",
     ("spark-reference.md", "mergerouter job run"): "tests/spark/test_typed_job.py",
     ("debezium.md", "mergerouter job run"): "tests/spark/test_kills.py",
-    ("spark.md", "spark-submit"): "tests/spark/test_zip.py",
+    ("on-a-cluster.md", "PYSPARK_PYTHON="): "tests/spark/cluster/test_cluster.py",
     ("deployment.md", "helm install"): "tests/unit/deploy/test_kubernetes.py",
     ("deployment.md", "helm upgrade"): "tests/unit/deploy/test_kubernetes.py",
     ("deployment.md", "kubectl create secret"): "tests/unit/deploy/test_kubernetes.py",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -130,6 +131,23 @@ class JobProcess:
         for pid in [] if self._process is None else _below(self._process.pid):
             with suppress(ProcessLookupError):
                 resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+    def memory(self) -> tuple[int, int]:
+        """Return the MB that its Pythons have, and those of objects in its JVM that are in use.
+
+        The latter is 0 without `jcmd`.
+        """
+        python = java = 0
+        for pid in [] if self._process is None else _below(self._process.pid):
+            with suppress(OSError):
+                name = Path(f"/proc/{pid}/comm").read_text().strip()
+                if name.startswith("python"):
+                    python += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+                elif name == "java" and shutil.which("jcmd"):
+                    command = ["jcmd", str(pid), "GC.class_histogram"]
+                    done = subprocess.run(command, capture_output=True, text=True, check=False)
+                    java += int(done.stdout.split()[-1]) if done.returncode == 0 else 0
+        return python * resource.getpagesize() >> 20, java >> 20
 
     def end(self) -> int:
         """Ask for an orderly end with SIGTERM; return the exit status."""

@@ -8,17 +8,19 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pymongo
 from deltalake import DeltaTable, write_deltalake
-from pymongo.errors import OperationFailure
+from pymongo.errors import OperationFailure, PyMongoError
 from pyspark.sql import SparkSession
 
 from spark_sink.errors import OptionError
 from spark_sink.events.positions import AtTime, from_offset, key_of
+from spark_sink.folders import Folder
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.rebuilding import seek
 from spark_sink.options.scope import Scope
@@ -27,7 +29,9 @@ from spark_sink.source.offsets import Offset
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.verification.job import verify_job
 from tests.harness.clusters import Client
+from tests.harness.object_store import BUCKET
 from tests.harness.until import wait_for
+from tests.spark.cluster.nodes import SETTINGS, SparkNodes
 from tests.spark.conftest import Shop
 from tests.spark.kills.deployments import Deployment, deployed
 from tests.spark.kills.job_process import JobProcess
@@ -53,15 +57,19 @@ _SCOPES = (
 )
 """What the job follows: the first without the collection that is built aside, the second also
 without `others`."""
-KINDS = (
-    *("router", "primary", "driver", "executor", "disk"),
+_KINDS = (
+    *("router", "primary", "driver", "executor"),
     *("move", "shard", "signal", "swap", "scope", "seek"),
 )
-"""The faults, each of which every seed has once at least, if its servers can have it.
+KINDS, ON_CLUSTER = (*_KINDS, "disk"), (*_KINDS, "worker", "host")
+"""The faults, each of which every seed has once at least, if its servers can have it; the latter on
+a cluster of Spark.
 
 `router` kills what the job reads through, a mongos if there is no router; `primary` kills that of a
 set, `disk` is full for some seconds, `signal` requests a snapshot, `swap` renames a collection into
 the scope, `scope` starts the job with other collections, and `seek` sets it to the present.
+`worker` kills one of Spark's with its executors, and `host` starts the job on another host while it
+runs.
 """
 
 
@@ -82,7 +90,7 @@ class Outcome:
 
     def __str__(self) -> str:
         kinds = Counter(self.faults)
-        faults = ", ".join(f"{kind} {kinds[kind]}" for kind in KINDS)
+        faults = ", ".join(f"{kind} {kinds[kind]}" for kind in sorted(kinds))
         return (
             f"{len(self.problems)} problems; {self.writes} writes, {self.events} events in "
             f"{self.batches} batches; {faults}; {self.starts} starts of the job, of which "
@@ -95,18 +103,24 @@ class Faults:
     """Makes the faults of one seed; each waits until a batch has been committed since."""
 
     def __init__(
-        self, deployment: Deployment, shop: Shop, job: JobProcess, chance: random.Random
+        self,
+        deployment: Deployment,
+        shop: Shop,
+        host: Callable[[str], JobProcess],
+        chance: random.Random,
+        nodes: SparkNodes | None,
     ) -> None:
         self.refused: Counter[str] = Counter()
         self._deployment = deployment
         self._shop = shop
-        self._job = job
+        self.job = job = host("job")
+        self._host = host
         self._chance = chance
         self._make: dict[str, Callable[[], object]] = {
             "router": lambda: deployment.kill_router(chance.uniform(0, 1)),
             "primary": lambda: deployment.kill_primary(chance.random(), chance.uniform(0, 4)),
             "driver": job.kill,
-            "executor": self._kill_worker,
+            "executor": lambda: self._wait_for_kill(job.kill_worker),
             "disk": self._fill_disk,
             "move": self._move,
             "shard": self._add_shard,
@@ -114,13 +128,17 @@ class Faults:
             "swap": self._swap,
             "scope": self._change_scope,
             "seek": self._seek,
+            "host": self._take_over,
         }
+        if nodes is not None:
+            self._make["executor"] = lambda: self._wait_for_kill(nodes.kill_executor)
+            self._make["worker"] = lambda: nodes.kill_worker(chance)
 
     def run(self, kind: str) -> None:
         """Let a fault of this kind happen at a random moment, and the job go on."""
-        self.wait_for_batch(self._job.committed)
+        self.wait_for_batch(self.job.committed)
         time.sleep(self._chance.uniform(0, 1.5))  # the moment within a batch
-        before = self._job.committed
+        before = self.job.committed
         self._make[kind]()
         self.wait_for_batch(before)
 
@@ -128,25 +146,46 @@ class Faults:
         """Wait until a later batch is committed; the job is started again whenever it ends."""
 
         def later() -> bool:
-            self._job.keep_running()
-            return self._job.committed > number
+            self.job.keep_running()
+            return self.job.committed > number
 
         try:
             wait_for(later, f"a batch after {number}", _COMMIT_SECONDS)
         except AssertionError as error:
-            raise AssertionError(f"{error}; the job: {self._job.last_output()}") from None
+            raise AssertionError(f"{error}; the job: {self.job.last_output()}") from None
 
-    def _kill_worker(self) -> None:
+    def _wait_for_kill(self, kill: Callable[[random.Random], bool]) -> None:
         def killed() -> bool:
-            self._job.keep_running()
-            return self._job.kill_worker(self._chance)
+            self.job.keep_running()
+            return kill(self._chance)
 
-        wait_for(killed, "a Python worker of Spark", _COMMIT_SECONDS)
+        wait_for(killed, "a process of an executor", _COMMIT_SECONDS)
+
+    def _take_over(self) -> None:
+        """Run the job on another host until the first one's has ended, and stop it there."""
+        job, other = self.job, self._host(f"host {self._chance.randrange(10**9)}")
+        other.scope, number, items = job.scope, job.committed, self._shop.client[_DATABASE].items
+
+        def has_taken_over() -> bool:
+            other.keep_running()
+            with suppress(PyMongoError):  # without events neither host commits
+                items.update_one({"_id": 0}, {"$inc": {"n": 1}}, upsert=True)
+            return other.committed > number and job.has_ended
+
+        try:
+            job.keep_running()
+            wait_for(has_taken_over, "the end of the first host's job", _COMMIT_SECONDS)
+            if self._chance.random() < 0.5:
+                assert other.end() == 0, other.last_output()
+        except AssertionError as error:
+            raise AssertionError(f"{error}; the job: {other.last_output()}") from None
+        finally:
+            other.kill()
 
     def _fill_disk(self) -> None:
-        self._job.limit_files(self._chance.choice((0, 1_000, 10_000)))
+        self.job.limit_files(self._chance.choice((0, 1_000, 10_000)))
         time.sleep(self._chance.uniform(0, 4))
-        self._job.limit_files(resource.RLIM_INFINITY)
+        self.job.limit_files(resource.RLIM_INFINITY)
 
     def _move(self) -> None:
         self._move_to(self._chance.choice(self._deployment.shards))
@@ -166,7 +205,7 @@ class Faults:
     def _signal(self) -> None:
         kind = self._chance.choice(("incremental", "blocking"))
         data = {"type": kind, "data-collections": [f"{_DATABASE}.orders"]}
-        send(self._job.folder.signals, {"type": "execute-snapshot", "data": data})
+        send(self.job.folder.signals, {"type": "execute-snapshot", "data": data})
 
     def _swap(self) -> None:
         """Rename a collection into the scope, over another one, and perhaps again."""
@@ -183,21 +222,21 @@ class Faults:
 
     def _stop_job(self) -> None:
         if self._chance.random() < 0.5:
-            self._job.kill()
+            self.job.kill()
         else:
-            self._job.keep_running()
-            self._job.end()
+            self.job.keep_running()
+            self.job.end()
 
     def _change_scope(self) -> None:
         self._stop_job()
-        before = self._job.scope
-        self._job.scope = next(each for each in _SCOPES if each != before)
+        before = self.job.scope
+        self.job.scope = next(each for each in _SCOPES if each != before)
 
     def _seek(self) -> None:
         self._stop_job()
         now = self._shop.now()
         try:
-            seek(self._job.folder, f"{now.time},{now.inc}")
+            seek(self.job.folder, f"{now.time},{now.inc}")
         except OptionError as error:  # a snapshot is in progress, or no event has followed
             self.refused[str(error)[-40:]] += 1
 
@@ -209,12 +248,14 @@ def run_seed(
     extra: int,
     kinds: Sequence[str] = KINDS,
     reads: str = "router",
+    nodes: SparkNodes | None = None,
 ) -> Outcome:
     """Run one seed in an empty folder, which is left behind if there are problems.
 
     Args:
         extra: random faults beside one of each kind.
         reads: what the job reads, one of `conftest.DEPLOYMENTS`.
+        nodes: a cluster of Spark for the job, whose tables are then on an object store.
     """
     chance, outcome = random.Random(seed), Outcome()
     with deployed(reads, chance.choice((1, 3))) as deployment:
@@ -229,9 +270,17 @@ def run_seed(
         shop.client[_DATABASE].items.insert_one({"_id": 0})
         shop.client[_DATABASE].others.insert_one({"_id": 0})
         options = {**_OPTIONS, **(_IN_TASKS if seed % 2 else {})}
-        job = JobProcess(deployment.uri, folder / "job", _SCOPES[0], options)
+
+        def host(name: str) -> JobProcess:
+            where = deployment.uri, folder / name, _SCOPES[0], options
+            if nodes is None:
+                return JobProcess(*where)
+            conf = {**SETTINGS, "spark.master": nodes.master}
+            return JobProcess(*where, f"s3://{BUCKET}/{folder.name}", conf, nodes.driver(name))
+
+        faults = Faults(deployment, shop, host, chance, nodes)
+        job = faults.job
         writer = Writer(shop, job, seed)
-        faults = Faults(deployment, shop, job, chance)
         try:
             writer.start()
             for kind in outcome.faults:
@@ -263,12 +312,12 @@ def _catch_up(shop: Shop, job: JobProcess) -> None:
         client[_DATABASE].orders.insert_one({**_LAST, "customer": 1}, session=session)
         time = session.operation_time
     assert time is not None
-    signals = Path(job.folder.signals)
+    signals = Folder(job.folder.signals)
 
     def done() -> bool:
         job.keep_running()
         offset = job.folder.offset(job.committed)
-        if "snapshot" in offset or list(signals.glob("*.json")):
+        if "snapshot" in offset or any(e.extension == "json" for e in signals.listed("")):
             return False
         if offset.get("signals", {}).get("requests"):
             return False
