@@ -291,6 +291,15 @@ def verify(
             "2026-01-31T12:00:00Z. Default: their first event.",
         ),
     ] = None,
+    rate: Annotated[
+        int | None,
+        typer.Option(
+            "--rate",
+            min=1,
+            help="The most rows and keys of current a second that are compared with the "
+            "collections. Default: as many as Spark's cores compare.",
+        ),
+    ] = None,
     as_json: AsJson = False,
     conf: Settings = None,
 ) -> None:
@@ -311,7 +320,7 @@ def verify(
         require_router({"uri": uri})
         warn_of_unmatched_names({**folder.record().options, "uri": uri})
         with session("verify", spark_settings) as spark:
-            found = verify_job(spark, folder, uri, wanted, since)
+            found = verify_job(spark, folder, uri, wanted, since, rate=rate)
     if as_json:
         typer.echo(json.dumps({name: each.to_document() for name, each in found.items()}))
     else:
@@ -387,7 +396,7 @@ def _run(
             metrics = JobMetrics()
             verifier = findings = None
             if rounds is not None:
-                verifier = Verifier(folder, given, rounds, metrics.add_round)
+                verifier = Verifier(spark, folder, given, rounds, metrics.add_round)
                 findings = verifier.findings
             tables_job = TablesJob(folder, record, uri, findings, metrics, epoch)
             if metrics_port is not None:
