@@ -60,6 +60,8 @@ _DOCUMENT_OPTIONS = (
     "filters.match.mode",
     "snapshotFilters",
     "field.exclude.list",
+    "field.masks",
+    "field.masks.salt.file",
     "field.renames",
 )
 # The most rows or keys of one task, unless one file has more.
