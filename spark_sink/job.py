@@ -105,7 +105,7 @@ class _Start:
         metrics = JobMetrics()
         verifier = findings = None
         if settings.rounds is not None:
-            verifier = Verifier(folder, self._given, settings.rounds, metrics.add_round)
+            verifier = Verifier(spark, folder, self._given, settings.rounds, metrics.add_round)
             findings = verifier.findings
         job = TablesJob(
             folder,

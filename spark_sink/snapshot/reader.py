@@ -176,14 +176,13 @@ class SnapshotSignal:
 class SnapshotTask:
     """A chunk to read, its snapshot's time, a filter on documents, and the requesting signal.
 
-    With `exact` it is read at that time or not at all. `keys_only` reads the fields of the keys.
+    `keys_only` reads the fields of the keys.
     """
 
     chunk: Chunk
     snapshot_time: Timestamp
     condition: Mapping[str, Any] | None = None
     requested: SnapshotSignal | None = None
-    exact: bool = False
     keys_only: bool = False
 
 
@@ -319,8 +318,6 @@ class ChunkReader:
         """Fall back to the next read concern; return False if the error does not allow it."""
         if not isinstance(error, OperationFailure) or len(self._read_concerns) == 1:
             return False
-        if self._task.exact:
-            return False
         if error.code in _UNSUPPORTED:
             del self._read_concerns[:-1]
             return True
@@ -343,12 +340,6 @@ def _refused(chunk: Chunk, error: PyMongoError) -> StreamError:
         return StreamError(
             f"not allowed to read {chunk.collection}: the user in option 'uri' needs the privilege "
             "find on what a snapshot reads",
-            error,
-        )
-    if isinstance(error, OperationFailure) and error.code in _TOO_OLD:
-        return StreamError(
-            f"{chunk.collection} cannot be read any more as it was at the time that the table has "
-            "reached: let the job catch up, or set a longer minSnapshotHistoryWindowInSeconds",
             error,
         )
     return StreamError(
