@@ -1,4 +1,4 @@
-"""The members of a cluster of real servers: what writes cost them, and what a way to watch does."""
+"""The members of real servers: what writes cost them, and what a way to watch does."""
 
 import contextlib
 import time
@@ -42,10 +42,9 @@ class Moment:
 
 
 class Members:
-    """The primaries of a cluster of real servers, including the config server's."""
+    """The primaries of real servers, by the host strings of their sets."""
 
-    def __init__(self, cluster: TestCluster) -> None:
-        hosts = {**cluster.shards, "config": cluster.configdb}
+    def __init__(self, hosts: Mapping[str, str]) -> None:
         self._clients: dict[str, MongoClient[dict[str, Any]]] = {}
         self._pids: dict[str, int] = {}
         for name, host in hosts.items():
@@ -57,6 +56,11 @@ class Members:
     def pids(self) -> list[int]:
         """The process ids of the members."""
         return list(self._pids.values())
+
+    @classmethod
+    def of(cls, cluster: TestCluster) -> "Members":
+        """Return those of a cluster, including the config server's."""
+        return cls({**cluster.shards, "config": cluster.configdb})
 
     def cost_of_writes(
         self,
@@ -184,8 +188,8 @@ def observe(
     """Watch ``way`` for some seconds under ``load``; return its costs and the events' latency.
 
     Args:
-        uri: the URI of the mongos that the writes go through.
-        members: the cluster's members.
+        uri: what the writes go through.
+        members: whose counters run.
         way: how to watch.
         load: what is written meanwhile.
         seconds: how long the counters run.
@@ -221,7 +225,7 @@ def observe(
         "cpu": used / (after.at - before.at) * 1e3 if way.pid else None,
         "members_cpu": sum(figures["cpu"] for figures in each.values()),
         "notes": mean(figures["notes"] for figures in of_shards),
-        "config_notes": each["config"]["notes"],
+        "config_notes": each["config"]["notes"] if "config" in each else None,
         "note_bytes": max(figures["note_bytes"] for figures in each.values()) * 86_400 / 1e6,
         "get_mores": mean(figures["get_mores"] for figures in of_shards),
         "connections": max(

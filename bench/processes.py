@@ -261,10 +261,10 @@ def replayed_cluster(
 
 @contextlib.contextmanager
 def router(
-    configdb: str, *arguments: str, cores: set[int] | None = None
+    servers: str, *arguments: str, cores: set[int] | None = None, flag: str = "--configdb"
 ) -> Iterator[tuple[int, int]]:
     """Run `mergerouter serve` during the block; yield its port and its process id."""
-    command = ("serve", "--configdb", configdb, "--port", "0", *arguments)
+    command = ("serve", flag, servers, "--port", "0", *arguments)
     with Program("router.cli", *command, cores=cores) as program:
         while READY not in (line := program.line()):
             pass

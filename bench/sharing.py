@@ -188,7 +188,7 @@ def _spread_collections(cluster: TestCluster) -> None:
 
 
 def _real(cluster: TestCluster, options: Options) -> Iterator[dict[str, Any]]:
-    members = Members(cluster)
+    members = Members.of(cluster)
     mongos = int(port_of(cluster.mongos))
     pids = {"mongos": listening("mongos", mongos)}
 

@@ -264,6 +264,7 @@ class CursorRegistry:
     def describe_cursors(self, most: int, wall: float) -> list[dict[str, Any]]:
         """Return descriptions of up to ``most`` open cursors, those farthest behind first.
 
+        ``stream`` is the number of the stream that it reads, None while it moves.
         ``behindSeconds`` is the time for which the client leaves events unread, ``place`` the
         cluster time of the cursor's latest resume token. ``wall`` is the time since 1970.
         """
@@ -272,6 +273,7 @@ class CursorRegistry:
         return [
             {
                 "cursorId": cursor.cursor_id,
+                "stream": None if cursor.running_stream is None else cursor.running_stream.number,
                 "namespace": cursor.namespace,
                 "client": cursor.owner.connection or cursor.owner.client,
                 "place": cluster_time_of(cursor.place),

@@ -241,7 +241,7 @@ def _inverted(data: bytes) -> bytes:
     return bytes(byte ^ 0xFF for byte in data)
 
 
-def check(data: bytes) -> None:
+def require_whole_key(data: bytes) -> None:
     """Check a whole KeyString, as a server does before it reads single values."""
     reader = Reader(data)
     while reader.more:

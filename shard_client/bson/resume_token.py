@@ -19,9 +19,9 @@ from shard_client.bson.keystring import (
     END,
     Kind,
     Reader,
-    check,
     encode_integer,
     fitted_type_bits,
+    require_whole_key,
 )
 from shard_client.bson.values import MalformedValueError
 
@@ -112,7 +112,7 @@ class ResumeToken:
             key = None
         if key is None or (text and not text.isalnum()):
             raise MalformedValueError("resume token string was not a valid hex string", 9)
-        check(key)
+        require_whole_key(key)
         reader = Reader(key)
         cluster_time = _cluster_time(reader)
         version = _version(reader)

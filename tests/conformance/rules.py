@@ -197,6 +197,7 @@ RULES: dict[str, dict[str, str]] = {
         "a lookup finds the document by its whole key on any shard": "",
     },
     "Sharded cluster": {
+        "the config server can be a shard, with the id config (8.0)": "",
         "a shard added at time t is part of the stream from t plus one tick": "",
         "a removed shard's events are all delivered and the stream continues": "",
         "events that look like those of config.shards are harmless": "",

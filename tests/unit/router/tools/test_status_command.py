@@ -38,8 +38,8 @@ async def test_the_text_shows_lanes_streams_and_readiness() -> None:
     (north,) = [line for line in lines if line.startswith("north")]
     assert "40 s behind" in north
     assert "1 stream waits for it: reconnecting" in north
-    (row,) = [line for line in lines if line.startswith("  shop.orders")]
-    assert row.split()[1:5] == ["1", "20", "north:", "reconnecting"]
+    (row,) = [line.split() for line in lines if "ns.coll" in line]
+    assert row[:6] == ["3", "shop.orders", "1", "20", "north:", "reconnecting"]
 
 
 async def test_json_is_the_document_of_the_page() -> None:
