@@ -24,6 +24,7 @@ from tests.harness.server_settings import ServerSettings
 
 SYNCHRONOUS = "test/test_change_stream.py"
 ASYNCHRONOUS = "test/asynchronous/test_change_stream.py"
+TRANSACTIONS = "test/test_transactions_unified.py"
 WIDENED = "change-streams-on-sharded-clusters"
 """The specification's tests for replica sets that also pass on a sharded cluster."""
 
@@ -142,16 +143,19 @@ def through_router(
         return outcome, run_tests(folder, file, int(cluster.mongos.rpartition(":")[2]))
 
 
-def before_replica_set(folder: Path, file: str) -> Outcome:
-    """Run one file of pymongo's tests through a router in front of a replica set."""
+def before_replica_set(folder: Path, file: str, left_out: str = "") -> Outcome:
+    """Run one file of pymongo's tests through a router in front of a replica set.
+
+    ``left_out`` is as for ``run_tests``, by default the tests that need shards.
+    """
     with (
         start_real_set("rs0", settings=_SERVERS) as servers,
         RouterProcess(
             ["--replicaSet", servers.host_string, "--port=0", "--setParameter=enableTestCommands=1"]
         ) as router,
     ):
-        left_out = f"{_LEFT_OUT} or {_OF_SHARDED_COLLECTIONS}"
-        return run_tests(folder, file, router.port, left_out=left_out)
+        needing_shards = f"{_LEFT_OUT} or {_OF_SHARDED_COLLECTIONS}"
+        return run_tests(folder, file, router.port, left_out=left_out or needing_shards)
 
 
 def _fill(folder: Path, timeout: float) -> None:
