@@ -107,7 +107,15 @@ class _Start:
         if settings.rounds is not None:
             verifier = Verifier(folder, self._given, settings.rounds, metrics.add_round)
             findings = verifier.findings
-        job = TablesJob(folder, self._record, settings.uri, findings, metrics, self._epoch)
+        job = TablesJob(
+            folder,
+            self._record,
+            settings.uri,
+            findings,
+            metrics,
+            self._epoch,
+            settings.keep_files,
+        )
         if metrics_port is not None:
             metrics.serve(metrics_port)
         report = ProgressReport((metrics, router), written=job.written)
