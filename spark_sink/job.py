@@ -181,9 +181,6 @@ class Job:
         self._thread: threading.Thread | None = None
         self._outcome: int | BaseException = 0
 
-    def __dir__(self) -> list[str]:
-        return ["settings", "start", "status", "stop", "verify", "wait"]
-
     def __enter__(self) -> Self:
         return self
 

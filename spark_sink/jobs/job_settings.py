@@ -6,6 +6,7 @@ of the file, and the argument `verify_every` of `Job`. Its docstring is the flag
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -34,7 +35,13 @@ class Rounds(NamedTuple):
 
 
 def pairs_of(texts: Any) -> Any:
-    """Return the values of NAME=VALUE by name; anything but a list as it is. Raises ValueError."""
+    """Return the values of NAME=VALUE, or of a file's names, by name. Raises ValueError.
+
+    A file may have values of JSON, such as true or filters.
+    """
+    if isinstance(texts, dict):
+        values = (bool, list, dict)
+        return {n: json.dumps(v) if isinstance(v, values) else v for n, v in texts.items()}
     if not isinstance(texts, list | tuple):
         return texts
     for text in texts:
@@ -144,10 +151,13 @@ class JobSettings(CollectionSettings):
     """Collections (shop.orders) or databases (shop). Default: all of them."""
     out: str
     """The job's folder: a path, or a URI of Spark's."""
-    collections: dict[str, CollectionSettings] = {}
+    collections: Annotated[
+        dict[str, CollectionSettings],
+        BeforeValidator(lambda found: {n: each or {} for n, each in dict(found).items()}),
+    ] = {}
     """In a file alone: collections with settings of their own, each with a folder in out."""
     uri: str = Field(
-        default_factory=lambda: os.environ.get("MERGEROUTER_URI", "mongodb://127.0.0.1:27020")
+        default_factory=lambda: os.environ.get("MERGEROUTER_URI") or "mongodb://127.0.0.1:27020"
     )
     """The router's connection string. With a password, set the variable MERGEROUTER_URI instead.
     Default: mongodb://127.0.0.1:27020."""
