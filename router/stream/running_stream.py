@@ -196,6 +196,14 @@ class RunningStream:
         """
         return self.views.waiting or self._loop.time() < self._waited_at + self._limits.linger
 
+    def readable_until(self, now: float) -> float:
+        """Return the time up to which clients have events to read; both are seconds since 1970.
+
+        What has not arrived from the shards does not count while clients wait for it. Without
+        clients that wait, all events up to ``now`` count.
+        """
+        return cluster_time_of(self.merged.reached).time if self.is_waited_for else now
+
     @cached_property
     def _asked(self) -> str:
         """The options and stages by which streams of one namespace differ, as text."""

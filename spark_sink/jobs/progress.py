@@ -150,7 +150,7 @@ def _moment(time_: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_))
 
 
-class Listener(Protocol):
+class ProgressReader(Protocol):
     """Is told what a query does."""
 
     def add(self, batch: BatchProgress) -> None:
@@ -268,7 +268,7 @@ class ProgressReport:
 
     def __init__(
         self,
-        listeners: Sequence[Listener] = (),
+        listeners: Sequence[ProgressReader] = (),
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.time,
         written: Mapping[int, Written] | None = None,

@@ -141,7 +141,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
                 planner.close()
                 batch = PlannedBatch(position, position)
             else:
-                batch = planner.next_batch(position, max_events)
+                batch = planner.next_batch(position, max_events, advances=signals.asks_present)
                 self._is_at_end = self._ends_at_present and batch.end == batch.start
         except HistoryLostError:
             if start.snapshot is not None and self._has_read_snapshot:
