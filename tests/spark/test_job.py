@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,13 @@ from typer.testing import CliRunner
 from spark_sink.cli import job
 from spark_sink.errors import OptionError
 from spark_sink.events.documents import to_document
-from spark_sink.events.positions import AtTime, key_of
+from spark_sink.events.positions import AtTime, after, key_of
 from spark_sink.folders import is_local
 from spark_sink.jobs.job_folder import DEFAULT_TABLES, MESSAGES, TRANSACTIONS, JobFolder, JobRecord
 from spark_sink.jobs.rebuilding import restore_checkpoint
 from spark_sink.jobs.status import lines_of, status_of
 from spark_sink.jobs.tables_job import namespace_options
+from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.state import Request, SignalState
 from spark_sink.snapshot.plan import Progress, SnapshotPlan
 from spark_sink.source.offsets import Offset
@@ -139,6 +141,22 @@ def test_a_job_writes_a_snapshot_and_changes_and_stops_on_a_signal(
 
 def messages_in(folder: Path) -> list[tuple[str, int]]:
     return sorted((row["token"], row["index"]) for row in rows_of(folder, MESSAGES))
+
+
+def test_a_job_is_behind_its_stream_and_not_its_last_event(tmp_path: Path, shop: Shop) -> None:
+    shop.insert(1)
+    begun = shop.now()
+    options = namespace_options((shop.database,))
+    folder = JobFolder(str(tmp_path))
+    folder.begin(JobRecord((shop.database,), options))
+    scope = parse_options({**options, "uri": shop.uri}).scope
+    folder.write_checkpoint("q", {0: Offset(after(begun), scope).write()}, 0)
+    while shop.now().time < begun.time + 5:  # other collections have events
+        shop.client[f"{shop.database}_other"].c.insert_one({})
+        time.sleep(0.5)
+    assert status_of(str(tmp_path), shop.uri)["lagSeconds"] <= 3
+    shop.insert(1)
+    assert status_of(str(tmp_path), shop.uri)["lagSeconds"] >= 5
 
 
 def test_a_batch_that_is_repeated_is_in_the_tables_once(
