@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bench.members import Load, Members, Way, observe
-from bench.processes import cpu_seconds, drain, listening, medians, port_of, router
+from bench.processes import drain, listening, medians, port_of, router
 from bench.suite import Column, Options, Suite, Table, servers_of
 from bench.writes import fill, spread
 from tests.harness.clusters import RealCluster, TestCluster, start_real_set
@@ -106,11 +106,8 @@ def _drained(cluster: TestCluster, options: Options) -> dict[str, Any]:
     mongos_pid = listening("mongos", mongos)
     members = Members.of(cluster)
 
-    def drained(ports: list[str], pid: int | None = None) -> dict[str, float]:
-        before = sum(map(cpu_seconds, members.pids))
-        figures = drain(ports, events, start, cpu_of=pid)
-        after = sum(map(cpu_seconds, members.pids))
-        return {**figures, "members": (after - before) / events * 1e6}
+    def drained(ports: list[str], *pids: int) -> dict[str, float]:
+        return drain(ports, events, start, cpu_of={"cpu": pids, "members": members.pids})
 
     found: dict[str, list[dict[str, float]]] = {"direct": [], "mongos": [], "router": []}
     drained(ports)  # fill the servers' caches with the newest entries

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from statistics import mean
@@ -11,7 +11,7 @@ from typing import Any
 from bson import Timestamp
 from pymongo import MongoClient
 
-from bench.processes import Program, cpu_seconds, listening, port_of, results_of
+from bench.processes import Program, cpu_seconds, listening, port_of, results_of, started
 from bench.writes import shares_of
 from tests.harness.clusters import TestCluster
 
@@ -204,17 +204,17 @@ def observe(
         before_all = members.moment()
         watchers, writer = None, None
         if way.port is not None:
-            watchers = stack.enter_context(_started("bench.watchers", str(way.port), *watch))
+            watchers = stack.enter_context(started("bench.watchers", str(way.port), *watch))
         if load.rate:
             first = ("--first", str(next(_numbers)))
-            writer = stack.enter_context(_started("bench.writes", uri, *shards, *first))
+            writer = stack.enter_context(started("bench.writes", uri, *shards, *first))
         time.sleep(settle)
         used, before = cpu_seconds(way.pid) if way.pid else 0.0, members.moment()
         time.sleep(seconds)
         after, used = members.moment(), cpu_seconds(way.pid) - used if way.pid else 0.0
         acknowledged = results_of([writer])[0] if writer else {}
         time.sleep(patience)
-        arrived = results_of([watchers])[0]["arrived"] if watchers else {}
+        arrived = results_of([watchers])[0]["arrivals"] if watchers else {}
     each = members.between(before, after)
     of_shards = [figures for name, figures in each.items() if name != "config"]
     late = [arrived[key] - at for key, at in acknowledged.items() if key in arrived]
@@ -234,11 +234,3 @@ def observe(
         ),
         **(shares_of(late) if late else {}),
     }
-
-
-@contextlib.contextmanager
-def _started(module: str, *arguments: str) -> Iterator[Program]:
-    """Run a program during the block, from when it prints that it is ready."""
-    with Program(module, *arguments) as program:
-        program.line()
-        yield program
