@@ -34,7 +34,7 @@ _ONE_TEST_SECONDS = 60
 # Two documents of 10 MB with images and oplog entries would fill much of the harness's small cache.
 _SERVERS = ServerSettings(noop_interval=1, cache_gb=1.0)
 # It once waited for a minute on real servers, and 97 further runs did not show why. Events that are
-# split are tested on them by tests/conformance/test_large_events.py.
+# split are tested on them by tests/recordings/test_workload.py.
 _LEFT_OUT = "test_split_large_change"
 _OF_SHARDED_COLLECTIONS = "shardCollection_events"
 """The tests that shard a collection, which a replica set cannot."""
