@@ -243,7 +243,7 @@ class ChunkReader:
                 if not self._retries.wait_for_retry(error):
                     raise StreamError(
                         f"gave up reading {self._task.chunk.collection} after {self._retry_policy} "
-                        "without progress. Check that the router and its mongos run, and restart "
+                        "without progress. Check that the servers in option 'uri' run, and restart "
                         "the query: it continues with this chunk",
                         error,
                     ) from error
