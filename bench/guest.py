@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from bench.members import Load, Members, Way, observe
-from bench.processes import cpu_seconds, drain, listening, medians, port_of, router
+from bench.processes import drain, listening, medians, port_of, router
 from bench.suite import Column, Options, Suite, Table, servers_of
 from bench.writes import fill, spread
-from tests.harness.clusters import RealCluster, TestCluster
+from tests.harness.clusters import RealCluster, TestCluster, start_real_set
+from tests.harness.replica_sets import ReplicaSet
+from tests.harness.server_settings import ServerSettings
 
 DRAINED_SHARDS = (1, 2, 4)
 EVENTS = 200_000
@@ -22,6 +24,7 @@ LOADS = (
 WATCHERS = ((1, False), (100, False), (100, True), (300, False), (300, True))
 """Numbers of clients, and whether each client has a filter of its own."""
 _WATCHED = Load("all members busy, 10/s each", (0, 1, 2), 10)
+WATCHERS_OF_A_SET = (1, 200)
 _ROUTER_SECONDS, _MONGOS_SECONDS = 8.0, 20.0
 _NOOP_SECONDS = 11.0
 """Seconds after which every idle member has written a no-op, so that mongos has released all
@@ -76,14 +79,16 @@ def run(options: Options) -> list[Table]:
             drained.append(_drained(cluster, options))
     with RealCluster(binaries, SHARDS) as cluster:
         spread(cluster)
-        members = Members(cluster)
+        members = Members.of(cluster)
         loads = list(_loads(cluster, members, options))
         watchers = list(_watchers(cluster, members, options))
         members.close()
+    with start_real_set("rs0", settings=ServerSettings()) as servers:
+        watchers += _watchers_of_a_set(servers, options)
     return [
         Table("a backlog (medians)", DRAINED, drained, DRAINED_NOTE),
         Table(f"{SHARDS} shards, one client", LOADED, loads, NOTE),
-        Table(f"{SHARDS} shards, {_WATCHED.name}", WATCHED, watchers),
+        Table(f"{SHARDS} shards, {_WATCHED.name}, and a replica set", WATCHED, watchers),
     ]
 
 
@@ -99,13 +104,10 @@ def _drained(cluster: TestCluster, options: Options) -> dict[str, Any]:
     ports = [port_of(host) for host in cluster.shards.values()]
     mongos = port_of(cluster.mongos)
     mongos_pid = listening("mongos", mongos)
-    members = Members(cluster)
+    members = Members.of(cluster)
 
-    def drained(ports: list[str], pid: int | None = None) -> dict[str, float]:
-        before = sum(map(cpu_seconds, members.pids))
-        figures = drain(ports, events, start, cpu_of=pid)
-        after = sum(map(cpu_seconds, members.pids))
-        return {**figures, "members": (after - before) / events * 1e6}
+    def drained(ports: list[str], *pids: int) -> dict[str, float]:
+        return drain(ports, events, start, cpu_of={"cpu": pids, "members": members.pids})
 
     found: dict[str, list[dict[str, float]]] = {"direct": [], "mongos": [], "router": []}
     drained(ports)  # fill the servers' caches with the newest entries
@@ -163,3 +165,18 @@ def _watchers(cluster: TestCluster, members: Members, options: Options) -> Itera
                     clients=clients, distinct=distinct, settle=2.0, patience=1.0,
                 )  # fmt: skip
                 yield figures | {"filters": "unequal" if distinct else "equal"}
+
+
+def _watchers_of_a_set(servers: ReplicaSet, options: Options) -> Iterator[dict[str, Any]]:
+    members = Members({"rs0": servers.host_string})
+    port = int(port_of(servers.host_string))
+    load = Load("a replica set", (0,), 100)
+    for clients in WATCHERS_OF_A_SET:
+        with router(servers.host_string, flag="--replicaSet") as (through, pid):
+            for way in (Way("the set itself", port), Way("router, --replicaSet", through, pid)):
+                options.say(f"{clients} watchers of a replica set: {way.name}")
+                yield observe(
+                    servers.set_uri, members, way, load, 10.0,
+                    clients=clients, settle=2.0, patience=1.0,
+                ) | {"filters": "equal"}  # fmt: skip
+    members.close()

@@ -2,14 +2,14 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from pymongo import MongoClient
 
-from bench.processes import Program, cpu_seconds
+from bench.processes import Program, cpu_seconds, port_of, started
 from bench.suite import Column, Options, Suite, Table
-from bench.writes import COLLECTION, DATABASE, Watcher, shares_of, spread, uneven, write_paced
+from bench.writes import late, spread, uneven
 from tests.harness.clusters import TestCluster, start_cluster
 from tests.harness.routers import start_router
 
@@ -82,46 +82,30 @@ def _states(cluster: TestCluster, options: Options) -> Iterator[dict[str, Any]]:
     """Watch directly, through the router and through a real mongos, in each state."""
     count, first = options.scaled(150, 30), 0
     quiet = [options.quiet] * (options.scaled(4, 1) if options.quiet <= 10 else 1)
-    address = cluster.shards[BUSY].partition("/")[2]
     with start_router(cluster.configdb, upstream=f"mongodb://{cluster.mongos}/") as router:
-        ways = {"one shard directly": f"mongodb://{address}/?directConnection=true"}
-        ways["router"] = router.uri
+        ways = {"one shard directly": port_of(cluster.shards[BUSY]), "router": str(router.port)}
         if cluster.real:
-            ways["mongos"] = cluster.mongos_uri
+            ways["mongos"] = port_of(cluster.mongos)
         for state, pauses, rate in (
             ("other members idle", uneven(count, 0.2), 0),
             (f"quiet for {options.quiet:g} s before", quiet, 0),
             *((f"{rate} writes/s on each shard", uneven(count, 0.1), rate) for rate in BUSY_RATES),
         ):
-            for through, uri in ways.items():
+            for through, port in ways.items():
                 options.say(f"{state}: {through}")
                 with _busy(cluster, rate) if rate else nullcontext():
-                    late = _late(cluster, uri, first, pauses)
+                    found = late(cluster.mongos_uri, first, pauses, "bench.watchers", port)
                 first += len(pauses)
                 row = {"cluster": state, "through": through, "writes": len(pauses)}
-                yield {**row, **shares_of(late)}
+                yield {**row, **found}
 
 
-def _late(cluster: TestCluster, uri: str, first: int, pauses: list[float]) -> list[float]:
-    """Write a document after each pause, from number ``first``; return the latencies in seconds."""
-    watcher = Watcher(uri)
-    watcher.start()
-    with MongoClient[dict[str, Any]](cluster.mongos_uri) as client:
-        acknowledged = write_paced(client[DATABASE][COLLECTION], first, pauses)
-    late = [watcher.wait_for(number) - at for number, at in acknowledged.items()]
-    watcher.stop()
-    return late
-
-
-@contextmanager
-def _busy(cluster: TestCluster, rate: int) -> Iterator[None]:
+def _busy(cluster: TestCluster, rate: int) -> AbstractContextManager[Program]:
     """Write ``rate`` documents a second to each shard during the block."""
     shards = map(str, range(len(cluster.shards)))
     first = _BACKGROUND + time.monotonic_ns() // 1000
     arguments = ("--shards", *shards, "--rate", str(rate), "--first", str(first))
-    with Program("bench.writes", cluster.mongos_uri, *arguments) as program:
-        program.line()
-        yield
+    return started("bench.writes", cluster.mongos_uri, *arguments)
 
 
 def _costs(cluster: TestCluster, options: Options, rate: int, **parameters: Any) -> dict[str, Any]:
@@ -129,39 +113,36 @@ def _costs(cluster: TestCluster, options: Options, rate: int, **parameters: Any)
     options.say(f"{rate} events/s {parameters or ''}")
     seconds, mongos = options.scaled(20, 4), f"mongodb://{cluster.mongos}/"
     with start_router(cluster.configdb, upstream=mongos, set_parameter=parameters) as router:
-        pid = router.process.pid
+        pid, watcher = router.process.pid, ("bench.watchers", str(router.port))
         first = int(time.time() * 1000)
         if rate > min(20, parameters.get("noopWritesPerSecond", 20)):
             # Use up the burst allowance before the measurement starts.
             spent = int(100 / min(rate, 200) * 2 * rate)
-            _late(cluster, router.uri, first, uneven(spent, 1 / rate))
+            late(cluster.mongos_uri, first, uneven(spent, 1 / rate), *watcher)
             first += spent
-        before, used, begun = _members(router.uri), _cpu(cluster, pid), time.perf_counter()
+        before, used = _members(router.uri), _cpu(cluster, pid)
+        found: dict[str, float] = {"seconds": seconds}
         if rate:
-            late = _late(cluster, router.uri, first, uneven(seconds * rate, 1 / rate))
+            found = late(cluster.mongos_uri, first, uneven(seconds * rate, 1 / rate), *watcher)
         else:
-            watcher = Watcher(router.uri)
-            watcher.start()
-            time.sleep(seconds)
-            watcher.stop()
-            late = []
-        took = time.perf_counter() - begun
+            with started(*watcher):
+                time.sleep(seconds)
         after, used_after = _members(router.uri), _cpu(cluster, pid)
 
     def a_second(member: str, count: str) -> float:
         then: int = before.get(member, {}).get(count, 0)
         now: int = after.get(member, {}).get(count, 0)
-        return (now - then) / took
+        return (now - then) / found["seconds"]
 
     return {
         "events": rate,
         "allowed": parameters.get("noopWritesPerSecond"),
-        **(shares_of(late) if late else {}),
+        **found,
         "notes": a_second(IDLE, "noopWrites"),
         "idle_get_mores": a_second(IDLE, "getMores"),
         "busy_get_mores": a_second(BUSY, "getMores"),
         "config_get_mores": a_second("config", "getMores"),
-        **{name: (used_after[name] - used[name]) / took * 1e3 for name in used},
+        **{name: (used_after[name] - used[name]) / found["seconds"] * 1e3 for name in used},
     }
 
 

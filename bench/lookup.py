@@ -6,7 +6,7 @@ from typing import Any
 from bson import Timestamp
 from pymongo import InsertOne, MongoClient, UpdateOne
 
-from bench.processes import cpu_seconds, drain, listening, medians, port_of, router
+from bench.processes import drain, listening, medians, port_of, router
 from bench.suite import Column, Options, Suite, Table, servers_of
 from bench.writes import COLLECTION, DATABASE, Documents, spread
 from tests.harness.clusters import RealCluster, TestCluster
@@ -82,29 +82,13 @@ def _measure(
             ("router", str(port), all_servers, LOOKUP),
             ("router, no lookups", str(port), all_servers, ()),
         ):
-            drained = [_drain(asked, events, start, processes, extra) for _ in range(runs)]
-            row = {"share": share, "where": where, "through": through}
-            rows.append({**row, **medians(drained)})
+            watched = ("--namespace", f"{DATABASE}.{COLLECTION}", *extra)
+            found = medians(
+                [drain([asked], events, start, *watched, cpu_of=processes) for _ in range(runs)]
+            )
+            row = {"share": share, "where": where, "through": through, **found}
+            rows.append({**row, "all_cpu": sum(found[name] for name in processes)})
     return rows
-
-
-def _drain(
-    port: str,
-    events: int,
-    start: str,
-    processes: dict[str, list[int]],
-    extra: tuple[str, ...],
-) -> dict[str, float]:
-    """Drain the events once; return events a second and the CPU µs per event of each process."""
-
-    def used() -> dict[str, float]:
-        return {name: sum(map(cpu_seconds, pids)) for name, pids in processes.items()}
-
-    before = used()
-    namespace = f"{DATABASE}.{COLLECTION}"
-    result = drain([port], events, start, "--namespace", namespace, *extra)
-    costs = {name: (after - before[name]) / events * 1e6 for name, after in used().items()}
-    return {"rate": result["rate"], **costs, "all_cpu": sum(costs.values())}
 
 
 def _write(cluster: TestCluster, events: int, share: int) -> str:

@@ -1,8 +1,8 @@
-"""The members of a cluster of real servers: what writes cost them, and what a way to watch does."""
+"""The members of real servers: what writes cost them, and what a way to watch does."""
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from statistics import mean
@@ -11,7 +11,7 @@ from typing import Any
 from bson import Timestamp
 from pymongo import MongoClient
 
-from bench.processes import Program, cpu_seconds, listening, port_of, results_of
+from bench.processes import Program, cpu_seconds, listening, port_of, results_of, started
 from bench.writes import shares_of
 from tests.harness.clusters import TestCluster
 
@@ -42,10 +42,9 @@ class Moment:
 
 
 class Members:
-    """The primaries of a cluster of real servers, including the config server's."""
+    """The primaries of real servers, by the host strings of their sets."""
 
-    def __init__(self, cluster: TestCluster) -> None:
-        hosts = {**cluster.shards, "config": cluster.configdb}
+    def __init__(self, hosts: Mapping[str, str]) -> None:
         self._clients: dict[str, MongoClient[dict[str, Any]]] = {}
         self._pids: dict[str, int] = {}
         for name, host in hosts.items():
@@ -57,6 +56,11 @@ class Members:
     def pids(self) -> list[int]:
         """The process ids of the members."""
         return list(self._pids.values())
+
+    @classmethod
+    def of(cls, cluster: TestCluster) -> "Members":
+        """Return those of a cluster, including the config server's."""
+        return cls({**cluster.shards, "config": cluster.configdb})
 
     def cost_of_writes(
         self,
@@ -184,8 +188,8 @@ def observe(
     """Watch ``way`` for some seconds under ``load``; return its costs and the events' latency.
 
     Args:
-        uri: the URI of the mongos that the writes go through.
-        members: the cluster's members.
+        uri: what the writes go through.
+        members: whose counters run.
         way: how to watch.
         load: what is written meanwhile.
         seconds: how long the counters run.
@@ -200,17 +204,17 @@ def observe(
         before_all = members.moment()
         watchers, writer = None, None
         if way.port is not None:
-            watchers = stack.enter_context(_started("bench.watchers", str(way.port), *watch))
+            watchers = stack.enter_context(started("bench.watchers", str(way.port), *watch))
         if load.rate:
             first = ("--first", str(next(_numbers)))
-            writer = stack.enter_context(_started("bench.writes", uri, *shards, *first))
+            writer = stack.enter_context(started("bench.writes", uri, *shards, *first))
         time.sleep(settle)
         used, before = cpu_seconds(way.pid) if way.pid else 0.0, members.moment()
         time.sleep(seconds)
         after, used = members.moment(), cpu_seconds(way.pid) - used if way.pid else 0.0
         acknowledged = results_of([writer])[0] if writer else {}
         time.sleep(patience)
-        arrived = results_of([watchers])[0]["arrived"] if watchers else {}
+        arrived = results_of([watchers])[0]["arrivals"] if watchers else {}
     each = members.between(before, after)
     of_shards = [figures for name, figures in each.items() if name != "config"]
     late = [arrived[key] - at for key, at in acknowledged.items() if key in arrived]
@@ -221,7 +225,7 @@ def observe(
         "cpu": used / (after.at - before.at) * 1e3 if way.pid else None,
         "members_cpu": sum(figures["cpu"] for figures in each.values()),
         "notes": mean(figures["notes"] for figures in of_shards),
-        "config_notes": each["config"]["notes"],
+        "config_notes": each["config"]["notes"] if "config" in each else None,
         "note_bytes": max(figures["note_bytes"] for figures in each.values()) * 86_400 / 1e6,
         "get_mores": mean(figures["get_mores"] for figures in of_shards),
         "connections": max(
@@ -230,11 +234,3 @@ def observe(
         ),
         **(shares_of(late) if late else {}),
     }
-
-
-@contextlib.contextmanager
-def _started(module: str, *arguments: str) -> Iterator[Program]:
-    """Run a program during the block, from when it prints that it is ready."""
-    with Program(module, *arguments) as program:
-        program.line()
-        yield program

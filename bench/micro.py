@@ -30,8 +30,9 @@ from router.lookup.completion import Completion
 from router.lookup.plan import LookupPlan
 from router.lookup.upstream_reads import UpstreamReads
 from router.memory import Memory
+from router.request.resume_point import starting_point
 from router.request.stream_request import parse_request
-from router.stream.log_reader import LogReader, starting_point
+from router.stream.log_reader import LogReader
 from router.stream.merged_stream import MergedStream
 from router.stream.views import View
 from router.stream_settings import LookupSettings

@@ -5,11 +5,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from select import select
 from statistics import median
-from types import TracebackType
 from typing import Any, Self
 
 from pymongo import MongoClient
@@ -137,12 +137,7 @@ class Program:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._process.terminate()
         self._process.wait()
 
@@ -157,6 +152,11 @@ class Program:
         self._process.stdin.write("\n")
         self._process.stdin.flush()
 
+    def has_line(self, seconds: float) -> bool:
+        """Wait for output up to some seconds; return whether there is any."""
+        assert self._process.stdout is not None
+        return bool(select([self._process.stdout], [], [], seconds)[0])
+
     def line(self) -> str:
         """Wait for the next line and return it. Raises RuntimeError if the program has ended."""
         assert self._process.stdout is not None
@@ -164,6 +164,14 @@ class Program:
         if not line:
             raise RuntimeError("a program of the benchmark has ended")
         return line
+
+
+@contextlib.contextmanager
+def started(module: str, *arguments: str) -> Iterator[Program]:
+    """Run a program during the block, from when it prints that it is ready."""
+    with Program(module, *arguments) as program:
+        program.line()
+        yield program
 
 
 def results_of(programs: Sequence[Program]) -> list[dict[str, Any]]:
@@ -196,22 +204,20 @@ def run_json(*arguments: str, timeout: float = 900.0) -> dict[str, Any]:
 
 
 def drain(
-    ports: list[str], events: int, start: str, *arguments: str, cpu_of: int | None = None
+    ports: list[str],
+    events: int,
+    start: str,
+    *arguments: str,
+    cpu_of: Mapping[str, Sequence[int]] | None = None,
 ) -> dict[str, float]:
     """Drain one stream on each port, all in parallel, until ``events`` events have arrived.
 
-    ``start`` is a cluster time, "SECONDS:INCREMENT"; ``cpu_of`` is the process whose CPU is
-    counted. Returns ``rate`` in events a second, ``cpu`` of that process in µs per event, and
-    ``opening``, the time to open the streams in ms.
+    ``start`` is a cluster time, "SECONDS:INCREMENT"; ``cpu_of`` has process ids by the names of
+    their figures: the CPU in µs per event from the streams' opening on. Returns these, ``rate`` in
+    events a second, and ``opening``, the time to open the streams in ms.
     """
-    counted = ("--cpu-of", str(cpu_of)) if cpu_of else ()
-    wanted = ("--events", str(events), "--start", start, *counted, *arguments)
-    result = run_json("-m", "bench.drain", *ports, *wanted)
-    return {
-        "rate": result["events"] / result["seconds"],
-        "cpu": result["cpu"] / result["events"] * 1e6,
-        "opening": result["opening"] * 1e3,
-    }
+    wanted = ("--events", str(events), "--start", start, "--cpu-of", json.dumps(cpu_of or {}))
+    return run_json("-m", "bench.drain", *ports, *wanted, *arguments)
 
 
 def medians(results: list[dict[str, float]]) -> dict[str, float]:
@@ -255,10 +261,10 @@ def replayed_cluster(
 
 @contextlib.contextmanager
 def router(
-    configdb: str, *arguments: str, cores: set[int] | None = None
+    servers: str, *arguments: str, cores: set[int] | None = None, flag: str = "--configdb"
 ) -> Iterator[tuple[int, int]]:
     """Run `mergerouter serve` during the block; yield its port and its process id."""
-    command = ("serve", "--configdb", configdb, "--port", "0", *arguments)
+    command = ("serve", flag, servers, "--port", "0", *arguments)
     with Program("router.cli", *command, cores=cores) as program:
         while READY not in (line := program.line()):
             pass

@@ -23,6 +23,7 @@ from bench.processes import (
     resident_memory,
     results_of,
     router,
+    started,
 )
 from bench.suite import Column, Options, Suite, Table, servers_of
 from bench.writes import COLLECTION, DATABASE, spread
@@ -187,7 +188,7 @@ def _spread_collections(cluster: TestCluster) -> None:
 
 
 def _real(cluster: TestCluster, options: Options) -> Iterator[dict[str, Any]]:
-    members = Members(cluster)
+    members = Members.of(cluster)
     mongos = int(port_of(cluster.mongos))
     pids = {"mongos": listening("mongos", mongos)}
 
@@ -229,8 +230,7 @@ def _once(
     expected = round(WRITES * (1 - case.unwatched))
     idle = sum(map(open_cursors, ports))
     arguments = ("--clients", str(watchers), "--watch", case.watch, "--expect", str(expected))
-    with Program("bench.watchers", str(port), *arguments) as program:
-        program.line()
+    with started("bench.watchers", str(port), *arguments) as program:
         time.sleep(_SETTLED)
         cursors = sum(map(open_cursors, ports)) - idle
         return {**members.cost_of_writes(write, WRITES, pids, program), "cursors": cursors}

@@ -12,10 +12,9 @@ from bench.processes import (
     router,
     run_json,
 )
-from bench.spark_lateness import late
 from bench.suite import Column, Options, Suite, Table, say_row, servers_of
 from bench.table_size import sizes
-from bench.writes import fill, spread
+from bench.writes import fill, late, spread, uneven
 from tests.harness.clusters import RealCluster, start_cluster
 from tests.harness.routers import start_router
 
@@ -24,7 +23,7 @@ EVENTS, PER_BATCH = 500_000, 50_000
 JOB_EVENTS, JOB_BATCH = 2_000_000, 200_000
 DOCUMENTS, SNAPSHOT_SHARDS = 1_000_000, 2
 TRIGGERS = ("100 milliseconds", "1 second")
-WRITES, PAUSE = 3_000, 0.02
+WRITES, PAUSE, SETTLE = 3_000, 0.02, 3.0
 TABLES = (("bronze",), ("bronze", "current"))
 
 BACKLOG = (
@@ -169,7 +168,8 @@ def _small_batches(options: Options) -> Table:
             arguments = ["bench.spark_follow", "latency", "--tables", *TABLES[1]]
             arguments += ["--uri", through.uri, "--trigger", trigger]
             writes = options.scaled(WRITES, WRITES // 6)
-            found = late(cluster.mongos_uri, next(firsts), writes, PAUSE, *arguments)
+            pauses = uneven(writes, PAUSE)
+            found = late(cluster.mongos_uri, next(firsts), pauses, *arguments, settle=SETTLE)
             rows.append({"trigger": trigger, **found})
             say_row(options, SMALL, rows[-1])
         servers = "real servers" if cluster.real else "embedded cluster"

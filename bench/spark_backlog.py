@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -78,7 +78,7 @@ def measure(spark: SparkSession, args: argparse.Namespace, folder: Path) -> dict
     begun = before = after = count.look()
     skipped, written = 0, None
     if args.tables:
-        tables_job = job(args, folder)
+        tables_job = job(folder, args.tables, options_of(args))
         query, written = tables_job.start(spark, None), tables_job.written
     else:
         query = parquet(spark, args, folder)
@@ -113,13 +113,12 @@ def parquet(spark: SparkSession, args: argparse.Namespace, folder: Path) -> Stre
     return writer.trigger(availableNow=True).start()
 
 
-def job(args: argparse.Namespace, folder: Path) -> TablesJob:
-    """Return a job, the first of whose tables has a row for each event."""
-    where = JobFolder(str(folder))
-    options = options_of(args)
-    uri = options.pop("uri")
-    messages = {"prefix": "bench"} if MESSAGES in args.tables else {}
-    record = JobRecord((), options, tuple(args.tables), messages=messages)
+def job(folder: Path, tables: Sequence[str], options: Mapping[str, str]) -> TablesJob:
+    """Return a job with these options of the source, which writes tables into a folder."""
+    where, settings = JobFolder(str(folder)), dict(options)
+    uri = settings.pop("uri")
+    messages = {"prefix": "bench"} if MESSAGES in tables else {}
+    record = JobRecord((), settings, tuple(tables), messages=messages)
     where.begin(record)
     return TablesJob(where, record, uri)
 

@@ -11,11 +11,11 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from bench.processes import cpu_seconds, own_cpu_seconds
+from bench.spark_backlog import job
 from bench.writes import COLLECTION, DATABASE
 from spark_sink import local_session
 from spark_sink.debezium import to_debezium
-from spark_sink.jobs.job_folder import BRONZE, JobFolder, JobRecord
-from spark_sink.jobs.tables_job import TablesJob
+from spark_sink.jobs.job_folder import BRONZE
 from spark_sink.tables.delta_log import DeltaLog
 
 ROUNDS = 3
@@ -29,11 +29,9 @@ def main() -> None:
     parser.add_argument("--uri", required=True, help="the router's")
     parser.add_argument("--form", choices=("json", "raw", "messages"), default="json")
     parser.add_argument("--tables", nargs="+", default=[], help="by a job that writes these tables")
-    parser.add_argument("--events", type=int, required=True)
+    parser.add_argument("--events", type=int, help="documents of a snapshot")
     parser.add_argument("--trigger", default="0 seconds", help="of a job")
-    parser.add_argument(
-        "--first", type=int, default=0, help="the _id of the first whose arrival counts"
-    )
+    parser.add_argument("--until", type=int, help="the _id of the last document that is followed")
     args = parser.parse_args()
     spark = local_session("bench", cores=2)
     found: dict[str, Any] = {}
@@ -52,7 +50,8 @@ def snapshot(spark: SparkSession, args: argparse.Namespace, folder: Path) -> dic
     """
     used, begun = _spark_seconds(), time.perf_counter()
     if args.tables:
-        query = _job(args, folder, "initial_only").start(spark, None)
+        options = {**_options(args), "snapshotMode": "initial_only"}
+        query = job(folder, args.tables, options).start(spark, None)
         query.awaitTermination()
         took = [each["durationMs"].get("triggerExecution", 0) for each in query.recentProgress]
         seconds = sum(took) / 1e3
@@ -78,11 +77,11 @@ def latency(spark: SparkSession, args: argparse.Namespace, folder: Path) -> dict
         for (key,) in found:
             decoded = json.loads(key)
             number = json.loads(decoded["id"]) if args.form == "messages" else decoded["_id"]
-            if number >= args.first:
-                arrivals[number] = now
+            arrivals[number] = now
 
     if args.tables:
-        query = _job(args, folder, "no_data").start(spark, args.trigger)
+        options = {**_options(args), "snapshotMode": "no_data"}
+        query = job(folder, args.tables, options).start(spark, args.trigger)
     else:
         rows = _rows(spark.readStream.format("mergerouter"), args).writeStream.foreachBatch(note)
         query = rows.option("checkpointLocation", str(folder)).start()
@@ -91,13 +90,13 @@ def latency(spark: SparkSession, args: argparse.Namespace, folder: Path) -> dict
         time.sleep(0.05)
     print("running", flush=True)
     count, table = 0, DeltaLog(str(folder / BRONZE)) if args.tables else None
-    while len(arrivals) < args.events and query.isActive:
+    while args.until not in arrivals and query.isActive:
         if table is not None and table.reload() and table.count() > count:
             now, count = time.perf_counter(), table.count()
             for columns in table.scan(["documentKey"]):
                 for (key,) in zip(*columns.to_pydict().values(), strict=True):
-                    if key is not None and (number := json.loads(key)["_id"]) >= args.first:
-                        arrivals.setdefault(number, now)
+                    if key is not None:
+                        arrivals.setdefault(json.loads(key)["_id"], now)
         time.sleep(0.005)
     if (failure := query.exception()) is not None:
         raise failure
@@ -105,18 +104,13 @@ def latency(spark: SparkSession, args: argparse.Namespace, folder: Path) -> dict
     return {"arrivals": arrivals}
 
 
-def _job(args: argparse.Namespace, folder: Path, mode: str) -> TablesJob:
-    where = JobFolder(str(folder))
-    options = {"database": DATABASE, "collection": COLLECTION, "snapshotMode": mode}
-    record = JobRecord((), {**options, "documents": args.form}, tuple(args.tables))
-    where.begin(record)
-    return TablesJob(where, record, args.uri)
+def _options(args: argparse.Namespace) -> dict[str, str]:
+    form = "raw" if args.form == "messages" else args.form
+    return {"uri": args.uri, "database": DATABASE, "collection": COLLECTION, "documents": form}
 
 
 def _rows(reader: Any, args: argparse.Namespace) -> DataFrame:
-    form = "raw" if args.form == "messages" else args.form
-    options = {"uri": args.uri, "database": DATABASE, "collection": COLLECTION, "documents": form}
-    rows: DataFrame = reader.options(**options).load()
+    rows: DataFrame = reader.options(**_options(args)).load()
     return to_debezium(rows, "p") if args.form == "messages" else rows
 
 

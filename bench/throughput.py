@@ -108,4 +108,4 @@ def _through_router(
 ) -> dict[str, float]:
     """Drain the whole cluster through a new router that runs on ``cores`` only."""
     with router(cluster.configdb, cores=cores) as (port, pid):
-        return drain([str(port)], cluster.events, START, *arguments, cpu_of=pid)
+        return drain([str(port)], cluster.events, START, *arguments, cpu_of={"cpu": [pid]})

@@ -1,8 +1,9 @@
 """Many clients in one process: raw frames, events counted, and decoded only for their arrival.
 
 The process opens all streams and prints a line. With ``--events`` it waits for a line on stdin and
-drains all streams in parallel; without, it reads until a line arrives on stdin. Then it prints its
-totals and the times at which documents' events arrived as JSON.
+drains all streams in parallel; without, it reads until a line arrives on stdin, or the event of the
+document ``--until``. Then it prints its totals and the times at which documents' events arrived as
+JSON.
 """
 
 import argparse
@@ -91,11 +92,13 @@ class Totals:
     Args:
         wanted: events that each client reads; None to read until the process is told to stop.
         expected: events of all clients after which a line is printed.
+        until: the number of the document whose event is the last that the first client reads.
     """
 
-    def __init__(self, wanted: int | None, expected: int | None) -> None:
+    def __init__(self, wanted: int | None, expected: int | None, until: int | None) -> None:
         self.events = self.batches = 0
-        self.arrived: dict[int, float] = {}
+        self.arrivals: dict[int, float] = {}
+        self._until = until
         self._wanted = wanted
         self._expected = expected
 
@@ -112,13 +115,15 @@ class Totals:
                 if not reply["ok"]:
                     raise SystemExit(f"a stream failed: {reply}")
                 batch = reply["cursor"]["nextBatch"]
-                self.arrived.update((event["documentKey"]["_id"], now) for event in batch)
+                self.arrivals.update((event["documentKey"]["_id"], now) for event in batch)
             count = len(batch) if is_decoded else body.count(_TOKEN) - 1
             self.events += count
             got += count
             if self._expected is not None and self.events >= self._expected:
                 self._expected = None
                 print("all", flush=True)
+            if is_decoded and self._until in self.arrivals:
+                return False
             return self._wanted is None or got < self._wanted
 
         return take
@@ -148,7 +153,7 @@ def _watched(args: argparse.Namespace, number: int) -> tuple[str, str, list[dict
 
 async def _run(args: argparse.Namespace) -> None:
     loop = asyncio.get_running_loop()
-    totals, clients = Totals(args.events, args.expect), list[Client]()
+    totals, clients = Totals(args.events, args.expect, args.until), list[Client]()
     for number in range(args.first, args.first + args.clients):
         _, client = await loop.create_connection(Client, "127.0.0.1", args.port)
         await client.open(*_watched(args, number))
@@ -169,7 +174,7 @@ async def _run(args: argparse.Namespace) -> None:
         for client in clients:
             client.read(totals.taker(False))
         await ended
-    figures = {"events": totals.events, "batches": totals.batches, "arrived": totals.arrived}
+    figures = {"events": totals.events, "batches": totals.batches, "arrivals": totals.arrivals}
     print(json.dumps({**figures, "seconds": time.perf_counter() - begun}), flush=True)
     if args.events is not None:
         await loop.run_in_executor(None, sys.stdin.readline)
@@ -194,6 +199,7 @@ def main() -> None:
     parser.add_argument("--cluster", action="store_true", help="watch the cluster instead")
     parser.add_argument("--start", help="startAtOperationTime SECONDS:INCREMENT; default: now")
     parser.add_argument("--events", type=int, help="number of events that each client drains")
+    parser.add_argument("--until", type=int, help="end with the event of the document of this _id")
     parser.add_argument("--expect", type=int, help="print a line when so many events have arrived")
     uvloop.run(_run(parser.parse_args()))
 

@@ -11,8 +11,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from itertools import count
 from statistics import quantiles
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 from pymongo import MongoClient, WriteConcern
 from pymongo.collection import Collection
 
+from bench.processes import Program
 from tests.harness.clusters import TestCluster
 
 DATABASE, COLLECTION = "bench", "events"
@@ -61,64 +61,47 @@ def fill(cluster: TestCluster, documents: int, document: Callable[[int], dict[st
     return f"{start.time}:{start.inc + 1}"
 
 
-@dataclass(slots=True)
-class Watcher:
-    """A change stream read in a thread that records the arrival time of each document's event.
+def late(
+    mongos: str, first: int, pauses: Sequence[float], *follower: str, settle: float = 0.0
+) -> dict[str, float]:
+    """Write a document on shard 0 after each pause; return ``shares_of`` their latencies.
 
-    ``arrived`` maps a document's ``_id`` to a time of ``time.perf_counter``.
+    A latency is the time from a write's acknowledgement by a majority to its arrival. ``seconds``
+    is the time from the first write to the last arrival.
+
+    Args:
+        mongos: the URI that the writes go through.
+        first: the number of the first document.
+        pauses: seconds before each write.
+        follower: a module and its arguments. It prints a line when it follows the stream, for which
+            some need to see a write, and, when it has the event of document ``--until``, the times
+            of ``arrivals`` by number as JSON.
+        settle: seconds from that line to the first write.
+
+    Raises:
+        RuntimeError: the follower ends before that, or has not the event after two minutes.
     """
-
-    uri: str
-    arrived: dict[Any, float] = field(default_factory=dict)
-    events: int = 0
-    _stop: threading.Event = field(default_factory=threading.Event)
-    _open: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Open the stream and return when it is open.
-
-        Raises:
-            RuntimeError: the stream is not open after 30 seconds.
-        """
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
-        if not self._open.wait(30):
-            raise RuntimeError(f"no stream from {self.uri}")
-
-    def stop(self) -> None:
-        """Close the stream."""
-        self._stop.set()
-        assert self._thread is not None
-        self._thread.join(30)
-
-    def wait_for(self, number: int, seconds: float = 60.0) -> float:
-        """Return the time at which the event of document ``number`` arrived.
-
-        Raises:
-            RuntimeError: it does not arrive within ``seconds``.
-        """
-        deadline = time.perf_counter() + seconds
-        while number not in self.arrived:
-            if time.perf_counter() > deadline:
-                raise RuntimeError(f"event {number} did not come through {self.uri}")
-            time.sleep(0.001)
-        return self.arrived[number]
-
-    def _read(self) -> None:
-        with (
-            MongoClient[dict[str, Any]](self.uri) as client,
-            client[DATABASE][COLLECTION].watch() as stream,
-        ):
-            self._open.set()
-            while not self._stop.is_set():
-                event = stream.try_next()
-                if event is not None:
-                    self.events += 1
-                    self.arrived[event["fullDocument"]["_id"]] = time.perf_counter()
+    earlier, until = count(first - 500_000), str(first + len(pauses) - 1)
+    with (
+        Program(*follower, "--until", until) as program,
+        MongoClient[dict[str, Any]](mongos) as client,
+    ):
+        majority = WriteConcern("majority")
+        documents = client[DATABASE].get_collection(COLLECTION, write_concern=majority)
+        while not program.has_line(0.5):
+            documents.insert_one({"_id": next(earlier), "s": 0})
+        program.line()
+        time.sleep(settle)
+        begun = time.perf_counter()
+        acknowledged = write_paced(documents, first, pauses)
+        if not program.has_line(120):
+            raise RuntimeError(f"event {until} did not come through {' '.join(follower)}")
+        arrivals = json.loads(program.line())["arrivals"]
+    found = shares_of([arrivals[str(number)] - at for number, at in acknowledged.items()])
+    return {**found, "seconds": max(arrivals.values()) - begun}
 
 
-def write_paced(documents: Documents, first: int, pauses: list[float]) -> dict[int, float]:
+def write_paced(documents: Documents, first: int, pauses: Sequence[float]) -> dict[int, float]:
     """Insert a document on shard 0 after each pause; return the acknowledgement times."""
     acknowledged = {}
     for number, pause in enumerate(pauses, first):

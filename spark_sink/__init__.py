@@ -39,6 +39,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from spark_sink.job import Job as Job
     from spark_sink.jobs.point_in_time import read_at as read_at
     from spark_sink.rows.document_parsing import parse_documents as parse_documents
     from spark_sink.session.spark_session import local_session as local_session
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from spark_sink.verification.collections import verify as verify
 
 _MODULES = {
+    "Job": "spark_sink.job",
     "apply_changes": "spark_sink.tables.current_table",
     "infer_schema": "spark_sink.source.schema_inference",
     "local_session": "spark_sink.session.spark_session",

@@ -6,41 +6,33 @@ The same commands run on a Spark cluster: `spark-submit … spark_sink/cli.py ru
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
-from dataclasses import replace
+from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Literal
+from functools import partial, wraps
+from inspect import Parameter, Signature
+from typing import Annotated, Any, Literal, get_origin
 
 import typer
+from pydantic.fields import FieldInfo
 
 from spark_sink.errors import OptionError
 from spark_sink.jobs.commands import (
     AsJson,
     Command,
-    Deletes,
-    Flatten,
-    Messages,
     Out,
-    Rounds,
-    Schema,
     Settings,
     at,
     compact,
     failures,
     job_in,
-    messages_in,
-    pairs_of,
+    parsed,
     rebuild,
-    schema_in,
-    seconds_of,
     seek,
     session,
-    source_options,
+    spark_settings,
 )
+from spark_sink.jobs.job_settings import JobSettings, load_job_settings, pairs_of, seconds_of
 from spark_sink.jobs.stop_request import StopRequest
-
-if TYPE_CHECKING:
-    from spark_sink.jobs.job_folder import JobRecord
 
 job = typer.Typer(
     name="job",
@@ -49,11 +41,10 @@ job = typer.Typer(
     rich_markup_mode=None,
 )
 
-_DIFFERENT = 1
+_DIFFERENT, _LATE = 1, 3
 _DEFAULT_URI = "mongodb://127.0.0.1:27020"
 
 
-Table = StrEnum("Table", ["bronze", "current", "messages", "transactions"])
 ComparedTable = StrEnum(
     "ComparedTable",
     ["bronze", "current", "messages", "transactions", "notifications", "quarantine"],
@@ -70,133 +61,83 @@ Uri = Annotated[
         help="The router's connection string. With a password, set the variable instead.",
     ),
 ]
-Namespaces = Annotated[
-    list[str] | None,
-    typer.Argument(help="Collections (shop.orders) or databases (shop). Default: all of them."),
-]
-Options = Annotated[
-    list[str] | None,
-    typer.Option("--option", help="NAME=VALUE: an option of the source. May be repeated."),
-]
-Tables = Annotated[
-    list[Table] | None,
-    typer.Option("--table", help="A table to write. May be repeated. Default: bronze and current."),
-]
 Verified = Annotated[
     list[ComparedTable] | None,
     typer.Option("--table", help="A table to compare. May be repeated. Default: all."),
 ]
 
 
+_FILE = "A YAML file with settings: these flags' names without dashes, and collections."
+
+
+def with_settings(
+    command: Callable[[JobSettings, StopRequest], int], *, handles_signals: bool = True
+) -> Callable[..., None]:
+    """Give a command the flag of each setting of a job, and --config; it returns its exit status.
+
+    Flags come before the file. A command that `handles_signals` ends when its request says so.
+    """
+
+    @wraps(command)
+    def run(config: str | None, **given: Any) -> None:
+        end = StopRequest(handles_signals=handles_signals)
+        with failures():
+            found = {name: each for name, each in given.items() if each not in (None, [])}
+            code = command(load_job_settings(found, config), end)
+        raise typer.Exit(code)
+
+    file = _parameter("config", str, typer.Option("--config", help=_FILE))
+    fields = [each for each in JobSettings.model_fields.items() if each[0] != "collections"]
+    options = [*(_flag(*each) for each in fields), file]
+    run.__signature__ = Signature(options)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in options}
+    return run
+
+
+def _flag(name: str, field: FieldInfo) -> Parameter:
+    """Return the parameter of a command that is the flag of a setting."""
+    lists, kind = (tuple, dict), get_origin(field.annotation)
+    of_flag: Any = list[str] if kind in lists else bool if field.annotation is bool else str
+    if name == "namespaces":
+        return _parameter(name, of_flag, typer.Argument(help=field.description))
+    option = typer.Option(f"--{field.alias}", help=field.description)
+    return _parameter(name, of_flag, option)
+
+
+def _parameter(name: str, kind: Any, option: Any) -> Parameter:
+    annotation = Annotated[kind | None, option]
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
 @job.command(cls=Command)
-def run(
-    out: Out,
-    namespaces: Namespaces = None,
-    uri: Uri = _DEFAULT_URI,
-    option: Options = None,
-    table: Tables = None,
-    message: Messages = None,
-    schema: Schema = "none",
-    deletes: Deletes = "hard",
-    flatten: Flatten = False,
-    trigger: Annotated[
-        str, typer.Option("--trigger", help="Time from the start of one batch to the next.")
-    ] = "10 seconds",
-    conf: Settings = None,
-    metrics_port: Annotated[
-        int | None,
-        typer.Option(
-            "--metrics-port",
-            min=1,
-            max=65535,
-            help="Offer metrics to Prometheus on this port of 127.0.0.1.",
-        ),
-    ] = None,
-    maintain: Annotated[
-        str | None,
-        typer.Option(
-            "--maintain",
-            help="The time from one job compact, within this job, to the next, such as 6h. "
-            "Default: never.",
-        ),
-    ] = None,
-    configdb: Annotated[
-        str | None,
-        typer.Option(
-            "--configdb",
-            help="Start a router beside the job, on the port of --uri, if none answers there: "
-            "the config server, rsName/host:port.",
-        ),
-    ] = None,
-    upstream: Annotated[
-        str | None,
-        typer.Option("--upstream", help="With --configdb: the mongos, mongodb://host:port."),
-    ] = None,
-    router_config: Annotated[
-        str | None,
-        typer.Option(
-            "--router-config",
-            help="Instead of --configdb, where the cluster has users or TLS: the router's "
-            "configuration file, as for serve --config.",
-        ),
-    ] = None,
-    checkpoint: Annotated[
-        str,
-        typer.Option("--checkpoint", help="Its folder, if Spark cannot write it to --out."),
-    ] = "",
-    verify_every: Annotated[
-        str | None,
-        typer.Option(
-            "--verify-every",
-            help="Compare the current table with the collections, a slice at a time: the time from "
-            "the start of one round to the next, such as 1h.",
-        ),
-    ] = None,
-    verify_rate: Annotated[
-        int,
-        typer.Option("--verify-rate", min=1, help="Documents a second that a round reads."),
-    ] = 1000,
-    repair: Annotated[
-        bool,
-        typer.Option("--repair", help="Read documents again that a round finds to differ."),
-    ] = False,
-) -> None:
+@with_settings
+def run(settings: JobSettings, end: StopRequest) -> int:
     """Write collections and their changes to tables.
 
     Prints a line for each batch. SIGTERM and SIGINT stop the job after the batch in progress.
     """
-    end = StopRequest()
-    with failures():
-        from spark_sink.jobs.own_router import own_router
+    from spark_sink.job import run_jobs
 
-        rounds = None
-        if repair and verify_every is None:
-            raise OptionError("--repair belongs to --verify-every: give both")
-        if verify_every is not None:
-            rounds = Rounds(seconds_of(verify_every, "--verify-every"), verify_rate, repair)
-        interval = None if maintain is None else seconds_of(maintain, "--maintain")
-        record = _record(namespaces, option, table, message, schema, deletes, flatten=flatten)
-        with own_router(uri, configdb, upstream, router_config):
-            _run(end, out, record, uri, trigger, conf, metrics_port, rounds, interval, checkpoint)
+    return run_jobs(settings, end)
 
 
 @job.command(cls=Command)
-def snapshot(
-    out: Out,
-    namespaces: Namespaces = None,
-    uri: Uri = _DEFAULT_URI,
-    option: Options = None,
-    table: Tables = None,
-    message: Messages = None,
-    schema: Schema = "none",
-    conf: Settings = None,
-) -> None:
+@with_settings
+def snapshot(settings: JobSettings, end: StopRequest) -> int:
     """Write collections to tables once, and end."""
-    end = StopRequest()
-    with failures():
-        record = _record(namespaces, option, table, message, schema)
-        record.options["snapshotMode"] = "initial_only"
-        _run(end, out, record, uri, None, conf)
+    from spark_sink.job import run_jobs
+
+    return run_jobs(settings, end, once=True)
+
+
+@job.command(cls=Command)
+@partial(with_settings, handles_signals=False)
+def check(settings: JobSettings, _end: StopRequest) -> int:
+    """Check the settings of a job, its folder and the router; say what `job run` would do."""
+    from spark_sink.job import check_jobs
+
+    typer.echo("\n".join(check_jobs(settings)))
+    return 0
 
 
 @job.command(cls=Command)
@@ -235,7 +176,7 @@ def signal(
     if condition:
         data["additional-conditions"] = [
             {"data-collection": name, "filter": text}
-            for name, text in pairs_of(condition, "--filter").items()
+            for name, text in parsed(pairs_of, condition, "--filter").items()
         ]
     document = {"type": kind, "data": data, **({"id": identifier} if identifier else {})}
     with failures():
@@ -266,6 +207,39 @@ def status(
     with failures():
         found = status_of(out, uri)
         typer.echo(json.dumps(found) if as_json else "\n".join(lines_of(found)))
+
+
+@job.command(cls=Command)
+def wait(
+    out: Out,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            help="now, a cluster time such as 2026-01-31T12:00:00Z or 1769860800,3 (a session's "
+            "operationTime), or a resume token.",
+        ),
+    ] = "now",
+    timeout: Annotated[
+        str, typer.Option("--timeout", help="The longest wait, such as 10m.")
+    ] = "10m",
+    uri: Uri = _DEFAULT_URI,
+) -> None:
+    """Wait until all tables have all events up to a time, which the job writes meanwhile.
+
+    The exit status is 3 if they do not within the timeout. Only `now` needs a router.
+    """
+    from spark_sink.jobs.status import position_to_reach, wait_until
+
+    seconds = parsed(seconds_of, timeout, "--timeout")
+    with failures():
+        folder = job_in(out)
+        try:
+            wait_until(folder, position_to_reach(to, uri, "--to"), seconds)
+        except TimeoutError as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(_LATE) from None
+    typer.echo("all tables have all events up to then")
 
 
 @job.command(cls=Command)
@@ -305,12 +279,12 @@ def verify(
     from spark_sink.verification.job import verify_job
 
     wanted = table
-    spark_settings = pairs_of(conf, "--conf")
+    given = spark_settings(conf)
     with failures():
         folder = job_in(out)
         require_router({"uri": uri})
         warn_of_unmatched_names({**folder.record().options, "uri": uri})
-        with session("verify", spark_settings) as spark:
+        with session("verify", given) as spark:
             found = verify_job(spark, folder, uri, wanted, since)
     if as_json:
         typer.echo(json.dumps({name: each.to_document() for name, each in found.items()}))
@@ -322,84 +296,6 @@ def verify(
 
 for command, name in ((compact, "compact"), (rebuild, "rebuild"), (at, "at"), (seek, "seek")):
     job.command(name=name, cls=Command)(command)
-
-
-def _record(
-    namespaces: list[str] | None,
-    option: list[str] | None,
-    tables: list[Table] | None,
-    message: list[str] | None,
-    schema: str,
-    deletes: str = "hard",
-    *,
-    flatten: bool = False,
-) -> JobRecord:
-    from spark_sink.jobs.job_folder import DEFAULT_TABLES, JobRecord
-    from spark_sink.jobs.tables_job import namespace_options
-
-    options = {"snapshotMode": "initial", **source_options(option)}
-    if flatten and schema == "none":
-        raise OptionError("--flatten is for tables with --schema: give both")
-    chosen = tuple(namespaces or ())
-    written = tuple(map(str, tables or DEFAULT_TABLES))
-    given = {**namespace_options(chosen), **options}
-    messages = messages_in(message, written)
-    columns = schema_in(schema)
-    return JobRecord(chosen, given, written, columns, deletes, flatten, messages=messages)
-
-
-def _run(
-    end: StopRequest,
-    out: str,
-    record: JobRecord,
-    uri: str,
-    trigger: str | None,
-    settings: list[str] | None,
-    metrics_port: int | None = None,
-    rounds: Rounds | None = None,
-    maintain: float | None = None,
-    checkpoint: str = "",
-) -> None:
-    from spark_sink.jobs.job_folder import JobFolder
-    from spark_sink.jobs.maintenance import Schedule
-    from spark_sink.jobs.own_router import require_router
-    from spark_sink.jobs.progress import JobMetrics, ProgressReport
-    from spark_sink.jobs.query_run import quiet_stop, run_until_stopped
-    from spark_sink.jobs.rebuilding import leave_out_lost, restore_checkpoint
-    from spark_sink.jobs.router_report import RouterReport
-    from spark_sink.jobs.tables_job import TablesJob, take_over
-    from spark_sink.source.unmatched_names import warn_of_unmatched_names
-    from spark_sink.verification.verifier import Verifier
-
-    if rounds is not None and "current" not in record.tables:
-        raise OptionError("--verify-every compares the current table: add --table current")
-    code = 0
-    folder, given = JobFolder(out, checkpoint), {**record.options, "uri": uri}
-    record = replace(record, cluster=require_router(given))
-    warn_of_unmatched_names(given)
-    folder.mend(record)
-    with folder.locked(), RouterReport(folder.address, given) as router, quiet_stop(end):
-        epoch = take_over(folder)
-        restore_checkpoint(folder)
-        folder.begin(record, once=trigger is None)
-        leave_out_lost(folder, uri)
-        with session("run", pairs_of(settings, "--conf")) as spark:
-            metrics = JobMetrics()
-            verifier = findings = None
-            if rounds is not None:
-                verifier = Verifier(folder, given, rounds, metrics.add_round)
-                findings = verifier.findings
-            tables_job = TablesJob(folder, record, uri, findings, metrics, epoch)
-            if metrics_port is not None:
-                metrics.serve(metrics_port)
-            listeners = metrics.add, router.add
-            report = ProgressReport(listeners, written=tables_job.written)
-            end.begin()
-            query = tables_job.start(spark, trigger)
-            tend = None if maintain is None else Schedule(folder, maintain)
-            with verifier or nullcontext():
-                code = run_until_stopped(query, end, (report, router.turn), tend, router.failed)
-    raise typer.Exit(code)
 
 
 if __name__ == "__main__":

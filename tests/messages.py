@@ -51,6 +51,8 @@ COMMANDS = (
     "status --admin http://127.0.0.1:1",
     "status --admin https://127.0.0.1:1",
     "status --admin router:27022",
+    "status --admin file:///etc/passwd",
+    "status --admin http://127.0.0.1:1 --tlsAllowInvalidHostnames",
     "status --token-file absent",
     "status --admin https://router:1 --tlsCAFile absent",
     _TAIL,

@@ -8,6 +8,7 @@ import bson
 
 from embedded.change_streams.oplog_filter import NOOP_EVENTS
 from embedded.change_streams.request import StreamRequest
+from embedded.change_streams.tokens import event_token
 from embedded.change_streams.transactions import Operation
 from embedded.change_streams.update_description import describe_update
 from shard_client.bson.resume_token import ResumeToken
@@ -131,7 +132,7 @@ class EventMaker:
                 identifier["operationDescription"] = draft.description
         uuid = operation.entry.get("ui")
         try:
-            return ResumeToken.of_event(
+            return event_token(
                 operation.ts,
                 version,
                 identifier,

@@ -2,6 +2,8 @@
 
 import shutil
 import tempfile
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -49,12 +51,22 @@ def demo(
     verdicts: list[Verdict] = []
     try:
         verdicts = anyio.run(Show(options).run, backend_options={"use_uvloop": True})
-    except* ProgramError as failed:
-        for error in failed.exceptions:
-            typer.echo(str(error), err=True)
+    except* Exception as failed:  # noqa: BLE001 - whatever ends it, the cause is one line
+        (folder / "demo.log").write_text("".join(traceback.format_exception(failed)))
+        for error in _causes(failed):
+            name = "" if isinstance(error, ProgramError) else f"{type(error).__name__}: "
+            typer.echo(f"no verdict: {name}{error}", err=True)
     good = bool(verdicts) and all(verdict.good for verdict in verdicts)
     if good:
         shutil.rmtree(folder)
     else:
         typer.echo(f"The programs' logs and Spark's files are kept in {folder}")
     raise typer.Exit(0 if good else 1)
+
+
+def _causes(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _causes(error)
+        else:
+            yield error

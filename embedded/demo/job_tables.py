@@ -46,7 +46,8 @@ class JobTables:
 
         commits = (self._folder / "checkpoint" / "commits").glob("[0-9]*")
         last = max((int(file.name) for file in commits), default=-1)
-        if last > self._batch:
+        # A batch without rows makes no table.
+        if last > self._batch and DeltaTable.is_deltatable(str(self._folder / "bronze")):
             batch = pc.field("batch")
             bronze = DeltaTable(self._folder / "bronze").to_pyarrow_dataset()
             rows = bronze.filter((batch > self._batch) & (batch <= last)).to_table(COLUMNS)

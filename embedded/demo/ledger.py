@@ -71,7 +71,10 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The comparison of one reader's changes with the writes."""
+    """The comparison of one reader's changes with the writes.
+
+    ``late`` is whether the reader had not caught up when the demo ended.
+    """
 
     reader: str
     written: int
@@ -80,16 +83,18 @@ class Verdict:
     duplicated: int
     unexpected: int
     out_of_order: int
+    late: bool = False
 
     @property
     def wrong(self) -> bool:
-        """Whether the reader differs from what was written."""
-        return bool(self.lost or self.duplicated or self.unexpected or self.out_of_order)
+        """Whether the reader differs from what was written, and not because it is late."""
+        missing = not self.late and (self.lost or self.unexpected)
+        return bool(missing or self.duplicated or self.out_of_order)
 
     @property
     def good(self) -> bool:
         """Whether changes were written, and each was delivered exactly once and in order."""
-        return self.written > 0 and not self.wrong
+        return self.written > 0 and not (self.wrong or self.lost or self.unexpected)
 
 
 def judge(reader: str, written: Written, seen: Seen) -> Verdict:

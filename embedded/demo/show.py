@@ -4,7 +4,7 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,7 @@ class Show:
         self._spark: Program | None = None
         self._spark_started = 0.0
         self._watched = ""
+        self._is_late = False
         self._security = DemoSecurity(options.folder) if options.secure else None
 
     async def run(self) -> list[Verdict]:
@@ -177,10 +178,11 @@ class Show:
         stop = True
         await finished.wait()
         picture.note = "writing has ended; the readers catch up"
-        with anyio.move_on_after(CATCH_UP_SECONDS):
+        with anyio.move_on_after(CATCH_UP_SECONDS) as catching_up:
             await self._until(lambda: len(self._seen.changes) >= len(self._written.changes))
             if self._options.spark:
                 await self._until(lambda: picture.committed.total >= len(self._expected().changes))
+        self._is_late = catching_up.cancelled_caught
 
     def _expected(self) -> Written:
         """Return what Spark must deliver as changes: what follows the snapshot that it reads."""
@@ -257,7 +259,7 @@ class Show:
             documents = {order["_id"]: order["version"] async for order in orders}
             rows = await anyio.to_thread.run_sync(self._committed.current)
             verdicts.append(judge_table("Spark, current", documents, rows))
-        return verdicts
+        return [replace(verdict, late=self._is_late) for verdict in verdicts]
 
     async def _leave_running(self, picture: Picture) -> None:
         self._console.print(f"still running; try  mongosh {picture.uri}  ({picture.feed})")

@@ -72,7 +72,7 @@ class Picture:
         for name, meter, remark in rows:
             rate = f"{meter.rate:8,.0f}/s" if meter._samples else ""
             table.add_row(name, Text(f"{meter.total:10,}", "bold"), rate, Text(remark, "dim"))
-        table.add_row("", f"{time.monotonic() - self.started:9.0f}s", "", "")
+        table.add_row("elapsed", f"{time.monotonic() - self.started:9.0f}s", "", "")
         return table
 
     def _shards(self) -> Table:
@@ -111,7 +111,7 @@ def closing(verdicts: list[Verdict], program: str, *, secure: bool, outage: bool
     if any(verdict.wrong for verdict in verdicts):
         shown = "A reader differs from what was written: this is a defect. The logs are kept."
     elif not all(verdict.good for verdict in verdicts):
-        shown = "The machine is too busy: a reader had nothing to read before the writes ended."
+        shown = "The machine is too busy: a reader had not read everything when the demo ended."
     secured = " --secure" if secure else ""
     commands = [
         (f"demo --outage{secured}", "second act: a shard is killed and comes back"),
@@ -148,4 +148,4 @@ def verdict_table(verdicts: list[Verdict]) -> Table:
 def _mark(verdict: Verdict) -> Text:
     if verdict.wrong:
         return Text("WRONG", "bold red")
-    return Text("good", "bold green") if verdict.good else Text("empty", "bold yellow")
+    return Text("good", "bold green") if verdict.good else Text("late", "bold yellow")

@@ -207,12 +207,17 @@ def _unusable(status: RouterStatus) -> list[str]:
 
 
 def _stream_rows(status: RouterStatus) -> Iterator[dict[str, Any]]:
-    """Yield each set of remote cursors with the number of clients that share it."""
+    """Yield each set of remote cursors with the number of clients that share it.
+
+    ``stream`` tells it from the others of its ``worker``, ``pipeline`` is what it is asked for.
+    """
     unusable = _unusable(status)  # whose lanes have the error
     for stream in status.total["streams"]:
         yield {
             "worker": stream["worker"],
+            "stream": stream["stream"],
             "namespace": stream["namespace"],
+            "pipeline": stream["pipeline"],
             "readers": len(stream["cursorIds"]),
             "events": stream["events"],
             "buffered_bytes": stream["bufferedBytes"],
@@ -237,6 +242,7 @@ def _client_rows(total: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for cursor in total["cursorList"]:
         yield {
             "worker": cursor["worker"],
+            "stream": cursor["stream"],
             "client": cursor["client"] or "the feed",
             "namespace": cursor["namespace"],
             "lag": cursor["behindSeconds"],
@@ -257,12 +263,12 @@ def _job_rows(total: Mapping[str, Any], now: datetime) -> list[dict[str, Any]]:
 def _job_row(report: Mapping[str, Any], now: datetime) -> dict[str, Any]:
     """Return what a job says of itself; ``lag`` and ``age``, that of its last report, in seconds.
 
-    ``rate`` is its events a second in the last minute. ``idle`` is whether it waits for further
-    events, so that ``lag`` is the age of the last one. ``trouble`` is whether somebody should look
-    at it: it has failed, or reports no more.
+    ``rate`` is its events a second in the last minute. ``waits`` is whether its stream stands
+    still, because it waits for a shard. ``trouble`` is whether somebody should look at the job: it
+    has failed, or reports no more.
     """
     age = max(0.0, (now - report["arrived"]).total_seconds())
-    copied = ("job", "owner", "namespace", "batch", "rate", "idle", "error")
+    copied = ("job", "owner", "namespace", "batch", "rate", "waits", "error")
     return {
         **{name: report[name] for name in copied},
         "lag": None if report["through"] is None else _age(report["through"], now),

@@ -53,6 +53,30 @@ def _now() -> datetime:
 
 
 @dataclass(slots=True)
+class Runs:
+    """How often a command was run, and how often the router itself answered with an error."""
+
+    total: int = 0
+    failed: int = 0
+
+
+UNKNOWN: Final = "<UNKNOWN>"
+_USUAL: Final = (
+    "collStats", "count", "create", "createIndexes", "dbStats", "delete", "distinct", "drop",
+    "dropDatabase", "dropIndexes", "find", "findAndModify", "getMore", "insert",
+    "listCollections", "listDatabases", "listIndexes", "update",
+)  # fmt: skip
+"""The commands that are counted beside the router's own: a client may send any name."""
+
+
+def _runs_by_name() -> dict[str, Runs]:
+    found = {name: Runs() for name in (*_USUAL, UNKNOWN)}
+    for command in dict.fromkeys(COMMANDS.values()):
+        found |= dict.fromkeys(command.names, Runs())
+    return found
+
+
+@dataclass(slots=True)
 class Counters:
     """The counters of serverStatus since the process began."""
 
@@ -66,11 +90,11 @@ class Counters:
     awaiting_hellos: int = 0
     user_asserts: int = 0
     errors: dict[int, int] = field(default_factory=dict)
-    by_kind: dict[str, int] = field(
-        default_factory=lambda: dict.fromkeys(
-            ("insert", "query", "update", "delete", "getmore", "command"), 0
-        )
-    )
+    commands: dict[str, Runs] = field(default_factory=_runs_by_name)
+
+    def runs(self, name: str) -> Runs:
+        """Return the runs of a command; those of unknown names are counted together."""
+        return self.commands.get(name) or self.commands[UNKNOWN]
 
 
 @dataclass(slots=True)

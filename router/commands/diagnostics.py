@@ -1,6 +1,9 @@
 """Diagnostics: small commands that shells, drivers and operators use to inspect a server."""
 
+import os
 import platform
+
+from bson.int64 import Int64
 
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.call import Call, answers
@@ -67,15 +70,20 @@ def _time_of(line: str) -> str:
 @answers("hostInfo", help="the machine", action="hostInfo")
 async def host_info(call: Call) -> Answer:
     """Describe the machine that the router runs on."""
-    bits = 64
+    cores = os.cpu_count() or 1
+    memory = Int64(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20)
     system = {
         "currentTime": call.node.now(),
         "hostname": call.node.host,
-        "cpuAddrSize": bits,
+        "cpuAddrSize": 64,
+        "memSizeMB": memory,
+        "memLimitMB": memory,
+        "numCores": cores,
         "cpuArch": platform.machine(),
+        "numaEnabled": False,
     }
-    os = {"type": platform.system(), "name": platform.platform(), "version": platform.release()}
-    return Answer({"system": system, "os": os, "extra": {}})
+    name = {"type": platform.system(), "name": platform.platform(), "version": platform.release()}
+    return Answer({"system": system, "os": name, "extra": {}})
 
 
 @answers("replSetGetStatus", help="not supported through mongos", admin_only=True)

@@ -27,8 +27,8 @@ class JobReport:
     ``owner`` is the client's user and address, ``namespace`` what the job follows, ``batch`` its
     last batch, ``through`` the cluster time up to which its tables have all events, ``rate`` its
     events a second in the last minute, and ``error`` why it failed; None where it did not say.
-    ``idle`` is whether it found no further events when it last looked. ``ended`` is true of a job
-    that was stopped, which is no longer shown.
+    ``waits`` is whether its stream stands still at ``through``, because it waits for a shard.
+    ``ended`` is true of a job that was stopped, which is no longer shown.
     """
 
     job: str
@@ -39,7 +39,7 @@ class JobReport:
     through: Timestamp | None = None
     rate: float | None = None
     error: str | None = None
-    idle: bool = False
+    waits: bool = False
     ended: bool = False
 
     @property

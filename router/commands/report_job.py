@@ -20,7 +20,7 @@ LONGEST_ERROR: Final = 500
 """Most characters that are kept of a job's name and of its error."""
 
 _LARGEST: Final = 2**53
-_FIELDS = frozenset({"job", "batch", "through", "eventsPerSecond", "idle", "error", "ended"})
+_FIELDS = frozenset({"job", "batch", "through", "eventsPerSecond", "waits", "error", "ended"})
 
 
 @answers(COMMAND, help="show a job on the router's status page")
@@ -47,7 +47,7 @@ async def report_job(call: Call) -> Answer:
             through=_through(command, call.name),
             rate=_rate(command, call.name),
             error=_error(command, call.name),
-            idle=bool(command.get("idle")),
+            waits=bool(command.get("waits")),
             ended=bool(command.get("ended")),
         )
     )

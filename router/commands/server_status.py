@@ -10,12 +10,24 @@ from typing import Any
 from bson.int64 import Int64
 
 from router.commands.answer import Answer
-from router.commands.call import Call, Node, answers
+from router.commands.call import UNKNOWN, Call, Counters, Node, answers
 from router.commands.elsewhere import everywhere_else
 from router.status_sums import sum_statuses
 from shard_client.wire.connection import format_address
 
 _MOST_USERS = 100
+_KINDS = {
+    "insert": "insert",
+    "query": "find",
+    "update": "update",
+    "delete": "delete",
+    "getmore": "getMore",
+}
+_TRANSACTIONS = (
+    "currentOpen", "currentActive", "currentInactive", "totalStarted", "totalCommitted",
+    "totalAborted", "totalContactedParticipants", "totalParticipantsAtCommit",
+    "totalRequestsTargeted",
+)  # fmt: skip
 _ADDED = frozenset({"ok", "$clusterTime", "operationTime"})
 
 
@@ -54,15 +66,20 @@ def own_status(node: Node, *, streams: bool = True) -> dict[str, Any]:
         "network": {
             "bytesIn": Int64(node.counters.bytes_in),
             "bytesOut": Int64(node.counters.bytes_out),
+            "physicalBytesIn": Int64(node.counters.bytes_in),
+            "physicalBytesOut": Int64(node.counters.bytes_out),
             "numRequests": Int64(node.counters.requests),
         },
-        "opcounters": {name: Int64(count) for name, count in node.counters.by_kind.items()},
-        **_security(node),
+        "opcounters": _opcounters(node.counters),
+        "security": _security(node),
         "sharding": {"configsvrConnectionString": node.options["sharding"]["configDB"]}
         if "sharding" in node.options
         else {},
+        # The upstream, or the set, coordinates transactions: the router has none of its own.
+        "transactions": dict.fromkeys(_TRANSACTIONS, Int64(0)),
         "mem": {"bits": 64, "resident": _resident_mb(), "supported": True},
         "metrics": {
+            "commands": _commands(node.counters),
             "cursor": {
                 "open": {
                     "multiTarget": Int64(len(node.cursors)),
@@ -76,8 +93,28 @@ def own_status(node: Node, *, streams: bool = True) -> dict[str, Any]:
 
 
 def _security(node: Node) -> dict[str, Any]:
-    """Return the section about the router's certificate; empty without TLS, as in mongos."""
-    return {} if node.certificates is None else {"security": node.certificates.describe()}
+    """Return the section about the router's certificate, if any; logins are not counted."""
+    found = {} if node.certificates is None else node.certificates.describe()
+    return {**found, "authentication": {"mechanisms": {}}}
+
+
+def _opcounters(counters: Counters) -> dict[str, Int64]:
+    kinds = {kind: counters.commands[name].total for kind, name in _KINDS.items()}
+    kinds["command"] = counters.requests - sum(kinds.values())
+    return {kind: Int64(count) for kind, count in kinds.items()}
+
+
+def _commands(counters: Counters) -> dict[str, Any]:
+    """Return how often each command was run that was run at all, by its official name."""
+    found: dict[str, Any] = {UNKNOWN: Int64(counters.commands[UNKNOWN].total)}
+    seen: set[int] = set()
+    for name, runs in counters.commands.items():
+        if name == UNKNOWN or id(runs) in seen or name.startswith("_"):
+            continue
+        seen.add(id(runs))
+        if runs.total:
+            found[name] = {"failed": Int64(runs.failed), "total": Int64(runs.total)}
+    return found
 
 
 def _without_times(status: Mapping[str, Any]) -> dict[str, Any]:

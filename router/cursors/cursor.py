@@ -10,7 +10,6 @@ from router.stream.admission import Ticket
 from router.stream.client_reader import ClientReader
 from router.stream.log_reader import Batch
 from router.stream.running_stream import RunningStream
-from shard_client.bson.resume_token import cluster_time_of
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
@@ -118,19 +117,6 @@ class MergedCursor:
     def place(self) -> bytes:
         """The sort key beyond which the client needs all events."""
         return self._client_reader.log_reader.needs
-
-    def behind(self, now: float) -> float:
-        """Return for how many seconds the client leaves events unread; ``now`` is since 1970.
-
-        What its stream has not yet received from the shards does not count while clients wait for
-        it. Without clients that wait, all events up to ``now`` count.
-        """
-        stream = self.running_stream
-        if stream is None:
-            return 0.0
-        if stream.is_waited_for:
-            now = cluster_time_of(stream.merged.reached).time
-        return max(0.0, now - cluster_time_of(self.place).time)
 
     @property
     def finished(self) -> bool:

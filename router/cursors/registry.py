@@ -30,7 +30,7 @@ from router.stream.noop_writer import NoOpWriter
 from router.stream.open_streams import OpenStreams
 from router.stream.running_stream import RunningStream
 from router.stream_settings import LookupSettings, StreamSettings
-from shard_client.bson.resume_token import cluster_time_of
+from shard_client.bson.resume_token import cluster_seconds_of, cluster_time_of
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 from shard_client.wire.connection import Address
@@ -264,15 +264,16 @@ class CursorRegistry:
     def describe_cursors(self, most: int, wall: float) -> list[dict[str, Any]]:
         """Return descriptions of up to ``most`` open cursors, those farthest behind first.
 
+        ``stream`` is the number of the stream that it reads, None while it moves.
         ``behindSeconds`` is the time for which the client leaves events unread, ``place`` the
         cluster time of the cursor's latest resume token. ``wall`` is the time since 1970.
         """
-        lags = ((cursor.behind(wall), cursor) for cursor in self._cursors.values())
-        farthest = nlargest(most, lags, key=itemgetter(0))
+        farthest = nlargest(most, self._lags(wall), key=itemgetter(0))
         now = self._loop.time()
         return [
             {
                 "cursorId": cursor.cursor_id,
+                "stream": None if cursor.running_stream is None else cursor.running_stream.number,
                 "namespace": cursor.namespace,
                 "client": cursor.owner.connection or cursor.owner.client,
                 "place": cluster_time_of(cursor.place),
@@ -282,6 +283,19 @@ class CursorRegistry:
             }
             for behind, cursor in farthest
         ]
+
+    def _lags(self, wall: float) -> Iterator[tuple[float, MergedCursor]]:
+        """Yield for how many seconds each client leaves events unread, and its cursor."""
+        ends: dict[RunningStream, float] = {}
+        for cursor in self._cursors.values():
+            stream = cursor.running_stream
+            if stream is None:
+                yield 0.0, cursor
+                continue
+            end = ends.get(stream)
+            if end is None:
+                end = ends[stream] = stream.readable_until(wall)
+            yield max(0.0, end - cluster_seconds_of(cursor.place)), cursor
 
     @property
     def earliest_place(self) -> Timestamp | None:

@@ -7,7 +7,7 @@ from router.lookup.plan import LookupPlan
 from router.lookup.upstream_reads import UpstreamReads
 from router.lookup.user_stages import Transformed, UserStages
 from router.memory import Holding, Memory
-from router.stream.log_reader import ResumePoint
+from router.request.resume_point import ResumePoint
 from shard_client.errors import CommandError
 
 _GROWTH = 4

@@ -41,13 +41,6 @@ log = structlog.get_logger()
 
 _LEGACY_URL = "https://dochub.mongodb.org/core/legacy-opcode-removal"
 _LEGACY_COMMANDS = frozenset({"hello", "isMaster", "ismaster", "buildInfo", "buildinfo"})
-_KINDS = {
-    "insert": "insert",
-    "find": "query",
-    "update": "update",
-    "delete": "delete",
-    "getMore": "getmore",
-}
 
 
 class ClientConnection:
@@ -148,7 +141,7 @@ class ClientConnection:
 
     async def _take(self, request: Request) -> None:
         self._counters.requests += 1
-        self._counters.by_kind[_KINDS.get(request.name, "command")] += 1
+        self._counters.runs(request.name).total += 1
         if request.query is not None and not await self._legacy_allowed(request):
             return
         self._task = asyncio.current_task()
@@ -304,6 +297,7 @@ class ClientConnection:
     async def _send_error(self, request: Request, error: CommandError, response_to: int) -> None:
         counters = self._counters
         counters.user_asserts += 1
+        counters.runs(request.name).failed += 1
         counters.errors[error.code] = counters.errors.get(error.code, 0) + 1
         document = error_document(error, self._node.times())
         await self._replies.send_document(request, document, response_to=response_to)

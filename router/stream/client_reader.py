@@ -8,9 +8,10 @@ from typing import Self
 import structlog
 from bson.timestamp import Timestamp
 
+from router.request.resume_point import starting_point
 from router.request.stream_request import StreamRequest
 from router.stream.admission import NOBODY, Quota
-from router.stream.log_reader import Batch, LogReader, starting_point
+from router.stream.log_reader import Batch, LogReader
 from router.stream.membership import ShardSpan
 from router.stream.open_streams import OpenStreams
 from router.stream.running_stream import RunningStream
@@ -135,7 +136,12 @@ class ClientReader:
     @property
     def is_ready(self) -> bool:
         """Whether ``take`` has a result at once; releases events if necessary."""
-        return self._move_error is not None or (self._moving is None and self.log_reader.is_ready())
+        return self._move_error is not None or (not self.is_moving and self.log_reader.is_ready())
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether it moves to another stream, and reads none meanwhile."""
+        return self._moving is not None and not self._moving.done()
 
     async def next_batch(self, batch_size: int | None, max_time: float) -> Batch:
         """Return at most ``batch_size`` ready events; wait up to ``max_time`` seconds for one.
@@ -182,7 +188,7 @@ class ClientReader:
 
     def _should_gather(self, max_events: int | None) -> bool:
         """Return whether the ready events are so few that more should be waited for."""
-        if self.stream is None or self._moving is not None or self.interrupted is not None:
+        if self.stream is None or self.is_moving or self.interrupted is not None:
             return False
         return self.stream.views.should_gather(self.log_reader, max_events)
 
@@ -352,7 +358,7 @@ class ClientReader:
 
         Return the batch for a client that asks meanwhile: it is empty, and has no new watermark.
         """
-        if self._moving is None and not self._closed:
+        if not (self.is_moving or self._closed):
             self._leave(self.log_reader.view)
             self._streams.moving += 1
             self._moving = self._streams.spawn(self._finish_move(), "move to another stream")
@@ -374,7 +380,6 @@ class ClientReader:
             log.exception("move to another stream failed")
             self._move_error = CommandError.unexpected(error)
         finally:
-            self._moving = None
             self._wake()
 
     async def _migrate(self) -> None:

@@ -247,6 +247,10 @@ _COLLECTED: Final = 0.004
 takes, so that a member without events shows its progress."""
 _MOST_LAG: Final = 2
 """Seconds of cluster time by which the watermark of a remote that is read in rounds may lag."""
+_ALONE: Final = 0.005
+"""Seconds from a reply to the next getMore of a dense stream with a single remote, for whose
+watermark no other waits, for each open remote of its user: all of these streams together send 200
+getMores a second at most, or one a round each."""
 COLLECTING: Final = 0.01
 """Seconds from the start of a round until members that keep events back get no-op writes, if not
 all batches of the round have arrived before."""
@@ -268,7 +272,8 @@ class FlowControl:
     A getMore waits long, since events end the wait. An event that other members keep back needs
     their watermarks at once, which progress cursors report. While progress cursors or no-op writes
     are out of budget, a getMore ends when the next no-op write is done, so that there is one
-    getMore per write. A dense stream is read in ``rounds``.
+    getMore per write. A dense stream is read in ``rounds``, or with short pauses if it has a single
+    remote.
     """
 
     def __init__(self, limits: PacingSettings, memory: Memory) -> None:
@@ -359,15 +364,18 @@ class FlowControl:
         *,
         needed: bool,
         next_noop: float | None,
+        alone: bool = False,
     ) -> Wait:
         """Return the wait of a remote's next getMore.
 
         ``watermark`` is the remote's, and ``needed`` whether events need it to advance;
         ``next_noop`` is the time until the member's next no-op write, if the budgets allow no
-        watermark before it.
+        watermark before it. ``alone`` is whether the stream has no other remote.
         """
-        if watermark is not None and (wait := self._wait_for_round(remote, watermark, now)):
-            return wait
+        if watermark is not None:
+            wait = self._wait_for_round(remote, watermark, now, alone=alone)
+            if wait is not None:
+                return wait
         limits = self._limits
         quiet = limits.await_quiet
         # Whether the member's oplog is already past the watermark, or gets a no-op write.
@@ -384,13 +392,18 @@ class FlowControl:
             return Wait(min(quiet, remote.next_wait() if due else next_noop))
         return Wait(quiet)
 
-    def _wait_for_round(self, remote: ReadState, watermark: Timestamp, now: float) -> Wait | None:
+    def _wait_for_round(
+        self, remote: ReadState, watermark: Timestamp, now: float, *, alone: bool
+    ) -> Wait | None:
         """Return the wait of a remote that is read in rounds; None if it is not."""
         rounds = self.rounds
         if remote.topology or not (remote.idle and rounds.dense(now)):
             return None
         if watermark.time + _MOST_LAG < remote.reached.time or not remote.reached.time:
             return None  # a backlog, whose batches are followed at once
+        if alone:
+            pause = min(self._limits.round_interval, _ALONE * self._memory.remotes)
+            return Wait(self._limits.await_quiet, pause)
         if watermark <= remote.asked and (remote.noop.begun or not remote.noop.pending):
             return Wait(remote.next_wait())
         remote.reset_wait()

@@ -288,7 +288,8 @@ class ReadScheduler:
             remote.reset_wait()
             remote.noop.shown()
         next_noop = self._next_noop(remote, now)
-        wait = flow.wait(remote, watermark, now, needed=needed, next_noop=next_noop)
+        alone = len(self._remotes) == 1
+        wait = flow.wait(remote, watermark, now, needed=needed, next_noop=next_noop, alone=alone)
         if wait.delay:
             remote.end_delay()
             cursor.pause()

@@ -4,12 +4,15 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import Context
+from functools import cached_property
+from itertools import count
 from typing import Any
 
 import structlog
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
+from router.bson_text import render, shortened
 from router.catalog.cluster import Cluster
 from router.memory import Holding, Memory
 from router.request.stream_request import StreamRequest
@@ -28,6 +31,10 @@ from shard_client.remote_cursor.cursor_reply import CursorBatch
 from shard_client.remote_cursor.remote_cursor import RemoteCursor
 
 log = structlog.get_logger()
+
+_NUMBERS = count(1)
+_LONGEST = 200
+"""Most characters of what a stream is asked for that its description has."""
 
 
 class RunningStream:
@@ -55,6 +62,8 @@ class RunningStream:
         self.merged = merged
         self.readers = readers
         """The number of readers."""
+        self.number = next(_NUMBERS)
+        """A number that tells it from the process's other streams."""
         self._request = request
         self._cluster = cluster
         self._noop_writer = noop_writer
@@ -187,12 +196,29 @@ class RunningStream:
         """
         return self.views.waiting or self._loop.time() < self._waited_at + self._limits.linger
 
+    def readable_until(self, now: float) -> float:
+        """Return the time up to which clients have events to read; both are seconds since 1970.
+
+        What has not arrived from the shards does not count while clients wait for it. Without
+        clients that wait, all events up to ``now`` count.
+        """
+        return cluster_time_of(self.merged.reached).time if self.is_waited_for else now
+
+    @cached_property
+    def _asked(self) -> str:
+        """The options and stages by which streams of one namespace differ, as text."""
+        options = self._request.change_stream_options
+        parts = [*([options] if options else []), *self._request.stages]
+        return shortened(", ".join(map(render, parts)), _LONGEST)
+
     def describe(self, cursor_ids: Sequence[int]) -> dict[str, Any]:
         """Return what serverStatus shows of the stream, which ``cursor_ids`` read."""
         fan_out = self.views.fan_out
         return {
             "cursorIds": [Int64(cursor_id) for cursor_id in cursor_ids],
+            "stream": self.number,
             "namespace": self._request.namespace,
+            "pipeline": self._asked,
             "events": Int64(self._events),
             "waitedFor": self.is_waited_for,
             **({"filtered": fan_out.describe()} if fan_out.readers else {}),

@@ -155,9 +155,10 @@ def _lines(view: Mapping[str, Any]) -> Iterator[str]:
     yield from _lanes(view["lanes"])
     yield from _table(
         "streams",
-        ("namespace", "clients", "events", "slowest shard", "buffered"),
+        ("stream", "namespace", "clients", "events", "slowest shard", "buffered", "pipeline"),
         [
             (
+                _number(row, view),
                 row["namespace"],
                 row["readers"],
                 f"{row['events']:,}",
@@ -165,16 +166,18 @@ def _lines(view: Mapping[str, Any]) -> Iterator[str]:
                 if row["slowest_remote"]
                 else "",
                 in_bytes(row["held_bytes"]),
+                row["pipeline"],
             )
             for row in view["stream_rows"]
         ],
     )
     yield from _table(
         "clients",
-        ("client", "namespace", "behind", "idle"),
+        ("client", "stream", "namespace", "behind", "idle"),
         [
             (
                 row["client"],
+                _number(row, view),
                 row["namespace"],
                 in_words(row["lag"]),
                 "waits" if row["busy"] else in_words(row["idle"]),
@@ -190,7 +193,7 @@ def _lines(view: Mapping[str, Any]) -> Iterator[str]:
                 row["job"],
                 row["namespace"],
                 "" if row["batch"] is None else row["batch"],
-                "waits" if row["idle"] else in_words(row["lag"]),
+                in_words(row["lag"]) + ", waits for a shard" * row["waits"],
                 "" if row["rate"] is None else in_rate(row["rate"]),
                 row["error"] or (f"no report for {in_words(row['age'])}" if row["trouble"] else ""),
             )
@@ -214,6 +217,12 @@ def _lanes(lanes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         if lane["history"] is not None:
             notes.append(f"{in_words(lane['history'])} of oplog left")
         yield f"{lane['target']:<{width}}  {bar}  {behind:<14} {'; '.join(notes)}".rstrip()
+
+
+def _number(row: Mapping[str, Any], view: Mapping[str, Any]) -> str:
+    """Return the number of a stream, after that of its worker if there are several."""
+    number = "" if row["stream"] is None else str(row["stream"])
+    return f"{row['worker']}.{number}" if view["workers_expected"] > 1 else number
 
 
 def _table(title: str, names: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[str]:

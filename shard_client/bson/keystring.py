@@ -3,37 +3,20 @@
 Resume tokens consist of them (docs/protocol.md#resume-tokens). The order ignores some differences,
 for example between an int and an equal double; the type bits record them. A number's first byte
 encodes its sign and size class. The bytes after it are big-endian and, for negative numbers,
-inverted. Values are encoded, and the ends of encoded values are found.
+inverted. The ends of encoded values are found; of values, integers are encoded. Only servers encode
+others.
 """
 
-import math
-import re
 import struct
-from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime
-from decimal import Decimal
+from collections.abc import Mapping
 from enum import IntEnum
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
-from uuid import UUID
-
-from bson.binary import Binary
-from bson.code import Code
-from bson.datetime_ms import DatetimeMS
-from bson.dbref import DBRef
-from bson.decimal128 import Decimal128
-from bson.int64 import Int64
-from bson.max_key import MaxKey
-from bson.min_key import MinKey
-from bson.objectid import ObjectId
-from bson.regex import Regex
-from bson.timestamp import Timestamp
+from typing import Final, NamedTuple
 
 from shard_client.bson.values import MalformedValueError
 
 END: Final = 0x04
 _OVERFLOW: Final = 15
-_NOT_IMPLEMENTED: Final = 238
 _MAX_DEPTH: Final = 100
 
 
@@ -82,19 +65,9 @@ _SIZES_BY_KIND: Final[Mapping[int, int]] = {
 }
 _STRINGS_IN_KIND: Final[Mapping[int, int]] = {Kind.STRING: 1, Kind.CODE: 1, Kind.REGEX: 2}
 
-_END_OF_KEY: Final = b"\x04"
-_INT_BITS: Final = (0, 0)
-_LONG_BITS: Final = (0, 1)
-_DOUBLE_BITS: Final = (1, 0)
-_DECIMAL_BITS: Final = (1, 1)
-_MINUS_ZERO_BITS: Final = (1, 1, 0, 0, 0)
-_EXPONENT_BIAS: Final = 6176
 _INFINITE: Final = (b"", b"\xff" * 8, b"\x00" * 8)
 """The contents of numbers without an exponent: NaN, and both infinities."""
 
-_TINIEST_UNSCALED: Final = math.ldexp(1.0, -255)
-_TINY_SHIFT: Final = 256
-_LARGE: Final = float(1 << 63)
 _MASK: Final = (1 << 64) - 1
 
 
@@ -242,7 +215,7 @@ class Reader:
     def _count_bits(self, kind: int, content: bytes) -> None:
         """Count a number's type bits: a decimal has those of its exponent, unless it has none."""
         bits = self._type_bits >> self.bits
-        self.bits += len(_DECIMAL_BITS)
+        self.bits += 2
         if bits & 0b11 != 0b11:
             return
         if kind == Kind.ZERO:
@@ -268,202 +241,34 @@ def _inverted(data: bytes) -> bytes:
     return bytes(byte ^ 0xFF for byte in data)
 
 
-def check(data: bytes) -> None:
+def require_whole_key(data: bytes) -> None:
     """Check a whole KeyString, as a server does before it reads single values."""
     reader = Reader(data)
     while reader.more:
         reader.next()
 
 
-def _signed(first: int, body: bytes, negative: bool) -> bytes:
+def encoded_number(first: int, body: bytes, negative: bool) -> bytes:
+    """Return an encoded number: its first byte, and its body, which is inverted if negative."""
     return bytes((first,)) + (_inverted(body) if negative else body)
 
 
 @lru_cache(1024)
 def encode_integer(value: int) -> bytes:
-    """Encode an integer of 32 or 64 bits."""
+    """Encode an integer whose absolute value has at most 63 bits."""
     if value == 0:
         return bytes((Kind.ZERO,))
-    if value == -(1 << 63):
-        return _encode_large(float(value))
-    return _encode_shifted(abs(value) << 1, value < 0)
+    return encode_shifted(abs(value) << 1, value < 0)
 
 
-def _encode_shifted(shifted: int, negative: bool) -> bytes:
+def encode_shifted(shifted: int, negative: bool) -> bytes:
     """Encode an integer that is shifted left by one; the lowest bit marks a fraction."""
     size = (shifted.bit_length() + 7) // 8
     first = Kind.NEGATIVE_1_BYTE - (size - 1) if negative else Kind.POSITIVE_1_BYTE + (size - 1)
-    return _signed(first, shifted.to_bytes(size), negative)
+    return encoded_number(first, shifted.to_bytes(size), negative)
 
 
-def encode_double(value: float) -> bytes:
-    """Encode a double."""
-    magnitude = abs(value)
-    if math.isnan(value):
-        return bytes((Kind.NAN,))
-    if magnitude == 0.0:
-        return bytes((Kind.ZERO,))
-    if magnitude < 1.0:
-        return _encode_small(value)
-    if magnitude >= _LARGE:
-        return _encode_large(value)
-    integer = int(magnitude)
-    if integer == magnitude:
-        return _encode_shifted(integer << 1, value < 0)
-    fraction_bytes = (64 - (integer << 1).bit_length()) // 8
-    first = Kind.NEGATIVE_8_BYTES + fraction_bytes
-    if value > 0:
-        first = Kind.POSITIVE_8_BYTES - fraction_bytes
-    body = int(math.ldexp(magnitude, 8 * fraction_bytes))
-    body += (integer + 1) << (8 * fraction_bytes)
-    return _signed(first, body.to_bytes(8), value < 0)
-
-
-def _bits(value: float) -> int:
-    return int.from_bytes(struct.pack(">d", value))
-
-
-def _encode_small(value: float) -> bytes:
-    magnitude = abs(value)
-    if magnitude >= _TINIEST_UNSCALED:
-        body = (_bits(magnitude) << 2) & _MASK
-    else:
-        body = (_bits(math.ldexp(magnitude, _TINY_SHIFT)) << 1) + (1 << 62)
-    first = Kind.NEGATIVE_SMALL if value < 0 else Kind.POSITIVE_SMALL
-    return _signed(first, body.to_bytes(8), value < 0)
-
-
-def _encode_large(value: float) -> bytes:
-    shifted = (_bits(abs(value)) << 1) & ~(1 << 63)
-    body = _MASK if math.isinf(value) else shifted
-    first = Kind.NEGATIVE_LARGE if value < 0 else Kind.POSITIVE_LARGE
-    return _signed(first, body.to_bytes(8), value < 0)
-
-
-class KeyStringBuilder:
-    """Builds one key from ascending values: ``append`` each, then call ``key`` and ``type_bits``.
-
-    ``prefix`` is the encoding of leading values, ``zero_bits`` the number of their type bits, which
-    must all be zero. A prefix that many keys share is thus encoded only once.
-    """
-
-    def __init__(self, prefix: bytes = b"", zero_bits: int = 0) -> None:
-        self._parts: list[bytes] = [prefix]
-        self._bits: list[int] = [0] * zero_bits
-
-    def append(self, value: Any) -> None:
-        """Add one BSON value.
-
-        Raises TypeError if it is no BSON value, and MalformedValueError for a decimal that no
-        double equals, which is not encoded here.
-        """
-        (_APPENDERS.get(type(value)) or _appender_of_base(value))(self, value)
-
-    def _constant(self, value: Any) -> None:
-        self._parts.append(_CONSTANTS[type(value)])
-
-    def _bool(self, value: bool) -> None:
-        self._parts.append(_BOOLEANS[value])
-
-    def _int(self, value: int) -> None:
-        self._bits += _INT_BITS if -(1 << 31) <= value < 1 << 31 else _LONG_BITS
-        self._parts.append(encode_integer(value))
-
-    def _long(self, value: int) -> None:
-        self._bits += _LONG_BITS
-        self._parts.append(encode_integer(value))
-
-    def _double(self, value: float) -> None:
-        minus_zero = value == 0.0 and math.copysign(1.0, value) < 0
-        self._bits += _MINUS_ZERO_BITS if minus_zero else _DOUBLE_BITS
-        self._parts.append(encode_double(value))
-
-    def _decimal(self, value: Decimal128) -> None:
-        number = value.to_decimal()
-        double, exponent = float(number), number.as_tuple().exponent
-        if not number.is_finite() or number.is_zero() or Decimal(double) != number:
-            raise MalformedValueError(
-                f"no KeyString is made of the decimal {value}", _NOT_IMPLEMENTED
-            )
-        stored = (int(exponent) + _EXPONENT_BIAS) & 0x3F
-        self._bits += _DECIMAL_BITS
-        self._bits += [(stored >> place) & 1 for place in range(5, -1, -1)]
-        self._parts.append(encode_double(double))
-
-    def _string(self, value: str) -> None:
-        self._bits.append(0)
-        self._parts.append(b"\x3c" + _c_string(value))
-
-    def _object_id(self, value: ObjectId) -> None:
-        self._parts.append(b"\x64" + value.binary)
-
-    def _binary(self, value: bytes) -> None:
-        if len(value) < 0xFF:
-            head = struct.pack(">BB", Kind.BINARY, len(value))
-        else:
-            head = struct.pack(">BBI", Kind.BINARY, 0xFF, len(value))
-        self._parts.append(head + bytes((getattr(value, "subtype", 0),)) + value)
-
-    def _uuid(self, value: UUID) -> None:
-        self._parts.append(b"\x5a\x10\x04" + value.bytes)
-
-    def _timestamp(self, value: Timestamp) -> None:
-        self._parts.append(struct.pack(">BII", Kind.TIMESTAMP, value.time, value.inc))
-
-    def _date(self, value: datetime | DatetimeMS) -> None:
-        millis = int(value) if isinstance(value, DatetimeMS) else int(DatetimeMS(value))
-        self._parts.append(struct.pack(">BQ", Kind.DATE, (millis + (1 << 63)) & _MASK))
-
-    def _regex(self, value: "Regex[Any]") -> None:
-        pattern = value.pattern.encode() if isinstance(value.pattern, str) else value.pattern
-        flags = "".join(letter for flag, letter in _FLAGS if value.flags & flag)
-        self._parts.append(bytes((Kind.REGEX,)) + pattern + b"\0" + flags.encode() + b"\0")
-
-    def _code(self, value: Code) -> None:
-        if value.scope is None:
-            self._parts.append(bytes((Kind.CODE,)) + _c_string(str(value)))
-        else:
-            self._parts.append(bytes((Kind.CODE_WITH_SCOPE,)) + _c_string(str(value)))
-            self._fields(value.scope)
-
-    def _array(self, items: Iterable[Any]) -> None:
-        self._parts.append(b"\x50")
-        for item in items:
-            self.append(item)
-        self._parts.append(b"\0")
-
-    def _object(self, document: Mapping[str, Any]) -> None:
-        self._parts.append(b"\x46")
-        self._fields(document)
-
-    def _reference(self, value: DBRef) -> None:
-        self._object(value.as_doc())
-
-    def _fields(self, document: Mapping[str, Any]) -> None:
-        for name, value in document.items():
-            place = len(self._parts)
-            self.append(value)
-            kind = _type_class(self._parts[place][0])
-            self._parts.insert(place, bytes((kind,)) + name.encode() + b"\0")
-        self._parts.append(b"\0")
-
-    def key(self) -> bytes:
-        """Return the key, with the byte that ends keys."""
-        return b"".join(self._parts) + _END_OF_KEY
-
-    def type_bits(self) -> bytes:
-        """Return the type bits in their stored form; empty if all are zero."""
-        if 1 not in self._bits:
-            return b""
-        return _stored(
-            bytes(
-                sum(bit << place for place, bit in enumerate(self._bits[at : at + 8]))
-                for at in range(0, len(self._bits), 8)
-            )
-        )
-
-
-def _stored(bits: bytes) -> bytes:
+def stored_type_bits(bits: bytes) -> bytes:
     """Return type bits in their stored form: with their length, unless they are 7 at most."""
     if len(bits) == 1 and bits[0] < 0x80:
         return bits
@@ -489,67 +294,9 @@ def fitted_type_bits(key: bytes, type_bits: bytes, *, strings: int = 0, place: i
     rest = bits >> place
     bits = before | ((rest << strings if strings >= 0 else rest >> -strings) << place)
     size = (bits.bit_length() + 7) // 8
-    reader = Reader(key, type_bits=_stored(bits.to_bytes(size, "little")))
+    reader = Reader(key, type_bits=stored_type_bits(bits.to_bytes(size, "little")))
     while reader.more:
         reader.next()
     size = (reader.bits + 7) // 8
     bits &= (1 << 8 * size) - 1
-    return _stored(bits.to_bytes(size, "little")) if bits else b""
-
-
-_TYPE_CLASSES: Final[Mapping[int, int]] = {
-    **dict.fromkeys(range(Kind.NAN, Kind.POSITIVE_LARGE + 1), int(Kind.NAN)),
-    Kind.TRUE: int(Kind.FALSE),
-}
-
-
-def _type_class(first: int) -> int:
-    """Return the byte of the type class, given the first byte of a value: one for all numbers."""
-    return _TYPE_CLASSES.get(first, first)
-
-
-_APPENDERS: Final[dict[type, Callable[[KeyStringBuilder, Any], None]]] = {
-    bool: KeyStringBuilder._bool,
-    Int64: KeyStringBuilder._long,
-    int: KeyStringBuilder._int,
-    float: KeyStringBuilder._double,
-    Decimal128: KeyStringBuilder._decimal,
-    Code: KeyStringBuilder._code,
-    str: KeyStringBuilder._string,
-    dict: KeyStringBuilder._object,
-    Mapping: KeyStringBuilder._object,
-    DBRef: KeyStringBuilder._reference,
-    list: KeyStringBuilder._array,
-    bytes: KeyStringBuilder._binary,
-    Binary: KeyStringBuilder._binary,
-    UUID: KeyStringBuilder._uuid,
-    ObjectId: KeyStringBuilder._object_id,
-    type(None): KeyStringBuilder._constant,
-    datetime: KeyStringBuilder._date,
-    DatetimeMS: KeyStringBuilder._date,
-    Timestamp: KeyStringBuilder._timestamp,
-    Regex: KeyStringBuilder._regex,
-    MinKey: KeyStringBuilder._constant,
-    MaxKey: KeyStringBuilder._constant,
-}
-_CONSTANTS: Final = {type(None): b"\x14", MinKey: b"\x0a", MaxKey: b"\xf0"}
-_BOOLEANS: Final = (b"\x6e", b"\x6f")
-_FLAGS: Final = (
-    (re.IGNORECASE, "i"),
-    (re.LOCALE, "l"),
-    (re.MULTILINE, "m"),
-    (re.DOTALL, "s"),
-    (re.UNICODE, "u"),
-    (re.VERBOSE, "x"),
-)
-
-
-def _appender_of_base(value: Any) -> Callable[[KeyStringBuilder, Any], None]:
-    for base, appender in _APPENDERS.items():
-        if isinstance(value, base):
-            return appender
-    raise TypeError(f"not a BSON value: {value!r}")
-
-
-def _c_string(text: str) -> bytes:
-    return text.encode().replace(b"\x00", b"\x00\xff") + b"\x00"
+    return stored_type_bits(bits.to_bytes(size, "little")) if bits else b""

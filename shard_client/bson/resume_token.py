@@ -17,12 +17,11 @@ from bson.timestamp import Timestamp
 
 from shard_client.bson.keystring import (
     END,
-    KeyStringBuilder,
     Kind,
     Reader,
-    check,
     encode_integer,
     fitted_type_bits,
+    require_whole_key,
 )
 from shard_client.bson.values import MalformedValueError
 
@@ -67,7 +66,6 @@ _CHANGES: Final = frozenset({b"insert", b"update", b"replace", b"delete"})
 _OPERATION: Final = b"\x46\x3coperationType\0\x3c"
 _KEY: Final = b"\x46documentKey\0"
 _UUID_HEAD: Final = b"\x5a\x10\x04"
-_BOOLEANS: Final = (b"\x6e", b"\x6f")
 _END: Final = bytes((END,))
 _BITS_BEFORE_IDENTIFIER: Final = 6
 """Type bits of the version, the token type and txnOpIndex."""
@@ -114,7 +112,7 @@ class ResumeToken:
             key = None
         if key is None or (text and not text.isalnum()):
             raise MalformedValueError("resume token string was not a valid hex string", 9)
-        check(key)
+        require_whole_key(key)
         reader = Reader(key)
         cluster_time = _cluster_time(reader)
         version = _version(reader)
@@ -134,48 +132,6 @@ class ResumeToken:
             # Bytes after the key's end are dropped, as by a server that re-encodes the token.
             _digits(key[: reader.position] + _END),
             type_bits,
-        )
-
-    @classmethod
-    def of_event(
-        cls,
-        cluster_time: Timestamp,
-        version: int,
-        event_identifier: Mapping[str, Any] | None,
-        *,
-        txn_op_index: int = 0,
-        from_invalidate: bool = False,
-        uuid: UUID | None = None,
-    ) -> Self:
-        """Return the token of an event as a server makes it.
-
-        Raises MalformedValueError for a decimal that no double equals, which is not encoded here.
-        """
-        front = struct.pack(">BII", Kind.TIMESTAMP, cluster_time.time, cluster_time.inc)
-        front += encode_integer(version)
-        if version >= 1:
-            front += encode_integer(EVENT)
-        front += encode_integer(txn_op_index)
-        if version >= 1:
-            front += _BOOLEANS[from_invalidate]
-        key = KeyStringBuilder(front, zero_bits=4 if version == 0 else 6)
-        if uuid is not None or version >= 2:
-            key.append(uuid)
-        before = len(front) + (len(_UUID_HEAD) + 16 if uuid is not None else version >= 2)
-        if event_identifier is not None:
-            key.append(event_identifier)
-        encoded = key.key()
-        return cls(
-            cluster_time,
-            version,
-            EVENT,
-            txn_op_index,
-            from_invalidate,
-            uuid,
-            encoded[before:-1],
-            None,
-            _digits(encoded),
-            key.type_bits() or None,
         )
 
     @classmethod
@@ -293,6 +249,11 @@ def is_high_water_mark(key: bytes | str) -> bool:
 def cluster_time_of(key: bytes | str) -> Timestamp:
     """Return the cluster time that a sort key begins with; raises ValueError if it has none."""
     return Timestamp(int(key[2:10], 16), int(key[10:TIME_DIGITS], 16))
+
+
+def cluster_seconds_of(key: bytes | str) -> int:
+    """Return the seconds of the cluster time that a sort key begins with; raises ValueError."""
+    return int(key[2:10], 16)
 
 
 def first_key(time: Timestamp) -> bytes:

@@ -3,8 +3,9 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any, NamedTuple
 
 import bson
@@ -22,6 +23,7 @@ KILL_TASK = "kill cursors late"
 """The name of the tasks that kill cursors later."""
 
 _TIMEOUT = 5.0
+_LAST_ATTEMPT = 3.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 10.0
 
 Borrow = Callable[[Address, float], AbstractAsyncContextManager[Connection]]
@@ -156,12 +158,15 @@ class CursorReaper:
             self._tasks[cursor.address] = task
 
     async def close(self) -> None:
-        """Give up the remaining cursors."""
-        tasks = list(self._tasks.values())
+        """Try once more to kill the remaining cursors, for 3 seconds at most; give up the rest."""
+        left, tasks = dict(self._left), list(self._tasks.values())
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_ATTEMPT):
+                await asyncio.gather(*starmap(self._kill, left.items()))
         self._left.clear()
         self._tasks.clear()
 

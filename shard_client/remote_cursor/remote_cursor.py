@@ -403,7 +403,7 @@ class RemoteCursor:
 
         Raises CommandError if it is final, or if there is no time left to open the cursor again.
         """
-        if isinstance(self._state, Closing):
+        if isinstance(self._state, Closing | Ended):
             return
         if self._state.cursor is not None:
             self._dialer.kill_later(self._state.cursor)

@@ -145,10 +145,13 @@ class BatchPlanner:
                 if stream.has_stalled(begun_at, self._clock()):
                     raise StreamError(_STALLED)
 
-    def next_batch(self, start: Position, max_events: int | None) -> PlannedBatch:
+    def next_batch(
+        self, start: Position, max_events: int | None, *, advances: bool = False
+    ) -> PlannedBatch:
         """Return the batch after `start`, which is empty if there are no events.
 
-        The batch has about `max_events` events at most; None is no limit. Raises StreamError.
+        The batch has about `max_events` events at most; None is no limit. With `advances` an empty
+        batch ends where the stream is, without waiting for `idle_advance`. Raises StreamError.
         """
         if self._inbox is not None:
             reports = self._inbox.read(self._batch)
@@ -160,7 +163,8 @@ class BatchPlanner:
         if isinstance(start, FromNow):
             self._plan = PlannedBatch(start, self._cluster.beginning(), 0)
         else:
-            self._plan = self._whole(self._planned(start, max_events))
+            least = 0 if advances else self._options.idle_advance
+            self._plan = self._whole(self._planned(start, max_events, least))
         return self._plan
 
     def tasks(self, batch: PlannedBatch) -> list[ReadTask]:
@@ -189,6 +193,15 @@ class BatchPlanner:
         address = None if self._inbox is None else self._inbox.address
         return [replace(task, batch=self._batch, report_to=address) for task in tasks]
 
+    @property
+    def quiet_until(self) -> Timestamp | None:
+        """The cluster time up to which no event follows the planned batch; None if one is known."""
+        state = self._state
+        if not isinstance(state, _Sampled) or state.tokens or state.within_event:
+            return None
+        reached = state.cursor.position
+        return None if reached is None else reached.cluster_time
+
     def close(self) -> None:
         """Kill the cursor, and forget the planned batch."""
         self._become(_Fresh())
@@ -212,7 +225,7 @@ class BatchPlanner:
         self.close()
         return replace(plan, end=end, events=None if plan.events is None else plan.events + passed)
 
-    def _planned(self, start: Position, max_events: int | None) -> PlannedBatch:
+    def _planned(self, start: Position, max_events: int | None, least: float) -> PlannedBatch:
         until = self._until
         if until is None and max_events is None:
             until = self._cluster.present()
@@ -233,7 +246,8 @@ class BatchPlanner:
             self._state = sample = _Sampled(self._stream(start))
         self._read_sample(sample, most, stop)
         if not sample.tokens:
-            return PlannedBatch(start, self._idle_end(start, sample.cursor.position), 0, idle_until)
+            end = self._idle_end(start, sample.cursor.position, least)
+            return PlannedBatch(start, end, 0, idle_until)
         if stop is not None and sample.tokens[0].data > key_of(stop):
             return PlannedBatch(start, start, 0)
         end, events = self._end(sample, most, stop)
@@ -426,13 +440,13 @@ class BatchPlanner:
         reached = state.tokens[0] if state.tokens else state.cursor.position
         return None if reached is None else reached.cluster_time
 
-    def _idle_end(self, start: Position, reached: Token | None) -> Position:
-        """Return `start`, or the stream's position if `start` is older than `idle_advance`."""
+    def _idle_end(self, start: Position, reached: Token | None, least: float) -> Position:
+        """Return `start`, or the stream's position if `start` is `least` seconds older."""
         since = time_of(start)
         if reached is None or since is None or not is_after(reached, start):
             return start
         behind = reached.cluster_time.time - since.time
-        return AtTime(reached.cluster_time) if behind >= self._options.idle_advance else start
+        return AtTime(reached.cluster_time) if behind >= least else start
 
     def _stream(self, start: Position) -> EventStream:
         watch = self._cluster.watch

@@ -6,16 +6,14 @@ registry has it.
 
 from __future__ import annotations
 
-import base64
 import json
-import ssl
 import time
 from collections.abc import Mapping, Sequence
-from http.client import HTTPException, HTTPMessage, HTTPResponse
-from typing import IO, NamedTuple
-from urllib.error import HTTPError
+from typing import NamedTuple
 from urllib.parse import quote, unquote, urlsplit
-from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
+
+import urllib3
+from urllib3.exceptions import HTTPError
 
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.options.retry_options import DEFAULT_RETRY_POLICY, RetryPolicy
@@ -36,7 +34,7 @@ _REMEDIES = {
 """By statuses; the rules are those of the registry's API reference."""
 _MAY_PASS = (408, 429)
 """The statuses below 500 that say that the same request may succeed later."""
-_SERVER_ERRORS = 500
+_OK, _SERVER_ERRORS = 200, 500
 _LARGEST_ID = 0x7FFF_FFFF
 
 
@@ -67,11 +65,8 @@ def _address(url: str) -> Address:
             "commas between them"
         )
     login, _, host = parts.netloc.rpartition("@")
-    headers = {"Content-Type": _TYPE, "Accept": _TYPE}
-    if login:
-        user, _, password = login.partition(":")
-        pair = f"{unquote(user)}:{unquote(password)}".encode()
-        headers["Authorization"] = f"Basic {base64.b64encode(pair).decode()}"
+    pair = ":".join(map(unquote, login.partition(":")[::2])) if login else None
+    headers = {"Content-Type": _TYPE, "Accept": _TYPE, **urllib3.make_headers(basic_auth=pair)}
     return Address(f"{parts.scheme}://{host}{parts.path.rstrip('/')}", headers)
 
 
@@ -97,75 +92,67 @@ def register(
         try:
             return _register(address, subject, schema)
         except HTTPError as error:
-            with error:
-                if error.code < _SERVER_ERRORS and error.code not in _MAY_PASS:
-                    raise _refused(address, subject, error) from None
-                failure: Exception = error
-        except (OSError, HTTPException) as error:
-            failure = error
-            cause = getattr(error, "reason", None)
-            if isinstance(cause, ssl.SSLCertVerificationError):
+            failure = getattr(error, "reason", None) or error
+            if "CERTIFICATE_VERIFY_FAILED" in str(failure):
                 raise StreamError(
                     f"the certificate of the schema registry at {address.url} is not valid here: "
                     "set SSL_CERT_FILE in the environment of the executors to its authority's file",
-                    cause,
+                    failure,
                 ) from None
         if not retries.wait_for_retry(failure):
             raise StreamError(
                 f"gave up after {policy}: the schema registry at {address.url} cannot be reached "
                 "or does not answer. Check that it runs there, and restart the query",
-                getattr(failure, "reason", failure),
+                failure,
             ) from None
 
 
 def _register(address: Address, subject: str, schema: str) -> int:
+    """Make one request. Raises HTTPError if another one may succeed, and StreamError."""
     url = f"{address.url}/subjects/{quote(subject, safe='')}/versions"
-    body = json.dumps({"schema": schema}).encode()
-    request = Request(url, body, dict(address.headers), method="POST")  # noqa: S310
-    context = ssl.create_default_context()
-    opener = build_opener(_NoRedirects, HTTPSHandler(context=context))
-    with opener.open(request, timeout=_SECONDS) as response:
+    with (
+        urllib3.PoolManager(retries=False, timeout=_SECONDS) as pool,
+        pool.request(
+            "POST",
+            url,
+            json={"schema": schema},
+            headers=address.headers,
+            redirect=False,  # which would turn POST into GET
+            preload_content=False,
+        ) as response,
+    ):
         text = _whole(response)
+    if response.status >= _SERVER_ERRORS or response.status in _MAY_PASS:
+        raise HTTPError(f"HTTP {response.status} {response.reason}")
     try:
-        found = json.loads(text)["id"]
-    except (ValueError, KeyError, TypeError):
+        found = json.loads(text)
+    except ValueError:
         found = None
-    if type(found) is not int or not 0 <= found <= _LARGEST_ID:
+    answer = found if isinstance(found, dict) else {}
+    if response.status != _OK:
+        remedy = _REMEDIES.get(response.status, "check schema_registry_url")
+        if target := response.headers.get("Location"):
+            remedy = f"set schema_registry_url to where it redirects to: {target}"
+        raise StreamError(
+            f"the schema registry at {address.url} answers {response.status} for {subject}: "
+            f"{remedy}",
+            answer.get("message", response.reason),
+        )
+    identifier = answer.get("id")
+    if type(identifier) is not int or not 0 <= identifier <= _LARGEST_ID:
         raise StreamError(
             f"{_REMEDIES[404]}. {address.url} answers a request to register a schema without an id",
             text[:100].decode(errors="replace"),
         )
-    return found
+    return identifier
 
 
-def _whole(response: HTTPResponse) -> bytes:
-    """Return an answer's content up to a bound. Raises TimeoutError if it arrives too slowly."""
+def _whole(response: urllib3.BaseHTTPResponse) -> bytes:
+    """Return an answer's content up to a bound. Raises HTTPError if it arrives too slowly."""
     deadline = time.monotonic() + _SECONDS
     content = b""
     while len(content) < _LONGEST_ANSWER and (part := response.read1(_LONGEST_ANSWER)):
         content += part
         if time.monotonic() > deadline:
-            raise TimeoutError("timed out within an answer")
+            raise HTTPError("timed out within an answer")
     return content
-
-
-def _refused(address: Address, subject: str, error: HTTPError) -> StreamError:
-    try:
-        detail = json.loads(error.read(_LONGEST_ANSWER))["message"]
-    except (ValueError, KeyError, TypeError, OSError, HTTPException):
-        detail = error.reason
-    remedy = _REMEDIES.get(error.code, "check schema_registry_url")
-    if target := error.headers.get("Location"):
-        remedy = f"set schema_registry_url to where it redirects to: {target}"
-    return StreamError(
-        f"the schema registry at {address.url} answers {error.code} for {subject}: {remedy}", detail
-    )
-
-
-class _NoRedirects(HTTPRedirectHandler):
-    """Makes a redirection an error: following one would turn POST into GET."""
-
-    def redirect_request(
-        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
-    ) -> None:
-        """Follow none."""

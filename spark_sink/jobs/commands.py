@@ -3,67 +3,25 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand
 
 from spark_sink.errors import OptionError, SourceError
+from spark_sink.jobs.job_settings import Rounds as Rounds
+from spark_sink.jobs.job_settings import pairs_of
+
+_Value = TypeVar("_Value")
 
 Out = Annotated[str, typer.Option("--out", help="The job's folder: a path, or a URI of Spark's.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--conf", help="NAME=VALUE: a setting of Spark. May be repeated."),
 ]
-Schema = Annotated[
-    str,
-    typer.Option(
-        "--schema",
-        help="The columns of the current table: infer (from the documents), none (the documents "
-        "as JSON and BSON), or a file with a schema, as Spark's DDL or JSON.",
-    ),
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-
-
-Deletes = Annotated[
-    Literal["hard", "soft"],
-    typer.Option(
-        "--deletes", help="Whether a delete removes a row (hard), or marks it as _deleted (soft)."
-    ),
-]
-
-
-Messages = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--message",
-        help="With --table messages: NAME=VALUE, an option of Debezium's messages, such as "
-        "prefix=shop, which is required. May be repeated.",
-    ),
-]
-
-
-class Rounds(NamedTuple):
-    """How a running job verifies its table: seconds from round to round, documents a second."""
-
-    every: float
-    rate: int
-    repair: bool
-
-
-Flatten = Annotated[
-    bool,
-    typer.Option(
-        "--flatten",
-        help="With --schema: make columns such as address_city of the fields of documents in "
-        "documents.",
-    ),
-]
 
 
 class Command(TyperCommand):
@@ -94,70 +52,17 @@ class Refusal(typer.BadParameter):
         typer.echo(f"error: {text}", file=file, err=file is None)
 
 
-def pairs_of(texts: list[str] | None, name: str) -> dict[str, str]:
-    """Return the values of NAME=VALUE by name. Raises Refusal; `name` is the option's."""
-    pairs = {}
-    for text in texts or ():
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise Refusal(f"{text!r} has no value: write NAME=VALUE", param_hint=name)
-        pairs[key] = value
-    return pairs
-
-
-def schema_in(given: str) -> str:
-    """Return "none", "infer", or the schema in the file of --schema. Raises OptionError."""
-    if given in ("none", "infer"):
-        return given
-    from spark_sink.rows.typed_documents import is_json, require_types
-
+def parsed(parse: Callable[[Any], _Value], given: Any, name: str) -> _Value:
+    """Return what a parser makes of an argument. Raises Refusal; `name` is the option's."""
     try:
-        text = Path(given).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(
-            f"--schema must be infer, none, or a file that can be read, not {given!r}", error
-        ) from None
-    try:
-        if not is_json(text):
-            require_types(text)
+        return parse(given)
     except ValueError as error:
-        raise OptionError(f"--schema {given}: {error}") from None
-    return text
+        raise Refusal(str(error), param_hint=name) from None
 
 
-def seconds_of(text: str, name: str) -> float:
-    """Return the seconds of a time such as 90s, 30m, 1h or 1d. Raises Refusal."""
-    match = re.fullmatch(r"(\d+)\s*([smhd])\w*", text.strip())
-    if not match or not int(match[1]):
-        raise Refusal(f"{text!r} is no time: write 90s, 30m, 1h or 1d", param_hint=name)
-    return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
-
-
-def source_options(texts: list[str] | None) -> dict[str, str]:
-    """Return the options of the source by their names. Raises OptionError."""
-    from spark_sink.options.stream_options import named_options
-
-    options = named_options(pairs_of(texts, "--option"))
-    if "uri" in options or "uriFile" in options:
-        raise OptionError(
-            "--option cannot set the connection string: use --uri, or the variable MERGEROUTER_URI"
-        )
-    if "signalFolder" in options:
-        raise OptionError("--option cannot set signalFolder: a job has its own, for job signal")
-    return options
-
-
-def messages_in(texts: list[str] | None, tables: Collection[str]) -> dict[str, str]:
-    """Return the options of a job's messages, validated. Raises OptionError."""
-    from spark_sink.debezium.message_table import table_options
-    from spark_sink.jobs.job_folder import MESSAGES
-
-    options = pairs_of(texts, "--message")
-    if MESSAGES in tables:
-        table_options(options)
-    elif options:
-        raise OptionError("--message is for --table messages: give both")
-    return options
+def spark_settings(conf: list[str] | None) -> dict[str, str]:
+    """Return the settings of --conf by name. Raises Refusal."""
+    return parsed(pairs_of, conf or [], "--conf")
 
 
 if TYPE_CHECKING:
@@ -218,9 +123,13 @@ def compact(out: Out) -> None:
     """
     from spark_sink.jobs.maintenance import compact_tables
 
+    is_empty = True
     with failures():
-        lines = compact_tables(job_in(out))
-    typer.echo("\n".join(lines) or "no batch is committed yet")
+        for line in compact_tables(job_in(out)):
+            is_empty = False
+            typer.echo(line)
+    if is_empty:
+        typer.echo("no batch is committed yet")
 
 
 def rebuild(
@@ -247,14 +156,14 @@ def rebuild(
         rebuild_current,
     )
 
-    spark_settings = pairs_of(conf, "--conf")
+    given = spark_settings(conf)
     with failures(), ExitStack() as held:
         folder = job_in(out)
         if (to is None) != (into is None):
             raise OptionError("--to and --into belong together: give both, or none")
         if to is not None and into is not None:
             time = time_from_text(to, "--to")
-            with session("rebuild", spark_settings) as spark:
+            with session("rebuild", given) as spark:
                 table = rebuild_at(spark, folder, time, into)
             typer.echo(f"{table.address} has {table.count()} documents")
             if names := unread_names(table.state.lacking):
@@ -263,7 +172,7 @@ def rebuild(
         held.enter_context(folder.locked())
         lost = lacks_current(folder)
         if lost:
-            with session("rebuild", spark_settings) as spark:
+            with session("rebuild", given) as spark:
                 table = rebuild_current(spark, folder)
             typer.echo(f"{table.address} has {table.count()} documents")
         if not lost or folder.query() is None:

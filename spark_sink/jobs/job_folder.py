@@ -152,22 +152,29 @@ class JobFolder:
         OptionError if the folder has a job that these options cannot continue.
         """
         batches = self.batches()
-        old = self.record() if batches or self.exists else JobRecord()
+        old = self.require_continues(record, once=once)
         since = ""
         if batches:
-            self._refuse(old, record, once=once)
             is_same = old.options == record.options
             since = old.since if is_same else key_of(batches[-1].end.position)
-            if once and batches[-1].end.running is None:
-                raise OptionError(
-                    f"the job in {self.address} has finished its snapshot: use another --out"
-                )
         inside = self.checkpoint == f"{self.address}/checkpoint"
         checkpoint = "" if inside else self.checkpoint
         cluster = record.cluster or old.cluster
         kept = replace(record, checkpoint=checkpoint, cluster=cluster, since=since)
         kept = replace(kept, columns=old.columns)
         self._folder.write("job.json", json.dumps(asdict(kept), indent=2))
+
+    def require_continues(self, record: JobRecord, *, once: bool = False) -> JobRecord:
+        """Return what the job was started with before. Raises OptionError as `begin`."""
+        batches = self.batches()
+        old = self.record() if batches or self.exists else JobRecord()
+        if batches:
+            self._refuse(old, record, once=once)
+            if once and batches[-1].end.running is None:
+                raise OptionError(
+                    f"the job in {self.address} has finished its snapshot: use another --out"
+                )
+        return old
 
     def keep_columns(self, columns: dict[str, Any]) -> None:
         """Write the form of the current table. Raises OSError."""

@@ -28,7 +28,7 @@ from spark_sink.source.schema import schema_for
 from spark_sink.source.stream_reader import MergerouterStreamReader
 from spark_sink.source.tasks import Task, TaskPartition
 from spark_sink.tables.log_state import newest_state
-from spark_sink.tables.table_state import TableState, Unread, namespaces_in
+from spark_sink.tables.table_state import TableState, Unread
 from spark_sink.tables.tasks import REPORT, reported
 
 FORMAT = "mergerouter-job"
@@ -92,10 +92,8 @@ class JobStreamReader(MergerouterStreamReader):
         return self._seen[1:]
 
     def places(self) -> set[tuple[str, str]]:
-        """Return the collections of which the current table has documents."""
-        from spark_sink.tables.delta_log import DeltaLog  # executors may lack deltalake
-
-        return set() if self._current is None else namespaces_in(DeltaLog(self._current))
+        """Return the collections of which the current table had documents at the start."""
+        return set(self._tables.places)
 
     def small_batch(self, before: Offset, at: Offset) -> list[Task] | None:
         """Return what is read between two offsets if it is little, otherwise None.

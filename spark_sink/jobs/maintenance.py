@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TextIO
 
 from spark_sink.errors import SourceError
@@ -13,22 +13,20 @@ from spark_sink.jobs.tables_job import appended_table
 from spark_sink.tables.delta_log import DeltaLog
 
 
-def compact_tables(folder: JobFolder) -> list[str]:
-    """Merge small files, delete those that no reader needs, and return a line for each table.
+def compact_tables(folder: JobFolder) -> Iterator[str]:
+    """Merge small files, delete those that no reader needs, and tell of each table when it is done.
 
     The job may run meanwhile. Raises StreamError.
     """
-    lines = []
     for name in APPENDED:
         table = appended_table(folder, name)
         if table.log.exists:
             before, after = table.compact()
-            table.log.vacuum(full=True)
-            lines.append(f"{name}: {before} files compacted into {after}")
+            deleted = table.log.vacuum(full=True)
+            yield f"{name}: {before} files compacted into {after}, {deleted} old ones deleted"
     current = DeltaLog(folder.table(CURRENT))
     if current.exists:  # its files are written again as they grow
-        current.vacuum(full=True)
-    return lines
+        yield f"{CURRENT}: {current.vacuum(full=True)} old files deleted"
 
 
 class Schedule:
@@ -58,9 +56,11 @@ class Schedule:
         if self._clock() - self._last < self._seconds:
             return
         try:
-            lines = compact_tables(self._folder)
+            for line in compact_tables(self._folder):
+                self._tell(line)
         except SourceError as error:
-            lines = [f"the tables were not compacted; the job continues: {error}"]
+            self._tell(f"the tables were not all compacted; the job continues: {error}")
         self._last = self._clock()
-        for line in lines:
-            print(line, file=self._stream, flush=True)
+
+    def _tell(self, line: str) -> None:
+        print(line, file=self._stream, flush=True)

@@ -7,8 +7,9 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from shutil import get_terminal_size
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 from pyspark.sql.streaming.listener import (
@@ -24,6 +25,9 @@ from spark_sink.jobs.task_tables import Written
 from spark_sink.snapshot.plan import SnapshotPlan
 from spark_sink.source.offsets import Offset
 
+if TYPE_CHECKING:
+    from spark_sink.jobs.job_folder import LoggedBatch
+
 _EXECUTED = "addBatch"
 """The phase that Spark reports of batches that it has run, and not of idle triggers."""
 _OPERATIONS = {"c": "create", "u": "update", "d": "delete", "r": "snapshot"}
@@ -31,6 +35,8 @@ _OPERATIONS = {"c": "create", "u": "update", "d": "delete", "r": "snapshot"}
 _MOST_NAMESPACES = 200
 _BAR = 20
 """The characters of a snapshot's bar."""
+STANDS = 60
+"""Seconds after which a stream without events stands still: each shard reports every ten."""
 _BATCH_SECONDS = (0.1, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 900)
 
 
@@ -61,8 +67,7 @@ class BatchProgress:
         if self.files:
             text += f", {self.files} files"
         if self.through is not None and self.lag is not None:
-            moment = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self.through))
-            text += f", through {moment} UTC, {self.lag:.0f} s behind"
+            text += f", through {_moment(self.through)}, {self.lag:.0f} s behind"
         return f"{text}, {self.snapshot}" if self.snapshot else text
 
 
@@ -79,8 +84,7 @@ def batch_progress(
     durations = progress.get("durationMs", {})
     if _EXECUTED not in durations:
         return None
-    at = _offset(progress)
-    through = None if at is None or at.time is None else int(at.time.time)
+    at, through = _offset(progress), reached(progress)
     snapshot, share = "", 1.0
     if at is not None and at.running is not None:
         found = at.running.progress
@@ -105,19 +109,58 @@ def batch_progress(
     )
 
 
+def reached(progress: Mapping[str, Any]) -> int | None:
+    """Return the cluster time up to which a query has all events, in seconds since 1970.
+
+    It is the end of the last batch, or the time up to which the stream has no further event. None
+    without a position. `progress` is one of Spark's reports, also of a trigger without a batch.
+    """
+    end, quiet = _offset(progress), _quiet_until(progress)
+    ends = [] if end is None or end.time is None else [int(end.time.time)]
+    return max([*ends, *([] if quiet is None else [quiet])], default=None)
+
+
+def _quiet_until(progress: Mapping[str, Any]) -> int | None:
+    """Return the time up to which no event follows the last batch; None if one may follow."""
+    latest = _offset(progress, "latestOffset")
+    return None if latest is None or latest.idle_until is None else int(latest.idle_until.time)
+
+
+def _begun(progress: Mapping[str, Any]) -> float:
+    """Return when a trigger began, in seconds since 1970."""
+    return datetime.fromisoformat(progress["timestamp"]).timestamp()
+
+
 def _share(plan: SnapshotPlan) -> float:
     """Return how much of a snapshot is planned; each collection counts the same."""
     done = plan.progress
     return (done.collections_planned + done.share) / max(1, done.collections)
 
 
-def _offset(progress: Mapping[str, Any]) -> Offset | None:
-    """Return the offset at the end of a batch; None where the report has none."""
-    end: Any = next((each.get("endOffset") for each in progress.get("sources", ())), None)
+def _offset(progress: Mapping[str, Any], name: str = "endOffset") -> Offset | None:
+    """Return an offset, by default that at the end of a batch; None where the report has none."""
+    end: Any = next((each.get(name) for each in progress.get("sources", ())), None)
     try:
         return Offset.read(json.loads(end) if isinstance(end, str) else end)
     except (StreamError, ValueError, AttributeError):
         return None
+
+
+def _moment(time_: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_))
+
+
+class ProgressReader(Protocol):
+    """Is told what a query does."""
+
+    def add(self, batch: BatchProgress) -> None:
+        """Take in a batch that has run."""
+
+    def reach(self, through: int, *, waits: bool) -> None:
+        """Take in the cluster time up to which the query has all events (`reached`).
+
+        `waits` is whether the stream stands still there, because it waits for a shard.
+        """
 
 
 class JobMetrics:
@@ -126,6 +169,10 @@ class JobMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         made = self.registry
+        started = Gauge(
+            "mergerouter_job_start_time_seconds", "Time of the start since 1970.", registry=made
+        )
+        started.set_to_current_time()
         self._batches = Counter("mergerouter_job_batches", "Batches committed.", registry=made)
         self._events = Counter(
             "mergerouter_job_events", "Events and documents written.", registry=made
@@ -138,7 +185,7 @@ class JobMetrics:
         )
         self._through = Gauge(
             "mergerouter_job_through_timestamp_seconds",
-            "Cluster time up to which the tables have all events.",
+            "Cluster time up to which the tables have all events; 0 before the first batch.",
             registry=made,
         )
         self._changes = Counter(
@@ -160,6 +207,7 @@ class JobMetrics:
             "Part of the snapshot that is done, 1 where none is in progress.",
             registry=made,
         )
+        self._snapshot.set(1)
         self._verified = Gauge(
             "mergerouter_job_verified_through_timestamp_seconds",
             "Cluster time through which the current table is verified.",
@@ -168,8 +216,10 @@ class JobMetrics:
         self._compared = Counter(
             "mergerouter_job_verified_rows", "Rows and keys compared.", registry=made
         )
-        self._differences = Counter(
-            "mergerouter_job_differences", "Keys that differ from the collections.", registry=made
+        self._differences = Gauge(
+            "mergerouter_job_differences",
+            "Keys that differed from the collections in the last round of verification.",
+            registry=made,
         )
 
     def serve(self, port: int, host: str = "127.0.0.1") -> None:
@@ -182,14 +232,16 @@ class JobMetrics:
         self._events.inc(batch.events)
         self._seconds.observe(batch.seconds)
         self._snapshot.set(batch.share)
-        if batch.through is not None:
-            self._through.set(batch.through)
+
+    def reach(self, through: int, *, waits: bool) -> None:
+        """Note the cluster time up to which the tables have all events."""
+        self._through.set(through)
 
     def add_round(self, through: int, rows: int, differences: int) -> None:
         """Count a round of verification, through a cluster time in seconds since 1970."""
         self._verified.set(through)
         self._compared.inc(rows)
-        self._differences.inc(differences)
+        self._differences.set(differences)
 
     def committed(self, table: str, seconds: float) -> None:
         """Count the commit of a batch to one of the job's tables."""
@@ -205,10 +257,10 @@ class JobMetrics:
 
 
 class ProgressReport:
-    """Tells each batch of a query once.
+    """Tells each batch of a query once, and when its stream stands still.
 
     Args:
-        listeners: called with each batch.
+        listeners: are told each batch, and what the query has reached.
         stream: where the lines are printed; on a terminal one line with a bar shows a snapshot.
         clock: the present, in seconds since 1970.
         written: what a job's batches have written.
@@ -216,7 +268,7 @@ class ProgressReport:
 
     def __init__(
         self,
-        listeners: Sequence[Callable[[BatchProgress], None]] = (),
+        listeners: Sequence[ProgressReader] = (),
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.time,
         written: Mapping[int, Written] | None = None,
@@ -227,9 +279,24 @@ class ProgressReport:
         self._clock = clock
         self._told = -1
         self._has_bar = False
+        self._waits = False
+        self._through = 0
+
+    def begin(self, last: LoggedBatch | None) -> None:
+        """Tell that the query has started, after the last batch that is committed, if any."""
+        where = "begins" if last is None else f"continues after batch {last.number}"
+        self._line(f"Spark has started: the job {where}")
+        if last is not None and last.end.time is not None:
+            self._reach(int(last.end.time.time), waits=False)
+
+    def end(self, last: LoggedBatch | None) -> None:
+        """Tell that the query was stopped, or has written all that there is."""
+        where = "before the first batch" if last is None else f"after batch {last.number}"
+        self._line(f"stopped {where}; the next start continues")
 
     def __call__(self, query: StreamingQuery) -> None:
-        """Tell the batches that have ended since the last call."""
+        """Tell the batches that have ended since the last call, and what the query has reached."""
+        progress: Mapping[str, Any] | None = None
         for progress in query.recentProgress:
             batch = batch_progress(progress, self._clock(), self._written)
             if batch is None or batch.number <= self._told:
@@ -237,17 +304,40 @@ class ProgressReport:
             self._told = batch.number
             self._tell(batch)
             for listener in self._listeners:
-                listener(batch)
+                listener.add(batch)
+        through = None if progress is None else reached(progress)
+        if progress is None or through is None:
+            return
+        quiet = _quiet_until(progress)
+        waits = quiet is not None and _begun(progress) - quiet > STANDS
+        if waits and not self._waits:
+            self._line(
+                f"the stream stands still at {_moment(through)}: a shard does not answer, or is "
+                "behind (the router's status page names it). The job waits; nothing is lost"
+            )
+        elif self._waits and not waits:
+            self._line("the stream goes on")
+        self._waits = waits
+        self._reach(through, waits=waits)
+
+    def _reach(self, through: int, *, waits: bool) -> None:
+        self._through = max(self._through, through)
+        for listener in self._listeners:
+            listener.reach(self._through, waits=waits)
+
+    def _line(self, text: str) -> None:
+        """Print a line, below the bar of a snapshot if there is one."""
+        print(f"\n{text}" if self._has_bar else text, file=self._stream, flush=True)
+        self._has_bar = False
 
     def _tell(self, batch: BatchProgress) -> None:
-        before, self._has_bar = self._has_bar, bool(batch.snapshot) and self._stream.isatty()
-        if self._has_bar:
-            full = round(batch.share * _BAR)
-            text = f"[{'#' * full}{'-' * (_BAR - full)}] {batch}"
-            print(f"\r\x1b[K{text[: get_terminal_size().columns - 1]}", end="", file=self._stream)
-        else:
-            print(f"\n{batch}" if before else batch, file=self._stream)
-        self._stream.flush()
+        if not (batch.snapshot and self._stream.isatty()):
+            self._line(str(batch))
+            return
+        self._has_bar = True
+        full = round(batch.share * _BAR)
+        text = f"[{'#' * full}{'-' * (_BAR - full)}] {batch}"[: get_terminal_size().columns - 1]
+        print(f"\r\x1b[K{text}", end="", file=self._stream, flush=True)
 
 
 class ProgressListener(StreamingQueryListener):
@@ -262,9 +352,12 @@ class ProgressListener(StreamingQueryListener):
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
         """Count a batch."""
-        batch = batch_progress(json.loads(event.progress.json), self._clock())
+        progress = json.loads(event.progress.json)
+        batch, through = batch_progress(progress, self._clock()), reached(progress)
         if batch is not None:
             self._metrics.add(batch)
+        if through is not None:
+            self._metrics.reach(through, waits=False)
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
         """Do nothing."""

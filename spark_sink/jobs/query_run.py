@@ -66,6 +66,11 @@ _REMEDIES = (
         "again; it continues from its checkpoint",
     ),
     (
+        "No module named",
+        "the Python that Spark starts on each host (PYSPARK_PYTHON) lacks a package: install "
+        "pymongo, pyarrow and numpy there",
+    ),
+    (
         "Java heap space",
         "Spark has too little memory: start the job with --conf spark.driver.memory=4g, or with "
         "smaller batches (--option maxEventsPerTrigger=50000)",

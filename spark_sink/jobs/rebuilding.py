@@ -38,7 +38,7 @@ from spark_sink.jobs.point_in_time import bronze_at, require_begun, scope_at
 from spark_sink.jobs.tables_job import table_form, take_over
 from spark_sink.options.snapshot_options import QueryStart
 from spark_sink.options.stream_options import parse_options
-from spark_sink.options.values import cluster_time_position, resume_token
+from spark_sink.options.values import position
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.source.offsets import Offset
 from spark_sink.source.tasks import planner_for
@@ -370,12 +370,8 @@ def _note_end(folder: JobFolder, number: int, offset: Mapping[str, Any]) -> None
 
 
 def _position(text: str) -> AtTime:
-    for parse in (cluster_time_position, resume_token):
-        try:
-            found: Token | AtTime = parse(text)
-        except ValueError:
-            continue
-        return AtTime(found.cluster_time) if isinstance(found, Token) else found
-    raise OptionError(
-        f"--to: must be a time such as 2026-01-31T12:00:00Z or a resume token, not {text!r}"
-    )
+    try:
+        found = position(text)
+    except ValueError as error:
+        raise OptionError(f"--to: {error}") from None
+    return AtTime(found.cluster_time) if isinstance(found, Token) else found

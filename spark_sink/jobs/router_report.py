@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -28,14 +29,16 @@ _SPAN = 60.0
 # Seconds after which a job without a batch reports, so that until then the page shows the error
 # with which it ended before.
 _FIRST_REPORT = 60.0
+# Seconds without an answer after which the job tells it.
+_SILENCE = 15.0
 
 
 class RouterReport:
     """Reports a job's progress. Use it as a context manager: its end reports the end of the job,
     or the exception that ends it.
 
-    The job continues if a report fails. After a server has refused one, as a mongos does, no more
-    reports are sent.
+    The job continues if a report fails; it tells when the router does not answer, and when it does
+    again. A server that has refused a report, as a mongos does, is only asked whether it answers.
 
     Args:
         folder: the job's folder, by which the page names it.
@@ -54,14 +57,19 @@ class RouterReport:
         self._database = scope.database or "admin"
         self._target: str | int = scope.collections[0] if len(scope.collections) == 1 else 1
         self._client: RouterClient | None = RouterClient(parsed)
+        self._address = self._client.address
         self._job = _without_password(folder)
         self._clock = clock
         self._began = clock()
         self._next = self._began + _FIRST_REPORT
         self._rates: deque[tuple[float, int]] = deque()
         self._last: BatchProgress | None = None
+        self._through: int | None = None
         self._error: str | None = None
-        self._idle = False
+        self._waits = False
+        self._command = _COMMAND
+        self._silent_since: float | None = None
+        self._has_told_silence = False
 
     def __enter__(self) -> Self:
         return self
@@ -85,11 +93,13 @@ class RouterReport:
         self._last = batch
         self._rates.append((self._clock(), batch.events))
 
-    def turn(self, query: StreamingQuery) -> None:
+    def reach(self, through: int, *, waits: bool) -> None:
+        """Take in what the job has reached, which the next `turn` reports."""
+        self._through, self._waits = through, waits
+
+    def turn(self, _query: StreamingQuery) -> None:
         """Report what is due; call it about every second."""
         if self._clock() >= self._next:
-            # Spark has looked for events, and has found none after the last batch.
-            self._idle = not query.status["isDataAvailable"]
             self._send()
 
     def failed(self, cause: str) -> None:
@@ -101,20 +111,43 @@ class RouterReport:
         if self._client is None:
             return
         self._next = self._clock() + _INTERVAL
+        given = (self._target, self._report() | {"ended": ended})
+        value, fields = given if self._command == _COMMAND else (1, {})
         try:
             with pymongo.timeout(_TIMEOUT):
-                database = self._client.mongo[self._database]
-                database.command(_COMMAND, self._target, **self._report(), ended=ended)
+                self._client.mongo[self._database].command(self._command, value, **fields)
         except PyMongoError as error:
             if isinstance(error, OperationFailure) and not (is_transient(error) or error.timeout):
-                self._close()
+                self._command = "ping"
+            else:
+                self._silent(error)
+        else:
+            self._answered()
+
+    def _silent(self, error: PyMongoError) -> None:
+        """Tell once that the router has not answered for some time."""
+        if self._silent_since is None:
+            self._silent_since = self._clock()
+        seconds = self._clock() - self._silent_since
+        if seconds >= _SILENCE and not self._has_told_silence:
+            self._has_told_silence = True
+            host, port = self._address
+            _tell(
+                f"{host}:{port} has not answered for {seconds:.0f} s ({type(error).__name__}): "
+                "check that the router runs there. The job waits, and goes on when it answers"
+            )
+
+    def _answered(self) -> None:
+        if self._has_told_silence:
+            _tell("the router answers again")
+        self._silent_since, self._has_told_silence = None, False
 
     def _report(self) -> dict[str, Any]:
         report: dict[str, Any] = {"job": self._job, "eventsPerSecond": self._rate()}
         if self._last is not None:
-            report |= {"batch": self._last.number, "idle": self._idle}
-            if self._last.through is not None:
-                report["through"] = Timestamp(self._last.through, 0)
+            report["batch"] = self._last.number
+        if self._through is not None:
+            report |= {"through": Timestamp(self._through, 0), "waits": self._waits}
         if self._error is not None:
             report["error"] = self._error
         return report
@@ -140,3 +173,7 @@ def _without_password(address: str) -> str:
         return address
     place, slash, path = rest.partition("/")
     return f"{scheme}://{place.rpartition('@')[2]}{slash}{path}"
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)  # noqa: T201

@@ -1,21 +1,38 @@
-"""The progress of a job, from its folder."""
+"""The progress of a job, from its folder, and the wait for a part of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import closing
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from typing import Any
+from uuid import uuid4
 
 import pyarrow.compute as pc
+from bson.timestamp import Timestamp
 
-from spark_sink.jobs.job_folder import JobFolder
+from spark_sink.errors import OptionError
+from spark_sink.events.documents import from_document
+from spark_sink.events.positions import AtTime, Position, Token, after, key_of
+from spark_sink.folders import Folder
+from spark_sink.jobs.job_folder import ALL_BATCHES, CURRENT, JobFolder
+from spark_sink.jobs.point_in_time import unread_names
 from spark_sink.options.stream_options import parse_options
+from spark_sink.options.values import position
 from spark_sink.rows.typed_documents import RESCUED
+from spark_sink.signals.signal import LOG
 from spark_sink.signals.state import SignalState
 from spark_sink.snapshot.plan import Progress
+from spark_sink.source.offsets import Offset
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.log_state import newest_state
+from spark_sink.tables.table_state import TableState
+
+# Seconds between two looks at the tables.
+_POLL_SECONDS = 0.5
 
 
 def status_of(out: str, uri: str | None = None) -> dict[str, Any]:
@@ -127,6 +144,92 @@ def _counts(progress: Progress) -> dict[str, int]:
         "chunksPlanned": progress.chunks_planned,
         "rowsPlanned": progress.rows_planned,
     }
+
+
+def position_to_reach(to: str | datetime | Timestamp, uri: str, name: str = "to") -> Position:
+    """Return the position behind the events that a text, a time or a token names.
+
+    "now" is after all writes that have ended, by the router at `uri`. Raises OptionError, with the
+    argument's `name`, and StreamError if the router cannot be reached.
+    """
+    if to == "now":
+        with closing(RouterClient(parse_options({"uri": uri}))) as client:
+            client.require_reachable()
+            return after(client.with_retries(client.snapshot_time))
+    if isinstance(to, Timestamp):
+        to = f"{to.time},{to.inc}"
+    try:
+        found = position(to if isinstance(to, str) else to.isoformat())
+    except ValueError as error:
+        raise OptionError(f"{name}: {error}") from None
+    if isinstance(found, Token):
+        return AtTime(found.cluster_time) if found.is_high_water_mark else found
+    return after(found.time)
+
+
+def wait_until(
+    folder: JobFolder, target: Position, seconds: float, turn: Callable[[], None] = lambda: None
+) -> None:
+    """Wait until all tables of a job have all events before a position.
+
+    A job that has no more events is asked to move to the end of the stream, by a signal. `turn` is
+    called before each look at the tables. Raises TimeoutError, which says what is missing, what
+    `turn` raises, and SourceError if there is no job.
+    """
+    deadline = time.monotonic() + seconds
+    signals, asked, refused = Folder(folder.signals), "", ""
+    signal = json.dumps({"type": LOG, "data": {"message": "job wait"}})
+    try:
+        while True:
+            turn()
+            if not (missing := [*_missing(folder, target)]):
+                return
+            if time.monotonic() >= deadline:
+                last = folder.last_committed()
+                told = "none" if last is None else f"{last.number}, committed {last.committed}"
+                raise TimeoutError(
+                    f"after {seconds:g} s {'; '.join(missing)}. Check that the job in "
+                    f"{folder.address} runs (its last batch is {told}), or wait longer{refused}"
+                )
+            if not refused and not signals.has(asked):
+                asked = f"wait-{uuid4().hex}.json"
+                try:
+                    signals.write(asked, signal)
+                except OSError as error:
+                    refused = (
+                        f". The job was not asked to move on, which it does by itself: {error}"
+                    )
+            time.sleep(min(_POLL_SECONDS, max(0.0, deadline - time.monotonic())))
+    finally:
+        with suppress(OSError):
+            signals.remove(*filter(None, [asked]))
+
+
+def _missing(folder: JobFolder, target: Position) -> Iterator[str]:
+    """Return what the tables of a job lack of the events before a position, as texts."""
+    if not folder.exists:
+        yield f"there is no job in {folder.address} yet"
+        return
+    record = folder.record()
+    states = {name: newest_state(folder.table(name)) for name in record.tables}
+    ends = {name: state.get("offset") for name, state in states.items() if name in ALL_BATCHES}
+    last = None if ends else folder.last_committed()
+    for name, offset in (ends or {"the job": last and last.offset}).items():
+        at = Offset.read(offset) if offset else None
+        if at is None:
+            yield f"{name} has no batch yet"
+        elif at.running is not None:
+            yield f"{name} has a snapshot in progress"
+        elif key_of(at.position) < key_of(target):
+            cut = at.cut
+            told = "" if cut is None else f" {_iso(cut.as_datetime())} ({cut.time},{cut.inc})"
+            yield f"{name} has reached{told or ' no time'}"
+        elif name == CURRENT and (lacking := from_document(TableState, states[name]).lacking):
+            yield f"{name} must read {unread_names(lacking)} again"
+    written = [each.get("written", {}) for each in states.values()]
+    for name, number in (pair for each in written for pair in each.items()):
+        if name in states and states[name].get("batch", -1) < number:
+            yield f"{name} lacks batch {number}"
 
 
 def _newest(uri: str) -> int:

@@ -9,16 +9,21 @@ from types import FrameType
 
 
 class StopRequest:
-    """Whether SIGTERM or SIGINT has requested a stop, from the making of the object on.
+    """Whether a stop is requested: by SIGTERM or SIGINT, from the making of the object on.
 
     A second signal exits immediately. So does the first one before `begin`, with status 0: there is
     no batch to wait for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, handles_signals: bool = True) -> None:
         self._asked = threading.Event()
         self._has_begun = False
+        self._numbers = (signal.SIGTERM, signal.SIGINT) if handles_signals else ()
         self._handle()
+
+    def request(self) -> None:
+        """Request a stop, as a signal does."""
+        self._asked.set()
 
     def begin(self) -> None:
         """Let the batch in progress commit after a signal.
@@ -29,7 +34,7 @@ class StopRequest:
         self._handle()
 
     def _handle(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in self._numbers:
             signal.signal(number, self._take)
 
     @property

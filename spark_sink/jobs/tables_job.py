@@ -65,7 +65,7 @@ from spark_sink.tables.prepare import PREPARED
 from spark_sink.tables.range_merge import UNAPPLIED
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage, remove_interrupted
 from spark_sink.tables.table_form import TableForm
-from spark_sink.tables.table_state import TableScope
+from spark_sink.tables.table_state import TableScope, namespaces_in
 
 if TYPE_CHECKING:
     from spark_sink.jobs.progress import JobMetrics
@@ -198,7 +198,8 @@ class TablesJob:
         options, rows = _with_schema(options)
         self._rows = bronze_schema(rows)
         addresses = {name: self._folder.table(name) for name in (*self._tables, QUARANTINE)}
-        tables = TaskTables(addresses, self._record.messages, self._epoch)
+        places = self._places(parse_options(options).scope)
+        tables = TaskTables(addresses, self._record.messages, self._epoch, places)
         options[TABLES] = to_json(tables)
         reader = JobSource(dict(options)).streamReader(StructType())
         self._reader = cast("JobStreamReader", reader)  # an old Spark refuses the query itself
@@ -209,7 +210,17 @@ class TablesJob:
             writer = writer.trigger(availableNow=True)
         else:
             writer = writer.trigger(processingTime=trigger)
-        return writer.queryName("mergerouter").start()
+        return writer.queryName(f"mergerouter {self._folder.address}").start()
+
+    def _places(self, scope: Scope) -> tuple[tuple[str, str], ...]:
+        """Return the collections in the current table; none if the last batch has this scope."""
+        batches = self._folder.batches()
+        at = batches[-1].end if batches else None
+        if CURRENT not in self._tables or at is None:
+            return ()
+        if at.scope in (None, scope) and at.sought is None:
+            return ()
+        return tuple(sorted(namespaces_in(DeltaLog(self._folder.table(CURRENT)))))
 
     def _commit(self, batch: DataFrame, number: int) -> None:
         """Commit a batch to the tables, from the reports of its tasks."""

@@ -19,9 +19,12 @@ _NO_ALIASES: Mapping[str, str] = {}
 _Value = TypeVar("_Value")
 
 
-def option(name: str, parse: Callable[[str], Any], default: Any) -> Any:
-    """Return a dataclass's field for an option, from its name, its parser and its default."""
-    return field(default=default, metadata={"option": name, "parse": parse})
+def option(name: str, parse: Callable[[str], Any], default: Any, *, shown: bool = True) -> Any:
+    """Return a dataclass's field for an option, from its name, its parser and its default.
+
+    A secret is not `shown` where the dataclass is printed.
+    """
+    return field(default=default, metadata={"option": name, "parse": parse}, repr=shown)
 
 
 def option_names(kind: Any) -> list[str]:

@@ -24,7 +24,7 @@ from spark_sink.options.names import canonical, fields_in, option, option_names,
 from spark_sink.options.retry_options import RetryPolicy, retry_options
 from spark_sink.options.scope import NamespaceLists, Scope
 from spark_sink.options.snapshot_options import MODE_OPTIONS, SnapshotOptions, snapshot_options
-from spark_sink.rows.field_edits import FieldEdit, excluded_fields, renamed_fields
+from spark_sink.rows.field_edits import FieldEdit, excluded_fields, masked_fields, renamed_fields
 from spark_sink.rows.typed_documents import document_schema
 
 SPLIT_STAGE = "$changeStreamSplitLargeEvent"
@@ -116,7 +116,8 @@ class StreamOptions:
         ignores_unknown: whether a field outside of that schema is left out, and not rescued.
         canonical_json: canonical instead of relaxed extended JSON in the JSON columns.
         heartbeat_interval: seconds of cluster time between two heartbeats; 0: none.
-        excluded_fields, renamed_fields: fields of documents that are left out, and then renamed.
+        excluded_fields, masked_fields, renamed_fields: fields of documents that are left out, then
+            masked, with the salt of hashes, and then renamed.
         batch_mode: what `spark.read` reads: "snapshot", "changes", or None.
         end: where a batch read of changes ends; None: at the present.
         tolerant: whether an event that cannot be read becomes a row instead of a failure.
@@ -150,10 +151,18 @@ class StreamOptions:
     retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
     signals: SignalOptions = field(default_factory=SignalOptions)
     excluded_fields: tuple[FieldEdit, ...] = option("field.exclude.list", excluded_fields, ())
+    masked_fields: tuple[FieldEdit, ...] = option("field.masks", masked_fields, ())
+    salt: bytes | None = option("field.masks.salt.file", values.salt_in_file, None, shown=False)
     renamed_fields: tuple[FieldEdit, ...] = option("field.renames", renamed_fields, ())
     batch_mode: str | None = option("mode", values.one_of("snapshot", "changes"), None)
     end: Position | None = None
     tolerant: bool = False
+
+    @property
+    def edits(self) -> tuple[FieldEdit, ...]:
+        """The changes of documents, in their order."""
+        masks = (each.salted(self.salt) for each in self.masked_fields)
+        return (*self.excluded_fields, *masks, *self.renamed_fields)
 
     @property
     def idle_advance(self) -> float:
@@ -207,6 +216,7 @@ def parse_options(options: Mapping[str, str]) -> StreamOptions:
     )
     _require_document_schema(given)
     _require_repeatable(parsed)
+    _require_masks(parsed)
     _require_consistent_snapshot(parsed)
     return parsed
 
@@ -314,6 +324,26 @@ def _require_repeatable(options: StreamOptions) -> None:
                 "repeated; filter in Spark, or use fullDocument=whenAvailable or required with "
                 "post-images"
             )
+
+
+# Stages that copy no value to another place of an event.
+_NO_COPIES = {"$match", "$redact", "$unset", SPLIT_STAGE}
+
+
+def _require_masks(options: StreamOptions) -> None:
+    """Refuse hashes without a salt, and stages that could copy a value to where no mask is."""
+    masks = [each.mask for each in options.masked_fields if each.mask is not None]
+    if any(mask.rule == "hash" for mask in masks) and options.salt is None:
+        raise OptionError(
+            "option 'field.masks': a hash needs a salt: set field.masks.salt.file to a file with "
+            "one, such as that of openssl rand -hex 32"
+        )
+    stages = {name for stage in options.pipeline for name in stage}
+    if masks and (others := sorted(stages - _NO_COPIES)):
+        raise OptionError(
+            f"option 'pipeline': {others[0]} may copy a masked value to another field: with "
+            f"field.masks, use {', '.join(sorted(_NO_COPIES))} only"
+        )
 
 
 def _lists(given: Mapping[str, str]) -> NamespaceLists:

@@ -18,6 +18,8 @@ from spark_sink.options.java_patterns import compiled
 
 # Characters that show a pattern instead of a name.
 _PATTERN = re.compile(r"[*?+|^$()\[\]{}\\]")
+# The fewest bytes of a salt: a shorter one could be found by trial.
+_LEAST_SALT = 16
 
 
 def database_name(text: str) -> str:
@@ -72,6 +74,19 @@ def uri_in_file(path: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"cannot read {path}: {error}") from None
     return router_uri(text.strip())
+
+
+def salt_in_file(path: str) -> bytes:
+    """Return the salt in a file on the driver, without white space around it."""
+    try:
+        found = Path(path).read_bytes().strip()
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error}") from None
+    if len(found) < _LEAST_SALT:
+        raise ValueError(
+            f"{path} must have {_LEAST_SALT} bytes or more, such as those of openssl rand -hex 32"
+        )
+    return found
 
 
 def some_text(text: str) -> str:
@@ -181,6 +196,16 @@ def cluster_time(text: str) -> Timestamp:
     if moment.tzinfo is None:
         raise ValueError("must name its time zone, for example 2026-01-31T12:00:00Z")
     return Timestamp(int(moment.timestamp()), 0)
+
+
+def position(text: str) -> AtTime | Token:
+    """Return the position of a cluster time, or of a resume token."""
+    for parse in (cluster_time_position, resume_token):
+        try:
+            return parse(text)
+        except ValueError:
+            continue
+    raise ValueError(f"must be a time such as 2026-01-31T12:00:00Z or a resume token, not {text!r}")
 
 
 def cluster_time_position(text: str) -> AtTime:

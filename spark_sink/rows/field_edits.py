@@ -1,21 +1,27 @@
-"""Fields that a query leaves out or renames: Debezium's field.exclude.list and field.renames.
+"""Fields that a query leaves out, masks or renames.
 
-An entry is `database.collection.field.nested`, in which `*` stands for any characters of the
-database's or the collection's name, whose case does not count; an entry of field.renames ends in
-`:newName`, the new name of its last field. It also applies to documents in arrays. Tasks edit the
-events before they make rows of them: the documents before and after the change, and the update
-description. The document key is not edited, because it identifies the document. All other bytes are
-unchanged.
+The options are Debezium's field.exclude.list and field.renames, and field.masks. An entry is
+`database.collection.field.nested`, in which `*` stands for any characters of the database's or the
+collection's name, whose case does not count; an entry of field.renames ends in `:newName`, the new
+name of its last field, one of field.masks in `:rule`. It also applies to documents in arrays. Tasks
+edit the events before they make rows of them: the documents before and after the change, and the
+update description. The document key is not edited, because it identifies the document, so no field
+of it can be masked. All other bytes are unchanged.
+
+A mask keeps documents and arrays, and replaces each value in them. So a masked update of a masked
+document is the masked document after the update.
 """
 
 from __future__ import annotations
 
+import hmac
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from shard_client.bson.values import ARRAY, DOCUMENT, STRING
+from shard_client.bson.values import ARRAY, DOCUMENT, NULL, OBJECT_ID, STRING, UNDEFINED
+from spark_sink.errors import StreamError
 from spark_sink.events.header import namespace_of
 from spark_sink.events.runs import Run
 from spark_sink.events.slices import (
@@ -30,21 +36,69 @@ from spark_sink.events.slices import (
 from spark_sink.events.update_events import PATHS, Parts, Paths, listed, path_of
 
 _DOCUMENTS = (b"fullDocument", b"fullDocumentBeforeChange")
-_DESCRIPTION = b"updateDescription"
+_DESCRIPTION, _KEY = b"updateDescription", b"documentKey"
 _Path = tuple[bytes, ...]
+_NULL = Slice(NULL, b"")
+
+
+@dataclass(frozen=True)
+class Mask:
+    """What replaces the values of a field: `rule` is constant, hash or truncate.
+
+    A constant is a text. A hash is the HMAC-SHA256 with a salt, in hex digits, of the UTF-8 of a
+    string, of the 24 digits of an ObjectId, or of the BSON of another value: its type and its
+    bytes. A string is truncated to its first `length` characters, and another value to null. A null
+    stays null.
+    """
+
+    rule: str
+    text: str = ""
+    length: int = 0
+    salt: bytes = field(default=b"", repr=False)
+
+    def of(self, value: Slice) -> Slice:
+        """Return the value that replaces another one. Raises InvalidBSON."""
+        if value.is_nested:
+            masked = [(name, self.of(each)) for name, each in elements_of(value.value)]
+            return Slice(value.kind, document_of(masked))
+        if value.kind in (NULL, UNDEFINED):
+            return _NULL
+        if self.rule == "constant":
+            return string_of(self.text.encode())
+        if self.rule == "hash":
+            data = bytes([value.kind]) + value.value
+            if value.kind in (STRING, OBJECT_ID):
+                is_text = value.kind == STRING
+                data = value.value[4:-1] if is_text else value.value.hex().encode()
+            return string_of(hmac.new(self.salt, data, "sha256").hexdigest().encode())
+        if value.kind != STRING:
+            return _NULL
+        text = value.value[4:-1].decode(errors="surrogateescape")[: self.length]
+        return string_of(text.encode(errors="surrogateescape"))
 
 
 @dataclass(frozen=True)
 class FieldEdit:
     """One entry of a list: names with `*` for any characters, and the path of a field.
 
-    `renamed` is the new name of the last field, None to leave it out.
+    `mask` replaces its values. Otherwise `renamed` is the new name of the last field, None to leave
+    it out.
     """
 
     database: str
     collection: str
     path: tuple[str, ...]
     renamed: str | None = None
+    mask: Mask | None = None
+
+    def salted(self, salt: bytes | None) -> FieldEdit:
+        """Return the edit with the salt of its hashes."""
+        mask = None if self.mask is None else replace(self.mask, salt=salt or b"")
+        return replace(self, mask=mask)
+
+    def meets(self, path: Sequence[str]) -> bool:
+        """Return whether the field, or one of the fields within, has a part at this path."""
+        return all(a == b for a, b in zip(self.path, path, strict=False))
 
     def concerns(self, database: str | None, collection: str | None) -> bool:
         """Return whether the entry applies to a collection.
@@ -65,7 +119,7 @@ class FieldEdit:
 
     def edited(self, value: Slice) -> Slice:
         """Return a document with this edit. Raises InvalidBSON."""
-        return _edited(value, self._names, self._new)
+        return self._edited(value, self._names)
 
     def described(self, description: Slice) -> Slice:
         """Return an update description with this edit. Raises InvalidBSON."""
@@ -75,12 +129,11 @@ class FieldEdit:
         paths = Paths(fields)
         kept: list[tuple[bytes, Parts]] = []
 
-        def edited(dotted: bytes) -> tuple[bytes | None, _Path]:
+        def edited(dotted: bytes) -> tuple[bytes | None, _Path | None]:
             known = paths.parts(dotted)
-            parts = known or _divided(dotted)
-            path, within = self._path(parts)
+            path, within = self._path(known or _divided(dotted), is_exact=known is not None)
             if path is None:
-                return None, ()
+                return None, None
             if known is not None:
                 kept.append((path_of(path), path))
             return path_of(path), within
@@ -92,7 +145,9 @@ class FieldEdit:
         return description if found == fields else document_slice(found.items())
 
     def _described_fields(
-        self, fields: Mapping[bytes, Slice], edited: Callable[[bytes], tuple[bytes | None, _Path]]
+        self,
+        fields: Mapping[bytes, Slice],
+        edited: Callable[[bytes], tuple[bytes | None, _Path | None]],
     ) -> dict[bytes, Slice]:
         """Return the fields of a description, the paths of which are edited in their order."""
         found = dict(fields)
@@ -105,7 +160,7 @@ class FieldEdit:
             for dotted, value in updates:
                 path, within = edited(dotted)
                 if path is not None:
-                    kept.append((path, _edited(value, within, self._new) if within else value))
+                    kept.append((path, value if within is None else self._edited(value, within)))
             found[b"updatedFields"] = document_slice(kept)
         if removals is not None:
             left = [edited(_text(each))[0] for _, each in removals]
@@ -120,24 +175,53 @@ class FieldEdit:
             found[b"truncatedArrays"] = array_of(truncated)
         return found
 
-    def _path(self, parts: Parts) -> tuple[Parts | None, _Path]:
+    def _path(self, parts: Parts, *, is_exact: bool) -> tuple[Parts | None, _Path | None]:
         """Return a path of a description with this edit, None if it is left out.
 
-        Also return the rest of this edit's path, which lies within the path's value: empty unless
-        the path is the beginning of this edit's. Elements of arrays are edited, too.
+        Also return the rest of this edit's path, which lies within the path's value: empty if the
+        value is that of the field or of a part of it, None if neither lies within the other.
+        Elements of arrays are edited, too. In a path that is not exact a number may be a name.
         """
         names = self._names
         found = 0
         for index, part in enumerate(parts):
-            if part == names[found]:
+            name = b"%d" % part if isinstance(part, int) and not is_exact else part
+            if name == names[found]:
                 found += 1
                 if found == len(names):
+                    if self.mask is not None:
+                        return parts, ()
                     if self._new is None:
-                        return None, ()
-                    return (*parts[:index], self._new, *parts[index + 1 :]), ()
+                        return None, None
+                    return (*parts[:index], self._new, *parts[index + 1 :]), None
             elif isinstance(part, bytes) or found == 0:
-                return parts, ()
+                return parts, None
         return parts, names[found:]
+
+    def _edited(self, value: Slice, path: _Path) -> Slice:
+        """Return a value with this edit of the field at a path in it, or of all of it."""
+        if not path:
+            return value if self.mask is None else self.mask.of(value)
+        if not value.is_nested:
+            return value
+        fields = elements_of(value.value)
+        name, *rest = path
+        if value.kind == ARRAY:
+            found = [(each, self._edited(inner, path)) for each, inner in fields]
+        elif rest or self.mask is not None:
+            within = tuple(rest)
+            found = [
+                (n, self._edited(inner, within) if n == name else inner) for n, inner in fields
+            ]
+        elif self._new is None:
+            found = [each for each in fields if each[0] != name]
+        elif any(each == name for each, _ in fields):
+            new = self._new
+            kept = (each for each in fields if each[0] != new or new == name)
+            found = [(new if each == name else each, inner) for each, inner in kept]
+        else:
+            return value
+        return value if found == fields else Slice(value.kind, document_of(found))
 
 
 def _divided(dotted: bytes) -> Parts:
@@ -160,7 +244,10 @@ class FieldEdits:
         return (Run(run.keys, list(map(self.event, run.events))) for run in runs)
 
     def event(self, event: bytes) -> bytes:
-        """Return an event with the edits of its collection. Raises InvalidBSON."""
+        """Return an event with the edits of its collection.
+
+        Raises InvalidBSON, and StreamError if it masks a field of the document's key.
+        """
         fields = fields_of(event)
         _, database, collection = namespace_of(fields.get(b"ns"))
         edits = self._chosen.get((database, collection))
@@ -168,7 +255,10 @@ class FieldEdits:
             edits = tuple(each for each in self._edits if each.concerns(database, collection))
             self._chosen[database, collection] = edits
         found = dict(fields)
+        key = fields.get(_KEY, document_slice(()))
         for edit in edits:
+            if edit.mask is not None and any(map(edit.meets, _paths_in(key))):
+                raise key_is_masked(edit, f"{database}.{collection}")
             for name in _DOCUMENTS:
                 if name in found:
                     found[name] = edit.edited(found[name])
@@ -177,25 +267,21 @@ class FieldEdits:
         return event if found == fields else document_of(found.items())
 
 
-def _edited(value: Slice, path: _Path, new: bytes | None) -> Slice:
-    """Return a document, or an array of documents, without a field or with its new name."""
-    if not value.is_nested:
-        return value
-    fields = elements_of(value.value)
-    name, *rest = path
-    if value.kind == ARRAY:
-        found = [(each, _edited(inner, path, new)) for each, inner in fields]
-    elif rest:
-        within = tuple(rest)
-        found = [(n, _edited(inner, within, new) if n == name else inner) for n, inner in fields]
-    elif new is None:
-        found = [each for each in fields if each[0] != name]
-    elif any(each == name for each, _ in fields):
-        kept = (each for each in fields if each[0] != new or new == name)
-        found = [(new if each == name else each, inner) for each, inner in kept]
-    else:
-        return value
-    return value if found == fields else Slice(value.kind, document_of(found))
+def key_is_masked(edit: FieldEdit, namespace: str) -> StreamError:
+    """Return the error for a mask of a field that all events of a collection have in their keys."""
+    return StreamError(
+        f"option 'field.masks': {'.'.join(edit.path)} is a part of the key of the documents of "
+        f"{namespace}, which every event and its token contain: it cannot be masked"
+    )
+
+
+def _paths_in(value: Slice, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Return the paths of the values in a document, whose names may be paths."""
+    if value.kind != DOCUMENT:
+        yield before
+        return
+    for name, inner in elements_of(value.value):
+        yield from _paths_in(inner, (*before, *name.decode(errors="replace").split(".")))
 
 
 def _text(value: Slice) -> bytes:
@@ -220,6 +306,32 @@ def renamed_fields(text: str) -> tuple[FieldEdit, ...]:
         if not new or "." in new or ":" in new:
             raise ValueError(f"must be database.collection.field:newName, not {each!r}")
         found.append(_entry(path, new.strip()))
+    return tuple(found)
+
+
+def masked_fields(text: str) -> tuple[FieldEdit, ...]:
+    """Return the entries of field.masks: `path:hash`, `:truncate=3` or `:constant=text`.
+
+    Raises ValueError.
+    """
+    found = []
+    for each in _entries(text):
+        path, _, rule = each.partition(":")
+        kind, _, value = rule.strip().partition("=")
+        mask = Mask(kind, text=value)
+        if kind == "truncate" and value.isdecimal():
+            mask = Mask(kind, length=int(value))
+        elif (kind, value) != ("hash", "") and kind != "constant":
+            raise ValueError(
+                "must be database.collection.field:rule, with the rule hash, truncate=N or "
+                f"constant=TEXT, not {each!r}"
+            )
+        edit = replace(_entry(path), mask=mask)
+        if edit.path[0] == "_id":
+            raise ValueError(
+                "_id is in the key and in the token of every event: it cannot be masked"
+            )
+        found.append(edit)
     return tuple(found)
 
 

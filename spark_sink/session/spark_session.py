@@ -10,7 +10,9 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from zipfile import ZipFile
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
@@ -29,6 +31,20 @@ _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 # When a query stops, Spark matches the text of its failure, with Python's traceback, against an
 # expression that takes a frame of the stack for each character.
 _STACK = "-Xss16m"
+_CONFIGURATION = {
+    "spark.ui.enabled": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.log.level": "ERROR",
+    _JAVA_OPTIONS: _STACK,
+    # The bar redraws its line, and would fill a log file with fragments.
+    "spark.ui.showConsoleProgress": "true" if sys.stderr.isatty() else "false",
+}
+_ON_ONE_MACHINE = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "1",
+}
+_ARCHIVE, _PACKAGES = "mergerouter.zip", ("spark_sink", "shard_client")
 
 
 def local_session(
@@ -36,29 +52,17 @@ def local_session(
 ) -> SparkSession:
     """Return a SparkSession in this process, with the source registered and no web UI.
 
-    `cores` is the number of worker threads; `settings` override the Spark configuration. Raises
-    JavaNotFoundError.
+    `cores` is the number of worker threads; `settings` override the Spark configuration. With a
+    `spark.master` among them, tasks may run elsewhere. Raises JavaNotFoundError.
     """
     ensure_java()
     # Spark starts Python workers with "python3" by default.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # without it Spark looks for another
-    configuration = {
-        "spark.ui.enabled": "false",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.sql.shuffle.partitions": "1",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.log.level": "ERROR",
-        _JAVA_OPTIONS: _STACK,
-        # The bar redraws its line, and would fill a log file with fragments.
-        "spark.ui.showConsoleProgress": "true" if sys.stderr.isatty() else "false",
-        **(settings or {}),
-    }
-    builder = SparkSession.builder.master(f"local[{cores}]").appName(app_name)
-    for name, value in configuration.items():
-        builder = builder.config(name, value)
-    return _prepared(builder.getOrCreate(), settings)
+    given = {"spark.master": f"local[{cores}]", **(settings or {})}
+    if _is_local(given["spark.master"]):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # without it Spark looks for another
+        given = {**_ON_ONE_MACHINE, **given}
+    return _session(app_name, {**_CONFIGURATION, **given}, settings)
 
 
 def job_session(app_name: str, settings: Mapping[str, str] | None = None) -> SparkSession:
@@ -66,20 +70,20 @@ def job_session(app_name: str, settings: Mapping[str, str] | None = None) -> Spa
 
     Under `spark-submit` its master, its memory and all else are what was submitted; elsewhere it is
     local_session with a thread for each core, and without Spark's own log, which repeats the cause
-    of a failure in hundreds of lines. Executors get the driver's variables `AWS_…`, with the
-    credentials of object stores. Raises JavaNotFoundError.
+    of a failure in hundreds of lines. Raises JavaNotFoundError.
     """
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # which spark-submit sets
-        given = dict(settings or {})
-        if "spark.log.level" not in given:
-            quiet = {"spark.log.level": "OFF", _JAVA_OPTIONS: f"{_STACK} {_without_log()}"}
-            given = {**quiet, **given}
-        return local_session(app_name, cores=os.cpu_count() or 2, settings=given)
-    builder = SparkSession.builder.appName(app_name)
-    kept = {f"spark.executorEnv.{n}": v for n, v in os.environ.items() if n.startswith("AWS_")}
-    for name, value in {**kept, **(settings or {})}.items():
-        builder = builder.config(name, value)
-    return _prepared(builder.getOrCreate(), settings)
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # which spark-submit sets
+        return _session(app_name, settings or {}, settings)
+    given = dict(settings or {})
+    if "spark.log.level" not in given:
+        quiet = {"spark.log.level": "OFF", _JAVA_OPTIONS: f"{_STACK} {_without_log()}"}
+        given = {**quiet, **given}
+    return local_session(app_name, cores=os.cpu_count() or 2, settings=given)
+
+
+def _is_local(master: str) -> bool:
+    """Return whether tasks run in the driver's JVM."""
+    return master.startswith("local")
 
 
 # Without an appender Spark would take its own configuration.
@@ -100,8 +104,14 @@ def _without_log() -> str:
     return f"-Dlog4j2.configurationFile=file:{path}"
 
 
-def _prepared(spark: SparkSession, settings: Mapping[str, str] | None) -> SparkSession:
+def _session(
+    app_name: str, configuration: Mapping[str, str], settings: Mapping[str, str] | None
+) -> SparkSession:
     """Return the session with the source and with PARQUET_SETTINGS that are not in `settings`."""
+    builder = SparkSession.builder.appName(app_name)
+    for name, value in configuration.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
     for name, value in PARQUET_SETTINGS.items():
         # The builder would warn that these are not properties of Spark.
         if name not in (settings or {}):
@@ -119,13 +129,14 @@ def register(spark: SparkSession) -> None:
     """Register `spark.readStream.format("mergerouter")` in a session. May be called again.
 
     Connection strings, which may hold a password, no longer appear in the session's plans, and so
-    not in event logs and the user interface either. Raises OptionError if the Python of Spark's
-    workers lacks the packages of the source.
+    not in event logs and the user interface either. Executors elsewhere get this package, and the
+    driver's variables `AWS_…` with the credentials of object stores. Raises OptionError if the
+    Python of Spark's workers lacks the packages of the source.
     """
-    if not is_remote():
-        require_packages(spark.sparkContext.pythonExec)
     source = MergerouterDataSource
     if not is_remote():
+        require_packages(spark.sparkContext.pythonExec)
+        _equip(spark.sparkContext)
         tasks = tasks_by_cores(spark)
 
         class OfSession(MergerouterDataSource):
@@ -139,6 +150,29 @@ def register(spark: SparkSession) -> None:
     if _CONNECTION_STRING not in redacted:
         both = f"{redacted}|{_CONNECTION_STRING}" if redacted else _CONNECTION_STRING
         spark.conf.set(_REDACTED, both)
+
+
+def _equip(context: SparkContext) -> None:
+    """Give Python on executors elsewhere this package, and the driver's variables AWS_….
+
+    Spark's planner of streams, which runs beside the driver, finds an archive by its path only.
+    """
+    root, environment = Path(__file__).resolve().parents[2], context.environment
+    if root.is_dir():  # no archive of --py-files
+        if _is_local(str(context.master)) or _ARCHIVE in (context._python_includes or ()):
+            return
+        folder = Path(tempfile.mkdtemp(prefix="mergerouter-zip-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        with ZipFile(folder / _ARCHIVE, "w") as archive:
+            for path in (path for name in _PACKAGES for path in (root / name).rglob("*.py")):
+                archive.write(path, path.relative_to(root))
+        root = folder / _ARCHIVE
+        context.addPyFile(str(root))
+    paths = environment.get("PYTHONPATH", "").split(os.pathsep)
+    if str(root) not in paths:
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), *paths]))
+    for name in (name for name in os.environ if name.startswith("AWS_")):
+        environment.setdefault(name, os.environ[name])
 
 
 def tasks_by_cores(spark: SparkSession) -> int:

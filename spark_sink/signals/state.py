@@ -14,6 +14,7 @@ from bson.timestamp import Timestamp
 
 from spark_sink.events.documents import stored
 from spark_sink.events.positions import Position
+from spark_sink.signals.notifications import LOGGED
 from spark_sink.signals.signal import Condition, digest, matches_any
 from spark_sink.snapshot.plan import SnapshotPlan, filter_of
 
@@ -136,6 +137,11 @@ class SignalState:
     def has_output(self) -> bool:
         """Whether the batch has rows or notifications; each change has a notification."""
         return bool(self.reading or self.ended or self.notifications)
+
+    @property
+    def asks_present(self) -> bool:
+        """Whether a signal of the batch asks how far the stream is: the batch moves to there."""
+        return any(each["type"] == LOGGED for each in self.notifications)
 
     def request(self, identifier: str) -> Request:
         """Return the request with this id. Raises KeyError."""

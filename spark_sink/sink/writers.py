@@ -38,7 +38,7 @@ from spark_sink.sink.changes import (
     key_in,
     write_batches,
 )
-from spark_sink.stream.router_client import require_router
+from spark_sink.stream.router_client import mongo_client, require_deployment
 
 _Request = ReplaceOne[Any] | UpdateOne | DeleteOne
 _SELECTION_TIMEOUT = 30.0
@@ -55,19 +55,16 @@ class DocumentWriter:
     options: WriteOptions
 
     def __post_init__(self) -> None:
-        self._client: MongoClient[dict[str, Any]] = MongoClient(
-            self.options.uri,
-            appname="mergerouter-spark",
-            serverSelectionTimeoutMS=int(_SELECTION_TIMEOUT * 1000),
-        )
-        self._knows_router = False
+        self._client: MongoClient[dict[str, Any]]
+        self._client = mongo_client(self.options.uri, _SELECTION_TIMEOUT)
+        self._is_checked = False
 
     def write(self, batch: WriteBatch) -> None:
         """Write the changes. Raises StreamError, before the first write if the server is wrong."""
         try:
-            if not self._knows_router:
-                require_router(self._client)
-                self._knows_router = True
+            if not self._is_checked:
+                require_deployment(self._client)
+                self._is_checked = True
             for changes in batch.passes():
                 for namespace, found in _by_namespace(changes).items():
                     self._write(self._collection(namespace), found)
@@ -83,8 +80,8 @@ class DocumentWriter:
             ) from None
         except PyMongoError as error:
             raise StreamError(
-                "the sink cannot write through the router: check that it is reachable and that its "
-                "user may write, and restart the query",
+                "the sink cannot write: check that the server is reachable and that the user may "
+                "write, and restart the query",
                 error,
             ) from None
 

@@ -64,6 +64,10 @@ class MergerouterDataSource(DataSource):
             options.snapshot.require_custom_mode()
             with closing(RouterClient(options)) as client:
                 client.require_stream()
+                if options.masked_fields:
+                    from spark_sink.source.tasks import require_maskable
+
+                    require_maskable(client, options)
             if self.name() == FORMAT and options.batch_mode is None:  # a job has told them
                 from spark_sink.source.unmatched_names import warn_of_unmatched_names
 

@@ -141,7 +141,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
                 planner.close()
                 batch = PlannedBatch(position, position)
             else:
-                batch = planner.next_batch(position, max_events)
+                batch = planner.next_batch(position, max_events, advances=signals.asks_present)
                 more = processor is not None and processor.has_more
                 self._is_at_end = self._ends_at_present and batch.end == batch.start and not more
         except HistoryLostError:
@@ -228,12 +228,16 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
                 self._signals.committed(Offset.read(end).signals)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Return the newest cluster time, for the lag; None before the first batch."""
+        """Return the newest cluster time, for the lag; None before the first batch.
+
+        Its `idle_until` is the time up to which no event follows the batch, if none is known.
+        """
         if self._client is None:
             return None
+        quiet = None if self._planner is None else self._planner.quiet_until
         try:
             newest = AtTime(self._client.clocks().cluster_time)
-            return Offset(newest, self.options.scope).write()
+            return Offset(newest, self.options.scope, idle_until=quiet).write()
         except PyMongoError:
             return None  # metrics are optional
 

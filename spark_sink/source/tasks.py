@@ -14,6 +14,7 @@ import bson
 import pyarrow as pa
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
+from pymongo.errors import OperationFailure
 from pyspark.sql.datasource import InputPartition
 
 from shard_client.bson.resume_token import high_water_mark
@@ -31,7 +32,7 @@ from spark_sink.options.retry_options import RetryPolicy
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.rows.event_rows import EventRows
-from spark_sink.rows.field_edits import FieldEdits
+from spark_sink.rows.field_edits import FieldEdits, key_is_masked
 from spark_sink.signals.state import SignalState
 from spark_sink.snapshot.plan import Chunk, SnapshotPlan
 from spark_sink.snapshot.planner import SnapshotPlanner
@@ -112,6 +113,23 @@ def snapshot_planner(client: RouterClient, options: StreamOptions) -> SnapshotPl
     return SnapshotPlanner(client.mongo, options.scope, snapshot.tasks, snapshot.chunk_rows)
 
 
+def require_maskable(client: RouterClient, options: StreamOptions) -> None:
+    """Raise StreamError if a field is to be masked that is a part of a collection's shard key.
+
+    Without the right to read shard keys, the task of the first event raises it.
+    """
+    planner = snapshot_planner(client, options)
+    try:
+        found = client.with_retries(planner.collections)
+    except OperationFailure:
+        return
+    for each in found:
+        for edit in options.masked_fields:
+            is_of_key = any(edit.meets(field.split(".")) for field in each.key)
+            if is_of_key and edit.concerns(each.database, each.name):
+                raise key_is_masked(edit, str(each))
+
+
 def snapshot_tasks(
     plan: SnapshotPlan, options: StreamOptions, planner: SnapshotPlanner
 ) -> list[Task]:
@@ -176,7 +194,7 @@ def _token_at(position: Position) -> str:
 def read_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
     """Return the rows of one task, as Arrow batches. Raises StreamError."""
     rows = rows_for(options)
-    edits = FieldEdits([*options.excluded_fields, *options.renamed_fields])
+    edits = FieldEdits(options.edits)
     if isinstance(task, Heartbeat):
         yield from rows.arrow_batches([task.event()])
         return

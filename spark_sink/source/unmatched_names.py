@@ -123,6 +123,7 @@ def _of_documents(options: StreamOptions, names: list[str]) -> Iterator[str]:
     places = [each.partition(".") for each in names]
     for option, edits in (
         ("field.exclude.list", options.excluded_fields),
+        ("field.masks", options.masked_fields),
         ("field.renames", options.renamed_fields),
     ):
         for edit in edits:

@@ -1,4 +1,4 @@
-"""Retries of requests to the router, and which errors allow one."""
+"""Retries of requests to the server, and which errors allow one."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def is_transient(error: PyMongoError) -> bool:
 def retries_exhausted(retry_policy: RetryPolicy, error: Exception) -> StreamError:
     """Return the error of a query whose retries all failed."""
     return StreamError(
-        f"gave up after {retry_policy}: the router cannot be reached or does not answer. Check "
+        f"gave up after {retry_policy}: the server cannot be reached or does not answer. Check "
         "that it runs at the address in option 'uri', and restart the query",
         error,
     )

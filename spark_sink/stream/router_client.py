@@ -1,6 +1,7 @@
-"""A MongoClient for one stream: opens change streams on the router, and reads the cluster time.
+"""A MongoClient for one stream: opens change streams, and reads the cluster time.
 
-The router is used like any mongos, through pymongo (docs/spark-rationale.md).
+The server is a router, a mongos or a replica set: all are used alike, through pymongo
+(docs/spark-rationale.md).
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from typing import Any, TypeVar
 from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
-from pymongo import MongoClient
+from pymongo import MongoClient, ReadPreference
 from pymongo.client_session import ClientSession
-from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
+from pymongo.database import Database
+from pymongo.errors import ConfigurationError, ConnectionFailure, OperationFailure, PyMongoError
 
 from spark_sink.errors import StreamError, stream_refused
 from spark_sink.events.positions import AtTime, FromNow, Position, Token
@@ -35,13 +37,25 @@ _TOKEN_BATCH = 500
 _TRANSACTIONS = ("lsid", "txnNumber")
 
 _ONE_SHARD = "$_passthroughToShard"
-# CommandNotFound and NoShardingEnabled: a replica set has no shards to list.
-_NO_SHARD_LIST = (59, 203)
+# Unauthorized; CommandNotFound and NoShardingEnabled: a replica set has no shards to list.
+_NO_SHARD_LIST = (13, 59, 203)
+_MEMBER = (
+    "is one member of a replica set, connected to directly: elections end that. Remove "
+    "directConnection=true from option 'uri'"
+)
+_PART = (
+    "is a {} of a cluster, with one part of the documents at most. Name a router or a mongos in "
+    "option 'uri'"
+)
+_STANDALONE = (
+    "is a standalone server, which has no change streams. Make it a replica set (rs.initiate), or "
+    "correct option 'uri'"
+)
 
 
 @dataclass(frozen=True)
 class Clocks:
-    """The newest cluster time that the router has seen, and its wall clock (seconds since 1970)."""
+    """The newest cluster time that the server has seen, and its wall clock (seconds since 1970)."""
 
     cluster_time: Timestamp
     wall: float
@@ -56,7 +70,7 @@ class Shard:
 
 
 class RouterClient:
-    """One connection pool to the router. Its owner closes it, with every cursor opened through it.
+    """One connection pool. Its owner closes it, with every cursor opened through it.
 
     If it is `guarded`, its cursors are killed even if this process is (`session_guard`).
     """
@@ -64,13 +78,12 @@ class RouterClient:
     def __init__(self, options: StreamOptions, *, guarded: bool = False) -> None:
         self._options = options
         # Events stay as sent; dates out of Python's range must not fail.
-        self._client: MongoClient[RawBSONDocument] = MongoClient(
+        self._client: MongoClient[RawBSONDocument] = mongo_client(
             options.uri,
-            appname="mergerouter-spark",
+            options.retry_policy.selection_timeout,
             document_class=RawBSONDocument,
             datetime_conversion="DATETIME_MS",
             unicode_decode_error_handler="replace",
-            serverSelectionTimeoutMS=int(options.retry_policy.selection_timeout * 1000),
         )
         self._session: ClientSession | None = None
         self._guard: SessionGuard | None = None
@@ -121,7 +134,7 @@ class RouterClient:
         return max(self._watermark(), self.clocks().cluster_time)
 
     def newest_time(self, at_least: Timestamp) -> Timestamp:
-        """Return the newest cluster time that the router knows.
+        """Return the newest cluster time that the server knows.
 
         A router without streams learns no time from the shards. If it has not reached `at_least`,
         a stream from now asks them. Raises PyMongoError, StreamError.
@@ -152,7 +165,7 @@ class RouterClient:
             stream.close()
 
     def shards(self) -> list[Shard] | None:
-        """Return all shards; None if the server cannot list them. Raises PyMongoError."""
+        """Return all shards; None if the server lists none. Raises PyMongoError."""
         try:
             reply = self._client.admin.command("listShards", codec_options=_PLAIN)
         except OperationFailure as error:
@@ -162,12 +175,15 @@ class RouterClient:
         return [Shard(each["_id"], each.get("topologyTime")) for each in reply["shards"]]
 
     def cluster_id(self) -> str:
-        """Return the id that the cluster was made with; empty if it cannot be read."""
+        """Return the id that the cluster or the set was made with; empty if it cannot be read."""
         try:
             found = self._client.config.version.find_one()
+            if found is not None:
+                return str(found.get("clusterId", ""))
+            reply = self._client.admin.command("replSetGetConfig", codec_options=_PLAIN)
         except PyMongoError:  # not allowed, or a router without a mongos
             return ""
-        return "" if found is None else str(found.get("clusterId", ""))
+        return str(reply["config"].get("settings", {}).get("replicaSetId", ""))
 
     @property
     def mongo(self) -> MongoClient[RawBSONDocument]:
@@ -176,12 +192,12 @@ class RouterClient:
 
     @property
     def address(self) -> tuple[str, int]:
-        """The router that answers, or the first that is named."""
+        """The first of the servers that are named or known."""
         seeds = sorted(self._client.topology_description.server_descriptions())
         return seeds[0][0], seeds[0][1] or 27017
 
     def with_retries(self, call: Callable[[], _Result]) -> _Result:
-        """Return the result of a call to the router, which is retried as the options say.
+        """Return the result of a call to the server, which is retried as the options say.
 
         Raises StreamError when the retries are exhausted, and other errors immediately.
         """
@@ -196,40 +212,40 @@ class RouterClient:
                     raise retries_exhausted(self._options.retry_policy, error) from error
 
     def clocks(self) -> Clocks:
-        """Return the router's clocks. Raises PyMongoError, and StreamError if it has none."""
+        """Return the server's clocks. Raises PyMongoError, and StreamError if it has none."""
         reply = self._client.admin.command("hello", codec_options=_PLAIN)
         time = reply.get("$clusterTime", {}).get("clusterTime")
         if not isinstance(time, Timestamp):
             raise StreamError(
-                f"the server at {self._address()} has no cluster time: it is not a router, mongos "
-                "or replica set. Correct option 'uri'"
+                f"the server at {_addresses(self._client)} has no cluster time: it is no router, "
+                "mongos or replica set. Correct option 'uri'"
             )
         return Clocks(time, reply["localTime"].timestamp())
 
     def require_reachable(self) -> None:
-        """Connect to a router or mongos now.
+        """Connect now.
 
-        Raises StreamError within seconds if that cannot be done, or another server answers.
+        Raises StreamError within seconds if that cannot be done, or if a server answers that has
+        only a part of the documents.
         """
         try:
-            _ = self._client.is_mongos  # waits for a server
-            require_router(self._client)
-            self.clocks()
+            require_deployment(self._client)
+            self.with_retries(self.clocks)  # a replica set may be electing a primary
         except ConnectionFailure as error:
             raise StreamError(
-                f"the router at {self._address()} cannot be reached: start it, or correct option "
-                "'uri'",
+                f"the server at {_addresses(self._client)} cannot be reached: start it, or correct "
+                "option 'uri'",
                 error,
             ) from None
         except PyMongoError as error:
             raise StreamError(
-                f"the router at {self._address()} refuses the connection: check the user, the "
-                "password and the TLS options in option 'uri'",
+                f"the server at {_addresses(self._client)} refuses the connection: check the user, "
+                "the password and the TLS options in option 'uri'",
                 error,
             ) from None
 
     def require_stream(self) -> None:
-        """Connect, and let the router check the user's rights and the pipeline. Raises StreamError.
+        """Connect, and let the server check the user's rights and the pipeline. Raises StreamError.
 
         A stream of the whole cluster is opened only if there is a pipeline to check.
         """
@@ -286,10 +302,6 @@ class RouterClient:
         options = self._options
         return [*options.scope.stages, *options.skipping, *options.pipeline]
 
-    def _address(self) -> str:
-        seeds = self._client.topology_description.server_descriptions()
-        return ", ".join(f"{host}:{port}" for host, port in seeds)
-
     def _target(self) -> Any:
         scope = self._options.scope
         if scope.database is None:
@@ -298,19 +310,58 @@ class RouterClient:
         return database[scope.collections[0]] if len(scope.collections) == 1 else database
 
 
-def require_router(client: MongoClient[Any]) -> None:
-    """Raise StreamError if the server is neither a router nor a mongos: a member has only a part.
+def mongo_client(uri: str, selection_timeout: float, **options: Any) -> MongoClient[Any]:
+    """Return a client that finds its servers within some seconds.
 
-    Raises PyMongoError if it does not answer.
+    Raises StreamError if the addresses behind a `mongodb+srv` URI cannot be looked up.
     """
-    reply = client.admin.command("hello", codec_options=_PLAIN)
-    if reply.get("msg") != "isdbgrid":
-        seeds = client.topology_description.server_descriptions()
-        raise StreamError(
-            f"the server at {', '.join(f'{host}:{port}' for host, port in seeds)} is no router or "
-            "mongos, but a member of a replica set or a standalone server, with one shard's "
-            "documents at most. Name the router in option 'uri'"
+    try:
+        return MongoClient(
+            uri,
+            appname="mergerouter-spark",
+            serverSelectionTimeoutMS=int(selection_timeout * 1000),
+            **options,
         )
+    except ConfigurationError as error:
+        raise StreamError(
+            "DNS does not tell the servers that option 'uri' names: correct it, or check the "
+            "resolver of this machine",
+            error,
+        ) from None
+
+
+def require_deployment(client: MongoClient[Any]) -> None:
+    """Raise StreamError if what answers is no whole deployment, but a part of one.
+
+    A router, a mongos and a replica set are whole. Raises PyMongoError if nothing answers.
+    """
+    admin = client.get_database("admin", _PLAIN, ReadPreference.PRIMARY_PREFERRED)
+    reply = admin.command("hello", codec_options=_PLAIN, read_preference=admin.read_preference)
+    if reply.get("msg") == "isdbgrid":
+        return
+    problem = None
+    if "setName" not in reply:
+        problem = _STANDALONE
+    elif "configsvr" in reply or _is_shard(admin):
+        problem = _PART.format("config server" if "configsvr" in reply else "shard")
+    elif client.topology_description.topology_type_name == "Single":
+        problem = _MEMBER
+    if problem is not None:
+        raise StreamError(f"the server at {_addresses(client)} {problem}")
+
+
+def _is_shard(admin: Database[Any]) -> bool:
+    """Return whether a replica set is known to be a shard."""
+    try:
+        found = admin["system.version"].find_one({"_id": "shardIdentity"})
+    except OperationFailure:  # the user may not read it
+        return False
+    return found is not None
+
+
+def _addresses(client: MongoClient[Any]) -> str:
+    seeds = client.topology_description.server_descriptions()
+    return ", ".join(f"{host}:{port}" for host, port in seeds)
 
 
 def _start(position: Position) -> dict[str, Any]:

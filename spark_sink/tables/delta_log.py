@@ -459,8 +459,8 @@ class DeltaLog:
             "being committed: compact it again when less is written; nothing is lost"
         )
 
-    def vacuum(self, *, full: bool = False) -> None:
-        """Delete the files that have been replaced longer ago than the table's retention.
+    def vacuum(self, *, full: bool = False) -> int:
+        """Delete the files that were replaced longer ago than the table's retention; count them.
 
         With `full`, it deletes also files of a week ago that no commit names: those of tasks that
         were interrupted or ran twice. A running batch may still commit younger ones. delta-rs only
@@ -473,6 +473,7 @@ class DeltaLog:
             if full:
                 found |= {*self._table.vacuum(_ORPHAN_HOURS, full=True)}
             remove_files(self.address, found)
+        return len(found)
 
     def _create(
         self, actions: list[AddAction], schema: pa.Schema, properties: CommitProperties

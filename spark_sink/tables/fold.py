@@ -25,7 +25,7 @@ from spark_sink.errors import StreamError
 from spark_sink.events.slices import CODEC, Slice, fields_of
 from spark_sink.events.update_description import updated
 from spark_sink.rows.arrow_types import arrow_schema
-from spark_sink.rows.field_values import field_values
+from spark_sink.rows.layouts import JoinedEvents, layouts_of
 from spark_sink.rows.row_schema import columns
 from spark_sink.tables.prepare import (
     DELETED_ROW,
@@ -274,16 +274,7 @@ def whole_documents(prepared: pa.Table) -> tuple[pa.Table, pa.Table]:
     chosen = prepared.filter(pc.and_(is_event, pc.and_(is_last, is_applied))).combine_chunks()
     if not chosen.num_rows:
         return _FOLDED.empty_table(), prepared
-    names = (b"operationType", b"fullDocument")
-    kinds, fields = field_values(chosen["payload"].chunk(0), names)
-    documents = [
-        field.value
-        if field is not None and field.kind == DOCUMENT and kind is not None
-        and kind.value != _DELETE
-        else None
-        for kind, field in zip(kinds, fields, strict=True)
-    ]  # fmt: skip
-    column = pa.array(documents, pa.binary())
+    column = _documents_in(chosen["payload"].chunk(0))
     if column.null_count:
         chosen = chosen.filter(pc.is_valid(column))
         column = pc.drop_null(column)
@@ -296,12 +287,37 @@ def whole_documents(prepared: pa.Table) -> tuple[pa.Table, pa.Table]:
     return found, prepared.filter(others)
 
 
+def _documents_in(events: pa.Array) -> pa.Array:
+    """Return the whole documents in events other than deletes, as BSON; null where there is none.
+
+    Raises InvalidBSON.
+    """
+    documents: list[bytes | None] = [None] * len(events)
+    layouts, left = layouts_of(JoinedEvents.of_column(events))
+    for layout in layouts:
+        full, kind = (layout.fields.get(name) for name in _OF_DOCUMENT)
+        if full is None or full.kind != DOCUMENT or kind is None:
+            continue
+        kinds, codes = layout.distinct(b"operationType")
+        living = [each.value != _DELETE for each in kinds]
+        values = layout.values(b"fullDocument")
+        for row, code, value in zip(layout.rows.tolist(), codes.tolist(), values, strict=True):
+            documents[row] = value if living[code] else None
+    for row in left.tolist():
+        document, how = map(fields_of(events[row].as_py(), _OF_DOCUMENT).get, _OF_DOCUMENT)
+        if document is not None and document.kind == DOCUMENT and how and how.value != _DELETE:
+            documents[row] = document.value
+    return pa.array(documents, pa.binary())
+
+
 def _folded(columns: Iterable[Any]) -> pa.Table:
     """Return rows of FOLDED, of which `columns` are those of _GIVEN, as lists or as arrays."""
     rows = pa.table(dict(zip(_GIVEN.names, columns, strict=True)), _GIVEN)
-    times = [int(token[2:10], 16) * 1_000_000 for token in rows["token"].to_pylist()]
+    seconds = pc.utf8_slice_codeunits(rows["token"].combine_chunks(), 2, 10).dictionary_encode()
+    known = pa.array([int(each, 16) for each in seconds.dictionary.to_pylist()], pa.int64())
+    times = pc.multiply(known.take(seconds.indices), 1_000_000)
     names = pc.binary_join_element_wise(rows["database"], rows["collection"], ".")
-    derived = {"namespace": names, "clusterTime": pa.array(times, pa.int64())}
+    derived = {"namespace": names, "clusterTime": times}
     for name, column in derived.items():
         rows = rows.append_column(name, column)
     return rows.select(_FOLDED.names).cast(_FOLDED)
@@ -314,4 +330,5 @@ _GIVEN = pa.schema(
         "database", "collection", "key", "token", "documentKey", "document", "problem", DELETED
     )
 )  # fmt: skip
+_OF_DOCUMENT = (b"fullDocument", b"operationType")
 _DELETE = b"\x07\0\0\0delete\0"

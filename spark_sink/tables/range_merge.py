@@ -238,6 +238,8 @@ class _Merging:
 
 def _merged(group: pa.Table, places: list[str], touched: list[str], new: pa.Table) -> pa.Table:
     """Return new rows, and those of a group that are not at the places `touched`, in order."""
+    if not group.num_rows:
+        return new
     slices: list[pa.Table] = []
     row = start = end = 0  # of the group, and of the new rows that come before it
     found: list[str] = places_of(new).to_pylist()

@@ -53,6 +53,8 @@ _DOCUMENT_OPTIONS = (
     "filters.match.mode",
     "snapshotFilters",
     "field.exclude.list",
+    "field.masks",
+    "field.masks.salt.file",
     "field.renames",
 )
 

@@ -10,21 +10,21 @@ import tempfile
 import threading
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import quantiles
 from typing import Any
 
 import pymongo
 
 from bench.processes import listening, resident_memory, spawn
-from bench.writes import COLLECTION, DATABASE, Watcher, spread, uneven, write_paced
+from bench.writes import COLLECTION, DATABASE, shares_of, spread, uneven, write_paced
 from router.memory import LOOK
 from tests.attack.attackers import ATTACKS, ENDS_MONGOS, ON_ROUTER
 from tests.harness.certificates import Authority
 from tests.harness.clusters import Client, TestCluster, start_cluster
 from tests.harness.routers import start_router
 from tests.harness.server_settings import ServerSettings, write_key_file
+from tests.harness.until import wait_for
 
 MIB = 1024 * 1024
 PAUSE = 0.05
@@ -32,34 +32,56 @@ _PING_PAUSE = 0.02
 _SETTLE = LOOK + 2
 
 
-@dataclass(slots=True)
-class Pings:
-    """The seconds that the pings of a healthy client take, sent by a thread until ``stop``."""
+class Healthy:
+    """Healthy clients of a server, and a look at its memory: threads that run until ``stop``."""
 
-    uri: str
-    took: list[float] = field(default_factory=list)
-    failed: int = 0
-    _stop: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        self._thread = threading.Thread(target=self._send, daemon=True)
-        self._thread.start()
+    def __init__(self, server: "Server") -> None:
+        self._server = server
+        self.pings: list[float] = []
+        """The seconds that pings have taken."""
+        self.failed = 0
+        """The number of pings that have failed."""
+        self.arrived: dict[int, float] = {}
+        """When the events of documents came (``time.perf_counter``), by ``_id``."""
+        self.mebibytes = 0
+        """The most memory that the server has had."""
+        self._opened, self._ended = threading.Event(), threading.Event()
+        steps = (self._ping, self._watch, self._look)
+        self._threads = [threading.Thread(target=each, daemon=True) for each in steps]
+        for thread in self._threads:
+            thread.start()
+        if not self._opened.wait(30):
+            raise RuntimeError(f"no stream from {server.uri}")
 
     def stop(self) -> None:
-        self._stop.set()
-        assert self._thread is not None
-        self._thread.join(60)
+        self._ended.set()
+        for thread in self._threads:
+            thread.join(60)
 
-    def _send(self) -> None:
-        with Client(self.uri) as client:
-            while not self._stop.wait(_PING_PAUSE):
+    def _ping(self) -> None:
+        with Client(self._server.uri) as client:
+            while not self._ended.wait(_PING_PAUSE):
                 begun = time.perf_counter()
                 try:
                     client.admin.command("ping")
                 except pymongo.errors.PyMongoError:
                     self.failed += 1
-                self.took.append(time.perf_counter() - begun)
+                self.pings.append(time.perf_counter() - begun)
+
+    def _watch(self) -> None:
+        with (
+            Client(self._server.uri) as client,
+            client[DATABASE][COLLECTION].watch() as stream,
+        ):
+            self._opened.set()
+            while not self._ended.is_set():
+                event = stream.try_next()
+                if event is not None:
+                    self.arrived[event["documentKey"]["_id"]] = time.perf_counter()
+
+    def _look(self) -> None:
+        while not self._ended.wait(0.05):
+            self.mebibytes = max(self.mebibytes, self._server.mebibytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,46 +115,28 @@ class Measurement:
 
     def measure(self, server: Server, name: str | None) -> dict[str, Any]:
         """Return the figures of healthy clients during an attack, or without one."""
-        before, most = server.mebibytes, 0
-        watcher, pings = Watcher(server.uri), Pings(server.uri)
-        watcher.start()
-        pings.start()
-        attackers = None
+        before, healthy, attackers = server.mebibytes, Healthy(server), None
         if name is not None:
             numbers = (server.port, self._seconds, server.admin_port, self._since)
             attackers = spawn("-m", "tests.attack.attackers", name, *map(str, numbers))
             time.sleep(1.5)
-        ended = threading.Event()
-
-        def look() -> None:
-            nonlocal most
-            while not ended.wait(0.05):
-                most = max(most, server.mebibytes)
-
-        looking = threading.Thread(target=look, daemon=True)
-        looking.start()
         with Client(self._cluster.mongos_uri) as client:
             pauses = uneven(int((self._seconds - 2) / PAUSE), PAUSE)
             documents = client[DATABASE][COLLECTION]
             acknowledged = write_paced(documents, self._number, pauses)
             self._number += len(pauses)
-        late = [watcher.wait_for(number) - at for number, at in acknowledged.items()]
+        wait_for(lambda: acknowledged.keys() <= healthy.arrived.keys(), "the events", 60)
+        late = [healthy.arrived[number] - at for number, at in acknowledged.items()]
         if attackers is not None:
             ends, _ = attackers.communicate(timeout=self._seconds + 60)
             print(f"{name}: {ends.strip()}", file=sys.stderr)
             if attackers.returncode:
                 self.failed.append(f"{name} on {server.name}")
-        pings.stop()
-        watcher.stop()
-        ended.set()
+        healthy.stop()
         time.sleep(_SETTLE)
         figures = {"attack": name or "none", "server": server.name, "before": before}
-        figures |= {"most": most, "after": server.mebibytes, "failed": pings.failed}
-        stream, ping = _percentiles(late), _percentiles(pings.took)
-        return figures | {
-            "stream": stream,
-            "ping": ping,
-        }
+        figures |= {"most": healthy.mebibytes, "after": server.mebibytes, "failed": healthy.failed}
+        return figures | {"stream": shares_of(late), "ping": shares_of(healthy.pings)}
 
 
 def _write_backlog(cluster: TestCluster) -> int:
@@ -148,17 +152,12 @@ def _write_backlog(cluster: TestCluster) -> int:
     return since
 
 
-def _percentiles(seconds: list[float]) -> tuple[float, float]:
-    shares = quantiles(seconds, n=100, method="inclusive")
-    return shares[49] * 1e3, shares[98] * 1e3
-
-
 def _row(figures: dict[str, Any]) -> str:
     stream, ping = figures["stream"], figures["ping"]
     return (
-        f"| {figures['attack']} | {figures['server']} | {stream[0]:.0f} | {stream[1]:.0f} | "
-        f"{ping[0]:.1f} | {ping[1]:.0f} | {figures['before']} | {figures['most']} | "
-        f"{figures['after']} |"
+        f"| {figures['attack']} | {figures['server']} | {stream['p50']:.0f} | "
+        f"{stream['p99']:.0f} | {ping['p50']:.1f} | {ping['p99']:.0f} | "
+        f"{figures['before']} | {figures['most']} | {figures['after']} |"
     )
 
 

@@ -268,3 +268,28 @@ async def test_server_status_has_the_recorded_fields(raw: RawClient) -> None:
     assert shared == [name for name in reply if name in recorded]
     assert {"host", "version", "process", "uptime", "connections", "opcounters"} <= set(shared)
     assert reply["process"] == recorded["process"]
+
+
+async def test_agents_find_the_fields_that_they_read(raw: RawClient) -> None:
+    recorded = cases()["serverStatus"]["steps"][0]["reply"]
+    for _ in range(2):
+        reply = await raw.command("nowhere", {"noSuchCommand": 1})
+        assert reply["code"] == 59
+    before = await raw.command("admin", {"serverStatus": 1})
+    await raw.command("admin", {"ping": 1})
+    reply = await raw.command("admin", {"serverStatus": 1})
+    for section in ("network", "transactions", "opcounters"):
+        for name, value in reply[section].items():
+            assert type(value) is type(recorded[section][name]), name
+    assert {"physicalBytesIn", "physicalBytesOut"} <= set(reply["network"])
+    assert {"currentOpen", "totalStarted", "totalCommitted"} <= set(reply["transactions"])
+    assert "authentication" in reply["security"]
+    commands = reply["metrics"]["commands"]
+    assert commands["<UNKNOWN>"] >= 2
+    pings = [each["metrics"]["commands"].get("ping", {"total": 0}) for each in (before, reply)]
+    assert pings[1] == {"failed": 0, "total": pings[0]["total"] + 1}
+    kinds = reply["opcounters"]
+    assert sum(kinds.values()) == reply["network"]["numRequests"]
+    machine = await raw.command("admin", {"hostInfo": 1})
+    assert machine["system"]["memSizeMB"] >= machine["system"]["memLimitMB"] > 0
+    assert machine["system"]["numCores"] >= 1

@@ -8,7 +8,7 @@ from pymongo.database import Database
 
 from tests.conformance.data import Documents
 from tests.conformance.streams import Event, Stream, now
-from tests.harness.clusters import Client, TestCluster, on_real_servers
+from tests.harness.clusters import Client, TestCluster
 
 rule = pytest.mark.rule
 Data = Database[dict[str, Any]]
@@ -89,26 +89,3 @@ def test_a_stream_continues_when_its_collection_is_sharded(
         with Stream(client, db.name, "a", {**LOOKUP, "resumeAfter": event["_id"]}) as stream:
             rest = stream.read(3 - number)
             assert [e["_id"] for e in rest] == [e["_id"] for e in events[number + 1 :]]
-
-
-@on_real_servers("refineCollectionShardKey")
-@rule("Sharded cluster", MOVES)
-@rule("Events", "refineCollectionShardKey (showExpandedEvents)")
-def test_events_keep_the_shard_key_of_their_time(client: Client, db: Data) -> None:
-    """Each event has the shard key of its time, and resuming finds it by that key."""
-    with Stream(client, db.name, "a") as stream:
-        db.a.insert_one({"_id": 0, "k": 0, "l": 0})
-        db.a.create_index("k")
-        client.admin.command("enableSharding", db.name)
-        client.admin.command("shardCollection", f"{db.name}.a", key={"k": 1})
-        db.a.insert_one({"_id": 1, "k": 1, "l": 1})
-        db.a.create_index([("k", 1), ("l", 1)])
-        key = {"k": 1, "l": 1}
-        client.admin.command("refineCollectionShardKey", f"{db.name}.a", key=key)
-        db.a.insert_one({"_id": 2, "k": 2, "l": 2})
-        events = stream.past(now(client))
-    keys = [list(event["documentKey"].items()) for event in events]
-    assert keys == [[("_id", 0)], [("k", 1), ("_id", 1)], [("k", 2), ("l", 2), ("_id", 2)]]
-    for number, event in enumerate(events):
-        with Stream(client, db.name, "a", {"resumeAfter": event["_id"]}) as stream:
-            assert stream.read(2 - number) == events[number + 1 :]

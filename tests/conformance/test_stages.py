@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from pymongo.database import Database
 
-from tests.conformance.streams import Stream, kinds, now, refused
-from tests.harness.clusters import Client, on_real_servers
+from tests.conformance.streams import Stream, kinds, now
+from tests.harness.clusters import Client
 
 rule = pytest.mark.rule
 Data = Database[dict[str, Any]]
@@ -160,35 +160,3 @@ def test_an_error_on_an_event_fails_the_get_more(client: Client, db: Data) -> No
         assert error["code"] not in (1, 43)
         assert "errorLabels" not in error
         assert stream.failure()["code"] == 43
-
-
-@on_real_servers("checks of inner pipelines")
-@rule("Opening", "inside another stage's pipeline: 51047, 40600, 31441")
-@pytest.mark.parametrize(
-    ("stage", "code"),
-    [
-        ({"$lookup": {"from": "b", "as": "x", "pipeline": [{"$changeStream": {}}]}}, 51047),
-        ({"$facet": {"x": [{"$changeStream": {}}]}}, 40600),
-        ({"$unionWith": {"coll": "b", "pipeline": [{"$changeStream": {}}]}}, 31441),
-        (
-            {
-                "$lookup": {
-                    "from": "b",
-                    "as": "x",
-                    "pipeline": [
-                        {"$match": {}},
-                        {"$lookup": {"from": "c", "as": "y", "pipeline": [{"$changeStream": {}}]}},
-                    ],
-                }
-            },
-            51047,
-        ),
-    ],
-    ids=["$lookup", "$facet", "$unionWith", "$lookup in $lookup"],
-)
-def test_a_change_stream_inside_another_stage_is_refused(
-    client: Client, db: Data, stage: dict[str, Any], code: int
-) -> None:
-    db.a.insert_one({"_id": 1})
-    error = refused(client, db.name, {"aggregate": "a", "pipeline": [stage], "cursor": {}})
-    assert error["code"] == code

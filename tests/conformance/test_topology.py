@@ -9,7 +9,7 @@ from router.config.settings import Settings
 from router.service import assemble
 from tests.conformance.data import Documents, shard_over_three
 from tests.conformance.streams import CLUSTER, PATIENCE, Stream, now
-from tests.harness.clusters import Client, TestCluster, start_cluster
+from tests.harness.clusters import Client, TestCluster, real_servers_named, start_cluster
 from tests.harness.raw_client import RawClient
 from tests.harness.routers import start_router
 
@@ -56,6 +56,33 @@ def test_streams_include_added_and_removed_shards(growing: tuple[Client, TestClu
     inserted = [e["documentKey"]["_id"] for e in events if e["ns"]["coll"] == "spread"]
     assert inserted == list(range(90))
     assert stream.pbrts == sorted(stream.pbrts)
+
+
+@rule("Sharded cluster", "the config server can be a shard, with the id config (8.0)")
+def test_a_config_server_that_is_a_shard_has_two_cursors() -> None:
+    if real_servers_named():
+        pytest.skip("the config server of MongoDB 6.0 cannot be a shard")
+    with (
+        start_cluster(1, token_version=2, noop_interval=0.2) as cluster,
+        start_router(cluster.configdb, cluster.mongos_uri) as router,
+        Client(router.uri) as client,
+        cluster.direct("config") as config,
+        Stream(client, "shop") as early,
+    ):
+        shard = {"_id": "config", "host": cluster.configdb, "state": 1}
+        config.config.shards.insert_one(shard)
+        early.past(now(client))
+        config.shop.c.insert_one({"_id": 1})
+        client.shop.c.insert_one({"_id": 2})
+        with Stream(client, "shop") as late:
+            config.shop.c.insert_one({"_id": 3})
+            config.config.shards.delete_one({"_id": "config"})
+            client.shop.c.insert_one({"_id": 4})
+            end = now(client)
+            for stream, expected in ((early, [1, 2, 3, 4]), (late, [3, 4])):
+                keys = [event["documentKey"]["_id"] for event in stream.past(end)]
+                assert sorted(keys) == expected
+                assert stream.id
 
 
 @rule("Opening", "a cluster without shards: an empty batch and cursor id 0")

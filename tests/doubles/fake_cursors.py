@@ -151,6 +151,7 @@ class FakeCursors:
         return [
             {
                 "cursorId": each.cursor_id,
+                "stream": 3,
                 "namespace": each.namespace,
                 "client": None,
                 "place": self.place,

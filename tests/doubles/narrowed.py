@@ -6,9 +6,10 @@ from itertools import count
 from bson.timestamp import Timestamp
 
 from router.filters.stream_filter import EVERYTHING, StreamFilter
+from router.request.resume_point import starting_point
 from router.request.stream_request import StreamRequest
 from router.stream.fan_out import FanOut
-from router.stream.log_reader import MAX_BATCH_BYTES, Batch, LogReader, starting_point
+from router.stream.log_reader import MAX_BATCH_BYTES, Batch, LogReader
 from router.stream.merged_stream import MergedStream
 from router.stream.remote_queue import Action
 from router.stream.views import Namespace

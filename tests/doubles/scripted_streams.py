@@ -10,8 +10,9 @@ from typing import Any, Protocol
 import bson
 from bson.timestamp import Timestamp
 
+from router.request.resume_point import starting_point
 from router.request.stream_request import StreamRequest
-from router.stream.log_reader import MAX_BATCH_BYTES, Batch, LogReader, starting_point
+from router.stream.log_reader import MAX_BATCH_BYTES, Batch, LogReader
 from router.stream.merged_stream import MergedStream
 from router.stream.remote_queue import Action, CloseRemote, OpenRemote, ReopenRemote
 from router.stream.views import View

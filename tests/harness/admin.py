@@ -58,6 +58,8 @@ def remote(target: str, *, behind: int, **fields: Any) -> dict[str, Any]:
 def stream(*remotes: Mapping[str, Any], holder: str, reason: str) -> dict[str, Any]:
     return {
         "cursorIds": [7],
+        "stream": 3,
+        "pipeline": '{fullDocument: "updateLookup"}, {$match: {"ns.coll": "orders"}}',
         "namespace": "shop.orders",
         "events": 20,
         "bufferedBytes": 200,
@@ -70,12 +72,12 @@ def stream(*remotes: Mapping[str, Any], holder: str, reason: str) -> dict[str, A
 
 
 def jobs(now: datetime) -> list[JobReport]:
-    """Return a job that waits, one that has events, one failed, one silent and one ended."""
+    """Return jobs: one waits for a shard, one has events, one has failed, is silent, has ended."""
     name, owner = "/srv/tables/", "spark, 10.0.0.7"
     through = Timestamp(NOW - 4, 1)
     silent = now - timedelta(seconds=200)
     return [
-        JobReport(f"{name}items", owner, "shop.items", now, 12, through, 0.0, idle=True),
+        JobReport(f"{name}items", owner, "shop.items", now, 12, through, 0.0, waits=True),
         JobReport(f"{name}silent", owner, "shop.$cmd.aggregate", silent, 7, through, 0.5),
         JobReport(f"{name}orders", owner, "shop.orders", now, 1204, through, 1310.0),
         JobReport(f"{name}ended", owner, "shop.orders", now, 3, ended=True),

@@ -86,6 +86,12 @@ class ReplicaSet:
         """Return the connection string of one member."""
         return self._settings.uri(self.members[program], "directConnection=true")
 
+    @property
+    def set_uri(self) -> str:
+        """The connection string of the whole set."""
+        hosts = ",".join(self.members.values())
+        return self._settings.uri(hosts, f"replicaSet={self.name}")
+
     def client(self, program: str, **options: Any) -> Client:
         """Return a client of one member that fails quickly if the member does not answer."""
         short = {"serverSelectionTimeoutMS": 2000, "socketTimeoutMS": 5000}

@@ -1,5 +1,6 @@
 """The admin port of a running router, with one process and with workers."""
 
+import json
 import re
 from collections.abc import Iterator
 from time import monotonic
@@ -59,6 +60,33 @@ def test_events_are_counted_in_and_out(router: RouterProcess) -> None:
         # The cursor is closed: its client may come back with its resume token.
         after = get(router.admin_port, "/metrics").text
         assert metric(after, "history_left_seconds", 'place="departed"') > 0
+
+
+def test_streams_of_one_namespace_are_told_apart(router: RouterProcess) -> None:
+    matches = [[{"$match": {"operationType": kind}}] for kind in ("insert", "delete")]
+    with (
+        Client(router.uri, appname="first") as first,
+        Client(router.uri, appname="second") as second,
+        first.apart.c.watch(matches[0]),
+        second.apart.c.watch(matches[1], show_expanded_events=True),
+    ):
+        view = json.loads(get(router.admin_port, "/status.json").text)
+        page = get(router.admin_port, "/").text
+    asked = {
+        (row["worker"], row["stream"]): row["pipeline"]
+        for row in view["stream_rows"]
+        if row["namespace"] == "apart.c"
+    }
+    read = {
+        row["client"].rpartition(" ")[2]: asked[row["worker"], row["stream"]]
+        for row in view["client_rows"]
+        if row["namespace"] == "apart.c"
+    }
+    assert read == {
+        "first": '{$match: {operationType: "insert"}}',
+        "second": '{showExpandedEvents: true}, {$match: {operationType: "delete"}}',
+    }
+    assert "{$match: {operationType: &#34;delete&#34;}}" in page
 
 
 def test_a_client_that_stops_reading_is_behind_and_no_shard_is(router: RouterProcess) -> None:

@@ -1,6 +1,6 @@
 """The embedded cluster's program, and its mongos, whose tests run on real servers too.
 
-tests/unit/embedded/mongos replays its events; conformance and the recordings compare its shards'.
+Conformance and the recordings compare its shards' events.
 """
 
 import signal

@@ -24,6 +24,7 @@ def test_each_command_fails_with_few_words_for_an_operator(messages: list[Messag
     assert len(messages) > len(COMMANDS)
     assert [each for each in messages if _FOR_DEVELOPERS.search(each.text)] == []
     # Log lines have fields, and a command without a subcommand lists those that there are.
+    assert [each for each in messages if "garbage" in each.text or "secret)" in each.text] == []
     short = [each for each in messages if not re.search(r'"msg"|^Commands:', each.text, re.M)]
     assert [each.cause for each in short if len(each.text) > _MOST_CHARACTERS] == []
 
@@ -47,6 +48,14 @@ def test_each_command_that_fails_has_a_status_and_a_message(messages: list[Messa
         ("--prot 1", "error: --prot is not an option. Did you mean --port?"),
         ("--confgdb c/a:1", "error: --confgdb is not an option. Did you mean --configdb?"),
         ("status --admin http://127.0.0.1:1", "Connection refused. Start the router with"),
+        ("status --admin file:///etc/passwd", "http"),
+        ("--tlsAllowInvalidHostnames", "https"),
+        ("--pipeline '{}'", "not a JSON array"),
+        ("--pipeline '[{'", "not JSON"),
+        ("tail --uri http://", "must begin with mongodb:"),
+        ("--uri-file absent", "absent"),
+        ("--uri-file open", "too open"),
+        ("--resume-file no-place", "holds no resume token"),
         (
             "check-config --configdb cfg/127.0.0.1:1",
             "FAIL config server: does not answer: 127.0.0.1:1: Connection refused. Check that its",

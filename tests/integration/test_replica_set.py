@@ -1,5 +1,6 @@
 """A router in front of a replica set: clients get what they get from the set itself."""
 
+import ssl
 import subprocess
 import sys
 import threading
@@ -16,10 +17,13 @@ from bson.raw_bson import RawBSONDocument
 from pymongo.errors import AutoReconnect, DuplicateKeyError, OperationFailure
 
 from shard_client.error_codes import ErrorCode
+from tests.harness.admin import get
+from tests.harness.certificates import Authority
 from tests.harness.clusters import start_real_set
+from tests.harness.feed_client import feed
 from tests.harness.replica_sets import Client, ReplicaSet
 from tests.harness.routers import RouterProcess
-from tests.harness.server_settings import ServerSettings, write_key_file
+from tests.harness.server_settings import ServerSettings, ServerTls, write_key_file
 from tests.harness.until import PATIENCE, wait_for
 
 RAW: CodecOptions[Any] = CodecOptions(document_class=RawBSONDocument)
@@ -46,7 +50,7 @@ def fronted() -> Iterator[Fronted]:
 
 
 def write_everything(client: Client, database: str) -> None:
-    """Write events of all kinds, the last of which invalidates a stream of the collection."""
+    """Write events of all kinds, which in the end invalidate streams of collection and database."""
     collection = client[database].c
     collection.insert_many({"_id": number, "n": 0} for number in range(20))
     with client.start_session() as session:
@@ -60,7 +64,9 @@ def write_everything(client: Client, database: str) -> None:
     collection.replace_one({"_id": 1}, {"new": True})
     collection.delete_one({"_id": 2})
     collection.create_index("n")
+    client[database].create_collection("view", viewOn="c", pipeline=[{"$match": {"n": 1}}])
     collection.drop()
+    client.drop_database(database)
 
 
 def read(stream: Any, most: int | None = None) -> list[bytes]:
@@ -83,15 +89,21 @@ WATCHES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.parametrize("scope", ["collection", "database"])
 @pytest.mark.parametrize("watch", WATCHES, ids=str)
-def test_events_and_tokens_are_those_of_the_set(fronted: Fronted, watch: dict[str, Any]) -> None:
+def test_events_and_tokens_are_those_of_the_set(
+    fronted: Fronted, watch: dict[str, Any], scope: str
+) -> None:
     database = "events"
+
+    def watched(client: Client, **options: Any) -> Any:
+        found = client.get_database(database, RAW)
+        target = found if scope == "database" else found.c
+        return target.watch(**options, max_await_time_ms=100)
+
     options = {**watch, "start_at_operation_time": now(fronted.behind)}
     write_everything(fronted.through, database)
-    streams = [
-        each.get_database(database, RAW).c.watch(**options, max_await_time_ms=100)
-        for each in (fronted.behind, fronted.through)
-    ]
+    streams = [watched(each, **options) for each in (fronted.behind, fronted.through)]
     expected = read(streams[0])
     assert len(expected) > 2
     assert read(streams[1]) == expected
@@ -99,10 +111,7 @@ def test_events_and_tokens_are_those_of_the_set(fronted: Fronted, watch: dict[st
     # Each token is one of the other's, too.
     token = RawBSONDocument(expected[1])["_id"]
     for each in (fronted.behind, fronted.through):
-        with each.get_database(database, RAW).c.watch(
-            watch.get("pipeline"), resume_after=token, full_document=watch.get("full_document"),
-            show_expanded_events=watch.get("show_expanded_events"), max_await_time_ms=100,
-        ) as resumed:  # fmt: skip
+        with watched(each, **watch, resume_after=token) as resumed:
             assert read(resumed) == expected[2:]
 
 
@@ -238,18 +247,40 @@ def test_check_config_checks_the_set(fronted: Fronted) -> None:
         assert done.returncode == status
 
 
-def test_clients_log_in_with_the_set_s_users(tmp_path: Path) -> None:
-    key_file = write_key_file(tmp_path)
-    settings = ServerSettings(noop_interval=1, key_file=key_file)
+async def test_by_tls_clients_feed_and_page_know_the_set_s_users(tmp_path: Path) -> None:
+    key_file, authority = write_key_file(tmp_path), Authority(tmp_path)
+    tls = ServerTls(authority.issue("server"), authority.file)
+    settings = ServerSettings(noop_interval=1, key_file=key_file, tls=tls)
     with start_real_set("rs0", settings=settings) as servers:
         itself: Client = pymongo.MongoClient(servers.uri(servers.wait_primary()))
         itself.admin.command("createUser", "ann", pwd="x", roles=["readWriteAnyDatabase"])
         itself.admin.command("createUser", "bob", pwd="x", roles=[{"role": "read", "db": "b"}])
         flags = ["--replicaSet", servers.host_string, "--port", "0", "--keyFile", str(key_file)]
         flags += ["--workers", "2", "--setParameter", "userCacheInvalidationIntervalSecs=1"]
+        flags += [
+            "--feed-port",
+            "0",
+            "--admin-port",
+            "0",
+            "--tlsAllowConnectionsWithoutCertificates",
+        ]
+        given = authority.router_flags(authority.issue("router"))
+        flags += [f"--{name}={value}" for name, value in given.items()]
+        context = ssl.create_default_context(cafile=authority.file)
         with RouterProcess(flags) as router:
-            ann: Client = pymongo.MongoClient(router.uri, username="ann", password="x")
-            bob: Client = pymongo.MongoClient(router.uri, username="bob", password="x")
+            secured = {"tls": True, "tlsCAFile": str(authority.file), "password": "x"}
+            ann: Client = pymongo.MongoClient(router.uri, username="ann", **secured)
+            bob: Client = pymongo.MongoClient(router.uri, username="bob", **secured)
+            async with feed(router.feed_port, context) as connected:
+                assert (await connected.log_in("ann", "x"))["login"]["done"]
+                connected.send({"database": "fed"})
+                ann.fed.c.insert_one({"_id": 1})
+                event = await connected.receive()
+            assert event is not None
+            assert event["documentKey"] == {"_id": 1}
+            page = get(router.admin_port, "/status.json", tls=context)
+            assert page.status == 200
+            assert "rs0" in page.text
             with ann.a.c.watch(full_document="updateLookup") as stream, bob.b.watch() as ended:
                 ann.a.c.insert_one({"_id": 1, "x": 0})
                 ann.a.c.update_one({"_id": 1}, {"$set": {"x": 1}})

@@ -12,6 +12,7 @@ from bson.decimal128 import Decimal128
 from bson.json_util import JSONOptions, loads
 from bson.timestamp import Timestamp
 
+from embedded.change_streams.tokens import event_token
 from shard_client.bson import resume_token as tokens_of
 from shard_client.bson.values import MalformedValueError
 from spark_sink.events import positions as spark_tokens
@@ -86,7 +87,7 @@ def test_recorded_tokens_are_encoded():
         value, data = value_of(recorded), recorded["token"]
         time, uuid = Timestamp(*recorded["clusterTime"]), UUID(data[_UUID])
         try:
-            made = tokens_of.ResumeToken.of_event(time, 1, {"_id": value}, uuid=uuid)
+            made = event_token(time, 1, {"_id": value}, uuid=uuid)
         except MalformedValueError:
             assert isinstance(value, Decimal128), value
             assert Decimal(float(value.to_decimal())) != value.to_decimal()

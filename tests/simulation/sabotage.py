@@ -8,8 +8,9 @@ from unittest import mock
 from bson.timestamp import Timestamp
 
 from router.request.progress_command import progress_command
+from router.request.resume_point import ResumePoint
 from router.stream import read_scheduler
-from router.stream.log_reader import Batch, LogReader, ResumePoint
+from router.stream.log_reader import Batch, LogReader
 from router.stream.membership import Membership
 from router.stream.merged_stream import MergedStream
 from router.stream.merger import Merger

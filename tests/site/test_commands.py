@@ -19,6 +19,7 @@ _PROGRAM = re.compile(rf"    (?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?({'|'.join(_PROGRA
 _ELSEWHERE = {
     ("README.md", ".venv/bin/mergerouter job run"): "tests/spark/test_job.py",
     ("spark.md", "mergerouter job at"): "tests/spark/test_point_in_time.py",
+    ("spark.md", "mergerouter job wait"): "tests/spark/test_job.py",
     ("spark.md", "mergerouter job rebuild"): "tests/spark/test_point_in_time.py",
     ("spark.md", "mergerouter job run"): "tests/spark/test_job.py",
     ("spark.md", "mergerouter job signal"): "tests/spark/test_signal_queries.py",

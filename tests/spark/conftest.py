@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pymongo
@@ -12,7 +12,8 @@ from bson.timestamp import Timestamp
 from pyspark.sql import SparkSession
 
 from spark_sink import local_session
-from tests.harness.clusters import TestCluster, start_cluster
+from tests.harness.clusters import TestCluster, start_cluster, start_real_set
+from tests.harness.replica_sets import ReplicaSet
 from tests.harness.routers import RouterProcess, start_router
 from tests.spark.quick_session import QUICK
 
@@ -20,32 +21,28 @@ _numbers = itertools.count()
 
 
 class Shop:
-    """Documents written to a sharded collection, numbered from 0.
+    """Documents written to a collection, numbered from 0; it is on two shards if there are some.
 
-    Written through the router, or to ``writes_to``, the connection string of a mongos.
+    Written to the server that is read, or to ``writes_to``, the connection string of a mongos.
     """
 
     def __init__(
-        self,
-        cluster: TestCluster,
-        router: RouterProcess,
-        database: str,
-        writes_to: str | None = None,
+        self, uri: str, database: str, shards: Iterable[str], writes_to: str | None = None
     ) -> None:
-        self.router = router
-        self.uri = router.uri
+        self.uri = uri
         self.database = database
-        self.client: pymongo.MongoClient[dict[str, Any]] = pymongo.MongoClient(
-            writes_to or router.uri
-        )
+        self.client: pymongo.MongoClient[dict[str, Any]] = pymongo.MongoClient(writes_to or uri)
         self.orders = self.client[database].orders
         self.written = 0
-        self._shards = list(cluster.shards)[:2]
-        self.client.admin.command("enableSharding", database, primaryShard=self._shards[0])
+        self._shards = list(shards)[:2]
+        if self._shards:
+            self.client.admin.command("enableSharding", database, primaryShard=self._shards[0])
         self.shard_orders()
         self.created = self.now()
 
     def shard_orders(self) -> None:
+        if not self._shards:
+            return
         namespace = f"{self.database}.orders"
         admin = self.client.admin
         admin.command("shardCollection", namespace, key={"customer": 1})
@@ -74,9 +71,27 @@ def router(cluster: TestCluster) -> Iterator[RouterProcess]:
         yield router
 
 
+@pytest.fixture(scope="session")
+def replica_set() -> Iterator[ReplicaSet]:
+    with start_real_set("rs0", members=3) as servers:
+        yield servers
+
+
+DEPLOYMENTS = ("router", "mongos", "replica set")
+"""What the source reads alike: the parameters of the fixture `shop`, by default the first."""
+
+
 @pytest.fixture
-def shop(cluster: TestCluster, router: RouterProcess) -> Iterator[Shop]:
-    shop = Shop(cluster, router, f"shop{next(_numbers)}")
+def shop(request: pytest.FixtureRequest) -> Iterator[Shop]:
+    name, kind = f"shop{next(_numbers)}", getattr(request, "param", DEPLOYMENTS[0])
+    if kind == "replica set":
+        shop = Shop(request.getfixturevalue("replica_set").set_uri, name, ())
+    else:
+        cluster: TestCluster = request.getfixturevalue("cluster")
+        if kind == "mongos" and not cluster.real:
+            pytest.skip("the embedded mongos has no change streams")
+        uri = cluster.mongos_uri if kind == "mongos" else request.getfixturevalue("router").uri
+        shop = Shop(uri, name, cluster.shards)
     yield shop
     shop.client.close()
 

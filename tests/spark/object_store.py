@@ -46,7 +46,7 @@ def run(seed: int, outages: int, folder: Path, *, stalls: int = 0) -> list[str]:
     with object_store() as store, start_cluster(2, noop_interval=1) as cluster:
         os.environ.update(store.environment)
         with start_router(cluster.configdb, upstream=cluster.mongos_uri) as router:
-            shop = Shop(cluster, router, "shop", writes_to=cluster.mongos_uri)
+            shop = Shop(router.uri, "shop", cluster.shards, writes_to=cluster.mongos_uri)
             shop.insert(200)
             job = JobProcess(router.uri, folder / "checkpoint", ["shop"], _OPTIONS, _OUT)
             try:

@@ -11,7 +11,7 @@ import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.harness.clusters import TestCluster
+from tests.harness.clusters import TestCluster, on_real_servers
 from tests.spark.conftest import Shop
 from tests.spark.test_exactly_once import WAIT
 
@@ -58,19 +58,40 @@ def test_an_unreachable_router_is_reported_quickly(spark: SparkSession) -> None:
     assert "secret" not in message
 
 
-def test_a_member_of_a_shard_is_no_router(
-    spark: SparkSession, cluster: TestCluster, shop: Shop, tmp_path: Path
+REAL = on_real_servers("documents that tell a shard")
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "problem"),
+    [
+        ("shard0", "?directConnection=true", "is (a shard|one member)"),
+        pytest.param("shard0", "", "is a shard of a cluster", marks=REAL),
+        pytest.param("rs0", "?directConnection=true", "is one member", marks=REAL),
+        ("config", "", "is a config server of a cluster"),
+    ],
+)
+def test_a_part_of_a_deployment_is_refused(
+    request: pytest.FixtureRequest,
+    spark: SparkSession,
+    cluster: TestCluster,
+    shop: Shop,
+    tmp_path: Path,
+    name: str,
+    option: str,
+    problem: str,
 ) -> None:
-    member = f"mongodb://{next(iter(cluster.shards.values())).partition('/')[2]}/"
+    hosts = {"config": cluster.configdb, **cluster.shards}.get(name)
+    hosts = hosts or request.getfixturevalue("replica_set").host_string.partition(",")[0]
+    member = f"mongodb://{hosts.partition('/')[2]}/{option}"
     for reading in (spark.readStream, spark.read):
-        with pytest.raises(AnalysisException, match="is no router or mongos"):
+        with pytest.raises(AnalysisException, match=problem):
             reading.format("mergerouter").options(uri=member, database=shop.database).load()
     shop.insert(2)
     start = f"{shop.created.time},{shop.created.inc}"
     frame = stream(spark, shop, collection="orders", startAtOperationTime=start)
     writer = frame.writeStream.format("mergerouter").options(uri=member, collection="copy")
     writer = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True)
-    with pytest.raises(StreamingQueryException, match="is no router or mongos"):
+    with pytest.raises(StreamingQueryException, match=problem):
         writer.start().awaitTermination()
     assert "copy" not in shop.client[shop.database].list_collection_names()
 

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from spark_sink import apply_changes
 from spark_sink.signals.channels import send
-from tests.spark.conftest import Shop
+from tests.spark.conftest import DEPLOYMENTS, Shop
 from tests.spark.jobs import forget_last_commit
 from tests.spark.parquet_query import parquet_writer
 from tests.spark.test_current_tables import change_at_random, collections_of, table_of
@@ -91,6 +91,7 @@ class Query:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("shop", DEPLOYMENTS, indirect=True)
 def test_a_killed_query_writes_every_event_exactly_once(
     tmp_path: Path, shop: Shop, spark: SparkSession
 ) -> None:

@@ -78,15 +78,24 @@ def test_a_job_writes_a_snapshot_and_changes_and_stops_on_a_signal(
         shop.insert(20)
         shop.orders.update_one({"_id": 1, "customer": 1}, {"$set": {"text": "changed"}})
         shop.orders.delete_one({"_id": 2, "customer": 2})
-        shop.client[shop.database].items.insert_one({"_id": 1})
+        with shop.client.start_session() as session:
+            shop.client[shop.database].items.insert_one({"_id": 1}, session=session)
+            written = session.operation_time
+            shop.client[f"{shop.database}-elsewhere"].items.insert_one({}, session=session)
+        assert written is not None
 
-        def arrived() -> bool:
-            return len(query.batches("commits")) > 2 and len(rows_of(folder)) >= 40 + 1 + 23
-
-        query.wait_for(arrived)
+        # Read your writes: those up to the time of a session, and then all, also out of the scope.
+        for to in (f"{written.time},{written.inc}", "now"):
+            waited = ["wait", "--to", to, "--uri", shop.uri, "--out", str(folder)]
+            answered = CliRunner().invoke(job, [*waited, "--timeout", f"{WAIT:.0f}s"])
+            assert answered.exit_code == 0, answered.output + (folder / "log").read_text()
+            assert len(rows_of(folder)) == 40 + 1 + 23
         query.process.send_signal(signal.SIGINT)  # for which Spark has a handler of its own
         assert query.process.wait(WAIT) == 0, (folder / "log").read_text()
-        assert "Traceback" not in (folder / "log").read_text()
+        told = (folder / "log").read_text().splitlines()
+        assert "Spark has started: the job begins" in told
+        last = query.batches("commits")[-1]
+        assert told[-1] == f"stopped after batch {last}; the next start continues"
     finally:
         query.process.kill()
     assert query.batches("commits") == query.batches("offsets")
@@ -205,7 +214,7 @@ def test_an_event_without_its_image_does_not_fail_a_tolerant_job(
 def test_a_bad_pipeline_is_told_before_spark_starts(
     tmp_path: Path, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spark_sink.cli.session", None)
+    monkeypatch.setattr("spark_sink.job.session", None)
     monkeypatch.setattr("spark_sink.jobs.stop_request.signal.signal", lambda *_: None)
     arguments = ["run", f"{shop.database}.orders", "--uri", shop.uri, "--out", str(tmp_path / "x")]
     arguments += ["--option", "snapshotMode=no_data", "--option", 'pipeline=[{"$mtch": {}}]']
@@ -253,7 +262,7 @@ def test_what_matches_nothing_is_told(
     def session(*_: object) -> None:
         raise OptionError("Spark starts")
 
-    monkeypatch.setattr("spark_sink.cli.session", session)
+    monkeypatch.setattr("spark_sink.job.session", session)
     monkeypatch.setattr("spark_sink.jobs.stop_request.signal.signal", lambda *_: None)
     shop.insert(1)
     names = [f"{shop.database}.{each}" for each in ("ordrs", "orders")]

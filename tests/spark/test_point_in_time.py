@@ -20,7 +20,7 @@ from spark_sink.jobs import rebuilding
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.point_in_time import versions_at
 from spark_sink.tables.current_table import CurrentTable
-from tests.spark.conftest import Shop
+from tests.spark.conftest import DEPLOYMENTS, Shop
 from tests.spark.jobs import rows_of, run_job
 from tests.spark.test_current_tables import change_at_random, collections_of, documents_in
 
@@ -31,6 +31,7 @@ def text_of(time: Timestamp) -> str:
     return f"{time.time},{time.inc}"
 
 
+@pytest.mark.parametrize("shop", DEPLOYMENTS, indirect=True)
 def test_all_tables_are_read_as_of_one_time_and_made_again(
     tmp_path: Path, shop: Shop, spark: SparkSession
 ) -> None:

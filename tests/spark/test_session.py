@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -12,7 +13,8 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import CaseInsensitiveDict
 
-from spark_sink import register
+from spark_sink import local_session, register
+from spark_sink.session import spark_session
 from spark_sink.session.spark_session import _DYNAMIC
 
 pytestmark = pytest.mark.xdist_group("spark")  # one Spark
@@ -46,6 +48,41 @@ def _columns(path: Path) -> list[pq.ColumnChunkMetaData]:
     return [group.column(number) for number in range(group.num_columns)]
 
 
+@pytest.mark.parametrize(
+    ("master", "host"), [("local[2]", "127.0.0.1"), ("spark://spark:7077", None)]
+)
+def test_executors_elsewhere_get_the_package_and_the_variables_of_object_stores(
+    master: str, host: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = MagicMock()
+    monkeypatch.setattr(spark_session, "SparkSession", made)
+    monkeypatch.setenv("AWS_REGION", "here")
+    builder = made.builder.appName.return_value
+    builder.config.return_value = builder
+    context = builder.getOrCreate.return_value.sparkContext
+    context.pythonExec, context.master, context.environment = sys.executable, master, {}
+    context.defaultParallelism, context.getConf.return_value.get.return_value = 2, ""
+    builder.getOrCreate.return_value.conf.get.return_value = ""
+    local_session(settings={"spark.master": master})
+    given = {call.args[0]: call.args[1] for call in builder.config.call_args_list}
+    assert (given["spark.master"], given.get("spark.driver.host")) == (master, host)
+    if host is not None:
+        assert context.environment == {}
+        return
+    [[archive]] = [call.args for call in context.addPyFile.call_args_list]
+    expected = {"PYTHONPATH": archive, "AWS_REGION": "here"}
+    assert expected.items() <= context.environment.items()
+    script = "import spark_sink.source.data_source as found; print(found.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script],
+        env={"PYTHONPATH": archive},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith(archive)
+
+
 def test_a_batch_of_a_snapshot_has_two_tasks_for_each_core() -> None:
     """Spark's planner has no session: the class that is registered has the number."""
     for conf, tasks in (
@@ -55,7 +92,7 @@ def test_a_batch_of_a_snapshot_has_two_tasks_for_each_core() -> None:
         ({"spark.dynamicAllocation.enabled": "true", _DYNAMIC: "100"}, 200),
     ):
         spark = MagicMock()
-        spark.sparkContext.pythonExec = sys.executable
+        spark.sparkContext.pythonExec, spark.sparkContext.master = sys.executable, "local[3]"
         spark.sparkContext.defaultParallelism = 3
         spark.sparkContext.getConf.return_value.get = lambda name, default, c=conf: c.get(
             name, default

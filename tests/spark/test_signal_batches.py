@@ -16,6 +16,7 @@ from bson.timestamp import Timestamp
 from spark_sink.events.positions import AtTime, to_offset
 from spark_sink.options.stream_options import SignalOptions, parse_options
 from spark_sink.signals.channels import send
+from spark_sink.source.offsets import Offset
 from spark_sink.stream.router_client import RouterClient
 from tests.doubles.event_history import history_lost
 from tests.harness.until import wait_for
@@ -237,6 +238,28 @@ def test_signals_whose_position_the_oplogs_have_lost_do_not_end_the_query(
     query.kill()
     log("fourth")
     query.reader.stop()
+
+
+def test_a_log_signal_moves_an_idle_stream(shop: Shop, tmp_path: Path) -> None:
+    """So that a wait for a write outside of the scope ends (spark_sink.jobs.status)."""
+    query = query_of(shop, tmp_path, snapshotMode="no_data")
+    try:
+        _next_events(shop, query)
+        shop.client[f"{shop.database}-elsewhere"].ticks.insert_one({})
+        time = shop.now()
+
+        def has_reached() -> bool:
+            send(str(tmp_path), {"type": "log", "data": {"message": "job wait"}})
+            query.batch()
+            at = Offset.read(query.offset).time
+            return at is not None and at > time
+
+        wait_for(has_reached, "the time of the write")
+        before = query.offset
+        assert query.batch() == before
+        assert "requests" not in query.offset.get("signals", {})
+    finally:
+        query.reader.stop()
 
 
 def test_all_waiting_signals_are_received_before_the_end_of_what_is_available(

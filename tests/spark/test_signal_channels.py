@@ -16,7 +16,7 @@ from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.channels import SignalCollection, SignalFolder, send
 from spark_sink.signals.signal import digest
 from spark_sink.stream.router_client import RouterClient
-from tests.spark.conftest import Shop
+from tests.spark.conftest import DEPLOYMENTS, Shop
 from tests.unit.spark_sink.signals.test_signals import signal
 
 
@@ -81,6 +81,7 @@ def test_a_file_that_is_being_written_is_read_later(tmp_path: Path) -> None:
 
 
 @pytest.mark.xdist_group("spark")
+@pytest.mark.parametrize("shop", DEPLOYMENTS, indirect=True)
 def test_signals_in_a_collection(shop: Shop) -> None:
     signals = shop.client[shop.database].signals
     router = RouterClient(parse_options({"uri": shop.uri, "database": shop.database}))

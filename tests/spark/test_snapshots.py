@@ -29,7 +29,7 @@ from spark_sink.stream.event_stream import EventStream, read_runs
 from spark_sink.stream.router_client import RouterClient
 from tests.doubles.server_replies import ServerReplies
 from tests.harness.clusters import RealCluster, TestCluster, on_real_servers
-from tests.spark.conftest import Shop
+from tests.spark.conftest import DEPLOYMENTS, Shop
 
 pytestmark = pytest.mark.xdist_group("spark")  # one cluster, one Spark
 
@@ -79,6 +79,7 @@ def reshard(cluster: TestCluster, shop: Shop) -> None:
     shop.client.admin.command("reshardCollection", name, key=key, numInitialChunks=1)
 
 
+@pytest.mark.parametrize("shop", DEPLOYMENTS, indirect=True)
 def test_chunks_contain_every_document_once_for_all_types_of_ids(shop: Shop) -> None:
     shop.client[shop.database].things.insert_many([{"_id": each} for each in IDENTIFIERS])
     router = client(shop)
@@ -140,6 +141,7 @@ def test_rows_are_events_of_the_snapshot_time(shop: Shop) -> None:
         assert watch.next()["documentKey"] == {"customer": 2, "_id": 12}
 
 
+@pytest.mark.parametrize("shop", DEPLOYMENTS, indirect=True)
 def test_a_plan_is_restored_from_an_offset_and_ends_after_all_collections(shop: Shop) -> None:
     database = shop.client[shop.database]
     shop.insert(100)
@@ -168,6 +170,7 @@ def test_a_plan_is_restored_from_an_offset_and_ends_after_all_collections(shop: 
     assert tasks >= 10
 
 
+@pytest.mark.parametrize("shop", DEPLOYMENTS, indirect=True)
 def test_a_renamed_collection_is_read_under_its_new_name_and_a_dropped_one_is_not(
     shop: Shop,
 ) -> None:

@@ -13,6 +13,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.functions import spark_partition_id
 
+from tests.harness.routers import RouterProcess
 from tests.harness.until import PATIENCE, wait_for
 from tests.spark.conftest import Shop
 
@@ -107,11 +108,13 @@ def test_a_stopped_query_leaves_no_cursors_on_the_router(spark: SparkSession, sh
     wait_for(lambda: open_cursors() == 0, "the query's cursor to end")
 
 
-def test_spark_s_socket_source_reads_the_feed(spark: SparkSession, shop: Shop) -> None:
+def test_spark_s_socket_source_reads_the_feed(
+    spark: SparkSession, router: RouterProcess, shop: Shop
+) -> None:
     lines = (
         spark.readStream.format("socket")
         .option("host", "127.0.0.1")
-        .option("port", str(shop.router.feed_port))
+        .option("port", str(router.feed_port))
         .load()
     )
     query = lines.writeStream.format("memory").queryName("fed").start()

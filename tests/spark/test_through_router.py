@@ -1,4 +1,4 @@
-"""Planning and reading through a router on a sharded cluster, without Spark."""
+"""Planning and reading through a router, a mongos and a replica set, without Spark."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spark_sink.batches.read_task import ReadTask, TaskReader
 from spark_sink.events.positions import AtTime, Position
 from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.stream.router_client import RouterClient
-from tests.spark.conftest import Shop
+from tests.spark.conftest import DEPLOYMENTS, Shop
 
 pytestmark = pytest.mark.xdist_group("spark")  # one cluster, one Spark
 
@@ -64,7 +64,7 @@ def tokens_in_batches(
     while (batch := planned.next_batch(start, max_events)).end != start:
         batches.append(read(client, planned.tasks(batch)))
         by_shard = planner(client).tasks(PlannedBatch(start, batch.end))
-        assert len(by_shard) == len(client.shards() or [])
+        assert len(by_shard) == len(client.shards() or ["the set"])
         assert sorted(read(client, by_shard)) == sorted(batches[-1])
         start = batch.end
     planned.close()
@@ -72,7 +72,8 @@ def tokens_in_batches(
     return batches
 
 
-@pytest.mark.parametrize("collection", [{}, {"collection": "orders"}])
+@pytest.mark.parametrize("shop", DEPLOYMENTS, indirect=True)
+@pytest.mark.parametrize("collection", [{}, {"collection": "orders"}], ids=str)
 def test_batches_of_any_size_have_the_same_events(shop: Shop, collection) -> None:
     shop.insert(20)
     with shop.client.start_session() as session, session.start_transaction():
@@ -91,6 +92,7 @@ def test_batches_of_any_size_have_the_same_events(shop: Shop, collection) -> Non
             list(chain(*tokens_in_batches(router, AtTime(shop.created), size, 5)))
             for size in (10, 1000)
         )
+        assert router.cluster_id()  # a job refuses another one
     assert sorted(few) == sorted(many) == sorted(set(many))
     assert len(many) > 78
 

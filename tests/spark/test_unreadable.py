@@ -165,7 +165,7 @@ def test_a_batch_in_progress_whose_events_are_lost_is_left_out(
         start_router(cluster.configdb, upstream=cluster.mongos_uri) as router,
         start_router(cluster.configdb, upstream=cluster.mongos_uri) as fresh,  # no old log
     ):
-        shop = Shop(cluster, router, "shop", cluster.mongos_uri)
+        shop = Shop(router.uri, "shop", cluster.shards, cluster.mongos_uri)
         shop.insert(40)
         before, after = tmp_path / "before", tmp_path / "after"
         for first in (92, 93):  # the snapshot, and a batch of the stream

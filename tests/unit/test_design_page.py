@@ -20,7 +20,7 @@ DOUBLES = {
     "Answer", "AtTime", "Batch", "Command", "Condition", "Feed", "Field", "Message", "Namespace",
     "Opening", "Parts", "Progress", "Refusal", "Request", "Rounds", "Scope", "Source",
     "Written", "document_of", "explain", "fragment_of", "from_json", "log_in",
-    "milliseconds", "namespace_of", "number", "place_of", "register", "require_router",
+    "milliseconds", "namespace_of", "number", "place_of", "register",
     "seek", "serve", "shortened", "status", "text_of", "verify",
 }  # fmt: skip
 """Public names that occur twice. This list only becomes shorter: one meaning, one name."""

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from spark_sink import local_session
+from tests.spark.conftest import DEPLOYMENTS
 from tests.spark.kills.run import run_seed
 from tests.spark.quick_session import QUICK
 
@@ -23,6 +24,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=10, help="how many seeds to run")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--extra", type=int, default=4, help="faults beside one of each kind")
+    parser.add_argument("--reads", choices=DEPLOYMENTS, default=DEPLOYMENTS[0])
     given = parser.parse_args()
     spark, bad = local_session("kills", settings=QUICK), []
     for seed in range(given.first, given.first + given.seeds):
@@ -30,7 +32,7 @@ def main() -> int:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         begun = time.monotonic()
-        outcome = run_seed(seed, folder, spark, given.extra)
+        outcome = run_seed(seed, folder, spark, given.extra, reads=given.reads)
         print(f"seed {seed}, {time.monotonic() - begun:.0f} s: {outcome}", flush=True)
         print("".join(f"  {problem}\n" for problem in outcome.problems[:20]), end="", flush=True)
         if outcome.problems:

@@ -8,14 +8,13 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from spark_sink.jobs.job_folder import ALL_BATCHES, JobFolder
 from tests.spark.quick_session import QUICK
 
-REPOSITORY = Path(__file__).parents[3]
 _END_SECONDS = 120.0
 _MOST_STARTS = 40
 _WORKERS = b"pyspark.daemon"
@@ -30,6 +29,8 @@ class JobProcess:
         scope: the arguments of the next start that name the collections.
         options: of the source.
         out: where the tables are, if not in the folder.
+        conf: settings of Spark.
+        environment: the variables of its process; those of this one if it is left out.
     """
 
     def __init__(
@@ -39,6 +40,8 @@ class JobProcess:
         scope: Sequence[str],
         options: dict[str, str],
         out: str | None = None,
+        conf: Mapping[str, str] = QUICK,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.folder = JobFolder(out or str(folder), str(folder) if out else "")
         self.log = folder.with_suffix(".log")
@@ -47,11 +50,12 @@ class JobProcess:
         """The exit statuses of starts that ended by themselves."""
         self.scope = scope
         command = [sys.executable, "-m", "spark_sink.cli", "run", "--uri", uri]
+        self._environment = environment
         command += ["--out", out or str(folder), "--trigger", "0 seconds"]
         command += ["--checkpoint", str(folder)] if out else []
         command += [f"--table={name}" for name in ALL_BATCHES] + ["--message=prefix=p"]
         command += [f"--option={name}={text}" for name, text in options.items()]
-        command += [f"--conf={name}={text}" for name, text in QUICK.items()]
+        command += [f"--conf={name}={text}" for name, text in conf.items()]
         self._command = command
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -77,7 +81,8 @@ class JobProcess:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [*self._command, *self.scope],
-                cwd=REPOSITORY,
+                cwd=self.log.parent,
+                env=self._environment,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,

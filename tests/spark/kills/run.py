@@ -1,4 +1,4 @@
-"""One seed: a cluster, a router, a job, random writes, faults, and the comparison at the end."""
+"""One seed: a deployment, a job, random writes, faults, and the comparison at the end."""
 
 from __future__ import annotations
 
@@ -26,11 +26,10 @@ from spark_sink.signals.channels import send
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.verification.job import verify_job
-from tests.harness.clusters import Client, TestCluster, real_servers_named, start_cluster
-from tests.harness.ports import free_port
-from tests.harness.routers import RouterProcess, start_router
+from tests.harness.clusters import Client
 from tests.harness.until import wait_for
 from tests.spark.conftest import Shop
+from tests.spark.kills.deployments import Deployment, deployed
 from tests.spark.kills.job_process import JobProcess
 from tests.spark.kills.writer import Writer
 from tests.spark.test_current_tables import collections_of, documents_in
@@ -58,11 +57,11 @@ KINDS = (
     *("router", "primary", "driver", "executor", "disk"),
     *("move", "shard", "signal", "swap", "scope", "seek"),
 )
-"""The faults, each of which every seed has once at least.
+"""The faults, each of which every seed has once at least, if its servers can have it.
 
-`primary` kills that of a shard, `disk` is full for some seconds, `signal` requests a snapshot,
-`swap` renames a collection into the scope, `scope` starts the job with other collections, and
-`seek` sets it to the present.
+`router` kills what the job reads through, a mongos if there is no router; `primary` kills that of a
+set, `disk` is full for some seconds, `signal` requests a snapshot, `swap` renames a collection into
+the scope, `scope` starts the job with other collections, and `seek` sets it to the present.
 """
 
 
@@ -96,17 +95,16 @@ class Faults:
     """Makes the faults of one seed; each waits until a batch has been committed since."""
 
     def __init__(
-        self, cluster: TestCluster, shop: Shop, job: JobProcess, chance: random.Random
+        self, deployment: Deployment, shop: Shop, job: JobProcess, chance: random.Random
     ) -> None:
-        self.router: RouterProcess = shop.router
         self.refused: Counter[str] = Counter()
-        self._cluster = cluster
+        self._deployment = deployment
         self._shop = shop
         self._job = job
         self._chance = chance
         self._make: dict[str, Callable[[], object]] = {
-            "router": self._kill_router,
-            "primary": self._kill_primary,
+            "router": lambda: deployment.kill_router(chance.uniform(0, 1)),
+            "primary": lambda: deployment.kill_primary(chance.random(), chance.uniform(0, 4)),
             "driver": job.kill,
             "executor": self._kill_worker,
             "disk": self._fill_disk,
@@ -138,19 +136,6 @@ class Faults:
         except AssertionError as error:
             raise AssertionError(f"{error}; the job: {self._job.last_output()}") from None
 
-    def _kill_router(self) -> None:
-        self.router.process.kill()
-        self.router.process.wait()
-        time.sleep(self._chance.uniform(0, 1))
-        cluster, port = self._cluster, self.router.port
-        self.router = start_router(cluster.configdb, cluster.mongos_uri, port=port)
-
-    def _kill_primary(self) -> None:
-        shard = self._chance.choice(sorted(self._cluster.shards))
-        self._cluster.stop_member(shard)
-        time.sleep(self._chance.uniform(0, 4))
-        self._cluster.start_member(shard)
-
     def _kill_worker(self) -> None:
         def killed() -> bool:
             self._job.keep_running()
@@ -164,11 +149,10 @@ class Faults:
         self._job.limit_files(resource.RLIM_INFINITY)
 
     def _move(self) -> None:
-        self._move_to(self._chance.choice(sorted(self._cluster.shards)))
+        self._move_to(self._chance.choice(self._deployment.shards))
 
     def _add_shard(self) -> None:
-        name, _ = self._cluster.add_shard()
-        self._move_to(name)
+        self._move_to(self._deployment.add_shard())
 
     def _move_to(self, shard: str) -> None:
         customer = {"customer": self._chance.randrange(10)}
@@ -219,30 +203,35 @@ class Faults:
 
 
 def run_seed(
-    seed: int, folder: Path, spark: SparkSession, extra: int, kinds: Sequence[str] = KINDS
+    seed: int,
+    folder: Path,
+    spark: SparkSession,
+    extra: int,
+    kinds: Sequence[str] = KINDS,
+    reads: str = "router",
 ) -> Outcome:
     """Run one seed in an empty folder, which is left behind if there are problems.
 
     Args:
         extra: random faults beside one of each kind.
+        reads: what the job reads, one of `conftest.DEPLOYMENTS`.
     """
     chance, outcome = random.Random(seed), Outcome()
-    outcome.faults = [*kinds, *chance.choices(kinds, k=extra)]
-    chance.shuffle(outcome.faults)
-    members = {"members": chance.choice((1, 3))} if real_servers_named() else {}
-    with start_cluster(2, noop_interval=1, **members) as cluster:
-        router = start_router(cluster.configdb, cluster.mongos_uri, port=free_port())
-        shop = Shop(cluster, router, _DATABASE, writes_to=cluster.mongos_uri)
-        for middle in _SPLITS:
+    with deployed(reads, chance.choice((1, 3))) as deployment:
+        kinds = [each for each in kinds if each not in deployment.lacks]
+        outcome.faults = [*kinds, *chance.choices(kinds, k=extra)]
+        chance.shuffle(outcome.faults)
+        shop = Shop(deployment.uri, _DATABASE, deployment.shards, deployment.beside)
+        for middle in _SPLITS if deployment.shards else ():
             namespace = f"{_DATABASE}.orders"
             shop.client.admin.command("split", namespace, middle={"customer": middle})
         shop.insert(_DOCUMENTS)
         shop.client[_DATABASE].items.insert_one({"_id": 0})
         shop.client[_DATABASE].others.insert_one({"_id": 0})
         options = {**_OPTIONS, **(_IN_TASKS if seed % 2 else {})}
-        job = JobProcess(router.uri, folder / "job", _SCOPES[0], options)
+        job = JobProcess(deployment.uri, folder / "job", _SCOPES[0], options)
         writer = Writer(shop, job, seed)
-        faults = Faults(cluster, shop, job, chance)
+        faults = Faults(deployment, shop, job, chance)
         try:
             writer.start()
             for kind in outcome.faults:
@@ -252,13 +241,10 @@ def run_seed(
             status = job.end()
             if status != 0:
                 outcome.problems.append(f"SIGTERM ended the job with {status}")
-            # The embedded mongos has no change streams: there the router's is read by pymongo.
-            truth = cluster.mongos_uri if cluster.real else router.uri
-            outcome.problems += _problems(spark, shop, job.folder, truth)
+            outcome.problems += _problems(spark, shop, job.folder, deployment.truth)
             outcome.problems += _damage_unseen(spark, shop, job.folder, chance)
         finally:
             job.kill()
-            faults.router.stop()
             writer.stop()
             shop.client.close()
         outcome.starts, outcome.ends = job.starts, job.ends

@@ -101,6 +101,12 @@ def test_the_commands_of_the_documentation_render(tmp_path: Path) -> None:
     assert container["image"].startswith("registry.example/mergerouter:")
 
 
+def test_a_replica_set_takes_the_place_of_the_config_server(tmp_path: Path) -> None:
+    servers = {"replication": {"replicaSet": "rs0/a:1,b:1"}}
+    settings = settings_of(render({**LEAST, "settings": servers}), tmp_path)
+    assert (settings.replication.replica_set, settings.sharded) == ("rs0/a:1,b:1", False)
+
+
 def test_an_image_is_named_by_its_digest() -> None:
     digest = f"sha256:{'0' * 64}"
     image = {"repository": "registry.example/mergerouter", "tag": "1", "digest": digest}
@@ -242,7 +248,7 @@ def test_changed_settings_restart_the_routers() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({}, "set settings.sharding.configDB to the cluster's config server"),
+        ({}, "set settings.sharding.configDB to the cluster's config server, or settings.repl"),
         ({"settings": LEAST["settings"]}, "set adminToken.secret to the name of a Secret"),
         ({**LEAST, "replica": 1}, "additional properties 'replica' not allowed"),
         ({**LEAST, "mode": "daemon"}, "mode"),

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 import yaml
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.tls.handshake import Handshakes
 from shard_client.wire.tls import TlsContexts, TlsFiles
+from spark_sink.jobs.progress import JobMetrics
 from tests.harness.admin import admin_port, get, watched_facade
 from tests.harness.certificates import Authority
 
@@ -43,6 +45,8 @@ async def exposed() -> dict[str, set[str]]:
     """Return the labels of every metric by the names that queries use."""
     async with watched_facade() as made, admin_port(made) as port:
         text = (await asyncio.to_thread(get, port, "/metrics")).text
+    text += generate_latest(JobMetrics().registry).decode()
+    text += generate_latest(JobMetrics().registry).decode()
     names: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):
         suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
@@ -54,8 +58,8 @@ async def exposed() -> dict[str, set[str]]:
 
 
 def scrape_configuration() -> dict[str, Any]:
-    """Return the one job of the scrape configuration."""
-    (job,) = yaml.safe_load(SCRAPE.read_text())["scrape_configs"]
+    """Return the routers of the scrape configuration."""
+    job, _jobs = yaml.safe_load(SCRAPE.read_text())["scrape_configs"]
     assert isinstance(job, dict)
     return job
 

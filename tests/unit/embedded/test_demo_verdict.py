@@ -1,13 +1,22 @@
 """What the demo says of its readers."""
 
+import re
+import tempfile
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
+import pytest
+import typer
 from rich.console import Console
+from typer.testing import CliRunner
 
+from embedded.demo.cli import demo
 from embedded.demo.job_tables import JobTables
 from embedded.demo.ledger import Seen, Verdict, Written, judge, judge_table
-from embedded.demo.view import closing, verdict_table
+from embedded.demo.processes import ProgramError
+from embedded.demo.show import Show
+from embedded.demo.view import Picture, closing, verdict_table
 
 
 def _seen(*keys: int) -> Seen:
@@ -47,15 +56,50 @@ def test_a_lost_and_a_doubled_change_are_a_defect() -> None:
         assert "this is a defect" in _closing(verdict)
 
 
-def test_a_reader_without_anything_to_read_is_no_defect_and_not_good() -> None:
-    verdict = judge("Spark, changes", _written(), _seen())
-    assert not verdict.good
-    assert "empty" in _table(verdict)
-    assert "too busy" in _closing(verdict)
-
-
-def test_a_job_without_a_batch_has_an_empty_table(tmp_path: Path) -> None:
+def test_a_reader_that_is_late_is_no_defect_and_not_good(tmp_path: Path) -> None:
+    commits = tmp_path / "checkpoint" / "commits"
+    commits.mkdir(parents=True)
+    (commits / "0").touch()  # of a batch without rows
     tables = JobTables(tmp_path)
     assert tables.refresh() == 0
-    verdict = judge_table("Spark, current", {1: 1}, tables.current())
-    assert (verdict.lost, verdict.wrong) == (1, True)
+    for verdict in (
+        judge("Spark, changes", _written(), _seen()),
+        replace(judge("Spark, changes", _written(1, 2), _seen(1)), late=True),
+        replace(judge_table("Spark, current", {1: 1}, tables.current()), late=True),
+    ):
+        assert not verdict.good
+        assert "late" in _table(verdict)
+        assert "too busy" in _closing(verdict)
+    doubled = replace(judge("Spark, changes", _written(1, 2), _seen(1, 1)), late=True)
+    assert "WRONG" in _table(doubled)
+
+
+def test_the_live_view_labels_its_time() -> None:
+    text = StringIO()
+    Console(file=text, width=100).print(Picture("uri", "feed").render())
+    assert re.search(r"elapsed +\d+s", text.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ProgramError("the router ended early"), "no verdict: the router ended early"),
+        (OSError("no memory"), "no verdict: OSError: no memory"),
+    ],
+)
+def test_whatever_ends_the_demo_is_one_line(
+    error: Exception, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run(_show: Show) -> None:
+        raise ExceptionGroup("tasks", [error])
+
+    monkeypatch.setattr(Show, "run", run)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    app = typer.Typer()
+    app.command()(demo)
+    result = CliRunner().invoke(app)
+    assert result.exit_code == 1
+    assert result.output.splitlines()[0] == said
+    assert "Traceback" not in result.output
+    (log,) = tmp_path.glob("*/demo.log")
+    assert "Traceback" in log.read_text()

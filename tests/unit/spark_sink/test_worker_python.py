@@ -21,6 +21,6 @@ def test_the_package_shows_its_names_and_imports_pyspark_at_first_use() -> None:
     script = "import spark_sink, sys; print(*dir(spark_sink), 'pyspark' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.PIPE)
     assert shown.stdout.split() == [
-        *(b"apply_changes", b"infer_schema", b"local_session", b"parse_documents"),
+        *(b"Job", b"apply_changes", b"infer_schema", b"local_session", b"parse_documents"),
         *(b"read_at", b"register", b"verify", b"False"),
     ]

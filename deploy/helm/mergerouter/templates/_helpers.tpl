@@ -19,7 +19,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- define "mergerouter.settings" -}}
 {{- $settings := deepCopy .Values.settings }}
 {{- if not (dig "sharding" "configDB" "" $settings) }}
-{{- fail "set settings.sharding.configDB to the cluster's config server: rsName/host:port[,host:port]" }}
+{{- if not (dig "replication" "replicaSet" "" $settings) }}
+{{- fail "set settings.sharding.configDB to the cluster's config server, or settings.replication.replicaSet to a replica set: rsName/host:port[,host:port]" }}
+{{- end }}
+{{- $settings = omit $settings "sharding" }}
 {{- end }}
 {{- if not .Values.adminToken.secret }}
 {{- fail "set adminToken.secret to the name of a Secret: its key holds the token that clients of the admin port send" }}

@@ -56,6 +56,7 @@ async def test_the_lanes_show_the_slowest_shard_and_the_reason() -> None:
     assert lanes["south"]["reached"] == pytest.approx(1 - 3 / 44)
     (row,) = view["stream_rows"]
     assert (row["namespace"], row["readers"], row["slowest_remote"]) == ("shop.orders", 1, "north")
+    assert (row["stream"], row["pipeline"]) == (3, stream(holder="", reason="")["pipeline"])
     assert row["errors"] == ["north: connection refused"]
     assert view["errors"] == {"CursorNotFound": 2, "99999": 1}
 
@@ -198,7 +199,7 @@ async def test_jobs_are_followed_in_a_browser() -> None:
         ]  # fmt: skip
         assert "No space left on device" in texts[0]
         assert "no report for 3 min" in texts[1]
-        assert "waits for events" in texts[2]
+        assert "4.0 s waits for a shard" in texts[2]
         assert "1,204" in texts[3]
         in_colour = f"{rows}.map(e => e.querySelector('.bad') !== null)"
         assert await page.evaluate(in_colour) == [True, True, False, False]

@@ -5,7 +5,7 @@ import pytest
 from bson import Timestamp
 
 from router.lookup.fragments import MAX_WHOLE_BYTES, split, whole_events
-from router.stream.log_reader import ResumePoint
+from router.request.resume_point import ResumePoint
 from shard_client.bson.resume_token import ResumeToken
 from shard_client.errors import CommandError
 

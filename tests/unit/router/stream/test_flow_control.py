@@ -189,6 +189,16 @@ def test_a_remote_without_recent_events_is_only_probed_in_rounds():
     assert remote.collects_in == -1
 
 
+@pytest.mark.parametrize(("streams", "pause"), [(1, 0.005), (4, 0.02), (50, 0.05)])
+def test_a_single_remote_is_read_with_pauses_that_grow_with_the_streams(streams: int, pause: float):
+    remote = remote_of()
+    flow = dense(remote)
+    flow._memory.add(remotes=streams)
+    for watermark, expected in ((WATERMARK, Wait(QUIET, pause)), (Timestamp(90, 1), Wait(QUIET))):
+        found = flow.wait(remote, watermark, 1000.01, needed=False, next_noop=None, alone=True)
+        assert found == expected
+
+
 def test_a_watermark_that_was_asked_for_in_this_round_is_awaited():
     remote = remote_of()
     remote.asked = WATERMARK

@@ -9,8 +9,9 @@ from bson.timestamp import Timestamp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.request.resume_point import starting_point
 from router.request.stream_request import StreamRequest, parse_request
-from router.stream.log_reader import Batch, LogReader, starting_point
+from router.stream.log_reader import Batch, LogReader
 from router.stream.merged_stream import MergedStream
 from router.stream.remote_queue import Action, CloseRemote, OpenRemote
 from router.stream.views import View

@@ -13,8 +13,9 @@ from bson import Timestamp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.request.resume_point import starting_point
 from router.request.stream_request import parse_request
-from router.stream.log_reader import Batch, starting_point
+from router.stream.log_reader import Batch
 from router.stream.views import View
 from shard_client.bson.resume_token import TIME_DIGITS, ResumeToken, cluster_time_of, first_key
 from shard_client.errors import CommandError

@@ -31,9 +31,7 @@ from tests.unit.router.stream.narrow_clients import with_namespaces, write
 
 _PACING = frozenset({"noop_writer", "pacing", "read_scheduler"})
 _FILES = frozenset(str(module.__file__) for module in modules_of_the_path(_PACING))
-_LAST = frozenset(
-    {"__init__", "guarded", "_stop_if_broken", "_finish_move", "close", "fail", "stop_reading"}
-)
+_LAST = frozenset({"__init__", "guarded", "_stop_if_broken", "close", "fail", "stop_reading"})
 """Functions that end what an exception has interrupted: a second one there would end nothing."""
 
 Line = tuple[str, int]

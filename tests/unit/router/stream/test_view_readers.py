@@ -8,9 +8,10 @@ import pytest
 from bson import Timestamp
 
 from router.filters.stream_filter import compile_filter
+from router.request.resume_point import starting_point
 from router.request.stream_request import parse_request
 from router.stream import view_readers
-from router.stream.log_reader import LogReader, starting_point
+from router.stream.log_reader import LogReader
 from router.stream.merged_stream import MergedStream
 from router.stream.view_readers import ViewReaders, Waiter
 from shard_client.bson.resume_token import first_key

@@ -26,41 +26,6 @@ def invoke(*arguments: str) -> Any:
     return CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--pipeline", "{}"), "not a JSON array"),
-        (("--pipeline", "[x"), "not JSON"),
-        (("--uri", "http://x"), "must begin with mongodb:"),
-        (("--uri-file", "/does/not/exist"), "/does/not/exist"),
-        (("--uri", "mongodb://x/?tls=true&tlsCAFile=/does/not/exist"), "No such file"),
-    ],
-)
-def test_bad_options_are_named(arguments: tuple[str, ...], said: str) -> None:
-    result = invoke(*arguments)
-    assert result.exit_code == 2
-    assert said in result.output
-
-
-def test_a_connection_string_that_others_can_read_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "uri"
-    file.write_text("mongodb://alice:secret@x/")
-    file.chmod(0o644)
-    result = invoke("--uri-file", str(file))
-    assert result.exit_code == 2
-    assert "too open" in result.output
-    assert "secret" not in result.output
-
-
-def test_a_file_without_a_position_is_not_overwritten(tmp_path: Path) -> None:
-    file = tmp_path / "place"
-    file.write_text('{"x": 1}')
-    result = invoke("--resume-file", str(file))
-    assert result.exit_code == 2
-    assert "holds no resume token" in result.output
-    assert file.read_text() == '{"x": 1}'
-
-
 def test_the_position_is_kept_in_a_file(tmp_path: Path) -> None:
     position = Position(tmp_path / "place")
     assert position.read() is None

@@ -6,7 +6,8 @@ from bson.timestamp import Timestamp
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shard_client.bson.keystring import KeyStringBuilder, Kind
+from embedded.change_streams.tokens import KeyStringBuilder, event_token
+from shard_client.bson.keystring import Kind
 from shard_client.bson.resume_token import (
     ResumeToken,
     as_version,
@@ -91,7 +92,7 @@ def test_the_token_of_an_event():
 
 def made(version: int, identifier: dict, **more) -> ResumeToken:
     uuid = UUID("ab" * 16)
-    return ResumeToken.of_event(Timestamp(7, 3), version, identifier, uuid=uuid, **more)
+    return event_token(Timestamp(7, 3), version, identifier, uuid=uuid, **more)
 
 
 def newer(document_key: dict, **more) -> ResumeToken:

@@ -66,6 +66,18 @@ async def test_a_cancelled_close_leaves_no_cursor(member: ScriptedMember, hangin
     await reader.cursor_reaper.close()
 
 
+async def test_a_member_that_was_slow_at_the_end_keeps_no_cursor(member: ScriptedMember):
+    reader = Reader(member, replace(SETTINGS, close_timeout=0.3))
+    reader.start()
+    await until(lambda: member.commands["getMore"] > 1)
+    member.hang |= {"getMore", "hello", "killCursors"}
+    await reader.cursor.close()
+    assert member.cursors
+    member.hang.clear()
+    await reader.cursor_reaper.close()
+    assert not member.cursors
+
+
 async def test_attempts_end_when_the_member_has_ended_the_cursor_itself():
     member = Unreachable()
     kills = CursorReaper(member.borrow, lasting=0.05, first_pause=0.01)

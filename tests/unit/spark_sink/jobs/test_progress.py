@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
+from spark_sink.jobs.job_folder import LoggedBatch
 from spark_sink.jobs.progress import (
     JobMetrics,
     ProgressListener,
@@ -23,13 +25,33 @@ ROOT = Path(__file__).parents[4]
 THROUGH = 1_795_163_230
 
 
+def at(seconds: int, **offset: Any) -> str:
+    """Return an offset as in Spark's reports, THROUGH and some seconds."""
+    time = {"$timestamp": {"t": THROUGH + seconds, "i": 1}}
+    return json.dumps({"startAtOperationTime": time, **offset})
+
+
 def progress(number: int, **offset: Any) -> dict[str, Any]:
-    end = {"startAtOperationTime": {"$timestamp": {"t": THROUGH, "i": 1}}, **offset}
     return {
+        "timestamp": "2026-11-20T08:27:10.000Z",
         "batchId": number,
         "numInputRows": 2,
         "durationMs": {"addBatch": 1500, "triggerExecution": 2000},
-        "sources": [{"endOffset": json.dumps(end)}],
+        "sources": [{"endOffset": at(0, **offset)}],
+    }
+
+
+def idle_progress(seconds: int, quiet: int | None) -> dict[str, Any]:
+    """Return the report of a trigger without events, some seconds after THROUGH.
+
+    `quiet` is the time up to which the stream has none, None if one may follow.
+    """
+    since = {} if quiet is None else {"quietUntil": {"t": THROUGH + quiet, "i": 1}}
+    return {
+        "timestamp": datetime.fromtimestamp(THROUGH + seconds, UTC).isoformat(),
+        "batchId": 1,
+        "durationMs": {"triggerExecution": 3},
+        "sources": [{"endOffset": at(0), "latestOffset": at(seconds, **since)}],
     }
 
 
@@ -42,7 +64,7 @@ def test_a_batch_is_told_once_with_rate_and_lag() -> None:
     told, query = io.StringIO(), Query()
     metrics = JobMetrics()
     written = {0: Written(500, 3)}
-    report = ProgressReport((metrics.add,), told, lambda: THROUGH + 4.0, written)
+    report = ProgressReport((metrics,), told, lambda: THROUGH + 4.0, written)
     idle = {"batchId": 1, "numInputRows": 0, "durationMs": {"triggerExecution": 3}, "sources": []}
     for each in (progress(0), idle, progress(1)):
         query.recentProgress.append(each)
@@ -56,6 +78,39 @@ def test_a_batch_is_told_once_with_rate_and_lag() -> None:
     assert "mergerouter_job_batches_total 2.0" in text
     assert "mergerouter_job_events_total 500.0" in text
     assert metrics.registry.get_sample_value("mergerouter_job_through_timestamp_seconds") == THROUGH
+
+
+def test_an_idle_job_keeps_up_with_its_stream_and_tells_when_that_stands_still() -> None:
+    told, query, metrics = io.StringIO(), Query(), JobMetrics()
+    report = ProgressReport((metrics,), told)
+
+    def through(*reports: dict[str, Any]) -> float | None:
+        query.recentProgress += reports
+        for _ in range(2):
+            report(query)  # type: ignore[arg-type]
+        value = metrics.registry.get_sample_value("mergerouter_job_through_timestamp_seconds")
+        return None if value is None else value - THROUGH
+
+    batch = LoggedBatch(29, json.loads(at(-7)), None)
+    report.begin(batch)
+    assert through() == -7  # a job that hangs from its start on is behind
+    assert through(progress(0)) == 0
+    assert through(idle_progress(200, 195)) == 195
+    assert through(idle_progress(230, None)) == 195  # a signal makes the stream wait
+    assert through(idle_progress(256, 195)) == 195  # a shard no longer answers
+    assert through(idle_progress(266, 195)) == 195
+    assert through(idle_progress(280, 278)) == 278
+    report.end(batch)
+    lines = [line for line in told.getvalue().splitlines() if not line.startswith("batch 0")]
+    assert lines[0] == "Spark has started: the job continues after batch 29"
+    assert lines[1].startswith("the stream stands still at 2026-")
+    assert lines[2:] == ["the stream goes on", "stopped after batch 29; the next start continues"]
+    report.begin(None)
+    report.end(None)
+    assert told.getvalue().splitlines()[-2:] == [
+        "Spark has started: the job begins",
+        "stopped before the first batch; the next start continues",
+    ]
 
 
 def test_rows_are_counted_by_collection_and_operation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +162,7 @@ class Terminal(io.StringIO):
 
 def test_a_terminal_shows_a_snapshot_as_a_bar() -> None:
     told, query, metrics = Terminal(), Query(), JobMetrics()
-    report = ProgressReport((metrics.add,), told, clock=lambda: THROUGH)
+    report = ProgressReport((metrics,), told, clock=lambda: THROUGH)
     plan: dict[str, Any] = {"mark": {"t": 5, "i": 1}, "end": ["items", None]}
     ratio = "mergerouter_job_snapshot_ratio"
     for number, share in enumerate((0.0, 0.5)):

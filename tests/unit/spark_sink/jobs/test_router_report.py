@@ -5,7 +5,7 @@ import socket
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from bson import Timestamp
@@ -21,13 +21,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 COMMAND = "mergerouterReportJob"
 
 
-class IdleQuery:
-    """A query that has found no further events."""
-
-    status: ClassVar = {"isDataAvailable": False}
-
-
-QUERY: Any = IdleQuery()
+QUERY: Any = None
 
 
 class Clock:
@@ -60,11 +54,12 @@ async def test_batches_are_reported_with_their_rate() -> None:
         clock.seconds += 20
         report.add(batch(6, 500))
         report.add(batch(7, 700))
+        report.reach(1_795_163_230, waits=True)
         await asyncio.to_thread(report.turn, QUERY)
         (found,) = kept(made)
         assert found == JobReport(
             "s3://place/tables", "127.0.0.1", "shop.orders", NOW, 7,
-            Timestamp(1_795_163_230, 0), 60.0, idle=True,
+            Timestamp(1_795_163_230, 0), 60.0, waits=True,
         )  # fmt: skip
         clock.seconds += 61
         await asyncio.to_thread(report.turn, QUERY)
@@ -99,31 +94,42 @@ LABELLED = {"errorLabels": ["ResumableChangeStreamError"]}
 
 
 @pytest.mark.parametrize(
-    ("error", "reports"),
+    ("error", "further", "is_told"),
     [
-        (OperationFailure("no such command", 59), 1),
-        (OperationFailure("not authorized", 13), 1),
-        (OperationFailure("shutting down", 91, LABELLED), 4),
-        (AutoReconnect("connection closed"), 4),
+        (OperationFailure("no such command", 59), "ping", False),
+        (OperationFailure("not authorized", 13), "ping", False),
+        (OperationFailure("shutting down", 91, LABELLED), COMMAND, True),
+        (AutoReconnect("connection closed"), COMMAND, True),
     ],
 )
-def test_only_a_refusal_ends_the_reports(
-    error: Exception, reports: int, monkeypatch: pytest.MonkeyPatch
+def test_a_silence_is_told_and_a_refusal_ends_the_reports(
+    error: Exception,
+    further: str,
+    is_told: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    sent = []
+    sent: list[str] = []
 
     def command(self: object, name: str, *_: object, **__: object) -> None:
         sent.append(name)
-        raise error
+        if name == COMMAND and len(sent) < 4:
+            raise error
 
     monkeypatch.setattr(Database, "command", command)
     clock = Clock()
     with reporting(1, clock) as report:
         report.add(batch(1, 1))
-        for _ in range(3):
+        for _ in range(4):
             report.turn(QUERY)
             clock.seconds += 10
-    assert sent == [COMMAND] * reports
+    assert sent == [COMMAND, *[further] * 4]
+    told = capsys.readouterr().err.splitlines()
+    if is_told:
+        assert told[0].startswith("127.0.0.1:1 has not answered for 20 s (")
+        assert told[1:] == ["the router answers again"]
+    else:
+        assert told == []
 
 
 def test_a_router_that_does_not_answer_delays_a_job_little() -> None:

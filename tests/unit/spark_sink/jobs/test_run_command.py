@@ -14,12 +14,12 @@ from pyspark.errors import StreamingQueryException
 from typer.testing import CliRunner, Result
 
 import spark_sink.cli as command
+import spark_sink.job as running
 from spark_sink.errors import SourceError
 from spark_sink.jobs import own_router, query_run
 from spark_sink.jobs.router_report import RouterReport
 from spark_sink.jobs.tables_job import TablesJob
 from spark_sink.jobs.task_tables import Written
-from spark_sink.source import unmatched_names
 from tests.unit.spark_sink.jobs.test_progress import progress
 
 URI = "mongodb://127.0.0.1:27999"
@@ -61,9 +61,10 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         def __exit__(self, *_: object) -> None:
             happened.append("router ends")
 
-    def require(_options: dict[str, str]) -> None:
+    def require(_options: dict[str, str]) -> str:
         if "router starts" not in happened:
             raise SourceError("cannot be reached: start it")
+        return ""
 
     @contextmanager
     def session(_name: str, _settings: dict[str, str]) -> Iterator[Any]:
@@ -81,9 +82,10 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(RouterReport, "_send", send)
     monkeypatch.setattr(own_router, "_running", Router)
-    monkeypatch.setattr(own_router, "require_router", require)
-    monkeypatch.setattr(unmatched_names, "warn_of_unmatched_names", lambda *_: None)
-    monkeypatch.setattr(command, "session", session)
+    for module in (own_router, running):
+        monkeypatch.setattr(module, "require_router", require)
+    monkeypatch.setattr(running, "warn_of_unmatched_names", lambda *_: None)
+    monkeypatch.setattr(running, "session", session)
     monkeypatch.setattr(TablesJob, "start", start)
     return happened
 
@@ -154,7 +156,7 @@ def test_a_signal_while_spark_starts_ends_the_job_at_once(
         signal.raise_signal(signal.SIGTERM)
         raise AssertionError("the signal has not ended the job")
 
-    monkeypatch.setattr(command, "session", starting)
+    monkeypatch.setattr(running, "session", starting)
     result = run(tmp_path, "--configdb", "cfg/h:1")
     assert result.exit_code == 0, result.output
     assert "stopped before the first batch\n" in result.output

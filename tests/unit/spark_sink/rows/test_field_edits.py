@@ -1,15 +1,22 @@
-"""Fields that a query leaves out or renames, as Debezium's options name them."""
+"""Fields that a query leaves out, masks or renames, as its options name them."""
 
 from __future__ import annotations
 
+import hmac
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import bson
 import pytest
-from bson import Int64
+from bson import Int64, ObjectId
+from bson.raw_bson import RawBSONDocument
+from hypothesis import given
+from hypothesis import strategies as st
 
-from spark_sink.errors import OptionError
+from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.slices import fields_of
+from spark_sink.events.update_description import updated
 from spark_sink.options.stream_options import parse_options
 from spark_sink.rows.field_edits import FieldEdits
 from tests.spark.field_names import doubled
@@ -18,10 +25,14 @@ ROUTER = "mongodb://127.0.0.1:27020"
 
 
 def edits(**options: str) -> FieldEdits:
-    names = {"exclude": "field.exclude.list", "renames": "field.renames"}
+    names = {
+        "exclude": "field.exclude.list",
+        "renames": "field.renames",
+        "masks": "field.masks",
+        "salt": "field.masks.salt.file",
+    }
     given = {names[name]: text for name, text in options.items()}
-    parsed = parse_options({"uri": ROUTER, **given})
-    return FieldEdits([*parsed.excluded_fields, *parsed.renamed_fields])
+    return FieldEdits(parse_options({"uri": ROUTER, **given}).edits)
 
 
 def edited(event: dict[str, Any], **options: str) -> dict[str, Any]:
@@ -138,6 +149,169 @@ def test_a_fragment_without_a_namespace_gets_the_edits_of_all_collections() -> N
 def test_an_event_without_such_fields_is_unchanged() -> None:
     event = bson.encode({"_id": 1, "ns": {"db": "shop", "coll": "orders"}, "fullDocument": {}})
     assert edits(exclude="shop.orders.name").event(event) is event
+
+
+@pytest.fixture
+def salt(tmp_path: Path) -> str:
+    path = tmp_path / "salt"
+    path.write_text("0123456789abcdef\n")
+    return str(path)
+
+
+def hashed(data: bytes) -> str:
+    return hmac.new(b"0123456789abcdef", data, "sha256").hexdigest()
+
+
+def test_masks_of_documents(salt: str) -> None:
+    found = edited(
+        {"fullDocument": DOCUMENT, "fullDocumentBeforeChange": {"name": None, "items": "é" * 9}},
+        masks="shop.orders.name:hash, *.*.card:constant=x y, shop.*.items:truncate=3",
+        renames="shop.orders.card.number:no",
+        salt=salt,
+    )
+    assert found == {
+        "fullDocument": {
+            "_id": 1,
+            "name": hashed(b"a"),
+            "card": {"no": "x y", "owner": {"name": "x y", "n": "x y"}},
+            "items": [{"sku": "x", "price": None}, None, [{"price": None}]],
+        },
+        "fullDocumentBeforeChange": {"name": None, "items": "ééé"},
+    }
+    ids = ObjectId(), 7
+    [first, second] = edited({"fullDocument": {"a": ids}}, masks="*.*.a:hash", salt=salt)[
+        "fullDocument"
+    ]["a"]
+    assert (first, second) == (hashed(str(ids[0]).encode()), hashed(b"\x10\x07\0\0\0"))
+
+
+SECRET = "4711-0815"
+
+
+@pytest.mark.parametrize(
+    ("description", "masked"),
+    [
+        (
+            {"updatedFields": {"card": {"number": SECRET, "n": 1}}},
+            {"card": {"number": "x", "n": 1}},
+        ),
+        ({"updatedFields": {"card.number": SECRET}}, {"card.number": "x"}),
+        ({"updatedFields": {"card.number.0": SECRET}}, {"card.number.0": "x"}),
+        ({"updatedFields": {"card.number.a.b": [SECRET]}}, {"card.number.a.b": ["x"]}),
+        ({"updatedFields": {"card.2.number": SECRET}}, {"card.2.number": "x"}),
+        ({"updatedFields": {"card.2": {"number": [SECRET]}}}, {"card.2": {"number": ["x"]}}),
+        ({"updatedFields": {"card": [[{"number": SECRET}]]}}, {"card": [[{"number": "x"}]]}),
+        ({"updatedFields": {"p.0.q": SECRET}}, {"p.0.q": "x"}),  # 0 may be a name
+        (
+            {"updatedFields": {"p.0.q": SECRET}, "disambiguatedPaths": {"p.0.q": ["p", "0", "q"]}},
+            {"p.0.q": "x"},
+        ),
+    ],
+)
+def test_masks_of_updates(description: dict[str, Any], masked: dict[str, Any]) -> None:
+    rest = {"removedFields": ["card.number"], "truncatedArrays": [{"field": "card", "newSize": 1}]}
+    found = edited(
+        {"updateDescription": {**description, **rest}},
+        masks="shop.orders.card.number:constant=x,shop.orders.p.0.q:constant=x",
+    )["updateDescription"]
+    assert found["updatedFields"] == masked
+    assert {name: found[name] for name in rest} == rest
+    assert SECRET not in str(found)
+
+
+_NAMES = st.sampled_from(["a", "b", "0"])
+_VALUES = st.recursive(
+    st.sampled_from(["clear", "other", 5, None]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_NAMES, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(
+    document=st.dictionaries(_NAMES, _VALUES, min_size=1),
+    path=st.lists(_NAMES | st.integers(0, 2), min_size=1, max_size=3),
+    value=_VALUES,
+    mask=st.sampled_from(["a", "a.b", "b.a.b", "a.0"]),
+    rule=st.sampled_from(["truncate=2", "constant=x"]),
+)
+def test_a_masked_update_of_a_masked_document_is_the_masked_document_after_it(
+    document: dict[str, Any], path: list[str | int], value: Any, mask: str, rule: str
+) -> None:
+    """So that the current table is the same whether it has seen the update or read the document."""
+    holder: Any = document
+    for part in path[:-1]:  # parts that the document has, as the oplog names them
+        known = range(len(holder)) if isinstance(holder, list) else holder
+        if not isinstance(holder, list | dict) or part not in known:
+            return
+        holder = holder[part]
+    if isinstance(holder, list) != isinstance(path[-1], int) or not isinstance(holder, list | dict):
+        return
+    dotted = ".".join(map(str, path))
+    description = {"updatedFields": {dotted: value}, "disambiguatedPaths": {dotted: path}}
+    masks = f"shop.orders.{mask}:{rule}"
+
+    def masked(document: bytes) -> bytes:
+        return fields_of(edits(masks=masks).event(event_of(fullDocument=document)))[
+            b"fullDocument"
+        ].value
+
+    before, change = bson.encode(document), bson.encode(description)
+    given = event_of(updateDescription=change)
+    other = fields_of(edits(masks=masks).event(given))[b"updateDescription"].value
+    assert updated(masked(before), other) == masked(updated(before, change))
+
+
+def event_of(**documents: bytes) -> bytes:
+    names = {"ns": {"db": "shop", "coll": "orders"}}
+    return bson.encode({**names, **{n: RawBSONDocument(each) for n, each in documents.items()}})
+
+
+@pytest.mark.parametrize(
+    ("masks", "key", "refused"),
+    [
+        ("shop.orders.zone:constant=x", {"zone": 1, "_id": 1}, True),
+        ("shop.orders.a:constant=x", {"a.b": 1, "_id": 1}, True),
+        ("shop.orders.a.b:constant=x", {"a": {"b": 1}, "_id": 1}, True),
+        ("shop.orders.a.c:constant=x", {"a.b": 1, "_id": 1}, False),
+        ("shop.others.zone:constant=x", {"zone": 1, "_id": 1}, False),
+    ],
+)
+def test_a_field_of_the_key_is_not_masked(masks: str, key: dict[str, Any], refused: bool) -> None:
+    """The key is in each event, and in its token."""
+    told = pytest.raises(StreamError, match="is a part of the key of the documents of")
+    with told if refused else nullcontext():
+        edited({"documentKey": key}, masks=masks)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"field.masks": "shop.orders.a:hash"}, "a hash needs a salt: set field.masks.salt.file"),
+        ({"field.masks": "shop.orders.a:md5"}, "with the rule hash, truncate=N or constant=TEXT"),
+        ({"field.masks": "shop.orders.a:truncate=x"}, "with the rule hash, truncate=N"),
+        ({"field.masks": "shop.orders._id.a:hash"}, "_id is in the key"),
+        ({"field.masks": "shop.orders:hash"}, "must be database.collection.field"),
+        ({"field.masks.salt.file": "/none"}, "cannot read /none"),
+        ({"field.masks.salt.file": "short"}, "must have 16 bytes or more"),
+        (
+            {"field.masks": "shop.orders.a:constant=x", "pipeline": '[{"$set": {"b": "$ns"}}]'},
+            "'pipeline': .set may copy a masked value",
+        ),
+    ],
+)
+def test_masks_that_would_hide_nothing_are_refused(
+    options: dict[str, str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "short").write_text("salt\n")
+    with pytest.raises(OptionError, match=message):
+        parse_options({"uri": ROUTER, **options})
+
+
+def test_a_salt_is_not_printed(salt: str) -> None:
+    given = {"field.masks": "shop.orders.a:hash", "field.masks.salt.file": salt}
+    parsed = parse_options({"uri": ROUTER, **given})
+    assert "0123456789abcdef" not in f"{parsed} {parsed.edits}"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The connection to a router that is not there."""
+"""The connection to a server that is not there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spark_sink.stream.router_client import RouterClient
 
 
 @pytest.mark.parametrize("listens", [False, True], ids=["nothing listens", "nothing answers"])
-def test_an_unreachable_router_is_reported(listens: bool) -> None:
+def test_an_unreachable_server_is_reported(listens: bool) -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         if listens:
@@ -25,5 +25,10 @@ def test_an_unreachable_router_is_reported(listens: bool) -> None:
         finally:
             client.close()
     message = str(failure.value)
-    assert message.startswith(f"the router at 127.0.0.1:{port} cannot be reached: start it")
+    assert message.startswith(f"the server at 127.0.0.1:{port} cannot be reached: start it")
     assert ("refused" in message) is not listens
+
+
+def test_names_that_dns_does_not_know_are_reported() -> None:
+    with pytest.raises(StreamError, match="DNS does not tell the servers"):
+        RouterClient(parse_options({"uri": "mongodb+srv://cluster0.abcde.invalid/"}))

@@ -17,8 +17,8 @@ from bson.timestamp import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
+from embedded.change_streams.tokens import KeyStringBuilder
 from embedded.storage.ordering import sort_key
-from shard_client.bson.keystring import KeyStringBuilder
 from shard_client.bson.values import MalformedValueError
 
 integers = st.integers(-(2**63), 2**63 - 1)

@@ -1,0 +1,261 @@
+"""Runs jobs from their settings, in the process of a command or of a notebook."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Self
+
+from bson.timestamp import Timestamp
+from pyspark.sql import SparkSession
+
+from spark_sink.errors import SourceError
+from spark_sink.jobs.commands import session
+from spark_sink.jobs.job_folder import JobFolder, JobRecord
+from spark_sink.jobs.job_settings import JobSettings, load_job_settings
+from spark_sink.jobs.maintenance import Schedule
+from spark_sink.jobs.own_router import own_router, require_router
+from spark_sink.jobs.progress import JobMetrics, ProgressReport
+from spark_sink.jobs.query_run import quiet_stop, run_until_stopped
+from spark_sink.jobs.rebuilding import leave_out_lost, restore_checkpoint
+from spark_sink.jobs.router_report import RouterReport
+from spark_sink.jobs.status import position_to_reach, status_of, wait_until
+from spark_sink.jobs.stop_request import StopRequest
+from spark_sink.jobs.tables_job import TablesJob, take_over
+from spark_sink.source.unmatched_names import warn_of_unmatched_names
+from spark_sink.verification.job import Outcome, verify_job
+from spark_sink.verification.verifier import Verifier
+
+
+def run_jobs(
+    settings: JobSettings,
+    end: StopRequest,
+    spark: SparkSession | None = None,
+    *,
+    once: bool = False,
+) -> int:
+    """Run the jobs of some settings until `end` is requested or one fails; return the exit status.
+
+    A failure of one ends all, after their batches in progress. With `once` each reads a snapshot
+    alone, and ends. Raises SourceError, and what Spark raises.
+    """
+    router = own_router(settings.uri, settings.configdb, settings.upstream, settings.router_config)
+    with router, ExitStack() as held:
+        starts = [
+            _Start(held, settings, end, out, *job, once=once)
+            for out, job in settings.jobs().items()
+        ]
+        held.enter_context(quiet_stop(end))
+        spark = spark or held.enter_context(session("run", settings.conf))
+        end.begin()
+        if len(starts) == 1:
+            return starts[0].follow(spark, settings.metrics_port)
+        first = settings.metrics_port
+        ports = [None if first is None else first + number for number in range(len(starts))]
+        with ThreadPoolExecutor(len(starts)) as pool:
+            pairs = zip(starts, ports, strict=True)
+            running = [pool.submit(each.follow, spark, port) for each, port in pairs]
+            for each in as_completed(running):
+                if each.exception() is not None or each.result():
+                    end.request()
+        return max(each.result() for each in running)
+    return 0  # Spark's JVM has ended by the signal, too
+
+
+class _Start:
+    """A start of one job, which holds its folder until `held` is closed."""
+
+    def __init__(
+        self,
+        held: ExitStack,
+        settings: JobSettings,
+        end: StopRequest,
+        out: str,
+        checkpoint: str,
+        record: JobRecord,
+        *,
+        once: bool,
+    ) -> None:
+        if once:
+            record.options["snapshotMode"] = "initial_only"
+        given = {**record.options, "uri": settings.uri}
+        self._settings, self._end, self._given = settings, end, given
+        self._trigger = None if once else settings.trigger
+        self._record = record = replace(record, cluster=require_router(given))
+        warn_of_unmatched_names(given)
+        self._folder = folder = JobFolder(out, checkpoint)
+        folder.mend(record)
+        held.enter_context(folder.locked())
+        self._router = held.enter_context(RouterReport(folder.address, given))
+        self._epoch = take_over(folder)
+        restore_checkpoint(folder)
+        folder.begin(record, once=once)
+        leave_out_lost(folder, settings.uri)
+
+    def follow(self, spark: SparkSession, metrics_port: int | None) -> int:
+        """Run the job's query until it ends; return the exit status."""
+        settings, folder, router = self._settings, self._folder, self._router
+        metrics = JobMetrics()
+        verifier = findings = None
+        if settings.rounds is not None:
+            verifier = Verifier(folder, self._given, settings.rounds, metrics.add_round)
+            findings = verifier.findings
+        job = TablesJob(folder, self._record, settings.uri, findings, metrics, self._epoch)
+        if metrics_port is not None:
+            metrics.serve(metrics_port)
+        report = ProgressReport((metrics, router), written=job.written)
+        query = job.start(spark, self._trigger)
+        report.begin(folder.last_committed())
+        tend = None if settings.maintain is None else Schedule(folder, settings.maintain)
+        with verifier or nullcontext():
+            reports = report, router.turn
+            code = run_until_stopped(query, self._end, reports, tend, router.failed)
+        if not code:
+            report.end(folder.last_committed())
+        return code
+
+
+def check_jobs(settings: JobSettings) -> Iterator[str]:
+    """Return what `run_jobs` would do, as lines, without doing it. Raises SourceError."""
+    for out, (checkpoint, record) in settings.jobs().items():
+        given = {**record.options, "uri": settings.uri}
+        folder = JobFolder(out, checkpoint)
+        record = replace(record, cluster=require_router(given))
+        warn_of_unmatched_names(given)
+        folder.require_continues(record)
+        last = folder.last_committed()
+        what = ", ".join(record.namespaces) or "the whole cluster"
+        begins = f"starts, with option snapshotMode={record.options['snapshotMode']}"
+        if last is not None:
+            begins = f"continues after batch {last.number}"
+        yield f"{folder.address}: follows {what}; {begins}"
+        columns = " ".join(record.schema.split())[:60]
+        form = f"schema {columns}, deletes {record.deletes}{', flattened' * record.flatten}"
+        yield f"  tables {', '.join(record.tables)}; of current: {form}"
+        for name, text in record.options.items():
+            yield f"  option {name}={text}"
+    yield f"a batch every {settings.trigger}"
+    if settings.maintain is not None:
+        yield f"compaction every {settings.maintain:g} s"
+    if settings.rounds is not None:
+        every, rate, repair = settings.rounds
+        yield f"verification every {every:g} s at {rate}/s{', with repair' * repair}"
+
+
+class Job:
+    """A job of this process, or one that another process runs in the same folder.
+
+        from spark_sink import Job
+
+        with Job("orders", namespaces=["shop.orders"], schema="infer").start() as job:
+            job.wait("now")
+
+    Args:
+        out: the job's folder, if the file does not name it.
+        config: a file as for `mergerouter job run --config`.
+        settings: as the flags of `job run`, such as `schema`, `mask` or `verify_every`.
+
+    Raises OptionError.
+    """
+
+    def __init__(self, out: str | None = None, config: str | None = None, **settings: Any) -> None:
+        given = settings if out is None else {"out": out, **settings}
+        self.settings: JobSettings = load_job_settings(given, config)
+        """The validated settings."""
+        self._end = StopRequest(handles_signals=False)
+        self._thread: threading.Thread | None = None
+        self._outcome: int | BaseException = 0
+
+    def __dir__(self) -> list[str]:
+        return ["settings", "start", "status", "stop", "verify", "wait"]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def _folders(self) -> Sequence[JobFolder]:
+        return [JobFolder(out, checkpoint) for out, (checkpoint, _) in self.settings.jobs().items()]
+
+    def start(self, spark: SparkSession | None = None) -> Self:
+        """Run the job in a thread of this process, in a session of Spark, or in the active one.
+
+        A failure is raised by the next `wait` or `stop`.
+        """
+        session = spark or SparkSession.getActiveSession()
+
+        def run() -> None:
+            try:
+                self._outcome = run_jobs(self.settings, self._end, session)
+            except BaseException as error:  # noqa: BLE001 - it is raised by `stop`
+                self._outcome = error
+
+        self._require_no_failure()
+        if self._thread is None:
+            self._thread = threading.Thread(target=run, name="mergerouter-job", daemon=True)
+            self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Commit the batch in progress, and end the job of this process.
+
+        Raises what has ended it before.
+        """
+        self._end.request()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self._end = StopRequest(handles_signals=False)
+        self._require_no_failure()
+
+    def wait(self, to: str | datetime | Timestamp = "now", timeout: float = 600) -> None:
+        """Wait until all tables have all events up to a time, as `mergerouter job wait`.
+
+        Args:
+            to: "now", a cluster time such as a session's `operation_time`, or a resume token.
+            timeout: in seconds.
+
+        Raises TimeoutError, which says what is missing, SourceError, and what has ended the job.
+        """
+        target = position_to_reach(to, self.settings.uri)
+        for folder in self._folders:
+            wait_until(folder, target, timeout, self._require_running)
+
+    def status(self) -> list[dict[str, Any]]:
+        """Return the state of each job, as `mergerouter job status --json`. Raises SourceError."""
+        return [status_of(each.address, self.settings.uri) for each in self._folders]
+
+    def verify(
+        self, spark: SparkSession | None = None, tables: Sequence[str] | None = None
+    ) -> Mapping[str, Outcome]:
+        """Compare the tables, as `mergerouter job verify`; return the outcomes by their folders.
+
+        An outcome has the `count` of differences and the `first` of them, and `failed` says whether
+        the comparison was impossible. Raises SourceError.
+        """
+        active = spark or SparkSession.getActiveSession()
+        found: dict[str, Outcome] = {}
+        with nullcontext(active) if active else session("verify", self.settings.conf) as used:
+            for folder in self._folders:
+                outcomes = verify_job(used, folder, self.settings.uri, tables)
+                found |= {folder.table(name): each for name, each in outcomes.items()}
+        return found
+
+    def _require_running(self) -> None:
+        """Raise what has ended the job, if it runs here and has ended."""
+        if self._thread is not None and not self._thread.is_alive():
+            self.stop()
+            raise SourceError("the job has ended: start it again")
+
+    def _require_no_failure(self) -> None:
+        outcome, self._outcome = self._outcome, 0
+        if isinstance(outcome, BaseException):
+            raise outcome
+        if outcome:
+            raise SourceError("the job has failed: its cause was printed")

@@ -1,0 +1,180 @@
+"""The settings of a job: in its file, as flags, and in Python."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+import spark_sink
+from spark_sink import job as running
+from spark_sink.cli import job
+from spark_sink.errors import OptionError
+from spark_sink.job import Job
+from spark_sink.jobs.job_folder import JobFolder
+from spark_sink.jobs.job_settings import load_job_settings
+from spark_sink.options.stream_options import parse_options
+
+LAKE: dict[str, Any] = {
+    "out": "lake",
+    "uri": "mongodb://router:27020",
+    "trigger": "1 minute",
+    "maintain": "6h",
+    "verify-every": "1h",
+    "verify-rate": 500,
+    "repair": True,
+    "conf": {"spark.master": "local[4]"},
+    "deletes": "soft",
+    "option": {"maxEventsPerTrigger": 1000},
+    "collections": {
+        "shop.orders": {"schema": "infer", "flatten": True, "mask": {"card.number": "hash"}},
+        "shop.a.b": {"deletes": "hard", "exclude": ["x.y", "z"], "rename": {"q": "r"}},
+    },
+}
+
+
+def written(tmp_path: Path, **changed: Any) -> str:
+    file = tmp_path / "job.yaml"
+    (tmp_path / "salt").write_text("0123456789abcdef")
+    file.write_text(yaml.dump({**LAKE, "salt-file": str(tmp_path / "salt"), **changed}))
+    return str(file)
+
+
+def test_a_file_has_collections_with_settings_of_their_own(tmp_path: Path) -> None:
+    settings = load_job_settings({"trigger": "5 seconds"}, written(tmp_path))
+    assert (settings.trigger, settings.maintain, settings.rounds) == (
+        "5 seconds", 6 * 3600, (3600, 500, True),
+    )  # fmt: skip
+    jobs = settings.jobs()
+    assert jobs.keys() == {"lake/shop.orders", "lake/shop.a.b"}
+    _, orders = jobs["lake/shop.orders"]
+    _, other = jobs["lake/shop.a.b"]
+    assert (orders.namespaces, orders.schema, orders.flatten, orders.deletes) == (
+        ("shop.orders",), "infer", True, "soft",
+    )  # fmt: skip
+    assert (other.schema, other.flatten, other.deletes) == ("none", False, "hard")
+    for each in (orders, other):
+        assert each.options["maxEventsPerTrigger"] == "1000"
+        assert each.options["snapshotMode"] == "initial"
+    parsed = parse_options({"uri": settings.uri, **other.options})
+    assert parsed.scope.accepts("shop", "a.b")
+    assert not parsed.scope.accepts("shop", "orders")
+    assert [each.path for each in parsed.edits] == [("x", "y"), ("z",), ("q",)]
+    assert all(each.concerns("shop", "a.b") for each in parsed.edits)
+    [mask] = parse_options({"uri": settings.uri, **orders.options}).edits
+    assert mask.mask is not None
+    assert (mask.path, mask.mask.rule, mask.mask.salt) == (
+        ("card", "number"), "hash", b"0123456789abcdef",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"triger": "1s"}, "triger is not a setting. Did you mean trigger?"),
+        (
+            {"collections": {"shop.x": {"shema": "infer"}}},
+            "collections.shop.x.shema is not a setting. Did you mean schema?",
+        ),
+        ({"verify-rate": "fast"}, "verify-rate must be a valid integer"),
+        ({"verify-rate": 0}, "verify-rate must be greater than or equal to 1, not '0'"),
+        ({"maintain": "often"}, "maintain: 'often' is no time: write 90s, 30m, 1h or 1d"),
+        ({"deletes": "never"}, "deletes must be 'hard' or 'soft', not 'never'"),
+        ({"verify-every": None}, "--repair belongs to --verify-every: give both"),
+        ({"table": ["bronze"]}, "--verify-every compares the current table"),
+        ({"flatten": True}, "--flatten is for tables with --schema: give both"),
+        ({"namespaces": ["shop"]}, "namespaces and collections exclude each other"),
+        ({"message": {"prefix": "p"}}, "--message is for --table messages"),
+        ({"option": {"uri": "mongodb://a"}}, "--option cannot set uri: use --uri"),
+        ({"option": {"field.masks": "a.b.c:hash"}}, "cannot set field.masks: --exclude, --mask"),
+        ({"schema": "nowhere"}, "--schema must be infer, none, or a file that can be read"),
+    ],
+)
+def test_what_a_file_cannot_have_is_told_with_the_remedy(
+    changed: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(OptionError) as told:
+        load_job_settings({}, written(tmp_path, **changed)).jobs()
+    assert message in str(told.value)
+
+
+def test_a_file_that_is_none_is_told(tmp_path: Path) -> None:
+    (tmp_path / "list").write_text("- a")
+    (tmp_path / "broken").write_text("a: [")
+    for name, message in (("list", "names with values"), ("broken", "as YAML"), ("no", "as YAML")):
+        with pytest.raises(OptionError, match=message):
+            load_job_settings({}, str(tmp_path / name))
+    with pytest.raises(OptionError, match="out is missing"):
+        load_job_settings({})
+
+
+def test_check_says_what_a_job_would_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(running, "require_router", lambda _: "")
+    monkeypatch.setattr(running, "warn_of_unmatched_names", lambda _: None)
+    file = written(tmp_path)
+    checked = CliRunner().invoke(job, ["check", "--config", file])
+    assert checked.exit_code == 0, checked.output
+    for line in (
+        f"{tmp_path}/lake/shop.orders: follows shop.orders; starts, with option "
+        "snapshotMode=initial",
+        "  tables bronze, current; of current: schema infer, deletes soft, flattened",
+        "  option field.masks=*.*.card.number:hash",
+        "a batch every 1 minute",
+        "verification every 3600 s at 500/s, with repair",
+    ):
+        assert line in checked.output.splitlines()
+    assert not (tmp_path / "lake").exists()
+    settings = load_job_settings({}, file)
+    for out, (_, record) in settings.jobs().items():
+        folder = JobFolder(out)
+        folder.begin(record)
+        folder.write_checkpoint("q", {0: {"start": "now"}}, 0)
+    assert (
+        "; continues after batch 0\n" in CliRunner().invoke(job, ["check", "--config", file]).output
+    )
+    other = written(tmp_path, deletes="hard")
+    refused = CliRunner().invoke(job, ["check", "--config", other])
+    assert refused.exit_code == 2
+    assert "has --deletes soft, not hard" in refused.output
+
+
+def test_python_has_the_same_settings_and_completion(tmp_path: Path) -> None:
+    made = Job(str(tmp_path / "job"), namespaces=["shop.orders"], mask={"a": "truncate=3"})
+    assert made.settings.jobs()[str(tmp_path / "job")][1].options["field.masks"] == (
+        "*.*.a:truncate=3"
+    )
+    assert Job(config=written(tmp_path)).settings.repair
+    with pytest.raises(OptionError, match=r"shema is not a setting. Did you mean schema"):
+        Job("x", shema="infer")
+    assert {"start", "stop", "wait", "status", "verify", "settings"} <= {*dir(made)}
+    with pytest.raises(TimeoutError, match=r"there is no job in .* yet"):
+        made.wait("2026-01-31T12:00:00Z", timeout=0)
+    # As a notebook completes them: the names of the module, before any of them is used.
+    code = "import spark_sink; print('Job' in dir(spark_sink), callable(spark_sink.Job.wait))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True True\n"
+    assert "Job" in spark_sink.__all__
+
+
+def test_a_failure_of_a_job_in_python_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise OptionError("the table is lost")
+
+    monkeypatch.setattr(running, "run_jobs", fail)
+    made = Job(str(tmp_path / "job"))
+    with pytest.raises(OptionError, match="the table is lost"):
+        made.start().wait("2026-01-31T12:00:00Z", timeout=60)
+    monkeypatch.setattr(running, "run_jobs", lambda *_: 1)
+    with pytest.raises(running.SourceError, match="the job has failed"), made.start():
+        pass
+    monkeypatch.setattr(running, "run_jobs", lambda *_: 0)
+    with made.start() as job:
+        job.stop()
