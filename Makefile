@@ -73,7 +73,7 @@ object-store: install  ## a job on a stand-in of S3 that fails again and again; 
 	$(BIN)/python -m tests.spark.object_store $(ARGS)
 
 driver-tests: install  ## pymongo's own change stream tests, through the router
-	$(BIN)/python -m tests.drivers $(ARGS)
+	$(BIN)/pytest tests/drivers --mongos-too $(ARGS)
 
 conformance: install  ## each rule, the test that holds it: build/conformance.md
 	$(BIN)/pytest tests/conformance tests/recordings/test_workload.py --conformance-report $(ARGS)

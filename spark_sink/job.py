@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, nullcontext
@@ -29,6 +30,8 @@ from spark_sink.jobs.tables_job import TablesJob, take_over
 from spark_sink.source.unmatched_names import warn_of_unmatched_names
 from spark_sink.verification.job import Outcome, verify_job
 from spark_sink.verification.verifier import Verifier
+
+_POLL_SECONDS = 0.2
 
 
 def run_jobs(
@@ -104,7 +107,15 @@ class _Start:
         if settings.rounds is not None:
             verifier = Verifier(spark, folder, self._given, settings.rounds, metrics.add_round)
             findings = verifier.findings
-        job = TablesJob(folder, self._record, settings.uri, findings, metrics, self._epoch)
+        job = TablesJob(
+            folder,
+            self._record,
+            settings.uri,
+            findings,
+            metrics,
+            self._epoch,
+            settings.keep_files,
+        )
         if metrics_port is not None:
             metrics.serve(metrics_port)
         report = ProgressReport((metrics, router), written=job.written)
@@ -223,9 +234,15 @@ class Job:
 
         Raises TimeoutError, which says what is missing, SourceError, and what has ended the job.
         """
+        deadline = time.monotonic() + timeout
+        while self._thread and not all(each.exists for each in self._folders):
+            self._require_running()  # until it has begun, and with it a router of its own
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"after {timeout:g} s the job has not begun")
+            time.sleep(_POLL_SECONDS)
         target = position_to_reach(to, self.settings.uri)
         for folder in self._folders:
-            wait_until(folder, target, timeout, self._require_running)
+            wait_until(folder, target, deadline - time.monotonic(), self._require_running)
 
     def status(self) -> list[dict[str, Any]]:
         """Return the state of each job, as `mergerouter job status --json`. Raises SourceError."""

@@ -26,6 +26,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run cluster tests against MongoDB's servers in containers",
     )
+    parser.addoption(
+        "--mongos-too",
+        action="store_true",
+        help="compare drivers' tests on the router with those on a real mongos",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -142,8 +142,8 @@ class AdminServer(AcceptingPort):
     async def __aenter__(self) -> Self:
         await super().__aenter__()
         await self._runner.setup()
-        self._tasks.run(self._end_slow)
-        self._tasks.run(self._sample)
+        self.run(self._end_slow)
+        self.run(self._sample)
         return self
 
     async def _end(self) -> None:

@@ -16,7 +16,9 @@ from shard_client.error_codes import NOT_PRIMARY_CODES, ErrorCode
 from shard_client.errors import CommandError, NetworkError, WrongServerError
 from shard_client.replica_set.replica_set import PRIMARY, why_no_member
 from shard_client.wire.authentication import OPEN, Access, Credentials
+from shard_client.wire.bson_slices import find
 from shard_client.wire.connection import Address, Connection, format_address, parse_address
+from shard_client.wire.frames import with_field
 
 log = structlog.get_logger()
 
@@ -217,6 +219,20 @@ class CatalogPrimary:
         replica_set = self._cluster.replica_set(self._cluster.catalog)
         if code in NOT_PRIMARY_CODES and replica_set is not None and replica_set.primary:
             replica_set.invalidate(replica_set.primary)
+
+    def as_mongos(self, command: bytes, reply: bytes) -> bytes:
+        """Return the reply to a client's command with a recovery token in a transaction.
+
+        Drivers pass it on as they commit or abort, perhaps through another router. A replica set
+        ignores it: its primary knows the transaction.
+
+        Args:
+            command: a BSON document.
+            reply: a whole frame.
+        """
+        if find(command, b"autocommit") is None:
+            return reply
+        return with_field(reply, "recoveryToken", {"recoveryShardId": self._cluster.catalog})
 
     async def _connect(self, credentials: Credentials | None) -> Connection:
         cluster = self._cluster

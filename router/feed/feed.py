@@ -111,7 +111,7 @@ class Feed(AcceptingPort):
             writer.transport.abort()
             return
         self._counts.begun(address)
-        self._tasks.run(self._serve, reader, writer, address)
+        self.run(self._serve, reader, writer, address)
 
     async def _serve(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str | None

@@ -1,7 +1,7 @@
 """Completion of one stream's events: the lookup, then the user's stages."""
 
-from router.lookup.documents import Found, find_documents
 from router.lookup.events import Wanted, has_updates, wanted, with_document
+from router.lookup.find_documents import Found, find_documents
 from router.lookup.fragments import split, whole_events
 from router.lookup.plan import LookupPlan
 from router.lookup.upstream_reads import UpstreamReads

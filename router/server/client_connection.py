@@ -275,6 +275,7 @@ class ClientConnection:
                 self._node.advance_clock(reply)
                 if isinstance(upstream, CatalogPrimary):
                     upstream.heard(code_of(reply))
+                    reply = upstream.as_mongos(request.body(), reply)
                 if request.name in CHANGES_USERS:
                     await users_changed(self._node)
                 if answer.refusal is not None and code_of(reply) == ErrorCode.CommandNotFound:

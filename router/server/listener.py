@@ -182,7 +182,7 @@ class Listener(AcceptingPort):
         self._counts.begun(address)
         self._log("Connection accepted", 22943, client)
         self._connections.add(connection)
-        self._tasks.run(self._serve, connection, stream, address)
+        self.run(self._serve, connection, stream, address)
         if not self._for_workers and self._check is None:
             self._schedule_check()
 

@@ -5,7 +5,6 @@ import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Self
 
 import anyio
 import structlog
@@ -80,11 +79,11 @@ def peer_address(connection: socket.socket) -> str | None:
     return str(peer[0]) if isinstance(peer, tuple) and peer else None
 
 
-class AcceptingPort:
+class AcceptingPort(OwnedTasks):
     """A port that clients connect to: of drivers, of feeds, or of the admin page.
 
-    Use it as an async context manager: it owns the tasks of its clients. Where clients may use TLS,
-    it accepts one in each iteration of the loop, and their handshakes count as connections.
+    It owns the tasks of its clients. Where clients may use TLS, it accepts one in each iteration of
+    the loop, and their handshakes count as connections.
 
     Args:
         handshakes: connects the sockets of clients that may use TLS; None without TLS.
@@ -103,13 +102,8 @@ class AcceptingPort:
         self._handshakes = handshakes
         self._protocol = protocol
         self._counts = counts
-        self._tasks = OwnedTasks()
         self._servers: list[asyncio.Server] = []
         self._handshaking: list[anyio.CancelScope] = []
-
-    async def __aenter__(self) -> Self:
-        await self._tasks.__aenter__()
-        return self
 
     async def __aexit__(
         self,
@@ -120,7 +114,7 @@ class AcceptingPort:
         self.close()
         with anyio.move_on_after(END_TIMEOUT, shield=True):
             await self._end()
-        await self._tasks.__aexit__(kind, error, trace)
+        await super().__aexit__(kind, error, trace)
 
     async def _end(self) -> None:
         """End what is not a task of the port."""
@@ -143,7 +137,7 @@ class AcceptingPort:
         for listening in bound:
             listening.listen(BACKLOG)
         self._handshaking.append(anyio.CancelScope())
-        self._tasks.run(self._accept_all, bound, self._handshakes, self._handshaking[-1])
+        self.run(self._accept_all, bound, self._handshakes, self._handshaking[-1])
         return int(bound[0].getsockname()[1])
 
     def close(self) -> None:

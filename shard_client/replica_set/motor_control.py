@@ -11,6 +11,10 @@ import structlog
 from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo.errors import OperationFailure, PyMongoError
 from pymongo.monitoring import (
+    ServerHeartbeatFailedEvent,
+    ServerHeartbeatListener,
+    ServerHeartbeatStartedEvent,
+    ServerHeartbeatSucceededEvent,
     TopologyClosedEvent,
     TopologyDescriptionChangedEvent,
     TopologyListener,
@@ -70,6 +74,7 @@ class MotorReplicaSet:
         self._loop = asyncio.get_running_loop()
         self._hosts = tuple(seeds)
         self._members: dict[Address, Member] = {}
+        self._strangers: dict[Address, str] = {}
         self._changed = asyncio.Event()
         self._check: asyncio.Task[None] | None = None
         self._refused: CommandError | None = None
@@ -144,9 +149,19 @@ class MotorReplicaSet:
 
     @property
     def causes(self) -> str:
-        """Why the driver cannot reach members; nothing about those that it reaches."""
+        """Why the driver cannot reach members; nothing about those that it reaches.
+
+        Of a member of another set, only that: the driver forgets it.
+        """
         servers = self._topology.server_descriptions().values()
-        return "; ".join(plain_text(each.error) for each in servers if each.error)
+        errors = [plain_text(each.error) for each in servers if each.error]
+        return "; ".join([*self._strangers.values(), *errors])
+
+    def answered(self, address: Address, name: str) -> None:
+        """Record the name of a member's set, from the driver's threads, if it is another set."""
+        if name != self._name and not self._closed and not self._loop.is_closed():
+            text = f"{format_address(address)} is a member of the set {name}, not of {self._name}"
+            self._loop.call_soon_threadsafe(self._strangers.__setitem__, address, text)
 
     def observe(self, address: Address, hello: Mapping[str, Any]) -> None:
         """Record the role in a member's hello, and the primary that a secondary reports.
@@ -265,7 +280,7 @@ class MotorReplicaSet:
             role, address = server.server_type_name, format_address(at)
             state = f"was {_ROLES[role]} at its last hello" if role in _ROLES else f"is {role}"
             known[address] = plain_text(server.error or f"{address} {state}")
-        return known
+        return known | {format_address(at): text for at, text in self._strangers.items()}
 
     def _learn_ages(self) -> None:
         """Update the members' last writes: the driver publishes no event for those."""
@@ -335,7 +350,7 @@ def _tls_options(access: Access) -> dict[str, Any]:
     return options
 
 
-class _Listener(TopologyListener):
+class _Listener(TopologyListener, ServerHeartbeatListener):
     def __init__(self, replica_set: MotorReplicaSet) -> None:
         self._replica_set: MotorReplicaSet | None = replica_set
 
@@ -353,6 +368,18 @@ class _Listener(TopologyListener):
 
     def closed(self, event: TopologyClosedEvent) -> None:
         """Ignore the event: the monitoring has ended."""
+
+    def started(self, event: ServerHeartbeatStartedEvent) -> None:
+        """Ignore the event."""
+
+    def succeeded(self, event: ServerHeartbeatSucceededEvent) -> None:
+        """Report the set of a member that answers."""
+        name, (host, port) = event.reply.replica_set_name, event.connection_id
+        if self._replica_set is not None and name:
+            self._replica_set.answered((host, port or 27017), name)
+
+    def failed(self, event: ServerHeartbeatFailedEvent) -> None:
+        """Ignore the event: the member's description has the error."""
 
 
 def _members_of(topology: TopologyDescription) -> tuple[dict[Address, Member], tuple[Address, ...]]:

@@ -14,7 +14,7 @@ import google_crc32c
 from shard_client.errors import ProtocolError
 from shard_client.wire.bson_slices import document_end, read_cstring
 from shard_client.wire.compression import compress, decompress
-from shard_client.wire.documents import decode
+from shard_client.wire.documents import decode, encode
 
 OP_REPLY, OP_QUERY, OP_COMPRESSED, OP_MSG = 1, 2004, 2012, 2013
 
@@ -250,6 +250,19 @@ def with_ids(frame: bytes, *, request_id: int, response_to: int) -> list[bytes |
         checksum = google_crc32c.extend(google_crc32c.value(head), content)
         return [head, content, _uint32.pack(checksum)]
     return [head, memoryview(frame)[HEADER_SIZE:]]
+
+
+def with_field(frame: bytes, name: str, value: Any) -> bytes:
+    """Return an OP_MSG, whose first section is the body, with one more field at the body's end.
+
+    A checksum is right again after ``with_ids``.
+    """
+    added = encode({name: value})[4:-1]
+    (size,) = _int32.unpack_from(frame, BODY_OFFSET)
+    end = BODY_OFFSET + size - 1
+    head = _int32.pack(len(frame) + len(added)) + frame[4:BODY_OFFSET]
+    body = _int32.pack(size + len(added)) + frame[BODY_OFFSET + 4 : end]
+    return b"".join((head, body, added, frame[end:]))
 
 
 def more_to_come(frame: bytes) -> bool:

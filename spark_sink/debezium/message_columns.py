@@ -21,17 +21,11 @@ from spark_sink.debezium.messages import (
     is_incremental,
     times_at,
 )
-from spark_sink.debezium.text_columns import (
-    Pieces,
-    TextColumns,
-    chosen,
-    combined,
-    joined_text,
-    values_of,
-)
+from spark_sink.debezium.text_columns import JavaColumns
 from spark_sink.events.header import OPERATIONS, READ
 from spark_sink.events.slices import OBJECT_ID_KEY, Slice
 from spark_sink.rows.layouts import Field, JoinedEvents, Layout, layouts_of
+from spark_sink.rows.text_columns import Pieces, chosen, combined, joined_text, values_of
 
 _EMPTY_ARRAY = 5  # bytes
 _DESCRIPTION = {b"updatedFields": DOCUMENT, b"removedFields": ARRAY, b"truncatedArrays": ARRAY}
@@ -44,9 +38,9 @@ class MessageColumns:
     def __init__(self, maker: Maker) -> None:
         self._options, self._clock = maker.options, maker.clock
         self._maker = maker
-        self._strict = TextColumns(self._maker.strict)
-        self._identifier = TextColumns(self._maker.identifier)
-        self._updated = TextColumns(self._maker.updated)
+        self._strict = JavaColumns(self._maker.strict)
+        self._identifier = JavaColumns(self._maker.identifier)
+        self._updated = JavaColumns(self._maker.updated)
 
     def of_events(self, events: Sequence[bytes]) -> Made:
         """Return the messages of events, in their order. Raises InvalidBSON."""

@@ -160,6 +160,9 @@ class JobSettings(CollectionSettings):
     and the following ones."""
     maintain: Duration | None = None
     """The time from one job compact, within this job, to the next, such as 6h. Default: never."""
+    keep_files: Duration | None = None
+    """How long files that a batch has replaced are kept for their readers, such as 6h. Default: an
+    hour."""
     configdb: str | None = None
     """Start a router beside the job, on the port of --uri, if none answers there: the config
     server, rsName/host:port."""

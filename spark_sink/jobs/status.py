@@ -182,19 +182,21 @@ def wait_until(
     try:
         while True:
             turn()
-            if not (missing := [*_missing(folder, target)]):
+            tables = _Tables(folder)
+            if not (missing := [*tables.missing(target)]):
                 return
             if time.monotonic() >= deadline:
                 last = folder.last_committed()
                 told = "none" if last is None else f"{last.number}, committed {last.committed}"
                 raise TimeoutError(
-                    f"after {seconds:g} s {'; '.join(missing)}. Check that the job in "
+                    f"after {max(0.0, seconds):.0f} s {'; '.join(missing)}. Check that the job in "
                     f"{folder.address} runs (its last batch is {told}), or wait longer{refused}"
                 )
-            if not refused and not signals.has(asked):
-                asked = f"wait-{uuid4().hex}.json"
+            if not refused and (not asked or tables.have_signal(asked)):
                 try:
-                    signals.write(asked, signal)
+                    signals.remove(f"{asked}.json")
+                    asked = f"wait-{uuid4().hex}"
+                    signals.write(f"{asked}.json", signal)
                 except OSError as error:
                     refused = (
                         f". The job was not asked to move on, which it does by itself: {error}"
@@ -202,34 +204,51 @@ def wait_until(
             time.sleep(min(_POLL_SECONDS, max(0.0, deadline - time.monotonic())))
     finally:
         with suppress(OSError):
-            signals.remove(*filter(None, [asked]))
+            signals.remove(f"{asked}.json")
 
 
-def _missing(folder: JobFolder, target: Position) -> Iterator[str]:
-    """Return what the tables of a job lack of the events before a position, as texts."""
-    if not folder.exists:
-        yield f"there is no job in {folder.address} yet"
-        return
-    record = folder.record()
-    states = {name: newest_state(folder.table(name)) for name in record.tables}
-    ends = {name: state.get("offset") for name, state in states.items() if name in ALL_BATCHES}
-    last = None if ends else folder.last_committed()
-    for name, offset in (ends or {"the job": last and last.offset}).items():
-        at = Offset.read(offset) if offset else None
-        if at is None:
-            yield f"{name} has no batch yet"
-        elif at.running is not None:
-            yield f"{name} has a snapshot in progress"
-        elif key_of(at.position) < key_of(target):
-            cut = at.cut
-            told = "" if cut is None else f" {_iso(cut.as_datetime())} ({cut.time},{cut.inc})"
-            yield f"{name} has reached{told or ' no time'}"
-        elif name == CURRENT and (lacking := from_document(TableState, states[name]).lacking):
-            yield f"{name} must read {unread_names(lacking)} again"
-    written = [each.get("written", {}) for each in states.values()]
-    for name, number in (pair for each in written for pair in each.items()):
-        if name in states and states[name].get("batch", -1) < number:
-            yield f"{name} lacks batch {number}"
+class _Tables:
+    """How far the tables of a job are at one look, by their states alone.
+
+    Where no table has all batches, the checkpoint tells it.
+    """
+
+    def __init__(self, folder: JobFolder) -> None:
+        self._folder = folder
+        names = folder.record().tables if folder.exists else ()
+        self._states = {name: newest_state(folder.table(name)) for name in names}
+        offsets = {n: each.get("offset") for n, each in self._states.items() if n in ALL_BATCHES}
+        last = None if offsets else folder.last_committed()
+        offsets = offsets or {"the job": last and last.offset}
+        self._ends = {name: Offset.read(each) if each else None for name, each in offsets.items()}
+
+    def have_signal(self, identifier: str) -> bool:
+        """Return whether a batch has processed a signal."""
+        ends = filter(None, self._ends.values())
+        return any(identifier in each.signals.handled for each in ends)
+
+    def missing(self, target: Position) -> Iterator[str]:
+        """Return what the tables lack of the events before a position, as texts."""
+        if not self._folder.exists:
+            yield f"there is no job in {self._folder.address} yet"
+            return
+        for name, at in self._ends.items():
+            if at is None:
+                yield f"{name} has no batch yet"
+            elif at.running is not None:
+                yield f"{name} has a snapshot in progress"
+            elif key_of(at.position) < key_of(target):
+                cut = at.cut
+                told = "" if cut is None else f" {_iso(cut.as_datetime())} ({cut.time},{cut.inc})"
+                yield f"{name} has reached{told or ' no time'}"
+            elif name == CURRENT:
+                lacking = from_document(TableState, self._states[name]).lacking
+                if lacking:
+                    yield f"{name} must read {unread_names(lacking)} again"
+        written = [each.get("written", {}) for each in self._states.values()]
+        for name, number in (pair for each in written for pair in each.items()):
+            if name in self._states and self._states[name].get("batch", -1) < number:
+                yield f"{name} lacks batch {number}"
 
 
 def _newest(uri: str) -> int:

@@ -148,7 +148,8 @@ class TablesJob:
     """A job in a folder, as its record says, which reads from the router at `uri`.
 
     The `findings` of a verifier of the current table go into its batches. `figures` counts the
-    batches that are in the tables. `epoch` is what `take_over` has returned.
+    batches that are in the tables. `epoch` is what `take_over` has returned. `keep_files` are the
+    seconds for which replaced files are kept for their readers, None for those of the tables.
     """
 
     def __init__(
@@ -159,8 +160,10 @@ class TablesJob:
         findings: Findings | None = None,
         figures: JobMetrics | None = None,
         epoch: int = 0,
+        keep_files: float | None = None,
     ) -> None:
         self._folder = folder
+        self._keep_files = keep_files
         self._epoch = epoch
         self._record = record
         self._tables = record.tables
@@ -263,6 +266,10 @@ class TablesJob:
             with self._timed(TRANSACTIONS):
                 self._table(TRANSACTIONS).write_rows(counted.rows(), of)
         self._notify(of, at)
+        if self._keep_files is not None:
+            current = [] if self._current is None else [self._current.log]
+            for log in (*(each.log for each in self._opened.values()), *current):
+                log.keep_files(self._keep_files)
         files = len(parts[BRONZE]) + len(parts[MESSAGES])
         self.written[number] = Written(sum(report.events for report in reports), files)
         self.written.pop(number - _KEPT, None)

@@ -13,7 +13,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from bson.raw_bson import RawBSONDocument
 
 from shard_client.bson.values import DOCUMENT, NULL
@@ -22,7 +21,7 @@ from spark_sink.events.header import OPERATIONS, READ, fragment_position, namesp
 from spark_sink.events.runs import Run, run_of
 from spark_sink.events.slices import UNREADABLE, Slice, fields_of
 from spark_sink.rows.arrow_types import arrow_schema
-from spark_sink.rows.extended_json import ToJson, canonical_json, relaxed_documents, relaxed_json
+from spark_sink.rows.extended_json import ToJson, canonical_json, relaxed_json
 from spark_sink.rows.row_schema import DOCUMENT_COLUMNS, row_schema
 from spark_sink.rows.typed_documents import RESCUED, TYPED_COLUMNS, TypedDocuments, rescued
 
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 try:
     from spark_sink.rows.columns import EventColumns, in_order
     from spark_sink.rows.layouts import MIN_EVENTS
+    from spark_sink.rows.text_columns import JsonColumns
 except ImportError:  # numpy is not installed
     _HAS_NUMPY = False
 else:
@@ -74,6 +74,7 @@ class EventRows:
         self._columns = None
         if _HAS_NUMPY:
             self._columns = EventColumns(self._arrow_schema, self._document_columns)
+            self._json = JsonColumns(canonical=canonical)
 
     def arrow_batches(
         self, events: Iterable[RawBSONDocument], shard: str | None = None
@@ -204,7 +205,7 @@ class EventRows:
         if self._raw:
             for name in _ALL_DOCUMENTS:
                 if name.encode() in layout.fields:
-                    columns[name] = layout.values(name.encode())
+                    columns[name] = layout.column(name.encode())
             return columns
         for name in _ALL_DOCUMENTS:
             if self._typed is None or name not in TYPED_COLUMNS:
@@ -213,17 +214,12 @@ class EventRows:
             columns |= self._typed_columns(self._typed, layout)
         return columns
 
-    def _json_column(
-        self, layout: Layout, name: bytes
-    ) -> pa.Array | list[str | None] | list[str] | None:
+    def _json_column(self, layout: Layout, name: bytes) -> pa.Array | list[str | None] | None:
         field = layout.fields.get(name)
         if field is None:
             return None
-        if field.kind == DOCUMENT and self._to_json is relaxed_json:
-            keys = layout.object_id_keys(name)
-            if keys is not None:
-                return pc.binary_join_element_wise('{"_id":{"$oid":"', keys, '"}}', "")
-            return relaxed_documents(layout.values(name))
+        if field.kind == DOCUMENT:
+            return self._json.texts(layout.documents(name))
         return list(map(self._to_json, layout.slices(name)))
 
     def _typed_columns(self, typed: TypedDocuments, layout: Layout) -> dict[str, Any]:

@@ -18,10 +18,9 @@ from bson.codec_options import CodecOptions, DatetimeConversion, TypeDecoder, Ty
 from bson.dbref import DBRef
 from bson.objectid import ObjectId
 
-from shard_client.bson.values import DOCUMENT, INT32, INT64, NULL, OBJECT_ID, STRING
-from spark_sink.events.slices import OBJECT_ID_KEY, Slice, decoded_documents, fields_of
+from shard_client.bson.values import DOCUMENT
+from spark_sink.events.slices import Slice, decoded_documents
 
-_quoted = json.encoder.encode_basestring_ascii
 ToJson = Callable[[Slice | None], str | None]
 """Turns a field into text; a missing field into None."""
 
@@ -62,66 +61,33 @@ def relaxed_json(field: Slice | None) -> str | None:
     """Return a field as relaxed extended JSON; None for a missing field."""
     if field is None:
         return None
-    if field.kind == DOCUMENT and field.value.startswith(OBJECT_ID_KEY):
-        return _relaxed_key(field.value)
     return _relaxed_text(_decoded(field))
 
 
 def relaxed_documents(documents: Sequence[bytes]) -> list[str]:
     """Return documents as relaxed extended JSON, as `relaxed_json` makes it of each."""
-    if not all(each.startswith(OBJECT_ID_KEY) for each in documents):
-        return list(map(_relaxed_text, decoded_documents(documents, _CODEC)))
-    return list(map(_relaxed_key, documents))
+    return list(map(_relaxed_text, decoded_documents(documents, _CODEC)))
+
+
+def relaxed_part(field: Slice) -> str:
+    """Return a field as `relaxed_json` writes it within a document that JSON can represent.
+
+    Raises ValueError for an infinity and NaN, which change how a whole document is written.
+    """
+    return _encode(_decoded(field))
+
+
+def relaxed_parts(numbers: list[float]) -> list[str]:
+    """Return numbers as `relaxed_part` writes doubles."""
+    return _encode(numbers)[1:-1].split(",")
 
 
 def canonical_json(field: Slice | None) -> str | None:
     """Return a field as canonical extended JSON; None for a missing field."""
     if field is None:
         return None
-    text = _canonical_text(field)
-    if text is not None:
-        return text
     plain = _with_code(_decoded(field))
     return json_util.dumps(plain, json_options=json_util.CANONICAL_JSON_OPTIONS)
-
-
-def object_id_of(key: Slice) -> str | None:
-    """Return the `_id` of a document key with an ObjectId alone, as `canonical_json`; or None."""
-    if key.kind == DOCUMENT and key.value.startswith(OBJECT_ID_KEY):
-        return f'{{"$oid": "{key.value[9:21].hex()}"}}'
-    return None
-
-
-def _canonical_text(field: Slice) -> str | None:
-    """Return a field of the types that keys have as canonical extended JSON; None for others."""
-    kind, value = field
-    if kind == DOCUMENT:
-        if value.startswith(OBJECT_ID_KEY):
-            return f'{{"_id": {{"$oid": "{value[9:21].hex()}"}}}}'
-        fields = fields_of(value)
-        if b"$ref" in fields:  # json_util writes its fields in another order
-            return None
-        parts = []
-        for name, each in fields.items():
-            text = _canonical_text(each)
-            if text is None:
-                return None
-            parts.append(f"{_quoted(name.decode(errors='replace'))}: {text}")
-        return f"{{{', '.join(parts)}}}"
-    if kind == OBJECT_ID:
-        return f'{{"$oid": "{value.hex()}"}}'
-    if kind == STRING:
-        return _quoted(field.text() or "")
-    if kind == INT32:
-        return f'{{"$numberInt": "{field.whole_number()}"}}'
-    if kind == INT64:
-        return f'{{"$numberLong": "{field.whole_number()}"}}'
-    return "null" if kind == NULL else None
-
-
-def _relaxed_key(document: bytes) -> str:
-    """Return a document that begins with `OBJECT_ID_KEY` as relaxed extended JSON."""
-    return f'{{"_id":{{"$oid":"{document[9:21].hex()}"}}}}'
 
 
 def _relaxed_text(plain: Any) -> str:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from shard_client.bson.values import BINARY, FIXED, NESTED, TEXTS
-from spark_sink.events.slices import OBJECT_ID_KEY, Slice
+from spark_sink.events.slices import Slice
 
 Places = NDArray[np.int64]
 
@@ -67,7 +67,15 @@ class JoinedEvents:
         found.starts, found.ends = starts, stops
         return found
 
-    def integers(self, places: Places, kind: str) -> NDArray[np.generic]:
+    def pieces(self, starts: Places, stops: Places) -> pa.Array:
+        """Return the bytes between places, which are in order, as a column."""
+        offsets = np.empty(2 * len(starts), np.int32)
+        offsets[::2], offsets[1::2] = starts, stops
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(self.data)]
+        found = pa.Array.from_buffers(pa.binary(), max(0, len(offsets) - 1), buffers)
+        return found.take(pa.array(np.arange(0, len(offsets), 2)))
+
+    def integers(self, places: Places, kind: str) -> NDArray[Any]:
         """Return the numbers of numpy's type `kind`, such as "<i4", at `places`."""
         size = np.dtype(kind).itemsize
         return self._at_every_byte(kind, size)[places]
@@ -89,7 +97,7 @@ class JoinedEvents:
         alike: NDArray[np.bool_] = fits & same.all(axis=1)
         return alike
 
-    def _at_every_byte(self, kind: str, size: int) -> NDArray[np.generic]:
+    def _at_every_byte(self, kind: str, size: int) -> NDArray[Any]:
         shape = (len(self.data) - size + 1,)
         return np.ndarray(shape, np.dtype(kind), self.data, strides=(1,))
 
@@ -102,6 +110,10 @@ class Layout:
         self.rows = rows
         self.fields = fields
 
+    def column(self, name: bytes) -> pa.Array:
+        """Return the bytes of a field's values as a column."""
+        return self._joined.pieces(self.fields[name].starts, self.fields[name].stops)
+
     def values(self, name: bytes) -> list[bytes]:
         """Return the bytes of a field's values."""
         field, data = self.fields[name], self._joined.data
@@ -113,12 +125,9 @@ class Layout:
         kind = self.fields[name].kind
         return [Slice(kind, value) for value in self.values(name)]
 
-    def object_id_keys(self, name: bytes) -> pa.Array | None:
-        """Return the ObjectIds of documents with an `_id` alone as text; None if any differs."""
-        starts = self.fields[name].starts
-        if not self._joined.begin_with(OBJECT_ID_KEY, starts).all():
-            return None
-        return self._joined.hexadecimal(starts + len(OBJECT_ID_KEY), 12)
+    def documents(self, name: bytes) -> JoinedEvents:
+        """Return the documents in a field."""
+        return self._joined.within(self.fields[name].starts, self.fields[name].stops)
 
     def integers(self, name: bytes, kind: str, offset: int = 0) -> NDArray[np.int64]:
         """Return the numbers of type `kind` that lie `offset` bytes into the values of a field."""

@@ -21,7 +21,12 @@ from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.errors import HistoryLostError
 from spark_sink.events.positions import FromNow, Position, time_of
 from spark_sink.options.stream_options import StreamOptions
-from spark_sink.signals.channels import ReceivedSignal, SignalCollection, SignalFolder
+from spark_sink.signals.channels import (
+    MAX_SIGNALS,
+    ReceivedSignal,
+    SignalCollection,
+    SignalFolder,
+)
 from spark_sink.signals.notifications import (
     ABORTED,
     BLOCKING,
@@ -45,6 +50,7 @@ from spark_sink.signals.signal import (
     STOP,
     Signal,
     SignalError,
+    digest,
     signal_of,
 )
 from spark_sink.signals.state import Request, RequestedRead, SignalState
@@ -52,8 +58,8 @@ from spark_sink.snapshot.plan import Collection, LostDocument, SnapshotPlan
 from spark_sink.snapshot.planner import SnapshotPlanner
 from spark_sink.stream.router_client import RouterClient
 
-# The most snapshots that wait.
-_MAX_REQUESTS = 100
+# The most snapshots that wait, and of the characters of their names and filters.
+_MAX_REQUESTS, _MAX_CHARACTERS = 20, 20_000
 # Of the keys of documents in a request: if they are more, their collections are read.
 _MAX_KEY_BYTES = 100_000
 
@@ -80,16 +86,23 @@ class AdHocSnapshots:
     ) -> SignalState:
         """Return the state after these signals, of which each id is processed once.
 
-        `present` contains the ids that may be received again.
+        `present` contains digests of the ids that may be received again.
         """
         for received in signals:
-            if received.id in state.handled:
+            if digest(received.id) in state.handled:
                 continue
             state = state.with_handled(received.id, present)
             try:
                 if isinstance(received.document, str):
                     raise SignalError(received.document)
-                state = self._applied(state, signal_of(received.id, received.document))
+                applied = self._applied(state, signal_of(received.id, received.document))
+                if applied.characters > max(state.characters, _MAX_CHARACTERS):
+                    raise SignalError(
+                        f"names and filters of all requested snapshots have more than "
+                        f"{_MAX_CHARACTERS:,} characters: name collections by a pattern, or send "
+                        "the signal again later"
+                    )
+                state = applied
             except SignalError as error:
                 state = self._answered(state, received.id, REFUSED, reason=str(error))
         return state
@@ -218,7 +231,7 @@ class AdHocSnapshots:
 
     def _scanned(self, state: SignalState, request: Request, plan: SnapshotPlan) -> SignalState:
         """Return the state with notifications of what the chunks of a plan read."""
-        found = self._planner.collections(request.wants)
+        found = self._planner.collections(request.wants, plan)
         for each in progress_of(request.id, _aggregate(request), plan, found, self._clock()):
             state = state.notified(each)
         return state
@@ -265,6 +278,8 @@ class SignalProcessor:
         self._client = client
         self.snapshots = AdHocSnapshots(planner, _OPEN if options.lacks_snapshot_filters else None)
         """The snapshots that signals request."""
+        self.has_more = False
+        """Whether more signals may wait than the last batch has received."""
         given = options.signals
         self._folder = None if given.folder is None else SignalFolder(given.folder)
         self._collection = None
@@ -282,20 +297,25 @@ class SignalProcessor:
         if isinstance(position, FromNow):  # signals are read from the query's beginning on
             return state
         present: Container[str] = ()
+        self.has_more = False
         if self._folder is not None:
             signals = self._folder.receive(state.handled)
+            self.has_more = len(signals) == MAX_SIGNALS
             present = self._folder.present
             state = self.snapshots.process(state, signals, present)
         if self._collection is not None:
             try:
-                signals, reached = self._collection.receive(state.position or position)
+                signals, reached = self._collection.receive(
+                    state.position or position, state.handled
+                )
             except HistoryLostError:
                 if state.position is None:
                     raise
-                signals, reached = self._collection.receive(position)
+                signals, reached = self._collection.receive(position, state.handled)
                 lost = signals_lost(state.position, position, time.time())
                 state = state.notified(lost)
                 print(f"warning: {self._lost}", file=sys.stderr)  # noqa: T201
+            self.has_more |= len(signals) == MAX_SIGNALS
             state = self.snapshots.process(replace(state, position=reached), signals, present)
         return state
 

@@ -21,13 +21,15 @@ from spark_sink.events.positions import AtTime, Position, Token, after, key_of
 from spark_sink.events.slices import CODEC
 from spark_sink.folders import Folder, open_folder
 from spark_sink.options.retry_options import DEFAULT_RETRY_POLICY, RetryPolicy
+from spark_sink.signals.signal import digest
 from spark_sink.stream.event_stream import EventStream, StreamCursor
 
-# The most signals received together, and the most bytes of one.
-MAX_SIGNALS = 100
+# The most signals received together, whose notifications are in one offset.
+MAX_SIGNALS = 2
+# The most bytes of a signal.
 _MAX_BYTES = 64 * 1024
-# The most files in the folder.
-_MAX_FILES = 1000
+# The most files in the folder, and those of processed signals, whose ids are in the offset.
+_MAX_FILES, _MAX_PROCESSED = 1000, 50
 # Seconds between two polls of a folder: a local one, or one of a service that counts requests.
 _POLL_LOCAL, _POLL_REMOTE = 1.0, 10.0
 # Seconds after which a file without valid JSON counts as completely written.
@@ -66,17 +68,18 @@ class SignalFolder:
         local = isinstance(self._files, fs.LocalFileSystem)
         self._poll_interval = _POLL_LOCAL if local else _POLL_REMOTE
         self._next_poll = 0.0
+        self._is_read_only = False
         self._present: dict[str, str] = {}  # the ids by the files' paths
 
     @property
     def present(self) -> frozenset[str]:
-        """The ids of the signals in files that were present at the last poll."""
-        return frozenset(self._present.values())
+        """The digests of the ids of signals in files that were present at the last poll."""
+        return frozenset(map(digest, self._present.values()))
 
     def receive(self, handled: Container[str]) -> list[ReceivedSignal]:
         """Return new signals, whose ids are not `handled`; none before the next poll is due.
 
-        Raises StreamError.
+        `handled` contains digests. Raises StreamError, also if processed signals cannot be removed.
         """
         if self._clock() < self._next_poll:
             return []
@@ -85,26 +88,36 @@ class SignalFolder:
         present = {}
         for file in self._listed():
             known = self._present.get(file.path)
-            if known is not None and known in handled:
+            is_full = len(found) == MAX_SIGNALS
+            if known is not None and (is_full or digest(known) in handled):
                 present[file.path] = known
                 continue
             received = self._read(file)
             if received is None:
                 continue
             present[file.path] = received.id
-            if received.id not in handled and len(found) < MAX_SIGNALS:
+            if digest(received.id) not in handled and not is_full:
                 found.append(received)
+        processed = sum(digest(each) in handled for each in present.values())
+        if processed >= _MAX_PROCESSED and self._is_read_only:
+            raise StreamError(
+                f"the folder of signals {self._address} has {processed} files of processed "
+                "signals, which the query cannot remove: remove them"
+            )
+        if len(found) == MAX_SIGNALS:
+            self._next_poll = 0.0
         self._present = present
         return found
 
     def remove(self, handled: Container[str]) -> None:
         """Remove the files of signals that a committed batch has processed."""
         for path, identifier in list(self._present.items()):
-            if identifier in handled:
+            if digest(identifier) in handled:
                 try:
                     self._files.delete_file(path)
                 except OSError:
-                    return  # the folder is read-only here: the ids stay in the state
+                    self._is_read_only = True  # the ids stay in the state
+                    return
                 del self._present[path]
 
     def _listed(self) -> list[fs.FileInfo]:
@@ -187,11 +200,13 @@ class SignalCollection:
         self._reached: Position | None = None
         self._empty_from: Position | None = None  # no signal up to `_reached`
 
-    def receive(self, position: Position) -> tuple[list[ReceivedSignal], Position]:
+    def receive(
+        self, position: Position, handled: Container[str] = ()
+    ) -> tuple[list[ReceivedSignal], Position]:
         """Return the signals after a position, and the position after them. Raises StreamError.
 
         The position may be that of another collection's event: then those of its cluster time are
-        returned, too, of which some may have been received before.
+        returned, too, without those whose digests are in `handled`.
         """
         limit = ""
         if self._stream is None or position not in (self._reached, self._empty_from):
@@ -208,7 +223,9 @@ class SignalCollection:
         while len(found) < MAX_SIGNALS:
             event = self._stream.next()
             if event is not None:
-                found.append(_received(event))
+                received = _received(event)
+                if digest(received.id) not in handled:
+                    found.append(received)
                 continue
             reached = self._stream.position
             if self._clock() >= until or (reached is not None and reached.data >= limit):

@@ -31,7 +31,7 @@ REFUSED, LOGGED = "REFUSED", "LOGGED"
 SEEK = "Seek"
 """The aggregate type of a change of the position."""
 
-_MAX_LENGTH = 2000
+_MAX_LENGTH = 600
 # The most characters of the names in a notification.
 _MAX_NAMES = 600
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, ClassVar
 
 from bson import json_util
@@ -30,6 +31,7 @@ _FIELDS = {
 }
 _MAX_ENTRIES = 1000
 _MAX_ENTRY_LENGTH = 1000
+_MAX_MESSAGE_LENGTH = 600
 _MAX_FILTER_LENGTH = 20_000
 _MAX_ID_LENGTH = 200
 # These run code on the servers.
@@ -103,6 +105,11 @@ def signal_of(identifier: str, document: Mapping[str, Any]) -> Signal:
     return Signal(identifier, kind, blocking, collections, tuple(conditions))
 
 
+def digest(identifier: str) -> str:
+    """Return what an offset keeps of a signal's id, so that many ids take little space."""
+    return blake2b(identifier.encode(errors="replace"), digest_size=6).hexdigest()
+
+
 def matches_any(patterns: Sequence[str], namespace: str) -> bool:
     """Return whether one of Java's patterns matches the whole name, without regard to case."""
     return any(_matches(pattern, namespace) for pattern in patterns)
@@ -123,8 +130,8 @@ def _data(data: Any) -> Mapping[str, Any]:
 
 
 def _message(text: Any) -> str:
-    if not isinstance(text, str) or not 0 < len(text) <= _MAX_ENTRY_LENGTH:
-        raise SignalError(f"data.message must be a text of 1 to {_MAX_ENTRY_LENGTH} characters")
+    if not isinstance(text, str) or not 0 < len(text) <= _MAX_MESSAGE_LENGTH:
+        raise SignalError(f"data.message must be a text of 1 to {_MAX_MESSAGE_LENGTH} characters")
     return text
 
 

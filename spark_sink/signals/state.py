@@ -15,11 +15,11 @@ from bson.timestamp import Timestamp
 from spark_sink.events.documents import stored
 from spark_sink.events.positions import Position
 from spark_sink.signals.notifications import LOGGED
-from spark_sink.signals.signal import Condition, matches_any
+from spark_sink.signals.signal import Condition, digest, matches_any
 from spark_sink.snapshot.plan import SnapshotPlan, filter_of
 
 # Ids of processed signals that are kept, beside those whose files are still present.
-_MAX_HANDLED = 1000
+_MAX_HANDLED = 50
 
 
 def _keys_from(document: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
@@ -76,6 +76,13 @@ class Request:
                 return each.document
         return None
 
+    @property
+    def characters(self) -> int:
+        """The characters of the names and filters that a signal has given."""
+        texts = () if self.required else (*self.collections, *self.excluded)
+        filters = (text for each in self.conditions for text in (each.collections, each.filter))
+        return sum(map(len, (*texts, *filters)))
+
     def without(self, patterns: tuple[str, ...]) -> Request:
         """Return the request without the collections that match one of these patterns."""
         return replace(self, excluded=(*self.excluded, *patterns))
@@ -93,10 +100,10 @@ class RequestedRead:
 class SignalState:
     """The signals processed so far, and the snapshots that they request.
 
-    `handled` are ids, the oldest first. `position` is that of the collection of signals, None for
-    the stream's. `required` is the newest token at which a table lacked a requested
-    collection. `reading`, `ended` and `notifications` belong to the batch that ends here; `ended`
-    is the request that ends with it, if it has read whole collections.
+    `handled` are digests of ids, the oldest first. `position` is that of the collection of
+    signals, None for the stream's. `required` is the newest token at which a table lacked a
+    requested collection. `reading`, `ended` and `notifications` belong to the batch that ends here;
+    `ended` is the request that ends with it, if it has read whole collections.
     """
 
     handled: tuple[str, ...] = ()
@@ -120,6 +127,11 @@ class SignalState:
     def blocks_stream(self) -> bool:
         """Whether the stream waits for a blocking snapshot."""
         return any(request.blocking for request in self.requests)
+
+    @property
+    def characters(self) -> int:
+        """The characters of the names and filters of all requests."""
+        return sum(each.characters for each in self.requests)
 
     @property
     def has_output(self) -> bool:
@@ -147,8 +159,8 @@ class SignalState:
         return replace(self, notifications=(*self.notifications, notification))
 
     def with_handled(self, identifier: str, present: Container[str]) -> SignalState:
-        """Return the state with a further id; those in `present` stay: they may be sent again."""
-        handled = [*self.handled, identifier]
+        """Return the state with a further id; digests in `present` stay: they may come again."""
+        handled = [*self.handled, digest(identifier)]
         surplus = len(handled) - _MAX_HANDLED
         kept = [each for n, each in enumerate(handled) if n >= surplus or each in present]
         return replace(self, handled=tuple(kept))

@@ -35,21 +35,23 @@ class Collection:
     """A collection of a snapshot.
 
     Its UUID, in hexadecimal digits or "", finds it after a rename. `key` has the fields of its
-    shard key, none for an unsharded collection.
+    shard key, none for an unsharded collection. A collection that `is_late` is read after all
+    others.
     """
 
     database: str
     name: str
     uuid: str = ""
     key: tuple[str, ...] = ()
+    is_late: bool = False
 
     def __str__(self) -> str:
         return f"{self.database}.{self.name}"
 
     @property
     def id(self) -> str:
-        """What stays when the collection is renamed."""
-        return self.uuid or str(self)
+        """What stays when the collection is renamed, and gives the order of collections."""
+        return ("~" if self.is_late else "") + (self.uuid or str(self))
 
 
 @dataclass(frozen=True)

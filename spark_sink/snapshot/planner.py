@@ -11,17 +11,19 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import bson
+from bson import Code, DBRef
 from bson.binary import Binary
-from bson.datetime_ms import DatetimeMS
+from bson.errors import BSONError
 from bson.timestamp import Timestamp
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 
+from shard_client.bson.values import DECIMAL, DOUBLE, INT32, INT64, STRING, SYMBOL
 from spark_sink.errors import MESSAGE_LIMIT
 from spark_sink.events.positions import FromNow, Position, time_of
 from spark_sink.options.scope import Scope
@@ -45,8 +47,11 @@ _COLLECTION_BYTES = 64 << 10
 _SAMPLES = 20
 # The most of one sample, which is in memory.
 _MAX_SAMPLE = 200_000
-# The most characters of a bound, and of its text in an offset.
-_MAX_KEY, _MAX_TEXT = 100, 700
+# The most characters of a bound, and of its text in an offset. Escaped, one takes up to twelve.
+_KEY_LENGTHS, _MAX_TEXT = (100, 50), 700
+# BSON's types that compare with each other, by one of them; NaN is below all other numbers.
+_COMPARED_AS = {DOUBLE: INT32, INT64: INT32, DECIMAL: INT32, SYMBOL: STRING}
+_NAN = -1
 SYSTEM_DATABASES = ("admin", "config", "local")
 _NOT_ALLOWED = 13
 # Unauthorized, NamespaceNotFound, CommandNotFound, CommandNotSupported.
@@ -111,6 +116,8 @@ class SnapshotPlanner:
         self._rows = rows
         self._listed: dict[str, Collection] = {}
         self._names: dict[str, set[tuple[str, str]]] = {}
+        self._created: dict[str, Timestamp] = {}
+        self._collated: set[str] = set()
         self._samples: dict[str, _Sample] = {}
 
     def begin(self, snapshot_time: Timestamp, wanted: Wanted | None = None) -> SnapshotPlan:
@@ -118,17 +125,28 @@ class SnapshotPlanner:
 
         `snapshot_time` is a cluster time at or after all finished writes.
         """
+        for kept in (self._listed, self._names, self._created, self._samples):
+            kept.clear()
         self._list()
         return SnapshotPlan(snapshot_time, progress=Progress(len(self.collections(wanted))))
 
-    def collections(self, wanted: Wanted | None = None) -> list[Collection]:
-        """Return the collections of a snapshot in the order in which it reads them."""
+    def collections(
+        self, wanted: Wanted | None = None, plan: SnapshotPlan | None = None
+    ) -> list[Collection]:
+        """Return the collections of a snapshot in the order in which it reads them.
+
+        `plan` is the snapshot's. A collection that got another UUID after its beginning, because it
+        was resharded, comes last: the snapshot may have passed its old place before a restart.
+        """
         if not self._listed:
             self._list()
-        found = self._listed.values()
-        return sorted(
-            (each for each in found if wanted is None or wanted(str(each))), key=lambda c: c.id
-        )
+        found = {
+            name: each for name, each in self._listed.items() if wanted is None or wanted(str(each))
+        }
+        for name, created in self._created.items():
+            if name in found and plan is not None and created > plan.snapshot_time:
+                found[name] = replace(found[name], is_late=True)
+        return sorted(found.values(), key=lambda each: each.id)
 
     def names(self, wanted: Wanted | None = None) -> list[tuple[str, str]]:
         """Return the collections that a snapshot reads, by database and name, now and before.
@@ -149,14 +167,14 @@ class SnapshotPlanner:
         For a collection in `by_key`, only the documents with these keys are read.
         """
         weight = rows = 0.0
-        names = [each.id for each in self.collections(wanted)]
+        names = [each.id for each in self.collections(wanted, plan)]
         begin, end = plan.end, None
         if begin is None or not names or names[-1] < begin.collection:
             return replace(plan, start=Place(), end=None, ended=True)
         passed = [name for name in self._samples if name < begin.collection]
         for name in passed:
             del self._samples[name]
-        for piece in self._pieces(begin, None, wanted, by_key or {}, fine=False):
+        for piece in self._pieces(replace(plan, start=begin, end=None), wanted, by_key, fine=False):
             if weight >= self._tasks * (1 - 0.5 / _SAMPLES):
                 end = Place(piece.chunk.collection.id, piece.chunk.lower)
                 break
@@ -186,7 +204,7 @@ class SnapshotPlanner:
         """Return what the tasks of the batch that ends with a plan read, each about as much."""
         if plan.ended:
             return []
-        pieces = list(self._pieces(plan.start, plan.end, wanted, by_key or {}, fine=True))
+        pieces = list(self._pieces(plan, wanted, by_key, fine=True))
         weight = sum(piece.weight for piece in pieces)
         size = weight / self._number(weight)
         tasks: list[list[Chunk]] = []
@@ -211,18 +229,18 @@ class SnapshotPlanner:
 
     def _pieces(
         self,
-        start: Place,
-        end: Place | None,
+        plan: SnapshotPlan,
         wanted: Wanted | None,
-        by_key: Mapping[str, Sized],
+        by_key: Mapping[str, Sized] | None,
         *,
         fine: bool,
     ) -> Iterator[_Piece]:
-        """Return the parts of all collections from one place up to the other, in order.
+        """Return the parts of all collections from a plan's start up to its end, in order.
 
         With `fine` a batch is divided once more where a sample stands for too much of a task.
         """
-        for collection in self.collections(wanted):
+        start, end = plan.start, plan.end
+        for collection in self.collections(wanted, plan):
             name = collection.id
             if name < start.collection or (end is not None and name > end.collection):
                 continue
@@ -230,7 +248,7 @@ class SnapshotPlanner:
             upper = end.key if end is not None and name == end.collection else None
             if end is not None and name == end.collection and upper is None:
                 continue
-            keys = by_key.get(str(collection))
+            keys = (by_key or {}).get(str(collection))
             if keys is not None:
                 weight = len(keys) * _UNKNOWN_SIZE / CHUNK_BYTES
                 yield _Piece(Chunk(collection), weight, len(keys))
@@ -298,7 +316,7 @@ class SnapshotPlanner:
             (each.get("_id"), min(each.get("size", 1), average * _LARGE))
             for each in documents.aggregate(stages, allowDiskUse=True)
         ]
-        keys, sizes = _divided(sample, lower, kind)
+        keys, sizes = _divided(sample, lower, kind, cut=str(collection) not in self._collated)
         total = sum(sizes) / (within or 1)
         if chosen and within is None:
             total = min(number, rows) * average
@@ -347,50 +365,65 @@ class SnapshotPlanner:
             for each in self._client[database].list_collections(filter=wanted):
                 name = each["name"]
                 if not name.startswith("system.") and scope.accepts(database, name):
-                    uuid = each.get("info", {}).get("uuid", b"")
-                    found.append(Collection(database, name, bytes(uuid).hex()))
-        keys = self._keys([str(each) for each in found])
+                    found.append(Collection(database, name, _uuid_of(each)))
+                    if "collation" in each.get("options", {}):
+                        self._collated.add(str(found[-1]))
+        sharded = self._sharded([str(each) for each in found])
         for collection in found:
-            keyed = replace(collection, key=keys.get(str(collection), ()))
+            known = sharded.get(str(collection), {})
+            keyed = replace(collection, key=tuple(known.get("key", ())))
             self._listed.setdefault(keyed.id, keyed)
             self._names.setdefault(keyed.id, set()).add((keyed.database, keyed.name))
+            if "timestamp" in known:  # of its latest sharding or resharding
+                self._created.setdefault(keyed.id, known["timestamp"])
 
-    def _keys(self, names: list[str]) -> dict[str, tuple[str, ...]]:
-        """Return the fields of the shard keys of sharded collections."""
+    def _sharded(self, names: list[str]) -> dict[str, Mapping[str, Any]]:
+        """Return what the config server knows of sharded collections, by name."""
         try:
             found = list(self._client.config.collections.find({"_id": {"$in": names}}))
         except OperationFailure as error:
             if error.code != _NOT_ALLOWED:  # without the privilege, keys are `_id` alone
                 raise
             return {}
-        return {str(each["_id"]): tuple(each.get("key", ())) for each in found}
+        return {str(each["_id"]): each for each in found}
 
 
 def current_name(client: MongoClient[Any], collection: Collection) -> str | None:
-    """Return the current name of a collection; None if it was dropped. Raises PyMongoError."""
+    """Return the current name of a collection; None if it was dropped. Raises PyMongoError.
+
+    `reshardCollection` and `movePrimary` replace a collection by a copy with another UUID, without
+    events of its documents. So without a collection of the UUID, one of the name is taken.
+    """
     wanted: dict[str, Any] = {"name": collection.name}
     if collection.uuid:
-        wanted = {"info.uuid": Binary(bytes.fromhex(collection.uuid), 4)}
-    for found in client[collection.database].list_collections(filter=wanted):
-        return str(found["name"])
-    return None
+        uuid = Binary(bytes.fromhex(collection.uuid), 4)
+        wanted = {"$or": [wanted, {"info.uuid": uuid}], "type": "collection"}
+    found = list(client[collection.database].list_collections(filter=wanted))
+    own = [each for each in found if _uuid_of(each) == collection.uuid]
+    return str((own or found)[0]["name"]) if found else None
+
+
+def _uuid_of(listed: Mapping[str, Any]) -> str:
+    """Return the UUID of a collection, as listCollections shows it, in hexadecimal digits."""
+    return bytes(listed.get("info", {}).get("uuid", b"")).hex()
 
 
 def _divided(
-    sample: Iterable[tuple[Any, float]], lower: str | None, kind: str | None
+    sample: Iterable[tuple[Any, float]], lower: str | None, kind: int | None, *, cut: bool
 ) -> tuple[list[str], list[float]]:
     """Return the keys among a sorted sample, and the sizes from `lower` to the first, and so on.
 
     The keys have one kind: the most common one, if none is given. Values of other kinds lie before
-    the first key (`plan`).
+    the first key (`plan`). With `cut`, the beginning of a long text is a key.
     """
     sample = list(sample)
+    kinds = [_kind(value) for value, _ in sample]
     if kind is None and sample:
-        kind = Counter(_kind(value) for value, _ in sample).most_common(1)[0][0]
+        kind = Counter(kinds).most_common(1)[0][0]
     keys: list[str] = []
     sizes, previous = [0.0], lower
-    for value, size in sample:
-        text = _bound(value) if _kind(value) == kind else None
+    for (value, size), its_kind in zip(sample, kinds, strict=True):
+        text = _bound(value, cut=cut) if its_kind == kind else None
         if text is None:
             sizes[0] += size
             continue
@@ -402,25 +435,37 @@ def _divided(
     return keys, sizes
 
 
-def _bound(value: Any) -> str | None:
-    """Return a value as a bound, of a text its beginning; None if it is too long."""
-    text = text_of(value[:_MAX_KEY] if isinstance(value, str) else value)
-    return None if len(text) > _MAX_TEXT else text
+def _bound(value: Any, *, cut: bool) -> str | None:
+    """Return a value as a bound, of a text its beginning; None if it cannot be one.
+
+    The bounds of a collection must be in order, otherwise chunks would overlap. So the beginnings
+    of texts are bounds only where texts are compared byte by byte, without a collation.
+    """
+    for most in _KEY_LENGTHS if cut and isinstance(value, str) else (None,):
+        key = value if most is None else value[:most]
+        text = text_of(key)
+        if len(text) <= _MAX_TEXT:
+            return text if _is_same(key, text) else None
+    return None
 
 
-def _kind(value: Any) -> str:
-    """Return the name of the types that compare with a value; NaN has a name of its own."""
-    if isinstance(value, float) and value != value:
-        return "nan"
-    if isinstance(value, Mapping):
-        return "document"
-    if isinstance(value, datetime | DatetimeMS):
-        return "date"
-    if isinstance(value, bool):
-        return "bool"
-    if isinstance(value, int | float):
-        return "number"
-    return "bytes" if isinstance(value, bytes) else type(value).__name__
+def _is_same(value: Any, text: str) -> bool:
+    """Return whether JSON shows exactly this value; it may be a text that is not UTF-8."""
+    if isinstance(value, str):
+        return "\ufffd" not in value
+    if not isinstance(value, Mapping | DBRef | Code):
+        return True
+    try:
+        return bson.encode({"": value_of(text)}) == bson.encode({"": value})
+    except (BSONError, ValueError, TypeError, ArithmeticError):
+        return False
+
+
+def _kind(value: Any) -> int:
+    """Return the number of the types that compare with a value; NaN has a number of its own."""
+    kind = bson.encode({"": value})[4]
+    kind = _COMPARED_AS.get(kind, kind)
+    return _NAN if kind == INT32 and "nan" in str(value).lower() else kind
 
 
 # Seconds that one call waits for the end of the delay: Spark stops a query between two calls.

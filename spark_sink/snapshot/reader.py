@@ -278,9 +278,11 @@ class ChunkReader:
             **order,
         )
         with cursor.batch_size(_BATCH_SIZE_DOCUMENTS):
+            is_empty = True
             while cursor.alive:
                 documents: list[RawBSONDocument] = []
                 cursor._next_batch(documents)
+                is_empty &= not documents
                 raw = [bytes(each.raw) for each in documents]
                 if self._in_order and raw:
                     recent = set[bytes]()
@@ -290,6 +292,8 @@ class ChunkReader:
                     run = events.run(raw, self._seen)
                 if run.keys:
                     yield run
+        if is_empty and current_name(self._client, collection) not in (name, None):
+            raise AutoReconnect("the collection was renamed before the read")
 
     def _at_mark(self) -> tuple[dict[str, Any], Timestamp]:
         self._reached()

@@ -142,7 +142,8 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
                 batch = PlannedBatch(position, position)
             else:
                 batch = planner.next_batch(position, max_events, advances=signals.asks_present)
-                self._is_at_end = self._ends_at_present and batch.end == batch.start
+                more = processor is not None and processor.has_more
+                self._is_at_end = self._ends_at_present and batch.end == batch.start and not more
         except HistoryLostError:
             if start.snapshot is not None and self._has_read_snapshot:
                 raise HistoryLostError(_OUTLIVED) from None
@@ -320,7 +321,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         planner, wanted = self._snapshot(), self.options.snapshot.accepts
         following = self._asked(lambda: planner.next_batch(plan, wanted))
         self._has_read_snapshot = True
-        found = planner.collections(wanted)
+        found = planner.collections(wanted, following)
         for each in notifications.advanced(following, found, time.time()):
             signals = signals.notified(each)
         return start.moved(following.handover, snapshot=following, signals=signals)

@@ -51,14 +51,13 @@ from spark_sink.tables.parquet_parts import BATCH, COMPARED, partition_in
 
 EPOCH = "mergerouter.epoch"
 """The property of a table with the number of the start that may write to it."""
-_CONFIGURATION = {
-    "delta.deletedFileRetentionDuration": "interval 1 hours",
-    "delta.logRetentionDuration": "interval 1 days",
-}
+_FILES_KEPT, _COMMITS_KEPT = "delta.deletedFileRetentionDuration", "delta.logRetentionDuration"
+_CONFIGURATION = {_FILES_KEPT: "interval 1 hours", _COMMITS_KEPT: "interval 1 days"}
 """Of a new table: how long files are kept for their readers, and how long commits.
 
 Each commit lists the log, which takes 2 µs a commit that it has on a local disk.
 """
+_DAY = 24 * 3600
 _NO_CLEANUP = PostCommitHookProperties(cleanup_expired_logs=False)
 """With the cleanup, each commit asks for the age of each commit before it."""
 _COMMITS_PER_CLEANUP = 100
@@ -157,6 +156,20 @@ class DeltaLog:
             with self.failures():
                 self._table.alter.set_table_properties({_STATISTICS: ",".join(names)})
             self.reload()
+
+    def keep_files(self, seconds: float) -> None:
+        """Let replaced files be kept as long for their readers, and commits as long or for a day.
+
+        If another commit is faster, the next call does it.
+        """
+        found = {} if self._table is None else self._table.metadata().configuration
+        times = {_FILES_KEPT: seconds, _COMMITS_KEPT: max(seconds, _DAY)}
+        wanted = {name: f"interval {each:.0f} seconds" for name, each in times.items()}
+        if self._table is None or found.items() >= wanted.items():
+            return
+        with self.failures(), suppress(CommitFailedError):
+            self._table.alter.set_table_properties(wanted)
+        self.reload()
 
     def reload(self) -> bool:
         """Read the commits since the version, and return whether there were any.

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import bson
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from bson.timestamp import Timestamp
+from numpy.typing import NDArray
 from pyspark.sql.types import StructType
 
 from shard_client.bson.resume_token import high_water_mark
@@ -23,9 +25,11 @@ from shard_client.bson.values import DOCUMENT, STRING
 from spark_sink.errors import StreamError
 from spark_sink.events.slices import UNREADABLE, Slice, document_of, fields_of
 from spark_sink.rows.arrow_types import arrow_schema
-from spark_sink.rows.extended_json import canonical_json, object_id_of
-from spark_sink.rows.field_values import field_values, object_id_keys
+from spark_sink.rows.columns import in_order
+from spark_sink.rows.extended_json import canonical_json
+from spark_sink.rows.layouts import JoinedEvents, Layout, Places, layouts_of
 from spark_sink.rows.row_schema import columns
+from spark_sink.rows.text_columns import JsonColumns, joined_text
 
 SNAPSHOT_END = "snapshotEnd"
 DDL_TYPES = ("drop", "dropDatabase", "rename", SNAPSHOT_END)
@@ -170,47 +174,69 @@ class Prepare:
             yield self.after_ddl(self._prepared(batch))
 
     def _prepared(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        found = object_id_keys(rows["event"]) if tuple(self.keys) == ("_id",) else None
-        if found is None:
-            return self._prepared_one_by_one(rows)
-        key = pc.binary_join_element_wise('{"$oid": "', found, '"}', "")
-        document_key = pc.binary_join_element_wise('{"_id": ', key, "}", "")
-        kinds = pa.repeat(pa.scalar(EVENT, pa.int64()), len(rows))
-        return _batch_of_events(rows, key, document_key, kinds)
-
-    def _prepared_one_by_one(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        keys: list[str] = []
-        document_keys: list[str | None] = []
-        kinds: list[int] = []
+        if not rows.num_rows:
+            return _prepared_batch(())
+        events = JoinedEvents.of_column(rows["event"])
+        parts = [part for each in layouts_of(events)[0] for part in self._by_column(events, each)]
+        alone = np.ones(rows.num_rows, np.bool_)
+        for indexes, _ in parts:
+            alone[indexes] = False
         renamed: list[tuple[int, Slice]] = []
-        names = (b"documentKey", b"splitEvent", b"operationType")
-        values = field_values(rows["event"], names)
-        for row, (document_key, fragment, operation) in enumerate(zip(*values, strict=True)):
-            if document_key is not None and fragment is None:
-                if operation == _REPLACE:
-                    former, document_key = document_key, _key_after(document_key, rows, row)
-                    if document_key != former:
-                        renamed.append((row, former))
-                with suppress(*UNREADABLE):
-                    found = self._key(document_key), canonical_json(document_key)
-                    keys.append(found[0])
-                    document_keys.append(found[1])
-                    kinds.append(EVENT)
-                    continue
-            if not self.tolerant:
-                raise StreamError(problem_of(document_key))
-            keys.append("")
-            document_keys.append(None)
-            kinds.append(INAPPLICABLE)
-        prepared = _batch_of_events(
-            rows,
-            pa.array(keys, pa.string()),
-            pa.array(document_keys, pa.string()),
-            pa.array(kinds, pa.int64()),
-        )
+        if alone.any():
+            left = np.flatnonzero(alone)
+            found = [self._one_by_one(rows, row, renamed) for row in left.tolist()]
+            parts.append((left, batch_of(found, _KEYS)))
+        keys = in_order([each for _, each in parts], [indexes.tolist() for indexes, _ in parts])
+        places = (pc.fill_null(rows[name], "") for name in ("database", "collection"))
+        key, document_key, kind = keys.columns
+        columns = [*places, key, rows["token"], document_key, kind, rows["event"]]
+        prepared = pa.RecordBatch.from_arrays(columns, schema=_PREPARED_ARROW)
         if not renamed:
             return prepared
         return pa.concat_batches([prepared, self._removals(prepared, renamed)])
+
+    def _by_column(
+        self, events: JoinedEvents, layout: Layout
+    ) -> Iterator[tuple[Places, pa.RecordBatch]]:
+        """Return indexes of events of a layout, and their keys, with the columns _KEYS."""
+        field = layout.fields.get(b"documentKey")
+        if field is None or field.kind != DOCUMENT or b"splitEvent" in layout.fields:
+            return
+        if b"operationType" not in layout.fields:
+            return
+        documents, texts = layout.documents(b"documentKey"), JsonColumns(canonical=True)
+        names = [name.encode() for name in self.keys]
+        for each in layouts_of(documents)[0]:
+            if not each.fields.keys() >= {*names}:
+                continue
+            found = [texts.of_layout(documents, each, name) for name in (*names, None)]
+            values = [column for column in found if column is not None]
+            if len(values) < len(found):
+                continue
+            *keys, document_key = values
+            if len(keys) > 1:
+                keys = [joined_text(["[", *_between(keys), "]"], len(document_key))]
+            kinds = pa.repeat(pa.scalar(EVENT, pa.int64()), len(document_key))
+            batch = pa.RecordBatch.from_arrays([*keys, document_key, kinds], schema=_KEYS)
+            rows, stays = layout.rows[each.rows], _keeps_key(events, layout, each)
+            yield (rows, batch) if stays.all() else (rows[stays], batch.filter(pa.array(stays)))
+
+    def _one_by_one(
+        self, rows: pa.RecordBatch, row: int, renamed: list[tuple[int, Slice]]
+    ) -> tuple[str, str | None, int]:
+        """Return the values of _KEYS of an event; note the former key of one that is renamed."""
+        fields = fields_of(rows["event"][row].as_py())
+        document_key = fields.get(b"documentKey")
+        if document_key is not None and b"splitEvent" not in fields:
+            if fields.get(b"operationType") == _REPLACE:
+                former, document_key = document_key, _key_after(document_key, fields)
+                if document_key != former:
+                    renamed.append((row, former))
+            with suppress(*UNREADABLE):
+                return self._key(document_key), canonical_json(document_key), EVENT
+        if not self.tolerant:
+            raise StreamError(problem_of(document_key))
+        return "", None, INAPPLICABLE
 
     def _removals(
         self, prepared: pa.RecordBatch, renamed: Sequence[tuple[int, Slice]]
@@ -239,9 +265,6 @@ class Prepare:
         )
 
     def _key(self, document_key: Slice) -> str:
-        identifier = object_id_of(document_key) if tuple(self.keys) == ("_id",) else None
-        if identifier is not None:
-            return identifier
         values = fields_of(document_key.value)
         parts = []
         for name in self.keys:
@@ -250,20 +273,42 @@ class Prepare:
         return parts[0] if len(parts) == 1 else f"[{','.join(parts)}]"
 
 
-def _batch_of_events(
-    rows: pa.RecordBatch, keys: pa.Array, document_keys: pa.Array, kinds: pa.Array
-) -> pa.RecordBatch:
-    places = (pc.fill_null(rows[name], "") for name in ("database", "collection"))
-    columns = [*places, keys, rows["token"], document_keys, kinds, rows["event"]]
-    return pa.RecordBatch.from_arrays(columns, schema=_PREPARED_ARROW)
+def _keeps_key(events: JoinedEvents, layout: Layout, keys: Layout) -> NDArray[np.bool_]:
+    """Return which events surely do not change the `_id` of their documents.
+
+    `keys` is a layout of the documents' keys.
+    """
+    stays = np.ones(len(keys.rows), np.bool_)
+    full, identifier = layout.fields.get(b"fullDocument"), keys.fields.get(b"_id")
+    if full is None or full.kind != DOCUMENT or identifier is None:
+        return stays
+    kinds, codes = layout.distinct(b"operationType")
+    if _REPLACE not in kinds:
+        return stays
+    replaces = np.flatnonzero(codes[keys.rows] == kinds.index(_REPLACE))
+    starts = identifier.starts[replaces] - len(b"\x07_id\0")
+    places = zip(
+        starts.tolist(),
+        identifier.stops[replaces].tolist(),
+        (full.starts[keys.rows[replaces]] + 4).tolist(),
+        strict=True,
+    )
+    data = events.data
+    stays[replaces] = [data.startswith(data[start:stop], first) for start, stop, first in places]
+    return stays
 
 
-def _key_after(document_key: Slice, rows: pa.RecordBatch, row: int) -> Slice:
+def _between(columns: Sequence[pa.Array]) -> list[str | pa.Array]:
+    """Return columns with commas between them."""
+    return [part for each in columns for part in (",", each)][1:]
+
+
+def _key_after(document_key: Slice, fields: Mapping[bytes, Slice]) -> Slice:
     """Return the key that a document has after a replace event.
 
     An `_id` may become an equal number of another type, or a document with such numbers.
     """
-    full = fields_of(rows["event"][row].as_py(), (b"fullDocument",)).get(b"fullDocument")
+    full = fields.get(b"fullDocument")
     if full is None or full.kind != DOCUMENT:
         return document_key
     identifier = fields_of(full.value, (b"_id",)).get(b"_id")
@@ -306,6 +351,7 @@ def batch_of(rows: Iterable[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBat
 
 
 _PREPARED_ARROW = arrow_schema(PREPARED)
+_KEYS = pa.schema(_PREPARED_ARROW.field(name) for name in ("key", "documentKey", "kind"))
 
 
 def _prepared_batch(rows: Iterable[tuple[Any, ...]]) -> pa.RecordBatch:

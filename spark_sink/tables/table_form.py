@@ -29,8 +29,9 @@ from pyspark.sql.types import (
 from spark_sink.events.slices import CODEC, UNREADABLE, Slice, decoded_documents, flattened
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.checksum import NO_ROWS, Checksum
-from spark_sink.rows.extended_json import relaxed_documents
 from spark_sink.rows.inferred_schema import SeenTypes, extends, grown, is_no_column, paths_of
+from spark_sink.rows.layouts import JoinedEvents
+from spark_sink.rows.text_columns import JsonColumns
 from spark_sink.rows.typed_documents import RESCUED, InferredDocuments, TypedDocuments
 from spark_sink.tables.fold import DELETED, TABLE, VERSION
 from spark_sink.tables.key_ranges import KEY_RANGE
@@ -254,9 +255,10 @@ class FormedRows:
 
     def _made(self, column: pa.ChunkedArray) -> dict[str, pa.Array]:
         """Return the columns of documents: as JSON, or as structs with what does not fit."""
-        documents: list[bytes] = column.to_pylist()
         if self._documents is None:
-            return {_DOCUMENTS: pa.array(relaxed_documents(documents), pa.string())}
+            joined = JoinedEvents.of_column(column.combine_chunks())
+            return {_DOCUMENTS: JsonColumns().texts(joined)}
+        documents: list[bytes] = column.to_pylist()
         alike: dict[int, dict[bytes, Slice]] = {}
         if self._form.flattens:
             pairs = list(map(flattened, documents))

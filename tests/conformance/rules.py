@@ -121,9 +121,9 @@ RULES: dict[str, dict[str, str]] = {
         "an invalid stage fails the opening; an error on an event fails the getMore": "",
         "a failed cursor is closed": "",
         "resume point no longer in an oplog: 286": "",
-        "token not found on resuming: 280": "",
+        "token not found on resuming: 280": "resume-changed-pipeline-2",
         "required image missing: 47": "",
-        "an event of more than 16 MiB without splitting: 10334": "",
+        "an event of more than 16 MiB without splitting: 10334": "coll-big",
         "cursor options: unknown field 40415, negative batchSize 51024, cursor missing 9": (
             "aggregate-no-cursor cursor-unknown batchSize-negative"
         ),
@@ -191,7 +191,7 @@ RULES: dict[str, dict[str, str]] = {
         "fullDocumentBeforeChange: off, whenAvailable, required": "coll-img coll-img-required",
         "matchCollectionUUIDForUpdateLookup": "",
         "$changeStreamSplitLargeEvent: fragments with splitEvent {fragment, of}, across replies": (
-            ""
+            "coll-big-split"
         ),
         "modify has the previous options (stateBeforeChange)": "cluster-expanded",
         "a lookup finds the document by its whole key on any shard": "",

@@ -65,6 +65,7 @@ def history(client: Client, sharded: Documents) -> tuple[list[Event], list[dict[
 
 @rule(RESUMING, "resuming after any event's token gives the rest of the history")
 @rule(RESUMING, "resuming after any PBRT gives the rest of the history")
+@rule(RESUMING, "resuming inside a transaction gives its remaining events")
 @rule(RESUMING, "resuming after equal tokens of several shards skips them all")
 @rule(RESUMING, "startAfter accepts any token that resumeAfter accepts")
 @rule("Resume tokens", "hex strings compare as plain strings in stream order")
@@ -136,36 +137,6 @@ def test_a_token_resumes_on_another_router_and_on_mongos(
                 theirs = stream.read(3, batchSize=1)
         resume = {"resumeAfter": theirs[2]["_id"]}
         assert untimed(rest(client, name, resume, len(events) - 3)) == events[3:]
-
-
-@rule(RESUMING, "a changed pipeline that drops the token's event: 280 once the stream surpasses it")
-@rule("Opening", "token not found on resuming: 280")
-@rule("Opening", "NonResumableChangeStreamError on 280 and 286")
-def test_a_pipeline_without_the_token_s_event_is_fatal(client: Client, sharded: Documents) -> None:
-    name = sharded.database.name
-    with Stream(client, name) as stream:
-        sharded.insert_many([{"_id": number, "k": number * 10} for number in range(3)])
-        first = stream.read(3)[0]
-    only_updates = [{"$match": {"operationType": "update"}}]
-    with Stream(client, name, 1, {"resumeAfter": first["_id"]}, only_updates) as stream:
-        stream.more()
-        assert stream.events == []
-        sharded.update_one({"_id": 0, "k": 0}, {"$set": {"v": 1}})
-        error = stream.failure()
-    assert (error["code"], error["codeName"]) == (280, "ChangeStreamFatalError")
-    assert error["errorLabels"] == ["NonResumableChangeStreamError"]
-    message = "cannot resume stream; the resume token was not found. {_data: "
-    assert error["errmsg"].startswith(message)
-
-
-@rule(RESUMING, "a token of another collection: 280")
-def test_a_token_of_another_collection_is_fatal(client: Client, db: Data) -> None:
-    with Stream(client, db.name) as stream:
-        db.a.insert_one({"_id": 1})
-        token = stream.read(1)[0]["_id"]
-    with Stream(client, db.name, "b", {"resumeAfter": token}) as stream:
-        db.b.insert_one({"_id": 1})
-        assert stream.failure()["code"] == 280
 
 
 @rule(RESUMING, "resuming after one of several events at one cluster time on different shards")

@@ -31,22 +31,6 @@ def by_shard(events: list[Event]) -> dict[int, list[Event]]:
     return shards
 
 
-@rule("Resuming", "resuming inside a transaction gives its remaining events")
-@rule(
-    "Resuming",
-    "resuming after one of several events at one cluster time on different shards",
-)
-def test_a_stream_resumes_inside_a_transaction(client: Client, sharded: Documents) -> None:
-    with Stream(client, sharded.database.name) as stream:
-        write_all_over(client, sharded)
-        sharded.insert_one({"_id": "after", "k": 1})
-        events = stream.read(12)
-    for cut, event in enumerate(events[:-1], start=1):
-        resume = {"resumeAfter": event["_id"]}
-        with Stream(client, sharded.database.name, 1, resume) as rest:
-            assert rest.read(len(events) - cut) == events[cut:]
-
-
 @rule("Sharded cluster", "sorted by token, the shards' events are byte for byte the merged stream")
 def test_the_shards_events_make_up_the_merged_stream(
     client: Client, cluster: TestCluster, sharded: Documents

@@ -51,6 +51,8 @@ class Script:
         stream = Stream(seed)
         self.collections = stream.collections
         """The documents in the end."""
+        self.handled: tuple[str, ...] = ()
+        """The ids of signals that the next batches have processed."""
         self.events: list[dict[str, Any]] = []
         for number in range(count):
             stream.number += 1  # so that an offset lies between two events
@@ -73,7 +75,8 @@ class Script:
     def end(self, count: int) -> dict[str, Any]:
         """Return the offset behind the first events; each second one has a notification."""
         told = {"id": f"end {count}", "aggregate_type": "a", "type": "b", "additional_data": {}}
-        signals = SignalState(notifications=({**told, "timestamp": 1},) if count % 2 else ())
+        notified = ({**told, "timestamp": 1},) if count % 2 else ()
+        signals = SignalState(self.handled, notifications=notified)
         time = self.time(count)
         return Offset(AtTime(Timestamp(time.time, time.inc + 1)), signals=signals).write()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import bson
@@ -11,11 +12,13 @@ class ServerReplies:
     """Replaces a pymongo client: each command takes the next reply.
 
     A reply lists the ids of documents, and the exceptions that are raised between them. ``asked``
-    has the read concern of each command.
+    has the read concern of each command. ``names`` are those that the collection has, one for each
+    time that they are listed, and the last one from then on.
     """
 
-    def __init__(self, *replies: Any) -> None:
+    def __init__(self, *replies: Any, names: Iterable[str] = ("c",)) -> None:
         self.replies = list(replies)
+        self.names = list(names)
         self.asked: list[dict[str, Any]] = []
         self.read_preference = self.codec_options = None
 
@@ -23,7 +26,7 @@ class ServerReplies:
         return self
 
     def list_collections(self, filter: Any) -> list[dict[str, Any]]:  # noqa: A002
-        return [{"name": "c"}]
+        return [{"name": self.names.pop(0) if len(self.names) > 1 else self.names[0]}]
 
     def cursor_command(self, *names: str, **fields: Any) -> _Cursor:
         self.asked.append(fields["readConcern"])

@@ -24,6 +24,7 @@ from tests.harness.server_settings import ServerSettings
 
 SYNCHRONOUS = "test/test_change_stream.py"
 ASYNCHRONOUS = "test/asynchronous/test_change_stream.py"
+TRANSACTIONS = "test/test_transactions_unified.py"
 WIDENED = "change-streams-on-sharded-clusters"
 """The specification's tests for replica sets that also pass on a sharded cluster."""
 
@@ -33,7 +34,7 @@ _ONE_TEST_SECONDS = 60
 # Two documents of 10 MB with images and oplog entries would fill much of the harness's small cache.
 _SERVERS = ServerSettings(noop_interval=1, cache_gb=1.0)
 # It once waited for a minute on real servers, and 97 further runs did not show why. Events that are
-# split are tested on them by tests/conformance/test_large_events.py.
+# split are tested on them by tests/recordings/test_workload.py.
 _LEFT_OUT = "test_split_large_change"
 _OF_SHARDED_COLLECTIONS = "shardCollection_events"
 """The tests that shard a collection, which a replica set cannot."""
@@ -142,16 +143,19 @@ def through_router(
         return outcome, run_tests(folder, file, int(cluster.mongos.rpartition(":")[2]))
 
 
-def before_replica_set(folder: Path, file: str) -> Outcome:
-    """Run one file of pymongo's tests through a router in front of a replica set."""
+def before_replica_set(folder: Path, file: str, left_out: str = "") -> Outcome:
+    """Run one file of pymongo's tests through a router in front of a replica set.
+
+    ``left_out`` is as for ``run_tests``, by default the tests that need shards.
+    """
     with (
         start_real_set("rs0", settings=_SERVERS) as servers,
         RouterProcess(
             ["--replicaSet", servers.host_string, "--port=0", "--setParameter=enableTestCommands=1"]
         ) as router,
     ):
-        left_out = f"{_LEFT_OUT} or {_OF_SHARDED_COLLECTIONS}"
-        return run_tests(folder, file, router.port, left_out=left_out)
+        needing_shards = f"{_LEFT_OUT} or {_OF_SHARDED_COLLECTIONS}"
+        return run_tests(folder, file, router.port, left_out=left_out or needing_shards)
 
 
 def _fill(folder: Path, timeout: float) -> None:

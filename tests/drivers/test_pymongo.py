@@ -9,6 +9,7 @@ from tests.drivers.download_cache import DownloadError
 from tests.drivers.pymongo_tests import (
     ASYNCHRONOUS,
     SYNCHRONOUS,
+    TRANSACTIONS,
     before_replica_set,
     pymongo_tests,
     through_router,
@@ -40,10 +41,14 @@ def downloaded() -> Path:
 
 @pytest.mark.timeout(1000)
 @pytest.mark.parametrize(("file", "token_version"), ROUNDS)
-def test_pymongo_s_own_tests_pass(file: str, token_version: int) -> None:
+def test_pymongo_s_own_tests_pass(
+    file: str, token_version: int, pytestconfig: pytest.Config
+) -> None:
     """``make driver-tests`` also compares with a mongos, which takes seven minutes."""
-    outcome, _ = through_router(downloaded(), file, token_version)
+    mongos_too = pytestconfig.getoption("--mongos-too")
+    outcome, of_mongos = through_router(downloaded(), file, token_version, mongos_too=mongos_too)
     assert not outcome.failed, outcome.output
+    assert of_mongos is None or of_mongos.tests == outcome.tests
     count, widened = outcome.count(), outcome.count_widened()
     assert (widened["passed"], widened["skipped"]) == WIDENED_COUNT
     version = 1 if real_servers_named() else token_version
@@ -59,3 +64,7 @@ def test_pymongo_s_own_tests_pass_in_front_of_a_replica_set() -> None:
     assert not outcome.failed, outcome.output
     assert outcome.count()["passed"] > 90
     assert outcome.count_widened()["passed"] == WIDENED_COUNT[0]
+    # Most others set fail points that a router does not have.
+    outcome = before_replica_set(downloaded(), TRANSACTIONS, "not RecoveryToken or on_new_mongos")
+    assert not outcome.failed, outcome.output
+    assert outcome.count()["passed"] >= 2

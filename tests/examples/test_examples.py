@@ -1,22 +1,29 @@
 """Every example runs as described in its README and prints the changes."""
 
+import importlib
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import kubernetes_validate
 import pymongo
 import pytest
+import yaml
+from deltalake import DeltaTable
 
+from spark_sink import Job
 from tests.drivers.download_cache import DownloadError
 from tests.drivers.node_packages import node_packages
 from tests.harness.clusters import start_cluster
 from tests.harness.routers import RouterProcess, start_router
+from tests.spark.quick_session import QUICK
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NODE_PACKAGES = Path(__file__).parents[1] / "integration" / "node" / "package.json"
@@ -125,3 +132,56 @@ def test_spark_prints_changes(router: RouterProcess, orders: Any, tmp_path: Path
         assert next_line() == 'insert {"_id":1}\n'
         orders.update_one({"_id": 1}, {"$set": {"paid": True}})
         assert next_line() == 'update {"_id":1}\n'
+
+
+@pytest.mark.timeout(600)
+def test_reports_have_all_writes_before_them(
+    router: RouterProcess, orders: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each reads its writes at once, while a job of this process follows the collection."""
+    out, total = str(tmp_path / "orders"), 0
+    orders.delete_many({})
+    settings = {"namespaces": ["shop.orders"], "trigger": "1 second", "conf": QUICK}
+    script = yaml.safe_load((EXAMPLES / "cronjob.yaml").read_text())
+    kubernetes_validate.validate(script, "1.31", strict=True)
+    [container] = script["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    variables = {"orders_out": out, "orders_uri": router.uri}
+    airflow = ModuleType("airflow.sdk")
+    tasks: list[Callable[[], str]] = []
+    airflow.__dict__.update(
+        Variable=SimpleNamespace(get=variables.get),
+        dag=lambda **_: lambda define: define,
+        task=lambda **_: lambda work: lambda: tasks.append(work),
+    )
+    monkeypatch.setitem(sys.modules, "airflow", ModuleType("airflow"))
+    monkeypatch.setitem(sys.modules, "airflow.sdk", airflow)
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    importlib.import_module("airflow_orders")
+    [of_airflow] = tasks
+    environment = {**os.environ, "OUT": out, "MERGEROUTER_URI": router.uri}
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+
+    def of_kubernetes() -> str:
+        command = [*container["command"], *container["args"]]
+        done = subprocess.run(
+            command, cwd=EXAMPLES, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        waited, printed = done.stdout.splitlines()
+        assert waited == "all tables have all events up to then"
+        return printed
+
+    with Job(out, uri=router.uri, **settings).start() as job:
+        for number, report in enumerate((of_airflow, of_kubernetes), 1):
+            orders.insert_one({"total": number})
+            total += number
+            assert report() == f"{number} orders, total {total}"
+        with pymongo.MongoClient(router.uri) as client, client.start_session() as session:
+            client.shop.orders.insert_one({"total": 5}, session=session)
+            assert session.operation_time is not None
+            job.wait(session.operation_time)
+        assert DeltaTable(f"{out}/current").to_pyarrow_table().num_rows == 3
+        [status] = job.status()
+        assert (status["tables"], status["lagSeconds"] < 900) == (["bronze", "current"], True)
+        outcomes = job.verify()
+        assert {each.count for each in outcomes.values()} == {0}

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,10 @@ from bson.raw_bson import RawBSONDocument
 from pymongo.errors import AutoReconnect, DuplicateKeyError, OperationFailure
 
 from shard_client.error_codes import ErrorCode
+from spark_sink.options.scope import Scope
+from spark_sink.options.stream_options import parse_options
+from spark_sink.snapshot.planner import SnapshotPlanner
+from spark_sink.stream.router_client import RouterClient
 from tests.harness.admin import get
 from tests.harness.certificates import Authority
 from tests.harness.clusters import start_real_set
@@ -247,6 +251,16 @@ def test_check_config_checks_the_set(fronted: Fronted) -> None:
         assert done.returncode == status
 
 
+def source_reads(uri: str, database: str) -> None:
+    """Check that the Spark source finds all that it asks the set for, with the right to read."""
+    with closing(RouterClient(parse_options({"uri": uri, "database": database}))) as source:
+        source.require_stream()
+        assert source.snapshot_time() <= source.present()
+        assert source.shards() is None
+        planner = SnapshotPlanner(source.mongo, Scope(database), 2)
+        assert planner.next_batch(planner.begin(source.snapshot_time())).ended
+
+
 async def test_by_tls_clients_feed_and_page_know_the_set_s_users(tmp_path: Path) -> None:
     key_file, authority = write_key_file(tmp_path), Authority(tmp_path)
     tls = ServerTls(authority.issue("server"), authority.file)
@@ -267,6 +281,7 @@ async def test_by_tls_clients_feed_and_page_know_the_set_s_users(tmp_path: Path)
         given = authority.router_flags(authority.issue("router"))
         flags += [f"--{name}={value}" for name, value in given.items()]
         context = ssl.create_default_context(cafile=authority.file)
+        source_reads(settings.client_uri(servers.host_string.partition("/")[2], "bob:x"), "b")
         with RouterProcess(flags) as router:
             secured = {"tls": True, "tlsCAFile": str(authority.file), "password": "x"}
             ann: Client = pymongo.MongoClient(router.uri, username="ann", **secured)

@@ -92,6 +92,14 @@ def test_a_part_of_a_cluster_is_not_taken_for_a_replica_set(
     check_refused(problem, "--replicaSet", servers.configdb(name))
 
 
+def test_a_wrong_name_of_a_set_is_told_with_the_right_one(servers: Servers) -> None:
+    address = servers.cluster.configdb.partition("/")[2]
+    status, findings = check_config("--configdb", f"wrong/{address}")
+    assert status == 1
+    told = f"does not answer: {address} is a member of the set cfg, not of wrong."
+    assert any(told in line for line in findings.splitlines() if line.startswith("FAIL")), findings
+
+
 def check_refused(problem: str, *places: str) -> None:
     status, findings = check_config(*places)
     assert status == 1

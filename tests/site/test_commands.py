@@ -20,6 +20,7 @@ _ELSEWHERE = {
     ("README.md", ".venv/bin/mergerouter job run"): "tests/spark/test_job.py",
     ("spark.md", "mergerouter job at"): "tests/spark/test_point_in_time.py",
     ("spark.md", "mergerouter job wait"): "tests/spark/test_job.py",
+    ("spark.md", "mergerouter job check"): "tests/unit/spark_sink/jobs/test_job_settings.py",
     ("spark.md", "mergerouter job rebuild"): "tests/spark/test_point_in_time.py",
     ("spark.md", "mergerouter job run"): "tests/spark/test_job.py",
     ("spark.md", "mergerouter job signal"): "tests/spark/test_signal_queries.py",

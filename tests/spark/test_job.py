@@ -262,7 +262,8 @@ def test_what_matches_nothing_is_told(
     def session(*_: object) -> None:
         raise OptionError("Spark starts")
 
-    monkeypatch.setattr("spark_sink.job.session", session)
+    for module in ("cli", "job"):
+        monkeypatch.setattr(f"spark_sink.{module}.session", session)
     monkeypatch.setattr("spark_sink.jobs.stop_request.signal.signal", lambda *_: None)
     shop.insert(1)
     names = [f"{shop.database}.{each}" for each in ("ordrs", "orders")]

@@ -9,17 +9,20 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from deltalake import DeltaTable
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from spark_sink import Job
+from spark_sink.errors import OptionError
 from spark_sink.tables.current_table import CurrentTable
 from tests.spark.conftest import Shop
 from tests.spark.jobs import NO_DIFFERENCE, differences, rows_of, run_job
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
-CLEAR = "clear"
+CLEAR = "4711 0815"
 TABLES = ("bronze", "current", "messages", "transactions")
 
 
@@ -116,3 +119,42 @@ def test_a_field_of_a_shard_key_is_refused_before_the_first_batch(
         run_job(spark, shop, tmp_path, options=masks)
     assert not (tmp_path / "bronze").exists()
     assert not (tmp_path / "checkpoint").exists()
+
+
+def test_a_file_has_collections_with_settings_of_their_own(
+    tmp_path: Path, shop: Shop, spark: SparkSession
+) -> None:
+    """Several jobs in one process: `Job` starts, waits, shows and verifies all of them."""
+    (tmp_path / "salt").write_text("0123456789abcdef")
+    lake, orders, items = tmp_path / "lake", f"{shop.database}.orders", f"{shop.database}.a.items"
+    settings = {
+        "out": str(lake),
+        "uri": shop.uri,
+        "trigger": "1 second",
+        "salt-file": str(tmp_path / "salt"),
+        "collections": {
+            orders: {"schema": "infer", "exclude": ["text"]},
+            items: {"deletes": "soft", "mask": {"mail": "hash"}},
+        },
+    }
+    (tmp_path / "job.yaml").write_text(yaml.dump(settings))
+    shop.insert(5)
+    with Job(config=str(tmp_path / "job.yaml")).start(spark) as job:
+        target = shop.client[shop.database]["a.items"]
+        with shop.client.start_session() as session:
+            target.insert_many([{"_id": 1, "mail": CLEAR}, {"_id": 2}], session=session)
+            target.delete_one({"_id": 2}, session=session)
+            assert session.operation_time is not None
+            job.wait(session.operation_time)
+        assert [each["namespaces"] for each in job.status()] == [[orders], [items]]
+        assert {each.count for each in job.verify(spark).values()} == {0}
+        with pytest.raises(TimeoutError, match="has reached"):
+            job.wait("2100-01-01T00:00:00Z", timeout=1)
+        with pytest.raises(OptionError, match="is running"):
+            Job(config=str(tmp_path / "job.yaml")).start(spark).wait("now")
+    typed = DeltaTable(lake / orders / "current").to_pyarrow_table()
+    assert {"_id", "customer"} <= {*typed.column_names}
+    assert "text" not in typed.column_names
+    plain = DeltaTable(lake / items / "current").to_pyarrow_table().to_pylist()
+    assert sorted(row["_deleted"] for row in plain) == [False, True]
+    assert leaks(lake) == []

@@ -260,3 +260,25 @@ def test_a_log_signal_moves_an_idle_stream(shop: Shop, tmp_path: Path) -> None:
         assert "requests" not in query.offset.get("signals", {})
     finally:
         query.reader.stop()
+
+
+def test_all_waiting_signals_are_received_before_the_end_of_what_is_available(
+    shop: Shop, tmp_path: Path
+) -> None:
+    """A batch receives two of a channel."""
+    ops = shop.client[f"{shop.database}_ops"].signals
+    query = query_of(shop, tmp_path, signalCollection=ops.full_name)
+    try:
+        query.batch()
+        for number in range(5):
+            send(str(tmp_path), {"type": "log", "data": {"message": f"file {number}"}})
+        hello = {"type": "log", "data": {"message": "hello"}}
+        ops.insert_many([{"_id": number, **hello} for number in range(5)])
+        query.reader.prepareForTriggerAvailableNow()
+        before = None
+        while query.offset != before:
+            before = query.offset
+            assert len(query.batch()["signals"].get("notifications", ())) <= 5
+        assert [kind for _, _, kind in query.notified].count("LOGGED") == 10
+    finally:
+        query.reader.stop()

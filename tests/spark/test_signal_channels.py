@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from bson.timestamp import Timestamp
@@ -13,13 +14,14 @@ from spark_sink.errors import StreamError
 from spark_sink.events.positions import AtTime, Token
 from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.channels import SignalCollection, SignalFolder, send
+from spark_sink.signals.signal import digest
 from spark_sink.stream.router_client import RouterClient
 from tests.spark.conftest import DEPLOYMENTS, Shop
 from tests.unit.spark_sink.signals.test_signals import signal
 
 
 def received(folder: SignalFolder, *handled: str) -> list[tuple[str, bool]]:
-    found = folder.receive(set(handled))
+    found = folder.receive(set(map(digest, handled)))
     return [(each.id, isinstance(each.document, dict)) for each in found]
 
 
@@ -42,8 +44,10 @@ def test_signals_in_a_folder(tmp_path: Path) -> None:
     (place / "notes.txt").write_text("{}")
     (place / "_d.json").write_text("{}")
     (place / "e.json").write_text("x" * 70_000)
-    assert look(sent) == [("a", True), ("other", True), ("c", False), ("e", False)]
-    folder.remove({sent, "other"})
+    assert look(sent) == [("a", True), ("other", True)]
+    assert received(folder, sent, "a", "other") == [("c", False), ("e", False)]  # at once
+    assert folder.present >= {digest("c"), digest("e")}
+    folder.remove({digest(sent), digest("other")})
     assert sorted(each.name for each in place.glob("*.json")) == [
         "_d.json", "a.json", "c.json", "e.json",
     ]  # fmt: skip
@@ -51,6 +55,19 @@ def test_signals_in_a_folder(tmp_path: Path) -> None:
         (place / f"{number}.json").write_text("{}")
     with pytest.raises(StreamError, match="more than 1000 files"):
         look()
+
+
+def test_processed_signals_that_cannot_be_removed_end_the_query(tmp_path: Path) -> None:
+    for number in range(51):
+        (tmp_path / f"{number:02}.json").write_text("{}")
+    folder, names = SignalFolder(str(tmp_path)), [f"{number:02}" for number in range(51)]
+    for count in range(0, 50, 2):
+        assert received(folder, *names[:count]) == [(each, True) for each in names[count:][:2]]
+    folder._files = MagicMock(wraps=folder._files)
+    folder._files.delete_file.side_effect = PermissionError("read-only")
+    folder.remove({digest("00")})
+    with pytest.raises(StreamError, match="50 files of processed signals, which the query cannot"):
+        received(folder, *names[:50])
 
 
 def test_a_file_that_is_being_written_is_read_later(tmp_path: Path) -> None:
@@ -93,11 +110,20 @@ def test_signals_in_a_collection(shop: Shop) -> None:
         assert len(opened) == 1
         # After a restart, from the offset.
         signals.insert_one({"_id": "later"})
-        again, _ = channel().receive(reached)
+        handled = {digest(str(first)), digest('{"n": 1}')}
+        again, _ = channel().receive(reached, handled)
         assert [each.id for each in again] == ["later"]
         # A collection that is dropped and filled anew.
         signals.drop()
         signals.insert_one({"_id": "anew"})
-        assert [each.id for each in channel().receive(reached)[0]] == ["later", "anew"]
+        anew = channel().receive(reached, handled)[0]
+        assert [each.id for each in anew] == ["later", "anew"]
+        # Signals of one transaction have one time: those that are handled hide no others.
+        with shop.client.start_session() as session, session.start_transaction():
+            signals.insert_many([{"_id": number} for number in range(5)], session=session)
+        for _ in range(4):  # each after a restart
+            last, reached = channel().receive(reached, handled)
+            handled |= {digest(each.id) for each in last}
+        assert handled >= {digest(str(number)) for number in range(5)}
     finally:
         router.close()

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import bson
+import pymongo
 import pytest
 from bson import SON, Int64, ObjectId
 from bson.binary import Binary
@@ -27,6 +28,7 @@ from spark_sink.source.offsets import Offset
 from spark_sink.stream.event_stream import EventStream, read_runs
 from spark_sink.stream.router_client import RouterClient
 from tests.doubles.server_replies import ServerReplies
+from tests.harness.clusters import RealCluster, TestCluster, on_real_servers
 from tests.spark.conftest import DEPLOYMENTS, Shop
 
 pytestmark = pytest.mark.xdist_group("spark")  # one cluster, one Spark
@@ -66,6 +68,15 @@ def read(
         lambda: router.clocks().cluster_time,
     )
     return [bson.decode(event) for run in reader.runs() for event in run.events]
+
+
+def reshard(cluster: TestCluster, shop: Shop) -> None:
+    """Without the five minutes that resharding takes at least by default."""
+    assert isinstance(cluster, RealCluster)
+    with pymongo.MongoClient(cluster.configdb.partition("/")[2]) as config:
+        config.admin.command("setParameter", 1, reshardingMinimumOperationDurationMillis=0)
+    name, key = f"{shop.database}.orders", {"text": 1, "_id": 1}
+    shop.client.admin.command("reshardCollection", name, key=key, numInitialChunks=1)
 
 
 @pytest.mark.parametrize("shop", DEPLOYMENTS, indirect=True)
@@ -177,6 +188,53 @@ def test_a_renamed_collection_is_read_under_its_new_name_and_a_dropped_one_is_no
     router.close()
 
 
+@on_real_servers("reshardCollection")
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_collection_that_gets_another_uuid_is_read_to_its_end(
+    shop: Shop, cluster: TestCluster, restarts: bool
+) -> None:
+    """Each gets it after the first batch; the new UUID may sort before the place reached."""
+    shop.insert(100)
+    database = shop.client[shop.database]
+    database.plain.insert_many([{"_id": number} for number in range(100)])
+    router = client(shop)
+    for name in ("orders", "plain"):
+        planning = planner(router, shop, 10, name)
+        plan = planning.next_batch(planning.begin(router.snapshot_time()))
+        found, number = set[int](), 0
+        while not plan.ended:
+            for chunk in (chunk for task in planning.tasks(plan) for chunk in task):
+                rows = read(router, chunk, plan.snapshot_time)
+                found |= {row["documentKey"]["_id"] for row in rows}
+            if not number and name == "orders":
+                reshard(cluster, shop)
+            elif not number:
+                other = sorted(cluster.shards)[1]
+                shop.client.admin.command("movePrimary", shop.database, to=other)
+            number += 1
+            if restarts and name == "orders":  # movePrimary has an event of the drop
+                planning = planner(router, shop, 10, name)
+            plan = planning.next_batch(plan)
+        assert found == set(range(100))
+        assert number > 2
+    router.close()
+
+
+def test_a_later_snapshot_of_a_query_knows_new_names_and_shard_keys(shop: Shop) -> None:
+    database = shop.client[shop.database]
+    database.plain.insert_many([{"_id": number} for number in range(3)])
+    router = client(shop)
+    planning = planner(router, shop, 10)
+    assert planning.begin(router.snapshot_time(), f"{shop.database}.plain".__eq__)
+    database.plain.rename("other")
+    shop.client.admin.command("shardCollection", f"{shop.database}.other", key={"_id": 1})
+    wanted = f"{shop.database}.other".__eq__
+    plan = planning.begin(router.snapshot_time(), wanted)
+    [[chunk]] = planning.tasks(planning.next_batch(plan, wanted), wanted)
+    assert (chunk.collection.name, chunk.collection.key) == ("other", ("_id",))
+    router.close()
+
+
 @pytest.mark.parametrize(
     ("lists", "expected"),
     [
@@ -245,6 +303,12 @@ def test_no_document_is_older_than_the_snapshot_time() -> None:
     )
     assert identifiers(reader) == [(MARK, 1)]
     assert len(documents.asked) == 1
+
+
+def test_a_collection_that_is_renamed_as_its_read_begins_is_read() -> None:
+    documents = ServerReplies([], [1, 2], names=["c", "d"])
+    assert [number for _, number in identifiers(chunk_reader(documents))] == [1, 2]
+    assert identifiers(chunk_reader(ServerReplies([]))) == []
 
 
 def test_a_lost_connection_repeats_no_document() -> None:

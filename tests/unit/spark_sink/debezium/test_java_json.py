@@ -28,8 +28,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_sink.debezium.java_json import JavaJson
-from spark_sink.debezium.text_columns import TextColumns, embedded, joined_text
+from spark_sink.debezium.text_columns import JavaColumns, embedded
 from spark_sink.rows.layouts import JoinedEvents
+from spark_sink.rows.text_columns import joined_text
 from tests.unit.spark_sink.rows.test_event_rows import MONGO_VALUES, documents
 
 STRICT = JavaJson(relaxed=False, separator=",")
@@ -163,7 +164,7 @@ def test_many_documents_have_the_texts_of_each(different: list[Any], copies: int
     data = [bson.encode({"more": each}) for each in different * copies]
     data += [bson.encode(each) for each in uniform]
     for json_of in (STRICT, KEY, UPDATED):
-        texts = joined_text(TextColumns(json_of).documents(JoinedEvents(data)), len(data))
+        texts = joined_text(JavaColumns(json_of).documents(JoinedEvents(data)), len(data))
         assert texts.to_pylist() == [embedded(json_of.document(each)) for each in data]
 
 

@@ -25,6 +25,7 @@ LAKE: dict[str, Any] = {
     "uri": "mongodb://router:27020",
     "trigger": "1 minute",
     "maintain": "6h",
+    "keep-files": "2h",
     "verify-every": "1h",
     "verify-rate": 500,
     "repair": True,
@@ -47,8 +48,8 @@ def written(tmp_path: Path, **changed: Any) -> str:
 
 def test_a_file_has_collections_with_settings_of_their_own(tmp_path: Path) -> None:
     settings = load_job_settings({"trigger": "5 seconds"}, written(tmp_path))
-    assert (settings.trigger, settings.maintain, settings.rounds) == (
-        "5 seconds", 6 * 3600, (3600, 500, True),
+    assert (settings.trigger, settings.maintain, settings.keep_files, settings.rounds) == (
+        "5 seconds", 6 * 3600, 2 * 3600, (3600, 500, True),
     )  # fmt: skip
     jobs = settings.jobs()
     assert jobs.keys() == {"lake/shop.orders", "lake/shop.a.b"}

@@ -1,18 +1,23 @@
-"""Extended JSON of fields that have code inside of other values."""
+"""Extended JSON of fields with code, of keys, and of many documents together."""
 
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import bson
 import pytest
-from bson import Code, DBRef, json_util
+from bson import Binary, Code, DBRef, Decimal128, MinKey, Regex, Timestamp, json_util
+from bson.datetime_ms import DatetimeMS
 from bson.int64 import Int64
 from bson.objectid import ObjectId
 
-from spark_sink.events.slices import fields_of
-from spark_sink.rows.extended_json import canonical_json, object_id_of, relaxed_json
+from shard_client.bson.values import DOCUMENT
+from spark_sink.events.slices import UNREADABLE, Slice, fields_of
+from spark_sink.rows.extended_json import canonical_json, relaxed_json
+from spark_sink.rows.layouts import JoinedEvents
+from spark_sink.rows.text_columns import JsonColumns
 
 INNER = Code("g", {"y": Code("h")})
 
@@ -51,7 +56,41 @@ def test_keys_are_canonical_extended_json(key: dict[str, Any]) -> None:
     decoded = bson.decode(field.value)
     text = json_util.dumps(decoded, json_options=json_util.CANONICAL_JSON_OPTIONS)
     assert canonical_json(field) == text
-    identifier = json_util.dumps(decoded["_id"], json_options=json_util.CANONICAL_JSON_OPTIONS)
-    assert object_id_of(field) == (
-        identifier if list(key) == ["_id"] and isinstance(key["_id"], ObjectId) else None
-    )
+
+
+VALUES: list[Any] = [
+    0, -(2**31), Int64(2**63 - 1), "", "plain", "é\u2028", 'a"b\\\n', "\x7f", "😀", True, False,
+    None,
+    0.0, -0.0, 1.5, 1e16, 5e-324, float("nan"), float("-inf"), Decimal128("1.50"), Binary(b"x", 4),
+    ObjectId("0123456789abcdef01234567"), *map(DatetimeMS, (0, -1, 1_700_000_000_120, 2**62)),
+    Regex("a"), MinKey(), Timestamp(5, 6), Code("f"), Code("f", {"x": 1.5}), DBRef("c", 1),
+    [], [1, 2], [1, "a"], [{"p": 1}, {"p": "x"}], [[1.5], []], {},
+    {"x.y": {"é": 1}}, {"$ref": "c", "$id": 2},
+]  # fmt: skip
+DAMAGE = [0, 1, 2, 5, 0x80, 0xC3, 0xFF]
+
+
+@pytest.mark.parametrize("canonical", [False, True])
+@pytest.mark.parametrize("seed", range(40))
+def test_many_documents_have_the_texts_of_each(seed: int, canonical: bool) -> None:
+    chance, documents = random.Random(seed), []
+    for _ in range(chance.randrange(1, 4)):
+        names = chance.sample(["_id", "a", "é", "$ref", 'q"', "b.c"], chance.randrange(5))
+        usual = {name: chance.choice(VALUES) for name in names}
+        for _ in range(chance.choice([2, 30, 60])):
+            rare = {name: chance.choice(VALUES) for name in names if chance.random() < 0.02}
+            documents.append(bson.encode({**usual, **rare}))
+    for _ in range(chance.choice([0, 0, 1, 3])):
+        damaged = bytearray(chance.choice(documents))
+        damaged[chance.randrange(4, len(damaged))] = chance.choice(DAMAGE)
+        documents.append(bytes(damaged))
+    chance.shuffle(documents)
+    to_json = canonical_json if canonical else relaxed_json
+    columns = JsonColumns(canonical=canonical)
+    try:
+        wanted = [to_json(Slice(DOCUMENT, each)) for each in documents]
+    except UNREADABLE:
+        with pytest.raises(UNREADABLE):
+            columns.texts(JoinedEvents(documents))
+    else:
+        assert columns.texts(JoinedEvents(documents)).to_pylist() == wanted

@@ -13,7 +13,7 @@ from shard_client.bson.resume_token import high_water_mark
 from spark_sink.events.positions import AtTime
 from spark_sink.options.scope import Scope
 from spark_sink.signals.ad_hoc import AdHocSnapshots, ReceivedSignal
-from spark_sink.signals.signal import SignalError, signal_of
+from spark_sink.signals.signal import SignalError, digest, signal_of
 from spark_sink.signals.state import SignalState
 from spark_sink.snapshot.plan import Collection, LostDocument, text_of
 from spark_sink.snapshot.planner import SnapshotPlanner, _Sample
@@ -65,7 +65,7 @@ def test_a_signal_has_debeziums_format() -> None:
         (signal("stop-snapshot", type="blocking"), "only incremental"),
         ({"type": "pause-snapshot", "data": 5}, "data must be a document"),
         ({"type": "log"}, "data.message must be a text"),
-        (signal("log", message="x" * 1001), "data.message must be a text"),
+        (signal("log", message="x" * 601), "data.message must be a text"),
         *(
             (
                 signal(
@@ -156,6 +156,11 @@ class Query:
         tasks = self.planner.tasks(request.plan, request.wants, request.documents)
         return [str(chunk.collection) for task in tasks for chunk in task]
 
+    def take(self, identifier: str, document: dict[str, Any]) -> None:
+        """Process a signal without a batch."""
+        received = [ReceivedSignal(identifier, document)]
+        self.state = self.snapshots.process(self.state, received)
+
     def ended(self) -> list[tuple[str, str]]:
         """Return the collections that a snapshot has read as a whole, which ends with the batch."""
         ended = self.state.ended
@@ -209,9 +214,33 @@ def test_a_signal_is_processed_once() -> None:
 def test_ids_are_kept_while_they_may_be_received_again() -> None:
     state = SignalState()
     for number in range(1500):
-        state = state.with_handled(str(number), {"7", "1499"})
-    assert len(state.handled) == 1001
-    assert {"7", "500", "1499"} <= set(state.handled)
+        state = state.with_handled("n" * 190 + str(number), {_digest(7), _digest(1499)})
+    assert len(state.handled) == 51
+    assert {_digest(number) for number in (7, 1450, 1499)} <= set(state.handled)
+    for number in range(50):  # the most files of processed signals
+        state = state.with_handled("n" * 190 + str(number), {*map(_digest, range(50))})
+    assert len(json.dumps(Offset(AtTime(MARK), signals=state).write())) < 2000
+
+
+def _digest(number: int) -> str:
+    return digest("n" * 190 + str(number))
+
+
+def test_requests_take_a_bounded_space() -> None:
+    query = Query()
+    long = {"data-collection": "a.x", "filter": {"x": "y" * 12_000}}
+    for name in ("one", "two"):
+        sent = signal(data_collections=["a.x"], additional_conditions=[long])
+        query.take(name, sent)
+    for number in range(60):
+        query.take(f"n{number}", signal(data_collections=["a.y"]))
+        query.take(f"s{number}", signal("stop-snapshot", data_collections=["z" * 999]))
+    state = query.state
+    assert len(state.requests) <= 20
+    assert state.characters <= 20_000
+    refused = [each["id"] for each in state.notifications if each["type"] == "REFUSED"]
+    assert refused[0] == "two"
+    assert len(refused) > 60
 
 
 def test_a_snapshot_with_a_condition_ends_no_collection() -> None:

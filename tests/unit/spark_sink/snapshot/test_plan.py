@@ -12,6 +12,7 @@ from typing import Any
 
 import bson
 import pytest
+from bson import Binary, Code, DBRef, MaxKey, MinKey
 from bson.datetime_ms import DatetimeMS
 from bson.decimal128 import Decimal128
 from bson.int64 import Int64
@@ -22,7 +23,7 @@ from pymongo.errors import OperationFailure
 from spark_sink.options.scope import Scope
 from spark_sink.signals.notifications import advanced, started
 from spark_sink.snapshot.plan import Chunk, Place, SnapshotPlan, text_of, value_of
-from spark_sink.snapshot.planner import CHUNK_BYTES, SnapshotPlanner
+from spark_sink.snapshot.planner import CHUNK_BYTES, SnapshotPlanner, _bound, _kind
 from spark_sink.source.offsets import Offset
 
 MARK = Timestamp(100, 1)
@@ -38,6 +39,27 @@ _MILLION = 10**6
 )
 def test_a_bound_is_the_same_value_in_the_checkpoint(value: Any) -> None:
     assert bson.encode({"": value_of(text_of(value))}) == bson.encode({"": value})
+
+
+def _same_kind(*values: Any) -> bool:
+    return len(set(map(_kind, values))) == 1
+
+
+def test_bounds_have_an_order_and_one_type() -> None:
+    assert _same_kind(1, Int64(1), 1.5, Decimal128("1.50"))
+    assert _same_kind("a", "b")
+    assert _same_kind(b"x", Binary(b"x", 5))
+    for one, other in (
+        *((1.5, float("nan")), (1, Decimal128("NaN")), (1, True), ("a", b"a"), (1, None)),
+        *((Code("x"), Code("x", {"n": 1})), (Timestamp(1, 1), DatetimeMS(1)), (MinKey(), MaxKey())),
+    ):
+        assert not _same_kind(one, other)
+    long, emoji = "x" * 90 + "12345678901234567890", "\U0001f600" * 200
+    assert _bound(long, cut=True) == text_of(long[:100])
+    assert _bound(long, cut=False) == text_of(long)
+    assert _bound(emoji, cut=True) == text_of(emoji[:50])
+    for value in ("\ufffd", {"a": {"$oid": "no"}}, DBRef("c", 1, a="x" * 999), {"a": "x" * 999}):
+        assert _bound(value, cut=False) is None
 
 
 @dataclass(frozen=True)
@@ -85,8 +107,9 @@ class Servers:
     def find(self, _: Any) -> list[Any]:
         return []
 
-    def list_collections(self, **_: Any) -> Iterator[dict[str, Any]]:
-        for name in self.stubs:
+    def list_collections(self, filter: dict[str, Any]) -> Iterator[dict[str, Any]]:  # noqa: A002
+        asked = [each["name"] for each in filter.get("$or", ()) if "name" in each]
+        for name in asked or self.stubs:
             yield {"name": name, "info": {"uuid": name.rjust(16).encode()}}
 
     def command(self, name: str, collection: str) -> dict[str, Any]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from operator import itemgetter
 from typing import Any
 
 import bson
 import pyarrow as pa
 import pytest
+from bson.dbref import DBRef
+from bson.int64 import Int64
 from bson.objectid import ObjectId
 from bson.timestamp import Timestamp
 
@@ -33,6 +36,36 @@ def test_whole_documents_and_fold(seed: int) -> None:
     assert rows_of(found) == rows_of(wanted)
 
 
+IDENTIFIERS = (7, Int64(7), 7.0, "é", ObjectId(bytes(12)), {"a": 1}, {"a": 1.0}, DBRef("c", 1))
+
+
+@pytest.mark.parametrize("keys", [("_id",), ("tenant", "_id")])
+@pytest.mark.parametrize("seed", range(4))
+def test_events_together_have_the_keys_of_each(keys: tuple[str, ...], seed: int) -> None:
+    """A replace may change the type of an `_id`."""
+    chance = random.Random(seed)
+    events = []
+    for number in range(400):
+        key = {"tenant": chance.choice(["x", 5, None]), "_id": chance.choice(IDENTIFIERS)}
+        kind = chance.choice(["insert", "replace"])
+        document = {**key, "_id": chance.choice(IDENTIFIERS)} if kind == "replace" else key
+        fields: dict[str, Any] = {"operationType": kind, "documentKey": key}
+        fields["fullDocument"] = chance.choice([document, {"a": 1, **document}, key, None])
+        fields["fullDocument"] = fields["fullDocument"] if seed else document
+        events.append((f"{number:03}", bson.encode(fields)))
+    rows = source_rows(events)
+    together, singly = (
+        pa.Table.from_batches(Prepare(keys, (), tolerant=True).events(batches))
+        for batches in ([rows], [rows.slice(row, 1) for row in range(len(events))])
+    )
+    order = ["token", "key"]
+    found, wanted = (
+        sorted(each.to_pylist(), key=itemgetter(*order)) for each in (together, singly)
+    )
+    assert found == wanted
+    assert len(found) > len(events)
+
+
 def folded(fold: Fold, prepared: pa.Table) -> pa.Table:
     batches = prepared.select([field.name for field in PREPARED.fields]).to_batches(max_chunksize=7)
     return pa.concat_tables(fold(batches))
@@ -44,13 +77,8 @@ def rows_of(table: pa.Table) -> list[dict[str, Any]]:
 
 def prepared_rows(chance: random.Random, keys: int, count: int) -> pa.Table:
     """Return changes of documents, and rows that the table has of some of them."""
-    columns = ("database", "collection", "token", "event")
     events = [event(chance, number, chance.randrange(keys)) for number in range(count)]
-    batch = pa.RecordBatch.from_pylist(
-        [dict(zip(columns, ("shop", "orders", *each), strict=True)) for each in events],
-        pa.schema([*((name, pa.string()) for name in columns[:3]), ("event", pa.binary())]),
-    )
-    [changes] = Prepare(("_id",), (), tolerant=True).events([batch])
+    [changes] = Prepare(("_id",), (), tolerant=True).events([source_rows(events)])
     rows = [
         {**row, "kind": ROW, "payload": bson.encode({"old": True})}
         for row in changes.to_pylist()
@@ -59,6 +87,15 @@ def prepared_rows(chance: random.Random, keys: int, count: int) -> pa.Table:
     before = pa.Table.from_pylist(rows, arrow_schema(PREPARED))
     table = pa.concat_tables([before, pa.Table.from_batches([changes])])
     return table.append_column("place", places_of(table)).sort_by(_ORDER)
+
+
+def source_rows(events: list[tuple[str, bytes]]) -> pa.RecordBatch:
+    """Return rows of the source with these tokens and events."""
+    columns = ("database", "collection", "token", "event")
+    return pa.RecordBatch.from_pylist(
+        [dict(zip(columns, ("shop", "orders", *each), strict=True)) for each in events],
+        pa.schema([*((name, pa.string()) for name in columns[:3]), ("event", pa.binary())]),
+    )
 
 
 def event(chance: random.Random, number: int, key: int) -> tuple[str, bytes]:

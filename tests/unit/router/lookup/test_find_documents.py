@@ -10,8 +10,8 @@ from bson import Timestamp
 from bson.binary import Binary
 
 from router.lookup import upstream_reads
-from router.lookup.documents import find_documents
 from router.lookup.events import Source, Wanted
+from router.lookup.find_documents import find_documents
 from router.lookup.keys import DocumentKey
 from router.lookup.upstream_reads import UpstreamReads
 from router.memory import Holding, Memory
