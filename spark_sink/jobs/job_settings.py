@@ -184,10 +184,10 @@ class JobSettings(CollectionSettings):
     checkpoint: str = ""
     """Its folder, if Spark cannot write it to --out."""
     verify_every: Duration | None = None
-    """Compare the current table with the collections, a slice at a time: the time from the start of
+    """Compare the current table with the collections, range by range: the time from the start of
     one round to the next, such as 1h."""
     verify_rate: int = Field(default=1000, ge=1)
-    """Documents a second that a round reads. Default: 1000."""
+    """Rows and keys a second that a round compares, on average. Default: 1000."""
     repair: bool = False
     """Read documents again that a round finds to differ."""
 
