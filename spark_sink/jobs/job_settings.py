@@ -261,7 +261,7 @@ def load_job_settings(given: Mapping[str, Any], file: str | None = None) -> JobS
 def _described(problem: Any) -> str:
     """Return one of pydantic's problems: the setting, the fault and the remedy."""
     aliases = {name: str(each.alias) for name, each in JobSettings.model_fields.items()}
-    path = [aliases.get(part, str(part)) for part in problem["loc"]]
+    path = [aliases.get(part, part) for part in problem["loc"] if isinstance(part, str)]
     name = ".".join(path)
     if problem["type"] == "extra_forbidden":
         within = CollectionSettings if len(path) > 1 else JobSettings

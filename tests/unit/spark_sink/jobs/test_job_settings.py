@@ -96,6 +96,7 @@ def test_a_file_may_have_values_of_json_and_collections_without_settings(tmp_pat
         ({"maintain": "often"}, "maintain: 'often' is no time: write 90s, 30m, 1h or 1d"),
         ({"deletes": "never"}, "deletes must be 'hard' or 'soft', not 'never'"),
         ({"verify-every": None}, "--repair belongs to --verify-every: give both"),
+        ({"table": ["gold"]}, "table must be 'bronze', 'current', 'messages' or 'transactions', "),
         ({"table": ["bronze"]}, "--verify-every compares the current table"),
         ({"flatten": True}, "--flatten is for tables with --schema: give both"),
         ({"namespaces": ["shop"]}, "namespaces and collections exclude each other"),
