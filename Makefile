@@ -34,7 +34,7 @@ SPARK_ZIP ?= build/spark_sink.zip
 IMAGE ?= localhost/mergerouter:latest
 LOCK := --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate --no-header
 
-.PHONY: help format demo test test-all lint typecheck fetch pytest pytest-rest pytest-real bench simulate differential soak attack faults spark-kills object-store driver-tests conformance spark-zip site site-address dist sbom lock image image-test licences audit clean install
+.PHONY: help format demo test test-all lint typecheck fetch pytest pytest-rest pytest-real bench simulate differential soak attack alert-stories faults spark-kills object-store driver-tests conformance spark-zip site site-address dist sbom lock image image-test licences audit clean install
 
 test: lint typecheck fetch  ## before each commit: lint, type-check, test the core and each way end to end
 	$(EMBEDDED) $(BIN)/pytest --dist loadgroup $(RETRIES) --numprocesses $(JOBS) $(TESTS) $(ARGS)
@@ -62,6 +62,9 @@ attack: install  ## healthy clients and memory beside each attack, router and mo
 
 soak: install  ## what takes too long for every run: thousands of connections; ARGS="--minutes 60"
 	$(BIN)/python -m tests.soak $(ARGS)
+
+alert-stories: install  ## a shard, a client and a job stop under a real Prometheus: each alert, and no other
+	$(BIN)/python -m tests.alert_stories
 
 faults: install  ## MINUTES of faults on real replica sets of three members, under load
 	$(BIN)/python -m tests.faults --minutes $(MINUTES) $(ARGS)

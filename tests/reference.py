@@ -48,8 +48,8 @@ dotted name itself. The environment variable is `MERGEROUTER_` and the name in c
 for each dot: `MERGEROUTER_NET__PORT`. An unknown name is an error, which names the nearest setting.
 [`mergerouter check-config`](cli.md#check-config-before-a-start) tries the settings without a start.
 
-| setting | flag | default | values | meaning |
-|---|---|---|---|---|
+| setting, flags | default | values | meaning |
+|---|---|---|---|
 """
 _PARAMETERS_HEAD = """
 ## Parameters
@@ -120,7 +120,7 @@ def _metric_row(family: Metric) -> str:
 
 def _setting_row(name: str, field: FieldInfo) -> str:
     assert field.description, f"{name} has no docstring in its model"
-    flags = ", ".join(f"`{each}`" for each in FLAGS.get(name, ()))
+    names = "<br>".join(f"`{each}`" for each in (name, *FLAGS.get(name, ())))
     default = _shown(field.get_default(call_default_factory=True))
     kinds = [each for each in get_args(field.annotation) if each is not NoneType]
     kind = _TYPES.get(kinds[0] if len(kinds) == 1 else field.annotation, "")
@@ -136,7 +136,7 @@ def _setting_row(name: str, field: FieldInfo) -> str:
     }
     values = _values(kind, bounds.get("ge"), bounds.get("le"))
     meaning = " ".join(field.description.split())
-    return f"| `{name}` | {flags} | {default} | {values} | {meaning} |"
+    return f"| {names} | {default} | {values} | {meaning} |"
 
 
 def _row(parameter: Parameter) -> str:

@@ -72,8 +72,8 @@ _REMEDIES = (
     ),
     (
         "Java heap space",
-        "Spark has too little memory: start the job with --conf spark.driver.memory=4g, or with "
-        "smaller batches (--option maxEventsPerTrigger=50000)",
+        "Spark has too little memory: start the job with --conf spark.driver.memory=4g, or more if "
+        "it has that, or with smaller batches (--option maxEventsPerTrigger=50000, or fewer)",
     ),
     (
         "/current/_changes/",

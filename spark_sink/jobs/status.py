@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
 import pyarrow.compute as pc
 from bson.timestamp import Timestamp
 
-from spark_sink.errors import OptionError
+from spark_sink.errors import HistoryLostError, OptionError
 from spark_sink.events.documents import from_document
 from spark_sink.events.positions import AtTime, Position, Token, after, key_of
 from spark_sink.folders import Folder
@@ -26,12 +27,13 @@ from spark_sink.signals.signal import LOG
 from spark_sink.signals.state import SignalState
 from spark_sink.snapshot.plan import Progress
 from spark_sink.source.offsets import Offset
+from spark_sink.stream.event_stream import EventStream
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.log_state import newest_state
 from spark_sink.tables.table_state import TableState
 
-# Seconds between two looks at the tables.
+# Seconds between two looks at the tables, and that a stream is waited for.
 _POLL_SECONDS = 0.5
 
 
@@ -68,7 +70,7 @@ def status_of(out: str, uri: str | None = None) -> dict[str, Any]:
     if at.time is not None:
         found["through"] = _iso(datetime.fromtimestamp(at.time.time, UTC))
         if uri is not None:
-            found["lagSeconds"] = max(0, _newest(uri) - at.time.time)
+            found["lagSeconds"] = _lag(at, {**record.options, "uri": uri})
     return found
 
 
@@ -225,7 +227,7 @@ class _Tables:
     def have_signal(self, identifier: str) -> bool:
         """Return whether a batch has processed a signal."""
         ends = filter(None, self._ends.values())
-        return any(identifier in each.signals.handled for each in ends)
+        return any(each.signals.has_handled(identifier) for each in ends)
 
     def missing(self, target: Position) -> Iterator[str]:
         """Return what the tables lack of the events before a position, as texts."""
@@ -251,10 +253,23 @@ class _Tables:
                 yield f"{name} lacks batch {number}"
 
 
-def _newest(uri: str) -> int:
-    with closing(RouterClient(parse_options({"uri": uri}))) as client:
+def _lag(at: Offset, options: Mapping[str, str]) -> int:
+    """Return by how many seconds a job that ended at an offset is behind.
+
+    It is not behind while its stream has no event: then the stream's position counts.
+    """
+    parsed = parse_options(dict(options))
+    assert at.time is not None
+    through = at.time
+    with closing(RouterClient(parsed)) as client:
         client.require_reachable()
-        return int(client.clocks().cluster_time.time)
+        if at.running is None:
+            watch = partial(client.watch_tokens, max_await=_POLL_SECONDS)
+            stream = EventStream(watch, at.position, retry_policy=parsed.retry_policy)
+            with closing(stream), suppress(HistoryLostError):
+                if not stream.next_run().keys and stream.position is not None:
+                    through = max(through, stream.position.cluster_time)
+        return max(0, int(client.clocks().cluster_time.time - through.time))
 
 
 def _iso(moment: datetime) -> str:

@@ -8,6 +8,8 @@ from urllib.parse import unquote
 
 import pytest
 
+from tests.harness.browser import CHROMIUM, browser
+
 pytest.importorskip("material", reason="mkdocs-material is not installed: pip install '.[docs]'")
 
 ROOT = Path(__file__).parents[2]
@@ -64,3 +66,23 @@ def test_code_in_lists_is_code_in_its_language(site: Path) -> None:
     assert "job_name" in block
     assert '<span class="' in block, "it has colours"
     assert steps.count("<ol>") == 1, "a block of code does not end the list"
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+async def test_names_in_tables_break_in_no_word(site: Path) -> None:
+    """Names break at hyphens at most, and no page is wider than its window."""
+    broken = (
+        "[...document.querySelectorAll('td code')].filter(e => !/[-…\\s]/.test(e.innerText)"
+        " && e.getClientRects().length > 1).map(e => e.innerText)"
+    )
+    hidden = "Math.max(...[...document.querySelectorAll('.md-typeset__scrollwrap')].map(each))"
+    async with browser() as page:
+        for width in (390, 1000, 1400):
+            await page.resize(width, 900)
+            for name in ("settings", "metrics", "debezium", "security"):
+                await page.open((site / f"{name}.html").as_uri())
+                assert await page.evaluate(broken) == [], (name, width)
+                assert await page.evaluate("document.documentElement.scrollWidth") <= width
+        await page.open((site / "settings.html").as_uri())
+        beyond = hidden.replace("each", "e => e.scrollWidth - e.clientWidth")
+        assert await page.evaluate(beyond) == 0, "the settings' meanings are hidden at 1400 pixels"

@@ -132,6 +132,14 @@ def test_promtool_accepts_the_rules() -> None:
     promtool("check", "rules", str(RULES))
 
 
+def test_promtool_accepts_the_scrape_configurations(tmp_path: Path) -> None:
+    compose = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())
+    content = tmp_path / "prometheus.yml"
+    content.write_text(compose["configs"]["prometheus"]["content"])
+    for file in (SCRAPE, content):
+        promtool("check", "config", "--syntax-only", str(file))
+
+
 def cpu_per_event() -> str:
     """Return the query of the dashboard's panel, for all routers."""
     panels = json.loads(DASHBOARD.read_text())["panels"]
