@@ -86,12 +86,13 @@ def _converted(messages: pa.RecordBatch, options: MessageOptions) -> pa.RecordBa
 
 
 def _avro() -> ModuleType:
-    """Return the module that makes Avro, which alone needs fastavro. Raises OptionError."""
+    """Return the module that makes Avro, which needs two more packages. Raises OptionError."""
     try:
         from spark_sink.debezium import avro
     except ImportError as error:
         raise OptionError(
-            "schema_registry_url requires fastavro on driver and executors: pip install fastavro",
+            "schema_registry_url requires two packages on driver and executors: pip install "
+            "fastavro urllib3",
             error,
         ) from None
     return avro

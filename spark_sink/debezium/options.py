@@ -7,7 +7,6 @@ from typing import Literal
 
 from spark_sink.debezium.envelope import VERSIONS
 from spark_sink.debezium.outbox import Outbox
-from spark_sink.debezium.schema_registry import addresses_in
 from spark_sink.debezium.unwrapping import Unwrap
 from spark_sink.errors import OptionError
 
@@ -69,6 +68,9 @@ class MessageOptions:
             raise OptionError(f"naming must be default or unicode, not {self.naming!r}")
         with_schemas = self.schemas or self.schema_registry_url is not None
         if self.schema_registry_url is not None:
+            # Executors have urllib3 for Avro messages only.
+            from spark_sink.debezium.schema_registry import addresses_in
+
             addresses_in(self.schema_registry_url)
             if self.schemas:
                 raise OptionError(
