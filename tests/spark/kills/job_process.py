@@ -107,7 +107,8 @@ class JobProcess:
     def kill(self) -> None:
         """Kill driver, JVM and workers with SIGKILL."""
         if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it may have ended by itself
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait(_END_SECONDS)
             self._process = None
 
