@@ -58,7 +58,7 @@ def run(options: Options) -> list[Table]:
     paced = options.scaled(PACED, PACED // 5)
     rows = []
     with (
-        RealCluster(binaries, SHARDS, noop_interval=1) as cluster,
+        RealCluster(binaries(), SHARDS, noop_interval=1) as cluster,
         router(cluster.configdb, "--upstream", f"mongodb://{cluster.mongos}") as (port, pid),
     ):
         spread(cluster)

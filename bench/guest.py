@@ -75,9 +75,9 @@ def run(options: Options) -> list[Table]:
     drained = []
     for shards in (4,) if options.quick else DRAINED_SHARDS:
         options.say(f"draining {shards} shards")
-        with RealCluster(binaries, shards, noop_interval=1) as cluster:
+        with RealCluster(binaries(), shards, noop_interval=1) as cluster:
             drained.append(_drained(cluster, options))
-    with RealCluster(binaries, SHARDS) as cluster:
+    with RealCluster(binaries(), SHARDS) as cluster:
         spread(cluster)
         members = Members.of(cluster)
         loads = list(_loads(cluster, members, options))

@@ -47,7 +47,7 @@ def run(options: Options) -> list[Table]:
     if binaries is None:
         return []
     rows: list[dict[str, Any]] = []
-    with RealCluster(binaries, SHARDS, noop_interval=1) as cluster:
+    with RealCluster(binaries(), SHARDS, noop_interval=1) as cluster:
         spread(cluster)
         events = options.scaled(EVENTS, EVENTS // 5)
         start = ""

@@ -111,7 +111,7 @@ def run(options: Options) -> list[Table]:
     tables = [Table("clients that share a stream (medians)", REPLAYED, replayed, REPLAYED_NOTE)]
     binaries = servers_of(options)
     if binaries is not None:
-        with RealCluster(binaries, REAL_SHARDS, noop_interval=1) as cluster:
+        with RealCluster(binaries(), REAL_SHARDS, noop_interval=1) as cluster:
             spread(cluster)
             _spread_collections(cluster)
             rows = list(_real(cluster, options))

@@ -183,7 +183,7 @@ def _snapshots(options: Options) -> Table:
     documents, rows = options.scaled(DOCUMENTS, DOCUMENTS // 10), []
     binaries = servers_of(options)
     assert binaries is not None
-    with RealCluster(binaries, SNAPSHOT_SHARDS) as cluster:
+    with RealCluster(binaries(), SNAPSHOT_SHARDS) as cluster:
         spread(cluster)
         fill(cluster, documents, lambda _: {"pad": "x" * (SIZE - 50)})
         with router(cluster.configdb, "--upstream", cluster.mongos_uri) as (port, _):

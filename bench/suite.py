@@ -1,5 +1,6 @@
 """The parts of a benchmark suite: options, tables and their columns."""
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,12 +68,12 @@ class Suite:
     run: Callable[[Options], list[Table]]
 
 
-def servers_of(options: Options) -> ServerBinaries | None:
-    """Return MongoDB's own servers, or say that what needs them is left out."""
+def servers_of(options: Options) -> Callable[[], ServerBinaries] | None:
+    """Return what makes the servers of one cluster, or say that what needs them is left out."""
     if options.real_binaries is None:
         options.say("left out: set MERGEROUTER_MONGO_BIN to the folder of mongod and mongos")
         return None
-    return ServerBinaries(options.real_binaries)
+    return functools.partial(ServerBinaries, options.real_binaries)
 
 
 def say_row(options: Options, columns: Sequence[Column], row: dict[str, Any]) -> None:

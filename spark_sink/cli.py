@@ -265,6 +265,15 @@ def verify(
             "2026-01-31T12:00:00Z. Default: their first event.",
         ),
     ] = None,
+    rate: Annotated[
+        int | None,
+        typer.Option(
+            "--rate",
+            min=1,
+            help="The most rows and keys of current a second that are compared with the "
+            "collections. Default: as many as Spark's cores compare.",
+        ),
+    ] = None,
     as_json: AsJson = False,
     conf: Settings = None,
 ) -> None:
@@ -285,7 +294,7 @@ def verify(
         require_router({"uri": uri})
         warn_of_unmatched_names({**folder.record().options, "uri": uri})
         with session("verify", given) as spark:
-            found = verify_job(spark, folder, uri, wanted, since)
+            found = verify_job(spark, folder, uri, wanted, since, rate=rate)
     if as_json:
         typer.echo(json.dumps({name: each.to_document() for name, each in found.items()}))
     else:

@@ -67,7 +67,7 @@ class HistoryLostError(StreamError):
 
 
 def stream_refused(error: PyMongoError) -> StreamError:
-    """Return the error for a stream that the router refuses or ends, with cause and remedy."""
+    """Return the error for a stream that the server refuses or ends, with cause and remedy."""
     code = error.code if isinstance(error, OperationFailure) else None
     if code == _HISTORY_LOST:
         return HistoryLostError(
@@ -79,14 +79,14 @@ def stream_refused(error: PyMongoError) -> StreamError:
         )
     if code == _NOT_ALLOWED and "requires authentication" in str(error):
         return StreamError(
-            "the router requires a login: write the user and the password into the connection "
+            "the server requires a login: write the user and the password into the connection "
             "string (MERGEROUTER_URI, --uri or option 'uri'), as mongodb://user:password@host:port/",
             error,
         )
     rights_of_the_router = code == _NOT_ALLOWED and "the router's user" in str(error)
     if not rights_of_the_router and (cause := _CAUSES.get(code or 0)):
         return StreamError(cause, error)
-    return StreamError(f"the router refuses the stream: {_one_line(error)}")
+    return StreamError(f"the server refuses the stream: {_one_line(error)}")
 
 
 @contextmanager

@@ -105,7 +105,7 @@ class _Start:
         metrics = JobMetrics()
         verifier = findings = None
         if settings.rounds is not None:
-            verifier = Verifier(folder, self._given, settings.rounds, metrics.add_round)
+            verifier = Verifier(spark, folder, self._given, settings.rounds, metrics.add_round)
             findings = verifier.findings
         job = TablesJob(
             folder,
@@ -180,9 +180,6 @@ class Job:
         self._end = StopRequest(handles_signals=False)
         self._thread: threading.Thread | None = None
         self._outcome: int | BaseException = 0
-
-    def __dir__(self) -> list[str]:
-        return ["settings", "start", "status", "stop", "verify", "wait"]
 
     def __enter__(self) -> Self:
         return self

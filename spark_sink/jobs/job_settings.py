@@ -6,6 +6,7 @@ of the file, and the argument `verify_every` of `Job`. Its docstring is the flag
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -34,7 +35,13 @@ class Rounds(NamedTuple):
 
 
 def pairs_of(texts: Any) -> Any:
-    """Return the values of NAME=VALUE by name; anything but a list as it is. Raises ValueError."""
+    """Return the values of NAME=VALUE, or of a file's names, by name. Raises ValueError.
+
+    A file may have values of JSON, such as true or filters.
+    """
+    if isinstance(texts, dict):
+        values = (bool, list, dict)
+        return {n: json.dumps(v) if isinstance(v, values) else v for n, v in texts.items()}
     if not isinstance(texts, list | tuple):
         return texts
     for text in texts:
@@ -144,10 +151,13 @@ class JobSettings(CollectionSettings):
     """Collections (shop.orders) or databases (shop). Default: all of them."""
     out: str
     """The job's folder: a path, or a URI of Spark's."""
-    collections: dict[str, CollectionSettings] = {}
+    collections: Annotated[
+        dict[str, CollectionSettings],
+        BeforeValidator(lambda found: {n: each or {} for n, each in dict(found).items()}),
+    ] = {}
     """In a file alone: collections with settings of their own, each with a folder in out."""
     uri: str = Field(
-        default_factory=lambda: os.environ.get("MERGEROUTER_URI", "mongodb://127.0.0.1:27020")
+        default_factory=lambda: os.environ.get("MERGEROUTER_URI") or "mongodb://127.0.0.1:27020"
     )
     """The router's connection string. With a password, set the variable MERGEROUTER_URI instead.
     Default: mongodb://127.0.0.1:27020."""
@@ -174,10 +184,10 @@ class JobSettings(CollectionSettings):
     checkpoint: str = ""
     """Its folder, if Spark cannot write it to --out."""
     verify_every: Duration | None = None
-    """Compare the current table with the collections, a slice at a time: the time from the start of
+    """Compare the current table with the collections, range by range: the time from the start of
     one round to the next, such as 1h."""
     verify_rate: int = Field(default=1000, ge=1)
-    """Documents a second that a round reads. Default: 1000."""
+    """Rows and keys a second that a round compares, on average. Default: 1000."""
     repair: bool = False
     """Read documents again that a round finds to differ."""
 
@@ -251,7 +261,7 @@ def load_job_settings(given: Mapping[str, Any], file: str | None = None) -> JobS
 def _described(problem: Any) -> str:
     """Return one of pydantic's problems: the setting, the fault and the remedy."""
     aliases = {name: str(each.alias) for name, each in JobSettings.model_fields.items()}
-    path = [aliases.get(part, str(part)) for part in problem["loc"]]
+    path = [aliases.get(part, part) for part in problem["loc"] if isinstance(part, str)]
     name = ".".join(path)
     if problem["type"] == "extra_forbidden":
         within = CollectionSettings if len(path) > 1 else JobSettings

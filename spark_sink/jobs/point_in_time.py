@@ -1,4 +1,4 @@
-"""One time for all tables of a job: the versions, or the rows, that together are the cluster then.
+"""Consistent reads of all tables of a job at one cluster time: their versions, or their rows.
 
 A cut is a cluster time: the events before it count. A transaction over several shards may have
 commit times a tick apart (docs/protocol.md#events), so a cut that divides one moves before it.
@@ -38,7 +38,8 @@ from spark_sink.options.snapshot_options import snapshot_options
 from spark_sink.options.stream_options import named_options
 from spark_sink.options.values import cluster_time
 from spark_sink.source.offsets import Offset
-from spark_sink.tables.current_table import Advance, CurrentTable
+from spark_sink.tables.advance import Advance
+from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.fold import TABLE, VERSION
 from spark_sink.tables.log_state import Batch
@@ -94,10 +95,10 @@ def versions_at(folder: JobFolder, time: Timestamp) -> TableVersions:
 def read_at(spark: SparkSession, out: str, time: str) -> dict[str, DataFrame]:
     """Return the rows of a job's tables by name, as they were at one cluster time.
 
-    Together they are the cluster at that time, with every transaction whole. `current` is a version
-    of the table, or the snapshot in `bronze` if there is none any more, with the later events in
-    `bronze`. A job without bronze has the version of its last batch before. Raises OptionError for
-    a text that is no time, and StreamError as `versions_at`.
+    They have all events up to that time, and every transaction whole. `current` is an older version
+    of the table, or a snapshot in `bronze` if there is no such version, with the later events of
+    `bronze` applied. In a job without bronze it is the version of the last batch before the time.
+    Raises OptionError for a text that is no time, and StreamError as `versions_at`.
 
     Args:
         out: the job's folder.
@@ -248,7 +249,7 @@ class _History:
         self._require_reached(time)
 
     def _read(self, limit: int | None) -> None:
-        """Read the newest commits of each table, of its query of today."""
+        """Read the newest commits that each table has of its present query."""
         for name, log in self.logs.items():
             query = log.position().get("query")
             found = log.positions(limit) or {log.version or 0: log.position()}  # have expired
@@ -286,7 +287,7 @@ class _History:
         return self._ends[batch].position
 
     def cut(self, batch: int) -> Timestamp:
-        """Return the first cluster time of which a batch has not all events."""
+        """Return the first cluster time whose events a batch does not have completely."""
         return self._ends[batch].cut or Timestamp(0, 0)
 
     def complete_before(self, cut: Timestamp) -> list[int]:
@@ -321,7 +322,7 @@ class _History:
         return not state.unread and all(cluster_time_of(mark) <= self.cut(batch) for mark in marks)
 
     def whole_before(self, cut: Timestamp) -> list[int]:
-        """Return those of them, the newest first, that divide no transaction; at most one."""
+        """Return the newest of these batches that divides no transaction, if there is one."""
         for batch in self.complete_before(cut):
             key = key_of(self.position(batch))
             if self._divided_by(key) is None and not self._has_events(key, self.cut(batch)):

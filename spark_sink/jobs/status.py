@@ -227,7 +227,7 @@ class _Tables:
     def have_signal(self, identifier: str) -> bool:
         """Return whether a batch has processed a signal."""
         ends = filter(None, self._ends.values())
-        return any(identifier in each.signals.handled for each in ends)
+        return any(each.signals.has_handled(identifier) for each in ends)
 
     def missing(self, target: Position) -> Iterator[str]:
         """Return what the tables lack of the events before a position, as texts."""

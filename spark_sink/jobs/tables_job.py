@@ -83,8 +83,7 @@ _KEPT = 100
 # Events of a batch: a batch costs Spark about as much whatever its size, and tasks hold no more
 # rows than a file's row group.
 _MAX_EVENTS = 200_000
-# How far a table that is verified may be behind in an idle cluster: servers keep history for five
-# minutes.
+# How far a table that is verified may be behind in an idle cluster: its commits tell the result.
 _IDLE_ADVANCE = {"idleAdvanceSeconds": "30"}
 # How Spark writes a query's log to a local folder. Its default starts a program for each file, to
 # set permissions: 85 ms a batch, and 20 ms with this. Both write a file aside and rename it.
@@ -103,7 +102,7 @@ def appended_table(folder: JobFolder, name: str, epoch: int = 0) -> AppendTable:
 
 
 def take_over(folder: JobFolder) -> int:
-    """Let no earlier start of a job commit to its tables any more; return this start's epoch.
+    """Prevent commits of earlier starts of a job to its tables; return this start's epoch.
 
     Raises StreamError if a later start has the tables.
     """
@@ -278,14 +277,14 @@ class TablesJob:
             self._figures.count([each for report in reports for each in report.counts])
 
     def _keep_columns(self, form: TableForm) -> None:
-        """Keep the columns of a typed table, which documents that are gone may have had."""
+        """Write the columns of a typed table down: those of deleted documents are nowhere else."""
         if form.schema is not None and form != self._form:
             columns = {"schema": form.schema.jsonValue(), "keys": list(form.keys)}
             self._folder.keep_columns(columns)
             self._form = form
 
     def _reports(self, batch: DataFrame, of: Batch, at: Offset) -> list[TaskReport]:
-        """Write the files of a batch, in the driver or in tasks, and return what they are."""
+        """Write the files of a batch, in the driver or in tasks; return the tasks' reports."""
         reader, start = self._reader, self._folder.offset(of.number - 1)
         if reader is not None and start:
             tasks = reader.small_batch(Offset.read(start), at)

@@ -50,7 +50,6 @@ from spark_sink.signals.signal import (
     STOP,
     Signal,
     SignalError,
-    digest,
     signal_of,
 )
 from spark_sink.signals.state import Request, RequestedRead, SignalState
@@ -89,7 +88,7 @@ class AdHocSnapshots:
         `present` contains digests of the ids that may be received again.
         """
         for received in signals:
-            if digest(received.id) in state.handled:
+            if state.has_handled(received.id):
                 continue
             state = state.with_handled(received.id, present)
             try:

@@ -143,6 +143,10 @@ class SignalState:
         """Whether a signal of the batch asks how far the stream is: the batch moves to there."""
         return any(each["type"] == LOGGED for each in self.notifications)
 
+    def has_handled(self, identifier: str) -> bool:
+        """Return whether a signal with this id was processed, as far as is remembered."""
+        return digest(identifier) in self.handled
+
     def request(self, identifier: str) -> Request:
         """Return the request with this id. Raises KeyError."""
         for request in self.requests:

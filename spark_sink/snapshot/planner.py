@@ -54,8 +54,11 @@ _COMPARED_AS = {DOUBLE: INT32, INT64: INT32, DECIMAL: INT32, SYMBOL: STRING}
 _NAN = -1
 SYSTEM_DATABASES = ("admin", "config", "local")
 _NOT_ALLOWED = 13
-# Unauthorized, NamespaceNotFound, CommandNotFound, CommandNotSupported.
-_NO_STATS = (_NOT_ALLOWED, 26, 59, 115)
+# Unauthorized, NamespaceNotFound, CommandNotFound, CommandNotSupported, …OnView: a collection was
+# replaced by a view of its name.
+_NO_STATS = (_NOT_ALLOWED, 26, 59, 115, 166)
+# The servers' random cursor has found one document too often; asked again, it finds others.
+_NO_NEW_DOCUMENT, _SAMPLE_ATTEMPTS = 28799, 10
 # The most that one sample may stand for, in tasks. Else the documents of the batch are sampled, and
 # more of them, because they have different sizes.
 _COARSE, _FINER = 0.3, 5
@@ -308,20 +311,30 @@ class SnapshotPlanner:
             many = min(_MAX_SAMPLE, number * _FINER)
             stages = [{"$match": chosen}, fields, {"$sample": {"size": many}}]
         stages.append({"$sort": {"_id": 1}})
-        documents = self._client[collection.database][name]
         bound = lower or upper
         kind = None if bound is None else _kind(value_of(bound))
         average = size / rows if by_bytes and rows else 1
-        sample = [
-            (each.get("_id"), min(each.get("size", 1), average * _LARGE))
-            for each in documents.aggregate(stages, allowDiskUse=True)
-        ]
+        taken = self._taken(collection.database, name, stages)
+        sample = [(value, min(size, average * _LARGE)) for value, size in taken]
         keys, sizes = _divided(sample, lower, kind, cut=str(collection) not in self._collated)
         total = sum(sizes) / (within or 1)
         if chosen and within is None:
             total = min(number, rows) * average
         shares = [each / total for each in sizes] if total else [1.0]
         return replace(found, keys=keys, shares=shares)
+
+    def _taken(
+        self, database: str, name: str, stages: list[dict[str, Any]]
+    ) -> list[tuple[Any, float]]:
+        """Return the `_id`s of a sample of a collection, and the sizes of the documents or 1."""
+        for attempt in range(_SAMPLE_ATTEMPTS):
+            try:
+                found = self._client[database][name].aggregate(stages, allowDiskUse=True)
+                return [(each.get("_id"), each.get("size", 1)) for each in found]
+            except OperationFailure as error:
+                if error.code != _NO_NEW_DOCUMENT or attempt == _SAMPLE_ATTEMPTS - 1:
+                    raise
+        raise AssertionError
 
     def _stats(self, database: str, name: str) -> tuple[int, int]:
         """Return about how many documents a collection has, and their bytes."""

@@ -24,6 +24,7 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo import MongoClient
 from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
+from pymongo.read_concern import ReadConcern
 
 from shard_client.bson.resume_token import high_water_mark
 from shard_client.bson.values import FIXED, UNCOUNTED
@@ -66,6 +67,15 @@ class KeyFinder:
         if self._heads_of(raw) == self._heads:
             return self._size + b"".join(self._values_of(raw)) + b"\0"
         return self._search(raw)
+
+    def all_of(self, documents: Sequence[bytes]) -> list[bytes]:
+        """Return the keys of documents, at once where all begin alike. Raises InvalidBSON."""
+        for raw in documents[:1]:
+            self(raw)
+        if list(map(self._heads_of, documents)).count(self._heads) < len(documents):
+            return list(map(self, documents))
+        size = self._size
+        return [size + b"".join(values) + b"\0" for values in map(self._values_of, documents)]
 
     def _search(self, raw: bytes) -> bytes:
         fields = fields_of(raw, self._wanted)
@@ -125,7 +135,7 @@ class DocumentEvents:
 
         Two shards may have documents with the same `_id`, which differ in the shard key.
         """
-        found = dict(zip(map(self._keys, documents), documents, strict=True))
+        found = dict(zip(self._keys.all_of(documents), documents, strict=True))
         keys = found.keys()
         for each in (seen, *others):
             if not keys.isdisjoint(each):
@@ -176,14 +186,13 @@ class SnapshotSignal:
 class SnapshotTask:
     """A chunk to read, its snapshot's time, a filter on documents, and the requesting signal.
 
-    With `exact` it is read at that time or not at all. `keys_only` reads the fields of the keys.
+    `keys_only` reads the fields of the keys.
     """
 
     chunk: Chunk
     snapshot_time: Timestamp
     condition: Mapping[str, Any] | None = None
     requested: SnapshotSignal | None = None
-    exact: bool = False
     keys_only: bool = False
 
 
@@ -244,7 +253,7 @@ class ChunkReader:
                 if not self._retries.wait_for_retry(error):
                     raise StreamError(
                         f"gave up reading {self._task.chunk.collection} after {self._retry_policy} "
-                        "without progress. Check that the router and its mongos run, and restart "
+                        "without progress. Check that the servers in option 'uri' run, and restart "
                         "the query: it continues with this chunk",
                         error,
                     ) from error
@@ -261,31 +270,26 @@ class ChunkReader:
         requested = task.requested
         signal = None if requested is None else requested.to_document()
         events = DocumentEvents(replace(collection, name=name), point, signal)
-        order: dict[str, Any] = {"sort": {"_id": 1}} if self._in_order else {}
+        order: dict[str, Any] = {"sort": [("_id", 1)]} if self._in_order else {}
         rest: list[dict[str, Any]] = []
         if self._last is not None:  # of any type, so that type bracketing does not apply
             begin = {"$literal": RawBSONDocument(self._last)["_id"]}
             rest = [{"$expr": {"$gte": ["$_id", begin]}}]
-        projection = dict.fromkeys(("_id", *collection.key), 1) if task.keys_only else {}
-        cursor: Any = database.cursor_command(
-            "find",
-            name,
-            projection=projection,
-            read_preference=database.read_preference,
-            codec_options=database.codec_options,
-            filter={"$and": [task.chunk.filter(), *condition, *rest]},
-            batchSize=_BATCH_SIZE_DOCUMENTS,
-            readConcern=concern,
+        projection = dict.fromkeys(("_id", *collection.key), 1) if task.keys_only else None
+        is_empty = True
+        # A reply has its documents one behind the other, without an object for each.
+        source = database.get_collection(name, read_concern=_At(concern))
+        cursor: Any = source.find_raw_batches(
+            {"$and": [task.chunk.filter(), *condition, *rest]},
+            projection,
+            batch_size=_BATCH_SIZE_DOCUMENTS,
             **order,
         )
-        with cursor.batch_size(_BATCH_SIZE_DOCUMENTS):
-            is_empty = True
-            while cursor.alive:
-                documents: list[RawBSONDocument] = []
-                cursor._next_batch(documents)
-                is_empty &= not documents
-                raw = [bytes(each.raw) for each in documents]
-                if self._in_order and raw:
+        with cursor:
+            for reply in cursor:
+                raw = _documents_in(bytes(reply))
+                is_empty = False
+                if self._in_order:
                     recent = set[bytes]()
                     run = events.run(raw, recent, self._recent, self._seen)
                     self._recent, self._last = recent, raw[-1]
@@ -319,8 +323,6 @@ class ChunkReader:
         """Fall back to the next read concern; return False if the error does not allow it."""
         if not isinstance(error, OperationFailure) or len(self._read_concerns) == 1:
             return False
-        if self._task.exact:
-            return False
         if error.code in _UNSUPPORTED:
             del self._read_concerns[:-1]
             return True
@@ -328,6 +330,30 @@ class ChunkReader:
             del self._read_concerns[0]
             return True
         return False
+
+
+class _At(ReadConcern):
+    """A read concern with the fields for a cluster time, which pymongo's own has not."""
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        super().__init__(fields["level"])
+        self._fields = fields
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The fields of a command's readConcern."""
+        return self._fields
+
+
+def _documents_in(reply: bytes) -> list[bytes]:
+    """Return documents that lie one behind the other."""
+    found: list[bytes] = []
+    position, end, size = 0, len(reply), _INT.unpack_from
+    while position < end:
+        stop = position + size(reply, position)[0]
+        found.append(reply[position:stop])
+        position = stop
+    return found
 
 
 def _snapshot_at(point: Timestamp) -> dict[str, Any]:
@@ -343,12 +369,6 @@ def _refused(chunk: Chunk, error: PyMongoError) -> StreamError:
         return StreamError(
             f"not allowed to read {chunk.collection}: the user in option 'uri' needs the privilege "
             "find on what a snapshot reads",
-            error,
-        )
-    if isinstance(error, OperationFailure) and error.code in _TOO_OLD:
-        return StreamError(
-            f"{chunk.collection} cannot be read any more as it was at the time that the table has "
-            "reached: let the job catch up, or set a longer minSnapshotHistoryWindowInSeconds",
             error,
         )
     return StreamError(

@@ -12,21 +12,18 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.readwriter import DataStreamWriter
-from pyspark.sql.types import StructType
 
 from spark_sink.errors import OptionError
 from spark_sink.events.documents import from_document
 from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.fold import DELETED, VERSION, Fold
-from spark_sink.tables.key_ranges import KEY_COLUMNS, KEY_RANGE
+from spark_sink.tables.fold import DELETED, VERSION
+from spark_sink.tables.key_ranges import KEY_RANGE
 from spark_sink.tables.log_state import Batch
-from spark_sink.tables.prepare import DDL_TYPES, PREPARED, Prepare, ddl_event_of
 from spark_sink.tables.staged_changes import (
     CHANGE_COLUMNS,
     ChangeReport,
@@ -34,9 +31,9 @@ from spark_sink.tables.staged_changes import (
     remove_interrupted,
     stage_rows,
 )
-from spark_sink.tables.table_form import FormedRows, TableForm
+from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_state import TableScope, TableState
-from spark_sink.tables.tasks import REPORT, MadeRows, read_rows, reported, reports_in
+from spark_sink.tables.tasks import REPORT, read_rows, reported, reports_in
 from spark_sink.tables.upsert import TableVersion, Upsert, commit, merge, plan
 
 
@@ -66,7 +63,7 @@ class CurrentTable:
             )
 
     def reload(self) -> None:
-        """Continue from the newest version, which others may have committed, by a compaction."""
+        """Continue from the newest version: others may have compacted the table."""
         version = self._version
         if version.log.reload():
             self._version = _newest(version.log, version.form, version.state.keys, version.epoch)
@@ -80,7 +77,7 @@ class CurrentTable:
         return cls(target, log.position().get("keys", ("_id",)), form=form)
 
     def at(self, version: int, position: Mapping[str, Any]) -> CurrentTable:
-        """Return an older version to read, with what its commit says. Raises StreamError."""
+        """Return an older version to read, whose state is `position`. Raises StreamError."""
         found = copy(self)
         log = self._version.log.at(version, position)
         form, state = TableForm.of(log.schema), from_document(TableState, position)
@@ -109,7 +106,7 @@ class CurrentTable:
 
     @property
     def form(self) -> TableForm:
-        """The columns that are written next."""
+        """The columns of the next version."""
         return self._version.form
 
     def read(self, spark: SparkSession) -> DataFrame:
@@ -120,8 +117,8 @@ class CurrentTable:
     def versions(self, spark: SparkSession, *, deleted: bool = False) -> DataFrame:
         """Return the columns VERSION of each document that is not deleted.
 
-        With `deleted` these come, too, with DELETED if the table keeps them. A cell that another
-        program has emptied is an empty value.
+        With `deleted` the rows of deleted documents are included, with the column DELETED, if the
+        table keeps them. A cell that another program has set to null has an empty value.
         """
         names = self.form.version_columns
         living = ~pc.field(DELETED) if self.form.keeps_deleted and not deleted else None
@@ -213,57 +210,8 @@ def apply_changes(
     return events.writeStream.foreachBatch(apply)
 
 
-class Advance:
-    """Applies rows of the source, `changes`, to rows of a current table or of a snapshot.
-
-    An event that cannot be applied removes its document, as in a job's table.
-
-    Args:
-        keys: the fields of the document key that identify a document.
-        changes: with CHANGE_COLUMNS and `op`.
-        form: of the rows that are returned, without KEY_RANGE.
-    """
-
-    def __init__(
-        self, keys: Sequence[str], changes: DataFrame, form: TableForm | None = None
-    ) -> None:
-        found = changes.where(F.col("operationType").isin(*DDL_TYPES)).select("event").collect()
-        self.ddl_events = sorted(ddl_event_of(bytes(row.event)) for row in found)
-        """The DDL events among the changes."""
-        self._prepare = Prepare(keys, self.ddl_events)
-        self._changes = self._prepared(changes.where(F.col("op").isNotNull()))
-        self._form = form or TableForm()
-
-    def of_table(self, rows: DataFrame) -> DataFrame:
-        """Return the rows that `CurrentTable.versions` become."""
-        return self._folded(rows.mapInArrow(self._prepare.table_rows, PREPARED))
-
-    def of_documents(self, rows: DataFrame) -> DataFrame:
-        """Return the rows that a snapshot's rows of the source become, as `of_table`."""
-        return self._folded(self._prepared(rows))
-
-    def _prepared(self, rows: DataFrame) -> DataFrame:
-        columns = rows.select("database", "collection", "token", "event")
-        return columns.mapInArrow(self._prepare.events, PREPARED)
-
-    def _folded(self, rows: DataFrame) -> DataFrame:
-        by_key = rows.union(self._changes).repartition(*KEY_COLUMNS)
-        by_key = by_key.sortWithinPartitions(*KEY_COLUMNS, "token", "kind")
-        # Updates of documents that are deleted afterwards need no base.
-        columns = StructType(self._form.columns.fields[:-1])
-        return by_key.mapInArrow(partial(_documents, self._form), columns)
-
-
-def _documents(form: TableForm, batches: Iterable[pa.RecordBatch]) -> MadeRows:
-    """Fold sorted rows of PREPARED into rows of a form: a function for `mapInArrow`."""
-    formed = FormedRows(form)
-    for rows in Fold(complete_from="~", tolerant=True, keeps_deleted=form.keeps_deleted)(batches):
-        made = formed.from_fold(rows.filter(pc.is_null(rows["problem"])))[0]
-        yield from form.to_files(made).select(form.stored.names[:-1]).to_batches()
-
-
 def _cell(name: str, known: str) -> Column:
-    """Return a column with another name, with an empty value for each null that a row never has."""
+    """Return a column under its name in VERSION; a null that the job never writes becomes empty."""
     empty = b"\x05\0\0\0\0" if known == "document" else ""
     always = known not in ("documentKey", DELETED)
     return (F.coalesce(F.col(name), F.lit(empty)) if always else F.col(name)).alias(known)

@@ -73,6 +73,8 @@ _ATTEMPTS = 10
 """How often a table's epoch is raised if other commits are faster."""
 _EXCHANGES = 100
 """How often files are exchanged if other commits are faster."""
+_OF_COLUMNS = ("min.", "max.", "null_count.")
+"""How the names of the statistics of columns begin, in what the log says about files."""
 _NO_FILES = pa.schema(
     [("path", pa.string()), ("size_bytes", pa.int64()), ("num_records", pa.int64())]
 ).empty_table()
@@ -116,6 +118,11 @@ class DeltaLog:
     def version(self) -> int | None:
         """The number of the version; None if there is no table."""
         return None if self._table is None else int(self._table.version())
+
+    @property
+    def id(self) -> str:
+        """What tells the table from one that is made again at its address; empty without one."""
+        return "" if self._table is None else str(self._table.metadata().id)
 
     @property
     def partitions(self) -> list[str]:
@@ -322,8 +329,9 @@ class DeltaLog:
             complete = False
         else:
             files, folder = open_folder(self.address)
-            paths = [f"{folder}/{each['path']}" for each in found.actions()]
-            complete = all(each.type == fs.FileType.File for each in files.get_file_info(paths))
+            listed = files.get_file_info(fs.FileSelector(folder, recursive=True))
+            kept = {each.path.removeprefix(f"{folder}/") for each in listed}
+            complete = kept >= {unquote(path) for path in found.files()["path"].to_pylist()}
         if not complete:
             raise StreamError(
                 f"files of version {version} of the table at {self.address} have been deleted: the "
@@ -342,9 +350,13 @@ class DeltaLog:
     def actions(self, chosen: pc.Expression | None = None) -> list[dict[str, Any]]:
         """Return the same as a document for each file, with its relative `path`.
 
-        Files that have no row of a condition, by their statistics, may be left out.
+        It is without the statistics of columns. Files that have no row of a condition, by their
+        statistics, may be left out.
         """
-        found = [{**row, "path": unquote(row["path"])} for row in self.files().to_pylist()]
+        files = self.files()
+        names = [each for each in files.column_names if not each.startswith(_OF_COLUMNS)]
+        rows = files.select(names).to_pylist()
+        found = [{**row, "path": unquote(row["path"])} for row in rows]
         if chosen is None or self._table is None:
             return found
         fragments = self._table.to_pyarrow_dataset().get_fragments(filter=chosen)

@@ -32,6 +32,7 @@ from spark_sink.tables.prepare import (
     DELETED_ROW,
     EVENT,
     INAPPLICABLE,
+    filtered,
     problem_of,
     rows_in,
 )
@@ -272,7 +273,7 @@ def whole_documents(prepared: pa.Table) -> tuple[pa.Table, pa.Table]:
     is_last = pa.concat_arrays([changes, border])
     is_applied = pa.concat_arrays([border, rises])  # an event at the token before it is not
     is_event = pc.equal(prepared["kind"].chunk(0), EVENT)
-    chosen = prepared.filter(pc.and_(is_event, pc.and_(is_last, is_applied))).combine_chunks()
+    chosen = filtered(prepared, pc.and_(is_event, pc.and_(is_last, is_applied))).combine_chunks()
     if not chosen.num_rows:
         return _FOLDED.empty_table(), prepared
     column = _documents_in(chosen["payload"].chunk(0))

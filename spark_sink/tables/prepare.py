@@ -341,6 +341,18 @@ def rows_in(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
     return zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
+def filtered(rows: Any, chosen: Any) -> Any:
+    """Return the chosen rows of a table or batch, which are not copied if these are all."""
+    return rows if pc.all(chosen, skip_nulls=False).as_py() else rows.filter(chosen)
+
+
+def sorted_rows(rows: pa.Table) -> pa.Table:
+    """Return rows of PREPARED by their places, tokens and kinds, not copied if they are sorted."""
+    order = pc.sort_indices(rows, sort_keys=[(e, "ascending") for e in ("place", "token", "kind")])
+    is_sorted = np.array_equal(order.to_numpy(), np.arange(len(order)))
+    return rows if is_sorted else rows.take(order)
+
+
 def batch_of(rows: Iterable[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
     """Return rows of Python values as a batch."""
     columns = list(zip(*rows, strict=True)) or [()] * len(schema)

@@ -38,7 +38,7 @@ from spark_sink.tables.key_ranges import (
     with_keys,
 )
 from spark_sink.tables.parquet_parts import BATCH, WITHOUT_DICTIONARY, PartFile, Parts
-from spark_sink.tables.prepare import DELETED_ROW, PREPARED, ROW
+from spark_sink.tables.prepare import DELETED_ROW, PREPARED, ROW, filtered, sorted_rows
 from spark_sink.tables.staged_changes import read_groups
 from spark_sink.tables.table_form import FormedRows, TableForm
 
@@ -124,7 +124,7 @@ class MergeTask:
         # Other writers give texts other types of Arrow's.
         keys = {name: rows[self.form.column(name)].cast(pa.string()) for name in KEY_COLUMNS}
         chosen = _between(self.merge, places_of(pa.table(keys)))
-        return rows if pc.all(chosen).as_py() else rows.filter(chosen)
+        return filtered(rows, chosen)
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class _Merging:
         """Write all rows. After a failure there are no files."""
         address, merge, start = self._task.address, self._task.merge, 0
         changes = read_groups(address, merge.changes)
-        changes = _sorted(changes.filter(_between(merge, changes["place"])))
+        changes = sorted_rows(filtered(changes, _between(merge, changes["place"])))
         places: list[str] = changes["place"].to_pylist()
         with self._open, self._problems:
             for group, found in self._groups:
@@ -195,7 +195,7 @@ class _Merging:
             "payload": base["document"],
         }
         rows = pa.table({name: columns[name] for name in changes.schema.names}, changes.schema)
-        prepared = _sorted(pa.concat_tables([rows, changes])) if base.num_rows else changes
+        prepared = sorted_rows(pa.concat_tables([rows, changes])) if base.num_rows else changes
         whole, others = whole_documents(prepared)
         new = self._formed_rows(whole, changes)
         if others.num_rows:
@@ -352,8 +352,3 @@ def _newest(rows: pa.Table, token: str) -> pa.Table:
     places = keys["place"].combine_chunks().take(order)
     is_last = [pc.not_equal(places[:-1], places[1:]), pa.array([True][: len(places)], pa.bool_())]
     return rows.take(order).filter(pa.concat_arrays(is_last))
-
-
-def _sorted(rows: pa.Table) -> pa.Table:
-    order: list[Any] = [(name, "ascending") for name in ("place", "token", "kind")]
-    return rows.take(pc.sort_indices(rows, sort_keys=order))

@@ -20,7 +20,7 @@ from spark_sink.folders import Folder, open_folder, remove_files
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.tables.key_ranges import ChangeGroup, places_of
-from spark_sink.tables.prepare import DDL_TYPES, PREPARED, DdlEvent, Prepare
+from spark_sink.tables.prepare import DDL_TYPES, PREPARED, DdlEvent, Prepare, filtered, sorted_rows
 
 CHANGE_COLUMNS = ("database", "collection", "operationType", "token", "event")
 """The columns of the source's rows that a current table is made of."""
@@ -94,7 +94,7 @@ class ChangeStage:
         ddl = pc.is_in(kinds, value_set=pa.array(DDL_TYPES))
         report.ddl += rows["event"].filter(ddl).to_pylist()
         self._read(rows.filter(pc.fill_null(is_read, fill_value=False)))
-        changes = rows.filter(pc.is_in(kinds, value_set=pa.array(_CHANGES)))
+        changes = filtered(rows, pc.is_in(kinds, value_set=pa.array(_CHANGES)))
         for prepared in self._prepare.events([changes.drop_columns(["operationType"])]):
             self.add_prepared(prepared)
 
@@ -125,9 +125,7 @@ class ChangeStage:
         if not self._pending:
             return
         rows = pa.Table.from_batches(self._pending)
-        rows = rows.add_column(0, "place", places_of(rows))
-        order = [("place", "ascending"), ("token", "ascending"), ("kind", "ascending")]
-        rows = rows.take(pc.sort_indices(rows, sort_keys=order))
+        rows = sorted_rows(rows.add_column(0, "place", places_of(rows)))
         path = f"{_FOLDER}/{self._epoch}-{uuid.uuid4().hex}.parquet"
         if isinstance(self._files, fs.LocalFileSystem):
             self._files.create_dir(f"{self._folder}/{_FOLDER}")

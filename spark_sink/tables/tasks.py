@@ -41,7 +41,7 @@ def run_tasks(
     """Return the reports of tasks, which run on executors, or without Spark in this process."""
     if spark is None or not tasks:
         return [task() for task in tasks]
-    return reports_in(kind, _rows_of(spark, [partial(reported, each) for each in tasks], REPORT))
+    return reports_in(kind, rows_of(spark, [partial(reported, each) for each in tasks], REPORT))
 
 
 def reported(task: Callable[..., Any], *batches: Iterable[pa.RecordBatch]) -> MadeRows:
@@ -54,7 +54,7 @@ def reports_in(kind: type[_Report], rows: DataFrame) -> list[_Report]:
     return [from_json(kind, row.report) for row in rows.collect()]
 
 
-def _rows_of(
+def rows_of(
     spark: SparkSession, works: Sequence[Callable[[], MadeRows]], schema: str | StructType
 ) -> DataFrame:
     """Return the rows of works, each of which is a task of Spark."""
@@ -82,21 +82,21 @@ class TableScan:
         address: the table's, a path or a URI.
         schema: of the table; a file may lack some columns, and fields of structs.
         columns: those to return.
-        files: their paths, and the values of their partition columns as conditions.
+        files: their paths, and the values of their partition columns.
         chosen: a condition on rows; None for all.
     """
 
     address: str
     schema: pa.Schema
     columns: Sequence[str]
-    files: Sequence[tuple[str, pc.Expression]]
+    files: Sequence[tuple[str, Mapping[str, Any]]]
     chosen: pc.Expression | None
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         """Return the rows. Raises OSError."""
         opened, folder = open_folder(self.address)
         for path, partition in self.files:
-            file = _FORMAT.make_fragment(f"{folder}/{path}", opened, partition)
+            file = _FORMAT.make_fragment(f"{folder}/{path}", opened, _condition(partition))
             yield from file.scanner(
                 schema=self.schema,
                 columns=[*self.columns],
@@ -118,14 +118,14 @@ def scans_of(
 
     `files` are those to read, as `DeltaLog.actions` describes them, if not all of them.
     """
-    found: list[list[tuple[str, pc.Expression]]] = []
+    found: list[list[tuple[str, Mapping[str, Any]]]] = []
     size = _TASK_BYTES
     for action in log.actions(chosen) if files is None else files:
         if size >= _TASK_BYTES:
             found.append([])
             size = 0
         size += action["size_bytes"]
-        found[-1].append((action["path"], _partition(action)))
+        found[-1].append((action["path"], partition_in(action)))
     schema = arrow_schema(StructType.fromJson(log.schema))
     return [TableScan(log.address, schema, columns, each, chosen) for each in found]
 
@@ -135,28 +135,28 @@ def read_rows(
     log: DeltaLog,
     columns: Sequence[str] | None = None,
     chosen: pc.Expression | None = None,
-    mapped: tuple[MapRows, str] | None = None,
+    mapped: tuple[MapRows, str | StructType] | None = None,
 ) -> DataFrame:
     """Return columns, without some all of them, of the rows of a version that exists.
 
-    With `mapped` the function's rows of them, which have the schema that is given as DDL. Their
+    With `mapped` the function's rows of them, which have the schema that is given. Their
     names need not be such as `DataFrame.mapInArrow` can parse, without a backtick or a star.
     """
     every = StructType.fromJson(log.schema)
     names = every.fieldNames() if columns is None else columns
     scans = scans_of(log, names, chosen)
     function, kinds = mapped or (iter, StructType([every[name] for name in names]))
-    return _rows_of(spark, [partial(_mapped, function, each) for each in scans], kinds)
+    return rows_of(spark, [partial(_mapped, function, each) for each in scans], kinds)
 
 
 def _mapped(function: MapRows, scan: TableScan) -> MadeRows:
     return function(iter(scan))
 
 
-def _partition(action: Mapping[str, Any]) -> pc.Expression:
+def _condition(partition: Mapping[str, Any]) -> pc.Expression:
     """Return the values of the partition columns of a file as a condition."""
     conditions = [
         pc.field(name).is_null() if value is None else pc.field(name) == value
-        for name, value in partition_in(action).items()
+        for name, value in partition.items()
     ]
     return reduce(and_, conditions, pc.scalar(True))

@@ -1,47 +1,54 @@
-"""Compares a current table with its collections, and its columns with the documents in them.
+"""Compares a current table with its collections, range by range, in tasks of Spark.
 
-The collections keep changing, so both sides are advanced to one later position of the stream: the
-documents are read as a snapshot, and then the events up to that position are applied to the table's
-rows and to the snapshot's. A difference between the results existed before.
+First the rows of the table are compared with the documents of their keys, then the keys of the
+collections are looked for in the table. The collections keep changing, and the table may be behind.
+So keys that differ are compared again: their documents are read, and then the events up to one
+later position of the stream are applied to the table's rows and to these documents. A difference
+between the results existed before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import closing
-from functools import partial
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial, reduce
+from itertools import chain
 from typing import Any
 
-import pyarrow as pa
+from bson.timestamp import Timestamp
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from shard_client.bson.values import ARRAY, DOCUMENT
+from spark_sink.events.documents import from_json, to_json
 from spark_sink.events.positions import AtTime, after, key_of
-from spark_sink.events.slices import Slice, elements_of
-from spark_sink.options.scope import Scope
+from spark_sink.folders import Folder
+from spark_sink.options.snapshot_options import TASKS
 from spark_sink.options.stream_options import named_options, parse_options
+from spark_sink.session.spark_session import tasks_by_cores
+from spark_sink.snapshot.plan import SnapshotPlan
+from spark_sink.snapshot.planner import SnapshotPlanner
 from spark_sink.source.offsets import Offset
+from spark_sink.source.tasks import snapshot_planner
 from spark_sink.stream.router_client import RouterClient
-from spark_sink.tables.current_table import Advance, CurrentTable
-from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.key_ranges import KEY_COLUMNS
-from spark_sink.tables.prepare import batch_of
-from spark_sink.tables.table_form import FormedRows, TableForm
-from spark_sink.tables.table_state import Namespace, unread_after
-from spark_sink.tables.tasks import MadeRows, read_rows
-
-DOUBLED = "doubled"
-"""The difference of a document, or an event, that has several rows."""
-DIFFERENCES = "namespace string, key string, difference string, fields array<string>"
-_DIFFERENCES = pa.schema(
-    [
-        *((name, pa.string()) for name in ("namespace", "key", "difference")),
-        ("fields", pa.list_(pa.string())),
-    ]
+from spark_sink.tables.advance import Advance
+from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.key_ranges import KEY_COLUMNS, KeyRanges
+from spark_sink.tables.table_state import unread_after
+from spark_sink.tables.tasks import MadeRows, rows_of
+from spark_sink.verification.ranges import (
+    DIFFERENCES,
+    DOCUMENTS,
+    DOUBLED,
+    ROWS,
+    SUSPECTS,
+    Look,
+    differing,
 )
-
 
 _DOCUMENT_OPTIONS = (
     "database",
@@ -57,6 +64,11 @@ _DOCUMENT_OPTIONS = (
     "field.masks.salt.file",
     "field.renames",
 )
+# The most rows or keys of one task, unless one file has more.
+_TASK_ROWS = 100_000
+# Seconds of rows at a rate that are compared at a time, and between two lines about progress.
+_STEP_SECONDS, _TELL_SECONDS = 30, 10.0
+_KEPT = StorageLevel.MEMORY_AND_DISK
 
 
 def document_options(options: Mapping[str, str]) -> dict[str, str]:
@@ -77,28 +89,238 @@ def verify(spark: SparkSession, target: str, **options: str) -> DataFrame:
     are not compared, nor are those that the table must read again. Raises StreamError, and
     HistoryLostError if the table is too far behind.
     """
-    scope = parse_options(options).scope
-    newest = CurrentTable.existing(target)
-    start = _start(newest)
-    reader = spark.read.format("mergerouter").options(**_raw(options))
-    documents = reader.options(mode="snapshot").load().persist(StorageLevel.MEMORY_AND_DISK)
-    documents.count()  # all of them are read before the end is chosen
-    with closing(RouterClient(parse_options(options))) as client:
-        end = after(client.present()).time
-    changes = reader.options(
-        mode="changes", endAtOperationTime=f"{end.time},{end.inc}", **start
-    ).load()
-    changes = changes.persist(StorageLevel.MEMORY_AND_DISK)
-    advance = Advance(newest.state.keys, changes)
-    left, right = advance.of_table(newest.versions(spark)), advance.of_documents(documents)
-    place = ["namespace", "key"]
-    pairs = left.select(*place, F.col("document").alias("table")).join(
-        right.select(*place, F.col("document").alias("collection")), place, "full_outer"
-    )
-    unequal = pairs.where(~F.col("table").eqNullSafe(F.col("collection")))
-    unread = unread_after(newest.state.unread, advance.ddl_events, scope.accepts)
-    found = unequal.mapInArrow(partial(_differing, scope, set(unread)), DIFFERENCES)
-    return found.union(_doubled(newest.versions(spark, deleted=True)))
+    steps = Comparison(spark, target, options).steps()
+    found = [differences for _, differences in steps if differences is not None]
+    every = reduce(DataFrame.union, found, spark.createDataFrame([], DIFFERENCES))
+    return every.drop("token")
+
+
+@dataclass(frozen=True)
+class Walk:
+    """How far a comparison is: what an interrupted one needs to continue.
+
+    Args:
+        options: those that select the documents, as JSON.
+        table: the id of the table, which one that is made again does not have.
+        through: the cluster time at its beginning: every key is compared at this time or later.
+        place: the place up to which the table's rows were compared.
+        plan: of the collections' keys, once all rows were compared.
+        rows: the rows and keys compared, for which `bytes` were read from the collections.
+        count: the differences.
+        first: some of them, as DIFFERENCES.
+    """
+
+    options: str
+    table: str
+    through: Timestamp
+    place: str = ""
+    plan: SnapshotPlan | None = None
+    rows: int = 0
+    bytes: int = 0
+    count: int = 0
+    first: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def begin(self) -> str:
+        """The time of `through`, for people."""
+        return datetime.fromtimestamp(self.through.time, UTC).isoformat()
+
+    @property
+    def ended(self) -> bool:
+        """Whether everything was compared."""
+        return self.plan is not None and self.plan.ended
+
+
+class Comparison:
+    """Compares a current table with the collections that the options of the source select.
+
+    A step of a comparison has two tasks for each core, or rows for half a minute at the rate.
+
+    Args:
+        rate: the most rows and keys a second, on average; None for as many as the tasks compare.
+        most: how many differences a walk keeps.
+
+    Raises OptionError. Methods raise StreamError, Spark's errors, PyMongoError and OSError.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        target: str,
+        options: Mapping[str, str],
+        rate: float | None = None,
+        most: int = 20,
+    ) -> None:
+        forms = ("documentSchema", "unknownFields", "documents")
+        given = {n: text for n, text in named_options(options).items() if n not in forms}
+        self._given = {**given, "documents": "raw"}
+        tasks, self._rate = tasks_by_cores(spark), rate
+        rows = tasks * _TASK_ROWS
+        self._step_rows = rows if rate is None else max(1, min(rows, int(rate * _STEP_SECONDS)))
+        keys = {TASKS: str(tasks), "snapshotChunkRows": str(-(-self._step_rows // tasks))}
+        self._options = parse_options({**self._given, **keys})
+        self._spark, self._most = spark, most
+        self._table = CurrentTable.existing(target)
+        self.named = json.dumps(document_options(options), sort_keys=True)
+        """The options that select the documents, as JSON."""
+
+    def walk(
+        self,
+        folder: Folder,
+        name: str,
+        tell: Callable[[str], None],
+        wait: Callable[[float], None] = time.sleep,
+    ) -> Iterator[Walk]:
+        """Compare everything, and return how far it is after each step, at the rate.
+
+        The file `name` of a folder has it as well: there an interrupted comparison of the same
+        documents with the same table continues. `tell` gets lines about progress. `wait` is called
+        with seconds.
+        """
+        kept: Walk | None = None
+        with suppress(ValueError, KeyError, TypeError):  # such as of no file
+            kept = from_json(Walk, folder.text(name) or "")
+            if kept.ended or (kept.options, kept.table) != (self.named, self._table.log.id):
+                kept = None
+            else:
+                tell(
+                    f"continues the comparison that has begun at {kept.begin}, of which "
+                    f"{kept.rows:,} rows and keys are done: remove {name} to begin again"
+                )
+        before = rows = 0 if kept is None else kept.rows
+        begun = at = told = time.monotonic()
+        for walk, differences in self.steps(kept):
+            if differences is not None:
+                differences.unpersist()
+            folder.write(name, to_json(walk))
+            now = time.monotonic()
+            if now - told > _TELL_SECONDS:
+                total, speed = 2 * self._table.count(), (walk.rows - before) / (now - begun)
+                tell(f"verified {walk.rows:,} of about {total:,} rows and keys, {speed:,.0f}/s")
+                told = now
+            yield walk
+            if self._rate is not None:
+                wait(max(0.0, at + (walk.rows - rows) / self._rate - time.monotonic()))
+            rows, at = walk.rows, time.monotonic()
+        folder.remove(name)
+
+    def steps(self, walk: Walk | None = None) -> Iterator[tuple[Walk, DataFrame | None]]:
+        """Compare everything, from where a walk is; return it after each step.
+
+        With it come the DIFFERENCES of the step, persisted, if there are any.
+        """
+        with closing(RouterClient(self._options)) as client:
+            planner = snapshot_planner(client, self._options)
+            if walk is None:
+                now = client.with_retries(client.snapshot_time)
+                walk = Walk(self.named, self._table.log.id, now)
+            while not walk.ended:
+                walk, found = self._step(walk, client, planner)
+                yield walk, found
+
+    def _step(
+        self, walk: Walk, client: RouterClient, planner: SnapshotPlanner
+    ) -> tuple[Walk, DataFrame | None]:
+        self._table.reload()
+        table, now = self._table, client.with_retries(client.snapshot_time)
+        files, form = table.log.files(), table.form
+        ranges = KeyRanges.of(files, form.column, is_whole=True)
+        look = Look(table.address, form, table.state.keys, ranges, self._options, now)
+        place, tasks = walk.place, list[Callable[[], MadeRows]]()
+        if walk.plan is None:
+            sizes = zip(*(files[n].to_pylist() for n in ("path", "num_records")), strict=True)
+            place, tasks = look.tasks_behind(place, self._step_rows, dict(sizes))
+        if not tasks:
+            accepts = self._options.snapshot.accepts
+            plan = planner.next_batch(walk.plan or planner.begin(now, accepts), accepts)
+            walk = replace(walk, plan=plan)
+            chunks = chain.from_iterable(planner.tasks(plan, accepts))
+            tasks = [partial(look.chunk, each) for each in chunks]
+        if not tasks:
+            return walk, None
+        with ExitStack() as held:
+            suspects = _held(held, rows_of(self._spark, tasks, SUSPECTS))
+            sums = [F.sum("rows"), F.sum("bytes"), F.max("place"), F.count("key")]
+            rows, size, last, count = suspects.agg(*sums).collect()[0]
+            walk = replace(
+                walk, rows=walk.rows + rows, bytes=walk.bytes + size, place=last or place
+            )
+            known = suspects.where(F.col("key").isNotNull())
+            found = self._differences(client, look, known) if count else None
+        if found is not None:
+            some = found.take(max(0, self._most - len(walk.first)))
+            first = (*walk.first, *(each.asDict() for each in some))
+            walk = replace(walk, count=walk.count + found.count(), first=first)
+        return walk, found
+
+    def _differences(
+        self, client: RouterClient, look: Look, suspects: DataFrame
+    ) -> DataFrame | None:
+        """Compare keys again; return DIFFERENCES, which are persisted, if there are any."""
+        doubled = suspects.where("doubled").select(
+            F.concat_ws(".", "database", "collection").alias("namespace"),
+            "key",
+            F.lit(DOUBLED).alias("difference"),
+            F.array().cast("array<string>").alias("fields"),
+            F.lit(None).cast("string").alias("token"),
+        )
+        wanted = suspects.where("not doubled").select(*KEY_COLUMNS, "id")
+        found: DataFrame | None = None
+        for _ in range(2):  # a rename during the first time may have moved documents
+            if found is not None:
+                found.unpersist()
+            with ExitStack() as held:
+                found = self._unequal(held, client, look, wanted).union(doubled).persist(_KEPT)
+                if not found.count():
+                    found.unpersist()
+                    return None
+        return found
+
+    def _unequal(
+        self, held: ExitStack, client: RouterClient, look: Look, suspects: DataFrame
+    ) -> DataFrame:
+        """Return the DIFFERENCES of keys, once both sides are at one position of the stream."""
+        table, names = self._table, set[tuple[str, str]]()
+        while True:
+            wanted = _held(held, self._with_names(suspects, names))
+            documents = _held(held, wanted.mapInArrow(look.documents, DOCUMENTS))
+            documents.count()  # all of them are read before the end is chosen
+            end = after(client.with_retries(client.present)).time
+            upto = {"endAtOperationTime": f"{end.time},{end.inc}", **_start(table)}
+            reader = self._spark.read.format("mergerouter").options(**self._given)
+            changes = _held(held, reader.options(mode="changes", **upto).load())
+            advance = Advance(table.state.keys, changes)
+            renames = [each for each in advance.ddl_events if each.target is not None]
+            moved = {(str(each.database), str(each.collection)) for each in renames}
+            moved |= {each.target for each in renames if each.target is not None}
+            if moved <= names:
+                break
+            names |= moved
+        left = advance.of_table(wanted.mapInArrow(look.table_rows, ROWS))
+        right = advance.of_documents(documents)
+        place = ["namespace", "key"]
+        pairs = left.select(*place, "token", F.col("document").alias("table")).join(
+            right.select(*place, F.col("document").alias("collection")), place, "full_outer"
+        )
+        unequal = pairs.where(~F.col("table").eqNullSafe(F.col("collection")))
+        accepts = self._options.scope.accepts
+        unread = set(unread_after(table.state.unread, advance.ddl_events, accepts))
+        return unequal.mapInArrow(partial(differing, self._options.scope, unread), DIFFERENCES)
+
+    def _with_names(self, keys: DataFrame, names: set[tuple[str, str]]) -> DataFrame:
+        """Return keys, and those of collections that were renamed with each of their names."""
+        if not names:
+            return keys
+        every = self._spark.createDataFrame(sorted(names), "database string, collection string")
+        moved = keys.join(every, ["database", "collection"], "left_semi").select("key", "id")
+        return keys.union(moved.crossJoin(every).select(*keys.columns)).distinct()
+
+
+def _held(held: ExitStack, rows: DataFrame) -> DataFrame:
+    """Return rows that are computed once, and kept until the stack is closed."""
+    kept = rows.persist(_KEPT)
+    held.callback(kept.unpersist)
+    return kept
 
 
 def _start(table: CurrentTable) -> dict[str, str]:
@@ -115,104 +337,3 @@ def _start(table: CurrentTable) -> dict[str, str]:
         if is_whole and isinstance(at.position, AtTime) and key_of(at.position) > through:
             return {"startAtOperationTime": f"{at.position.time.time},{at.position.time.inc}"}
     return {"startAfter": through}
-
-
-def _doubled(rows: DataFrame) -> DataFrame:
-    """Return the documents that have several rows: another writer made the further ones."""
-    name = F.concat_ws(".", "database", "collection").alias("namespace")
-    counted = rows.groupBy(*KEY_COLUMNS).count().where("count > 1")
-    return counted.select(name, "key", F.lit(DOUBLED), F.array().cast("array<string>"))
-
-
-def verify_columns(spark: SparkSession, log: DeltaLog, form: TableForm) -> DataFrame:
-    """Return the rows whose columns are not those that the form makes of their BSON.
-
-    Columns: those of `verify`, with "columns" as the difference, and the names of these columns.
-    """
-    return read_rows(spark, log, mapped=(partial(_unlike_columns, form), DIFFERENCES))
-
-
-def _unlike_columns(form: TableForm, batches: Iterable[pa.RecordBatch]) -> MadeRows:
-    """Find the rows of `verify_columns`: a function for `mapInArrow`."""
-    formed = FormedRows(form)
-    for batch in batches:
-        rows = pa.Table.from_batches([batch])
-        pair = formed.from_file(rows), formed.from_file(rows, again=True)
-        stored, made = map(form.to_files, pair)
-        fields: dict[int, list[str]] = {}
-        for name in made.column_names:
-            if stored[name] == made[name]:
-                continue
-            both = zip(stored[name].to_pylist(), made[name].to_pylist(), strict=True)
-            for row, (left, right) in enumerate(both):
-                if str(_bare(left)) != str(_bare(right)):
-                    fields.setdefault(row, []).append(name)
-        keys = rows.select(map(form.column, KEY_COLUMNS)).to_pylist()
-        found = ((*keys[row].values(), names) for row, names in fields.items())
-        yield batch_of(
-            ((f"{database}.{name}", key, "columns", names) for database, name, key, names in found),
-            _DIFFERENCES,
-        )
-
-
-def _bare(value: Any) -> Any:
-    """Return a value of a column without empty arrays and documents.
-
-    Rows that were written before a column have null there instead.
-    """
-    if isinstance(value, dict):
-        found = {name: _bare(each) for name, each in value.items()}
-        return {name: each for name, each in found.items() if each is not None} or None
-    return [_bare(each) for each in value] or None if isinstance(value, list) else value
-
-
-def _raw(options: Mapping[str, str]) -> dict[str, str]:
-    """Return options with which every document can be read."""
-    forms = ("documentSchema", "unknownFields")
-    return {**{n: text for n, text in options.items() if n not in forms}, "documents": "raw"}
-
-
-def _differing(
-    scope: Scope, unread: Collection[Namespace], batches: Iterable[pa.RecordBatch]
-) -> MadeRows:
-    """Make rows of DIFFERENCES of pairs, without those of collections that are not compared."""
-    for batch in batches:
-        found = []
-        for row in batch.to_pylist():
-            database, _, collection = row["namespace"].partition(".")
-            if scope.accepts(database, collection) and (database, collection) not in unread:
-                found.append(difference_of(row))
-        yield pa.RecordBatch.from_pylist([each for each in found if each], _DIFFERENCES)
-
-
-def difference_of(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return how the BSON in `table` differs from that in `collection`, as DIFFERENCES.
-
-    None stands for a document that is not there.
-    """
-    place = {"namespace": row["namespace"], "key": row["key"]}
-    if row["table"] is None:
-        return {**place, "difference": "missing", "fields": []}
-    if row["collection"] is None:
-        return {**place, "difference": "extra", "fields": []}
-    table, collection = _by_name(row["table"]), _by_name(row["collection"])
-    unequal = {name for name in table | collection if table.get(name) != collection.get(name)}
-    fields = sorted(name.decode(errors="replace") for name in unequal)
-    return {**place, "difference": "different", "fields": fields} if fields else None
-
-
-def _by_name(document: bytes) -> dict[bytes, list[Any]]:
-    """Return the values of each name of a document, in order, without the order of names."""
-    found: dict[bytes, list[Any]] = {}
-    for name, value in elements_of(document):
-        found.setdefault(name, []).append(_comparable(value))
-    return found
-
-
-def _comparable(value: Slice) -> Any:
-    """Return a value without the order of its fields, but with its types."""
-    if value.kind == DOCUMENT:
-        return _by_name(value.value)
-    if value.kind == ARRAY:
-        return [_comparable(each) for _, each in elements_of(value.value)]
-    return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.errors import HistoryLostError, OptionError, SourceError, StreamError
 from spark_sink.events.positions import AtTime, after, key_of
+from spark_sink.folders import Folder
 from spark_sink.jobs.job_folder import (
     BRONZE,
     CURRENT,
@@ -42,8 +44,9 @@ from spark_sink.tables.key_ranges import KEY_RANGE
 from spark_sink.tables.log_state import Batch
 from spark_sink.tables.parquet_parts import BATCH
 from spark_sink.tables.table_form import TableForm
-from spark_sink.tables.tasks import TableScan, read_rows, run_tasks, scans_of
-from spark_sink.verification.collections import document_options, verify, verify_columns
+from spark_sink.tables.tasks import read_rows, run_tasks, scans_of
+from spark_sink.verification.collections import Comparison, document_options
+from spark_sink.verification.ranges import DIFFERENCES, rows_checksum, unlike_columns
 from spark_sink.verification.stream import (
     MARKS,
     NOT_EVENTS,
@@ -53,6 +56,9 @@ from spark_sink.verification.stream import (
     message_differences,
     transaction_differences,
 )
+
+# Where an interrupted comparison with the collections continues.
+_WALK = "verify.json"
 
 
 @dataclass
@@ -109,6 +115,7 @@ def verify_job(
     tables: Sequence[str] | None = None,
     since: str | None = None,
     *,
+    rate: float | None = None,
     shown: int = 20,
 ) -> dict[str, Outcome]:
     """Return the outcome for each table of the job in a folder. Raises SourceError.
@@ -119,6 +126,7 @@ def verify_job(
         uri: the router.
         tables: which ones; None for all.
         since: the cluster time from which on tables are compared with the stream.
+        rate: the most documents and keys a second that are compared with the collections.
         shown: the most differences of a table to return.
     """
     record, last = folder.record(), folder.last_committed()
@@ -159,7 +167,7 @@ def verify_job(
         )
     if CURRENT in compared:
         with _failures(found, CURRENT):
-            _compare_documents(spark, record, uri, compared[CURRENT], found[CURRENT], shown)
+            _compare_documents(spark, folder, uri, compared[CURRENT], found[CURRENT], rate, shown)
     return found
 
 
@@ -170,15 +178,11 @@ def checksum_difference(spark: SparkSession | None, log: DeltaLog) -> Mapping[st
     Without `spark` the work is done in this process. Raises StreamError and OSError.
     """
     names = [each["name"] for each in log.schema["fields"] if each["name"] != KEY_RANGE]
-    tasks = [partial(_sum, each) for each in scans_of(log, names)]
+    tasks = [partial(rows_checksum, each) for each in scans_of(log, names)]
     found, written = sum(run_tasks(spark, Checksum, tasks), NO_ROWS), stored_checksum(log)
     if found == written:
         return None
     return {"difference": "checksum", "rows": found.rows, "written": written.rows}
-
-
-def _sum(scan: TableScan) -> Checksum:
-    return sum(map(Checksum.of, scan), NO_ROWS)
 
 
 def _lost_tables(logs: Mapping[str, DeltaLog], done: int) -> list[str]:
@@ -206,16 +210,31 @@ def _is_of_scope(at: Offset, options: Mapping[str, str]) -> bool:
 
 
 def _compare_documents(
-    spark: SparkSession, record: JobRecord, uri: str, log: DeltaLog, found: Outcome, shown: int
+    spark: SparkSession,
+    folder: JobFolder,
+    uri: str,
+    log: DeltaLog,
+    found: Outcome,
+    rate: float | None,
+    shown: int,
 ) -> None:
-    given = {**namespace_options(record.namespaces), **record.options}
+    record = folder.record()
+    given = document_options({**namespace_options(record.namespaces), **record.options})
+    comparison = Comparison(spark, log.address, {"uri": uri, **given}, rate, shown)
+    tell = partial(print, file=sys.stderr, flush=True)
+    *_, walk = comparison.walk(Folder(folder.address), _WALK, tell)
+    found.count += walk.count
+    found.first += [{n: text for n, text in e.items() if n != "token"} for e in walk.first]
     form = replace(
         TableForm.of(log.schema), infers=record.schema == "infer", flattens=record.flatten
     )
-    differences = verify(spark, log.address, **{"uri": uri, **document_options(given)})
-    found.add(differences.union(verify_columns(spark, log, form)), shown)
+    mapped = partial(unlike_columns, form), DIFFERENCES
+    found.add(read_rows(spark, log, mapped=mapped).drop("token"), shown)
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    found.compared.append(f"the documents with the collections at {now}, and with their columns")
+    found.compared.append(
+        f"the documents with the collections, from {walk.begin} to {now} ({walk.rows:,} rows and "
+        f"keys, for which {walk.bytes:,} bytes were read), and with their columns"
+    )
     if names := unread_names(CurrentTable.existing(log.address).state.unread):
         found.remarks.append(f"not compared: {names}, which the job must read again")
 

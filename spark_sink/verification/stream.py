@@ -29,7 +29,7 @@ from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.source.tasks import planner_for
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.tasks import MadeRows
-from spark_sink.verification.collections import DOUBLED
+from spark_sink.verification.ranges import DOUBLED
 
 NOT_EVENTS = ("snapshotEnd", "heartbeat", "read")
 """The operation types of rows that are not events of the stream."""

@@ -1,10 +1,7 @@
-"""Verifies the current table of a running job, round by round, at a bounded cost to the cluster.
+"""Verifies the current table of a running job, round by round, at a bounded rate.
 
-A round walks through the table, some keys at a time, and reads the documents of its
-keys; then it walks through the keys of the collections, and looks them up in the table. Each slice
-is compared as of the cluster time of the newest version. There a transaction over several shards
-may be visible a tick earlier than in the stream, so a key counts as different if later versions
-differ, too.
+A round is a comparison of the table with its collections (`collections`), half a minute's rows at a
+time. A round that the job's end has interrupted continues with the next start.
 """
 
 from __future__ import annotations
@@ -12,85 +9,40 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import closing
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from functools import partial
-from itertools import chain
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import bson
-import pyarrow as pa
-import pyarrow.compute as pc
 from bson import json_util
 from bson.timestamp import Timestamp
 from pymongo.errors import PyMongoError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
 from shard_client.bson.resume_token import high_water_mark
 from spark_sink.errors import OptionError, SourceError
 from spark_sink.events.positions import after
+from spark_sink.folders import Folder
 from spark_sink.jobs.commands import Rounds
 from spark_sink.jobs.job_folder import CURRENT, JobFolder
+from spark_sink.jobs.query_run import cause_of
 from spark_sink.jobs.status import verified_line
 from spark_sink.jobs.tables_job import Findings
 from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.channels import send
-from spark_sink.snapshot.plan import Chunk, filter_of
-from spark_sink.source.tasks import snapshot_planner
-from spark_sink.stream.router_client import RouterClient
-from spark_sink.tables.key_ranges import KEY_COLUMNS
+from spark_sink.snapshot.plan import filter_of
+from spark_sink.source.offsets import Offset
+from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.prepare import EVENT
-from spark_sink.verification.collections import document_options
-from spark_sink.verification.slices import (
-    PLACE,
-    Comparison,
-    Difference,
-    Key,
-    VersionRows,
-    newest_version,
-    place_of,
-)
+from spark_sink.verification.collections import Comparison, Walk, document_options
 
-# Seconds of reading in a slice.
-_SLICE_SECONDS = 30
-# The most keys of one read, and rows of a slice, whose documents are in memory.
-_KEYS, _ROWS = 1_000, 10_000
-# Versions that must differ before a key counts as different.
-_LOOKS = 3
+# Where a round continues that was interrupted, in the job's folder.
+_WALK = "round.json"
 # Differences of a round that are repaired, and shown; and the keys of one signal.
 _MOST_KEPT, _SHOWN, _KEYS_OF_SIGNAL = 1_000, 20, 100
 _POLL_SECONDS = 0.5
-# Attempts of a slice, and the seconds between them.
+# Attempts of a step, and the seconds between them.
 _ATTEMPTS, _RETRY_SECONDS = 10, 30.0
-
-_Result = TypeVar("_Result")
-
-
-@dataclass
-class _Round:
-    """A round: the cluster time as of which, or later, it has compared, and what it has found.
-
-    Args:
-        rows: the rows and keys compared.
-        count: the keys that differ.
-        differences: some of them.
-    """
-
-    through: Timestamp | None = None
-    rows: int = 0
-    count: int = 0
-    differences: list[Difference] = field(default_factory=list)
-
-    def to_document(self) -> dict[str, Any]:
-        """Return a complete round for the commits of the table, and for the status."""
-        assert self.through is not None
-        return {
-            "through": datetime.fromtimestamp(self.through.time, UTC).isoformat(),
-            "rows": self.rows,
-            "differences": self.count,
-            "first": self.differences[:_SHOWN],
-        }
 
 
 class Verifier:
@@ -108,6 +60,7 @@ class Verifier:
 
     def __init__(
         self,
+        spark: SparkSession,
         folder: JobFolder,
         options: Mapping[str, str],
         rounds: Rounds,
@@ -118,17 +71,15 @@ class Verifier:
                 "--verify-every reads documents, and the stages of option 'pipeline' work on "
                 "events: set option snapshotFilters, which selects documents ({} is all)"
             )
-        rows = str(rounds.rate * _SLICE_SECONDS)
-        own = {"uri": options["uri"], "documents": "raw", "snapshotChunkRows": rows}
-        self._options = parse_options({**document_options(options), **own})
+        self._options = {"uri": options["uri"], **document_options(options)}
+        self._spark = spark
         self._folder = folder
         self._address = folder.table(CURRENT)
         self._every, self._rate, self._repair = rounds
         self._done = done
-        self._comparison = Comparison(self._options, self._pace)
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="verifier", daemon=True)
-        found = VersionRows(self._address).position.get("verified", {})
+        found = DeltaLog(self._address).position().get("verified", {})
         self.findings = Findings(self._address, found)
         """What the last complete round has found, and what its repair removes."""
 
@@ -138,7 +89,7 @@ class Verifier:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the round, within the time of one read."""
+        """End the round, within the time of one step."""
         self._ending.set()
         self._thread.join(_RETRY_SECONDS)
 
@@ -155,123 +106,62 @@ class Verifier:
 
     def _verify(self) -> None:
         """Compare all keys, and publish the result."""
-        found = _Round()
-        place: str | None = ""
-        while place is not None:
-            place = self._retried(partial(self._compare_rows, place, found))
-        self._compare_keys(found)
-        assert found.through is not None
-        for each in found.differences[:_SHOWN]:
+        attempts = _ATTEMPTS
+        found: Walk | None = None
+        while found is None or not found.ended:
+            try:
+                for walk in self._walk():
+                    found, attempts = walk, _ATTEMPTS
+            except (SourceError, PySparkException, PyMongoError, OSError) as error:
+                attempts -= 1
+                if not attempts:
+                    raise
+                _tell(f"verification continues in {_RETRY_SECONDS:.0f} s: {cause_of(error)}")
+                self._wait(_RETRY_SECONDS)
+        for each in found.first[:_SHOWN]:
             fields = " ".join([each["difference"], *each["fields"]])
             token = each["token"] or "none"
             _tell(f"difference: {each['namespace']} {each['key']} {fields} (token {token})")
         if self._repair:
-            self._request(found.differences)
-            now = len(found.differences)
-            if left := found.count - now:
-                _tell(f"repair: {now:,} differences now, {left:,} in the next rounds")
-        self.findings.found = found.to_document()
+            extra = [each for each in found.first if each["difference"] == "extra"]
+            self._remove(extra, found.through)
+            self._request([each for each in found.first if each["difference"] != "extra"])
+            if left := found.count - len(found.first):
+                _tell(f"repair: {len(found.first):,} differences now, {left:,} in the next rounds")
+        self.findings.found = {
+            "through": found.begin,
+            "rows": found.rows,
+            "differences": found.count,
+            "first": [*found.first[:_SHOWN]],
+        }
         _tell(f"verified {verified_line(self.findings.found)}")
         self._done(found.through.time, found.rows, found.count)
 
-    def _retried(self, work: Callable[[], _Result]) -> _Result:
-        """Return the result of work on a slice, which begins again after a failure."""
-        for _ in range(_ATTEMPTS - 1):
-            try:
-                return work()
-            except (SourceError, PyMongoError, OSError) as error:
-                _tell(f"verification continues in {_RETRY_SECONDS:.0f} s: {error}")
-                self._wait(_RETRY_SECONDS)
-        return work()
-
-    def _compare_rows(self, behind: str, found: _Round) -> str | None:
-        """Compare the next rows of the table with their documents; return the last one's place."""
-        version = self._version(found)
-        rows = version.behind(behind, min(self._rate * _SLICE_SECONDS, _ROWS))
-        if not rows.num_rows:
-            return None
-        suspects: dict[str, Key] = {}
-        places = rows[PLACE].unique()
-        for start in range(0, len(places), _KEYS):
-            chosen = pc.is_in(rows[PLACE], value_set=places.slice(start, _KEYS))
-            part = rows.filter(chosen)
-            suspects.update(self._comparison.differences(version, part, part))
-        self._confirm(suspects, version, found)
-        found.rows += rows.num_rows
-        return str(rows[PLACE][-1].as_py())
-
-    def _compare_keys(self, found: _Round) -> None:
-        """Look for the keys of the collections in the table."""
-        with closing(RouterClient(self._options)) as client:
-            planner = snapshot_planner(client, self._options)
-            accepts = self._options.snapshot.accepts
-            plan = planner.begin(self._version(found).time, accepts)
-            while not plan.ended:
-                plan = planner.next_batch(plan, accepts)
-                for chunk in chain.from_iterable(planner.tasks(plan, accepts)):
-                    self._retried(partial(self._compare_chunk, chunk, found))
-
-    def _compare_chunk(self, chunk: Chunk, found: _Round) -> None:
-        version = self._version(found)
-        suspects, count = self._comparison.missing(version, chunk)
-        self._confirm(suspects, version, found)
-        found.rows += count
-
-    def _confirm(self, suspects: Mapping[str, Key], version: VersionRows, found: _Round) -> None:
-        """Look again at keys that differ in a version, and note those that keep differing."""
-        differences: dict[str, Difference] = {}
-        for _ in range(_LOOKS - 1):
-            if not suspects:
-                return
-            version = self._version(found, later_than=version)
-            differences = {}
-            names = [{name: each[name] for name in KEY_COLUMNS} for each in suspects.values()]
-            for start in range(0, len(names), _KEYS):
-                part = names[start : start + _KEYS]
-                rows = version.find([place_of(each) for each in part])
-                keys = pa.Table.from_pylist(part)
-                differences |= self._comparison.differences(version, keys, rows)
-            suspects = differences
-        found.count += len(differences)
-        room = _MOST_KEPT - len(found.differences)
-        kept = list(differences.values())[:room]
-        found.differences += kept
-        if self._repair:
-            self._remove([each for each in kept if each["difference"] == "extra"], version.time)
-
-    def _version(self, found: _Round, later_than: VersionRows | None = None) -> VersionRows:
-        """Return the newest version, once its time is later than that of a given version."""
-        while True:
-            version = newest_version(self._address)
-            if version is not None and (later_than is None or version.time > later_than.time):
-                found.through = min(found.through or version.time, version.time)
-                return version
+    def _walk(self) -> Iterator[Walk]:
+        """Compare the newest versions with the collections, at the rate."""
+        while not _is_whole(DeltaLog(self._address)):
             self._wait(_POLL_SECONDS)
-
-    def _pace(self, documents: int) -> None:
-        self._wait(documents / self._rate)
+        comparison = Comparison(self._spark, self._address, self._options, self._rate, _MOST_KEPT)
+        return comparison.walk(Folder(self._folder.address), _WALK, _tell, self._wait)
 
     def _wait(self, seconds: float) -> None:
         if self._ending.wait(seconds):
             raise _EndedError
 
-    def _remove(self, differences: list[Difference], when: Timestamp) -> None:
-        """Let the next batch remove documents that did not exist at a cluster time."""
-        change = {
-            "token": high_water_mark(after(when).time),
-            "kind": EVENT,
-            "documentKey": None,
-        }
-        change["payload"] = bson.encode({"operationType": "delete"})
-        keys = ({name: each[name] for name in KEY_COLUMNS} for each in differences)
-        self.findings.remove([{**key, **change} for key in keys])
+    def _remove(self, differences: Sequence[Mapping[str, Any]], when: Timestamp) -> None:
+        """Let the next batch remove documents that did not exist at a cluster time or later."""
+        payload = bson.encode({"operationType": "delete"})
+        change = {"token": high_water_mark(after(when).time), "kind": EVENT, "payload": payload}
+        for each in differences:
+            database, _, name = each["namespace"].partition(".")
+            key = {"database": database, "collection": name, "key": each["key"]}
+            self.findings.remove([{**key, "documentKey": None, **change}])
 
-    def _request(self, differences: list[Difference]) -> None:
+    def _request(self, differences: Sequence[Mapping[str, Any]]) -> None:
         """Request a snapshot of the documents that the table lacks, or has with other content."""
         by_name: dict[str, list[str]] = {}
         for each in differences:
-            if each["difference"] != "extra":
-                by_name.setdefault(each["namespace"], []).append(each["key"])
+            by_name.setdefault(each["namespace"], []).append(each["key"])
         for name, keys in by_name.items():
             for start in range(0, len(keys), _KEYS_OF_SIGNAL):
                 chosen = filter_of(keys[start : start + _KEYS_OF_SIGNAL])
@@ -279,6 +169,14 @@ class Verifier:
                 condition = {"data-collection": name, "filter": text}
                 data = {"data-collections": [name], "additional-conditions": [condition]}
                 send(self._folder.signals, {"type": "execute-snapshot", "data": data})
+
+
+def _is_whole(log: DeltaLog) -> bool:
+    """Return whether a table has all documents, so that no snapshot must complete it."""
+    position = log.position() if log.exists else {}
+    offset = position.get("offset")
+    at = Offset.read(offset) if offset else None
+    return at is not None and at.running is None and not position.get("unread")
 
 
 class _EndedError(Exception):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 from typing import Any
 
 import bson
+from pymongo.read_concern import ReadConcern
 
 
 class ServerReplies:
@@ -20,7 +22,6 @@ class ServerReplies:
         self.replies = list(replies)
         self.names = list(names)
         self.asked: list[dict[str, Any]] = []
-        self.read_preference = self.codec_options = None
 
     def __getitem__(self, name: str) -> ServerReplies:
         return self
@@ -28,8 +29,11 @@ class ServerReplies:
     def list_collections(self, filter: Any) -> list[dict[str, Any]]:  # noqa: A002
         return [{"name": self.names.pop(0) if len(self.names) > 1 else self.names[0]}]
 
-    def cursor_command(self, *names: str, **fields: Any) -> _Cursor:
-        self.asked.append(fields["readConcern"])
+    def get_collection(self, name: str, read_concern: ReadConcern) -> ServerReplies:
+        self.asked.append(read_concern.document)
+        return self
+
+    def find_raw_batches(self, *given: Any, **fields: Any) -> _Cursor:
         return _Cursor(self.replies.pop(0))
 
 
@@ -43,17 +47,10 @@ class _Cursor:
     def __exit__(self, *error: object) -> None:
         pass
 
-    def batch_size(self, documents: int) -> _Cursor:
-        return self
-
-    @property
-    def alive(self) -> bool:
-        return bool(self.content)
-
-    def _next_batch(self, documents: list[Any]) -> None:
-        """Append the documents before the next exception, or raise it."""
-        if isinstance(self.content[0], Exception):
-            raise self.content.pop(0)
-        while self.content and not isinstance(self.content[0], Exception):
-            document = bson.encode({"_id": self.content.pop(0)})
-            documents.append(bson.raw_bson.RawBSONDocument(document))
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield the documents before each exception, and raise it."""
+        replies = groupby(self.content, lambda each: isinstance(each, Exception))
+        for fails, found in replies:
+            if fails:
+                raise next(found)
+            yield b"".join(bson.encode({"_id": each}) for each in found)

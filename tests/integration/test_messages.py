@@ -65,7 +65,7 @@ def test_each_command_that_fails_has_a_status_and_a_message(messages: list[Messa
             '"problem": "does not answer: 127.0.0.1:1: Connection refused. Check that its members',
         ),
         ("tail: error 13 command", "mergerouter tail: the router requires a login: write the user"),
-        ("job: error 13 command", "error: the router requires a login: write the user and the"),
+        ("job: error 13 command", "error: the server requires a login: write the user and the"),
         ("job: error 13 not", "error: not allowed: the user in option 'uri' needs the privileges"),
         ("job: disk full", "error: a disk is full: free space where the job writes (--out, "),
         ("job: disk full", "(No space left on device)"),

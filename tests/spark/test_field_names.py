@@ -25,7 +25,7 @@ from spark_sink.events.slices import document_of, elements_of
 from spark_sink.jobs import rebuilding
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.tables.current_table import CurrentTable
-from spark_sink.verification.collections import difference_of
+from spark_sink.verification.ranges import unequal_fields
 from tests.harness.clusters import real_servers_named
 from tests.spark.conftest import Shop
 from tests.spark.field_names import doubled, write_by_chance
@@ -51,23 +51,10 @@ def raw_rows(spark: SparkSession, table: Path) -> dict[Any, bytes]:
 
 def unequal(copy: dict[Any, bytes], collection: dict[Any, bytes]) -> dict[Any, Any]:
     """How documents differ, but for the order of their fields."""
-    found = {
-        key: difference_of(
-            {
-                "namespace": "",
-                "key": str(key),
-                "table": copy.get(key),
-                "collection": collection.get(key),
-            }
-        )
-        for key in copy | collection
-        if copy.get(key) != collection.get(key)
-    }
-    return {
-        key: (each, bson.decode(copy.get(key, b"\5\0\0\0\0")), bson.decode(collection[key]))
-        for key, each in found.items()
-        if each is not None
-    }
+    empty = b"\5\0\0\0\0"
+    pairs = {key: (copy.get(key, empty), collection[key]) for key in copy | collection}
+    found = {key: unequal_fields(*pair) for key, pair in pairs.items()}
+    return {key: (fields, *map(bson.decode, pairs[key])) for key, fields in found.items() if fields}
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -307,7 +307,7 @@ def test_lists_that_match_nothing_and_what_has_no_stream_are_told(
         base.create_collection("Weather", timeseries={"timeField": "at"})
     options = {
         "uri": shop.uri,
-        "signalCollection": "ops.signals",
+        "signalCollection": "nowhere.zzz",
         "database.include.list": f"{shop.database},none",
         "collection.include.list": f"{shop.database}[.]ORDERS,{shop.database}[.](open|weather),a.b",
         "snapshot.include.collection.list": f"{shop.database.upper()}.ORDERS,c.d",
@@ -319,7 +319,7 @@ def test_lists_that_match_nothing_and_what_has_no_stream_are_told(
     }
     warn_of_unmatched_names(options)
     assert capsys.readouterr().err.splitlines() == [
-        "warning: the cluster does not have ops.signals: correct the name, or create it",
+        "warning: the cluster does not have nowhere.zzz: correct the name, or create it",
         "warning: nothing matches none of database.include.list, a.b of collection.include.list, "
         f"c.d of snapshot.include.collection.list, {shop.database}.items of snapshotFilters, "
         f"{shop.database}.itms of field.exclude.list: correct the option, or create it",

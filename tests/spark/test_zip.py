@@ -20,6 +20,7 @@ for name in "errors error_codes wire remote_cursor replica_set".split():
 import spark_sink.source.data_source
 del sys.modules["numpy"]
 import spark_sink.jobs.job_source, spark_sink.tables.range_merge, spark_sink.tables.tasks
+import spark_sink.tables.advance, spark_sink.verification.ranges, spark_sink.verification.stream
 print(spark_sink.source.data_source.__file__)
 """
 

@@ -74,6 +74,15 @@ def test_a_file_has_collections_with_settings_of_their_own(tmp_path: Path) -> No
     )  # fmt: skip
 
 
+def test_a_file_may_have_values_of_json_and_collections_without_settings(tmp_path: Path) -> None:
+    option = {"showExpandedEvents": True, "snapshotFilters": {"shop.a": {"open": True}}}
+    file = written(tmp_path, option=option, collections={"shop.a": None})
+    [(_, record)] = load_job_settings({}, file).jobs().values()
+    assert record.options["showExpandedEvents"] == "true"
+    assert record.options["snapshotFilters"] == '{"shop.a": {"open": true}}'
+    parse_options({"uri": "mongodb://router", **record.options})
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -87,6 +96,7 @@ def test_a_file_has_collections_with_settings_of_their_own(tmp_path: Path) -> No
         ({"maintain": "often"}, "maintain: 'often' is no time: write 90s, 30m, 1h or 1d"),
         ({"deletes": "never"}, "deletes must be 'hard' or 'soft', not 'never'"),
         ({"verify-every": None}, "--repair belongs to --verify-every: give both"),
+        ({"table": ["gold"]}, "table must be 'bronze', 'current', 'messages' or 'transactions', "),
         ({"table": ["bronze"]}, "--verify-every compares the current table"),
         ({"flatten": True}, "--flatten is for tables with --schema: give both"),
         ({"namespaces": ["shop"]}, "namespaces and collections exclude each other"),

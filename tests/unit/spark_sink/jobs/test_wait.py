@@ -18,6 +18,7 @@ from spark_sink.events.positions import AtTime, key_of
 from spark_sink.folders import Folder
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.status import position_to_reach, wait_until
+from spark_sink.signals.signal import digest
 from spark_sink.snapshot.plan import SnapshotPlan
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.current_table import CurrentTable
@@ -121,7 +122,7 @@ def test_the_job_is_asked_to_move_on_until_it_has_the_time(
                 name = each.base_name.removesuffix(".json")
                 if each.extension == "json" and name not in asked:
                     asked.append(name)
-                    script.handled = (*asked,)
+                    script.handled = tuple(map(digest, asked))
                     follow(folder.address, tmp_path / "checkpoint", script, batches=2)
 
     job_of_it = threading.Thread(target=work, daemon=True)

@@ -91,6 +91,7 @@ class Servers:
 
     stubs: dict[str, Stub]
     stats: bool = True
+    failures: list[int] = field(default_factory=list)
     chance: random.Random = field(default_factory=lambda: random.Random(5))
     name: str = ""
 
@@ -122,6 +123,8 @@ class Servers:
         return self.stubs[self.name].count
 
     def aggregate(self, stages: list[dict[str, Any]], **_: Any) -> Iterator[dict[str, Any]]:
+        if self.failures:
+            raise OperationFailure("sporadic", self.failures.pop())
         stub = self.stubs[self.name]
         lower, upper = 0, stub.count
         found: list[int] | None = None
@@ -189,6 +192,15 @@ def test_without_the_right_to_statistics_the_documents_are_counted() -> None:
     tasks = next(batches(SnapshotPlanner(servers, Scope("d"), 8)))  # type: ignore[arg-type]
     assert len(tasks) == 8
     assert max(sizes(servers, tasks)) <= 2 * median(sizes(servers, tasks))
+
+
+def test_a_sample_that_fails_by_chance_is_taken_again() -> None:
+    servers = Servers({"c": Stub(2 * _MILLION)}, failures=[28799, 28799])
+    tasks = next(batches(SnapshotPlanner(servers, Scope("d"), 8)))  # type: ignore[arg-type]
+    assert len(tasks) == 8
+    servers.failures = [28799] * 99
+    with pytest.raises(OperationFailure):
+        next(batches(SnapshotPlanner(servers, Scope("d"), 8)))  # type: ignore[arg-type]
 
 
 def test_ten_thousand_million_documents_need_no_plan_of_all() -> None:

@@ -209,7 +209,7 @@ def check_ranges(folder: Path) -> int:
     log, before = DeltaLog(str(folder)), ""
     ranges = KeyRanges.of(log.files())
     assert log.position()["partitions"] == partition_digest(partitions_of(log.files()))
-    actions = {each["path"]: each for each in log.actions()}
+    actions = {each["path"]: each for each in log.files().to_pylist()}
     assert len(ranges) == max(1, len(actions))
     for number, (first, last, path) in enumerate(ranges.files()):
         rows = pa.parquet.read_table(folder / path, partitioning=None)
@@ -357,7 +357,7 @@ def test_files_share_collections_only_as_the_log_can_tell(tmp_path: Path) -> Non
         apply(folder, events, number)
         assert documents_in(folder) == stream.collections
         assert check_ranges(folder) > 4
-    actions = DeltaLog(str(folder)).actions()
+    actions = DeltaLog(str(folder)).files().to_pylist()
     assert any(each["min.collection"] != each["max.collection"] for each in actions)
     before = {each["path"] for each in actions}
     [event] = [stream.change(499)]
@@ -497,7 +497,8 @@ def test_a_file_that_others_have_written_without_statistics_may_have_any_key(
 ) -> None:
     stream, folder = Stream(4), tmp_path / "current"
     apply(folder, [stream.change(number, text="x" * 200) for number in range(100, 400)], 0)
-    actions = sorted(DeltaLog(str(folder)).actions(), key=lambda each: str(each["min.key"]))
+    files = DeltaLog(str(folder)).files().to_pylist()
+    actions = sorted(files, key=lambda each: str(each["min.key"]))
     middle = actions[len(actions) // 2]
     (folder / middle["path"]).rename(folder / middle["path"].replace("part-", "other-"))
     stats: dict[str, Any] = {"numRecords": middle["num_records"]}

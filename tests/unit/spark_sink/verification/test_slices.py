@@ -1,25 +1,35 @@
-"""The filters with which a verifier reads documents by their keys."""
+"""The tasks of a comparison: how rows are read, and how documents are compared."""
 
 from __future__ import annotations
 
+import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import bson
 import pyarrow as pa
 import pytest
 from bson.datetime_ms import DatetimeMS
 from bson.raw_bson import RawBSONDocument
+from bson.timestamp import Timestamp
 from deltalake import DeltaTable, write_deltalake
 
+from spark_sink.errors import StreamError
 from spark_sink.events.slices import fields_of
+from spark_sink.folders import Folder
 from spark_sink.jobs.commands import Rounds
 from spark_sink.jobs.job_folder import JobFolder
+from spark_sink.options.stream_options import parse_options
 from spark_sink.rows.extended_json import canonical_json
-from spark_sink.snapshot.plan import filter_of
-from spark_sink.tables.key_ranges import KEY_RANGE
-from spark_sink.verification.collections import difference_of
-from spark_sink.verification.slices import VersionRows
+from spark_sink.snapshot.plan import SnapshotPlan, filter_of
+from spark_sink.stream.router_client import RouterClient
+from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.key_ranges import KEY_COLUMNS, KEY_RANGE, KeyRanges
+from spark_sink.tables.table_form import TableForm
+from spark_sink.verification.collections import Comparison, Walk
+from spark_sink.verification.ranges import Look, place_of, unequal_fields
 from spark_sink.verification.verifier import Verifier
 from tests.spark.field_names import doubled
 from tests.unit.spark_sink.tables.test_current_table import Stream, apply
@@ -40,9 +50,7 @@ from tests.unit.spark_sink.tables.test_current_table import Stream, apply
 def test_documents_are_compared_as_sequences_of_fields(
     table: RawBSONDocument, collection: RawBSONDocument, fields: list[str]
 ) -> None:
-    pair = {"table": bytes(table.raw), "collection": bytes(collection.raw)}
-    found = difference_of({"namespace": "a.b", "key": "1", **pair})
-    assert ([] if found is None else found["fields"]) == fields
+    assert unequal_fields(bytes(table.raw), bytes(collection.raw)) == fields
 
 
 def test_a_date_beyond_pythons_range_can_be_a_key() -> None:
@@ -52,15 +60,42 @@ def test_a_date_beyond_pythons_range_can_be_a_key() -> None:
         assert filter_of([key]) == {"_id": {"$in": [value]}}
 
 
-def test_files_of_another_writer_are_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("soft", [False, True])
+def test_files_of_another_writer_are_read(tmp_path: Path, soft: bool) -> None:
     """delta-rs writes texts with a type of Arrow's that its kernels for strings do not take."""
     stream = Stream(1)
-    apply(tmp_path, [stream.change(number) for number in range(5)])
+    table = CurrentTable(str(tmp_path), form=TableForm(keeps_deleted=soft))
+    apply(tmp_path, [stream.change(number) for number in range(5)], table=table)
     DeltaTable(tmp_path).delete("key LIKE '%2%'")
-    rows = VersionRows(str(tmp_path))
-    found = rows.behind("", 100)["place"].to_pylist()
-    assert len(found) < 5
-    assert rows.find(found[:1]).num_rows == 1
+    places, _, look = compared(tmp_path, 100)
+    assert 0 < len(places) < 5
+    [key] = pa.Table.from_pylist(
+        [dict(zip(KEY_COLUMNS, places[0].split("\0"), strict=True))]
+    ).to_batches()
+    assert [rows.num_rows for rows in look.table_rows([key])] == [1]
+
+
+def compared(folder: Path, most: int) -> tuple[list[str], list[str], Look]:
+    """The places of rows that are compared, `most` in a step, those with several rows, the task."""
+    table = CurrentTable.existing(str(folder))
+    files = table.log.files()
+    ranges = KeyRanges.of(files, is_whole=True)
+    options = parse_options({"uri": "mongodb://none", "database": "shop"})
+    look = Look(str(folder), table.form, ("_id",), ranges, options, Timestamp(1, 1))
+    records = dict(zip(files["path"].to_pylist(), files["num_records"].to_pylist(), strict=True))
+    place, places, doubled = "", list[str](), list[str]()
+    while (behind := look.tasks_behind(place, most, records))[1]:
+        found = [row for task in behind[1] for batch in task() for row in batch.to_pylist()]
+        suspects = [row for row in found if row["key"] is not None]
+        places += sorted({place_of(row) for row in suspects if not row["doubled"]})
+        doubled += [place_of(row) for row in suspects if row["doubled"]]
+        place = max((row["place"] for row in found if row["place"]), default=behind[0])
+    return places, doubled, look
+
+
+@pytest.fixture(autouse=True)
+def _no_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spark_sink.verification.ranges.read_task", lambda *_: ())
 
 
 @pytest.mark.parametrize("name", ["a", "b"])
@@ -76,7 +111,6 @@ def test_rows_are_read_in_order_though_files_share_a_range(
     events = [stream.change(number) for number in range(9)]
     events[-1]["ns"]["coll"] = name
     apply(tmp_path, events)
-    assert not VersionRows(str(tmp_path)).behind(f"shop\0{name}\0~", 1).num_rows
     rows = DeltaTable(tmp_path).to_pyarrow_table().sort_by([("key", "descending")])
     halves = rows.slice(0, 4), pa.concat_tables([rows.slice(4), rows.slice(0, 1)])  # one twice
     for half, mode in zip(halves, ("overwrite", "append"), strict=True):
@@ -85,18 +119,57 @@ def test_rows_are_read_in_order_though_files_share_a_range(
             at = half.column_names.index(KEY_RANGE)
             half = half.set_column(at, KEY_RANGE, unknown)
         write_deltalake(tmp_path, half, mode=mode)
-    found, place, read = VersionRows(str(tmp_path)), "", []
-    while (some := found.behind(place, 2)).num_rows:
-        read += some["key"].to_pylist()
-        place = some["place"][-1].as_py()
     ordered = rows.sort_by([("collection", "ascending"), ("key", "ascending")])["key"].to_pylist()
-    twice = rows["key"][0].as_py()
-    assert read == [key for each in ordered for key in [each] * (1 + (each == twice))]
+    places, doubled, _ = compared(tmp_path, 2)
+    assert [place.split("\0")[-1] for place in places] == ordered
+    assert [place.split("\0")[-1] for place in doubled] == [rows["key"][0].as_py()]
+
+
+def test_an_interrupted_comparison_continues_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply(tmp_path, [Stream(1).change(1)])
+    no_spark: Any = None
+    options = {"uri": "mongodb://none", "database": "shop"}
+    places, told, waits, is_gone = list[str](), list[str](), list[float](), True
+
+    def step(_: Comparison, walk: Walk, *__: object) -> tuple[Walk, None]:
+        places.append(walk.place)
+        if is_gone and len(places) == 3:
+            raise StreamError("the router is gone")
+        plan = SnapshotPlan(Timestamp(1, 1), ended=True) if len(walk.place) == 3 else None
+        return replace(walk, place=f"{walk.place}a", rows=walk.rows + 5, plan=plan), None
+
+    monkeypatch.setattr(RouterClient, "snapshot_time", lambda _: Timestamp(9, 1))
+    monkeypatch.setattr(Comparison, "_step", step)
+    monkeypatch.setattr("spark_sink.verification.collections.tasks_by_cores", lambda _: 4)
+    folder = Folder(str(tmp_path))
+    with pytest.raises(StreamError):
+        list(Comparison(no_spark, str(tmp_path), options).walk(folder, "walk.json", told.append))
+    is_gone = False
+    every = ["", "a", "aa", "aaa"]
+    # With other options, and with another table, it begins again; it leaves nothing at its end.
+    for database, expected in (("shop", every[2:]), ("other", every), ("shop", every)):
+        del places[:], told[:], waits[:]
+        kept = folder.text("walk.json")
+        found = Comparison(no_spark, str(tmp_path), {**options, "database": database}, rate=0.1)
+        *_, walk = found.walk(folder, "walk.json", told.append, waits.append)
+        assert (places, walk.rows, walk.through) == (expected, 20, Timestamp(9, 1))
+        assert [line.split(",")[0] for line in told] == [
+            "continues the comparison that has begun at 1970-01-01T00:00:09+00:00"
+        ] * (expected != every)
+        assert [round(seconds) for seconds in waits] == [50] * len(expected)
+        assert folder.text("walk.json") is None
+        folder.write("walk.json", kept or "")
+        if database == "other":
+            shutil.rmtree(tmp_path / "_delta_log")
+            apply(tmp_path, [Stream(1).change(1)])
 
 
 def test_a_round_that_fails_is_told_and_the_next_one_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    no_spark: Any = None
     begun = threading.Semaphore(0)
 
     def fail(_self: Verifier) -> None:
@@ -105,6 +178,6 @@ def test_a_round_that_fails_is_told_and_the_next_one_begins(
 
     monkeypatch.setattr(Verifier, "_verify", fail)
     options = {"uri": "mongodb://router", "database": "shop"}
-    with Verifier(JobFolder(str(tmp_path)), options, Rounds(0.01, 1, repair=False)):
+    with Verifier(no_spark, JobFolder(str(tmp_path)), options, Rounds(0.01, 1, repair=False)):
         assert all(begun.acquire(timeout=60) for _ in range(2))
     assert "verification: the round has ended: no kernel\n" in capsys.readouterr().err

@@ -1,0 +1,70 @@
+"""Rows of a current table, or of a snapshot, with later events applied, as rows of Spark.
+
+Executors import this module, which requires pyarrow only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import StructType
+
+from spark_sink.tables.fold import Fold
+from spark_sink.tables.key_ranges import KEY_COLUMNS
+from spark_sink.tables.prepare import DDL_TYPES, PREPARED, Prepare, ddl_event_of
+from spark_sink.tables.table_form import FormedRows, TableForm
+from spark_sink.tables.tasks import MadeRows
+
+
+class Advance:
+    """Applies rows of the source, `changes`, to rows of a current table or of a snapshot.
+
+    An event that cannot be applied removes its document, as in a job's table.
+
+    Args:
+        keys: the fields of the document key that identify a document.
+        changes: with CHANGE_COLUMNS and `op`.
+        form: of the rows that are returned, without KEY_RANGE.
+    """
+
+    def __init__(
+        self, keys: Sequence[str], changes: DataFrame, form: TableForm | None = None
+    ) -> None:
+        found = changes.where(F.col("operationType").isin(*DDL_TYPES)).select("event").collect()
+        self.ddl_events = sorted(ddl_event_of(bytes(row.event)) for row in found)
+        """The DDL events among the changes."""
+        self._prepare = Prepare(keys, self.ddl_events)
+        self._changes = self._prepared(changes.where(F.col("op").isNotNull()))
+        self._form = form or TableForm()
+
+    def of_table(self, rows: DataFrame) -> DataFrame:
+        """Return rows of `CurrentTable.versions` after the changes."""
+        return self._folded(rows.mapInArrow(self._prepare.table_rows, PREPARED))
+
+    def of_documents(self, rows: DataFrame) -> DataFrame:
+        """Return a snapshot's rows of the source after the changes, in the same form."""
+        return self._folded(self._prepared(rows))
+
+    def _prepared(self, rows: DataFrame) -> DataFrame:
+        columns = rows.select("database", "collection", "token", "event")
+        return columns.mapInArrow(self._prepare.events, PREPARED)
+
+    def _folded(self, rows: DataFrame) -> DataFrame:
+        by_key = rows.union(self._changes).repartition(*KEY_COLUMNS)
+        by_key = by_key.sortWithinPartitions(*KEY_COLUMNS, "token", "kind")
+        # Updates of documents that are deleted afterwards need no base.
+        columns = StructType(self._form.columns.fields[:-1])
+        return by_key.mapInArrow(partial(_documents, self._form), columns)
+
+
+def _documents(form: TableForm, batches: Iterable[pa.RecordBatch]) -> MadeRows:
+    """Fold sorted rows of PREPARED into rows of a form: a function for `mapInArrow`."""
+    formed = FormedRows(form)
+    for rows in Fold(complete_from="~", tolerant=True, keeps_deleted=form.keeps_deleted)(batches):
+        made = formed.from_fold(rows.filter(pc.is_null(rows["problem"])))[0]
+        yield from form.to_files(made).select(form.stored.names[:-1]).to_batches()

@@ -1,0 +1,366 @@
+"""Ranges of keys, compared with the documents of their collections: the tasks of Spark.
+
+Rows and keys that differ while both sides change are suspects only: `collections` compares them
+again. Executors import this module, which requires pyarrow and pymongo only.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from bson.timestamp import Timestamp
+from pyspark.sql.types import ArrayType, StringType, StructField, StructType
+
+from shard_client.bson.values import ARRAY, DOCUMENT
+from spark_sink.events.slices import UNREADABLE, Slice, elements_of, fields_of
+from spark_sink.folders import open_folder
+from spark_sink.options.scope import Scope
+from spark_sink.options.stream_options import StreamOptions
+from spark_sink.rows.arrow_types import arrow_schema
+from spark_sink.rows.checksum import NO_ROWS, Checksum
+from spark_sink.rows.row_schema import columns
+from spark_sink.snapshot.plan import Chunk, filter_of
+from spark_sink.snapshot.plan import Collection as Source
+from spark_sink.source.tasks import chunk_task, read_task
+from spark_sink.tables.fold import DELETED, TABLE, VERSION
+from spark_sink.tables.key_ranges import KEY_COLUMNS, KeyRanges, places_of
+from spark_sink.tables.prepare import Prepare, batch_of
+from spark_sink.tables.table_form import FormedRows, TableForm
+from spark_sink.tables.tasks import MadeRows
+
+DOUBLED = "doubled"
+"""The difference of a document, or an event, that has several rows."""
+DIFFERENCES = StructType(
+    [
+        *columns("namespace string, key string, difference string"),
+        StructField("fields", ArrayType(StringType())),
+        *columns("token string"),
+    ]
+)
+"""How documents differ: in which fields; `token` is that of the table's row."""
+SUSPECTS = StructType(
+    columns(
+        "database string, collection string, key string, id string, doubled boolean, rows long, "
+        "bytes long, place string"
+    )
+)
+"""A key to look at again, with its document's `_id` as canonical extended JSON, or one that the
+table has several times. A row without a key is the report of a task: the rows or keys that it has
+compared, the bytes that it has read, and the last place."""
+ROWS = StructType([TABLE[name] for name in VERSION])
+"""Rows of a current table, with the columns VERSION."""
+DOCUMENTS = StructType(columns("database string, collection string, token string, event binary"))
+"""Documents as rows of the source."""
+
+_DIFFERENCES, _SUSPECTS, _ROWS = map(arrow_schema, (DIFFERENCES, SUSPECTS, ROWS))
+_PLACE = "place"
+# The most documents of one read, which are in memory.
+_KEYS = 1_000
+_EMPTY = {"document": b"\x05\0\0\0\0"}
+
+
+@dataclass(frozen=True)
+class Look:
+    """A first comparison of a version of a table, whose methods are the tasks.
+
+    They raise StreamError, and OSError if a file of the version was deleted.
+
+    Args:
+        address: the table's.
+        form: its columns.
+        keys: the fields that identify a document.
+        ranges: of all its files.
+        options: of the source, with documents=raw.
+        time: the cluster time at which documents are read, or later.
+    """
+
+    address: str
+    form: TableForm
+    keys: tuple[str, ...]
+    ranges: KeyRanges
+    options: StreamOptions
+    time: Timestamp
+
+    def tasks_behind(
+        self, place: str, most: int, records: Mapping[str, int | None]
+    ) -> tuple[str, list[Callable[[], MadeRows]]]:
+        """Return tasks for the next rows behind a place, and the last place of their ranges.
+
+        They have about `most` rows. `records` has the number of rows of each file; a range with
+        more rows, or with an unknown number, is compared alone, in parts.
+        """
+        tasks, left, reached = list[Callable[[], MadeRows]](), most, place
+        look = replace(self, ranges=KeyRanges())  # which these tasks do not need
+        for index in range(self.ranges.index(place), len(self.ranges)):
+            found = self.ranges[index]
+            if not found.paths or found.last <= place:
+                continue
+            known = [size for path in found.paths if (size := records[path]) is not None]
+            size = sum(known) if len(known) == len(found.paths) else most + 1
+            if tasks and size > left:
+                break
+            tasks.append(partial(look.rows, found.paths, place, most if size > most else None))
+            left, reached = left - size, found.last
+        return reached, tasks
+
+    def rows(self, paths: Sequence[str], behind: str, most: int | None) -> MadeRows:
+        """Compare the rows of files behind a place: SUSPECTS.
+
+        The files have all rows of their range, in any order. The first `most` rows in the order of
+        places are compared, or all of them.
+        """
+        every = [read(deleted=True)[_PLACE] for path in paths for read in self._groups(path)]
+        places = pa.chunked_array([part for each in every for part in each.chunks], pa.string())
+        found = pa.Table.from_batches([pa.RecordBatch.from_struct_array(pc.value_counts(places))])
+        found = found.filter(pc.greater(found["values"], behind)).sort_by("values").slice(0, most)
+        if not found.num_rows:
+            yield _report(0, 0)
+            return
+        doubled = found["values"].filter(pc.greater(found["counts"], 1)).to_pylist()
+        yield _suspects((*place.split("\0"), None, True) for place in doubled)
+        last, size = found["values"][-1], 0
+        for path in paths:
+            for read in self._groups(path):
+                keys = read()[_PLACE]
+                chosen = pc.and_(pc.greater(keys, behind), pc.less_equal(keys, last))
+                if not pc.any(chosen).as_py():
+                    continue
+                rows = read(VERSION).filter(chosen)
+                for start in range(0, rows.num_rows, _KEYS):
+                    unlike, read_bytes = self._unlike(rows.slice(start, _KEYS).to_pylist())
+                    size += read_bytes
+                    yield _suspects(unlike)
+        yield _report(found.num_rows, size, last.as_py())
+
+    def chunk(self, chunk: Chunk) -> MadeRows:
+        """Look for the keys of a chunk of a collection in the table: SUSPECTS."""
+        rows = size = 0
+        task = replace(chunk_task(chunk, self.time, self.options), keys_only=True)
+        for batch in read_task(task, self.options):
+            keys = {place_of(row): row for row in self._prepared(batch)}
+            found = self._find(keys, KEY_COLUMNS)
+            present = {place for each in found for place in each[_PLACE].to_pylist()}
+            missing = [row for place, row in keys.items() if place not in present]
+            yield _suspects((*place_of(e).split("\0"), self._id_of(e), False) for e in missing)
+            rows, size = rows + batch.num_rows, size + batch["event"].nbytes
+        yield _report(rows, size)
+
+    def table_rows(self, batches: Iterable[pa.RecordBatch]) -> MadeRows:
+        """Return the table's rows with some keys as ROWS: a function for `mapInArrow`."""
+        for batch in batches:
+            for found in self._find(set(map(place_of, batch.to_pylist())), VERSION):
+                yield from found.select(_ROWS.names).cast(_ROWS).to_batches()
+
+    def documents(self, batches: Iterable[pa.RecordBatch]) -> MadeRows:
+        """Return the documents with some keys as DOCUMENTS: a function for `mapInArrow`."""
+        for batch in batches:
+            for read in self._read(batch.to_pylist()):
+                yield read.select(DOCUMENTS.names)
+
+    def _groups(self, path: str) -> Iterator[Callable[..., pa.Table]]:
+        """Return for each row group of a file what reads columns of it."""
+        files, folder = open_folder(self.address)
+        with files.open_input_file(f"{folder}/{path}") as stream:
+            file = pq.ParquetFile(stream)
+            for number in range(file.num_row_groups):
+                yield partial(self._columns, file, number)
+
+    def _find(self, places: Collection[str], names: Sequence[str]) -> Iterator[pa.Table]:
+        """Return columns, and _PLACE, of the rows at some places."""
+        ordered = sorted(places)
+        wanted = pa.array(ordered, pa.string())
+        for first, last, path in self.ranges.files():
+            at = bisect_left(ordered, first)
+            if at == len(ordered) or ordered[at] > last:
+                continue
+            for read in self._groups(path):
+                keys = read()
+                chosen = pc.is_in(keys[_PLACE], value_set=wanted)
+                if pc.any(chosen).as_py():
+                    yield (keys if names == KEY_COLUMNS else read(names)).filter(chosen)
+
+    def _columns(
+        self,
+        file: pq.ParquetFile,
+        number: int,
+        names: Sequence[str] = KEY_COLUMNS,
+        *,
+        deleted: bool = False,
+    ) -> pa.Table:
+        """Return columns of a row group, and _PLACE; with `deleted` also rows of deleted documents.
+
+        A cell that another program has emptied is an empty value.
+        """
+        marks = [DELETED] if self.form.keeps_deleted and not deleted else []
+        read = file.read_row_group(number, columns=[*map(self.form.column, names), *marks])
+        made = {}
+        for name in names:  # other writers give text and bytes other types of Arrow's
+            made[name] = read[self.form.column(name)].cast(_ROWS.field(name).type)
+            if name != "documentKey":
+                made[name] = pc.fill_null(made[name], _EMPTY.get(name, ""))
+        rows = pa.table({**made, _PLACE: places_of(pa.table(made))})
+        return rows.filter(pc.invert(read[DELETED])) if marks else rows
+
+    def _unlike(self, rows: list[dict[str, Any]]) -> tuple[list[tuple[Any, ...]], int]:
+        """Return the SUSPECTS among rows, and the bytes of their documents."""
+        accepts, documents, size = self.options.scope.accepts, dict[str, bytes](), 0
+        rows = [
+            {**e, "id": self._id_of(e)} for e in rows if accepts(e["database"], e["collection"])
+        ]
+        for batch in self._read(rows):
+            for each in self._prepared(batch):
+                documents[place_of(each)] = fields_of(each["payload"])[b"fullDocument"].value
+            size += batch["event"].nbytes
+        found = []
+        for row in rows:
+            stored, document = row["document"], documents.get(place_of(row))
+            alike = stored == document or (document and not unequal_fields(stored, document))
+            if not alike or not row["token"]:
+                found.append((*(row[name] for name in (*KEY_COLUMNS, "id")), False))
+        return found, size
+
+    def _read(self, rows: Iterable[Mapping[str, Any]]) -> MadeRows:
+        """Return the documents with the keys and `id`s of rows, as rows of the source."""
+        by_collection: dict[tuple[str, str], list[str]] = {}
+        for each in rows:
+            ids = by_collection.setdefault((each["database"], each["collection"]), [])
+            ids += [each["id"]] if each["id"] else []
+        key = () if self.keys == ("_id",) else self.keys
+        for names, ids in by_collection.items():
+            task = chunk_task(Chunk(Source(*names, key=key)), self.time, self.options)
+            for start in range(0, len(ids), _KEYS):
+                chosen = filter_of(ids[start : start + _KEYS])
+                condition = {"$and": [chosen, task.condition or {}]}
+                yield from read_task(replace(task, condition=condition), self.options)
+
+    def _prepared(self, batch: pa.RecordBatch) -> list[dict[str, Any]]:
+        """Return rows of the source as rows of PREPARED."""
+        [prepared] = Prepare(self.keys, ()).events([batch.select(DOCUMENTS.names)])
+        rows: list[dict[str, Any]] = prepared.to_pylist()
+        return rows
+
+    def _id_of(self, row: Mapping[str, Any]) -> str | None:
+        """Return the `_id` of a row as extended JSON; None if another program has damaged it."""
+        with suppress(*UNREADABLE):
+            found = str(row["key"])
+            if self.keys != ("_id",):
+                found = json.dumps(json.loads(row["documentKey"])["_id"])
+            filter_of([found])
+            return found
+        return None
+
+
+def place_of(row: Mapping[str, Any]) -> str:
+    """Return the place of a row with KEY_COLUMNS."""
+    return "\0".join(row[name] for name in KEY_COLUMNS)
+
+
+def _suspects(found: Iterable[tuple[Any, ...]]) -> pa.RecordBatch:
+    return batch_of(((*each, 0, 0, None) for each in found), _SUSPECTS)
+
+
+def _report(rows: int, size: int, place: str | None = None) -> pa.RecordBatch:
+    return batch_of([(None, None, None, None, False, rows, size, place)], _SUSPECTS)
+
+
+def differing(
+    scope: Scope, unread: Collection[tuple[str, str]], batches: Iterable[pa.RecordBatch]
+) -> MadeRows:
+    """Return how the BSON in `table` differs from that in `collection`: for `mapInArrow`.
+
+    Null stands for a document that is not there. Collections outside of the scope, and those that
+    the table must read again, are not compared.
+    """
+    for batch in batches:
+        found = []
+        for namespace, key, token, table, collection in zip(
+            *(batch[n].to_pylist() for n in ("namespace", "key", "token", "table", "collection")),
+            strict=True,
+        ):
+            database, _, name = namespace.partition(".")
+            if not scope.accepts(database, name) or (database, name) in unread:
+                continue
+            kind, fields = "missing" if table is None else "extra", list[str]()
+            if table is not None and collection is not None:
+                kind, fields = "different", unequal_fields(table, collection)
+            if fields or kind != "different":
+                found.append((namespace, key, kind, fields, token))
+        yield batch_of(found, _DIFFERENCES)
+
+
+def unequal_fields(table: bytes, collection: bytes) -> list[str]:
+    """Return the names of the fields that differ, whatever the order of fields."""
+    left, right = _by_name(table), _by_name(collection)
+    unequal = {name for name in left | right if left.get(name) != right.get(name)}
+    return sorted(name.decode(errors="replace") for name in unequal)
+
+
+def _by_name(document: bytes) -> dict[bytes, list[Any]]:
+    """Return the values of each name of a document, in order, without the order of names."""
+    found: dict[bytes, list[Any]] = {}
+    for name, value in elements_of(document):
+        found.setdefault(name, []).append(_comparable(value))
+    return found
+
+
+def _comparable(value: Slice) -> Any:
+    """Return a value without the order of its fields, but with its types."""
+    if value.kind == DOCUMENT:
+        return _by_name(value.value)
+    if value.kind == ARRAY:
+        return [_comparable(each) for _, each in elements_of(value.value)]
+    return value
+
+
+def rows_checksum(rows: Iterable[pa.RecordBatch]) -> Checksum:
+    """Return the checksum of rows: a task."""
+    return sum(map(Checksum.of, rows), NO_ROWS)
+
+
+def unlike_columns(form: TableForm, batches: Iterable[pa.RecordBatch]) -> MadeRows:
+    """Return the rows whose columns are not those of their BSON, as DIFFERENCES.
+
+    The difference is "columns", and the fields are their names. A function for `mapInArrow`.
+    """
+    formed = FormedRows(form)
+    for batch in batches:
+        rows = pa.Table.from_batches([batch])
+        pair = formed.from_file(rows), formed.from_file(rows, again=True)
+        stored, made = map(form.to_files, pair)
+        fields: dict[int, list[str]] = {}
+        for name in made.column_names:
+            if stored[name] == made[name]:
+                continue
+            both = zip(stored[name].to_pylist(), made[name].to_pylist(), strict=True)
+            for row, (left, right) in enumerate(both):
+                if str(_bare(left)) != str(_bare(right)):
+                    fields.setdefault(row, []).append(name)
+        keys = rows.select(map(form.column, (*KEY_COLUMNS, "token"))).to_pylist()
+        found = ((*keys[row].values(), names) for row, names in fields.items())
+        yield batch_of(
+            (
+                (f"{db}.{name}", key, "columns", names, token)
+                for db, name, key, token, names in found
+            ),
+            _DIFFERENCES,
+        )
+
+
+def _bare(value: Any) -> Any:
+    """Return a value of a column without empty arrays and documents.
+
+    Rows that were written before a column have null there instead.
+    """
+    if isinstance(value, dict):
+        found = {name: _bare(each) for name, each in value.items()}
+        return {name: each for name, each in found.items() if each is not None} or None
+    return [_bare(each) for each in value] or None if isinstance(value, list) else value
