@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -281,6 +282,8 @@ class ProgressReport:
         self._has_bar = False
         self._waits = False
         self._through = 0
+        self._last: str | None = ""
+        self._since = 0.0
 
     def begin(self, last: LoggedBatch | None) -> None:
         """Tell that the query has started, after the last batch that is committed, if any."""
@@ -305,6 +308,7 @@ class ProgressReport:
             self._tell(batch)
             for listener in self._listeners:
                 listener.add(batch)
+        self._tell_long_batch(query, None if progress is None else str(progress["timestamp"]))
         through = None if progress is None else reached(progress)
         if progress is None or through is None:
             return
@@ -319,6 +323,17 @@ class ProgressReport:
             self._line("the stream goes on")
         self._waits = waits
         self._reach(through, waits=waits)
+
+    def _tell_long_batch(self, query: StreamingQuery, last: str | None) -> None:
+        """Tell once of a batch that runs for long; `last` is the time of the last report."""
+        if last != self._last:
+            self._last, self._since = last, self._clock()
+        elif self._clock() - self._since > STANDS and query.status["isTriggerActive"]:
+            self._line(
+                f"the batch in progress runs for more than {STANDS} s: it reads much, or waits for "
+                "a shard (the router's status page names it)"
+            )
+            self._since = math.inf
 
     def _reach(self, through: int, *, waits: bool) -> None:
         self._through = max(self._through, through)

@@ -58,6 +58,7 @@ def idle_progress(seconds: int, quiet: int | None) -> dict[str, Any]:
 class Query:
     def __init__(self) -> None:
         self.recentProgress: list[dict[str, Any]] = []
+        self.status = {"isTriggerActive": False}
 
 
 def test_a_batch_is_told_once_with_rate_and_lag() -> None:
@@ -65,7 +66,7 @@ def test_a_batch_is_told_once_with_rate_and_lag() -> None:
     metrics = JobMetrics()
     written = {0: Written(500, 3)}
     report = ProgressReport((metrics,), told, lambda: THROUGH + 4.0, written)
-    idle = {"batchId": 1, "numInputRows": 0, "durationMs": {"triggerExecution": 3}, "sources": []}
+    idle = {**progress(1), "durationMs": {"triggerExecution": 3}, "sources": []}
     for each in (progress(0), idle, progress(1)):
         query.recentProgress.append(each)
         report(query)  # type: ignore[arg-type]
@@ -110,6 +111,22 @@ def test_an_idle_job_keeps_up_with_its_stream_and_tells_when_that_stands_still()
     assert told.getvalue().splitlines()[-2:] == [
         "Spark has started: the job begins",
         "stopped before the first batch; the next start continues",
+    ]
+
+
+def test_a_batch_that_runs_for_long_is_told_once() -> None:
+    told, query, now = io.StringIO(), Query(), [1000.0]
+    report = ProgressReport((), told, lambda: now[0])
+    query.recentProgress.append(progress(0))
+    for active in (False, True):
+        query.status = {"isTriggerActive": active}
+        for _ in range(3):
+            report(query)  # type: ignore[arg-type]
+            now[0] += 40
+    lines = told.getvalue().splitlines()
+    assert [line.partition(":")[0] for line in lines] == [
+        "batch 0",
+        "the batch in progress runs for more than 60 s",
     ]
 
 
