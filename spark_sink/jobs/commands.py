@@ -11,7 +11,6 @@ import typer
 from typer.core import TyperCommand
 
 from spark_sink.errors import OptionError, SourceError
-from spark_sink.jobs.job_settings import Rounds as Rounds
 from spark_sink.jobs.job_settings import pairs_of
 
 _Value = TypeVar("_Value")

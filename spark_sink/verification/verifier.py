@@ -23,8 +23,8 @@ from shard_client.bson.resume_token import high_water_mark
 from spark_sink.errors import OptionError, SourceError
 from spark_sink.events.positions import after
 from spark_sink.folders import Folder
-from spark_sink.jobs.commands import Rounds
 from spark_sink.jobs.job_folder import CURRENT, JobFolder
+from spark_sink.jobs.job_settings import Rounds
 from spark_sink.jobs.query_run import cause_of
 from spark_sink.jobs.status import verified_line
 from spark_sink.jobs.tables_job import Findings

@@ -27,15 +27,21 @@ class Unreachable:
         yield
 
 
-async def test_the_cursor_of_a_closed_stream_is_killed_once_its_member_answers(
-    member: ScriptedMember,
-):
+async def closed_while_hanging(member: ScriptedMember) -> Reader:
+    """Return a reader whose cursor was closed while its member hangs; the member still has it."""
     reader = Reader(member, replace(SETTINGS, close_timeout=0.3))
     reader.start()
     await until(lambda: member.commands["getMore"] > 1)
     member.hang |= {"getMore", "hello", "killCursors"}
     await reader.cursor.close()
     assert member.cursors
+    return reader
+
+
+async def test_the_cursor_of_a_closed_stream_is_killed_once_its_member_answers(
+    member: ScriptedMember,
+):
+    reader = await closed_while_hanging(member)
     assert len(reader.cursor_reaper) == 1
     member.hang.clear()
     await until(lambda: not member.cursors)
@@ -67,12 +73,7 @@ async def test_a_cancelled_close_leaves_no_cursor(member: ScriptedMember, hangin
 
 
 async def test_a_member_that_was_slow_at_the_end_keeps_no_cursor(member: ScriptedMember):
-    reader = Reader(member, replace(SETTINGS, close_timeout=0.3))
-    reader.start()
-    await until(lambda: member.commands["getMore"] > 1)
-    member.hang |= {"getMore", "hello", "killCursors"}
-    await reader.cursor.close()
-    assert member.cursors
+    reader = await closed_while_hanging(member)
     member.hang.clear()
     await reader.cursor_reaper.close()
     assert not member.cursors

@@ -19,8 +19,8 @@ from deltalake import DeltaTable, write_deltalake
 from spark_sink.errors import StreamError
 from spark_sink.events.slices import fields_of
 from spark_sink.folders import Folder
-from spark_sink.jobs.commands import Rounds
 from spark_sink.jobs.job_folder import JobFolder
+from spark_sink.jobs.job_settings import Rounds
 from spark_sink.options.stream_options import parse_options
 from spark_sink.rows.extended_json import canonical_json
 from spark_sink.snapshot.plan import SnapshotPlan, filter_of
