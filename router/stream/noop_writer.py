@@ -5,8 +5,7 @@ See docs/design.md#idle-shards; source of the commands: docs/protocol.md#sharded
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from enum import Enum, auto
 from functools import lru_cache
 from typing import Any, Final, Protocol
@@ -52,9 +51,6 @@ LEAST_SECONDS: Final = 3 * 24 * 60 * 60.0
 _NOT_ALLOWED = frozenset(
     {ErrorCode.Unauthorized, ErrorCode.CommandNotFound, ErrorCode.IllegalOperation}
 )
-
-_INNOCENT = _NOT_ALLOWED | {ErrorCode.StaleClusterTime}
-"""Codes of errors of a member that is the primary."""
 
 
 class NoOpResult(Enum):
@@ -238,7 +234,7 @@ class NoOpTarget:
         error: Exception | None = None
         for _ in range(_ATTEMPTS):
             try:
-                async with self._connected() as connection:
+                async with self._primary() as connection:
                     await self._ask(connection, past)
             except CommandError as failure:
                 if failure.code == ErrorCode.StaleClusterTime:
@@ -264,32 +260,8 @@ class NoOpTarget:
         self._failing = True
         return NoOpResult.FAILED
 
-    @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[Connection]:
-        """Use a connection to the primary for a block; raises CommandError, NetworkError.
-
-        After an error that may be the member's, its role is looked up again.
-        """
-        cluster, timeout = self._cluster, self._limits.connect_timeout
-        replica_set = cluster.replica_set(self._name)
-        primary = None if replica_set is None else replica_set.primary
-        if primary is not None:
-            connection = await cluster.pool.take(primary, timeout)
-        else:
-            host = None if replica_set is not None else self.host
-            connection = await cluster.dialer(self._name, host).connect(timeout)
-        try:
-            yield connection
-        except (CommandError, NetworkError, ProtocolError) as error:
-            blamed = not isinstance(error, CommandError) or error.code not in _INNOCENT
-            replica_set = cluster.replica_set(self._name)
-            if blamed and replica_set is not None:
-                replica_set.invalidate(connection.address)
-            if not isinstance(error, CommandError):
-                cluster.pool.forget(connection.address)
-            raise
-        finally:
-            cluster.release(connection)
+    def _primary(self) -> AbstractAsyncContextManager[Connection]:
+        return self._cluster.primary(self._name, self._limits.connect_timeout, self.host)
 
     async def _ask(self, connection: Connection, past: Timestamp) -> None:
         timeout, clock = self._limits.connect_timeout, self._cluster.clock
@@ -333,7 +305,7 @@ class NoOpTarget:
         self._oplog_of = self._written_to
         timeout, asking = self._limits.connect_timeout, {"collStats": "oplog.rs"}
         try:
-            async with self._connected() as connection:
+            async with self._primary() as connection:
                 answer = await connection.command("local", asking, timeout=timeout)
         except (CommandError, NetworkError, ProtocolError) as error:
             log.info("cannot read the size of the oplog", target=self._name, error=str(error))
