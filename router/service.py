@@ -273,7 +273,7 @@ async def check_servers(settings: Settings) -> Sequence[Check]:
     mongos = _mongos(settings, Share(), Access(settings.security.logins().upstream, tls))
     checks = ServerChecks(cluster, mongos)
     try:
-        return await checks.results(timeout=None)
+        return await checks.results(whole=True)
     finally:
         await checks.close()
         await cluster.close()

@@ -240,7 +240,10 @@ class NoOpTarget:
                 if failure.code == ErrorCode.StaleClusterTime:
                     return NoOpResult.THERE
                 error = failure
-                if failure.code not in _NOT_ALLOWED or not self._by_noop:
+                if failure.code not in _NOT_ALLOWED:
+                    self._distrust_primary()  # without a majority it may be a former one
+                    break
+                if not self._by_noop:
                     break
                 log.info(
                     "the member refuses no-op writes; the router reads from it instead",
@@ -262,6 +265,11 @@ class NoOpTarget:
 
     def _primary(self) -> AbstractAsyncContextManager[Connection]:
         return self._cluster.primary(self._name, self._limits.connect_timeout, self.host)
+
+    def _distrust_primary(self) -> None:
+        replica_set = self._cluster.replica_set(self._name)
+        if replica_set is not None and replica_set.primary is not None:
+            replica_set.invalidate(replica_set.primary)
 
     async def _ask(self, connection: Connection, past: Timestamp) -> None:
         timeout, clock = self._limits.connect_timeout, self._cluster.clock
