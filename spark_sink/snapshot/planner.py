@@ -26,6 +26,7 @@ from pymongo.errors import OperationFailure
 from shard_client.bson.values import DECIMAL, DOUBLE, INT32, INT64, STRING, SYMBOL
 from spark_sink.errors import MESSAGE_LIMIT
 from spark_sink.events.positions import FromNow, Position, time_of
+from spark_sink.options.retries import is_transient
 from spark_sink.options.scope import Scope
 from spark_sink.options.snapshot_options import QueryStart, SnapshotOptions, SnapshotPolicy
 from spark_sink.snapshot.plan import (
@@ -37,7 +38,6 @@ from spark_sink.snapshot.plan import (
     text_of,
     value_of,
 )
-from spark_sink.stream.retries import is_transient
 
 # The bytes of documents that a task reads where there are many, and the least for which one starts.
 CHUNK_BYTES, _LEAST_BYTES = 64 << 20, 1 << 20
