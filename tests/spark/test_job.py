@@ -466,10 +466,13 @@ def test_a_drive_without_locks_is_no_reason_to_fail(
 
 def test_a_snapshot_alone_is_read_once(tmp_path: Path) -> None:
     record = JobRecord(("shop.orders",))
-    plan = {"mark": {"t": 5, "i": 1}}
-    fake_job(tmp_path / "a", snapshot=plan).begin(record, once=True)
+    time = Timestamp(5, 1)
+    request = Request.of_mode(time, plan=SnapshotPlan(time))
+    running = to_document(SignalState(requests=(request,)))
+    fake_job(tmp_path / "a", signals=running).begin(record, once=True)
+    ended = to_document(SignalState(ended=request))
     with pytest.raises(OptionError, match="has finished its snapshot"):
-        fake_job(tmp_path / "b", snapshot={**plan, "ended": True}).begin(record, once=True)
+        fake_job(tmp_path / "b", signals=ended).begin(record, once=True)
 
 
 def test_namespaces_become_options() -> None:
