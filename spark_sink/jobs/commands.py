@@ -121,10 +121,11 @@ def compact(out: Out) -> None:
     The job may run meanwhile.
     """
     from spark_sink.jobs.maintenance import compact_tables
+    from spark_sink.jobs.progress import WorkReport
 
     is_empty = True
     with failures():
-        for line in compact_tables(job_in(out)):
+        for line in compact_tables(job_in(out), WorkReport()):
             is_empty = False
             typer.echo(line)
     if is_empty:
@@ -148,6 +149,7 @@ def rebuild(
     With --to, make a current table as of an earlier time, in another folder, from bronze alone.
     """
     from spark_sink.jobs.point_in_time import UNREAD_THEN, time_from_text, unread_names
+    from spark_sink.jobs.progress import WorkReport
     from spark_sink.jobs.rebuilding import (
         lacks_current,
         rebuild_at,
@@ -163,7 +165,7 @@ def rebuild(
         if to is not None and into is not None:
             time = time_from_text(to, "--to")
             with session("rebuild", given) as spark:
-                table = rebuild_at(spark, folder, time, into)
+                table = rebuild_at(spark, folder, time, into, WorkReport())
             typer.echo(f"{table.address} has {table.count()} documents")
             if names := unread_names(table.state.lacking):
                 typer.echo(f"it lacks documents of {names}: {UNREAD_THEN}", err=True)
@@ -172,7 +174,7 @@ def rebuild(
         lost = lacks_current(folder)
         if lost:
             with session("rebuild", given) as spark:
-                table = rebuild_current(spark, folder)
+                table = rebuild_current(spark, folder, WorkReport())
             typer.echo(f"{table.address} has {table.count()} documents")
         if not lost or folder.query() is None:
             last = rebuild_checkpoint(folder)
@@ -191,9 +193,10 @@ def at(
     They are the newest ones that have nothing from after it, and every transaction whole.
     """
     from spark_sink.jobs.point_in_time import time_from_text, versions_at
+    from spark_sink.jobs.progress import WorkReport
 
     with failures():
-        found = versions_at(job_in(out), time_from_text(time, "TIME"))
+        found = versions_at(job_in(out), time_from_text(time, "TIME"), WorkReport())
     document = {"batch": found.batch, "before": [found.cut.time, found.cut.inc]}
     if as_json:
         typer.echo(json.dumps({**document, "versions": dict(found.versions)}))
