@@ -87,6 +87,16 @@ def test_a_job_writes_a_snapshot_and_changes_and_stops_on_a_signal(
             return len(query.batches("commits")) > 2 and len(rows_of(folder)) >= 40 + 1 + 23
 
         query.wait_for(arrived)
+
+        # Its tables are compacted while it commits a batch after the other.
+        updates, compact = 1, [*command[:3], "compact", "--out", str(folder)]
+        for _ in range(3):
+            beside = subprocess.Popen(compact, cwd=REPOSITORY)
+            while beside.poll() is None:
+                shop.orders.update_one({"_id": 3, "customer": 3}, {"$inc": {"n": 1}})
+                updates += 1
+                time.sleep(0.05)
+            assert beside.returncode == 0
         query.process.send_signal(signal.SIGINT)  # for which Spark has a handler of its own
         assert query.process.wait(WAIT) == 0, (folder / "log").read_text()
         told = (folder / "log").read_text().splitlines()
@@ -99,7 +109,7 @@ def test_a_job_writes_a_snapshot_and_changes_and_stops_on_a_signal(
     assert "Traceback" not in (folder / "log").read_text()
     kinds = [row["operationType"] for row in rows_of(folder)]
     assert {kind: kinds.count(kind) for kind in set(kinds)} == {
-        "read": 40, "snapshotEnd": 1, "insert": 21, "update": 1, "delete": 1,
+        "read": 40, "snapshotEnd": 1, "insert": 21, "update": updates, "delete": 1,
     }  # fmt: skip
     assert differences(spark, shop, folder) == NO_DIFFERENCE
     assert CurrentTable.existing(str(folder / "current")).read(spark).count() == 60
