@@ -223,9 +223,11 @@ async def _write_place(batch: Batch, watch: Watch, writer: asyncio.StreamWriter)
 
 
 def _check_peer(writer: asyncio.StreamWriter) -> None:
+    if writer.is_closing():  # its socket may be closed, and has no options then
+        raise ConnectionResetError("the client is gone")
     connection = writer.get_extra_info("socket")
     error = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if connection else 0
-    if error or writer.is_closing():
+    if error:
         raise ConnectionResetError(error, "the client is gone")
 
 

@@ -328,7 +328,16 @@ def require_deployment(client: MongoClient[Any]) -> None:
     A router, a mongos and a replica set are whole. Raises PyMongoError if nothing answers.
     """
     admin = client.get_database("admin", _PLAIN, ReadPreference.PRIMARY_PREFERRED)
-    reply = admin.command("hello", codec_options=_PLAIN, read_preference=admin.read_preference)
+    try:
+        reply = admin.command("hello", codec_options=_PLAIN, read_preference=admin.read_preference)
+    except ConnectionFailure:
+        known = client.topology_description
+        if known.server_descriptions():
+            raise
+        raise StreamError(  # the driver leaves out the members of other sets
+            f"no server that option 'uri' names is a member of the set {known.replica_set_name}: "
+            "correct replicaSet or the addresses"
+        ) from None
     if reply.get("msg") == "isdbgrid":
         return
     problem = None

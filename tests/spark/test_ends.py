@@ -68,6 +68,7 @@ REAL = on_real_servers("documents that tell a shard")
         pytest.param("shard0", "", "is a shard of a cluster", marks=REAL),
         pytest.param("rs0", "?directConnection=true", "is one member", marks=REAL),
         ("config", "", "is a config server of a cluster"),
+        ("shard0", "?replicaSet=rs9", "no server that .* names is a member of the set rs9"),
     ],
 )
 def test_a_part_of_a_deployment_is_refused(

@@ -378,35 +378,6 @@ def test_lists_that_match_nothing_and_what_has_no_stream_are_told(
     )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["run", "--out", "x", "--option", "fulldocument"], "write NAME=VALUE"),
-        (["run", "shop", "shop.orders", "--out", "x"], "cannot be mixed"),
-        (["run", "shop.ord.*", "--out", "x"], "looks like a pattern"),
-        (["run", "shop", "--out", "x", "--option", "fullDocumnt=x"], "did you mean"),
-        (["run", "shop", "--out", "x", "--option", "uri=mongodb://a:b@c"], "use --uri"),
-        (["run", "shop", "--out", "x", "--option", "signalFolder=y"], "a job has its own"),
-        (["signal", "stop-snapshot", "--out", "nowhere"], "there is no job in"),
-        (["signal", "execute-snapshot", "--out", "nowhere"], "name the collections to read"),
-        (
-            ["run", "shop", "--out", "x", "--option", "snapshot.mode=some"],
-            "'snapshotMode': must be",
-        ),
-        (["status", "--out", "nowhere"], "there is no job in"),
-        (["run", "shop", "--out", "x", "--table", "messages"], "--message prefix=NAME is missing"),
-        (["run", "shop", "--out", "x", "--message", "prefix=p"], "is for --table messages"),
-    ],
-)
-def test_invalid_arguments_are_refused(
-    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(job, arguments)
-    assert result.exit_code == 2
-    assert message in " ".join(result.output.split())
-
-
 def fake_job(folder: Path, **snapshot: Any) -> JobFolder:
     """A job's folder with one batch, as its checkpoint has it."""
     offsets = folder / "checkpoint" / "offsets"

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import json
+import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
@@ -67,6 +69,19 @@ async def test_a_half_closed_client_continues_reading() -> None:
         cursor.put(event(1))
         assert json.loads(await reader.readline())["n"] == 1
         writer.close()
+
+
+async def test_a_client_that_resets_its_connection_is_no_error() -> None:
+    with capture_logs() as logs:
+        async with feed() as (cursors, port):
+            _, writer = await watch(port, {"database": "db"})
+            await the_cursor(cursors)
+            linger = struct.pack("ii", 1, 0)
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            writer.close()
+            await until(lambda: not cursors.cursors)
+            await until(lambda: [each for each in logs if each.get("component") == "FEED"])
+    assert [each for each in logs if each["log_level"] == "error"] == []
 
 
 async def test_a_quiet_stream_sends_its_token() -> None:

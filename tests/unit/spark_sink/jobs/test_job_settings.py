@@ -128,13 +128,34 @@ def test_what_a_file_cannot_have_is_told_with_the_remedy(
         ("verify --out x --table gold", "--table: 'gold' is not one of 'bronze', 'current', "),
         ("rebuild --out x --conf a", "--conf: 'a' has no value: write NAME=VALUE"),
         ("wait --out x --timeout soon", "--timeout: 'soon' is no time: write 90s, 30m, 1h or 1d"),
+        ("run --out x --option fulldocument", "option: 'fulldocument' has no value: write NAME="),
+        ("run shop shop.orders --out x", "databases and collections cannot be mixed"),
+        ("run shop.ord.* --out x", "looks like a pattern"),
+        ("run shop --out x --option fullDocumnt=x", "did you mean"),
+        ("run shop --out x --option uri=mongodb://a:b@c", "--option cannot set uri: use --uri"),
+        ("run shop --out x --option signalFolder=y", "a job has its own"),
+        ("run shop --out x --option snapshot.mode=some", "option 'snapshotMode': must be"),
+        ("run shop --out x --table messages", "--message prefix=NAME is missing"),
+        ("run shop --out x --message prefix=p", "--message is for --table messages: give both"),
+        ("run shop --out x --flatten", "--flatten is for tables with --schema: give both"),
+        ("run shop --out x --schema no", "--schema must be infer, none, or a file that"),
+        ("run shop --out x --upstream mongodb://m:1", "--upstream is for the router that"),
+        ("signal stop-snapshot --out nowhere", "there is no job in"),
+        ("signal execute-snapshot --out nowhere", "name the collections to read"),
+        ("status --out nowhere", "there is no job in"),
     ],
 )
-def test_wrong_arguments_are_told_with_the_remedy(arguments: str, message: str) -> None:
+def test_wrong_arguments_are_told_with_the_remedy(
+    arguments: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("spark_sink.jobs.stop_request.signal.signal", lambda *_: None)
     found = CliRunner().invoke(job, arguments.split())
     assert found.exit_code == 2
-    assert found.output.startswith(f"error: {message}")
+    assert found.output.startswith("error: ")
+    assert message in found.output
     assert len(found.output.splitlines()) == 1
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_a_file_that_is_none_is_told(tmp_path: Path) -> None:

@@ -113,28 +113,6 @@ def test_without_a_router_the_cause_is_told(events: list[str], tmp_path: Path) -
     assert not (tmp_path / "job").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--flatten"], "error: --flatten is for tables with --schema: give both\n"),
-        (["--schema", "no-such-file"], "error: --schema must be infer, none, or a file that"),
-    ],
-)
-def test_a_form_that_cannot_be_is_refused_before_spark_starts(
-    arguments: list[str], message: str, events: list[str], tmp_path: Path
-) -> None:
-    result = run(tmp_path, "--configdb", "cfg/h:1", *arguments)
-    assert result.exit_code == 2
-    assert result.output.startswith(message)
-    assert "query starts" not in events
-
-
-def test_an_upstream_needs_a_router_to_start(events: list[str], tmp_path: Path) -> None:
-    result = run(tmp_path, "--upstream", "mongodb://m:1")
-    assert (result.exit_code, events) == (2, [])
-    assert "pass both" in result.output
-
-
 def test_a_signal_that_ends_spark_too_is_an_orderly_end(
     events: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
