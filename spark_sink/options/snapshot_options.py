@@ -16,7 +16,7 @@ from bson.timestamp import Timestamp
 from spark_sink.errors import OptionError
 from spark_sink.options import values
 from spark_sink.options.java_patterns import compiled
-from spark_sink.options.names import fields_in, option, parsed_option
+from spark_sink.options.values import fields_in, option, parsed_option
 
 BASED = "snapshot.mode.configuration.based"
 """The prefix of the options of the mode configuration_based."""

@@ -18,9 +18,8 @@ from pymongo.errors import OperationFailure
 from pyspark.sql.datasource import InputPartition
 
 from shard_client.bson.resume_token import high_water_mark
-from spark_sink.batches.batch_planner import BatchPlanner
+from spark_sink.batches.batch_planner import BatchPlanner, ClusterAccess
 from spark_sink.batches.event_rate import ReportInbox, report
-from spark_sink.batches.planned_batch import ClusterAccess
 from spark_sink.batches.query_start import cluster_time_at, query_started
 from spark_sink.batches.read_task import ReadTask, TaskReader
 from spark_sink.events.header import join_fragments
