@@ -44,14 +44,14 @@ if TYPE_CHECKING:
     from spark_sink.rows.document_parsing import parse_documents as parse_documents
     from spark_sink.session.spark_session import local_session as local_session
     from spark_sink.session.spark_session import register as register
-    from spark_sink.source.schema_inference import infer_schema as infer_schema
+    from spark_sink.source.schema import infer_schema as infer_schema
     from spark_sink.tables.current_table import apply_changes as apply_changes
     from spark_sink.verification.collections import verify as verify
 
 _MODULES = {
     "Job": "spark_sink.job",
     "apply_changes": "spark_sink.tables.current_table",
-    "infer_schema": "spark_sink.source.schema_inference",
+    "infer_schema": "spark_sink.source.schema",
     "local_session": "spark_sink.session.spark_session",
     "parse_documents": "spark_sink.rows.document_parsing",
     "read_at": "spark_sink.jobs.point_in_time",

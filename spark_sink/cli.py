@@ -83,7 +83,7 @@ def _failures() -> Iterator[None]:
             from pyspark.errors import PySparkException
 
             from spark_sink.jobs.query_run import cause_of
-            from spark_sink.session.java_runtime import JavaNotFoundError
+            from spark_sink.session.spark_session import JavaNotFoundError
 
             expected = SourceError, PySparkException, Py4JError, JavaNotFoundError, OSError
             if not isinstance(error, expected):

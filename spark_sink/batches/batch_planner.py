@@ -13,6 +13,10 @@ returns only tokens, at most a sample of each batch:
 So planning costs about the same for batches of all sizes. The two ends alone decide what a batch
 contains, so a batch that is read again after a crash has the same content
 (docs/spark-rationale.md).
+
+The shards of a transaction write it to their oplogs at slightly different cluster times, so that
+the end of a batch may lie between its events (docs/protocol.md#events). On request, a batch ends
+after all of them.
 """
 
 from __future__ import annotations
@@ -28,9 +32,7 @@ from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.batches.event_rate import EventRate, ReportInbox
-from spark_sink.batches.planned_batch import ClusterAccess, PlannedBatch
 from spark_sink.batches.read_task import ReadTask, merged_tasks, shard_tasks
-from spark_sink.batches.transaction_ends import between_transactions, transaction_of
 from spark_sink.errors import StreamError
 from spark_sink.events.header import fragment_of
 from spark_sink.events.positions import (
@@ -44,7 +46,8 @@ from spark_sink.events.positions import (
     time_of,
 )
 from spark_sink.options.stream_options import StreamOptions
-from spark_sink.stream.event_stream import STALLED_AFTER, EventStream, read_runs
+from spark_sink.stream.event_stream import STALLED_AFTER, EventStream, StreamCursor, read_runs
+from spark_sink.stream.router_client import Shard
 
 # Seconds that a call waits for a first event, that it samples a stream that is not idle, and after
 # which the stream is idle. Every event of a batch waits as long for its commit.
@@ -62,10 +65,55 @@ _MAX_COUNTED = 20_000
 _END_SAMPLE = 100
 # The most ranges of a batch.
 _MAX_RANGES = 64
+# Seconds after which no more of a transaction is awaited: of cluster time, or on the clock.
+_QUIET = 1
+# A batch of no more events is read from the merged stream at once, which costs less than starting a
+# task and opening a stream for each shard.
+_SMALL_EVENTS = 5000
 _STALLED = (
     f"the stream has not advanced for {STALLED_AFTER:.0f} s: check which shard is unreachable, and "
     "restart the query"
 )
+
+
+@dataclass(frozen=True)
+class ClusterAccess:
+    """The planner's requests to the cluster. All may raise StreamError or PyMongoError.
+
+    Args:
+        watch: opens a stream of tokens after a position.
+        newest: about the newest cluster time.
+        present: a cluster time at or after all finished writes.
+        beginning: where a query without a start option begins.
+        shards: all shards; None if they cannot be listed.
+    """
+
+    watch: Callable[[Position], StreamCursor]
+    newest: Callable[[], Timestamp]
+    present: Callable[[], Timestamp]
+    beginning: Callable[[], AtTime]
+    shards: Callable[[], list[Shard] | None]
+
+
+@dataclass(frozen=True)
+class PlannedBatch:
+    """A batch: start, end, number of events if known, a time before which it has no event."""
+
+    start: Position
+    end: Position
+    events: int | None = None
+    idle_until: Timestamp | None = None
+
+    @property
+    def first(self) -> Position:
+        """Where reading begins: the start, or a later position before which there is no event."""
+        idle = None if self.idle_until is None else AtTime(self.idle_until)
+        return self.start if idle is None or not is_after(idle, self.start) else idle
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the batch is read from the merged stream at once."""
+        return self.events is not None and self.events <= _SMALL_EVENTS
 
 
 class _Fresh:
@@ -219,7 +267,7 @@ class BatchPlanner:
         if not self._options.keeps_transactions or plan.events == 0 or last_is_outside:
             return plan
         with closing(self._stream(plan.end)) as stream:
-            end, passed = between_transactions(stream, plan.end, self._clock)
+            end, passed = _between_transactions(stream, plan.end, self._clock)
         if not passed:
             return plan
         self.close()
@@ -233,7 +281,9 @@ class BatchPlanner:
         if stop is not None and not is_after(stop, start):
             return PlannedBatch(start, start, 0)
         state = self._state_after(start)
-        idle_until = self._idle_until(state)
+        idle_until = None
+        if isinstance(state, _Sampled):
+            idle_until = state.tokens[0].cluster_time if state.tokens else self.quiet_until
         most = self._event_rate.event_limit(max_events, self._options.max_bytes_per_trigger)
         if isinstance(state, _Jumped) and self._may_jump(state, most):
             far = self._estimated_end(state.tokens, most, stop)
@@ -304,7 +354,7 @@ class BatchPlanner:
         if event is not None:
             number, of = fragment_of(event) or (0, 0)
             sample.within_event = number < of
-            sample.in_transaction = transaction_of(event) is not None
+            sample.in_transaction = _transaction_of(event) is not None
         return event
 
     def _end(
@@ -433,13 +483,6 @@ class BatchPlanner:
                     count += 1
         return bounds
 
-    def _idle_until(self, state: _Fresh | _Sampled | _Jumped) -> Timestamp | None:
-        """Return the time up to which there is no further event, if the planned batch is empty."""
-        if not isinstance(state, _Sampled) or self._plan is None or self._plan.events != 0:
-            return None
-        reached = state.tokens[0] if state.tokens else state.cursor.position
-        return None if reached is None else reached.cluster_time
-
     def _idle_end(self, start: Position, reached: Token | None, least: float) -> Position:
         """Return `start`, or the stream's position if `start` is `least` seconds older."""
         since = time_of(start)
@@ -451,3 +494,47 @@ class BatchPlanner:
     def _stream(self, start: Position) -> EventStream:
         watch = self._cluster.watch
         return EventStream(watch, start, retry_policy=self._options.retry_policy, clock=self._clock)
+
+
+def _transaction_of(event: RawBSONDocument) -> tuple[bytes, int] | None:
+    """Return the identity of an event's transaction; None outside of transactions."""
+    session, number = event.get("lsid"), event.get("txnNumber")
+    return None if session is None or number is None else (bytes(session.raw), int(number))
+
+
+def _between_transactions(
+    stream: EventStream, end: Position, clock: Callable[[], float]
+) -> tuple[Position, int]:
+    """Return the first end from `end` on that cuts no transaction, and the events up to it.
+
+    A transaction counts as complete if no further event of it arrives for a second.
+
+    Args:
+        stream: the events after `end`, of which the first one or few are read.
+        end: of a batch whose last event may belong to a transaction.
+        clock: seconds.
+
+    Raises StreamError.
+    """
+    begun_at = clock()
+    found, passed, current = end, 0, None
+    while True:
+        event = stream.next()
+        if event is None:
+            since, reached = time_of(found), stream.position
+            moved = (
+                0 if since is None or reached is None else reached.cluster_time.time - since.time
+            )
+            if moved > _QUIET or clock() - begun_at >= _QUIET:
+                return found, passed
+            continue
+        token, transaction = Token(dict(event["_id"])), _transaction_of(event)
+        if transaction is None and "splitEvent" in event:  # only the first fragment names it
+            transaction = current
+        if not passed and transaction is None:
+            return end, 0
+        is_other = passed and (transaction is None or transaction != current)
+        if is_other and token.cluster_time != time_of(found):  # no cluster time is divided
+            return AtTime(token.cluster_time), passed
+        found, current, begun_at = token, transaction, clock()
+        passed += 1

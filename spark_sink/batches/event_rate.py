@@ -17,9 +17,11 @@ import json
 import secrets
 import socket
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 from bson.timestamp import Timestamp
+
+from spark_sink.events.documents import from_document, to_document
 
 # Ordinals of a second before a second was read to its end. A large number makes the first batches
 # too small rather than too large, because a batch then ends with its first second.
@@ -162,8 +164,7 @@ class ReportInbox:
 def report(stats: ReadStats, batch: int, address: tuple[str, int, str]) -> None:
     """Send what a task of a batch has read to the planner's address; failures are ignored."""
     host, port, word = address
-    events, size, first, last, ticks = astuple(stats)
-    line = [word, batch, events, size, first.time, first.inc, last.time, last.inc, ticks]
+    line = [word, batch, to_document(stats)]
     with contextlib.suppress(OSError):
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family, socket.SOCK_DGRAM) as sender:
@@ -187,12 +188,7 @@ def _bound(router: tuple[str, int]) -> socket.socket:
 
 def _parsed(data: bytes, word: str, batch: int) -> ReadStats | None:
     try:
-        line = json.loads(data)
-        sender, about, *numbers = line
-        if sender != word or about != batch or not all(type(each) is int for each in numbers):
-            return None
-        events, size, first, first_tick, last, last_tick, ticks = numbers
-        begin, end = Timestamp(first, first_tick), Timestamp(last, last_tick)
-    except (ValueError, TypeError):
+        sender, about, document = json.loads(data)
+        return from_document(ReadStats, document) if (sender, about) == (word, batch) else None
+    except (ValueError, TypeError, KeyError, AttributeError):
         return None
-    return ReadStats(events, size, begin, end, ticks)

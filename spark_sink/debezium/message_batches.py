@@ -22,7 +22,7 @@ from spark_sink.debezium.schemas import with_schemas
 from spark_sink.debezium.unwrapping import Unwrap
 from spark_sink.errors import OptionError, without_traceback
 from spark_sink.events.heartbeats import HEARTBEAT
-from spark_sink.options.names import canonical
+from spark_sink.options.values import canonical
 
 try:
     from spark_sink.debezium.message_columns import MessageColumns

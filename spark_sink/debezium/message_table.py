@@ -19,8 +19,7 @@ from spark_sink.debezium.message_batches import Messages, message_options
 from spark_sink.debezium.options import MessageOptions
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.heartbeats import HEARTBEAT
-from spark_sink.options.names import canonical, parsed_option
-from spark_sink.options.values import boolean
+from spark_sink.options.values import boolean, canonical, parsed_option
 
 MESSAGE_ROWS = pa.schema(
     [

@@ -19,7 +19,7 @@ from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.slices import Slice, fields_of
 from spark_sink.options import values
 from spark_sink.options.java_patterns import translation
-from spark_sink.options.names import canonical, fields_in, option, option_names
+from spark_sink.options.values import canonical, fields_in, option, option_names
 from spark_sink.rows.extended_json import canonical_json
 
 _OF = " of outbox"

@@ -12,7 +12,7 @@ from spark_sink.debezium.connect_values import ConnectValues, Tree, text_of
 from spark_sink.debezium.envelope import SOURCE_FIELDS
 from spark_sink.events.slices import Slice, fields_of
 from spark_sink.options import values
-from spark_sink.options.names import canonical, fields_in, option, option_names
+from spark_sink.options.values import canonical, fields_in, option, option_names
 
 _OF = " of unwrap"
 _ENVELOPE = ("op", "ts_ms")

@@ -17,7 +17,7 @@ from pymongo.errors import ConnectionFailure, CursorNotFound, PyMongoError
 
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.options import values
-from spark_sink.options.names import fields_in, option
+from spark_sink.options.values import fields_in, option
 
 _MAX_DOUBLINGS = 30
 _Result = TypeVar("_Result")

@@ -116,8 +116,7 @@ class Scope:
         if len(self.collections) < 2:
             return stages
         chosen = {"$in": list(self.collections)}
-        others = {"operationType": {"$in": ["dropDatabase", "invalidate"]}}
-        wanted = {"$match": {"$or": [{"ns.coll": chosen}, {"to.coll": chosen}, others]}}
+        wanted = {"$match": {"$or": [{"ns.coll": chosen}, {"to.coll": chosen}, _OTHERS]}}
         return [wanted, *stages]
 
     @property

@@ -16,7 +16,7 @@ from bson.timestamp import Timestamp
 from spark_sink.errors import OptionError
 from spark_sink.options import values
 from spark_sink.options.java_patterns import compiled
-from spark_sink.options.names import fields_in, option, parsed_option
+from spark_sink.options.values import fields_in, option, parsed_option
 
 BASED = "snapshot.mode.configuration.based"
 """The prefix of the options of the mode configuration_based."""
@@ -92,25 +92,6 @@ def custom_mode(name: str) -> Callable[[QueryStart], str]:
     return function
 
 
-def chosen_policy(name: str, start: QueryStart) -> SnapshotPolicy:
-    """Return the policy that the custom mode `name` chooses for a start of the query.
-
-    Raises OptionError if the function cannot be imported, fails, or returns no mode.
-    """
-    function = custom_mode(name)
-    try:
-        mode = function(start)
-    except Exception as error:  # the user's function may raise anything
-        raise OptionError(
-            f"option {CUSTOM_NAME!r}: {name} failed with {type(error).__name__}: correct it", error
-        ) from error
-    if mode not in POLICIES:
-        raise OptionError(
-            f"option {CUSTOM_NAME!r}: {name} must return one of {', '.join(POLICIES)}, not {mode!r}"
-        )
-    return POLICIES[mode]
-
-
 _MODE = "snapshotMode"
 _ON_HISTORY_LOST = "onHistoryLost"
 _BASED_ON = {
@@ -166,7 +147,20 @@ class SnapshotOptions:
 
     def policy_for(self, start: QueryStart) -> SnapshotPolicy:
         """Return the policy for one start. Raises OptionError if a custom mode fails."""
-        return chosen_policy(self.custom, start) if self.policy is None else self.policy
+        if self.policy is not None:
+            return self.policy
+        function = custom_mode(self.custom)
+        try:
+            mode = function(start)
+        except Exception as error:  # the user's function may raise anything
+            text = f"{self.custom} failed with {type(error).__name__}: correct it"
+            raise OptionError(f"option {CUSTOM_NAME!r}: {text}", error) from error
+        if mode not in POLICIES:
+            names = ", ".join(POLICIES)
+            raise OptionError(
+                f"option {CUSTOM_NAME!r}: {self.custom} must return one of {names}, not {mode!r}"
+            )
+        return POLICIES[mode]
 
     def require_custom_mode(self) -> None:
         """Raise OptionError if the mode is custom and its function cannot be imported."""

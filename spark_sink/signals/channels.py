@@ -19,7 +19,7 @@ from pyarrow import fs
 from spark_sink.errors import StreamError
 from spark_sink.events.positions import AtTime, Position, Token, after, key_of
 from spark_sink.events.slices import CODEC
-from spark_sink.folders import Folder, open_folder
+from spark_sink.folders import Folder, is_local
 from spark_sink.options.retries import DEFAULT_RETRY_POLICY, RetryPolicy
 from spark_sink.signals.signal import digest
 from spark_sink.stream.event_stream import EventStream, StreamCursor
@@ -61,12 +61,10 @@ class SignalFolder:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._address = folder
-        self._files, self._root = open_folder(folder)
+        self._address, self._folder = folder, Folder(folder)
         self._clock = clock
         self._now = now
-        local = isinstance(self._files, fs.LocalFileSystem)
-        self._poll_interval = _POLL_LOCAL if local else _POLL_REMOTE
+        self._poll_interval = _POLL_LOCAL if is_local(folder) else _POLL_REMOTE
         self._next_poll = 0.0
         self._is_read_only = False
         self._present: dict[str, str] = {}  # the ids by the files' paths
@@ -114,16 +112,15 @@ class SignalFolder:
         for path, identifier in list(self._present.items()):
             if digest(identifier) in handled:
                 try:
-                    self._files.delete_file(path)
+                    self._folder.remove(path)
                 except OSError:
                     self._is_read_only = True  # the ids stay in the state
                     return
                 del self._present[path]
 
     def _listed(self) -> list[fs.FileInfo]:
-        selector = fs.FileSelector(self._root, allow_not_found=True)
         try:
-            entries = self._files.get_file_info(selector)
+            entries = self._folder.listed("")
         except OSError as error:
             raise StreamError(
                 f"the folder of signals {self._address} cannot be read: correct option "
@@ -147,15 +144,16 @@ class SignalFolder:
     def _read(self, file: fs.FileInfo) -> ReceivedSignal | None:
         """Return the signal of a file; None if it is not completely written, or was removed."""
         name = file.base_name.removesuffix(".json")
-        try:
-            with self._files.open_input_stream(file.path) as stream:
-                text = bytes(stream.read(_MAX_BYTES + 1))
-        except OSError:
-            return None  # removed meanwhile, or not readable yet
-        if len(text) > _MAX_BYTES:
+        if file.size > _MAX_BYTES:
             return ReceivedSignal(name, f"the file has more than {_MAX_BYTES} bytes")
         try:
-            document = json_util.loads(text.decode())
+            text = self._folder.text(file.path)
+        except OSError:
+            return None  # not readable yet
+        if text is None:
+            return None  # removed meanwhile
+        try:
+            document = json_util.loads(text)
         except (ValueError, TypeError, BSONError, RecursionError) as error:
             if self._is_fresh(file):
                 return None

@@ -9,41 +9,25 @@ own time and before the first events.
 
 from __future__ import annotations
 
+import json
 import sys
 import time
+import uuid
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.errors import HistoryLostError
-from spark_sink.events.positions import FromNow, Position
+from spark_sink.events.positions import FromNow, Position, time_of, to_offset
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.signals.channels import (
     MAX_SIGNALS,
     ReceivedSignal,
     SignalCollection,
     SignalFolder,
-)
-from spark_sink.signals.notifications import (
-    ABORTED,
-    BLOCKING,
-    COMPLETED,
-    INCREMENTAL,
-    INITIAL,
-    LOGGED,
-    PAUSED,
-    REFUSED,
-    RESUMED,
-    SIGNAL,
-    STARTED,
-    names_of,
-    notification,
-    progress_of,
-    signals_lost,
 )
 from spark_sink.signals.signal import (
     EXECUTE,
@@ -54,15 +38,19 @@ from spark_sink.signals.signal import (
     SignalError,
     signal_of,
 )
-from spark_sink.signals.state import Request, SignalState
-from spark_sink.snapshot.plan import Collection, LostDocument
+from spark_sink.signals.state import LOGGED, Request, SignalState
+from spark_sink.snapshot.plan import Collection, LostDocument, SnapshotPlan
 from spark_sink.snapshot.planner import SnapshotPlanner
 from spark_sink.stream.router_client import RouterClient
 
+# The most characters of a text in a notification.
+_MAX_LENGTH = 600
 # The most snapshots that wait, and of the characters of their names and filters.
 _MAX_REQUESTS, _MAX_CHARACTERS = 20, 20_000
 # Of the keys of documents in a request: if they are more, their collections are read.
 _MAX_KEY_BYTES = 100_000
+# Aggregate types of notifications: of the mode's snapshot, and of signals that request none.
+INITIAL, SIGNAL = "Initial Snapshot", "Signal"
 
 
 class QuerySnapshots:
@@ -94,9 +82,21 @@ class QuerySnapshots:
         request = Request.of_mode(at, collections)
         plan = self._planner.begin(at, request.wants)
         names = names_of(self._planner.collections(request.wants))
-        started = self._notification(request, STARTED, data_collections=names)
-        requests = (replace(request, plan=plan), *state.requests)
-        return replace(state, requests=requests).notified(started)
+        state = replace(state, requests=(replace(request, plan=plan), *state.requests))
+        return self._told_of(state, request, "STARTED", data_collections=names)
+
+    def skipped(self, state: SignalState) -> SignalState:
+        """Return the state with a notification of a start of the query without a snapshot."""
+        return self._told(state, str(uuid.uuid4()), INITIAL, "SKIPPED")
+
+    def left_out(
+        self, state: SignalState, passed: Position, position: Position, aggregate: str = "Seek"
+    ) -> SignalState:
+        """Return the state with a notification that what lies between two positions is left out."""
+        texts = {"from": json.dumps(to_offset(passed)), "to": json.dumps(to_offset(position))}
+        time = time_of(position) or Timestamp(0, 0)
+        identifier = f"{aggregate.lower()}-{time.time}-{time.inc}"
+        return self._told(state, identifier, aggregate, "SKIPPED", **texts)
 
     def process(
         self, state: SignalState, signals: Iterable[ReceivedSignal], present: Container[str] = ()
@@ -121,7 +121,7 @@ class QuerySnapshots:
                     )
                 state = applied
             except SignalError as error:
-                state = self._answered(state, received.id, REFUSED, reason=str(error))
+                state = self._told(state, received.id, SIGNAL, "REFUSED", reason=str(error))
         return state
 
     def require(
@@ -146,7 +146,7 @@ class QuerySnapshots:
         time = cluster_time_of(last)
         request = Request(f"again-{time.time}-{time.inc}", False, (), required=True)
         if self._refusal is not None:
-            return state.notified(self._notification(request, ABORTED, reason=self._refusal))
+            return self._told_of(state, request, "ABORTED", reason=self._refusal)
         for each in state.requests:
             if each.required and each.plan is None:  # it has not begun
                 request = each
@@ -177,10 +177,7 @@ class QuerySnapshots:
             if plan.ended:
                 return self._ended(state, request)
             own = plan.snapshot_time
-            found = self._planner.collections(request.wants, plan)
-            for each in progress_of(request.id, _aggregate(request), plan, found, self._clock()):
-                state = state.notified(each)
-            state = state.with_request(replace(request, plan=plan))
+            state = self._progressed(state, request, plan).with_request(replace(request, plan=plan))
             return replace(state, reading=own if request.initial else max(at, own))
         return state
 
@@ -195,7 +192,7 @@ class QuerySnapshots:
             request = Request(signal.id, signal.blocking, signal.collections, signal.conditions)
             return state.with_request(request)
         if signal.kind == LOG:
-            return self._answered(state, signal.id, LOGGED, message=signal.message)
+            return self._told(state, signal.id, SIGNAL, LOGGED, message=signal.message)
         running = [each for each in state.requests if not each.blocking]
         if signal.kind == STOP:
             running = [each for each in running if not each.required]
@@ -204,9 +201,9 @@ class QuerySnapshots:
         if signal.kind == STOP:
             return self._stopped(state, running, signal)
         state = replace(state, paused=signal.kind == PAUSE)
-        kind = PAUSED if state.paused else RESUMED
+        kind = "PAUSED" if state.paused else "RESUMED"
         for request in running:
-            state = state.notified(self._notification(request, kind, signal=signal.id))
+            state = self._told_of(state, request, kind, signal=signal.id)
         return state
 
     def _stopped(self, state: SignalState, running: list[Request], signal: Signal) -> SignalState:
@@ -216,8 +213,8 @@ class QuerySnapshots:
             else:
                 state = state.without_request(request.id)
             names = ", ".join(signal.collections or request.collections)
-            aborted = self._notification(request, ABORTED, signal=signal.id, data_collections=names)
-            state = state.notified(aborted)
+            texts = {"signal": signal.id, "data_collections": names}
+            state = self._told_of(state, request, "ABORTED", **texts)
         paused = state.paused and bool(signal.collections)
         return replace(state, paused=paused)
 
@@ -230,11 +227,10 @@ class QuerySnapshots:
             return replace(state.without_request(request.id), ended=request)
         problem = self._problem(request, found)
         if problem is not None:
-            aborted = self._notification(request, ABORTED, reason=problem)
-            return state.without_request(request.id).notified(aborted)
-        names = names_of(found)
-        started = self._notification(request, STARTED, data_collections=names)
-        return state.with_request(request).notified(started)
+            state = state.without_request(request.id)
+            return self._told_of(state, request, "ABORTED", reason=problem)
+        state, names = state.with_request(request), names_of(found)
+        return self._told_of(state, request, "STARTED", data_collections=names)
 
     def _problem(self, request: Request, found: Sequence[Collection]) -> str | None:
         if not found:
@@ -251,20 +247,61 @@ class QuerySnapshots:
 
     def _ended(self, state: SignalState, request: Request) -> SignalState:
         whole = request.initial or request.lacked or self._planner.names(request.reads_whole)
-        state = state.without_request(request.id).notified(self._notification(request, COMPLETED))
+        state = self._told_of(state.without_request(request.id), request, "COMPLETED")
         return replace(state, ended=request if whole else None)
 
-    def _answered(
-        self, state: SignalState, identifier: str, kind: str, **additional: str
+    def _progressed(self, state: SignalState, request: Request, plan: SnapshotPlan) -> SignalState:
+        """Return the state with notifications of what a batch reads, and of what ends with it."""
+        end = plan.end
+        read = [
+            each
+            for each in self._planner.collections(request.wants, plan)
+            if plan.start.collection <= each.id
+            and (end is None or each.id < end.collection or (each.id == end.collection and end.key))
+        ]
+        scanned = [each for each in read if end is None or each.id < end.collection]
+        progress = {
+            "chunks_planned": str(plan.progress.chunks_planned),
+            "current_collection_in_progress": names_of(read),
+        }
+        state = self._told_of(state, request, "IN_PROGRESS", **progress)
+        if scanned:
+            names = {"scanned_collection": names_of(scanned), "status": "SUCCEEDED"}
+            state = self._told_of(state, request, "TABLE_SCAN_COMPLETED", **names)
+        return state
+
+    def _told_of(
+        self, state: SignalState, request: Request, kind: str, **texts: str
     ) -> SignalState:
-        return state.notified(notification(identifier, SIGNAL, kind, self._clock(), **additional))
+        aggregate = "Blocking Snapshot" if request.blocking else "Incremental Snapshot"
+        aggregate = INITIAL if request.initial else aggregate
+        return self._told(state, request.id, aggregate, kind, **texts)
 
-    def _notification(self, request: Request, kind: str, **additional: str) -> dict[str, Any]:
-        return notification(request.id, _aggregate(request), kind, self._clock(), **additional)
+    def _told(
+        self, state: SignalState, identifier: str, aggregate: str, kind: str, **texts: str
+    ) -> SignalState:
+        """Return the state with a notification, which has the fields and types of Debezium's.
+
+        It is a part of the offset of its batch, so a repeated batch has the same ones.
+        docs/spark-reference.md#notifications lists them.
+        """
+        found = {
+            "id": identifier,
+            "aggregate_type": aggregate,
+            "type": kind,
+            "additional_data": {name: text[:_MAX_LENGTH] for name, text in texts.items()},
+            "timestamp": int(self._clock() * 1000),
+        }
+        return replace(state, notifications=(*state.notifications, found))
 
 
-def _aggregate(request: Request) -> str:
-    return INITIAL if request.initial else BLOCKING if request.blocking else INCREMENTAL
+def names_of(collections: Sequence[Collection]) -> str:
+    """Return the names of collections, as far as they fit into an offset."""
+    text = ", ".join(map(str, collections[:_MAX_LENGTH]))
+    if len(text) <= _MAX_LENGTH and len(collections) <= _MAX_LENGTH:
+        return text
+    kept = text[:_MAX_LENGTH].rpartition(", ")[0]
+    return f"{kept} and {len(collections) - kept.count(', ') - 1:,} more"
 
 
 # Await time of a getMore on the collection of signals, in seconds: each batch makes one.
@@ -326,8 +363,7 @@ class SignalProcessor:
                 if state.position is None:
                     raise
                 signals, reached = self._collection.receive(position, state.handled)
-                lost = signals_lost(state.position, position, time.time())
-                state = state.notified(lost)
+                state = self._snapshots.left_out(state, state.position, position, SIGNAL)
                 print(f"warning: {self._lost}", file=sys.stderr)  # noqa: T201
             self.has_more |= len(signals) == MAX_SIGNALS
             state = self._snapshots.process(replace(state, position=reached), signals, present)

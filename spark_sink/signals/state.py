@@ -14,9 +14,11 @@ from bson.timestamp import Timestamp
 
 from spark_sink.events.documents import stored
 from spark_sink.events.positions import Position
-from spark_sink.signals.notifications import LOGGED
 from spark_sink.signals.signal import Condition, digest, matches_any
 from spark_sink.snapshot.plan import SnapshotPlan, filter_of
+
+LOGGED = "LOGGED"
+"""The type of the notification that a signal `log` requests."""
 
 # Ids of processed signals that are kept, beside those whose files are still present.
 _MAX_HANDLED = 50
@@ -159,10 +161,6 @@ class SignalState:
     def without_batch(self) -> SignalState:
         """Return the state without the batch's part."""
         return replace(self, reading=None, ended=None, notifications=())
-
-    def notified(self, notification: Mapping[str, Any]) -> SignalState:
-        """Return the state with a further notification."""
-        return replace(self, notifications=(*self.notifications, notification))
 
     def with_handled(self, identifier: str, present: Container[str]) -> SignalState:
         """Return the state with a further id; digests in `present` stay: they may come again."""

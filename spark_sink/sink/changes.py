@@ -22,8 +22,8 @@ from spark_sink.errors import StreamError
 from spark_sink.events.header import namespace_of
 from spark_sink.events.slices import CODEC, Slice, document_of, fields_of, value_at
 from spark_sink.options import values
-from spark_sink.options.names import canonical, fields_in, option, option_names
 from spark_sink.options.stream_options import required_uri
+from spark_sink.options.values import canonical, fields_in, option, option_names
 
 _OF = " of the sink"
 

@@ -156,6 +156,8 @@ _MAX_KEYS = 200_000
 _TOO_OLD = frozenset({239, 246, 250})
 # InvalidOptions, FailedToParse, CommandNotSupported…: no reads at a time here.
 _UNSUPPORTED = frozenset({9, 40415, 72, 115, 263})
+# How often a read falls back: from the snapshot's time to the newest one, then to no time at all.
+_LAST_RESORT = 2
 # Codes after which the same read may succeed: elections, shutdowns, killed and lost cursors, a
 # collection that was dropped or renamed meanwhile.
 _TRANSIENT = frozenset(
@@ -165,25 +167,8 @@ _TRANSIENT = frozenset(
 
 
 @dataclass(frozen=True)
-class SnapshotSignal:
-    """The signal that requested a snapshot, as the events of its rows show it.
-
-    `streamed` is the token that the events of earlier batches do not exceed.
-    """
-
-    id: str
-    blocking: bool
-    streamed: str
-
-    def to_document(self) -> dict[str, Any]:
-        """Return the field `signal` of events."""
-        kind = "blocking" if self.blocking else "incremental"
-        return {"id": self.id, "type": kind, "streamed": self.streamed}
-
-
-@dataclass(frozen=True)
 class SnapshotTask:
-    """A chunk to read, its snapshot's time, a filter on documents, and the requesting signal.
+    """A chunk to read, its snapshot's time, a filter on documents, and `signal` for its events.
 
     `keys_only` reads the fields of the keys.
     """
@@ -191,7 +176,7 @@ class SnapshotTask:
     chunk: Chunk
     snapshot_time: Timestamp
     condition: Mapping[str, Any] | None = None
-    requested: SnapshotSignal | None = None
+    signal: dict[str, Any] | None = None
     keys_only: bool = False
 
 
@@ -222,11 +207,7 @@ class ChunkReader:
         self._seen: set[bytes] = set()  # what was read in no order
         self._recent: set[bytes] = set()  # in the last reply in order
         self._last: bytes | None = None
-        self._read_concerns: list[Callable[[], tuple[dict[str, Any], Timestamp]]] = [
-            self._at_mark,
-            self._at_newest,
-            self._after_newest,
-        ]
+        self._fallbacks = 0
 
     def runs(self) -> Iterator[Run]:
         """Return the documents as events, one server reply at a time. Raises StreamError."""
@@ -253,15 +234,13 @@ class ChunkReader:
     def _read(self) -> Iterator[Run]:
         task = self._task
         collection = task.chunk.collection
-        concern, point = self._read_concerns[0]()
+        concern, point = self._read_concern()
         name = current_name(self._client, collection)
         if name is None:
             return  # dropped: the stream contains the event
         condition = [task.condition] if task.condition else []
         database = self._client[collection.database]
-        requested = task.requested
-        signal = None if requested is None else requested.to_document()
-        events = DocumentEvents(replace(collection, name=name), point, signal)
+        events = DocumentEvents(replace(collection, name=name), point, task.signal)
         order: dict[str, Any] = {"sort": [("_id", 1)]} if self._in_order else {}
         rest: list[dict[str, Any]] = []
         if self._last is not None:  # of any type, so that type bracketing does not apply
@@ -292,36 +271,23 @@ class ChunkReader:
         if is_empty and current_name(self._client, collection) not in (name, None):
             raise AutoReconnect("the collection was renamed before the read")
 
-    def _at_mark(self) -> tuple[dict[str, Any], Timestamp]:
-        self._reached()
-        return _snapshot_at(self._task.snapshot_time), self._task.snapshot_time
-
-    def _at_newest(self) -> tuple[dict[str, Any], Timestamp]:
-        newest = self._reached()
-        return _snapshot_at(newest), newest
-
-    def _after_newest(self) -> tuple[dict[str, Any], Timestamp]:
-        newest = self._reached()
-        return {"level": "majority", "afterClusterTime": newest}, newest
-
-    def _reached(self) -> Timestamp:
-        """Return the newest cluster time, which is at or after the snapshot's."""
-        newest = self._newest()
-        if newest < self._task.snapshot_time:
+    def _read_concern(self) -> tuple[dict[str, Any], Timestamp]:
+        """Return a read concern, and the time of which it reads: the snapshot's, or the newest."""
+        newest, begun = self._newest(), self._task.snapshot_time
+        if newest < begun:
             raise AutoReconnect("this router has not reached the snapshot's time yet")
-        return newest
+        if self._fallbacks == _LAST_RESORT:
+            return {"level": "majority", "afterClusterTime": newest}, newest
+        point = newest if self._fallbacks else begun
+        return {"level": "snapshot", "atClusterTime": point}, point
 
     def _fall_back(self, error: PyMongoError) -> bool:
         """Fall back to the next read concern; return False if the error does not allow it."""
-        if not isinstance(error, OperationFailure) or len(self._read_concerns) == 1:
+        code = error.code if isinstance(error, OperationFailure) else None
+        if self._fallbacks == _LAST_RESORT or code not in (*_UNSUPPORTED, *_TOO_OLD):
             return False
-        if error.code in _UNSUPPORTED:
-            del self._read_concerns[:-1]
-            return True
-        if error.code in _TOO_OLD:
-            del self._read_concerns[0]
-            return True
-        return False
+        self._fallbacks = _LAST_RESORT if code in _UNSUPPORTED else self._fallbacks + 1
+        return True
 
 
 class _At(ReadConcern):
@@ -346,10 +312,6 @@ def _documents_in(reply: bytes) -> list[bytes]:
         found.append(reply[position:stop])
         position = stop
     return found
-
-
-def _snapshot_at(point: Timestamp) -> dict[str, Any]:
-    return {"level": "snapshot", "atClusterTime": point}
 
 
 def _is_transient(error: PyMongoError) -> bool:

@@ -10,7 +10,7 @@ from typing import cast
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from spark_sink.batches.planned_batch import PlannedBatch
+from spark_sink.batches.batch_planner import PlannedBatch
 from spark_sink.errors import OptionError, without_traceback
 from spark_sink.events.positions import AtTime, FromNow, after, is_after
 from spark_sink.options.stream_options import StreamOptions

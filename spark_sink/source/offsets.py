@@ -14,7 +14,7 @@ from typing import Any
 from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import high_water_mark
-from spark_sink.batches.planned_batch import PlannedBatch
+from spark_sink.batches.batch_planner import PlannedBatch
 from spark_sink.errors import StreamError
 from spark_sink.events.documents import from_document, stored, to_document
 from spark_sink.events.positions import (

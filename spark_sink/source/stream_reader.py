@@ -6,7 +6,6 @@ Spark (docs/spark-rationale.md).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -21,13 +20,12 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from spark_sink.batches.batch_planner import PlannedBatch
 from spark_sink.batches.event_rate import ReportInbox
-from spark_sink.batches.planned_batch import PlannedBatch
 from spark_sink.errors import HistoryLostError, without_traceback
 from spark_sink.events.heartbeats import heartbeats, latest_heartbeat
 from spark_sink.events.positions import AtTime, FromNow, Position, Token, after, time_of
 from spark_sink.options.stream_options import StreamOptions
-from spark_sink.signals import notifications
 from spark_sink.signals.query_snapshots import REFUSAL, QuerySnapshots, SignalProcessor
 from spark_sink.signals.state import SignalState
 from spark_sink.snapshot.plan import LostDocument
@@ -195,7 +193,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             return None
         if not (self._has_read_snapshot or self._has_told_skipped):
             self._has_told_skipped = True
-            signals = signals.notified(notifications.skipped(time.time()))
+            signals = self._planning.snapshots.skipped(signals)
         heartbeat = latest_heartbeat(start.heartbeat, batch.end, self.options.heartbeat_interval)
         return start.moved(
             batch.end,
@@ -233,7 +231,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             self._planning.batches.require_history(AtTime(position.cluster_time))
             return start.moved(after(position.cluster_time), signals=signals, **kept)
         if start.sought is not None:
-            signals = signals.notified(notifications.sought(start.sought, position, time.time()))
+            signals = self._planning.snapshots.left_out(signals, start.sought, position)
         gained: list[tuple[str, str]] = []
         if self.options.snapshot.reads_documents:
             planning, wanted = self._planning, self.options.snapshot.accepts

@@ -18,9 +18,8 @@ from pymongo.errors import OperationFailure
 from pyspark.sql.datasource import InputPartition
 
 from shard_client.bson.resume_token import high_water_mark
-from spark_sink.batches.batch_planner import BatchPlanner
+from spark_sink.batches.batch_planner import BatchPlanner, ClusterAccess
 from spark_sink.batches.event_rate import ReportInbox, report
-from spark_sink.batches.planned_batch import ClusterAccess
 from spark_sink.batches.query_start import cluster_time_at, query_started
 from spark_sink.batches.read_task import ReadTask, TaskReader
 from spark_sink.events.header import join_fragments
@@ -36,7 +35,7 @@ from spark_sink.rows.field_edits import FieldEdits, key_is_masked
 from spark_sink.signals.state import SignalState
 from spark_sink.snapshot.plan import Chunk
 from spark_sink.snapshot.planner import SnapshotPlanner
-from spark_sink.snapshot.reader import ChunkReader, SnapshotSignal, SnapshotTask
+from spark_sink.snapshot.reader import ChunkReader, SnapshotTask
 from spark_sink.source.schema import typed_documents
 from spark_sink.stream.router_client import RouterClient
 
@@ -146,13 +145,15 @@ def snapshot_tasks(
     tasks: list[Task] = []
     request, at, ended = state.running, state.reading, state.ended
     if request is not None and at is not None:
-        requested = SnapshotSignal(request.id, request.blocking, _token_at(start))
+        kind = "blocking" if request.blocking else "incremental"
+        signal = {"id": request.id, "type": kind, "streamed": _token_at(start)}
+        shown = None if request.initial else signal
 
         def task_of(chunk: Chunk) -> SnapshotTask:
             task = chunk_task(chunk, at, options)
             own, given = task.condition, request.condition(str(chunk.collection))
             both = {"$and": [own, given]} if own and given else own or given
-            return replace(task, condition=both, requested=None if request.initial else requested)
+            return replace(task, condition=both, signal=shown)
 
         assert request.plan is not None
         read = planner.tasks(request.plan, request.wants, request.documents)

@@ -6,14 +6,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from difflib import get_close_matches
-from functools import partial
 from typing import Any
 
 from pymongo.errors import PyMongoError
 
 from spark_sink.errors import MESSAGE_LIMIT
 from spark_sink.options.java_patterns import compiled
-from spark_sink.options.scope import NamespaceLists
 from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.snapshot.planner import SYSTEM_DATABASES
 from spark_sink.stream.router_client import RouterClient
@@ -67,69 +65,60 @@ def _warnings(options: StreamOptions) -> Iterator[str]:
         }
     names = [".".join(each) for each in kinds]
     wanted = [*scope.names, *([] if signals is None else [".".join(signals)])]
-    absent = [*_absent(wanted, names, every)]
+    absent = []
+    for name in dict.fromkeys(wanted):
+        present = names if "." in name else every
+        if name not in present:
+            close = get_close_matches(name, present, n=1)
+            absent.append(f"{name} (did you mean {close[0]}?)" if close else name)
     if absent:
         yield f"the cluster does not have {', '.join(absent)}: correct the name, or create it"
-    inside = [".".join(each) for each in kinds if scope.accepts(*each)]
-    unmatched = [*_of_lists(scope.lists, names, every), *_of_documents(options, inside)]
-    if unmatched:
+    inside = [each for each in kinds if scope.accepts(*each)]
+    if unmatched := [*_unmatched(options, names, every, inside)]:
         yield f"nothing matches {', '.join(unmatched)}: correct the option, or create it"
     left_out = sorted(
-        f"{_NO_COLLECTIONS[kind]} {'.'.join(place)}"
-        for place, kind in kinds.items()
-        if kind in _NO_COLLECTIONS and scope.accepts(*place)
+        f"{_NO_COLLECTIONS[kinds[place]]} {'.'.join(place)}"
+        for place in inside
+        if kinds[place] in _NO_COLLECTIONS
     )
     if left_out:
         yield f"{', '.join(left_out)}: left out, because MongoDB has no change stream of it"
 
 
-def _absent(wanted: Iterable[str], names: list[str], databases: list[str]) -> Iterator[str]:
-    """Return the names that are absent, each with the most similar one."""
-    for name in dict.fromkeys(wanted):
-        present = names if "." in name else databases
-        if name not in present:
-            close = get_close_matches(name, present, n=1)
-            yield f"{name} (did you mean {close[0]}?)" if close else name
+def _unmatched(
+    options: StreamOptions,
+    names: list[str],
+    databases: list[str],
+    inside: list[tuple[str, str]],
+) -> Iterator[str]:
+    """Return the entries that match nothing, with their options; `inside` is in the scope.
 
-
-def _of_lists(lists: NamespaceLists, names: list[str], databases: list[str]) -> Iterator[str]:
-    """Return the entries of lists that match nothing, with their lists.
-
-    Literal names of include lists are left out, because `_absent` returns them.
+    The names of include lists are left out, because they are absent.
     """
-    for rule, of_databases, of_collections in (
-        ("exclude", lists.not_databases, lists.not_collections),
-        *((("include", lists.databases, lists.collections),) if not lists.literal else ()),
-    ):
-        for kind, entries, present in (
-            ("database", of_databases, databases),
-            ("collection", of_collections, names),
-        ):
-            for entry in entries:
-                matches = partial(str.__eq__, entry) if lists.literal else _pattern(entry)
-                if not any(map(matches, present)):
-                    yield f"{entry} of {kind}.{rule}.list"
-
-
-def _of_documents(options: StreamOptions, names: list[str]) -> Iterator[str]:
-    """Return the entries, of options for documents, that match none of the collections."""
-    snapshot = options.snapshot
-    for entry in snapshot.collections:
-        if not any(map(_pattern(entry), names)):
-            yield f"{entry} of snapshot.include.collection.list"
-    yield from (
-        f"{each} of snapshotFilters" for each in snapshot.filters or () if each not in names
-    )
-    places = [each.partition(".") for each in names]
+    lists, snapshot, chosen = options.scope.lists, options.snapshot, [".".join(e) for e in inside]
+    given: list[tuple[str, Iterable[str], list[str], bool]] = [
+        ("database.exclude.list", lists.not_databases, databases, lists.literal),
+        ("collection.exclude.list", lists.not_collections, names, lists.literal),
+        ("snapshot.include.collection.list", snapshot.collections, chosen, False),
+        ("snapshotFilters", snapshot.filters or (), chosen, True),
+    ]
+    if not lists.literal:
+        given[2:2] = [
+            ("database.include.list", lists.databases, databases, False),
+            ("collection.include.list", lists.collections, names, False),
+        ]
+    for option, entries, present, are_names in given:
+        for entry in entries:
+            matches: Callable[[str], Any] = entry.__eq__
+            if not are_names:
+                matches = compiled(entry).fullmatch
+            if not any(map(matches, present)):
+                yield f"{entry} of {option}"
     for option, edits in (
         ("field.exclude.list", options.excluded_fields),
         ("field.masks", options.masked_fields),
         ("field.renames", options.renamed_fields),
     ):
         for edit in edits:
-            if not any(edit.concerns(database, name) for database, _, name in places):
+            if not any(edit.concerns(*place) for place in inside):
                 yield f"{edit.database}.{edit.collection} of {option}"
-
-
-def _pattern(entry: str) -> Callable[[str], Any]:
-    return compiled(entry).fullmatch

@@ -112,8 +112,12 @@ class EventStream:
 
     def open(self) -> None:
         """Open the cursor now, so that `position` is known. Raises StreamError."""
+
+        def opened() -> None:
+            self._stream = self._watch(self._reached or self._start)
+
         while self._stream is None:
-            self._attempt(self._reopen)
+            self._attempt(opened)
 
     def next(self) -> RawBSONDocument | None:
         """Return the next event, or None if the server had none within its await time.
@@ -162,9 +166,6 @@ class EventStream:
             with contextlib.suppress(PyMongoError):  # the router is gone, and the cursor with it
                 stream.close()
 
-    def _reopen(self) -> None:
-        self._stream = self._watch(self._reached or self._start)
-
     def _reply(self) -> list[RawBSONDocument]:
         """Return the events of the next reply; none if the server had none."""
         while True:
@@ -175,7 +176,10 @@ class EventStream:
             if not self._attempt(lambda: stream.try_reply(events, self.max_await)):  # noqa: B023
                 continue
             if events or stream.alive:
-                self._record_success()
+                if self._is_failing:
+                    self._is_failing = False
+                    self._retries.reset()
+                    self._recovered_at = self._clock()
                 return events
             self.close()
             self._retry_later(StreamError("the server closes the stream repeatedly"))
@@ -191,12 +195,6 @@ class EventStream:
             self._retry_later(error)
             return False
         return True
-
-    def _record_success(self) -> None:
-        if self._is_failing:
-            self._is_failing = False
-            self._retries.reset()
-            self._recovered_at = self._clock()
 
     def _retry_later(self, error: Exception) -> None:
         self._is_failing = True

@@ -13,8 +13,8 @@ from bson.timestamp import Timestamp
 from spark_sink.debezium.message_batches import Messages, WithTransactions
 from spark_sink.debezium.options import MessageOptions
 from spark_sink.events.header import join_fragments
-from spark_sink.options.names import fields_in
 from spark_sink.options.stream_options import OversizeOptions
+from spark_sink.options.values import fields_in
 from spark_sink.rows.event_rows import EventRows
 from spark_sink.snapshot.plan import Collection
 from spark_sink.snapshot.reader import DocumentEvents

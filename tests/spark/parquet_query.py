@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import DataStreamWriter
 
 from spark_sink import local_session
-from spark_sink.session.java_runtime import bundled_java
+from spark_sink.session.spark_session import bundled_java
 from tests.spark.quick_session import QUICK
 
 MAX_EVENTS = 1000
@@ -61,8 +61,8 @@ def main(uri: str, database: str, folder: Path, options: dict[str, str]) -> None
 
 if __name__ == "__main__":
     if "bundled-java" in sys.argv[4:]:
-        runtime = bundled_java()
-        assert runtime is not None
-        os.environ["JAVA_HOME"] = str(runtime.home)
+        home = bundled_java()
+        assert home is not None
+        os.environ["JAVA_HOME"] = str(home)
     given = dict(each.split("=", 1) for each in sys.argv[4:] if "=" in each)
     main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), given)

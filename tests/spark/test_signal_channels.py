@@ -63,8 +63,8 @@ def test_processed_signals_that_cannot_be_removed_end_the_query(tmp_path: Path) 
     folder, names = SignalFolder(str(tmp_path)), [f"{number:02}" for number in range(51)]
     for count in range(0, 50, 2):
         assert received(folder, *names[:count]) == [(each, True) for each in names[count:][:2]]
-    folder._files = MagicMock(wraps=folder._files)
-    folder._files.delete_file.side_effect = PermissionError("read-only")
+    folder._folder = MagicMock(wraps=folder._folder)
+    folder._folder.remove.side_effect = PermissionError("read-only")
     folder.remove({digest("00")})
     with pytest.raises(StreamError, match="50 files of processed signals, which the query cannot"):
         received(folder, *names[:50])

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from bson.timestamp import Timestamp
 
-from spark_sink.batches.batch_planner import BatchPlanner
+from spark_sink.batches.batch_planner import BatchPlanner, ClusterAccess, PlannedBatch
 from spark_sink.batches.event_rate import ReadStats, ReportInbox, report
-from spark_sink.batches.planned_batch import ClusterAccess, PlannedBatch
 from spark_sink.batches.read_task import ReadTask, TaskReader
 from spark_sink.events.positions import AtTime, Position
 from spark_sink.options.stream_options import StreamOptions, parse_options

@@ -24,7 +24,7 @@ from pathlib import Path
 import pyspark
 from packaging.requirements import Requirement
 
-from spark_sink.session.java_runtime import find_java
+from spark_sink.session.spark_session import find_java
 
 REPOSITORY = Path(__file__).parents[3]
 _HOME = Path(pyspark.__file__).parent
@@ -112,7 +112,7 @@ class SparkNodes:
     def __init__(self, folder: Path, workers: int = 2) -> None:
         self._folder = folder
         self._running: dict[str, subprocess.Popen[str]] = {}
-        self._java = str(find_java(os.environ).home)
+        self._java = str(find_java(os.environ))
         self.python = make_python(folder / "executors", packages_in_docs("executors"))
         """The Python of executors."""
         arguments = ["--host", "127.0.0.1", "--port", "0"]
