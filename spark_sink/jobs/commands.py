@@ -153,8 +153,8 @@ def rebuild(
     from spark_sink.jobs.rebuilding import (
         lacks_current,
         rebuild_at,
-        rebuild_checkpoint,
         rebuild_current,
+        restore_checkpoint,
     )
 
     given = spark_settings(conf)
@@ -176,9 +176,8 @@ def rebuild(
             with session("rebuild", given) as spark:
                 table = rebuild_current(spark, folder, WorkReport())
             typer.echo(f"{table.address} has {table.count()} documents")
-        if not lost or folder.query() is None:
-            last = rebuild_checkpoint(folder)
-            typer.echo(f"the checkpoint is that of batch {last}")
+        if restore_checkpoint(folder) is None and not lost:
+            raise OptionError(f"the job in {folder.address} has lost nothing: start the job")
 
 
 def at(
