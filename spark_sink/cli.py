@@ -407,8 +407,8 @@ def rebuild(
     from spark_sink.jobs.rebuilding import (
         lacks_current,
         rebuild_at,
-        rebuild_checkpoint,
         rebuild_current,
+        restore_checkpoint,
     )
     from spark_sink.session.spark_session import job_session
 
@@ -430,9 +430,8 @@ def rebuild(
             spark = held.enter_context(job_session("rebuild", given))
             table = rebuild_current(spark, folder, WorkReport())
             typer.echo(f"{table.address} has {table.count()} documents")
-        if not lost or folder.query() is None:
-            last = rebuild_checkpoint(folder)
-            typer.echo(f"the checkpoint is that of batch {last}")
+        if restore_checkpoint(folder) is None and not lost:
+            raise OptionError(f"the job in {folder.address} has lost nothing: start the job")
 
 
 @job.command(cls=Command)

@@ -60,58 +60,26 @@ from spark_sink.tables.tasks import TableScan, Tell, run_tasks, scans_of, tell_n
 _AHEAD_SECONDS = 60
 
 
-def rebuild_checkpoint(folder: JobFolder) -> int:
-    """Write the checkpoint of a job whose tables have batches; return the number of the last one.
-
-    The last batch is repeated by the next start, which writes it to the tables that lack it. Raises
-    OptionError if there is a checkpoint, or if the tables cannot tell where the job was, and
-    StreamError if one of them was restored.
-    """
-    remove_damaged(folder)
-    if folder.query() is not None or folder.batches():
-        raise OptionError(f"the job in {folder.address} has a checkpoint: start the job")
-    found = _batches(folder)
-    if not any(found.values()):
-        raise OptionError(f"the tables of the job in {folder.address} have no batch: start the job")
-    last = max(each.number for each in found.values() if each)
-    offsets = {each.number - 1: each.begin for each in found.values() if each and each.begin}
-    offsets |= {each.number: each.offset for each in found.values() if each}
-    queries = {each.query for each in found.values() if each}
-    if len(queries) > 1:
-        raise OptionError(
-            f"the tables of the job in {folder.address} are not of one query: restore the folder "
-            "from a backup, or start the job in another one"
-        )
-    for name, each in found.items():
-        if name in ALL_BATCHES and last - (each.number if each else -1) > 1:
-            raise _lacks_batches(folder, name)
-    if last and last - 1 not in offsets:
-        raise OptionError(
-            f"the tables of the job in {folder.address} do not tell the offset of batch "
-            f"{last - 1}: start the job in another folder"
-        )
-    kept = {number: offset for number, offset in offsets.items() if number >= last - 1}
-    folder.write_checkpoint(queries.pop(), kept, last - 1)
-    return last
-
-
 def restore_checkpoint(folder: JobFolder) -> int | None:
     """Make the checkpoint again if it is lost, damaged, or older than the tables, and print that.
 
     With an older checkpoint new batches would have numbers that the tables have already, and would
-    be left out. Return the checkpoint's last batch, or None if it is as it was. Raises OptionError
-    if the tables do not tell where the job was, if the checkpoint is another job's, or if a table
-    lacks a batch that the checkpoint has; and StreamError if an older version of a table was
-    restored.
+    be left out. The last batch is repeated by the next start, which writes it to the tables that
+    lack it. Return its number, or None if the checkpoint is as it was. Raises OptionError if the
+    tables do not tell where the job was, if the checkpoint is another job's, or if a table lacks a
+    batch that the checkpoint has; and StreamError if an older version of a table was restored.
     """
     if not folder.exists:
         return None
-    remove_damaged(folder)
-    kept, query, why = _batches(folder), folder.query(), "lost"
-    last = max((each.number for each in kept.values() if each), default=-1)
-    done = last - 1
+    folder.remove_checksums()
+    kept = _batches(folder)
+    newest = [each for each in kept.values() if each]
+    _remove_damaged(folder, has_batches=bool(newest))
+    last = max((each.number for each in newest), default=-1)
+    query, why, done = folder.query(), "lost", last - 1
+    queries = {each.query for each in newest}
     if query is not None:
-        if any(each.query != query for each in kept.values() if each):
+        if not queries <= {query}:
             raise OptionError(
                 f"the checkpoint {folder.checkpoint} is not that of the tables in "
                 f"{folder.address}: remove it, and the next start makes it again from the tables"
@@ -120,14 +88,27 @@ def restore_checkpoint(folder: JobFolder) -> int | None:
         done = max((each.number for each in batches if each.committed is not None), default=-1)
         why = "older than the tables"
         if batches and batches[-1].number >= last:
-            others = [b for b in kept.values() if b and folder.offset(b.number) != b.offset]
+            others = [each for each in newest if folder.offset(each.number) != each.offset]
             why = "of another start" if any(folder.offset(b.number) for b in others) else ""
+    elif len(queries) > 1:
+        raise OptionError(
+            f"the tables of the job in {folder.address} are not of one query: restore the folder "
+            "from a backup, or start the job in another one"
+        )
     for name in lacking_tables(kept, done):
         raise _lacks_batches(folder, name)
-    if not why or last < 0:
+    if not why or not newest:
         return None
+    offsets = {each.number - 1: each.begin for each in newest if each.begin}
+    offsets |= {each.number: each.offset for each in newest}
+    if last and last - 1 not in offsets:
+        raise OptionError(
+            f"the tables of the job in {folder.address} do not tell the offset of batch "
+            f"{last - 1}: start the job in another folder"
+        )
+    offsets = {number: offset for number, offset in offsets.items() if number >= last - 1}
     folder.remove_checkpoint()
-    last = rebuild_checkpoint(folder)
+    folder.write_checkpoint(queries.pop(), offsets, last - 1)
     print(f"the checkpoint was {why}, and is again that of batch {last}", file=sys.stderr)  # noqa: T201
     return last
 
@@ -144,16 +125,15 @@ def lacking_tables(kept: Mapping[str, Batch | None], done: int) -> list[str]:
     return [name for name, number in needed.items() if newest.get(name, -1) < number]
 
 
-def remove_damaged(folder: JobFolder) -> None:
-    """Remove a damaged checkpoint, and print that. The tables know where the job was.
+def _remove_damaged(folder: JobFolder, *, has_batches: bool) -> None:
+    """Remove a damaged checkpoint, and print that. Tables that have batches know where the job was.
 
-    Raises OptionError if they have no batch.
+    Raises OptionError if they have none.
     """
-    folder.remove_checksums()
     damage = folder.damage()
     if not damage:
         return
-    if not any(_batches(folder).values()):
+    if not has_batches:
         raise OptionError(
             f"the file {folder.checkpoint}/{damage} is damaged, and the tables have no batch yet "
             f"that tells where the job was: remove the folder {folder.checkpoint}, and start the "

@@ -230,10 +230,10 @@ def test_a_batch_that_is_repeated_is_in_the_tables_once(
     # As if the checkpoint were lost: the tables have what it said.
     runner = CliRunner()
     refused = runner.invoke(job, ["rebuild", "--out", str(tmp_path)])
-    assert "has a checkpoint: start the job" in refused.output
+    assert "has lost nothing: start the job" in refused.output
     shutil.rmtree(tmp_path / "checkpoint")
     rebuilt = runner.invoke(job, ["rebuild", "--out", str(tmp_path)])
-    assert rebuilt.output == f"the checkpoint is that of batch {last}\n"
+    assert rebuilt.output == f"the checkpoint was lost, and is again that of batch {last}\n"
     shop.insert(1)
     run_job(spark, shop, tmp_path, tables, options=chosen, messages=messages)
     assert len(rows_of(tmp_path)) == len(tokens) + 1

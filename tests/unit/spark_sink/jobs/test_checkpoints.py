@@ -81,22 +81,6 @@ def job_with_batches(where: Path, count: int = 3) -> JobFolder:
 
 
 @pytest.mark.parametrize(
-    ("table", "is_lost", "remedy"),
-    [("current", True, "let job rebuild make it again"), ("bronze", False, "from a backup")],
-)
-def test_a_table_that_lacks_batches_is_not_continued(
-    tmp_path: Path, is_lost: bool, table: str, remedy: str
-) -> None:
-    folder = job_with_batches(tmp_path / "job")
-    shutil.rmtree(folder.table(table))
-    if not is_lost:
-        write(folder, 0, table)
-    text = f"{table} lacks batches that the job has written to it: .*{remedy}"
-    with pytest.raises(OptionError, match=text):
-        restore_checkpoint(folder)
-
-
-@pytest.mark.parametrize(
     ("table", "has_checkpoint", "by_time"),
     [("current", True, True), ("bronze", False, False), ("bronze", True, False)],
 )

@@ -5,109 +5,148 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable
 
 from spark_sink.errors import SourceError
+from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.query_run import cause_of
 from spark_sink.tables import upsert
 from spark_sink.tables.delta_log import DeltaLog
-from tests.doubles.scripted_job import SIX, Script, check_tables, documents_in, follow, rows_in
+from spark_sink.verification.job import verify_job
+from tests.doubles.scripted_job import (
+    BESIDE,
+    SIX,
+    Script,
+    check_tables,
+    documents_in,
+    follow,
+    rows_in,
+)
 from tests.unit.spark_sink.tables.test_current_table import Stream, apply
 
-LACKS, NO_STATE = "lacks batches", "has lost its file"
+LACKS, NO_STATE = "lacks batches that the job has written to it", "has lost its file"
 LOST = "a file of the table current is lost or cannot be read: restore it, or remove the table"
 UNREADABLE = "cannot be read or written"
+SCRIPT = Script(5)
 
 
-def data_files(name: str) -> Callable[[Path, Path], None]:
+Attack = Callable[[Path, Path], None]
+"""What is done to a table of a job that has stopped, and of which there is an older copy."""
+
+
+def files(table: Path, _: Path) -> None:
     """Delete the files that a table has now."""
-
-    def delete(job: Path, _: Path) -> None:
-        for each in DeltaLog(str(job / name)).paths():
-            (job / name / each).unlink()
-
-    return delete
+    for each in DeltaLog(str(table)).paths():
+        (table / each).unlink()
 
 
-def newest(name: str, pattern: str) -> Callable[[Path, Path], None]:
+def newest(pattern: str) -> Attack:
     """Delete the newest file of a table with such a path."""
 
-    def delete(job: Path, _: Path) -> None:
-        max((job / name).glob(pattern), key=lambda each: (each.stat().st_mtime_ns, each)).unlink()
+    def delete(table: Path, _: Path) -> None:
+        max(table.glob(pattern), key=lambda each: (each.stat().st_mtime_ns, each)).unlink()
 
     return delete
 
 
-def folder(path: str) -> Callable[[Path, Path], None]:
-    """Delete a folder of the job."""
-    return lambda job, _: shutil.rmtree(job / path)
+def first_commit(table: Path, _: Path) -> None:
+    min((table / "_delta_log").glob("*.json")).unlink()
 
 
-def laid_over(name: str, *, log_is_older: bool) -> Callable[[Path, Path], None]:
-    """Copy an older table over the newer one, whose later commits are deleted or stay."""
-
-    def copy(job: Path, older: Path) -> None:
-        kept = {each.name for each in (older / name / "_delta_log").iterdir()}
-        for each in (job / name / "_delta_log").iterdir() if log_is_older else ():
-            if each.name not in kept:
-                each.unlink()
-        shutil.copytree(older / name, job / name, dirs_exist_ok=True)
-
-    return copy
+def folder(path: str) -> Attack:
+    """Delete a folder of a table."""
+    return lambda table, _: shutil.rmtree(table / path)
 
 
-# What is done to the folder of a job that has stopped, and how the next start ends; without an
-# error the tables have everything.
-ATTACKS: dict[str, tuple[Callable[[Path, Path], None], str]] = {
-    "files of current": (data_files("current"), LOST),
-    "the newest commit of current": (newest("current", "_delta_log/*.json"), LACKS),
-    "the newest commit of bronze": (newest("bronze", "_delta_log/*.json"), LACKS),
-    "the newest commit of messages": (newest("messages", "_delta_log/*.json"), LACKS),
-    "the first commit of current": (
-        lambda job, _: min((job / "current/_delta_log").glob("*.json")).unlink(),
-        UNREADABLE,
-    ),
-    "the newest state of current": (newest("current", "_mergerouter/*.json"), NO_STATE),
-    "the states of bronze": (folder("bronze/_mergerouter"), NO_STATE),
-    "staged changes": (folder("current/_changes"), ""),
-    "the log of current": (folder("current/_delta_log"), LACKS),
-    "the log of bronze": (folder("bronze/_delta_log"), LACKS),
-    "an older current over the newer one": (laid_over("current", log_is_older=False), ""),
-    "an older bronze over the newer one": (laid_over("bronze", log_is_older=False), ""),
-    "an older log of current": (laid_over("current", log_is_older=True), LACKS),
-    "an older log of bronze": (laid_over("bronze", log_is_older=True), LACKS),
-    "an older log of messages": (laid_over("messages", log_is_older=True), LACKS),
-}
+def mixed(table: Path, older: Path) -> None:
+    """Copy an older table over the newer one, whose later commits stay."""
+    shutil.copytree(older, table, dirs_exist_ok=True)
 
 
-@pytest.mark.parametrize("name", ATTACKS)
-def test_a_start_goes_on_with_all_events_or_names_what_is_lost(name: str, tmp_path: Path) -> None:
-    attack, refusal = ATTACKS[name]
-    out, script = tmp_path / "job", Script(5)
-    follow(str(out), tmp_path / "checkpoint", script, batches=2)
-    shutil.copytree(out, tmp_path / "older")
-    follow(str(out), tmp_path / "checkpoint", script, seed=1, batches=2)
-    attack(out, tmp_path / "older")
-    if refusal:
+def older_log(table: Path, older: Path) -> None:
+    """Copy an older table over the newer one, without the later commits."""
+    shutil.rmtree(table / "_delta_log")
+    mixed(table, older)
+
+
+def replaced(table: Path, older: Path) -> None:
+    """Let the older table take the place of the newer one."""
+    shutil.rmtree(table)
+    older.rename(table)
+
+
+# What is done to the folder of a table, and how the next start ends; without an error the tables
+# have everything.
+ATTACKS: list[tuple[str, Attack, str]] = [
+    ("current", files, LOST),
+    *((name, newest("_delta_log/*.json"), LACKS) for name in SIX),
+    *((name, first_commit, UNREADABLE) for name in ("current", "bronze")),
+    ("current", newest("_mergerouter/*.json"), NO_STATE),
+    ("bronze", folder("_mergerouter"), NO_STATE),
+    ("current", folder("_changes"), ""),
+    *((name, folder("_delta_log"), LACKS) for name in ("current", "messages")),
+    *((name, folder("."), LACKS) for name in ("current", *BESIDE)),
+    *((name, mixed, "") for name in ("current", "bronze", "quarantine")),
+    *((name, older_log, LACKS) for name in ("current", "messages")),
+    *((name, replaced, LACKS) for name in ("bronze", *BESIDE)),
+]
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a job, its checkpoint, and an older copy of the job."""
+    made = tmp_path_factory.mktemp("made")
+    follow(str(made / "job"), made / "checkpoint", SCRIPT, batches=2)
+    shutil.copytree(made / "job", made / "older")
+    follow(str(made / "job"), made / "checkpoint", SCRIPT, seed=1, batches=3)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "attack", "refusal"),
+    ATTACKS,
+    ids=[f"{name}-{attack.__qualname__.split('.')[0]}" for name, attack, _ in ATTACKS],
+)
+def test_a_start_goes_on_with_all_events_or_names_what_is_lost(
+    name: str, attack: Attack, refusal: str, job: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(job, tmp_path, dirs_exist_ok=True)
+    out, table, checkpoint = str(tmp_path / "job"), tmp_path / "job" / name, tmp_path / "checkpoint"
+    attack(table, tmp_path / "older" / name)
+    if not refusal:
+        follow(out, checkpoint, SCRIPT)
+        check_tables(out, SCRIPT)
+        return
+    for start in (checkpoint, tmp_path / "another"):
         with pytest.raises((SourceError, FileNotFoundError)) as refused:
-            follow(str(out), tmp_path / "checkpoint", script)
+            follow(out, start, SCRIPT)
         assert refusal in cause_of(refused.value)
-    else:
-        follow(str(out), tmp_path / "checkpoint", script)
-        check_tables(str(out), script)
+        if "newest" in attack.__qualname__:
+            break  # the tables alone tell that the newest batch is repeated
+    if refusal == LACKS:
+        by_rebuild = "remove what is left of it and let job rebuild make it again"
+        remedy = by_rebuild if name == "current" else "restore it from a backup"
+        assert remedy in str(refused.value)
+    if not table.exists():
+        no_spark: Any = None
+        folder = JobFolder(out, str(checkpoint))
+        [outcome] = verify_job(no_spark, folder, "mongodb://none", [name]).values()
+        assert outcome.failed
+        assert "lacks batches" in outcome.remark
 
 
 @pytest.mark.parametrize("name", sorted({*SIX} - {"current"}))
-def test_a_reader_of_a_table_without_some_file_fails(name: str, tmp_path: Path) -> None:
+def test_a_reader_of_a_table_without_some_file_fails(name: str, job: Path, tmp_path: Path) -> None:
     """The job only appends to it, and need not read it."""
-    out, script = tmp_path / "job", Script(5)
-    follow(str(out), tmp_path / "checkpoint", script, batches=3)
-    data_files(name)(out, out)
-    follow(str(out), tmp_path / "checkpoint", script, seed=1)
+    shutil.copytree(job, tmp_path, dirs_exist_ok=True)
+    out = str(tmp_path / "job")
+    files(tmp_path / "job" / name, tmp_path)
+    follow(out, tmp_path / "checkpoint", SCRIPT)
     with pytest.raises(OSError, match="No such file"):
-        rows_in(str(out), name)
+        rows_in(out, name)
 
 
 @pytest.mark.parametrize("kept_seconds", [3600, 0])

@@ -6,17 +6,15 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from deltalake import DeltaTable
 
-from spark_sink.errors import OptionError, StreamError
+from spark_sink.errors import StreamError
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.point_in_time import versions_at
 from spark_sink.jobs.rebuilding import rebuild_at, rebuild_current
-from spark_sink.verification.job import verify_job
-from tests.doubles.scripted_job import BESIDE, SIX, Script, check_tables, documents_in, follow
+from tests.doubles.scripted_job import SIX, Script, check_tables, documents_in, follow
 
 
 def of_delta_rs(folder: Path) -> None:
@@ -90,32 +88,3 @@ def test_a_table_that_was_restored_is_not_continued_once_its_log_has_expired(
     checkpoint = tmp_path / ("first" if has_checkpoint else "another")
     with pytest.raises(StreamError, match=f"older version of the table at .*{name} was restored"):
         follow(out, checkpoint, script)
-
-
-@pytest.mark.parametrize(
-    ("name", "has_checkpoint", "is_older"),
-    [(BESIDE[0], True, True), (BESIDE[1], False, False), (BESIDE[2], True, False)],
-)
-def test_a_table_that_not_all_batches_have_is_not_lost_unseen(
-    tmp_path: Path, name: str, has_checkpoint: bool, is_older: bool
-) -> None:
-    out, script = str(tmp_path / "job"), Script(5)
-    follow(out, tmp_path / "first", script, batches=3)
-    older = shutil.copytree(tmp_path / "job" / name, tmp_path / "older")
-    follow(out, tmp_path / "first", script, seed=1)
-    kept = (tmp_path / "job" / name).rename(tmp_path / "newer")
-    if is_older:
-        older.rename(tmp_path / "job" / name)
-    if not is_older:  # of others, some rows are compared with the stream
-        folder = JobFolder(out, str(tmp_path / "first"))
-        no_spark: Any = None
-        outcomes = verify_job(no_spark, folder, "mongodb://none", [name])
-        assert outcomes[name].failed
-        assert "lacks batches" in outcomes[name].remark
-    checkpoint = tmp_path / ("first" if has_checkpoint else "another")
-    with pytest.raises(OptionError, match=f"{name} lacks batches .*: restore it from a backup"):
-        follow(out, checkpoint, script)
-    shutil.rmtree(tmp_path / "job" / name, ignore_errors=True)
-    kept.rename(tmp_path / "job" / name)
-    follow(out, checkpoint, script)
-    check_tables(out, script)
