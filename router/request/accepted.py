@@ -218,10 +218,12 @@ def is_read_preference(value: Any) -> bool:
 
 def is_cluster_time(value: Any) -> bool:
     """Return whether a ``$clusterTime`` has a time, and a signature of 20 bytes by some key."""
-    signature = value.get("signature") if _is_document(value) else None
-    if not _is_document(signature) or not isinstance(value.get("clusterTime"), Timestamp):
+    if not _is_document(value) or not isinstance(value.get("clusterTime"), Timestamp):
         return False
-    digest, key_id = signature.get("hash"), signature.get("keyId")
+    signature = value.get("signature")
+    if not isinstance(signature, Mapping):
+        return False
+    digest, key_id = signature.get("hash"), signature.get("keyId", 0.5)
     known = isinstance(digest, bytes) and getattr(digest, "subtype", 0) == 0 and len(digest) == 20
     return known and _is_number(key_id) and float(key_id).is_integer() and abs(key_id) < _INT64_END
 
