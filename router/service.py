@@ -6,13 +6,14 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, NamedTuple
 
 import structlog
 
 from router.access.login import AccessControl
 from router.admin.server import AdminServer, admin_handshakes
-from router.admin.sources import OwnStatus
+from router.admin.sources import collect_own
 from router.catalog.cluster import Cluster, ReplicaSetFactory
 from router.catalog.server_checks import Check, ServerChecks
 from router.catalog.upstream import CatalogPrimary, UpstreamMongos, parse_upstream
@@ -84,7 +85,7 @@ async def serve(
         if admin.port is not None:
             handshakes = admin_handshakes(settings.net, node.certificates)
             server = await owned.enter_async_context(
-                AdminServer(OwnStatus(node), token, handshakes=handshakes)
+                AdminServer(partial(collect_own, node), token, handshakes=handshakes)
             )
             attributes["adminPort"] = await server.listen(admin.hosts, admin.port)
         if feed is not None and settings.feed.port is not None:

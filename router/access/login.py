@@ -7,7 +7,8 @@ in the handshake, cannot be relayed: such a client is logged in here alone.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, TypeGuard
 
 import structlog
@@ -209,34 +210,27 @@ class Login:
             CommandError: a field is malformed.
             NetworkError: the connection broke.
         """
-        await self._begin()
-        try:
-            return await self._hello(link, fields)
-        except BaseException:
-            self.close()
-            raise
-
-    async def _hello(self, link: ServerLink | None, fields: Mapping[str, Any]) -> dict[str, Any]:
-        relaying = self._link(link)
-        asked = fields.get("speculativeAuthenticate")
-        if isinstance(asked, Mapping):
-            self._log.begun(str(asked.get("db")), asked, speculative=True)
-        reply = await relaying.command("admin", {"hello": 1, **fields})
-        answer: dict[str, Any] = {}
-        if "saslSupportedMechs" in reply:
-            answer["saslSupportedMechs"] = reply["saslSupportedMechs"]
-        speculative = reply.get("speculativeAuthenticate")
-        if isinstance(speculative, Mapping):
-            relaying.pin()
-            answer["speculativeAuthenticate"] = dict(speculative)
-            if speculative.get("done"):
-                await self._done(relaying)
-        elif asked is not None:
-            # The login continues with saslStart: it costs the same whether the user exists or not.
-            self._log.failed()
-        else:
-            self.close()
-        return answer
+        async with self._in_progress():
+            relaying = self._link(link)
+            asked = fields.get("speculativeAuthenticate")
+            if isinstance(asked, Mapping):
+                self._log.begun(str(asked.get("db")), asked, speculative=True)
+            reply = await relaying.command("admin", {"hello": 1, **fields})
+            answer: dict[str, Any] = {}
+            if "saslSupportedMechs" in reply:
+                answer["saslSupportedMechs"] = reply["saslSupportedMechs"]
+            speculative = reply.get("speculativeAuthenticate")
+            if isinstance(speculative, Mapping):
+                relaying.pin()
+                answer["speculativeAuthenticate"] = dict(speculative)
+                if speculative.get("done"):
+                    await self._done(relaying)
+            elif asked is not None:
+                # The login continues with saslStart: it costs the same for a user who is unknown.
+                self._log.failed()
+            else:
+                self.close()
+            return answer
 
     async def converse(
         self, link: ServerLink | None, database: str, command: Mapping[str, Any]
@@ -252,32 +246,23 @@ class Login:
             CommandError: the server refuses the step.
             NetworkError: the connection broke.
         """
-        await self._begin()
-        try:
-            return await self._converse(link, database, command)
-        except BaseException:
-            self.close()
-            raise
-
-    async def _converse(
-        self, link: ServerLink | None, database: str, command: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        relaying = self._link(link)
-        if "saslStart" in command:
-            self._log.begun(database, command, speculative=False)
-        await relaying.connect()
-        relaying.pin()
-        try:
-            reply = await relaying.command(database, command)
-        except CommandError as error:
-            if error.code in _FAILURES:
-                self._log.failed(error)
-            if error.code == ErrorCode.AuthenticationFailed:
-                await asyncio.sleep(self._access.failed_delay)  # while it counts as in progress
-            raise
-        if reply.get("done"):
-            await self._done(relaying)
-        return {name: value for name, value in reply.items() if name in _STEP_FIELDS}
+        async with self._in_progress():
+            relaying = self._link(link)
+            if "saslStart" in command:
+                self._log.begun(database, command, speculative=False)
+            await relaying.connect()
+            relaying.pin()
+            try:
+                reply = await relaying.command(database, command)
+            except CommandError as error:
+                if error.code in _FAILURES:
+                    self._log.failed(error)
+                if error.code == ErrorCode.AuthenticationFailed:
+                    await asyncio.sleep(self._access.failed_delay)  # while it counts as in progress
+                raise
+            if reply.get("done"):
+                await self._done(relaying)
+            return {name: value for name, value in reply.items() if name in _STEP_FIELDS}
 
     async def present(
         self, database: object, command: Mapping[str, Any], *, speculative: bool = False
@@ -295,8 +280,7 @@ class Login:
         Raises:
             CommandError: the login is refused, or the config server does not answer.
         """
-        await self._begin()
-        try:
+        async with self._in_progress():
             self._log.begun(str(database), command, speculative=speculative)
             try:
                 own = self._access.own_certificate
@@ -310,9 +294,8 @@ class Login:
                 raise
             self.by_certificate = True
             self._log.succeeded(name.user, name.database)
-            return {"dbname": name.database, "user": name.user}
-        finally:
             self.close()
+            return {"dbname": name.database, "user": name.user}
 
     async def log_out(self, link: ServerLink | None, database: str) -> None:
         """End the login of a user of ``database``, here and on the connection to the upstream.
@@ -337,11 +320,17 @@ class Login:
             self.begun_at = None
             self._access.in_progress.release(self._address)
 
-    async def _begin(self) -> None:
-        """Count this login as in progress; wait while there are too many."""
+    @asynccontextmanager
+    async def _in_progress(self) -> AsyncIterator[None]:
+        """Count this login as in progress, while there are not too many; an error ends it."""
         if self.begun_at is None:
             await self._access.in_progress.admit(self._address)
             self.begun_at = asyncio.get_running_loop().time()
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
 
     def _link(self, link: ServerLink | None) -> ServerLink:
         if link is not None:

@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from router.admin.metrics import exposition
 from router.admin.page_values import SAMPLE_INTERVAL, History, sample_of, status_view
-from router.admin.sources import StatusSource
+from router.admin.sources import Collect
 from router.admin.words import in_bytes, in_rate, in_reason, in_scope, in_wait, in_words
 from router.client_limits import ConnectionCounts
 from router.config.settings import Net
@@ -107,7 +107,7 @@ class AdminServer(AcceptingPort):
     """Serves metrics, health and status; use it as an async context manager.
 
     Args:
-        source: collects the router's status.
+        collect: collects the router's status.
         token: the token that clients must send, as a bearer token or as the password of HTTP
             basic authentication; None lets everyone in.
         handshakes: connects the sockets of clients that may use TLS; None without TLS.
@@ -115,13 +115,13 @@ class AdminServer(AcceptingPort):
 
     def __init__(
         self,
-        source: StatusSource,
+        collect: Collect,
         token: str | None = None,
         *,
         handshakes: Handshakes | None = None,
     ) -> None:
         super().__init__(handshakes, self._http, ConnectionCounts(_MOST_CONNECTIONS))
-        self._source = source
+        self._collect = collect
         self._token = token
         self._turns = asyncio.Semaphore(_MOST_AT_ONCE)
         self._history = History()
@@ -172,7 +172,7 @@ class AdminServer(AcceptingPort):
         while True:
             await asyncio.sleep(SAMPLE_INTERVAL)
             try:
-                sample = sample_of(await self._source.collect())
+                sample = sample_of(await self._collect(False))
             except Exception:  # the page goes on without this sample
                 log.exception("Unexpected error", component="NETWORK", task="history")
                 continue
@@ -218,13 +218,13 @@ class AdminServer(AcceptingPort):
         return web.json_response(await self._view())
 
     async def _view(self) -> dict[str, Any]:
-        view = status_view(await self._source.collect(details=True), self._history)
+        view = status_view(await self._collect(True), self._history)
         if view is None:
             raise web.HTTPServiceUnavailable(text="no worker answers; see the log\n")
         return view
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        status = await self._source.collect()
+        status = await self._collect(False)
         body, content_type = exposition(status, request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type})
 
@@ -237,7 +237,7 @@ class AdminServer(AcceptingPort):
 
         With ``?shards=optional``, shards that do not answer are reported but do not make it 503.
         """
-        status = await self._source.collect()
+        status = await self._collect(False)
         problems = status.router_problems()
         shards = status.shard_problems()
         ready = not problems and (not shards or request.query.get("shards") == "optional")

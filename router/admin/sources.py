@@ -1,10 +1,10 @@
 """The router's status: where the admin port gets it, and what follows from it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from router.commands.call import Node
 from router.commands.process_status import process_status
@@ -98,20 +98,10 @@ def _is_shard(check: Mapping[str, Any]) -> bool:
     return check["target"] not in (None, CONFIG)
 
 
-class StatusSource(Protocol):
-    """Collects the status of the router."""
-
-    async def collect(self, *, details: bool = False) -> RouterStatus:
-        """Return the status; with ``details``, also lists of streams, cursors and failures."""
-        ...
+Collect = Callable[[bool], Awaitable[RouterStatus]]
+"""Returns the router's status; with True, also lists of streams, cursors and failures."""
 
 
-class OwnStatus:
-    """The status of a router that is a single process."""
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-
-    async def collect(self, *, details: bool = False) -> RouterStatus:
-        """Return the status; with ``details``, also lists of streams, cursors and failures."""
-        return RouterStatus([await process_status(self._node, details=details, checks=True)], 1)
+async def collect_own(node: Node, details: bool) -> RouterStatus:
+    """Return the status of a router that is a single process, as ``Collect``."""
+    return RouterStatus([await process_status(node, details=details, checks=True)], 1)

@@ -6,7 +6,7 @@ servers differ; a mongos is upgraded last, so clients can rely on the lowest ver
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,6 @@ import structlog
 from router.catalog.cluster import Cluster
 from router.catalog.upstream import UpstreamMongos
 from shard_client.errors import CommandError, NetworkError, ProtocolError
-from shard_client.wire.connection import Connection
 
 log = structlog.get_logger()
 
@@ -152,51 +151,40 @@ class ClusterVersion:
         targets = [*{**shards, self._cluster.catalog: None}]
         if self._upstream is not None:
             targets.append(_UPSTREAM)
-        asking = {
-            asyncio.create_task(self._ask(target, shards.get(target))): target for target in targets
-        }
-        failure: Exception | None = None
-        try:
-            await asyncio.wait(asking, timeout=self._ask_timeout)
-        finally:
-            for task in asking:
-                task.cancel()
-            await asyncio.wait(asking)
-        for task, target in asking.items():
-            error = TimeoutError() if task.cancelled() else task.exception()
-            if error is None:
-                self._known[target] = task.result()
-                continue
-            if not isinstance(error, (*_Failure, TimeoutError)):
-                raise error
-            failure = NetworkError(f"{target or 'the upstream'} reports no version: {error!r}")
-            log.debug(str(failure), component="SHARDING")
-        for gone in self._known.keys() - set(targets):
-            del self._known[gone]
+        failures: list[NetworkError] = []
+        answers = await asyncio.gather(
+            *(self._ask(target, shards.get(target), failures) for target in targets)
+        )
+        found = zip(targets, answers, strict=True)
+        versions = {target: answer or self._known.get(target) for target, answer in found}
+        self._known = {target: each for target, each in versions.items() if each is not None}
         if not self._known:
-            assert failure is not None
-            raise failure
+            raise failures[-1]
         lowest = min(self._known.values(), key=lambda each: each.order)
         if lowest != self._told:
             self._told = lowest
             self._changed(lowest)
             log.info("Speaking for a cluster", component="SHARDING", version=lowest.version)
 
-    async def _ask(self, target: str, host: str | None) -> ServerIdentity:
-        if target == _UPSTREAM:
-            assert self._upstream is not None
-            connection = await self._upstream.connect()
-            try:
-                return await self._version_of(connection)
-            finally:
-                await connection.close()
-        connection = await self._cluster.connect(target, host)
+    async def _ask(
+        self, target: str, host: str | None, failures: list[NetworkError]
+    ) -> ServerIdentity | None:
+        """Return a server's version; None, with a failure, if it does not tell it in time."""
         try:
-            return await self._version_of(connection)
-        finally:
-            self._cluster.release(connection)
-
-    async def _version_of(self, connection: Connection) -> ServerIdentity:
-        command = {"buildInfo": 1}
-        build_info = await connection.command("admin", command, timeout=self._ask_timeout)
-        return ServerIdentity.of_server(connection.hello, build_info)
+            async with asyncio.timeout(self._ask_timeout), AsyncExitStack() as owned:
+                if target == _UPSTREAM:
+                    assert self._upstream is not None
+                    connection = await self._upstream.connect()
+                    owned.push_async_callback(connection.close)
+                else:
+                    connection = await self._cluster.connect(target, host)
+                    owned.callback(self._cluster.release, connection)
+                build_info = await connection.command(
+                    "admin", {"buildInfo": 1}, timeout=self._ask_timeout
+                )
+                return ServerIdentity.of_server(connection.hello, build_info)
+        except (*_Failure, TimeoutError) as error:
+            failure = NetworkError(f"{target or 'the upstream'} reports no version: {error!r}")
+            log.debug(str(failure), component="SHARDING")
+            failures.append(failure)
+            return None

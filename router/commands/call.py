@@ -30,7 +30,7 @@ from router.cursors.registry import CursorRegistry
 from router.loop_lag import LoopLag
 from router.peers.peers import Peers
 from router.privileges import CLUSTER
-from router.request.accepted import OF_ANY_COMMAND, brief
+from router.request.accepted import OF_ANY_COMMAND, brief, is_cluster_time
 from router.request.fields import check_api
 from router.stream.log_reader import Batch
 from router.tls.certificates import Certificates
@@ -307,7 +307,7 @@ class Call:
         )
 
     async def check_generic_fields(self) -> None:
-        """Check the time limit and the read concern of a command that the router answers.
+        """Check the fields that any command may have, of one that the router answers.
 
         Raises:
             CommandError: mongos's error; without an upstream, and before a login, which opens no
@@ -345,10 +345,15 @@ class Call:
     async def check_time(self) -> None:
         """Check the client's ``$clusterTime``, and its signature if the client is logged in.
 
+        A malformed one is refused with the other fields.
+
         Raises:
             CommandError: mongos's error.
         """
-        time = check_client_time(self.command["$clusterTime"], self.node.now().timestamp())
+        value = self.command["$clusterTime"]
+        if not is_cluster_time(value):
+            return
+        time = check_client_time(value, self.node.now().timestamp())
         access, user = self.node.access, self.user
         if access is not None and user is not None:
             await access.check_time(time, user)

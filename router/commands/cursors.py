@@ -36,7 +36,7 @@ _USUAL_FIELDS: Final[Mapping[str, Accepts]] = {
     "$readPreference": is_read_preference,
     **dict.fromkeys(
         ("getMore", "collection", "batchSize", "comment", "apiVersion", "apiStrict",
-         "apiDeprecationErrors", "$clusterTime", "$db"),
+         "apiDeprecationErrors", "$db"),
         lambda _value: True,
     ),
 }  # fmt: skip

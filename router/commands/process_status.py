@@ -2,10 +2,9 @@
 
 import resource
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from bson.timestamp import Timestamp
 from pydantic import ValidationError
 
 from router.access.authorization import require_stream
@@ -18,6 +17,7 @@ from router.config.problems import wanted_value
 from router.memory import resident_bytes
 from router.privileges import WHOLE
 from router.request.fields import check_known
+from router.status_sums import sum_statuses
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
@@ -42,10 +42,10 @@ async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str
     """
     cursors = node.cursors
     number = 1 if node.peers is None else node.peers.number
-    tally = _Tally()
+    figures: dict[str, Any] = {"waitingStreams": 0, "targets": {}}
     streams: list[Mapping[str, Any]] = []
     async for stream in cursors.describe_gradually():
-        tally.add(stream)
+        figures = sum_statuses([figures, *_figures(stream)])
         if details and len(streams) < _MOST_STREAMS:
             streams.append({**stream, "worker": number})
     usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -59,8 +59,7 @@ async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str
         "quiescing": node.topology.quiescing,
         "status": own_status(node, streams=False),
         "clusterTime": node.clock.time,
-        "targets": tally.to_document(),
-        "waitingStreams": tally.waiting,
+        **figures,
         "cursors": len(cursors),
         "cursorList": [{**each, "worker": number} for each in listed],
         "heldBytes": cursors.memory.held,
@@ -100,47 +99,24 @@ def _by_name(errors: Mapping[int, int]) -> Counter[str]:
     return named
 
 
-class _Tally:
-    """Sums over streams by target, for the metrics.
+def _figures(stream: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield what a stream adds to the metrics: whether it waits, and its part of each target's.
 
     The watermarks are those of streams for which clients wait: a stream whose clients do not read
     does not ask its shards for more.
     """
-
-    def __init__(self) -> None:
-        self.waiting = 0
-        self._watermarks: dict[str, Timestamp] = {}
-        self._cursors: Counter[str] = Counter()
-        self._failing: Counter[str] = Counter()
-        self._buffered: Counter[str] = Counter()
-        self._held: dict[str, Counter[str]] = {}
-
-    def add(self, stream: Mapping[str, Any]) -> None:
-        """Add one stream."""
-        self.waiting += stream["waiting"]
-        if (slowest := stream["slowestShard"]) is not None:
-            self._held.setdefault(slowest, Counter())[stream["slowestReason"]] += 1
-        for remote in stream["remotes"]:
-            target, watermark = remote["target"], remote["watermark"]
-            if watermark is not None and stream["waitedFor"]:
-                lowest = self._watermarks.setdefault(target, watermark)
-                self._watermarks[target] = min(lowest, watermark)
-            self._cursors[target] += 1
-            self._failing[target] += "failingMillis" in remote
-            self._buffered[target] += remote["bufferedBytes"]
-
-    def to_document(self) -> dict[str, Any]:
-        """Return the sums by target."""
-        return {
-            target: {
-                "watermark": self._watermarks.get(target),
-                "cursors": cursors,
-                "failing": self._failing[target],
-                "bufferedBytes": self._buffered[target],
-                "held": dict(self._held.get(target, {})),
-            }
-            for target, cursors in self._cursors.items()
+    yield {"waitingStreams": int(stream["waiting"]), "targets": {}}
+    if (slowest := stream["slowestShard"]) is not None:
+        yield {"targets": {slowest: {"held": {stream["slowestReason"]: 1}}}}
+    for remote in stream["remotes"]:
+        part = {
+            "watermark": remote["watermark"] if stream["waitedFor"] else None,
+            "cursors": 1,
+            "failing": int("failingMillis" in remote),
+            "bufferedBytes": remote["bufferedBytes"],
+            "held": {},
         }
+        yield {"targets": {remote["target"]: part}}
 
 
 @answers(COMMAND, help="the status of one worker", while_quiescing=True)

@@ -4,6 +4,7 @@ Source: the query operators' documentation; docs/protocol.md#filters. The semant
 against a real mongod by tests/filters.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -48,21 +49,26 @@ class Fields(Protocol):
         """Do more work. Raises TooLargeError."""
 
 
-class Condition(Protocol):
+class Condition(ABC):
     """A condition on events."""
 
+    __slots__ = ()
+
+    @abstractmethod
     def meets(self, event: Fields) -> bool:
         """Return whether the event meets the condition. Raises TooLargeError."""
 
+    @abstractmethod
     def paths(self) -> Iterator[Path]:
         """Yield the paths that ``meets`` reads."""
 
     def required(self) -> Required | None:
         """Return pairs of which an event must have one to meet the condition; None if unknown."""
+        return None
 
 
 @dataclass(frozen=True, slots=True)
-class _OnPath:
+class _OnPath(Condition):
     """A condition on the elements at ``path``."""
 
     path: Path
@@ -70,10 +76,6 @@ class _OnPath:
     def paths(self) -> Iterator[Path]:
         """Yield the paths that ``meets`` reads."""
         yield self.path
-
-    def required(self) -> Required | None:
-        """Return None: many values may meet the condition."""
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,7 @@ def price_of(longest: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _OfParts:
+class _OfParts(Condition):
     """A condition of several ``parts``."""
 
     parts: Sequence[Condition]
@@ -206,7 +208,7 @@ class AnyOf(_OfParts):
 
 
 @dataclass(frozen=True, slots=True)
-class Not:
+class Not(Condition):
     """``$not``, ``$nor``, ``$ne``, ``$nin``: ``part`` does not hold."""
 
     part: Condition
@@ -218,10 +220,6 @@ class Not:
     def paths(self) -> Iterator[Path]:
         """Yield the paths that ``meets`` reads."""
         return self.part.paths()
-
-    def required(self) -> Required | None:
-        """Return None: any other value may be there."""
-        return None
 
 
 def tried(condition: Condition) -> int:

@@ -216,6 +216,18 @@ def is_read_preference(value: Any) -> bool:
     return known and _is_bool(hedge.get("enabled", True)) and all(isinstance(t, str) for t in texts)
 
 
+def is_cluster_time(value: Any) -> bool:
+    """Return whether a ``$clusterTime`` has a time, and a signature of 20 bytes by some key."""
+    if not _is_document(value) or not isinstance(value.get("clusterTime"), Timestamp):
+        return False
+    signature = value.get("signature")
+    if not isinstance(signature, Mapping):
+        return False
+    digest, key_id = signature.get("hash"), signature.get("keyId", 0.5)
+    known = isinstance(digest, bytes) and getattr(digest, "subtype", 0) == 0 and len(digest) == 20
+    return known and _is_number(key_id) and float(key_id).is_integer() and abs(key_id) < _INT64_END
+
+
 def _is_passthrough(value: Any) -> bool:
     return _is_document(value) and [*value] == ["shard"] and isinstance(value["shard"], str)
 
@@ -227,6 +239,7 @@ def _is_token(value: Any) -> bool:
 OF_ANY_COMMAND: Final[Mapping[str, Accepts]] = {
     "maxTimeMS": _is_whole,
     "readConcern": _is_read_concern,
+    "$clusterTime": is_cluster_time,
 }
 """Fields of any command that mongos checks, whatever they mean to it."""
 
@@ -251,9 +264,9 @@ FIELDS: Final[Mapping[str, Accepts]] = {
     "autocommit": lambda value: value is not False,
     "startTransaction": lambda value: not value,
     "$readPreference": is_read_preference,
+    "$clusterTime": is_cluster_time,
     **dict.fromkeys(
-        ("comment", "lsid", "txnNumber", "apiVersion", "apiStrict", "apiDeprecationErrors", "$db",
-         "$clusterTime"),
+        ("comment", "lsid", "txnNumber", "apiVersion", "apiStrict", "apiDeprecationErrors", "$db"),
         _is_any,
     ),
 }  # fmt: skip

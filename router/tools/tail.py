@@ -38,52 +38,40 @@ _SCHEMES = ("mongodb://", "mongodb+srv://")
 _AWAIT_MS = 1000
 
 
-class Position:
-    """The resume token of the last event that was printed, kept in a file.
+def read_position(file: Path) -> Mapping[str, Any] | None:
+    """Return the token of the last event that was printed, None if there is none yet.
 
-    Args:
-        file: the file; None keeps nothing.
+    Raises:
+        OSError: the file cannot be read, or its folder not be written.
+        ValueError: the file holds no token.
     """
+    # A place that cannot be kept is reported before the first event.
+    if not file.parent.is_dir():
+        raise ValueError(f"--resume-file {file}: its folder does not exist. Create it")
+    draft = _draft(file)
+    draft.touch()
+    draft.unlink()
+    if not file.exists():
+        return None
+    token = None
+    with suppress(ValueError):
+        token = json_util.loads(file.read_text())
+    if not isinstance(token, dict) or "_data" not in token:
+        raise ValueError(
+            f"--resume-file {file} holds no resume token. Delete it to start at the present"
+        )
+    return token
 
-    def __init__(self, file: Path | None) -> None:
-        self._file = file
 
-    def read(self) -> Mapping[str, Any] | None:
-        """Return the token, None if there is none yet.
+def write_position(file: Path, token: Mapping[str, Any]) -> None:
+    """Replace the token; the file always holds a whole one. Raises OSError."""
+    draft = _draft(file)
+    draft.write_text(json_util.dumps(token) + "\n")
+    os.replace(draft, file)
 
-        Raises:
-            OSError: the file cannot be read, or its folder not be written.
-            ValueError: the file holds no token.
-        """
-        if self._file is None:
-            return None
-        # A place that cannot be kept is reported before the first event.
-        if not self._file.parent.is_dir():
-            raise ValueError(f"--resume-file {self._file}: its folder does not exist. Create it")
-        self._draft.touch()
-        self._draft.unlink()
-        if not self._file.exists():
-            return None
-        token = None
-        with suppress(ValueError):
-            token = json_util.loads(self._file.read_text())
-        if not isinstance(token, dict) or "_data" not in token:
-            raise ValueError(
-                f"--resume-file {self._file} holds no resume token. Delete it to start at the "
-                "present"
-            )
-        return token
 
-    def write(self, token: Mapping[str, Any]) -> None:
-        """Replace the token; the file always holds a whole one. Raises OSError."""
-        if self._file is not None:
-            self._draft.write_text(json_util.dumps(token) + "\n")
-            os.replace(self._draft, self._file)
-
-    @property
-    def _draft(self) -> Path:
-        assert self._file is not None
-        return self._file.with_name(self._file.name + ".new")
+def _draft(file: Path) -> Path:
+    return file.with_name(file.name + ".new")
 
 
 def tail(
@@ -127,10 +115,9 @@ def tail(
     It ends when it is interrupted, or after --count events.
     """
     as_json = as_json or not sys.stdout.isatty()
-    position = Position(resume_file)
     try:
         stages = _stages(pipeline)
-        token = position.read()
+        token = None if resume_file is None else read_position(resume_file)
         client = _client(uri, uri_file)
     except OSError as error:
         raise Refusal(file_problem(error, "--resume-file")) from error
@@ -149,7 +136,8 @@ def tail(
             for number, event in enumerate(_events(stream), 1):
                 typer.echo(_as_json(event) if as_json else as_text(event), color=None)
                 sys.stdout.flush()
-                position.write(event["_id"])
+                if resume_file is not None:
+                    write_position(resume_file, event["_id"])
                 if number == count:
                     return
     except BrokenPipeError:

@@ -43,8 +43,8 @@ class WorkersStatus:
         self._peers = {number: Peer(folder, number) for number in range(1, count + 1)}
         self._ready = ready
 
-    async def collect(self, *, details: bool = False) -> RouterStatus:
-        """Return the status; a worker that does not answer within two seconds is left out."""
+    async def collect(self, details: bool) -> RouterStatus:
+        """Return the status, as ``Collect``; without workers that do not answer in two seconds."""
         ready = sorted(self._ready())
         # One worker is enough to check the replica sets.
         commands = [
@@ -162,7 +162,7 @@ class Supervisor:
         source = WorkersStatus(self._folder, self._settings.workers, self._ready.keys)
         try:
             handshakes = admin_handshakes(self._settings.net, self._certificates)
-            async with AdminServer(source, token, handshakes=handshakes) as server:
+            async with AdminServer(source.collect, token, handshakes=handshakes) as server:
                 self._ports["adminPort"] = await server.listen(admin.hosts, admin.port)
                 yield
         finally:

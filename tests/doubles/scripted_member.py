@@ -16,18 +16,18 @@ from bson import Int64, Timestamp
 from shard_client.errors import ProtocolError
 from shard_client.wire.frames import OP_MSG, build_msg, build_op_reply, frame_length, parse_message
 
-UUID_HEX = "5A1004" + "11" * 16
+_UUID = "11" * 16
 _START = Timestamp(100, 1)
 _PROCESS = bson.ObjectId()
 _PRIMARY = {"mode": "primary"}
 
 
-def event_token(ts: Timestamp, number: int = 1) -> str:
+def event_token(ts: Timestamp, number: int = 1, uuid: str = _UUID) -> str:
     """Return the version 1 token of an insert of ``{_id: number}``;
     docs/protocol.md#resume-tokens."""
     digits = f"2B{number << 1:02X}" if number < 128 else f"2C{number << 1:04X}"
     time = f"{ts.time:08X}{ts.inc:08X}"
-    return f"82{time}2B022C0100296E{UUID_HEX}46645F696400{digits}0004"
+    return f"82{time}2B022C0100296E5A1004{uuid}46645F696400{digits}0004"
 
 
 def mark_token(ts: Timestamp) -> str:
@@ -123,11 +123,11 @@ class ScriptedMember:
         """The host string of config.shards."""
         return f"{self.set_name}/127.0.0.1:{self.port}"
 
-    def insert(self, ts: Timestamp | int, number: int = 1, **fields: Any) -> str:
-        """Write an event; return its token."""
+    def insert(self, ts: Timestamp | int, number: int = 1, uuid: str = _UUID, **fields: Any) -> str:
+        """Write an event of the collection with this UUID; return its token."""
         if isinstance(ts, int):
             ts = Timestamp(ts, 1)
-        token = event_token(ts, number)
+        token = event_token(ts, number, uuid)
         event = {"_id": {"_data": token}, "operationType": "insert", "clusterTime": ts}
         event |= {"fullDocument": {"_id": number}, **fields}
         self._append(ts, event)

@@ -6,12 +6,13 @@ import urllib.request
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 from bson.timestamp import Timestamp
 
 from router.admin.server import AdminServer
-from router.admin.sources import OwnStatus
+from router.admin.sources import collect_own
 from router.commands.job_reports import JobReport
 from router.loop_lag import LoopLag
 from router.tls.handshake import Handshakes
@@ -127,5 +128,5 @@ async def admin_port(
     made: Facade, token: str | None = None, *, handshakes: Handshakes | None = None
 ) -> AsyncIterator[int]:
     """Serve a facade's admin port in the test's own loop; yield the port."""
-    async with AdminServer(OwnStatus(made.node), token, handshakes=handshakes) as server:
+    async with AdminServer(partial(collect_own, made.node), token, handshakes=handshakes) as server:
         yield await server.listen(["127.0.0.1"], 0)

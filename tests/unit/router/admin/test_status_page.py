@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from router.admin.page_values import status_view
-from router.admin.sources import OwnStatus, RouterStatus
+from router.admin.sources import RouterStatus, collect_own
 from router.admin.words import in_bytes, in_words
 from router.commands.job_reports import JobReport
 from router.config.log_lines import RECENT
@@ -91,7 +91,7 @@ async def test_the_newest_report_of_all_workers_counts() -> None:
     now = _now()
     before = jobs(now)[2]
     async with watched_facade(now=_now) as made:
-        status = await OwnStatus(made.node).collect(details=True)
+        status = await collect_own(made.node, True)
     worker = {**status.processes[0], "jobs": [before.to_document()]}
     ended = replace(before, arrived=now + timedelta(seconds=1), ended=True).to_document()
     other = {**worker, "worker": 2, "jobs": [ended]}

@@ -1,6 +1,7 @@
 """Streams of collections, databases and filters that are parts of a wider stream."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import bson
@@ -27,6 +28,7 @@ from tests.doubles.scripted_member import ScriptedMember
 from tests.filters.chance import document
 from tests.harness.until import PATIENCE, until
 from tests.unit.router.stream.narrow_clients import (
+    FROM_100,
     explained_by,
     namespaces,
     opened,
@@ -352,3 +354,52 @@ async def test_readers_stay_on_the_shared_stream_if_the_limit_of_streams_is_reac
         write(cluster, second, "c", tenant=second - 111)
     got = [await read_through_move(cursor, 1) for cursor in cursors]
     assert got == [[n] for n in range(111, 119)]
+
+
+def shows(pipeline: Sequence[dict[str, Any]], event: dict[str, Any]) -> bool:
+    expanded = pipeline[0]["$changeStream"].get("showExpandedEvents", False)
+    return event["operationType"] != "reshardCollection" or expanded
+
+
+@pytest.mark.parametrize("how", ["moveCollection", "unshardCollection"])
+@pytest.mark.parametrize("expanded", [False, True])
+@pytest.mark.parametrize("share", ["never", "always"])
+async def test_no_event_is_lost_when_a_collection_moves_to_another_shard(
+    cluster: ScriptedCluster, how: str, expanded: bool, share: str
+) -> None:
+    """The commands of MongoDB 8.0; docs/protocol.md#definitions-of-collections."""
+    namespace, former, present = {"db": "db", "coll": "c"}, "AA" * 16, "BB" * 16
+    cluster.config.documents["databases"] = [{"_id": "db", "primary": "s0"}]
+    for member in cluster.shards.values():
+        member.matches = shows
+    cluster.shards["s0"].insert(101, 1, former, ns=namespace)
+    cluster.shards["s0"].insert(102, 2, former, ns=namespace)
+    for second in (103, 104):  # newer servers may write it more than once
+        cluster.shards["s0"].insert(
+            second, second - 100, former, ns=namespace, operationType="reshardCollection",
+            operationDescription={"reshardUUID": present, "provenance": how},
+        )  # fmt: skip
+    cluster.shards["s1"].insert(105, 5, present, ns=namespace)
+    cluster.shards["s1"].insert(106, 6, present, ns=namespace)
+    cluster.noop(107)
+    expected = [1, 2, 3, 4, 5, 6] if expanded else [1, 2, 5, 6]
+    options: dict[str, Any] = {"showExpandedEvents": True} if expanded else {}
+
+    async def read(start: dict[str, Any], count: int) -> list[dict[str, Any]]:
+        registry = cluster.registry(share_scopes=share)
+        request = watch("c", options={**options, **start})
+        cursor, _ = await registry.open(request, OWNER)
+        found: list[bytes] = []
+        while len(found) < count:
+            found += (batch := await cursor.next_batch(None, PATIENCE)).events
+            assert not batch.closed
+        if start == FROM_100:
+            wider = share == "always" and not expanded
+            assert namespaces(registry) == ["db.$cmd.aggregate" if wider else "db.c"]
+        return [bson.decode(event) for event in found]
+
+    events = await read(FROM_100, len(expected))
+    assert [event["fullDocument"]["_id"] for event in events] == expected
+    for number, event in enumerate(events):
+        following = await read({"resumeAfter": event["_id"]}, len(events) - number - 1)
+        assert following == events[number + 1 :]

@@ -15,7 +15,7 @@ from bson import ObjectId, Timestamp
 from typer.testing import CliRunner
 
 from router.tools import tail as module
-from router.tools.tail import Position, as_text, tail
+from router.tools.tail import as_text, read_position, tail, write_position
 
 TOKEN = {"_data": "826B00045C000000012B0229296E04"}
 
@@ -27,11 +27,11 @@ def invoke(*arguments: str) -> Any:
 
 
 def test_the_position_is_kept_in_a_file(tmp_path: Path) -> None:
-    position = Position(tmp_path / "place")
-    assert position.read() is None
-    position.write({"_data": "1"})
-    position.write(TOKEN)
-    assert Position(tmp_path / "place").read() == TOKEN
+    place = tmp_path / "place"
+    assert read_position(place) is None
+    write_position(place, {"_data": "1"})
+    write_position(place, TOKEN)
+    assert read_position(place) == TOKEN
     assert [each.name for each in tmp_path.iterdir()] == ["place"]
 
 
