@@ -4,12 +4,11 @@ import struct
 from collections.abc import Iterator, Sequence
 from random import Random
 
-import bson
 import pytest
 
 from router.filters.fields import Path
 from router.filters.paths import PathReader
-from tests.filters.chance import Chance, document, text
+from tests.filters.chance import document, text
 
 Shape = list[tuple[str, "str | Shape"]]
 """Names of fields with the kinds of their values."""
@@ -19,31 +18,6 @@ def scoped(code: bytes, *scope: bytes) -> bytes:
     """Return code with scope."""
     parts = text(code) + document(*scope)
     return struct.pack("<i", len(parts) + 4) + parts
-
-
-PATHS = [
-    (b"operationType",),
-    (b"operationType", b"a"),
-    (b"ns", b"db"),
-    (b"ns", b"db", b"a"),
-    (b"fullDocument",),
-    (b"fullDocument", b"a"),
-    (b"fullDocument", b"a", b"b"),
-    (b"documentKey", b"c"),
-    (b"updateDescription", b"updatedFields", b"b"),
-]
-
-
-@pytest.mark.parametrize("kinds", [3, 10, 300])
-@pytest.mark.parametrize("seed", range(4))
-def test_a_reader_finds_what_a_walk_finds(seed: int, kinds: int) -> None:
-    random = Random(seed)
-    chance = Chance(random, repeated=True)
-    reader = PathReader(random.sample(PATHS, 3))
-    events = [bson.encode(chance.event()) for _ in range(kinds)]
-    for _ in range(300):
-        event = random.choice(events)
-        assert reader.read(event) == reader.walk(event)
 
 
 KINDS: dict[str, Sequence[bytes]] = {
