@@ -26,7 +26,6 @@ from tests.unit.router.stream.streams_by_hand import (
     END,
     at,
     feed,
-    histories,
     make,
     opened,
     resumed_after,
@@ -152,30 +151,6 @@ def test_a_stage_that_hides_the_type_makes_a_place_beside_the_token_unknown(stag
             with pytest.raises(CommandError, match="changes or removes operationType") as caught:
                 stream.take(None)
             assert caught.value.code == 280
-
-
-@settings(max_examples=60)
-@given(histories(), st.randoms(use_true_random=False))
-def test_any_history_can_be_cut_and_resumed(history, rnd: Random):
-    by_shard, everything = history
-    version = 2 if any(b"2B042C0100" in key for key, _ in everything) else 1
-    end = hwm(1000, 0, version)
-    scripts = {shard: Script(events, end, version=version) for shard, events in by_shard.items()}
-    scripts["config"] = Script([], END)
-    first = Driver(make(shards=len(by_shard), version=version), scripts, rnd, max_events=9).run()
-    assert first.events == [raw for _, raw in everything]
-    assert first.taken[-1].closed is False
-
-    cut = rnd.randrange(len(first.taken))
-    before = [raw for taken in first.taken[: cut + 1] for raw in taken.events]
-    points = [first.taken[cut].pbrt]
-    if before:
-        points.append(token_of(before[-1]))
-    for point in points:
-        options = {"resumeAfter": bson.decode(point)}
-        stream = make(shards=len(by_shard), options=options, version=version)
-        second = Driver(stream, scripts, rnd, max_events=9).run()
-        assert before + second.events == first.events
 
 
 def invalidated(
