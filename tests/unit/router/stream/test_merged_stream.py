@@ -57,24 +57,6 @@ def test_events_wait_for_every_watermark_and_the_slowest_shard_is_named():
     assert stream.waiting_for is not None
 
 
-def test_events_are_held_back_until_one_is_ready():
-    stream = opened()
-    assert not stream.is_held_back
-    arrive(stream, A, 12, 14, upto=20)
-    arrive(stream, CONFIG, upto=20)
-    assert stream.is_held_back
-    arrive(stream, B, upto=13)
-    stream.merge_ahead(1)
-    assert not stream.is_held_back
-    assert times(stream.take(None).events) == [12]
-    assert times(stream.take(None).events) == []
-    assert stream.is_held_back
-    arrive(stream, B, upto=20)
-    stream.merge_ahead(1)
-    assert times(stream.take(None).events) == [14]
-    assert not stream.is_held_back
-
-
 def test_an_error_follows_ready_events_and_has_mongos_s_label():
     stream = opened()
     arrive(stream, A, 12, upto=50)

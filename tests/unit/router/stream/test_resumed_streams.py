@@ -13,8 +13,6 @@ from bson import Timestamp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.request.resume_point import starting_point
-from router.request.stream_request import parse_request
 from router.stream.log_reader import Batch
 from router.stream.views import View
 from shard_client.bson.resume_token import TIME_DIGITS, ResumeToken, cluster_time_of, first_key
@@ -28,7 +26,6 @@ from tests.unit.router.stream.streams_by_hand import (
     feed,
     make,
     opened,
-    resumed_after,
 )
 
 
@@ -257,28 +254,3 @@ def test_each_shard_skips_one_invalidate_wherever_the_client_moves(
     # No token points to an invalidate that was not delivered.
     tokens = {token_data(taken.pbrt) for taken in run.taken}
     assert not tokens & {key for each in skipped for key, _ in each} - {after[0], end}
-
-
-def test_starting_after_a_missing_invalidate_is_fatal():
-    stream = resumed_after(data_of(10, 0, invalidate=True), how="startAfter", target="c")
-    feed(stream, at(12))
-    with pytest.raises(CommandError) as caught:
-        stream.take(None)
-    assert caught.value.code == 280
-
-
-START = Timestamp(10, 1)
-
-
-@pytest.mark.parametrize(
-    ("given", "splits", "begins_with"),
-    [(0, False, 0), (1, False, 1), (2, False, 2), (0, True, 0), (1, True, 2), (2, True, 2)],
-)
-def test_the_start_has_the_version_of_fragments(given: int, splits: bool, begins_with: int) -> None:
-    token = {"_data": ResumeToken.high_water_mark(START, given).data.decode()}
-    pipeline = [{"$changeStream": {"resumeAfter": token}}]
-    pipeline += [{"$changeStreamSplitLargeEvent": {}}] if splits else []
-    request = parse_request("db", {"aggregate": 1, "pipeline": pipeline, "cursor": {}})
-    point = starting_point(request, START, 1)
-    begins = ResumeToken.high_water_mark(START, begins_with)
-    assert point.high_water_mark == (begins.data, begins.raw)
