@@ -9,11 +9,11 @@ ARGS ?=
 TESTS := tests/simulation/test_some_seeds.py tests/spark/test_source.py tests/integration/security/test_drivers.py \
 	tests/integration/test_facade_drivers.py tests/conformance tests/recordings tests/unit tests/site
 
-# Tests at a time. Those on real servers mostly wait: each process has a cluster of its own.
-JOBS ?= 2
-REAL_JOBS ?= 3
+# Tests at a time, for two processors: many wait. Those on real servers mostly do: each process has a cluster of its own.
+JOBS ?= 3
+REAL_JOBS ?= 4
 # The longest first: what is left at the end are many short ones.
-REAL_TESTS := tests/faults tests/differential tests/debezium tests/filters tests/drivers tests/spark/test_exactly_once.py tests/spark/test_secured.py tests/spark/test_unreadable.py tests/integration tests/recordings tests/conformance
+REAL_TESTS := tests/faults tests/differential tests/debezium tests/filters tests/drivers tests/spark/test_exactly_once.py tests/spark/test_secured.py tests/spark/test_unreadable.py tests/integration tests/recordings/test_workload.py tests/conformance
 
 # A wait that expires is tried once more, since the machine may have been busy, and is reported. Other failures are final.
 RETRIES := --reruns 1 --only-rerun "timed out waiting|TimeoutError" -r aR

@@ -5,10 +5,7 @@ import os
 from importlib import import_module
 from pathlib import Path
 
-from rich.console import Console
-
-from bench.report import circumstances, keep, show
-from bench.suite import Options, Suite
+from bench.suite import Options, Suite, circumstances, keep, lines_of
 
 # The suites in the order in which they run: each is a module of this package with a SUITE.
 SUITES = (
@@ -22,9 +19,7 @@ def main() -> None:
     """Run the suites that the command line names, and print and store their figures."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("suites", nargs="*", metavar="suite", help=f"one of {', '.join(SUITES)}")
-    parser.add_argument(
-        "--quick", action="store_true", help="run for about a minute; rough figures"
-    )
+    parser.add_argument("--quick", action="store_true", help="about a minute; rough figures")
     parser.add_argument("--real", action="store_true", help=f"run {', '.join(REAL)}")
     parser.add_argument("--runs", type=int, default=3, help="number of runs for each figure")
     parser.add_argument(
@@ -37,25 +32,23 @@ def main() -> None:
     args = parser.parse_args()
     if unknown := set(args.suites) - set(SUITES):
         parser.error(f"no such suite: {', '.join(unknown)}")
-    console = Console(width=None if Console().is_terminal else 120)
     binaries = os.environ.get("MERGEROUTER_MONGO_BIN")
     options = Options(
         quick=args.quick,
         runs=1 if args.quick else args.runs,
         quiet=args.quiet,
         real_binaries=Path(binaries) if binaries else None,
-        say=lambda text: console.print(text, style="dim"),
     )
-    console.print(circumstances(args.quick)["machine"])
+    print(circumstances(args.quick)["machine"])
     for name in args.suites or (REAL if args.real else SUITES):
         suite: Suite = import_module(f"bench.{name}").SUITE
-        console.rule(suite.question)
+        print(f"\n== {suite.question}")
         around = circumstances(args.quick)
         tables = suite.run(options)
         for table in tables:
-            show(console, table)
+            print("\n".join(lines_of(table)))
         for path in keep(suite, tables, around) if tables else ():
-            console.print(f"kept {path}", style="dim")
+            print(f"kept {path}")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,22 @@
-"""The parts of a benchmark suite: options, tables and their columns."""
+"""The parts of a benchmark suite: options, tables and their columns; and what is kept of a run.
+
+A run's figures go to the terminal, and as JSON and Markdown to bench/results.
+"""
 
 import functools
+import json
+import os
+import platform
+import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from tests.harness.clusters import ServerBinaries
+
+RESULTS = Path(__file__).parent / "results"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,3 +89,48 @@ def servers_of(options: Options) -> Callable[[], ServerBinaries] | None:
 def say_row(options: Options, columns: Sequence[Column], row: dict[str, Any]) -> None:
     """Print a row of a table while its suite runs."""
     options.say("; ".join(f"{column.heading} {column.text(row)}" for column in columns))
+
+
+def lines_of(table: Table) -> list[str]:
+    """Return a table as lines of Markdown."""
+    lines = [f"**{table.title}**", ""]
+    lines.append("| " + " | ".join(column.heading for column in table.columns) + " |")
+    lines.append("|" + "---:|" * len(table.columns))
+    for row in table.rows:
+        lines += ["| " + " | ".join(column.text(row) for column in table.columns) + " |"]
+    return [*lines, "", *([table.note, ""] if table.note else [])]
+
+
+def circumstances(quick: bool) -> dict[str, Any]:
+    """Return the conditions of a run: machine, versions, commit, load and time."""
+    model = "unknown processor"
+    cpuinfo = Path("/proc/cpuinfo")
+    for line in cpuinfo.read_text().splitlines() if cpuinfo.exists() else ():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+    )
+    return {
+        "machine": f"{model}, {os.cpu_count()} cores, {platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "commit": commit.stdout.strip(),
+        "load": round(os.getloadavg()[0], 2),
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "quick": quick,
+    }
+
+
+def keep(suite: Suite, tables: list[Table], around: dict[str, Any]) -> list[Path]:
+    """Write a suite's figures and tables; return the paths of the files."""
+    RESULTS.mkdir(exist_ok=True)
+    figures = RESULTS / f"{suite.name}.json"
+    found = [asdict(table) for table in tables]
+    content = {"suite": suite.name, "question": suite.question, **around, "tables": found}
+    figures.write_text(json.dumps(content, indent=1, default=str) + "\n")
+    page = RESULTS / f"{suite.name}.md"
+    lines = [line for table in tables for line in lines_of(table)]
+    shown = ", ".join(f"{key} {value}" for key, value in around.items())
+    page.write_text("\n".join([f"### {suite.question}", "", *lines, f"({shown})", ""]))
+    return [figures, page]

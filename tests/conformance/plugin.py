@@ -1,4 +1,4 @@
-"""A pytest plugin: each rule has a test, and ``--conformance-report`` writes the outcomes by rule.
+"""A pytest plugin: ``--conformance-report`` writes the rules, their tests and the outcomes.
 
 tests/conftest.py loads it, so that it also sees runs that include other folders.
 """
@@ -12,12 +12,6 @@ from tests.conformance.rules import RULES, Rule
 from tests.harness.clusters import real_servers_named
 
 REPORT = Path(__file__).parents[2] / "build" / "conformance.md"
-_FILES = (
-    *Path(__file__).parent.glob("test_*.py"),
-    Path(__file__).parents[1] / "recordings" / "test_workload.py",
-)
-"""The files whose tests are marked with rules."""
-
 _RESULTS = ("**does not hold**", "holds", "skipped")
 """The outcomes of a rule's tests in a word or two; the first one that a test has is the rule's."""
 
@@ -40,21 +34,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Refuse a mark without a rule and, where all the files are run, a rule without a mark."""
-    without_test = {(section, rule) for section, rules in RULES.items() for rule in rules}
-    known = frozenset(without_test)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Report each test's rules with its outcome, also from pytest-xdist's processes."""
     for item in items:
-        for mark in item.iter_markers("rule"):
-            if mark.args not in known:
-                raise pytest.UsageError(f"{item.nodeid}: no such rule: {mark.args}")
-            item.user_properties.append(("rule", mark.args))
-            without_test.discard(mark.args)
-    collected = {item.path for item in items}
-    if any("::" in arg for arg in config.args) or not collected.issuperset(_FILES):
-        return
-    if without_test:
-        raise pytest.UsageError(f"rules without a test: {sorted(without_test)}")
+        item.user_properties += [("rule", mark.args) for mark in item.iter_markers("rule")]
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -74,13 +57,12 @@ def pytest_terminal_summary(
         return
     servers = "MongoDB's own servers" if real_servers_named() else "the embedded cluster"
     lines = [f"# Conformance\n\nThe rules of `docs/protocol.md` and their tests, on {servers}."]
-    for section, rules in RULES.items():
+    for section in RULES:
         lines.append(f"\n## {section}\n\n| rule | tests | result |\n| --- | --- | --- |")
-        for rule in rules:
-            found = _outcomes.get((section, rule), {})
-            tests = ", ".join(sorted(set().union(*found.values())))
-            result = next((each for each in _RESULTS if each in found), "not run here")
-            lines.append(f"| {rule} | {tests} | {result} |")
+        for rule, found in _outcomes.items():
+            if rule[0] == section:
+                tests = ", ".join(sorted(set().union(*found.values())))
+                lines.append(f"| {rule[1]} | {tests} | {min(found, key=_RESULTS.index)} |")
     REPORT.parent.mkdir(exist_ok=True)
     REPORT.write_text("\n".join(lines) + "\n")
     terminalreporter.section("conformance with docs/protocol.md")

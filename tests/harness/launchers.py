@@ -3,34 +3,9 @@
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tests.harness.server_folder import ServerFolder
-
-
-class Launcher(Protocol):
-    """Starts and ends MongoDB's programs."""
-
-    def launch(self, name: str, program: str, *arguments: str) -> None:
-        """Start ``program``; its files and its log are called ``name``."""
-
-    def kill(self, name: str) -> None:
-        """End a program at once, as a power cut would."""
-
-    def relaunch(self, name: str) -> None:
-        """Restart a killed program with its files."""
-
-    def running(self, name: str) -> bool:
-        """Return whether a launched program has neither ended nor been killed."""
-
-    def pause(self, name: str) -> None:
-        """Suspend a program."""
-
-    def unpause(self, name: str) -> None:
-        """Resume a suspended program."""
-
-    def stop(self) -> None:
-        """End all programs; their data is lost."""
 
 
 class ServerBinaries:
@@ -43,6 +18,7 @@ class ServerBinaries:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def launch(self, name: str, program: str, *arguments: str) -> None:
+        """Start ``program``; its files and its log are called ``name``."""
         folder = self._folder.path
         if program == "mongod":
             data = folder / name
@@ -54,6 +30,7 @@ class ServerBinaries:
         self.relaunch(name)
 
     def relaunch(self, name: str) -> None:
+        """Restart a killed program with its files."""
         with (self._folder.path / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
                 self._commands[name],
@@ -63,19 +40,24 @@ class ServerBinaries:
             )
 
     def kill(self, name: str) -> None:
+        """End a program at once, as a power cut would."""
         self._processes[name].kill()
         self._processes[name].wait()
 
     def running(self, name: str) -> bool:
+        """Return whether a launched program has neither ended nor been killed."""
         return self._processes[name].poll() is None
 
     def pause(self, name: str) -> None:
+        """Suspend a program."""
         self._processes[name].send_signal(signal.SIGSTOP)
 
     def unpause(self, name: str) -> None:
+        """Resume a suspended program."""
         self._processes[name].send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
+        """End all programs; their data is lost."""
         # Their data is discarded, so an orderly shutdown has no benefit.
         for process in self._processes.values():
             process.kill()
@@ -85,7 +67,7 @@ class ServerBinaries:
 
 
 class Containers:
-    """Runs programs of a Docker image on the host's network, so that all addresses agree."""
+    """Does the same with a Docker image on the host's network, so that all addresses agree."""
 
     def __init__(self, image: str) -> None:
         self._image = image
@@ -119,3 +101,6 @@ class Containers:
     def stop(self) -> None:
         for container in reversed(self._containers.values()):
             container.stop()
+
+
+Launcher = ServerBinaries | Containers

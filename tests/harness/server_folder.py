@@ -46,17 +46,11 @@ class ServerFolder:
     A server belongs to the folder if one of its arguments is a path inside it. When this process
     ends for any reason, the guard kills the remaining servers and removes the folder. Folders
     whose guard was killed too are removed when the next folder is created.
-
-    Args:
-        home: the parent of the folder; by default TMPDIR, or memory if there is room.
-        creation_seconds: how long another folder without a locked file may still be in creation.
     """
 
-    def __init__(
-        self, home: Path | None = None, creation_seconds: float = _CREATION_SECONDS
-    ) -> None:
-        home = home or _home()
-        _remove_abandoned(home, creation_seconds)
+    def __init__(self) -> None:
+        home = _home()
+        _remove_abandoned(home)
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=home))
         self._lock = (self.path / _LOCK).open("wb")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -82,11 +76,11 @@ def _home() -> Path:
     return Path(tempfile.gettempdir())
 
 
-def _remove_abandoned(home: Path, creation_seconds: float) -> None:
+def _remove_abandoned(home: Path) -> None:
     """Remove the folders in ``home`` whose owner and guard have both been killed."""
     for folder in home.glob(_PREFIX + "*"):
         try:
-            if time.time() - folder.stat().st_mtime < creation_seconds:
+            if time.time() - folder.stat().st_mtime < _CREATION_SECONDS:
                 continue
             with (folder / _LOCK).open("rb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
@@ -18,7 +19,7 @@ from tests.simulation.loop import SimulatedLoop, Stuck, run
 from tests.simulation.moves import Moves, frequent_moves
 from tests.simulation.network import Network
 from tests.simulation.plan import Plan, WatcherPlan, draw
-from tests.simulation.planted import MARK, Planted, planted
+from tests.simulation.planted import MARK, Planted, planted, tracing
 from tests.simulation.processes import RouterProcess, in_process
 from tests.simulation.repeatable import repeatable
 from tests.simulation.trace import Trace
@@ -67,8 +68,11 @@ def simulate(
     loop.set_exception_handler(scenario.unhandled)
 
     moving = frequent_moves(plan.sharing, plan.whim, Random(f"moves {seed}"))
-    planting = planted(plan.planted, trace.note)
-    with repeatable(seed, scenario.wall), planting as scenario.planted, moving as moves:
+    with ExitStack() as stack:
+        stack.enter_context(repeatable(seed, scenario.wall))
+        moves = stack.enter_context(moving)
+        if plan.planted:  # a trace function takes time
+            scenario.planted = stack.enter_context(tracing(planted(plan.planted, trace.note)))
         gc.disable()  # the collector would run at different times in different processes
         try:
             run(loop, scenario.play())

@@ -49,7 +49,7 @@ _RARE = {"low-watermark-config": 200}
 
 ``moved-twice`` is not in the list: 250 seeds, which take three minutes, do not need its rule, since
 clients rarely move between reading events and returning them. Of the unit tests
-``test_a_reader_that_moves_with_buffered_events_gets_each_once`` does.
+``test_each_client_gets_the_batches_of_a_private_stream`` does.
 """
 
 

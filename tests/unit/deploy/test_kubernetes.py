@@ -127,13 +127,6 @@ def test_the_network_policy_names_the_routers_ports() -> None:
     assert not closed["spec"]["ingress"]
 
 
-def test_an_invalid_manifest_is_found() -> None:
-    service = render(LEAST)["Service"]
-    service["spec"]["ports"][0]["prot"] = 1
-    with pytest.raises(kubernetes_validate.ValidationError):
-        validate({"Service": service})
-
-
 def check_pod(pod: dict[str, Any], files: list[str], settings: Settings) -> None:
     """Check that a pod mounts what its containers use, gives them no rights and lets them end.
 

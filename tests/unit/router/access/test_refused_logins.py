@@ -127,13 +127,6 @@ async def test_the_router_adds_the_same_steps(
     assert in_progress.held == 0
 
 
-def test_user_names_are_read_from_scram_messages() -> None:
-    assert scram_user(b"n,,n=alice,r=nonce") == "alice"
-    assert scram_user("n,a=bob,n=a=2Cb=3Dc,r=nonce") == "a,b=c"
-    assert scram_user(b"n,,n=\xff\xfe,r=x") == "��"
-    assert scram_user(b"p=tls-unique,,n=alice,r=nonce") == "alice"
-
-
 @given(st.binary(max_size=2000) | st.text() | st.none() | st.integers())
 def test_any_payload_gives_a_short_name(payload: object) -> None:
     assert len(scram_user(payload)) <= 256

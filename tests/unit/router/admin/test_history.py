@@ -2,11 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
-import pytest
-
 from router.admin.page_values import History, Sample
-from router.admin.server import sparkline
-from router.admin.words import in_rate, in_scope
 
 START = datetime(2026, 1, 31, tzinfo=UTC)
 
@@ -42,20 +38,3 @@ def test_samples_are_bounded_and_no_page_adds_more_than_the_timer() -> None:
     assert len(history.lags("s0")) == 120
     history.add(sample(1999.5, {"s0": 7.0}))
     assert 7.0 not in history.lags("s0")
-
-
-@pytest.mark.parametrize(
-    ("namespace", "shown"),
-    [
-        ("admin.$cmd.aggregate", "whole cluster"),
-        ("shop.$cmd.aggregate", "all of shop"),
-        ("shop.orders.eu", "shop.orders.eu"),
-    ],
-)
-def test_scopes_are_shown_in_words(namespace: str, shown: str) -> None:
-    assert in_scope(namespace) == shown
-
-
-def test_rates_and_lines_are_shown() -> None:
-    assert [in_rate(each) for each in (0, 0.42, 12.4, 1300)] == ["0", "0.4", "12", "1,300"]
-    assert sparkline([0.0, None, 10.0], 10.0) == "0.0,20.0 50.0,20.0 100.0,1.0"

@@ -13,7 +13,7 @@ import pytest
 
 from router.admin.page_values import status_view
 from router.admin.sources import RouterStatus, collect_own
-from router.admin.words import in_bytes, in_words
+from router.admin.words import in_bytes
 from router.commands.job_reports import JobReport
 from router.config.log_lines import RECENT
 from tests.drivers.download_cache import DownloadError
@@ -133,15 +133,6 @@ async def test_warnings_of_the_log_are_shown_the_newest_first() -> None:
     assert shown == ["line 2", "line 0"]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(None, "—"), (0.04, "0.0 s"), (9.9, "9.9 s"), (61, "61 s"), (130, "2 min"),
-     (9000, "2.5 h"), (100_000, "28 h"), (200_000, "2.3 d"), (-400, "-7 min")],
-)  # fmt: skip
-def test_durations_are_shown_in_words(seconds: float | None, text: str) -> None:
-    assert in_words(seconds) == text
-
-
 async def _focused(page: Page) -> str:
     text: str = await page.evaluate(
         "(document.activeElement.getAttribute('aria-labelledby') || document.activeElement.id)"
@@ -210,15 +201,6 @@ async def test_jobs_are_followed_in_a_browser() -> None:
         await page.resize(390, 800)
         assert await page.evaluate("document.documentElement.scrollWidth") <= 390
         assert page.complaints() == []
-
-
-@needs_browser
-async def test_tables_need_no_javascript() -> None:
-    async with watched_facade() as made, admin_port(made) as port, browser() as page:
-        await page.script(on=False)
-        await page.open(f"http://127.0.0.1:{port}/")
-        assert await page.evaluate("document.querySelectorAll('table').length") >= 2
-        assert await page.evaluate("document.getElementById('pause').hidden")
 
 
 _AXE = Path(__file__).parents[3] / "harness" / "axe" / "package.json"

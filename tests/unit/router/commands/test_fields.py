@@ -8,8 +8,6 @@ import pytest
 from router.config.log_lines import RECENT
 from tests.harness.facade import facade
 
-WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
-
 
 @pytest.mark.parametrize(
     ("command", "code"),
@@ -36,13 +34,6 @@ async def test_invalid_fields_of_other_commands_are_refused(
 ) -> None:
     async with facade() as router, await router.client() as client:
         assert (await client.command("admin", command))["code"] == code
-
-
-async def test_some_commands_are_the_admin_database_s_only() -> None:
-    async with facade() as router, await router.client() as client:
-        reply = await client.command("db", {"getParameter": "*"})
-        assert reply["code"] == 13
-        assert reply["errmsg"] == "getParameter may only be run against the admin database."
 
 
 async def test_all_listed_commands_answer() -> None:

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
 from typing import Any, cast
 
-import bson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,13 +17,11 @@ from structlog.testing import capture_logs
 
 from router.feed.feed import Feed
 from router.feed.watch import Watch, parse_watch
-from router.request.stream_request import AfterToken, AtTime, Scope
 from shard_client.errors import CommandError
 from tests.doubles.fake_cursors import FakeCursor, FakeCursors, event
 from tests.harness.until import until
 
 REFUSALS = ("BadValue", "FailedToParse", "TypeMismatch", "Unauthorized")
-TOKEN = "826B00045C000000012B0229296E04"
 
 
 @asynccontextmanager
@@ -48,17 +45,6 @@ async def the_cursor(cursors: FakeCursors) -> FakeCursor:
     await until(lambda: cursors.cursors)
     (cursor,) = cursors.cursors.values()
     return cursor
-
-
-async def test_a_client_without_a_request_gets_the_default_stream() -> None:
-    async with feed() as (cursors, port):
-        reader, writer = await watch(port)
-        cursor = await the_cursor(cursors)
-        assert cursors.opened[0].scope is Scope.CLUSTER
-        cursor.put(*map(event, range(200)))
-        numbers = [json.loads(await reader.readline())["n"] for _ in range(200)]
-        assert numbers == list(range(200))
-        writer.close()
 
 
 async def test_a_half_closed_client_continues_reading() -> None:
@@ -109,21 +95,6 @@ async def test_the_feed_ends_with_its_stream_after_the_last_line() -> None:
         writer.close()
 
 
-async def test_an_error_is_the_last_line() -> None:
-    async with feed() as (cursors, port):
-        reader, writer = await watch(port, {"database": "db"})
-        (await the_cursor(cursors)).fail(CommandError(286, "history lost"))
-        (line,) = (await reader.read()).splitlines()
-        assert json.loads(line) == {
-            "error": {
-                "errmsg": "history lost",
-                "code": 286,
-                "codeName": "ChangeStreamHistoryLost",
-            }
-        }
-        writer.close()
-
-
 async def test_an_overlong_line_closes_its_connection() -> None:
     async with feed(request_wait=5) as (cursors, port):
         reader, writer = await watch(port)
@@ -161,24 +132,6 @@ async def test_feeds_over_the_limit_are_refused() -> None:
         assert len(cursors.opened) == 1
         first.close()
         second.close()
-
-
-def test_the_request_line_sets_scope_and_start() -> None:
-    whole = parse_watch({}).request
-    assert (whole.scope, whole.namespace) == (Scope.CLUSTER, "admin.$cmd.aggregate")
-    database = parse_watch('{"database": "d", "fullDocument": "updateLookup"}').request
-    assert (database.scope, database.namespace) == (Scope.DATABASE, "d.$cmd.aggregate")
-    assert database.change_stream_options["fullDocument"] == "updateLookup"
-    one = parse_watch(
-        '{"database": "d", "collection": "c", "pipeline": [{"$match": {"a": 1}}],'
-        ' "startAtOperationTime": {"$timestamp": {"t": 5, "i": 6}}}'
-    ).request
-    assert (one.scope, one.namespace) == (Scope.COLLECTION, "d.c")
-    assert list(one.stages) == [{"$match": {"a": 1}}]
-    assert one.start == AtTime(bson.Timestamp(5, 6))
-    resumed = parse_watch(json.dumps({"database": "d", "resumeAfter": {"_data": TOKEN}})).request
-    assert isinstance(resumed.start, AfterToken)
-    assert resumed.start.token.data == TOKEN.encode()
 
 
 @pytest.mark.parametrize("login", [True, False])

@@ -2,7 +2,6 @@
 
 import random
 from datetime import UTC, datetime
-from struct import Struct
 
 import bson
 import pytest
@@ -12,7 +11,6 @@ from bson.raw_bson import RawBSONDocument
 
 from router.lookup.events import (
     MAX_EVENT_BYTES,
-    Source,
     _wanted_by_scanning,
     has_updates,
     wanted,
@@ -43,51 +41,12 @@ def encoded(document):
     return bson.encode({"d": document})[len(b"....\x03d\0") : -1]
 
 
-def test_an_update_looks_up_its_document_key():
-    want = wanted(bson.encode(EVENT))
-    assert want is not None
-    assert want.source == Source("t2", "s", UUID_BYTES, 1)
-    assert bson.decode(want.key.raw) == {"k": 1, "_id": 1}
-    assert want.time == Struct("<II").pack(32, 1795300766)
-
-
-@pytest.mark.parametrize(
-    ("data", "version"),
-    [
-        # The third and the 300th operation of a transaction, and a version 2 token.
-        ("826B021D9E000000202B022C01002B046E5A1004F877371811114FAD9F113AD4A4C53ACF46645F696400"
-         "2B020004", 1),
-        ("826B021D9E000000202B022C01002C02586E5A1004F877371811114FAD9F113AD4A4C53ACF46645F696400"
-         "2B020004", 1),
-        ("826B021D9E000000202B042C0100296E5A1004F877371811114FAD9F113AD4A4C53ACF463C6F7065726174696F"
-         "6E54797065003C757064617465000004", 2),
-    ],
-)  # fmt: skip
-def test_the_token_identifies_the_collection(data, version):
-    want = wanted(bson.encode({**EVENT, "_id": {"_data": data}}))
-    assert want is not None
-    assert (want.source.uuid, want.source.token_version) == (UUID_BYTES, version)
-
-
 @pytest.mark.parametrize("missing", ["_id", "ns", "documentKey", "clusterTime"])
 def test_a_malformed_update_is_an_error(missing):
     event = {name: value for name, value in EVENT.items() if name != missing}
     with pytest.raises(CommandError) as error:
         wanted(bson.encode(event))
     assert error.value.code == 40578
-
-
-def test_a_document_is_inserted_before_the_namespace():
-    event = bson.encode(EVENT)
-    want = wanted(event)
-    assert want is not None
-    names = list(EVENT)
-    names.insert(names.index("ns"), "fullDocument")
-    for document in ({"_id": 1, "k": 1, "v": Binary(b"x", 5)}, None):
-        raw = None if document is None else bson.encode(document)
-        whole = bson.decode(with_document(event, want.place, raw))
-        assert list(whole) == names
-        assert whole == {**EVENT, "fullDocument": document}
 
 
 def test_an_event_that_becomes_too_large_is_an_error():

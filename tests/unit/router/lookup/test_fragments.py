@@ -72,23 +72,6 @@ def test_joining_fragments_restores_the_event():
     assert whole_events([insert, fragments[0]]) == ([insert], [1])
 
 
-def test_fragments_of_other_events_are_not_joined():
-    large = LARGE.replace(b"update\0", b"delete\0", 1)
-    fragments = split(large)
-    assert whole_events(fragments) == (fragments, [1, 1])
-
-
-def test_resuming_skips_the_client_s_fragments():
-    large = split(event(5, a="a" * 9 * MIB, b="b" * 9 * MIB))
-    for number, fragment in enumerate(("29", "2B02")):
-        point = after(fragment, second=5)
-        assert point.drop_seen([event(4)]) == []
-        assert point.drop_seen(large) == large[number + 1 :]
-        assert point.found
-        assert point.drop_seen([event(6)]) == [event(6)]
-        assert point.passed
-
-
 @pytest.mark.parametrize(
     ("fragment", "comes", "message"),
     [

@@ -3,8 +3,7 @@
 from typing import Any
 
 import bson
-from bson import Code, Int64, ObjectId
-from bson.raw_bson import RawBSONDocument
+from bson import Int64, ObjectId
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,20 +44,6 @@ def test_the_filter_uses_the_id_and_the_first_shard_key_field():
     # The keys differ if the shard key changed between the events.
     keys = keyed({"_id": 1}, {"k": 7, "_id": 2})
     assert bson.decode(filter_for_all(keys)) == {"_id": {"$in": [1, 2]}}
-
-
-def test_keys_with_equal_ids_are_requested_one_after_the_other():
-    keys = keyed({"k": 1, "_id": 5}, {"k": 2, "_id": 5}, {"k": 1, "_id": 6})
-    assert [decoded(each) for each in each_once(keys)] == [
-        [{"k": 1, "_id": 5}, {"k": 1, "_id": 6}],
-        [{"k": 2, "_id": 5}],
-    ]
-
-
-def test_documents_match_by_their_whole_key():
-    keys = [{"n.k": 1, "_id": 1}, {"n.k": 2, "_id": 2}]
-    documents = [{"_id": 2, "n": {"k": 2}, "v": 1}, {"_id": 1, "n": {"k": 1}}]
-    assert matched(keys, documents) == (documents, [], [], [])
 
 
 IDS = st.one_of(
@@ -136,18 +121,3 @@ def test_a_field_within_another_one_is_no_field_of_the_key():
     named, other = {"k": 1, "_id": text}, {"_id": text, "k": 2}
     assert matched([named], [other]) == ([], [], [named], [])
     assert matched([named], [{**other, "k": 1}])[0] == [{**other, "k": 1}]
-
-
-def test_arrays_with_irregular_names_are_found_at_any_depth():
-    def inside(array: bytes) -> list[bytes]:
-        size = (len(array) + 8).to_bytes(4, "little")
-        irregular = RawBSONDocument(size + b"\x04a\0" + array + b"\0")
-        values = [irregular, {"b": irregular}, {"b": [{"c": irregular}]}, Code("f", irregular)]
-        return [encoded({"k": 4, "_id": each}) for each in values]
-
-    for names in ([], ["0"], ["0", "1"], [str(n) for n in range(12)]):
-        array = encoded(dict.fromkeys(names, 1))
-        assert not any(DocumentKey.of(key).has_irregular_array for key in inside(array))
-    for names in ([""], ["1"], ["00"], ["1", "0"], ["0", "1", "3"]):
-        array = encoded(dict.fromkeys(names, 1))
-        assert all(DocumentKey.of(key).has_irregular_array for key in inside(array))

@@ -80,14 +80,6 @@ async def test_a_newer_topology_version_of_a_client_is_accepted() -> None:
 
 
 MARKS = st.integers(0, 2**15 - 1)
-WORKERS = st.integers(1, MOST_WORKERS)
-
-
-@given(worker=WORKERS, asking=WORKERS, mark=MARKS, chance=st.integers(0, 2**40 - 1))
-def test_a_cursor_id_encodes_its_worker(worker: int, asking: int, mark: int, chance: int) -> None:
-    cursor_id = CursorIds(worker, mark, lambda _bits: chance).new_id()
-    assert 0 < cursor_id < 2**63
-    assert CursorIds(asking, mark).owner(cursor_id) == worker
 
 
 @given(cursor_id=st.integers(-(2**63), 2**63 - 1), mark=MARKS)

@@ -12,7 +12,7 @@ from bson.regex import Regex
 from bson.timestamp import Timestamp
 
 from router.bson_text import type_name
-from router.request.stream_request import AtTime, parse_request
+from router.request.stream_request import parse_request
 from shard_client.errors import CommandError
 from tests.unit.router.made_tokens import data_of
 
@@ -106,54 +106,6 @@ def test_requests_with_something_unknown_are_refused(fields, reason):
     assert len(caught.value.message) < 300
 
 
-def test_a_fragment_s_token_requires_the_stage_that_splits():
-    with pytest.raises(CommandError, match="must include a") as caught:
-        parse(**stream(resumeAfter=FRAGMENT))
-    assert caught.value.code == 280
-
-
-def test_the_local_database_cannot_be_watched():
-    with pytest.raises(CommandError, match="Can't use 'local' database through mongos"):
-        parse("local", bogus=1)
-
-
-def test_clients_cannot_watch_the_config_database():
-    with pytest.raises(CommandError) as caught:
-        parse("config", **stream(allowToRunOnConfigDB=True))
-    assert caught.value.code == 73
-
-
-def test_null_options_count_as_absent():
-    request = parse(**stream(resumeAfter=None, startAtOperationTime=None, fullDocument=None))
-    assert request.start is None
-    assert parse(hint=None, collation=None, let=None).max_time_ms is None
-
-
-@pytest.mark.parametrize(
-    "more", [{"hedge": {"enabled": True}}, {"hedge": {}}, {"tags": [{"dc": "a"}, {}]}, {"x": 1}]
-)
-def test_read_preferences_of_drivers_are_kept(more):
-    preference = {"mode": "nearest", "maxStalenessSeconds": 90, **more}
-    assert parse(**{"$readPreference": preference}).read_preference == preference
-
-
-def test_accepted_options_are_kept():
-    request = parse(
-        **stream({"$match": {}}, startAtOperationTime=Timestamp(7, 1), showExpandedEvents=True),
-        cursor={"batchSize": Int64(5)},
-        maxTimeMS=1000.0,
-        let={"a": 1},
-        hint="x",
-    )
-    assert request.start == AtTime(Timestamp(7, 1))
-    assert request.change_stream_options == {"showExpandedEvents": True}
-    assert request.stages == ({"$match": {}},)
-    assert (request.batch_size, request.max_time_ms) == (5, 1000)
-    assert request.extras == {"let": {"a": 1}, "hint": "x"}
-    assert not request.explain
-    assert parse(cursor=..., explain=True).explain
-
-
 @pytest.mark.parametrize(
     ("value", "name"),
     [
@@ -180,8 +132,3 @@ def test_accepted_options_are_kept():
 )
 def test_values_have_mongodb_s_type_names(value, name):
     assert type_name(value) == name
-
-
-@pytest.mark.parametrize("stage", ["$_internalInhibitOptimization", "$_internalShredDocuments"])
-def test_clients_can_use_internal_stages_that_leave_events_as_they_are(stage: str):
-    assert [*parse(**stream({stage: {}})).stages] == [{stage: {}}]

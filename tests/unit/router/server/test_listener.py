@@ -8,18 +8,12 @@ from bson import Int64
 from structlog.testing import capture_logs
 
 from router.tls.handshake import NO_TLS
-from tests.doubles.fake_cursors import event
 from tests.harness.facade import facade
 from tests.harness.foreign_clients import client_hello
 from tests.harness.raw_client import EXHAUST_ALLOWED, MORE_TO_COME, RawClient
 from tests.harness.until import until
 
 WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
-
-
-async def open_stream(client: RawClient, **fields: Any) -> Int64:
-    reply = await client.command("db", {**WATCH, **fields})
-    return reply["cursor"]["id"]
 
 
 async def test_a_tls_client_is_refused_immediately_where_tls_is_disabled() -> None:
@@ -33,14 +27,6 @@ async def test_a_tls_client_is_refused_immediately_where_tls_is_disabled() -> No
         (line,) = [line for line in logged if line.get("id") == 22988]
         assert line["error"]["errmsg"] == NO_TLS
         await until(lambda: not router.node.counters.connections)
-
-
-async def test_unacknowledged_messages_get_no_reply() -> None:
-    async with facade() as router, await router.client() as client:
-        client.send("admin", {"ping": 1}, flags=MORE_TO_COME)
-        client.send("db", {"insert": "c", "documents": [{}]}, flags=MORE_TO_COME)
-        last = client.send("admin", {"ping": 1})
-        assert (await client.receive()).response_to == last
 
 
 async def hello_version(client: RawClient) -> dict[str, Any]:
@@ -109,25 +95,6 @@ async def test_an_internal_error_affects_only_its_client() -> None:
         reply = await client.command("db", WATCH)
         assert (reply["code"], reply["codeName"]) == (1, "InternalError")
         assert (await client.command("admin", {"ping": 1}))["ok"] == 1
-
-
-async def test_draining_refuses_new_commands_and_finishes_running_ones() -> None:
-    async with facade() as router, await router.client() as running, await router.client() as new:
-        cursor_id = await open_stream(running)
-        running.send("db", {"getMore": cursor_id, "collection": "c", "maxTimeMS": 60_000})
-        cursor = router.cursors.cursors[cursor_id]
-        await cursor.waiting.wait()
-        assert (await new.command("admin", {"ping": 1}))["ok"] == 1
-        draining = asyncio.create_task(router.listener.drain(30))
-        await until(lambda: router.node.topology.quiescing)
-        reply = await new.command("db", WATCH)
-        assert (reply["code"], reply["errorLabels"]) == (91, ["ResumableChangeStreamError"])
-        assert (await new.command("admin", {"hello": 1}))["code"] == 91
-        with pytest.raises(ConnectionRefusedError):
-            await asyncio.open_connection("127.0.0.1", router.port)
-        cursor.put(event(1))
-        assert len((await running.receive())["cursor"]["nextBatch"]) == 1
-        await draining
 
 
 @pytest.mark.parametrize(

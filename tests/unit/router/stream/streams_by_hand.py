@@ -66,10 +66,6 @@ def times(raw: list[bytes]) -> list[int]:
     return [cluster_time_of(token_data(token_of(one))).time for one in raw]
 
 
-def resumed_after(data: str, *, how: str = "resumeAfter", **options) -> PrivateStream:
-    return opened(options={how: {"_data": data}}, **options)
-
-
 def feed(stream: PrivateStream, *events: tuple[bytes, bytes], upto: int = 50) -> None:
     stream.batch_arrived(A, batch(list(events), hwm(upto)))
     for remote in (B, CONFIG):

@@ -1,22 +1,17 @@
 """Openings beyond a limit are refused with a clear error; closed streams free their share."""
 
-import asyncio
-
 import pytest
 from bson import Timestamp
 
 from router.cursors.cursor import Owner
-from router.cursors.registry import CursorRegistry
 from router.memory import LEAST_BATCH, Holding, Memory
 from router.stream.admission import NOBODY, Admission, Quota, Ticket
 from router.stream_settings import StreamSettings
 from shard_client.errors import CommandError
-from tests.doubles.scripted_cluster import OWNER, REMOTES, ScriptedCluster, stream
-from tests.doubles.scripted_mongos import scripted_mongos
+from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, stream
 from tests.harness.until import PATIENCE, until
 from tests.unit.router.stream.clients import BIG, write
 
-HERE = Owner(client="10.0.0.1")
 ALICE, CLIENT = Quota(user="a@db"), Quota("10.0.0.1")
 
 
@@ -114,44 +109,6 @@ def different(number: int) -> dict[str, object]:
     return {"let": {"n": number}}
 
 
-async def refusal(registry: CursorRegistry, owner: Owner = OWNER, number: int = 99) -> CommandError:
-    with pytest.raises(CommandError) as failure:
-        await registry.open(stream(**different(number)), owner)
-    return failure.value
-
-
-async def test_only_different_streams_count_against_the_limit(cluster: ScriptedCluster):
-    registry = cluster.registry(max_streams=2, share_linger=0.0)
-    for _ in range(20):
-        await registry.open(stream(), OWNER)
-    cursor, _ = await registry.open(stream(**different(1)), OWNER)
-    error = await refusal(registry)
-    assert "2 different change streams are open" in error.message
-    assert "maxStreams" in error.message
-    assert cluster.open_cursors == 2 * REMOTES
-    registry.kill([cursor.cursor_id], OWNER)
-    await until(lambda: registry.admission.streams == 1)
-    await registry.open(stream(**different(2)), OWNER)
-
-
-async def test_the_memory_of_one_user_bounds_its_lookups(cluster: ScriptedCluster):
-    async with scripted_mongos() as mongos:
-        registry = cluster.registry(
-            mongos=mongos.upstream.lend, user_buffer_bytes=(REMOTES + 2) * 4 * LEAST_BATCH
-        )
-        alice, bob = Owner(user="a@db"), Owner(user="b@db")
-        options = {"fullDocument": "updateLookup", "startAtOperationTime": Timestamp(100, 1)}
-        request = stream(pipeline=[{"$changeStream": options}])
-        for _ in range(2):
-            await registry.open(request, alice)
-        with pytest.raises(CommandError, match=r"2 cursors of the user a@db look .*userBufferB"):
-            await registry.open(request, alice)
-        await registry.open(request, bob)
-        assert registry.memory.lookups == 3
-        await registry.close()
-        assert registry.memory.lookups == registry.memory.of("a@db").lookups == 0
-
-
 async def test_one_user_s_full_buffers_do_not_stop_another_s_streams(cluster: ScriptedCluster):
     """Nobody reads. Four streams of one user would hold four times the events."""
     limit, batch = 8 * LEAST_BATCH, LEAST_BATCH // 8
@@ -171,26 +128,6 @@ async def test_one_user_s_full_buffers_do_not_stop_another_s_streams(cluster: Sc
     assert not of_bob.short
     assert registry.memory.held == of_alice.held + of_bob.held
     assert registry.admission.users(1)[0]["user"] == "a@db"
-
-
-async def test_failed_and_abandoned_openings_are_not_counted(cluster: ScriptedCluster):
-    registry = cluster.registry(share_linger=0.0)
-    cluster.shards["s0"].fail("aggregate", 2, "refused", times=1)
-    with pytest.raises(CommandError):
-        await registry.open(stream(), HERE)
-    for turns in range(0, 60, 7):
-        opening = asyncio.create_task(registry.open(stream(None, **different(turns)), HERE))
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        opening.cancel()
-        (result,) = await asyncio.gather(opening, return_exceptions=True)
-        if isinstance(result, tuple):
-            registry.kill([result[0].cursor_id], HERE)
-    await until(lambda: registry.admission.streams == 0)
-    assert registry.admission.cursors == 0
-    await registry.open(stream(), HERE)
-    await registry.close()
-    assert (registry.admission.cursors, registry.admission.streams) == (0, 0)
 
 
 async def test_a_slow_client_without_room_for_remotes_can_resume(cluster: ScriptedCluster):

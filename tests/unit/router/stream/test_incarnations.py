@@ -6,7 +6,6 @@ from random import Random
 from typing import Any
 
 import bson
-import pytest
 from bson.timestamp import Timestamp
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from router.filters.stream_filter import EVERYTHING, StreamFilter, compile_filter
 from router.request.stream_request import StreamRequest, parse_request
 from router.stream.views import made_up_invalidate
-from shard_client.bson.resume_token import first_key, is_high_water_mark, of_invalidate
 from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import event_key, token_of
 from tests.doubles.narrowed import PartOfStream
@@ -181,44 +179,3 @@ def test_a_part_has_the_events_and_the_end_of_an_own_stream(
     assert driver.taken[-1].closed == expected.taken[-1].closed
     if expected.taken[-1].closed:
         assert driver.taken[-1].pbrt == expected.taken[-1].pbrt
-
-
-def test_an_invalidate_has_its_cause_s_token_and_times() -> None:
-    key, raw = command(20, "drop", "db", "a", OTHER)
-    made = bson.decode(made_up_invalidate(raw))
-    assert list(made) == ["_id", "operationType", "clusterTime", "wallTime"]
-    assert made["_id"]["_data"] == data_of(20, 0, uuid=OTHER, invalidate=True)
-    assert made["clusterTime"] == Timestamp(20, 1)
-    assert of_invalidate(key).decode() == made["_id"]["_data"]
-
-
-@pytest.mark.parametrize("key", [b"82", b"8200000014000000012929", b"82000000140000000129296E04"])
-def test_a_malformed_key_has_no_invalidate(key: bytes) -> None:
-    with pytest.raises(ValueError, match="resume token"):
-        of_invalidate(key)
-
-
-def test_an_earlier_drop_does_not_end_a_later_stream_of_the_name() -> None:
-    stream = part(request(1, database="admin"), request("a"), EVERYTHING)
-    events = [
-        command(20, "drop", "db", "a", OTHER),
-        of_namespace(30, 1, "db", "a"),
-        command(40, "drop", "db", "a", OTHER),
-    ]
-    scripts = {shard: Script([], END) for shard in (*SHARDS, "config")}
-    first = Driver(stream, {**scripts, "shard0": Script(events, END)}, Random(1)).run()
-    assert [bson.decode(raw)["operationType"] for raw in first.events] == ["drop", "invalidate"]
-    while stream.wide.release():
-        pass
-    namespace = stream.part.incarnation.namespace
-    later = stream.fan_out.open(EVERYTHING, first_key(Timestamp(25, 1)), namespace)
-    stream.pass_on()
-    kinds = [bson.decode(raw)["operationType"] for raw in later.log.rest_of_block(0)]
-    assert kinds == ["insert", "drop", "invalidate"]
-    assert later.ended
-
-
-def test_high_water_marks_are_known_by_their_keys() -> None:
-    assert is_high_water_mark(bson.decode(hwm(20))["_data"].encode())
-    assert is_high_water_mark(bson.decode(hwm(20, version=2))["_data"].encode())
-    assert not is_high_water_mark(data_of(20, 1).encode())

@@ -3,9 +3,7 @@
 import pytest
 from bson.timestamp import Timestamp
 
-from router.memory import weight
 from router.stream.remote_queue import CloseRemote
-from router.stream_settings import BlockSizes
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark, token_of
 from tests.doubles.scripted_streams import batch, hwm
@@ -57,49 +55,6 @@ def test_events_wait_for_every_watermark_and_the_slowest_shard_is_named():
     assert times(taken.events) == [12]
     assert taken.pbrt == hwm(13)
     assert stream.waiting_for is not None
-
-
-def test_events_are_held_back_until_one_is_ready():
-    stream = opened()
-    assert not stream.is_held_back
-    arrive(stream, A, 12, 14, upto=20)
-    arrive(stream, CONFIG, upto=20)
-    assert stream.is_held_back
-    arrive(stream, B, upto=13)
-    stream.merge_ahead(1)
-    assert not stream.is_held_back
-    assert times(stream.take(None).events) == [12]
-    assert times(stream.take(None).events) == []
-    assert stream.is_held_back
-    arrive(stream, B, upto=20)
-    stream.merge_ahead(1)
-    assert times(stream.take(None).events) == [14]
-    assert not stream.is_held_back
-
-
-def test_bytes_count_as_buffered_until_they_are_taken():
-    stream = opened()
-    arrive(stream, A, 12, 14, 16, upto=20)
-    size = weight(1, len(at(12, A)[1]))
-    assert stream.buffered_bytes(A) == 3 * size
-    arrive(stream, B, upto=15)
-    arrive(stream, CONFIG, upto=99)
-    assert stream.ready
-    assert stream.buffered_bytes(A) == 3 * size
-    stream.take(1)
-    assert stream.buffered_bytes(A) == 3 * size
-    stream.take(1)
-    assert stream.buffered_bytes(A) == size
-    assert stream.buffered_bytes(99) == 0
-
-
-def test_a_batch_with_enough_bytes_ends_with_its_block():
-    stream = opened(sizes=BlockSizes(1, join_bytes=0))
-    for remote, numbers in ((CONFIG, ()), (A, range(12, 18)), (B, ())):
-        arrive(stream, remote, *numbers, upto=30)
-    first, second = stream.take(None, enough=1), stream.take(None, enough=1)
-    assert (times(first.events), times(second.events)) == ([12, 13], [14, 15])
-    assert second.pbrt == token_of(second.events[-1])
 
 
 def test_an_error_follows_ready_events_and_has_mongos_s_label():

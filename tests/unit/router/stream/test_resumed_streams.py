@@ -13,8 +13,6 @@ from bson import Timestamp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.request.resume_point import starting_point
-from router.request.stream_request import parse_request
 from router.stream.log_reader import Batch
 from router.stream.views import View
 from shard_client.bson.resume_token import TIME_DIGITS, ResumeToken, cluster_time_of, first_key
@@ -26,10 +24,8 @@ from tests.unit.router.stream.streams_by_hand import (
     END,
     at,
     feed,
-    histories,
     make,
     opened,
-    resumed_after,
 )
 
 
@@ -154,30 +150,6 @@ def test_a_stage_that_hides_the_type_makes_a_place_beside_the_token_unknown(stag
             assert caught.value.code == 280
 
 
-@settings(max_examples=60)
-@given(histories(), st.randoms(use_true_random=False))
-def test_any_history_can_be_cut_and_resumed(history, rnd: Random):
-    by_shard, everything = history
-    version = 2 if any(b"2B042C0100" in key for key, _ in everything) else 1
-    end = hwm(1000, 0, version)
-    scripts = {shard: Script(events, end, version=version) for shard, events in by_shard.items()}
-    scripts["config"] = Script([], END)
-    first = Driver(make(shards=len(by_shard), version=version), scripts, rnd, max_events=9).run()
-    assert first.events == [raw for _, raw in everything]
-    assert first.taken[-1].closed is False
-
-    cut = rnd.randrange(len(first.taken))
-    before = [raw for taken in first.taken[: cut + 1] for raw in taken.events]
-    points = [first.taken[cut].pbrt]
-    if before:
-        points.append(token_of(before[-1]))
-    for point in points:
-        options = {"resumeAfter": bson.decode(point)}
-        stream = make(shards=len(by_shard), options=options, version=version)
-        second = Driver(stream, scripts, rnd, max_events=9).run()
-        assert before + second.events == first.events
-
-
 def invalidated(
     stream: PrivateStream, remote: int, time: int, *, shown: bool = True
 ) -> tuple[list, bytes]:
@@ -282,28 +254,3 @@ def test_each_shard_skips_one_invalidate_wherever_the_client_moves(
     # No token points to an invalidate that was not delivered.
     tokens = {token_data(taken.pbrt) for taken in run.taken}
     assert not tokens & {key for each in skipped for key, _ in each} - {after[0], end}
-
-
-def test_starting_after_a_missing_invalidate_is_fatal():
-    stream = resumed_after(data_of(10, 0, invalidate=True), how="startAfter", target="c")
-    feed(stream, at(12))
-    with pytest.raises(CommandError) as caught:
-        stream.take(None)
-    assert caught.value.code == 280
-
-
-START = Timestamp(10, 1)
-
-
-@pytest.mark.parametrize(
-    ("given", "splits", "begins_with"),
-    [(0, False, 0), (1, False, 1), (2, False, 2), (0, True, 0), (1, True, 2), (2, True, 2)],
-)
-def test_the_start_has_the_version_of_fragments(given: int, splits: bool, begins_with: int) -> None:
-    token = {"_data": ResumeToken.high_water_mark(START, given).data.decode()}
-    pipeline = [{"$changeStream": {"resumeAfter": token}}]
-    pipeline += [{"$changeStreamSplitLargeEvent": {}}] if splits else []
-    request = parse_request("db", {"aggregate": 1, "pipeline": pipeline, "cursor": {}})
-    point = starting_point(request, START, 1)
-    begins = ResumeToken.high_water_mark(START, begins_with)
-    assert point.high_water_mark == (begins.data, begins.raw)

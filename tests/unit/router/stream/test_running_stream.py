@@ -1,7 +1,6 @@
 """The remotes behind a merged stream: failures, new shards, budgets, no-op writes."""
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +8,6 @@ from bson import Timestamp
 
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from tests.doubles.scripted_cluster import (
-    LIMITS,
     OWNER,
     ScriptedCluster,
     numbers,
@@ -17,7 +15,6 @@ from tests.doubles.scripted_cluster import (
     read_until,
     stream,
 )
-from tests.doubles.scripted_member import ScriptedMember
 from tests.harness.until import PATIENCE, until
 
 
@@ -107,34 +104,6 @@ async def test_a_closed_stream_holds_no_events(cluster: ScriptedCluster):
     registry.kill([cursor.cursor_id], OWNER)
     await registry.close()
     assert running.merged.held_bytes == 0
-
-
-NUDGING = replace(LIMITS, noop=True, watermark_timeout=0.2)
-
-
-async def second_member(cluster: ScriptedCluster) -> tuple[ScriptedMember, ScriptedMember]:
-    """Add a secondary to shard s1; return both members."""
-    old = cluster.shards["s1"]
-    new = await ScriptedMember("rs1", primary=False).start()
-    cluster.extra.append(new)
-    new.noop(99)
-    old.hosts = new.hosts = [f"127.0.0.1:{old.port}", f"127.0.0.1:{new.port}"]
-    cluster.config.documents["shards"][1]["host"] = f"rs1/{','.join(old.hosts)}"
-    return old, new
-
-
-async def test_a_partitioned_former_primary_is_abandoned(cluster: ScriptedCluster):
-    old, new = await second_member(cluster)
-    registry = cluster.registry(NUDGING)
-    cursor, _ = await registry.open(stream(), OWNER)
-    await until(lambda: old.commands["getMore"])
-    old.shows, old.unreplicated, new.primary = Timestamp(99, 1), True, True
-    new.insert(105, 5)
-    cluster.shards["s0"].insert(106, 6)
-    cluster.config.noop(107)
-    cluster.shards["s2"].noop(107)
-    assert await read_until(cursor, 2) == [5, 6]
-    assert new.commands["appendOplogNote"], "the note went to the primary"
 
 
 async def test_events_that_the_low_watermark_holds_back_are_measured(

@@ -14,10 +14,10 @@ from router.cursors.registry import CursorRegistry
 from router.request.stream_request import parse_request
 from router.stream.membership import ShardSpan, covers_all
 from router.stream.merged_stream import MergedStream
-from router.stream.remote_queue import CloseRemote, OpenRemote
+from router.stream.remote_queue import CloseRemote
 from shard_client.bson.resume_token import cluster_time_of, first_key
 from shard_client.errors import RESUMABLE_LABEL, CommandError
-from shard_client.remote_cursor.cursor_reply import CursorBatch, token_of
+from shard_client.remote_cursor.cursor_reply import CursorBatch
 from shard_client.replica_set.replica_set import PRIMARY
 from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, read_until, stream
 from tests.doubles.scripted_member import ScriptedMember
@@ -31,47 +31,10 @@ from tests.unit.router.stream.streams_by_hand import (
     A,
     B,
     arrive,
-    at,
     histories,
     opened,
     times,
 )
-
-
-def added(shard: str, time: int, upto: int, host: str = "new/h:1") -> CursorBatch:
-    return batch([shard_event(time, "insert", shard, host)], hwm(upto))
-
-
-def test_a_new_shard_is_opened_one_tick_later_and_holds_the_low_watermark():
-    stream = opened()
-    arrive(stream, A, 12, 15, 18, upto=50)
-    arrive(stream, B, upto=50)
-    actions = stream.batch_arrived(CONFIG, added("shard9", 15, 50))
-    assert actions == [OpenRemote(3, "shard9", "new/h:1", Timestamp(15, 2))]
-    assert stream.remotes[3] == "shard9"
-    taken = stream.take(None)
-    assert times(taken.events) == [12, 15]
-    assert taken.pbrt == token_of(taken.events[-1])
-    assert not stream.ready
-    assert stream.slowest_remote == 3
-    stream.batch_arrived(3, batch([], hwm(15, 2)))
-    assert not stream.ready
-    stream.batch_arrived(3, batch([at(16, 3)], hwm(50)))
-    assert times(stream.take(None).events) == [16, 18]
-
-
-def test_a_known_shard_inserted_at_a_new_host_is_reopened():
-    stream = opened()
-    elsewhere = "shard0/elsewhere:1"
-    inserted = batch([shard_event(30, "insert", "shard0", elsewhere)], hwm(70))
-    at = Timestamp(30, 2)
-    assert stream.batch_arrived(CONFIG, inserted) == [OpenRemote(3, "shard0", elsewhere, at)]
-    # The old remote delivers its earlier events and holds the low watermark until then.
-    arrive(stream, B, upto=70)
-    arrive(stream, 3, 40, upto=70)
-    assert stream.take(None).events == []
-    assert arrive(stream, A, 20, 35, upto=70) == [CloseRemote(A)]
-    assert times(stream.take(None).events) == [20, 40]
 
 
 def draining(shard: str, time: int, upto: int, yes: bool = True) -> CursorBatch:
@@ -96,54 +59,8 @@ def test_a_draining_shard_missing_from_the_list_has_left():
     assert times(stream.take(None).events) == [15, 39]
 
 
-def test_a_shard_added_again_after_the_list_was_read_is_kept():
-    stream = opened()
-    stream.batch_arrived(CONFIG, draining("shard1", 20, 30))
-    returned = shard_event(35, "insert", "shard1", "shard1/h:1")
-    stream.batch_arrived(CONFIG, batch([returned], hwm(36)))
-    stream.batch_arrived(CONFIG, draining("shard1", 40, 60))
-    assert stream.shards_listed({"shard0"}, set(), Timestamp(34, 1)) == []
-    assert arrive(stream, B, upto=50) == [CloseRemote(B)]
-    stream.batch_arrived(3, batch([], hwm(60)))
-    assert stream.remotes == {CONFIG: "config", A: "shard0", 3: "shard1"}
-
-
 def removed(shard: str, time: int, upto: int) -> CursorBatch:
     return batch([shard_event(time, "delete", shard)], hwm(upto))
-
-
-def test_a_removed_shard_is_closed_when_its_watermark_passes_its_removal():
-    stream = opened()
-    assert stream.batch_arrived(CONFIG, removed("shard1", 20, 50)) == []
-    assert arrive(stream, B, 15, upto=20) == []
-    arrive(stream, A, upto=50)
-    assert arrive(stream, B, upto=21) == [CloseRemote(B)]
-    assert B not in stream.remotes
-    assert arrive(stream, B, 40, upto=50) == []
-    stream.remote_failed(B, CommandError(6, "gone"))
-    # Its buffered events are still delivered, and it no longer holds the low watermark back.
-    arrive(stream, A, 60, upto=70)
-    arrive(stream, CONFIG, upto=70)
-    assert times(stream.take(None).events) == [15, 60]
-
-
-def test_a_shard_can_leave_and_return_repeatedly():
-    stream = opened()
-    events = [
-        shard_event(20, "delete", "shard1"),
-        shard_event(25, "insert", "shard1", "shard1/h1:1"),
-        shard_event(30, "delete", "shard1"),
-        shard_event(35, "insert", "shard1", "shard1/h1:1"),
-    ]
-    actions = stream.batch_arrived(CONFIG, batch(events, hwm(50)))
-    assert [action.start_at.time for action in actions] == [25, 35]
-    assert arrive(stream, B, upto=50) == [CloseRemote(B)]
-    stream.batch_arrived(3, batch([], hwm(25, 2)))
-    assert stream.batch_arrived(3, batch([at(27), at(37)], hwm(50))) == [CloseRemote(3)]
-    stream.batch_arrived(4, batch([], hwm(35, 2)))
-    stream.batch_arrived(4, batch([at(37)], hwm(50)))
-    arrive(stream, A, upto=50)
-    assert times(stream.take(None).events) == [27, 37]
 
 
 @settings(max_examples=60)
@@ -317,20 +234,6 @@ async def test_lost_history_of_the_config_server_is_resumable(cluster: ScriptedC
             while True:
                 await cursor.next_batch(None, 0.1)
     assert (failure.value.code, failure.value.labels) == (234, {RESUMABLE_LABEL})
-
-
-async def test_the_config_server_can_join_as_a_shard_and_leave(cluster: ScriptedCluster):
-    registry = cluster.registry()
-    cursor, _ = await registry.open(stream(), OWNER)
-    change_shards(cluster, 105, "insert", "config", cluster.config.host)
-    cluster.noop(106)
-    await until(lambda: not remote(registry, "config", last=True).get("topology"))
-    change_shards(cluster, 110, "delete", "config")
-    cluster.shards["s0"].insert(111, 1)
-    cluster.noop(112)
-    found = await read_until(cursor, 2)
-    assert found == ["config", 1], "only its writes as a shard are delivered"
-    await until(lambda: remote(registry, "config", last=True).get("topology"))
 
 
 async def test_a_shard_removed_during_an_opening_is_still_read(cluster: ScriptedCluster):

@@ -7,13 +7,9 @@ once and in order.
 
 import asyncio
 import decimal
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from random import Random
-from types import FrameType
 from typing import Any
 
 import bson
@@ -26,15 +22,8 @@ from shard_client.errors import RESUMABLE_LABEL, CommandError
 from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, numbers, start_cluster
 from tests.harness.until import PATIENCE
 from tests.simulation.moves import Moves, frequent_moves
-from tests.simulation.planted import modules_of_the_path
+from tests.simulation.planted import Planted, tracing
 from tests.unit.router.stream.narrow_clients import with_namespaces, write
-
-_PACING = frozenset({"noop_writer", "pacing", "read_scheduler"})
-_FILES = frozenset(str(module.__file__) for module in modules_of_the_path(_PACING))
-_LAST = frozenset({"__init__", "guarded", "_stop_if_broken", "close", "fail", "stop_reading"})
-"""Functions that end what an exception has interrupted: a second one there would end nothing."""
-
-Line = tuple[str, int]
 
 _SECONDS = range(101, 113)
 
@@ -42,37 +31,8 @@ _RUNS = 30
 """The number of runs that share the lines."""
 
 
-@dataclass
-class Planted:
-    """The lines that were executed, and the lines that raise once each."""
-
-    at: set[Line] = field(default_factory=set)
-    seen: dict[Line, None] = field(default_factory=dict)
-    raised: list[Line] = field(default_factory=list)
-
-    def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if frame.f_code.co_filename not in _FILES:
-            return None
-        if event == "line":
-            line = (frame.f_code.co_filename, frame.f_lineno)
-            if frame.f_code.co_name not in _LAST:
-                self.seen[line] = None
-            if line in self.at:
-                self.at.remove(line)
-                self.raised.append(line)
-                # A trace function that raises is removed.
-                asyncio.get_running_loop().call_soon(sys.settrace, self)
-                raise decimal.Inexact(f"planted at {Path(line[0]).name}:{line[1]}")
-        return self
-
-
-@contextmanager
-def traced(planted: Planted) -> Iterator[None]:
-    sys.settrace(planted)
-    try:
-        yield
-    finally:
-        sys.settrace(None)
+_LAST = frozenset({"__init__", "guarded", "_stop_if_broken", "close", "fail", "stop_reading"})
+"""Functions that end what an exception has interrupted: a second one there would end nothing."""
 
 
 @dataclass
@@ -130,7 +90,7 @@ async def run(planted: Planted) -> Moves:
     ]
     try:
         moving = frequent_moves({}, 0.3, Random("moves"))
-        with capture_logs(), moving as moves, traced(planted):  # tracebacks take seconds to render
+        with capture_logs(), moving as moves, tracing(planted):  # tracebacks take seconds to render
             async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
                 for watcher, wanted in zip(everybody, expected, strict=True):
                     group.create_task(watcher.read(wanted[-1]))
@@ -146,16 +106,17 @@ async def run(planted: Planted) -> Moves:
 
 
 async def test_an_exception_at_any_line_loses_no_event() -> None:
-    recorded = Planted()
-    moves = await run(recorded)
-    assert moves.to_shared
-    assert moves.to_own
+    recorded = Planted({}, left_out=_LAST)
+    moves = [await run(recorded)]
     lines = list(recorded.seen)
     assert len(lines) > 1000
     raised = 0
     for first in range(_RUNS):
-        planted = Planted(at=set(lines[first::_RUNS]))
-        await run(planted)
+        errors = {line: (decimal.Inexact(f"planted at {line}"), 1) for line in lines[first::_RUNS]}
+        planted = Planted(errors, left_out=_LAST)
+        moves.append(await run(planted))
         raised += len(planted.raised)
+    assert any(each.to_shared for each in moves)
+    assert any(each.to_own for each in moves)
     # An exception may keep lines of the same run from being executed.
     assert raised > len(lines) / 2

@@ -6,14 +6,12 @@ from typing import Any
 
 import bson
 import pytest
-from bson import Timestamp
 from structlog.testing import capture_logs
 
 from router.cursors.cursor import MergedCursor
 from router.cursors.registry import CursorRegistry
 from router.filters.index import FilterIndex
-from router.request.stream_request import StreamRequest, parse_request
-from router.stream import sharing
+from router.request.stream_request import StreamRequest
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from tests.doubles.scripted_cluster import (
     OWNER,
@@ -24,7 +22,6 @@ from tests.doubles.scripted_cluster import (
     read_until,
     read_until_shared,
 )
-from tests.doubles.scripted_member import ScriptedMember
 from tests.filters.chance import document
 from tests.harness.until import PATIENCE, until
 from tests.unit.router.stream.narrow_clients import (
@@ -65,29 +62,6 @@ async def test_a_name_that_the_catalog_does_not_show_is_checked_by_the_shards(
     member.fail(command, 13, "not authorized")
     await opened(registry, "b")
     assert sorted(namespaces(registry)) == ["db.$cmd.aggregate", "db.b"]
-
-
-async def test_streams_leave_a_wider_one_that_reads_many_unwatched_events(
-    cluster: ScriptedCluster,
-) -> None:
-    registry = cluster.registry(
-        share_scopes="auto", share_scopes_from=2, share_filters_hold=60.0, share_linger=0.0
-    )
-    cursors = await opened(registry, "a", "b")
-    write(cluster, 101, "a")
-    write(cluster, 102, "b")
-    await read_until_shared(cluster, cursors, 1)
-    write(cluster, 103, "unwatched", filler="x" * (1 << 24))
-    own = ["db.a", "db.b"]
-    await read_nothing_until(cursors[0], lambda: own[0] in namespaces(registry))
-    await read_nothing_until(cursors[1], lambda: own[1] in namespaces(registry))
-    await until(lambda: sorted(namespaces(registry)) == own)
-    explained = explained_by(registry, watch("a"))["scope"]
-    assert explained["readFrom"] == "db.a"
-    assert "much more than its readers" in explained["reason"]
-    write(cluster, 105, "b")
-    write(cluster, 107, "a")
-    assert [await read_until(each, 1) for each in cursors] == [[107], [105]]
 
 
 @pytest.mark.parametrize(
@@ -141,59 +115,6 @@ async def test_an_error_in_another_collection_moves_a_stream_to_its_own_remotes(
     assert await read_until(other, 1) == [105]
 
 
-async def test_streams_return_to_a_wider_one_a_while_after_it_failed(
-    cluster: ScriptedCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sharing, "FIRST_PAUSE", 0.05)
-    registry = cluster.registry(share_scopes="always", share_linger=0.0)
-    cursors = await opened(registry, "a", "b")
-    write(cluster, 101, "a")
-    write(cluster, 102, "b")
-    assert [await read_until(each, 1) for each in cursors] == [[101], [102]]
-    error = CommandError(10334, "BSONObj size is invalid")
-    fail_remote(cursors[0], error)
-    write(cluster, 103, "a")
-    write(cluster, 104, "b")
-    assert [await read_through_move(each, 1) for each in cursors] == [[103], [104]]
-    cluster.noop(106)  # beyond an event a client cannot enter a wider stream
-    async with asyncio.timeout(PATIENCE):
-        while registry.moves != (2, 2):
-            for cursor in cursors:
-                assert (await cursor.next_batch(None, 0.01)).events == []
-    assert namespaces(registry) == ["db.$cmd.aggregate"]
-    write(cluster, 107, "b")
-    write(cluster, 108, "a")
-    assert [await read_until(each, 1) for each in cursors] == [[108], [107]]
-    assert registry.moves == (2, 2)
-
-
-def end(member: ScriptedMember, second: int, operation: str, **namespace: str) -> str:
-    """Write an event that ends streams, and its invalidate; return the invalidate's token."""
-    found = {"ns": namespace, "operationType": operation}
-    token = member.insert(Timestamp(second, 1), 1, **found)
-    last = member.insert(Timestamp(second, 1), 1, ns=namespace).replace("0100296E", "0100296F")
-    _, event = member.entries[-1]
-    assert event is not None
-    event |= {"_id": {"_data": last}, "operationType": "invalidate"}
-    assert token < last
-    return last
-
-
-async def test_the_end_of_the_database_s_stream_is_not_the_collection_s(
-    cluster: ScriptedCluster,
-) -> None:
-    registry = cluster.registry(share_scopes="always")
-    (cursor,) = await opened(registry, "a")
-    write(cluster, 101, "a")
-    assert await read_until(cursor, 1) == [101]
-    end(cluster.shards["s0"], 103, "dropDatabase", db="db")
-    cluster.noop(105)
-    write(cluster, 107, "a")
-    assert await read_through_move(cursor, 1) == [107]
-    targets = [command["aggregate"] for command in cluster.shards["s1"].opened]
-    assert targets in ([1, "a"], [1, "a", 1]), "it enters no stream that ends at once"
-
-
 def tenant(number: int, **fields: Any) -> StreamRequest:
     """Return a request for the events of one tenant in a database."""
     return watch(1, {"$match": {"fullDocument.tenant": number}}, **fields)
@@ -201,25 +122,6 @@ def tenant(number: int, **fields: Any) -> StreamRequest:
 
 async def tenants(registry: CursorRegistry, *numbers: int, **fields: Any) -> list[MergedCursor]:
     return [(await registry.open(tenant(each, **fields), OWNER))[0] for each in numbers]
-
-
-async def test_a_token_between_batches_is_never_of_an_event_left_out(
-    cluster: ScriptedCluster,
-) -> None:
-    registry = cluster.registry(share_filters="always")
-    whole, _ = await registry.open(
-        parse_request("db", {"aggregate": 1, "pipeline": [{"$changeStream": {}}], "cursor": {}}),
-        OWNER,
-    )
-    (cursor,) = await tenants(registry, 1, options={})
-    tokens = set()
-    for second in range(101, 131):
-        write(cluster, second, "c", tenant=2)
-        batch = await cursor.next_batch(None, 0.005)
-        assert batch.events == []
-        tokens.add(bson.decode(batch.pbrt)["_data"])
-    assert all(token.endswith("2B0229296E04") for token in tokens), tokens
-    whole.close()
 
 
 async def test_few_filters_stay_on_the_shards_and_many_move_over(

@@ -213,14 +213,6 @@ async def test_clients_cannot_renegotiate(files: Certificates) -> None:
         assert not await asyncio.to_thread(renegotiates, address, files.client)
 
 
-async def test_clients_without_a_certificate_can_be_allowed(files: Certificates) -> None:
-    settings = files.tls(allowConnectionsWithoutCertificates=True)
-    async with listening(settings) as router:
-        assert await ping(router.port, files.client_context()) == 1
-        cause = await refused(router.port, files.client_context(files.foreign))
-        assert cause.startswith(VALIDATION)
-
-
 @pytest.mark.parametrize("sent", [b"", b"\x16", b"\x16\x03\x01\x02\x00\x01"])
 async def test_a_stalled_handshake_ends(files: Certificates, sent: bytes) -> None:
     async with listening(files.tls(), timeout=0.3) as router:

@@ -5,21 +5,8 @@ import socket
 
 import pytest
 
-from router.workers.channel import DRIVER, FEED, Arrivals, Channel, HandedConnection, hand_over
+from router.workers.channel import DRIVER, FEED, Arrivals, HandedConnection, hand_over
 from tests.harness.until import PATIENCE, until
-
-
-async def test_messages_arrive_in_order_and_the_end_is_received() -> None:
-    parent, worker = [await Channel.over(end) for end in socket.socketpair()]
-    for number in range(100):
-        parent.send(load=number)
-    assert [(await worker.receive() or {})["load"] for _ in range(100)] == list(range(100))
-    worker.send(ready=True)
-    worker.close()
-    assert await parent.receive() == {"ready": True}
-    assert await parent.receive() is None
-    parent.send(load=1)  # the other end is closed, which is no error
-    parent.close()
 
 
 async def test_connections_arrive_with_their_port_and_number() -> None:

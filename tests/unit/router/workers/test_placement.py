@@ -1,24 +1,8 @@
 """Choosing the worker of the next connection."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from router.workers.placement import Load, choose_worker
-
-
-@given(workers=st.integers(1, 8), streams=st.integers(1, 40))
-def test_streams_opened_one_after_the_other_are_spread_evenly(workers: int, streams: int) -> None:
-    open_streams = dict.fromkeys(range(1, workers + 1), 0)
-    last = 0
-    for _ in range(streams):
-        loads = {
-            number: Load(streams=count, connections=count, taken=count)
-            for number, count in open_streams.items()
-        }
-        last = choose_worker(loads, {}, last)
-        open_streams[last] += 1
-    assert max(open_streams.values()) - min(open_streams.values()) <= 1
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4])

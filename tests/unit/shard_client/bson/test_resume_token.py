@@ -52,24 +52,6 @@ def test_a_high_water_mark_sorts_between_cluster_times():
     assert cluster_time_of(at) == Timestamp(7, 2)
 
 
-@pytest.mark.parametrize(
-    ("data", "code", "message"),
-    [
-        (T + "6E", 50854, "wrong type for version"),
-        (HEAD + "3C6100", 207, "UUID"),
-        (T + "2B042C0100296E14" + "4600" + "6E", 7182501, "fragmentNum"),
-        (T + "2B042C0100296E14" + "4600" + "27FD", 7182501, "fragmentNum"),
-        (T + "2B042C0100296E14" + "4600" + "2F0100000000", 7182501, "fragmentNum"),
-        ("é1", 9, "not a valid hex string"),
-    ],
-)
-def test_bad_tokens_have_mongos_s_errors(data, code, message):
-    with pytest.raises(MalformedValueError) as caught:
-        parse(data)
-    assert caught.value.code == code
-    assert message in str(caught.value)
-
-
 @given(st.binary(max_size=60))
 @example(bytes.fromhex(HEAD + UUID_1 + "46" + "50" * 300))
 @example(bytes.fromhex(HEAD + UUID_1 + "46" + "465F00" * 3000))

@@ -3,7 +3,6 @@ from typing import Any
 
 import bson
 import pytest
-from bson import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,8 +15,6 @@ from shard_client.remote_cursor.cursor_reply import (
 )
 from tests.recordings import recorded
 from tests.unit.shard_client.bson_values import documents
-
-CLUSTER_TIME = {"clusterTime": Timestamp(7, 8), "signature": {"hash": b"x" * 20, "keyId": 0}}
 
 tokens = st.text("0123456789ABCDEF", min_size=1, max_size=150)
 token_documents = st.builds(
@@ -114,34 +111,6 @@ def test_events_of_transactions_are_found_without_scanning(chosen):
     assert [event for _, event in batch.events] == [_encode_in_order(event) for event in events]
     assert [key.decode() for key, _ in batch.events] == [e["_id"]["_data"] for e in events]
     assert batch.size == sum(len(event) for _, event in batch.events)
-
-
-@given(
-    st.lists(documents.map(bson.encode), max_size=8),
-    st.sampled_from(["firstBatch", "nextBatch"]),
-    st.integers(-(2**63), 2**63 - 1),
-    st.one_of(st.none(), token_documents),
-    st.booleans(),
-    st.booleans(),
-)
-def test_built_replies_equal_encoded_ones(events, batch_name, cursor_id, pbrt, gossips, knows_size):
-    parts = build_cursor_reply(
-        batch_name,
-        cursor_id=cursor_id,
-        namespace="d.grüße",
-        events=events,
-        pbrt=bson.encode(pbrt) if pbrt else b"",
-        size=sum(map(len, events)) if knows_size else None,
-        cluster_time=bson.encode(CLUSTER_TIME) if gossips else None,
-        operation_time=Timestamp(3, 4) if gossips else None,
-    )
-    batch = {batch_name: [bson.raw_bson.RawBSONDocument(event) for event in events]}
-    token = {"postBatchResumeToken": pbrt} if pbrt else {}
-    identity = {"id": bson.Int64(cursor_id), "ns": "d.grüße"}
-    first = batch_name == "firstBatch"
-    cursor = {**batch, **token, **identity} if first else {**identity, **batch, **token}
-    times = {"$clusterTime": CLUSTER_TIME, "operationTime": Timestamp(3, 4)} if gossips else {}
-    assert b"".join(parts) == bson.encode({"cursor": cursor, "ok": 1.0, **times})
 
 
 @pytest.mark.parametrize("count", [0, 1, 9, 10, 11, 99, 100, 101, 999, 1000, 1001, 10_001])

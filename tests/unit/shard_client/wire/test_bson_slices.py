@@ -30,16 +30,6 @@ def test_slices_are_the_decoder_s_fields_and_cover_the_document(document):
     validate(raw)
 
 
-@given(documents, st.binary(max_size=9), st.binary(max_size=9))
-def test_a_document_is_found_in_the_middle_of_a_buffer(document, before, after):
-    raw = bson.encode(document)
-    buffer = before + raw + after
-    start, end = len(before), len(before) + len(raw)
-    shifted = [element._replace(start=element.start - start, end=element.end - start)
-               for element in iter_elements(buffer, start, end)]  # fmt: skip
-    assert shifted == list(iter_elements(raw))
-
-
 @given(documents, st.data())
 def test_damaged_documents_raise_only_protocol_errors(document, data):
     raw = bytearray(bson.encode(document))
@@ -47,13 +37,6 @@ def test_damaged_documents_raise_only_protocol_errors(document, data):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(ProtocolError):
         validate(bytes(raw))
-
-
-@given(documents, st.integers(1, 30))
-def test_a_truncated_document_is_refused(document, missing):
-    raw = bson.encode(document)
-    with pytest.raises(ProtocolError):
-        validate(raw[: max(0, len(raw) - missing)])
 
 
 @pytest.mark.parametrize(
