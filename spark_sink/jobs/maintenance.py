@@ -10,7 +10,7 @@ from typing import TextIO
 from spark_sink.errors import SourceError
 from spark_sink.jobs.job_folder import APPENDED, CURRENT, JobFolder
 from spark_sink.jobs.progress import WorkReport
-from spark_sink.jobs.tables_job import appended_table
+from spark_sink.tables.compaction import compact
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.tasks import Tell, tell_nobody
 
@@ -21,10 +21,10 @@ def compact_tables(folder: JobFolder, tell: Tell = tell_nobody) -> Iterator[str]
     The job may run meanwhile. Raises StreamError.
     """
     for name in APPENDED:
-        table = appended_table(folder, name)
-        if table.log.exists:
-            before, after = table.compact(tell)
-            deleted = table.log.vacuum(tell, full=True)
+        log = DeltaLog(folder.table(name))
+        if log.exists:
+            before, after = compact(log, tell)
+            deleted = log.vacuum(tell, full=True)
             yield f"{name}: {before} files compacted into {after}, {deleted} old ones deleted"
     current = DeltaLog(folder.table(CURRENT))
     if current.exists:  # its files are written again as they grow
