@@ -207,7 +207,7 @@ def require_begun(log: DeltaLog, record: JobRecord, cut: Timestamp | None = None
     ends = [end["readUntil"] for end in snapshot_ends(log) if not end.get("requested")]
     policy = snapshot_options(named_options(record.options)).policy
     begins = policy is not None and policy.at_first
-    if not ends and begins and Offset.read(log.position()["offset"]).running is None:
+    if not ends and begins and Offset.read(log.position()["offset"]).signals.initial is None:
         raise StreamError(
             f"the table at {log.address} does not have the snapshot any more with which the job "
             "began, so no current table can be made of it: start a job in another folder"
@@ -318,7 +318,7 @@ class _History:
         return chosen
 
     def _is_complete(self, batch: int, at: Offset) -> bool:
-        if at.running or at.signals.requests or at.signals.reading:
+        if at.signals.requests or at.signals.reading:
             return False
         position = self._states.get(batch)
         if position is None:

@@ -88,9 +88,8 @@ def batch_progress(
         return None
     at, through = _offset(progress), reached(progress)
     snapshot, share = "", 1.0
-    if at is not None and at.running is not None:
-        found = at.running.progress
-        share = _share(at.running)
+    if at is not None and (plan := at.signals.initial) is not None:
+        found, share = plan.progress, _share(plan)
         snapshot = (
             f"snapshot: {found.collections_planned} of {found.collections} collections, "
             f"{found.chunks_planned} chunks"

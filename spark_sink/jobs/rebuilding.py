@@ -18,7 +18,6 @@ from typing import Any
 from bson.timestamp import Timestamp
 from pyspark.sql import SparkSession
 
-from spark_sink.batches.planned_batch import PlannedBatch
 from spark_sink.errors import HistoryLostError, OptionError
 from spark_sink.events.positions import AtTime, FromNow, Position, Token, after, is_after, key_of
 from spark_sink.jobs.job_folder import (
@@ -261,7 +260,7 @@ def _gap(folder: JobFolder, before: Offset, position: AtTime, to: str) -> tuple[
     The second result is a remark about signals for the user. Raises OptionError, in which `to` is
     the position.
     """
-    if before.running is not None:
+    if before.signals.initial is not None:
         raise OptionError(
             f"the job in {folder.address} has a snapshot in progress, which goes on at every "
             "start: wait for its end"
@@ -281,7 +280,8 @@ def _gap(folder: JobFolder, before: Offset, position: AtTime, to: str) -> tuple[
     kept, passed, told = before.signals.without_batch(), max(reached, key=key_of), ""
     if kept.position is not None and is_after(position, kept.position):
         kept, told = replace(kept, position=None), ", without the signals that were sent before"
-    gap = before.moved(position, heartbeat=before.heartbeat, signals=kept, sought=passed)
+    beside = {"heartbeat": before.heartbeat, "signals": kept}
+    gap = before.moved(position, events=0, sought=passed, **beside)
     return gap, told
 
 
@@ -302,8 +302,8 @@ def leave_out_lost(folder: JobFolder, uri: str) -> None:
     if last is None or batches[-1].number == last.number:
         return
     before, at = last.end, batches[-1].end
-    batch = PlannedBatch(before.position, at.position, at.events, at.idle_until)
-    if at.snapshot is not None or at.sought is not None or batch.events == 0:
+    batch = at.batch_after(before)
+    if batch.events == 0:
         return
     options = parse_options({**folder.record().options, "uri": uri})
     start = QueryStart(before.time, snapshot_in_progress=False)
