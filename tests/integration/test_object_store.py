@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 
 from spark_sink.errors import StreamError
 from spark_sink.events.documents import from_json, to_json
-from spark_sink.tables.compaction import compact
+from spark_sink.jobs.maintenance import compact
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.log_state import Batch

@@ -18,7 +18,7 @@ from spark_sink.jobs.point_in_time import versions_at
 from spark_sink.jobs.progress import WorkReport
 from spark_sink.jobs.rebuilding import rebuild_at
 from spark_sink.jobs.tables_job import NOTIFICATIONS
-from spark_sink.tables import compaction, delta_log, tasks
+from spark_sink.tables import delta_log, tasks
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.log_state import Batch
 from spark_sink.tables.tasks import Tell
@@ -118,7 +118,7 @@ def test_how_far_long_work_is_is_told_from_within(
     follow(folder.address, tmp_path / "checkpoint", script)
     for module, limit in (
         (delta_log, "_PATHS_LOOKED_UP"),
-        (compaction, "_PORTION_FILES"),
+        (maintenance, "_PORTION_FILES"),
         (tasks, "_TASK_BYTES"),
     ):
         monkeypatch.setattr(module, limit, 2)

@@ -15,8 +15,9 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
 from spark_sink.errors import OptionError, StreamError
-from spark_sink.tables import compaction, delta_log
-from spark_sink.tables.compaction import compact
+from spark_sink.jobs import maintenance
+from spark_sink.jobs.maintenance import compact
+from spark_sink.tables import delta_log
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.log_state import Batch, TableStates, newest_state
 from spark_sink.tables.parquet_parts import Parts
@@ -263,7 +264,7 @@ MEANWHILE: dict[str, tuple[Callable[[Path], None], Sequence[int], tuple[int, int
 
 # When it does: after the compaction has chosen its files, or just before it commits the new ones.
 WHEN: dict[str, tuple[Any, str]] = {
-    "chosen": (compaction, "_small"),
+    "chosen": (maintenance, "_small"),
     "found": (DeltaTable, "create_write_transaction"),
 }
 

@@ -17,11 +17,11 @@ from deltalake.exceptions import DeltaError
 
 from spark_sink.errors import StreamError
 from spark_sink.folders import Folder
+from spark_sink.jobs.maintenance import compact
 from spark_sink.jobs.task_tables import TaskTables, TaskWriter
 from spark_sink.options.stream_options import parse_options
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.source.schema import schema_for
-from spark_sink.tables.compaction import compact
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.log_state import Batch

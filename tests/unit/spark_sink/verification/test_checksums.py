@@ -21,6 +21,7 @@ from bson.timestamp import Timestamp
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql.types import ArrayType, IntegerType, LongType, MapType, StringType, StructType
 
+from spark_sink.jobs.maintenance import compact
 from spark_sink.jobs.tables_job import NOTIFICATIONS
 from spark_sink.jobs.task_tables import (
     PARTITIONS,
@@ -33,7 +34,6 @@ from spark_sink.jobs.task_tables import (
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.event_rows import EventRows
 from spark_sink.rows.typed_documents import TypedDocuments
-from spark_sink.tables.compaction import compact
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.key_ranges import KEY_RANGE
