@@ -1,18 +1,34 @@
-"""Keeps the tables of a job small: on request, and by a schedule within the job."""
+"""Keeps the tables of a job small: on request, and by a schedule within the job.
+
+Small files of tables that batches are appended to are replaced by large ones. delta-rs lets a
+compaction replace files that another commit has removed, so that two at a time double rows. So the
+rows are written again here, and a commit is valid only for a version that has the files
+(`DeltaLog.exchange`).
+"""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import TextIO
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, TextIO
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
 
 from spark_sink.errors import SourceError
+from spark_sink.folders import remove_files
 from spark_sink.jobs.job_folder import APPENDED, CURRENT, JobFolder
 from spark_sink.jobs.progress import WorkReport
-from spark_sink.jobs.tables_job import appended_table
+from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.tasks import Tell, tell_nobody
+from spark_sink.tables.parquet_parts import FILE_BYTES, PartFile, Parts, partition_in
+from spark_sink.tables.tasks import Tell, scans_of, tell_nobody
+
+_Files = Sequence[Mapping[str, Any]]
+# The most files, and bytes, that one commit replaces.
+_PORTION_FILES, _PORTION_BYTES = 1_000, 8 * FILE_BYTES
 
 
 def compact_tables(folder: JobFolder, tell: Tell = tell_nobody) -> Iterator[str]:
@@ -21,10 +37,10 @@ def compact_tables(folder: JobFolder, tell: Tell = tell_nobody) -> Iterator[str]
     The job may run meanwhile. Raises StreamError.
     """
     for name in APPENDED:
-        table = appended_table(folder, name)
-        if table.log.exists:
-            before, after = table.compact(tell)
-            deleted = table.log.vacuum(tell, full=True)
+        log = DeltaLog(folder.table(name))
+        if log.exists:
+            before, after = compact(log, tell)
+            deleted = log.vacuum(tell, full=True)
             yield f"{name}: {before} files compacted into {after}, {deleted} old ones deleted"
     current = DeltaLog(folder.table(CURRENT))
     if current.exists:  # its files are written again as they grow
@@ -66,3 +82,63 @@ class Schedule:
 
     def _tell(self, line: str) -> None:
         print(line, file=self._stream, flush=True)
+
+
+def compact(log: DeltaLog, tell: Tell = tell_nobody) -> tuple[int, int]:
+    """Replace small files by large ones with the same rows; return their numbers.
+
+    The numbers are those of all files, before and after. A portion is committed at a time, and
+    told. Others may write to the table meanwhile; what they replace is left out. Raises
+    StreamError.
+    """
+    log.reload()
+    files = log.actions()
+    small, done = _small(files), 0
+    for portion in _portions(small):
+        _replace(log, portion)
+        done += len(portion)
+        tell(f"small files of {log.name} compacted", done, len(small))
+    return len(files), log.files().num_rows
+
+
+def _replace(log: DeltaLog, files: _Files) -> None:
+    while small := _small(files):
+        with log.failures():
+            written = _rewritten(log, small)
+        if log.exchange(small, written):
+            return
+        remove_files(log.address, (each["path"] for each in written))
+        left = log.paths()  # which has some less each time
+        files = [each for each in small if each["path"] in left]
+
+
+def _rewritten(log: DeltaLog, files: _Files) -> list[PartFile]:
+    """Write the rows of files again. Raises OSError."""
+    schema = arrow_schema(StructType.fromJson(log.schema))
+    options: dict[str, Any] = {"compared": log.compared, "summed": False}
+    with Parts(log.address, schema, log.partitions, **options) as parts:
+        for scan in scans_of(log, schema.names, files=files):
+            for rows in scan:
+                parts.add(pa.Table.from_batches([rows]))
+        return parts.close()
+
+
+def _small(files: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the small files of partitions with several of them, in the order of their rows."""
+    found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for each in sorted(files, key=itemgetter("modification_time")):
+        if each["size_bytes"] < FILE_BYTES // 2:
+            found.setdefault(tuple(partition_in(each).values()), []).append(each)
+    return [each for alike in found.values() if len(alike) > 1 for each in alike]
+
+
+def _portions(files: _Files) -> Iterator[_Files]:
+    """Divide files into portions that are written, and lost by a failure, together."""
+    start = size = 0
+    for end, each in enumerate(files):
+        if end - start >= _PORTION_FILES or size >= _PORTION_BYTES:
+            yield files[start:end]
+            start, size = end, 0
+        size += each["size_bytes"]
+    if files:
+        yield files[start:]

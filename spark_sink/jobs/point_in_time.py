@@ -31,7 +31,7 @@ from spark_sink.jobs.job_folder import (
     JobFolder,
     JobRecord,
 )
-from spark_sink.jobs.tables_job import appended_table, table_form
+from spark_sink.jobs.tables_job import table_form
 from spark_sink.jobs.task_tables import COUNT_COLUMNS, Transactions
 from spark_sink.options.scope import Scope
 from spark_sink.options.snapshot_options import snapshot_options
@@ -111,7 +111,7 @@ def read_at(spark: SparkSession, out: str, time: str) -> dict[str, DataFrame]:
     found: dict[str, DataFrame] = {}
     for name in history.logs.keys() & _TOKENS.keys():
         chosen = history.rows_before(cut, name)
-        found[name] = read_rows(spark, appended_table(folder, name).log, chosen=chosen)
+        found[name] = read_rows(spark, history.logs[name], chosen=chosen)
     if CURRENT not in history.logs:
         return found
     table = CurrentTable.existing(folder.table(CURRENT), table_form(folder.record()))
@@ -128,11 +128,11 @@ def read_at(spark: SparkSession, out: str, time: str) -> dict[str, DataFrame]:
             if BRONZE not in found:
                 found[CURRENT] = older.read(spark)
     if BRONZE in found:
-        bronze = appended_table(folder, BRONZE)
+        bronze = history.logs[BRONZE]
         if since < 0:
-            require_begun(bronze.log, folder.record(), cut)
-        later = _counts_before(bronze.log, cut) & (pc.field(BATCH) > since)
-        changes = read_rows(spark, bronze.log, (*CHANGE_COLUMNS, "op"), later)
+            require_begun(bronze, folder.record(), cut)
+        later = _counts_before(bronze, cut) & (pc.field(BATCH) > since)
+        changes = read_rows(spark, bronze, (*CHANGE_COLUMNS, "op"), later)
         advance = Advance(table.state.keys, changes, table.form)
         found[CURRENT] = advance.of_table(rows)
         scope = history.scope(cut)

@@ -15,7 +15,6 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-import pyarrow as pa
 from bson.timestamp import Timestamp
 from pyspark.sql import SparkSession
 
@@ -42,7 +41,6 @@ from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.source.offsets import Offset
 from spark_sink.source.tasks import planner_for
 from spark_sink.stream.router_client import RouterClient
-from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.log_state import Batch
@@ -226,9 +224,9 @@ def _replayed(
     remove_interrupted(table.address, 1)  # what another attempt to rebuild has left
     tasks = [partial(stage_rows, each, table.address, table.state.keys) for each in scans]
     staged = run_tasks(spark, ChangeReport, tasks, tell, "parts of bronze read")
-    quarantine = AppendTable(folder.table(QUARANTINE))
-    if quarantine.log.exists:  # it has the events that the lost table could not apply
-        quarantine.commit([], arrow_schema(UNAPPLIED), batch)
+    quarantine = DeltaLog(folder.table(QUARANTINE))
+    if quarantine.exists:  # it has the events that the lost table could not apply
+        quarantine.append([], arrow_schema(UNAPPLIED), batch)
     table.apply_staged(spark, staged, batch, quarantine, scope, tell=tell)
     return table
 
@@ -353,7 +351,7 @@ def _note_end(folder: JobFolder, number: int, offset: Mapping[str, Any]) -> None
         log = DeltaLog(folder.table(name))
         batch = Batch.of(log.position())
         if batch is not None and batch.number == number:
-            log.append([], pa.schema([]), replace(batch, offset=offset), log.position())
+            log.amend(replace(batch, offset=offset))
 
 
 def _position(text: str) -> AtTime:

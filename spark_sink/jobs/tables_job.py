@@ -57,7 +57,6 @@ from spark_sink.source.offsets import Offset
 from spark_sink.source.schema import schema_for
 from spark_sink.source.tasks import snapshot_planner
 from spark_sink.stream.router_client import RouterClient
-from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.log_state import Batch
@@ -91,14 +90,6 @@ _LOG_FILES = "spark.sql.streaming.checkpointFileManagerClass"
 _BY_RENAME = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
-
-
-def appended_table(folder: JobFolder, name: str, epoch: int = 0) -> AppendTable:
-    """Return one of the tables APPENDED of a job; bronze has all rows of the source.
-
-    `epoch` is that of the start that writes to it.
-    """
-    return AppendTable(folder.table(name), PARTITIONS.get(name, ()), epoch=epoch)
 
 
 def take_over(folder: JobFolder) -> int:
@@ -174,7 +165,7 @@ class TablesJob:
         self._reads_again = parse_options(self._options).snapshot.reads_documents
         self._form = TableForm()
         self._rows = pa.schema([])
-        self._opened: dict[str, AppendTable] = {}
+        self._opened: dict[str, DeltaLog] = {}
         self._current: CurrentTable | None = None
         self._reader: JobStreamReader | None = None
         self.written: dict[int, Written] = {}
@@ -239,13 +230,14 @@ class TablesJob:
         filled = {name: bool(found) for name, found in parts.items()}
         filled |= {NOTIFIED: bool(at.signals.notifications), TRANSACTIONS: bool(counted.by_id)}
         filled = {n: now for n, now in filled.items() if n in (*self._tables, QUARANTINE, NOTIFIED)}
-        newest = {n: number if now else self._table(n).newest for n, now in filled.items()}
+        before = {n: self._table(n).position().get("written", {}).get(n, -1) for n in filled}
+        newest = {n: number if now else before[n] for n, now in filled.items()}
         verified = {} if findings is None else findings.found
         of = replace(of, verified=verified, written={n: b for n, b in newest.items() if b >= 0})
         for name, schema in ((BRONZE, self._rows), (MESSAGES, message_schema())):
             if name in self._tables:
                 with self._timed(name):
-                    self._table(name).commit(parts[name], schema, of)
+                    self._table(name).append(parts[name], schema, of)
         if CURRENT in self._tables:
             if self._current is None:
                 address = self._folder.table(CURRENT)
@@ -261,14 +253,14 @@ class TablesJob:
                 self._current.apply_staged(spark, changes, of, quarantine, scope, leads=leads)
             self._keep_columns(self._current.form)
         elif parts[QUARANTINE]:
-            self._table(QUARANTINE).commit(parts[QUARANTINE], arrow_schema(UNAPPLIED), of)
+            self._table(QUARANTINE).append(parts[QUARANTINE], arrow_schema(UNAPPLIED), of)
         if TRANSACTIONS in self._tables:
             with self._timed(TRANSACTIONS):
-                self._table(TRANSACTIONS).write_rows(counted.rows(), of)
+                self._table(TRANSACTIONS).append_rows(counted.rows(), of)
         self._notify(of, at)
         if self._keep_files is not None:
             current = [] if self._current is None else [self._current.log]
-            for log in (*(each.log for each in self._opened.values()), *current):
+            for log in (*self._opened.values(), *current):
                 log.keep_files(self._keep_files)
         files = len(parts[BRONZE]) + len(parts[MESSAGES])
         self.written[number] = Written(sum(report.events for report in reports), files)
@@ -310,11 +302,12 @@ class TablesJob:
             }
             for each in at.signals.notifications
         ]
-        self._table(NOTIFIED).write_rows(pa.Table.from_pylist(found, NOTIFICATIONS), batch)
+        self._table(NOTIFIED).append_rows(pa.Table.from_pylist(found, NOTIFICATIONS), batch)
 
-    def _table(self, name: str) -> AppendTable:
+    def _table(self, name: str) -> DeltaLog:
         if name not in self._opened:
-            self._opened[name] = appended_table(self._folder, name, self._epoch)
+            address, partitions = self._folder.table(name), PARTITIONS.get(name, ())
+            self._opened[name] = DeltaLog(address, partitions, epoch=self._epoch)
         return self._opened[name]
 
 

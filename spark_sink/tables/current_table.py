@@ -19,7 +19,6 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_sink.errors import OptionError
 from spark_sink.events.documents import from_document
-from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.fold import DELETED, VERSION
 from spark_sink.tables.key_ranges import KEY_RANGE
@@ -138,7 +137,7 @@ class CurrentTable:
         return self.log.count()
 
     def apply(
-        self, events: DataFrame, batch: Batch | None = None, quarantine: AppendTable | None = None
+        self, events: DataFrame, batch: Batch | None = None, quarantine: DeltaLog | None = None
     ) -> None:
         """Apply rows of the source, and commit the result as the current version.
 
@@ -164,7 +163,7 @@ class CurrentTable:
         spark: SparkSession | None,
         reports: Iterable[ChangeReport],
         batch: Batch | None = None,
-        quarantine: AppendTable | None = None,
+        quarantine: DeltaLog | None = None,
         scope: TableScope | None = None,
         *,
         leads: bool = False,

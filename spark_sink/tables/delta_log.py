@@ -35,7 +35,9 @@ from deltalake.transaction import (
 from pyarrow import fs
 
 from spark_sink.errors import FULL_DISK, OptionError, StreamError
+from spark_sink.events.documents import from_document, to_document
 from spark_sink.folders import absolute, open_folder, remove_files
+from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.tables.key_ranges import KEY_RANGE, partition_digest, partitions_of
 from spark_sink.tables.log_state import (
     APPLICATION,
@@ -47,9 +49,11 @@ from spark_sink.tables.log_state import (
     require_no_restore,
     restored_error,
 )
-from spark_sink.tables.parquet_parts import BATCH, COMPARED, partition_in
+from spark_sink.tables.parquet_parts import BATCH, COMPARED, Parts, checksum_of, partition_in
 from spark_sink.tables.tasks import Tell, tell_nobody
 
+CHECKSUM = "checksum"
+"""The field of a state with the checksum of the table's rows."""
 EPOCH = "mergerouter.epoch"
 """The property of a table with the number of the start that may write to it."""
 _FILES_KEPT, _COMMITS_KEPT = "delta.deletedFileRetentionDuration", "delta.logRetentionDuration"
@@ -305,6 +309,12 @@ class DeltaLog:
             )
         return found
 
+    @property
+    def checksum(self) -> Checksum:
+        """The checksum of the rows that a job has written to the table, as the state says."""
+        document = self.position().get(CHECKSUM)
+        return from_document(Checksum, document) if document else NO_ROWS
+
     def positions(self, limit: int | None = None) -> dict[int, dict[str, Any]]:
         """Return the states that the newest `limit` commits have, by version.
 
@@ -389,24 +399,38 @@ class DeltaLog:
         """Return the number of rows, by the statistics of files."""
         return int(pc.sum(self.files()["num_records"]).as_py() or 0)
 
-    def append(
-        self,
-        parts: Sequence[Mapping[str, Any]],
-        schema: pa.Schema,
-        batch: Batch,
-        state: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Commit files with the rows of a batch.
+    def append(self, parts: Sequence[Mapping[str, Any]], schema: pa.Schema, batch: Batch) -> None:
+        """Commit files with the rows of a batch, unless the table has the batch already.
+
+        An interrupted attempt may have committed them here, and not yet in another table. Raises
+        StreamError.
 
         Args:
             parts: files that `parquet_parts` has written.
             schema: of all columns; new ones are added to the table. OptionError if others have
                 changed their type.
-            state: what the table's state says beside the batch, of the rows after it.
         """
-        if self._table is not None:
-            self._add_columns(schema)
-        self._write(parts, schema, {**(state or {}), **batch.position}, batch)
+        self.reload()
+        if not self.has(batch):
+            if self._table is not None:
+                self._add_columns(schema)
+            checksum = to_document(self.checksum + checksum_of(parts))
+            self._write(parts, schema, {CHECKSUM: checksum, **batch.position}, batch)
+
+    def append_rows(self, rows: pa.Table, batch: Batch) -> None:
+        """Append rows that the driver has, if any, with the batch's number, as `append`."""
+        if not rows.num_rows:
+            return
+        numbers = pa.repeat(pa.scalar(batch.number, pa.int64()), rows.num_rows)
+        numbered = rows.append_column(BATCH, numbers)
+        with Parts(self.address, numbered.schema, self.partitions) as parts:
+            parts.add(numbered)
+            written = parts.close()
+        self.append(written, numbered.schema, batch)
+
+    def amend(self, batch: Batch) -> None:
+        """Change what the state says of the newest batch."""
+        self._write([], pa.schema([]), {**self.position(), **batch.position}, batch)
 
     def replace(
         self,

@@ -17,7 +17,6 @@ from pyspark.sql.types import StructType
 
 from spark_sink.folders import remove_files
 from spark_sink.rows.arrow_types import arrow_schema
-from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.fold import UNREAD, Fold
 from spark_sink.tables.key_ranges import (
@@ -91,7 +90,7 @@ class Upsert:
 
     changes: ChangeReport
     batch: Batch | None = None
-    quarantine: AppendTable | None = None
+    quarantine: DeltaLog | None = None
     scope: TableScope | None = None
     leads: bool = False
 
@@ -186,7 +185,7 @@ def merge(
     form, again = version.form, version.is_rewritten
     task = MergeTask(
         version.log.address,
-        None if upsert.quarantine is None else upsert.quarantine.log.address,
+        None if upsert.quarantine is None else upsert.quarantine.address,
         None if upsert.batch is None else upsert.batch.number,
         Merge("", None, None),
         planned.fold,
@@ -222,8 +221,8 @@ def commit(version: TableVersion, upsert: Upsert, planned: Plan, merged: Merged)
     batch, reports, state = upsert.batch, merged.reports, planned.state
     problems = [each for report in reports for each in report.problems]
     if (problems or upsert.leads) and upsert.quarantine is not None and batch is not None:
-        batch = batch.wrote(upsert.quarantine.log.name)
-        upsert.quarantine.commit(problems, arrow_schema(UNAPPLIED), batch)
+        batch = batch.wrote(upsert.quarantine.name)
+        upsert.quarantine.append(problems, arrow_schema(UNAPPLIED), batch)
     if upsert.scope is not None:
         lost = (each for report in reports for each in report.lost)
         contains = upsert.scope.contains

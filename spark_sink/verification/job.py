@@ -37,7 +37,6 @@ from spark_sink.jobs.tables_job import namespace_options
 from spark_sink.options.stream_options import parse_options
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.source.offsets import Offset
-from spark_sink.tables.append_table import stored_checksum
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.key_ranges import KEY_RANGE
@@ -147,7 +146,7 @@ def verify_job(
             outcome.remarks.append("not compared: there is no Delta table yet")
             continue
         with _failures(found, name):
-            rows = stored_checksum(logs[name]).rows
+            rows = logs[name].checksum.rows
             if difference := checksum_difference(spark, logs[name]):
                 outcome.first.append(difference)
                 outcome.count += 1
@@ -179,7 +178,7 @@ def checksum_difference(spark: SparkSession | None, log: DeltaLog) -> Mapping[st
     """
     names = [each["name"] for each in log.schema["fields"] if each["name"] != KEY_RANGE]
     tasks = [partial(rows_checksum, each) for each in scans_of(log, names)]
-    found, written = sum(run_tasks(spark, Checksum, tasks), NO_ROWS), stored_checksum(log)
+    found, written = sum(run_tasks(spark, Checksum, tasks), NO_ROWS), log.checksum
     if found == written:
         return None
     return {"difference": "checksum", "rows": found.rows, "written": written.rows}

@@ -13,8 +13,9 @@ from deltalake import DeltaTable
 
 from spark_sink.errors import StreamError
 from spark_sink.events.documents import from_json, to_json
-from spark_sink.tables.append_table import AppendTable
+from spark_sink.jobs.maintenance import compact
 from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.log_state import Batch
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage
 from tests.harness.object_store import BUCKET, ObjectStore, object_store
@@ -69,14 +70,14 @@ def test_of_two_starts_on_a_store_no_event_is_lost_or_doubled(tmp_path: Path, se
 
 def test_of_two_writers_to_a_store_one_fails(store: ObjectStore) -> None:
     address = f"s3://{BUCKET}/job/bronze"
-    AppendTable(address).write_rows(pa.table({"token": ["a"]}), Batch("q", 0))
-    one, another = AppendTable(address), AppendTable(address)
-    one.log.replace([], pa.schema([("token", pa.string())]), {"through": "b"})
+    DeltaLog(address).append_rows(pa.table({"token": ["a"]}), Batch("q", 0))
+    one, another = DeltaLog(address), DeltaLog(address)
+    one.replace([], pa.schema([("token", pa.string())]), {"through": "b"})
     with pytest.raises(StreamError, match="written by another query"):
-        another.log.replace([], pa.schema([("token", pa.string())]), {"through": "c"})
-    another = AppendTable(address.replace("s3://", "s3a://"))
-    assert another.log.position() == {"through": "b", **Batch("q", 0).position}
-    assert another.log.count() == 1
+        another.replace([], pa.schema([("token", pa.string())]), {"through": "c"})
+    another = DeltaLog(address.replace("s3://", "s3a://"))
+    assert another.position() == {"through": "b", **Batch("q", 0).position}
+    assert another.count() == 1
 
 
 def test_two_compactions_on_a_store_keep_each_row_once(
@@ -84,17 +85,17 @@ def test_two_compactions_on_a_store_keep_each_row_once(
 ) -> None:
     address, original = f"s3://{BUCKET}/job/bronze", DeltaTable.create_write_transaction
     for number in range(3):
-        AppendTable(address).write_rows(pa.table({"token": [f"{number}"]}), Batch("q", number))
+        DeltaLog(address).append_rows(pa.table({"token": [f"{number}"]}), Batch("q", number))
     calls: list[int] = []
 
     def meets_another(*args: Any, **options: Any) -> None:
         calls.append(len(args))
         if len(calls) == 1:  # after the first compaction has found its files
-            assert AppendTable(address).compact() == (3, 1)
+            assert compact(DeltaLog(address)) == (3, 1)
         original(*args, **options)
 
     monkeypatch.setattr(DeltaTable, "create_write_transaction", meets_another)
-    assert AppendTable(address).compact() == (1, 1)
+    assert compact(DeltaLog(address)) == (1, 1)
     assert len(calls) == 2
     rows = DeltaTable(address).to_pyarrow_table()
     assert sorted(rows["token"].to_pylist()) == ["0", "1", "2"]

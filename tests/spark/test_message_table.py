@@ -19,7 +19,7 @@ from spark_sink.debezium import to_debezium
 from spark_sink.debezium.message_table import MessageTable, table_options
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.jobs.job_folder import BRONZE, CURRENT, MESSAGES, JobFolder, JobRecord
-from spark_sink.jobs.tables_job import appended_table
+from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.tasks import read_rows
 from tests.spark.conftest import Shop
 from tests.spark.jobs import run_job
@@ -68,7 +68,7 @@ def test_the_table_has_the_messages_of_bronze(
     run_job(spark, shop, tmp_path, (BRONZE, MESSAGES), options=IMAGES, messages=messages)
     change_everything(shop)
     run_job(spark, shop, tmp_path, (BRONZE, MESSAGES), options=IMAGES, messages=messages)
-    rows = read_rows(spark, appended_table(JobFolder(str(tmp_path)), BRONZE).log).orderBy("token")
+    rows = read_rows(spark, DeltaLog(JobFolder(str(tmp_path)).table(BRONZE))).orderBy("token")
     options = table_options(messages)
     given = {name: getattr(options, name) for name in ("schemas", "tombstones", "naming")}
     if "unwrap" in messages:

@@ -25,7 +25,6 @@ from spark_sink.jobs.rebuilding import leave_out_lost, restore_checkpoint, seek
 from spark_sink.signals.state import SignalState
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.router_client import RouterClient
-from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.log_state import Batch
 from tests.doubles.scripted_member import event_token
@@ -34,7 +33,7 @@ from tests.doubles.scripted_member import event_token
 def write(folder: JobFolder, number: int, table: str = "bronze") -> None:
     begin = {"_data": f"82{number - 1}"} if number else {}
     batch = Batch("q", number, {"_data": f"82{number}"}, begin)
-    AppendTable(folder.table(table)).write_rows(pa.table({"token": ["a"]}), batch)
+    DeltaLog(folder.table(table)).append_rows(pa.table({"token": ["a"]}), batch)
 
 
 def test_a_lost_checkpoint_is_made_again_where_it_was(tmp_path: Path) -> None:
@@ -103,13 +102,13 @@ def test_a_table_that_was_restored_is_not_continued(
 
 
 def test_a_table_that_is_restored_while_the_job_runs_gets_no_more_batches(tmp_path: Path) -> None:
-    table = AppendTable(str(tmp_path))
+    table = DeltaLog(str(tmp_path))
     rows = pa.table({"token": ["a"]})
     for number in range(2):
-        table.write_rows(rows, Batch("q", number))
+        table.append_rows(rows, Batch("q", number))
     DeltaTable(tmp_path).restore(0)
     with pytest.raises(StreamError, match="was restored"):
-        table.write_rows(rows, Batch("q", 2))
+        table.append_rows(rows, Batch("q", 2))
     assert DeltaTable(tmp_path).to_pyarrow_table().num_rows == 1
 
 
@@ -240,10 +239,10 @@ def end_at(seconds: int) -> dict[str, Any]:
 
 
 def test_a_seek_may_be_corrected_until_the_job_has_been_started(tmp_path: Path) -> None:
-    folder, table = JobFolder(str(tmp_path)), AppendTable(str(tmp_path / "bronze"))
+    folder, table = JobFolder(str(tmp_path)), DeltaLog(str(tmp_path / "bronze"))
     folder.begin(JobRecord(tables=("bronze",)))
     rows = pa.table({"token": ["a"]})
-    table.write_rows(rows, Batch("q", 0, end_at(100)))
+    table.append_rows(rows, Batch("q", 0, end_at(100)))
     folder.write_checkpoint("q", {0: end_at(100), 1: end_at(300)}, 0)  # 1 was only planned
     for seconds in (500, 400, 200):
         seek(folder, f"{seconds},1")
@@ -264,7 +263,7 @@ def test_a_seek_may_be_corrected_until_the_job_has_been_started(tmp_path: Path) 
         assert all(is_after(Token({"_data": each}), position) for each in tokens)
 
     # An interrupted batch is in one of the tables: its events would be there twice.
-    table.write_rows(rows, Batch("q", 1, end_at(300)))
+    table.append_rows(rows, Batch("q", 1, end_at(300)))
     with pytest.raises(OptionError, match="before the job's position"):
         seek(folder, "250,1")
     seek(folder, "400,1")
@@ -295,7 +294,7 @@ def test_a_seek_follows_a_batch_that_only_spark_has_not_committed(tmp_path: Path
     for number, seconds in ((0, 100), (1, 200)):
         for name in ("bronze", "notifications"):
             batch = Batch("q", number, end_at(seconds))
-            AppendTable(folder.table(name)).write_rows(rows, batch)
+            DeltaLog(folder.table(name)).append_rows(rows, batch)
     folder.write_checkpoint("q", {0: end_at(100), 1: end_at(200)}, 0)
     for seconds in (300, 250):
         seek(folder, f"{seconds},1")
@@ -331,9 +330,7 @@ def test_a_batch_in_progress_that_the_oplogs_have_lost_is_left_out(
     folder.begin(JobRecord(tables=("bronze",), options={"snapshotMode": mode}))
     planned = Offset(AtTime(Timestamp(300, 1)), events=events).write()
     folder.write_checkpoint("q", {0: end_at(100), 1: planned}, 0)
-    AppendTable(folder.table("bronze")).write_rows(
-        pa.table({"token": ["a"]}), Batch("q", 1, planned)
-    )
+    DeltaLog(folder.table("bronze")).append_rows(pa.table({"token": ["a"]}), Batch("q", 1, planned))
     leave_out_lost(folder, "mongodb://127.0.0.1:1")
     at = Offset.read(folder.offset(1))
     assert at.sought == (AtTime(Timestamp(300, 1)) if replaced else None)

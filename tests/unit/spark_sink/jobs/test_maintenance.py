@@ -17,8 +17,8 @@ from spark_sink.jobs.maintenance import Schedule, compact_tables
 from spark_sink.jobs.point_in_time import versions_at
 from spark_sink.jobs.progress import WorkReport
 from spark_sink.jobs.rebuilding import rebuild_at
-from spark_sink.jobs.tables_job import NOTIFICATIONS, appended_table
-from spark_sink.tables import append_table, delta_log, tasks
+from spark_sink.jobs.tables_job import NOTIFICATIONS
+from spark_sink.tables import delta_log, tasks
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.log_state import Batch
 from spark_sink.tables.tasks import Tell
@@ -33,13 +33,13 @@ def test_small_files_are_compacted_when_it_is_time(
     assert list(compact_tables(folder)) == []
     rows = NOTIFICATIONS.empty_table().from_pylist([{"id": "a"}], NOTIFICATIONS)
     for number in range(3):
-        appended_table(folder, NOTIFIED).write_rows(rows, Batch("q", number))
+        DeltaLog(folder.table(NOTIFIED)).append_rows(rows, Batch("q", number))
     schedule = Schedule(folder, 7200, told, lambda: now[0])
     for moment in (3600.0, 7200.0, 7300.0):
         now[0] = moment
         schedule()
     assert told.getvalue() == "notifications: 3 files compacted into 1, 0 old ones deleted\n"
-    assert appended_table(folder, NOTIFIED).log.count() == 3
+    assert DeltaLog(folder.table(NOTIFIED)).count() == 3
 
     def fail(_folder: JobFolder, _tell: Tell) -> Iterator[str]:
         yield "bronze: done"
@@ -118,7 +118,7 @@ def test_how_far_long_work_is_is_told_from_within(
     follow(folder.address, tmp_path / "checkpoint", script)
     for module, limit in (
         (delta_log, "_PATHS_LOOKED_UP"),
-        (append_table, "_PORTION_FILES"),
+        (maintenance, "_PORTION_FILES"),
         (tasks, "_TASK_BYTES"),
     ):
         monkeypatch.setattr(module, limit, 2)

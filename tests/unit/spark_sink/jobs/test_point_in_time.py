@@ -27,7 +27,7 @@ from spark_sink.jobs.point_in_time import versions_at
 from spark_sink.options.scope import Scope
 from spark_sink.signals.state import Request, SignalState
 from spark_sink.source.offsets import Offset
-from spark_sink.tables.append_table import AppendTable
+from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.log_state import Batch
 
 SECOND = 1_700_000_000
@@ -173,5 +173,5 @@ def append(folder: JobFolder, number: int, end: Offset, rows: list[dict[str, Any
     names = (*names, "namespace", "op")
     schema = pa.schema([(name, kinds.get(name, pa.string())) for name in names])
     schema = schema.append(pa.field("clusterTime", pa.timestamp("us", "UTC")))
-    table = AppendTable(folder.table("bronze"))
-    table.write_rows(pa.Table.from_pylist(rows, schema), Batch("q", number, end.write()))
+    table = DeltaLog(folder.table("bronze"))
+    table.append_rows(pa.Table.from_pylist(rows, schema), Batch("q", number, end.write()))

@@ -25,7 +25,7 @@ from spark_sink.events.slices import CODEC, Slice
 from spark_sink.rows import inferred_schema
 from spark_sink.rows.inferred_schema import extends, grown, merged, schema_of
 from spark_sink.rows.typed_documents import InferredDocuments
-from spark_sink.tables.append_table import AppendTable
+from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.log_state import Batch
 
 SCALARS = (
@@ -178,5 +178,5 @@ def test_a_table_does_not_get_columns_that_its_readers_cannot_read(
         deep = next(iter(deep.values() if isinstance(deep, dict) else deep))
     assert deep != 1
     rows = pa.Table.from_pylist([{"v": deep}])
-    AppendTable(str(tmp_path)).write_rows(rows, Batch("q", 0))
+    DeltaLog(str(tmp_path)).append_rows(rows, Batch("q", 0))
     assert DeltaTable(tmp_path).to_pyarrow_table()["v"].to_pylist() == [deep]

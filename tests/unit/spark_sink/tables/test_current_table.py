@@ -26,7 +26,6 @@ from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.documents import from_json, to_json
 from spark_sink.rows.checksum import Checksum
 from spark_sink.tables import current_table, key_ranges, range_merge, staged_changes, upsert
-from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.key_ranges import (
@@ -187,7 +186,7 @@ def apply(
     else:
         table.reload()
     batch = None if number is None else Batch("q", number)
-    quarantine = None if number is None else AppendTable(str(folder.with_name("quarantine")))
+    quarantine = None if number is None else DeltaLog(str(folder.with_name("quarantine")))
     table.apply_staged(None, staged(folder, events), batch, quarantine, scope)
     return table
 
@@ -528,7 +527,7 @@ STEPS = {
     "planned": (upsert, "merges_of"),
     "files written": (range_merge._RangeFiles, "close"),
     "merged": (current_table, "merge"),
-    "before quarantine": (AppendTable, "commit"),
+    "before quarantine": (DeltaLog, "append"),
     "before commit": (DeltaLog, "replace"),
     "after commit": (current_table, "remove_changes"),
     "before vacuum": (DeltaLog, "vacuum"),

@@ -15,8 +15,9 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
 from spark_sink.errors import OptionError, StreamError
-from spark_sink.tables import append_table, delta_log
-from spark_sink.tables.append_table import AppendTable
+from spark_sink.jobs import maintenance
+from spark_sink.jobs.maintenance import compact
+from spark_sink.tables import delta_log
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.log_state import Batch, TableStates, newest_state
 from spark_sink.tables.parquet_parts import Parts
@@ -136,7 +137,8 @@ def test_a_batch_is_appended_once(tmp_path: Path) -> None:
     assert tokens_of(tmp_path) == [f"82{number:06}" for number in range(3)]
     again = DeltaLog(str(tmp_path))
     assert [again.has(batch(number)) for number in (2, 3)] == [True, False]
-    assert again.position() == {"query": "q", "batch": 2, "offset": {"_data": "822"}}
+    assert again.batch() == batch(2)
+    assert again.checksum.rows == 3
 
 
 OTHERS = {
@@ -199,9 +201,9 @@ def test_new_columns_are_added_and_changed_types_are_refused(tmp_path: Path) -> 
 
 def test_compaction_and_vacuum_keep_rows_position_and_new_files(tmp_path: Path) -> None:
     table = appended(tmp_path, 6)
-    log, before = table.log, tokens_of(tmp_path)
-    assert table.compact() == (6, 2)
-    assert table.compact() == (2, 2)
+    log, before = table, tokens_of(tmp_path)
+    assert compact(table) == (6, 2)
+    assert compact(table) == (2, 2)
     assert tokens_of(tmp_path) == before
     assert log.position()["batch"] == 5
     assert log.has(batch(5))
@@ -221,16 +223,16 @@ def test_compaction_and_vacuum_keep_rows_position_and_new_files(tmp_path: Path) 
     assert DeltaLog(str(tmp_path)).position()["batch"] == 5
 
 
-def appended(folder: Path, count: int, partitions: Sequence[str] = ("bucket",)) -> AppendTable:
+def appended(folder: Path, count: int, partitions: Sequence[str] = ("bucket",)) -> DeltaLog:
     """Make a table of as many batches, of a row each."""
-    table = AppendTable(str(folder), partitions)
+    table = DeltaLog(str(folder), partitions)
     for number in range(count):
-        table.commit(written(folder, rows_of([number]), partitions), SCHEMA, batch(number))
+        table.append(written(folder, rows_of([number]), partitions), SCHEMA, batch(number))
     return table
 
 
 def compacts(folder: Path) -> None:
-    AppendTable(str(folder), ("bucket",)).compact()
+    compact(DeltaLog(str(folder), ("bucket",)))
 
 
 def compacts_as_others(folder: Path) -> None:
@@ -247,7 +249,7 @@ def deletes(folder: Path) -> None:
 
 
 def appends(folder: Path) -> None:
-    AppendTable(str(folder)).commit(written(folder, rows_of([4])), SCHEMA, batch(4))
+    DeltaLog(str(folder)).append(written(folder, rows_of([4])), SCHEMA, batch(4))
 
 
 # What another program commits, the rows after it, how many files there are before and after.
@@ -262,7 +264,7 @@ MEANWHILE: dict[str, tuple[Callable[[Path], None], Sequence[int], tuple[int, int
 
 # When it does: after the compaction has chosen its files, or just before it commits the new ones.
 WHEN: dict[str, tuple[Any, str]] = {
-    "chosen": (append_table, "_small"),
+    "chosen": (maintenance, "_small"),
     "found": (DeltaTable, "create_write_transaction"),
 }
 
@@ -283,11 +285,11 @@ def test_a_compaction_keeps_the_rows_of_what_is_committed_meanwhile(
         return found if when == "chosen" else original(*args, **options)
 
     monkeypatch.setattr(*WHEN[when], meets_another)
-    assert table.compact() == files
+    assert compact(table) == files
     assert calls
     assert tokens_of(tmp_path) == [f"82{number:06}" for number in numbers]
     DeltaLog(str(tmp_path)).vacuum(full=True)
-    table.commit(written(tmp_path, rows_of([9])), SCHEMA, batch(9))
+    table.append(written(tmp_path, rows_of([9])), SCHEMA, batch(9))
     assert len(DeltaTable(tmp_path).to_pyarrow_table()) == len(numbers) + 1
 
 
@@ -301,22 +303,22 @@ def test_a_compaction_whose_commit_the_store_does_not_confirm_is_kept(
         raise CommitFailedError("the version exists")
 
     monkeypatch.setattr(DeltaTable, "create_write_transaction", unconfirmed)
-    assert table.compact() == (4, 2)
+    assert compact(table) == (4, 2)
     assert len(calls) == 1
     assert tokens_of(tmp_path) == [f"82{number:06}" for number in range(4)]
 
 
 def test_partitions_of_odd_names_are_compacted(tmp_path: Path) -> None:
     names = [*NAMES, "shop.<|>`&;", "shop.a~b"]
-    table, rows = AppendTable(str(tmp_path), ("namespace", "bucket")), []
+    table, rows = DeltaLog(str(tmp_path), ("namespace", "bucket")), []
     for number in range(3):
         found = [rows_of([10 * number + i], namespace=n, bucket=i)[0] for i, n in enumerate(names)]
         rows += found
-        table.commit(written(tmp_path, found, ("namespace", "bucket")), SCHEMA, batch(number))
-        assert table.compact()[1] == len(names)
+        table.append(written(tmp_path, found, ("namespace", "bucket")), SCHEMA, batch(number))
+        assert compact(table)[1] == len(names)
     found = DeltaTable(tmp_path).to_pyarrow_table().to_pylist()
     assert sorted(found, key=lambda row: row["token"]) == rows
-    [part, *_] = {each["path"] for each in table.log.actions()}
+    [part, *_] = {each["path"] for each in table.actions()}
     file = pa.parquet.ParquetFile(tmp_path / part)
     assert file.metadata.num_row_groups == 1
     DeltaTable(tmp_path).alter.set_table_properties(

@@ -30,8 +30,8 @@ from spark_sink.events.slices import Slice
 from spark_sink.rows.checksum import Checksum
 from spark_sink.rows.typed_documents import InferredDocuments, TypedDocuments
 from spark_sink.tables import upsert
-from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.key_ranges import KEY_RANGE
 from spark_sink.tables.log_state import Batch
 from spark_sink.tables.table_form import TableForm
@@ -50,7 +50,7 @@ def apply(
     folder: Path, events: Sequence[dict[str, Any]], number: int, form: TableForm = INFER
 ) -> None:
     table = CurrentTable(str(folder), form=form)
-    quarantine = AppendTable(str(folder.with_name("quarantine")))
+    quarantine = DeltaLog(str(folder.with_name("quarantine")))
     table.apply_staged(None, staged(folder, events), Batch("q", number), quarantine)
 
 

@@ -21,6 +21,7 @@ from bson.timestamp import Timestamp
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql.types import ArrayType, IntegerType, LongType, MapType, StringType, StructType
 
+from spark_sink.jobs.maintenance import compact
 from spark_sink.jobs.tables_job import NOTIFICATIONS
 from spark_sink.jobs.task_tables import (
     PARTITIONS,
@@ -33,7 +34,6 @@ from spark_sink.jobs.task_tables import (
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.event_rows import EventRows
 from spark_sink.rows.typed_documents import TypedDocuments
-from spark_sink.tables.append_table import AppendTable
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.key_ranges import KEY_RANGE
@@ -89,7 +89,7 @@ def events(batch: int) -> list[RawBSONDocument]:
 
 def written(folder: Path, name: str) -> DeltaLog:
     """A table of two batches, written as the tasks and the driver of a job write it."""
-    log = AppendTable(str(folder)).log
+    log = DeltaLog(str(folder))
     for number in range(2):
         batch = Batch("q", number, {"n": number})
         address, typed = str(folder), TypedDocuments(DOCUMENTS) if "typed" in name else None
@@ -102,28 +102,28 @@ def written(folder: Path, name: str) -> DeltaLog:
             report = writer.close()
         match name:
             case "bronze" | "bronze, typed":
-                table = AppendTable(address, PARTITIONS["bronze"])
-                table.commit(report.parts["bronze"], bronze_schema(rows.schema), batch)
+                table = DeltaLog(address, PARTITIONS["bronze"])
+                table.append(report.parts["bronze"], bronze_schema(rows.schema), batch)
             case "messages":
-                table = AppendTable(address, PARTITIONS["messages"])
-                table.commit(report.parts["messages"], message_schema(), batch)
+                table = DeltaLog(address, PARTITIONS["messages"])
+                table.append(report.parts["messages"], message_schema(), batch)
             case "transactions":
-                AppendTable(address).write_rows(Transactions(report.transactions).rows(), batch)
+                DeltaLog(address).append_rows(Transactions(report.transactions).rows(), batch)
             case "notifications":
                 row = {"id": f"{number}", "aggregate_type": "a", "type": "t", "timestamp": number}
                 row["additional_data"] = [("k", "v"), ("l", "w")]
                 told = pa.Table.from_pylist([row] * 2, NOTIFICATIONS)
-                AppendTable(address).write_rows(told, batch)
+                DeltaLog(address).append_rows(told, batch)
             case "quarantine":
                 schema = arrow_schema(UNAPPLIED)
                 row = {each.name: str(number) for each in schema if each.type == pa.string()}
                 row |= {"clusterTime": number, "event": b"e"}
                 told = pa.Table.from_pylist([row] * 2, schema).drop_columns(["batch"])
-                AppendTable(address).write_rows(told, batch)
+                DeltaLog(address).append_rows(told, batch)
             case _:
                 current = CurrentTable(address, form=FORMS[name])
                 assert report.changes is not None
-                quarantine = AppendTable(str(folder.with_name("unapplied")))
+                quarantine = DeltaLog(str(folder.with_name("unapplied")))
                 current.apply_staged(None, [report.changes], batch, quarantine)
     log.reload()
     return DeltaLog(str(folder))
@@ -183,7 +183,7 @@ def damages(rows: pa.Table, chance: random.Random) -> Iterator[tuple[str, pa.Tab
 def test_every_damage_to_every_column_is_found(name: str, tmp_path: Path) -> None:
     log = written(tmp_path / "table", name)
     assert checksum_difference(None, log) is None
-    AppendTable(log.address).compact()
+    compact(log)
     log.vacuum(full=True)
     log = DeltaLog(log.address)
     assert checksum_difference(None, log) is None
