@@ -8,7 +8,7 @@ which requires pyarrow only.
 from __future__ import annotations
 
 import uuid
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -185,8 +185,7 @@ class _Merging:
 
     def _apply(self, group: pa.Table, places: pa.Array, changes: pa.Table) -> None:
         """Write a group with changes to it."""
-        touched = pc.unique(changes["place"])
-        changed = pc.is_in(places, value_set=touched)
+        changed = pc.is_in(places, value_set=pc.unique(changes["place"]))
         base = group.filter(changed)
         columns = {
             **{name: base[name] for name in (*KEY_COLUMNS, "token", "documentKey")},
@@ -210,7 +209,7 @@ class _Merging:
             new = new.take(pc.sort_indices(places_of(new)))
         before, after = map(self._task.form.to_files, (base, new))
         self._added += Checksum.of(after) - Checksum.of(before)
-        self._table.add(_merged(group, places.to_pylist(), touched.to_pylist(), new))
+        self._table.add(_merged(group.filter(pc.invert(changed)), new))
 
     def _formed_rows(self, folded: pa.Table, changes: pa.Table) -> pa.Table:
         """Return the rows of documents; a document that cannot be read leaves the table."""
@@ -236,22 +235,12 @@ class _Merging:
             self._problems.add(events.append_column(BATCH, numbers))
 
 
-def _merged(group: pa.Table, places: list[str], touched: list[str], new: pa.Table) -> pa.Table:
-    """Return new rows, and those of a group that are not at the places `touched`, in order."""
-    if not group.num_rows:
+def _merged(kept: pa.Table, new: pa.Table) -> pa.Table:
+    """Return the rows of both tables, which share no place, in order."""
+    if not kept.num_rows:
         return new
-    slices: list[pa.Table] = []
-    row = start = end = 0  # of the group, and of the new rows that come before it
-    found: list[str] = places_of(new).to_pylist()
-    for place in touched:
-        at = bisect_left(places, place, row)
-        if at > row:
-            slices += [new.slice(start, end - start), group.slice(row, at - row)]
-            row, start = at, end
-        row += places[row : row + 1] == [place]
-        end += found[end : end + 1] == [place]
-    slices += [new.slice(start), group.slice(row)]
-    return pa.concat_tables(slices).combine_chunks()
+    rows = pa.concat_tables([kept, new])
+    return rows.take(pc.sort_indices(places_of(rows))).combine_chunks()
 
 
 class _RangeFiles:
