@@ -48,6 +48,7 @@ from spark_sink.tables.log_state import (
     restored_error,
 )
 from spark_sink.tables.parquet_parts import BATCH, COMPARED, partition_in
+from spark_sink.tables.tasks import scans_of
 
 EPOCH = "mergerouter.epoch"
 """The property of a table with the number of the start that may write to it."""
@@ -369,8 +370,8 @@ class DeltaLog:
         """Return columns of the rows that a condition selects, by the statistics of files first."""
         assert self._table is not None
         with self.failures():
-            dataset = self._table.to_pyarrow_dataset()
-            yield from dataset.scanner(columns=[*columns], filter=chosen).to_batches()
+            for each in scans_of(self, columns, chosen):
+                yield from each
 
     def count(self) -> int:
         """Return the number of rows, by the statistics of files."""
