@@ -378,9 +378,10 @@ def compact(out: Out) -> None:
     The job may run meanwhile.
     """
     from spark_sink.jobs.maintenance import compact_tables
+    from spark_sink.jobs.progress import WorkReport
 
     line = None
-    for line in compact_tables(_job_in(out)):
+    for line in compact_tables(_job_in(out), WorkReport()):
         typer.echo(line)
     if line is None:
         typer.echo("no batch is committed yet")
@@ -404,6 +405,7 @@ def rebuild(
     With --to, make a current table as of an earlier time, in another folder, from bronze alone.
     """
     from spark_sink.jobs.point_in_time import UNREAD_THEN, time_from_text, unread_names
+    from spark_sink.jobs.progress import WorkReport
     from spark_sink.jobs.rebuilding import (
         lacks_current,
         rebuild_at,
@@ -418,9 +420,8 @@ def rebuild(
     with ExitStack() as held:
         if to is not None and into is not None:
             time = time_from_text(to, "--to")
-            table = rebuild_at(
-                held.enter_context(job_session("rebuild", given)), folder, time, into
-            )
+            spark = held.enter_context(job_session("rebuild", given))
+            table = rebuild_at(spark, folder, time, into, WorkReport())
             typer.echo(f"{table.address} has {table.count()} documents")
             if names := unread_names(table.state.lacking):
                 typer.echo(f"it lacks documents of {names}: {UNREAD_THEN}", err=True)
@@ -428,7 +429,8 @@ def rebuild(
         held.enter_context(folder.locked())
         lost = lacks_current(folder)
         if lost:
-            table = rebuild_current(held.enter_context(job_session("rebuild", given)), folder)
+            spark = held.enter_context(job_session("rebuild", given))
+            table = rebuild_current(spark, folder, WorkReport())
             typer.echo(f"{table.address} has {table.count()} documents")
         if not lost or folder.query() is None:
             last = rebuild_checkpoint(folder)
@@ -448,8 +450,9 @@ def at(
     They are the newest ones that have nothing from after it, and every transaction whole.
     """
     from spark_sink.jobs.point_in_time import time_from_text, versions_at
+    from spark_sink.jobs.progress import WorkReport
 
-    found = versions_at(_job_in(out), time_from_text(time, "TIME"))
+    found = versions_at(_job_in(out), time_from_text(time, "TIME"), WorkReport())
     cut, versions = found.cut, dict(found.versions)
     if as_json:
         before = [cut.time, cut.inc]

@@ -177,7 +177,7 @@ def _is_whole(log: DeltaLog) -> bool:
     position = log.position() if log.exists else {}
     offset = position.get("offset")
     at = Offset.read(offset) if offset else None
-    return at is not None and at.running is None and not position.get("unread")
+    return at is not None and at.signals.initial is None and not position.get("unread")
 
 
 class _EndedError(Exception):

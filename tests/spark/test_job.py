@@ -87,6 +87,16 @@ def test_a_job_writes_a_snapshot_and_changes_and_stops_on_a_signal(
             return len(query.batches("commits")) > 2 and len(rows_of(folder)) >= 40 + 1 + 23
 
         query.wait_for(arrived)
+
+        # Its tables are compacted while it commits a batch after the other.
+        updates, compact = 1, [*command[:3], "compact", "--out", str(folder)]
+        for _ in range(3):
+            beside = subprocess.Popen(compact, cwd=REPOSITORY)
+            while beside.poll() is None:
+                shop.orders.update_one({"_id": 3, "customer": 3}, {"$inc": {"n": 1}})
+                updates += 1
+                time.sleep(0.05)
+            assert beside.returncode == 0
         query.process.send_signal(signal.SIGINT)  # for which Spark has a handler of its own
         assert query.process.wait(WAIT) == 0, (folder / "log").read_text()
         told = (folder / "log").read_text().splitlines()
@@ -99,7 +109,7 @@ def test_a_job_writes_a_snapshot_and_changes_and_stops_on_a_signal(
     assert "Traceback" not in (folder / "log").read_text()
     kinds = [row["operationType"] for row in rows_of(folder)]
     assert {kind: kinds.count(kind) for kind in set(kinds)} == {
-        "read": 40, "snapshotEnd": 1, "insert": 21, "update": 1, "delete": 1,
+        "read": 40, "snapshotEnd": 1, "insert": 21, "update": updates, "delete": 1,
     }  # fmt: skip
     assert differences(spark, shop, folder) == NO_DIFFERENCE
     assert CurrentTable.existing(str(folder / "current")).read(spark).count() == 60
@@ -437,10 +447,13 @@ def test_a_drive_without_locks_is_no_reason_to_fail(
 
 def test_a_snapshot_alone_is_read_once(tmp_path: Path) -> None:
     record = JobRecord(("shop.orders",))
-    plan = {"mark": {"t": 5, "i": 1}}
-    fake_job(tmp_path / "a", snapshot=plan).begin(record, once=True)
+    time = Timestamp(5, 1)
+    request = Request.of_mode(time, plan=SnapshotPlan(time))
+    running = to_document(SignalState(requests=(request,)))
+    fake_job(tmp_path / "a", signals=running).begin(record, once=True)
+    ended = to_document(SignalState(ended=request))
     with pytest.raises(OptionError, match="has finished its snapshot"):
-        fake_job(tmp_path / "b", snapshot={**plan, "ended": True}).begin(record, once=True)
+        fake_job(tmp_path / "b", signals=ended).begin(record, once=True)
 
 
 def test_namespaces_become_options() -> None:
