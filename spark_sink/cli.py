@@ -108,11 +108,10 @@ ComparedTable = StrEnum(
 )
 SignalKind = Literal["execute-snapshot", "stop-snapshot", "pause-snapshot", "resume-snapshot"]
 
-Out = Annotated[str, typer.Option("--out", help="The job's folder: a path, or a URI of Spark's.")]
+Out = Annotated[str, typer.Option(help="The job's folder: a path, or a URI of Spark's.")]
 Uri = Annotated[
     str | None,
     typer.Option(
-        "--uri",
         envvar="MERGEROUTER_URI",
         show_envvar=True,
         help="The router's connection string. With a password, set the variable instead.",
@@ -120,7 +119,7 @@ Uri = Annotated[
 ]
 Conf = Annotated[
     list[str] | None,
-    typer.Option("--conf", help="NAME=VALUE: a setting of Spark. May be repeated."),
+    typer.Option(help="NAME=VALUE: a setting of Spark. May be repeated."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _FILE = "A YAML file with settings: these flags' names without dashes, and collections."
@@ -264,9 +263,7 @@ def signal(
 @job.command(cls=Command)
 def status(
     out: Out,
-    checkpoint: Annotated[
-        str, typer.Option("--checkpoint", help="Its folder, if it has been moved.")
-    ] = "",
+    checkpoint: Annotated[str, typer.Option(help="Its folder, if it has been moved.")] = "",
     uri: Uri = None,
     as_json: AsJson = False,
 ) -> None:
@@ -284,14 +281,11 @@ def wait(
     to: Annotated[
         str,
         typer.Option(
-            "--to",
             help="now, a cluster time such as 2026-01-31T12:00:00Z or 1769860800,3 (a session's "
             "operationTime), or a resume token.",
         ),
     ] = "now",
-    timeout: Annotated[
-        str, typer.Option("--timeout", help="The longest wait, such as 10m.")
-    ] = "10m",
+    timeout: Annotated[str, typer.Option(help="The longest wait, such as 10m.")] = "10m",
     uri: Uri = _DEFAULT_URI,
 ) -> None:
     """Wait until all tables have all events up to a time, which the job writes meanwhile.
@@ -323,12 +317,11 @@ def verify(
     uri: Uri = _DEFAULT_URI,
     table: Annotated[
         list[ComparedTable] | None,
-        typer.Option("--table", help="A table to compare. May be repeated. Default: all."),
+        typer.Option(help="A table to compare. May be repeated. Default: all."),
     ] = None,
     since: Annotated[
         str | None,
         typer.Option(
-            "--since",
             help="The cluster time from which on tables are compared with the stream, such as "
             "2026-01-31T12:00:00Z. Default: their first event.",
         ),
@@ -336,7 +329,6 @@ def verify(
     rate: Annotated[
         int | None,
         typer.Option(
-            "--rate",
             min=1,
             help="The most rows and keys of current a second that are compared with the "
             "collections. Default: as many as Spark's cores compare.",
@@ -352,15 +344,17 @@ def verify(
     1 if there is a difference.
     """
     from spark_sink.jobs.own_router import require_router
+    from spark_sink.jobs.point_in_time import time_from_text
     from spark_sink.session.spark_session import job_session
     from spark_sink.source.unmatched_names import warn_of_unmatched_names
     from spark_sink.verification.job import verify_job
 
+    begin = None if since is None else time_from_text(since, "--since")
     given, folder, uri = _spark_settings(conf), _job_in(out), uri or _DEFAULT_URI
     require_router({"uri": uri})
     warn_of_unmatched_names({**folder.record().options, "uri": uri})
     with job_session("verify", given) as spark:
-        found = verify_job(spark, folder, uri, table, since, rate=rate)
+        found = verify_job(spark, folder, uri, table, begin, rate=rate)
     if as_json:
         typer.echo(json.dumps({name: each.to_document() for name, each in found.items()}))
     else:
@@ -390,11 +384,11 @@ def rebuild(
     out: Out,
     to: Annotated[
         str | None,
-        typer.Option("--to", help="With --into: the cluster time, such as 2026-01-31T12:00:00Z."),
+        typer.Option(help="With --into: the cluster time, such as 2026-01-31T12:00:00Z."),
     ] = None,
     into: Annotated[
         str | None,
-        typer.Option("--into", help="With --to: the folder for a current table of that time."),
+        typer.Option(help="With --to: the folder for a current table of that time."),
     ] = None,
     conf: Conf = None,
 ) -> None:
@@ -465,7 +459,7 @@ def seek(
     out: Out,
     to: Annotated[
         str,
-        typer.Option("--to", help="A cluster time, such as 2026-01-31T12:00:00Z, or a token."),
+        typer.Option(help="A cluster time, such as 2026-01-31T12:00:00Z, or a token."),
     ],
 ) -> None:
     """Leave out all events before a later position of the stream.

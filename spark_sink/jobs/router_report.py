@@ -56,17 +56,13 @@ class RouterReport:
         scope = parsed.scope
         self._database = scope.database or "admin"
         self._target: str | int = scope.collections[0] if len(scope.collections) == 1 else 1
-        self._client: RouterClient | None = RouterClient(parsed)
-        self._address = self._client.address
-        self._job = _without_password(folder)
+        self._client = RouterClient(parsed)
+        self._address = "{}:{}".format(*self._client.address)
+        self._report: dict[str, Any] = {"job": _without_password(folder)}
         self._clock = clock
         self._began = clock()
         self._next = self._began + _FIRST_REPORT
         self._rates: deque[tuple[float, int]] = deque()
-        self._last: BatchProgress | None = None
-        self._through: int | None = None
-        self._error: str | None = None
-        self._waits = False
         self._command = _COMMAND
         self._silent_since: float | None = None
         self._has_told_silence = False
@@ -82,20 +78,20 @@ class RouterReport:
     ) -> None:
         if isinstance(error, Exception):
             self.failed(cause_of(error))
-        elif error is None and self._error is None:
+        elif error is None and "error" not in self._report:
             self._send(ended=True)
-        self._close()
+        self._client.close()
 
     def add(self, batch: BatchProgress) -> None:
         """Take in a batch, which the next `turn` reports."""
-        if self._last is None:
+        if "batch" not in self._report:
             self._next = self._clock()
-        self._last = batch
+        self._report["batch"] = batch.number
         self._rates.append((self._clock(), batch.events))
 
     def reach(self, through: int, *, waits: bool) -> None:
         """Take in what the job has reached, which the next `turn` reports."""
-        self._through, self._waits = through, waits
+        self._report |= {"through": Timestamp(through, 0), "waits": waits}
 
     def turn(self, _query: StreamingQuery) -> None:
         """Report what is due; call it about every second."""
@@ -104,25 +100,25 @@ class RouterReport:
 
     def failed(self, cause: str) -> None:
         """Report why the job fails."""
-        self._error = cause
+        self._report["error"] = cause
         self._send()
 
     def _send(self, *, ended: bool = False) -> None:
-        if self._client is None:
-            return
         self._next = self._clock() + _INTERVAL
-        given = (self._target, self._report() | {"ended": ended})
-        value, fields = given if self._command == _COMMAND else (1, {})
+        self._report |= {"eventsPerSecond": self._rate(), "ended": ended}
+        given = (self._target, self._report) if self._command == _COMMAND else (1, {})
         try:
             with pymongo.timeout(_TIMEOUT):
-                self._client.mongo[self._database].command(self._command, value, **fields)
+                self._client.mongo[self._database].command(self._command, given[0], **given[1])
         except PyMongoError as error:
             if isinstance(error, OperationFailure) and not (is_transient(error) or error.timeout):
                 self._command = "ping"
             else:
                 self._silent(error)
-        else:
-            self._answered()
+            return
+        if self._has_told_silence:
+            _tell("the router answers again")
+        self._silent_since, self._has_told_silence = None, False
 
     def _silent(self, error: PyMongoError) -> None:
         """Tell once that the router has not answered for some time."""
@@ -131,26 +127,10 @@ class RouterReport:
         seconds = self._clock() - self._silent_since
         if seconds >= _SILENCE and not self._has_told_silence:
             self._has_told_silence = True
-            host, port = self._address
             _tell(
-                f"{host}:{port} has not answered for {seconds:.0f} s ({type(error).__name__}): "
+                f"{self._address} has not answered for {seconds:.0f} s ({type(error).__name__}): "
                 "check that the router runs there. The job waits, and goes on when it answers"
             )
-
-    def _answered(self) -> None:
-        if self._has_told_silence:
-            _tell("the router answers again")
-        self._silent_since, self._has_told_silence = None, False
-
-    def _report(self) -> dict[str, Any]:
-        report: dict[str, Any] = {"job": self._job, "eventsPerSecond": self._rate()}
-        if self._last is not None:
-            report["batch"] = self._last.number
-        if self._through is not None:
-            report |= {"through": Timestamp(self._through, 0), "waits": self._waits}
-        if self._error is not None:
-            report["error"] = self._error
-        return report
 
     def _rate(self) -> float:
         """Return the events a second in the last minute."""
@@ -159,11 +139,6 @@ class RouterReport:
             self._rates.popleft()
         seconds = min(_SPAN, max(1.0, now - self._began))
         return sum(events for _, events in self._rates) / seconds
-
-    def _close(self) -> None:
-        if self._client is not None:
-            self._client.close()
-            self._client = None
 
 
 def _without_password(address: str) -> str:

@@ -179,7 +179,6 @@ def _token_at(position: Position) -> str:
 def read_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
     """Return the rows of one task, as Arrow batches. Raises StreamError."""
     rows = rows_for(options)
-    edits = FieldEdits(options.edits)
     if isinstance(task, Heartbeat):
         yield from rows.arrow_batches([task.event()])
         return
@@ -189,9 +188,7 @@ def read_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
             yield from rows.arrow_batches([_end_of_snapshot(task, now)])
             return
         if isinstance(task, tuple | SnapshotTask):
-            chunks = task if isinstance(task, tuple) else (task,)
-            read = partial(_chunk_runs, client, policy=options.retry_policy)
-            yield from rows.batches_of_runs(edits.runs(chain.from_iterable(map(read, chunks))))
+            yield from read_chunks(client, task if isinstance(task, tuple) else (task,), options)
             return
         watch = partial(client.watch_events, batch_size=0, max_await=_READING_AWAIT)
         if options.splits_large_events:
@@ -201,9 +198,19 @@ def read_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
         runs: Iterable[Run] = reader.runs()
         if options.splits_large_events:
             runs = (run_of([event]) for event in join_fragments(reader.events()))
-        yield from rows.batches_of_runs(edits.runs(map(described, runs)), shard=task.shard)
+        runs = FieldEdits(options.edits).runs(map(described, runs))
+        yield from rows.batches_of_runs(runs, shard=task.shard)
     if task.report_to is not None:
         report(reader.stats, task.batch, task.report_to)
+
+
+def read_chunks(
+    client: RouterClient, chunks: Iterable[SnapshotTask], options: StreamOptions
+) -> Iterator[pa.RecordBatch]:
+    """Return the documents of chunks as rows, as Arrow batches. Raises StreamError."""
+    read = partial(_chunk_runs, client, policy=options.retry_policy)
+    runs = FieldEdits(options.edits).runs(chain.from_iterable(map(read, chunks)))
+    yield from rows_for(options).batches_of_runs(runs)
 
 
 def _chunk_runs(client: RouterClient, task: SnapshotTask, policy: RetryPolicy) -> Iterator[Run]:

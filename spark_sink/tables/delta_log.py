@@ -50,7 +50,7 @@ from spark_sink.tables.log_state import (
     restored_error,
 )
 from spark_sink.tables.parquet_parts import BATCH, COMPARED, Parts, checksum_of, partition_in
-from spark_sink.tables.tasks import Tell, tell_nobody
+from spark_sink.tables.tasks import Tell, scans_of, tell_nobody
 
 CHECKSUM = "checksum"
 """The field of a state with the checksum of the table's rows."""
@@ -392,8 +392,8 @@ class DeltaLog:
         """Return columns of the rows that a condition selects, by the statistics of files first."""
         assert self._table is not None
         with self.failures():
-            dataset = self._table.to_pyarrow_dataset()
-            yield from dataset.scanner(columns=[*columns], filter=chosen).to_batches()
+            for each in scans_of(self, columns, chosen):
+                yield from each
 
     def count(self) -> int:
         """Return the number of rows, by the statistics of files."""

@@ -30,7 +30,7 @@ from spark_sink.jobs.job_folder import (
     JobFolder,
     JobRecord,
 )
-from spark_sink.jobs.point_in_time import snapshot_ends, time_from_text, unread_names
+from spark_sink.jobs.point_in_time import snapshot_ends, unread_names
 from spark_sink.jobs.query_run import cause_of
 from spark_sink.jobs.rebuilding import lacking_tables
 from spark_sink.jobs.tables_job import namespace_options
@@ -112,7 +112,7 @@ def verify_job(
     folder: JobFolder,
     uri: str,
     tables: Sequence[str] | None = None,
-    since: str | None = None,
+    since: Timestamp | None = None,
     *,
     rate: float | None = None,
     shown: int = 20,
@@ -158,11 +158,10 @@ def verify_job(
         for name in compared:
             found[name].remarks.append(f"not compared with the collections: {why}")
         return found
-    moment = None if since is None else time_from_text(since, "--since")
     of_events = [name for name in (BRONZE, MESSAGES, TRANSACTIONS) if name in compared]
     with _failures(found, *of_events):
         _compare_events(
-            spark, record, options, last.number, last.end, compared, found, moment, shown
+            spark, record, options, last.number, last.end, compared, found, since, shown
         )
     if CURRENT in compared:
         with _failures(found, CURRENT):

@@ -9,20 +9,20 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
+from itertools import zip_longest
+from operator import or_
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from bson.timestamp import Timestamp
 from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
 from shard_client.bson.values import ARRAY, DOCUMENT
 from spark_sink.events.slices import UNREADABLE, Slice, elements_of, fields_of
-from spark_sink.folders import open_folder
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.rows.arrow_types import arrow_schema
@@ -30,12 +30,14 @@ from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.rows.row_schema import columns
 from spark_sink.snapshot.plan import Chunk, filter_of
 from spark_sink.snapshot.plan import Collection as Source
-from spark_sink.source.tasks import chunk_task, read_task
+from spark_sink.snapshot.reader import SnapshotTask
+from spark_sink.source.tasks import chunk_task, read_chunks
+from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.fold import DELETED, TABLE, VERSION
 from spark_sink.tables.key_ranges import KEY_COLUMNS, KeyRanges, places_of
 from spark_sink.tables.prepare import Prepare, batch_of
 from spark_sink.tables.table_form import FormedRows, TableForm
-from spark_sink.tables.tasks import MadeRows
+from spark_sink.tables.tasks import MadeRows, TableScan
 
 DOUBLED = "doubled"
 """The difference of a document, or an event, that has several rows."""
@@ -118,7 +120,7 @@ class Look:
         The files have all rows of their range, in any order. The first `most` rows in the order of
         places are compared, or all of them.
         """
-        every = [read(deleted=True)[_PLACE] for path in paths for read in self._groups(path)]
+        every = [rows[_PLACE] for rows in self._scan(paths, KEY_COLUMNS, deleted=True)]
         places = pa.chunked_array([part for each in every for part in each.chunks], pa.string())
         found = pa.Table.from_batches([pa.RecordBatch.from_struct_array(pc.value_counts(places))])
         found = found.filter(pc.greater(found["values"], behind)).sort_by("values").slice(0, most)
@@ -128,16 +130,13 @@ class Look:
         doubled = found["values"].filter(pc.greater(found["counts"], 1)).to_pylist()
         yield _suspects((*place.split("\0"), None, True) for place in doubled)
         last, size = found["values"][-1], 0
-        for path in paths:
-            for read in self._groups(path):
-                keys = read()[_PLACE]
-                chosen = pc.and_(pc.greater(keys, behind), pc.less_equal(keys, last))
-                if not pc.any(chosen).as_py():
-                    continue
-                rows = read(VERSION).filter(chosen)
+        with closing(RouterClient(self.options)) as client:
+            for read in self._scan(paths, VERSION, self._between(behind, last.as_py())):
+                keys = read[_PLACE]
+                rows = read.filter(pc.and_(pc.greater(keys, behind), pc.less_equal(keys, last)))
                 for start in range(0, rows.num_rows, _KEYS):
-                    unlike, read_bytes = self._unlike(rows.slice(start, _KEYS).to_pylist())
-                    size += read_bytes
+                    unlike, bytes_ = self._unlike(client, rows.slice(start, _KEYS).to_pylist())
+                    size += bytes_
                     yield _suspects(unlike)
         yield _report(found.num_rows, size, last.as_py())
 
@@ -145,13 +144,14 @@ class Look:
         """Look for the keys of a chunk of a collection in the table: SUSPECTS."""
         rows = size = 0
         task = replace(chunk_task(chunk, self.time, self.options), keys_only=True)
-        for batch in read_task(task, self.options):
-            keys = {place_of(row): row for row in self._prepared(batch)}
-            found = self._find(keys, KEY_COLUMNS)
-            present = {place for each in found for place in each[_PLACE].to_pylist()}
-            missing = [row for place, row in keys.items() if place not in present]
-            yield _suspects((*place_of(e).split("\0"), self._id_of(e), False) for e in missing)
-            rows, size = rows + batch.num_rows, size + batch["event"].nbytes
+        with closing(RouterClient(self.options)) as client:
+            for batch in read_chunks(client, [task], self.options):
+                keys = {place_of(row): row for row in self._prepared(batch)}
+                found = self._find(keys, KEY_COLUMNS)
+                present = {place for each in found for place in each[_PLACE].to_pylist()}
+                missing = [row for place, row in keys.items() if place not in present]
+                yield _suspects((*place_of(e).split("\0"), self._id_of(e), False) for e in missing)
+                rows, size = rows + batch.num_rows, size + batch["event"].nbytes
         yield _report(rows, size)
 
     def table_rows(self, batches: Iterable[pa.RecordBatch]) -> MadeRows:
@@ -162,61 +162,70 @@ class Look:
 
     def documents(self, batches: Iterable[pa.RecordBatch]) -> MadeRows:
         """Return the documents with some keys as DOCUMENTS: a function for `mapInArrow`."""
-        for batch in batches:
-            for read in self._read(batch.to_pylist()):
-                yield read.select(DOCUMENTS.names)
-
-    def _groups(self, path: str) -> Iterator[Callable[..., pa.Table]]:
-        """Return for each row group of a file what reads columns of it."""
-        files, folder = open_folder(self.address)
-        with files.open_input_file(f"{folder}/{path}") as stream:
-            file = pq.ParquetFile(stream)
-            for number in range(file.num_row_groups):
-                yield partial(self._columns, file, number)
+        with closing(RouterClient(self.options)) as client:
+            for batch in batches:
+                tasks = self._tasks(batch.to_pylist())
+                for read in read_chunks(client, tasks, self.options):
+                    yield read.select(DOCUMENTS.names)
 
     def _find(self, places: Collection[str], names: Sequence[str]) -> Iterator[pa.Table]:
         """Return columns, and _PLACE, of the rows at some places."""
-        ordered = sorted(places)
-        wanted = pa.array(ordered, pa.string())
+        ordered, paths = sorted(places), []
         for first, last, path in self.ranges.files():
             at = bisect_left(ordered, first)
-            if at == len(ordered) or ordered[at] > last:
-                continue
-            for read in self._groups(path):
-                keys = read()
-                chosen = pc.is_in(keys[_PLACE], value_set=wanted)
-                if pc.any(chosen).as_py():
-                    yield (keys if names == KEY_COLUMNS else read(names)).filter(chosen)
+            if at < len(ordered) and ordered[at] <= last:
+                paths.append(path)
+        key, wanted = pc.field(self.form.column("key")), pa.array(ordered, pa.string())
+        keys = pa.array({place.rpartition("\0")[2] for place in ordered}, pa.string())
+        for rows in self._scan(paths, names, key.isin(keys) | key.is_null()):
+            yield rows.filter(pc.is_in(rows[_PLACE], value_set=wanted))
 
-    def _columns(
+    def _between(self, behind: str, last: str) -> pc.Expression:
+        """Return a condition that all rows behind a place fulfil, up to the last one.
+
+        It rules out row groups by their statistics.
+        """
+        fields = [pc.field(self.form.column(name)) for name in KEY_COLUMNS]
+        bounds = zip_longest(fields, behind.split("\0"), last.split("\0"), fillvalue="")
+        is_behind, is_before = pc.scalar(False), pc.scalar(True)  # of equal names and keys
+        for field, begin, end in reversed([*bounds]):
+            is_behind = (field > begin) | ((field == begin) & is_behind)
+            is_before = (field < end) | ((field == end) & is_before)
+        return (is_behind & is_before) | reduce(or_, (each.is_null() for each in fields))
+
+    def _scan(
         self,
-        file: pq.ParquetFile,
-        number: int,
-        names: Sequence[str] = KEY_COLUMNS,
+        paths: Sequence[str],
+        names: Sequence[str],
+        chosen: pc.Expression | None = None,
         *,
         deleted: bool = False,
-    ) -> pa.Table:
-        """Return columns of a row group, and _PLACE; with `deleted` also rows of deleted documents.
+    ) -> Iterator[pa.Table]:
+        """Return columns, and _PLACE, of rows of files; with `deleted` also of deleted documents.
 
         A cell that another program has emptied is an empty value.
         """
-        marks = [DELETED] if self.form.keeps_deleted and not deleted else []
-        read = file.read_row_group(number, columns=[*map(self.form.column, names), *marks])
-        made = {}
-        for name in names:  # other writers give text and bytes other types of Arrow's
-            made[name] = read[self.form.column(name)].cast(_ROWS.field(name).type)
-            if name != "documentKey":
+        if self.form.keeps_deleted and not deleted:
+            kept = ~pc.field(DELETED)
+            chosen = kept if chosen is None else chosen & kept
+        columns = [*map(self.form.column, names)]
+        files = [(path, dict[str, Any]()) for path in paths]
+        for batch in TableScan(self.address, self.form.stored, columns, files, chosen):
+            made = dict(zip(names, batch.columns, strict=True))
+            for name in made.keys() - {"documentKey"}:
                 made[name] = pc.fill_null(made[name], _EMPTY.get(name, ""))
-        rows = pa.table({**made, _PLACE: places_of(pa.table(made))})
-        return rows.filter(pc.invert(read[DELETED])) if marks else rows
+            rows = pa.table(made)
+            yield rows.append_column(_PLACE, places_of(rows))
 
-    def _unlike(self, rows: list[dict[str, Any]]) -> tuple[list[tuple[Any, ...]], int]:
+    def _unlike(
+        self, client: RouterClient, rows: list[dict[str, Any]]
+    ) -> tuple[list[tuple[Any, ...]], int]:
         """Return the SUSPECTS among rows, and the bytes of their documents."""
         accepts, documents, size = self.options.scope.accepts, dict[str, bytes](), 0
         rows = [
             {**e, "id": self._id_of(e)} for e in rows if accepts(e["database"], e["collection"])
         ]
-        for batch in self._read(rows):
+        for batch in read_chunks(client, self._tasks(rows), self.options):
             for each in self._prepared(batch):
                 documents[place_of(each)] = fields_of(each["payload"])[b"fullDocument"].value
             size += batch["event"].nbytes
@@ -228,8 +237,8 @@ class Look:
                 found.append((*(row[name] for name in (*KEY_COLUMNS, "id")), False))
         return found, size
 
-    def _read(self, rows: Iterable[Mapping[str, Any]]) -> MadeRows:
-        """Return the documents with the keys and `id`s of rows, as rows of the source."""
+    def _tasks(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[SnapshotTask]:
+        """Return what reads the documents with the keys and `id`s of rows."""
         by_collection: dict[tuple[str, str], list[str]] = {}
         for each in rows:
             ids = by_collection.setdefault((each["database"], each["collection"]), [])
@@ -240,7 +249,7 @@ class Look:
             for start in range(0, len(ids), _KEYS):
                 chosen = filter_of(ids[start : start + _KEYS])
                 condition = {"$and": [chosen, task.condition or {}]}
-                yield from read_task(replace(task, condition=condition), self.options)
+                yield replace(task, condition=condition)
 
     def _prepared(self, batch: pa.RecordBatch) -> list[dict[str, Any]]:
         """Return rows of the source as rows of PREPARED."""

@@ -76,7 +76,7 @@ Granted = dict[str, list[dict[str, Any]]]
 def least(secured: TestCluster) -> Granted:
     """Create the role and the user of docs/security.md, ``least``; return what is granted where."""
     _, _, section = PAGE.read_text().partition("### With least privilege, without the key file\n")
-    on_shards, more = map(dedent, re.findall(r"(?<=\n\n)(?: {4,}.*\n)+", section)[:2])
+    _, on_shards, more = map(dedent, re.findall(r"(?<=\n\n)(?: {4,}.*\n)+", section)[:3])
     found = re.search(r"runCommand\((.*?)\)\n", on_shards, re.DOTALL)
     assert found is not None
     role = yaml.safe_load(found[1])  # the shell's documents are YAML, too

@@ -76,8 +76,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return EndedQuery()
 
     def send(report: RouterReport, *, ended: bool = False) -> None:
-        error = report._report().get("error")
-        batch = report._report().get("batch")
+        error, batch = report._report.get("error"), report._report.get("batch")
         happened.append(f"reports {error or batch}{' ended' * ended}")
 
     monkeypatch.setattr(RouterReport, "_send", send)

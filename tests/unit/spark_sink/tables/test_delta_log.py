@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
@@ -377,3 +378,28 @@ def test_states_are_kept_for_an_hour_and_a_lost_one_is_told(tmp_path: Path) -> N
     assert again.read(numbers[2]) == {"batch": 2}
     with pytest.raises(StreamError, match=r"has lost its file _mergerouter/.*from a backup"):
         again.read(numbers[1])
+
+
+@pytest.mark.parametrize("partitions", [[], ["bucket"]])
+def test_files_that_delta_rs_has_rewritten_are_searched(
+    tmp_path: Path, partitions: list[str]
+) -> None:
+    """It writes texts with a type that pyarrow does not compare."""
+    rows = pa.Table.from_pylist(rows_of(range(20)), SCHEMA)
+    write_deltalake(tmp_path, rows, partition_by=partitions)
+    DeltaTable(tmp_path).delete("token = '82000003'")
+    left = [row for row in rows.to_pylist() if row["token"] != "82000003"]
+    token, bucket = pc.field("token"), pc.field("bucket")
+    conditions: list[tuple[pc.Expression, Callable[[dict[str, Any]], bool]]] = [
+        (token <= "82000010", lambda row: row["token"] <= "82000010"),
+        (token.isin(["82000003", "82000007"]), lambda row: row["token"] == "82000007"),
+        (
+            (bucket == 1) & (pc.field("event") != b"\0"),
+            lambda row: row["bucket"] == 1 < len(row["event"]),
+        ),
+    ]
+    for chosen, holds in conditions:
+        batches = DeltaLog(str(tmp_path)).scan(["event", "token"], chosen)
+        found = [row for batch in batches for row in batch.to_pylist()]
+        expected = [{name: row[name] for name in ("event", "token")} for row in left if holds(row)]
+        assert sorted(found, key=lambda row: row["token"]) == expected
