@@ -233,7 +233,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         if start.sought is not None:
             signals = self._planning.snapshots.left_out(signals, start.sought, position)
         gained: list[tuple[str, str]] = []
-        if self.options.snapshot.reads_documents:
+        if self.options.snapshot.policy.reads_documents:
             planning, wanted = self._planning, self.options.snapshot.accepts
             names = planning.client.with_retries(lambda: planning.collections.names(wanted))
             found = {*names, *self.places()}
