@@ -54,7 +54,7 @@ from spark_sink.tables.staged_changes import (
     stage_rows,
 )
 from spark_sink.tables.table_state import TableScope
-from spark_sink.tables.tasks import TableScan, run_tasks, scans_of
+from spark_sink.tables.tasks import TableScan, Tell, run_tasks, scans_of, tell_nobody
 
 # How far the clock of this machine may be behind that of the cluster.
 _AHEAD_SECONDS = 60
@@ -194,7 +194,9 @@ def lacks_current(folder: JobFolder) -> bool:
     return CURRENT in folder.record().tables and logs[0].exists and not logs[1].exists
 
 
-def rebuild_current(spark: SparkSession | None, folder: JobFolder) -> CurrentTable:
+def rebuild_current(
+    spark: SparkSession | None, folder: JobFolder, tell: Tell = tell_nobody
+) -> CurrentTable:
     """Make the lost current table again, with all batches of bronze; the job continues with it.
 
     Without `spark` the work is done in this process. Raises StreamError.
@@ -205,11 +207,15 @@ def rebuild_current(spark: SparkSession | None, folder: JobFolder) -> CurrentTab
     require_begun(log, folder.record())
     scope = scope_at(folder.record(), Offset.read(batch.offset))
     scans = scans_of(log, CHANGE_COLUMNS)
-    return _replayed(spark, scans, folder.address, batch, scope, folder.record())
+    return _replayed(spark, scans, folder.address, batch, scope, folder.record(), tell)
 
 
 def rebuild_at(
-    spark: SparkSession | None, folder: JobFolder, time: Timestamp, into: str
+    spark: SparkSession | None,
+    folder: JobFolder,
+    time: Timestamp,
+    into: str,
+    tell: Tell = tell_nobody,
 ) -> CurrentTable:
     """Make a current table as of a cluster time, in the folder `into`, from bronze alone.
 
@@ -221,8 +227,8 @@ def rebuild_at(
         raise OptionError(f"there is a table in {into} already: give another folder with --into")
     if not DeltaLog(folder.table(BRONZE)).exists:
         raise OptionError(f"the job in {folder.address} has no bronze table, which has the history")
-    scans, batch, scope = bronze_at(folder, time)
-    return _replayed(spark, scans, into, batch, scope, folder.record())
+    scans, batch, scope = bronze_at(folder, time, tell)
+    return _replayed(spark, scans, into, batch, scope, folder.record(), tell)
 
 
 def _replayed(
@@ -232,17 +238,18 @@ def _replayed(
     batch: Batch,
     scope: TableScope | None,
     record: JobRecord,
+    tell: Tell,
 ) -> CurrentTable:
     """Make a current table of rows of bronze, and commit it as this batch."""
     folder = JobFolder(into)
     table = CurrentTable(folder.table(CURRENT), form=table_form(record))
     remove_interrupted(table.address, 1)  # what another attempt to rebuild has left
     tasks = [partial(stage_rows, each, table.address, table.state.keys) for each in scans]
-    staged = run_tasks(spark, ChangeReport, tasks)
+    staged = run_tasks(spark, ChangeReport, tasks, tell, "parts of bronze read")
     quarantine = AppendTable(folder.table(QUARANTINE))
     if quarantine.log.exists:  # it has the events that the lost table could not apply
         quarantine.commit([], arrow_schema(UNAPPLIED), batch)
-    table.apply_staged(spark, staged, batch, quarantine, scope)
+    table.apply_staged(spark, staged, batch, quarantine, scope, tell=tell)
     return table
 
 

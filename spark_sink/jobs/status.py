@@ -37,18 +37,18 @@ from spark_sink.tables.table_state import TableState
 _POLL_SECONDS = 0.5
 
 
-def status_of(out: str, uri: str | None = None) -> dict[str, Any]:
-    """Return the state of the job in a folder, as a document for json.dumps.
+def status_of(folder: JobFolder, uri: str | None = None) -> dict[str, Any]:
+    """Return the state of a job, as a document for json.dumps.
 
     With a `uri` the router gives the newest cluster time, for the lag. Raises OptionError if there
     is no job, and StreamError if the router cannot be reached.
     """
-    folder = JobFolder(out)
     record = folder.record()
     batches = folder.batches()
     last = folder.last_committed()
     found: dict[str, Any] = {
         "folder": folder.address,
+        "checkpoint": folder.checkpoint,
         "namespaces": list(record.namespaces),
         "tables": list(record.tables),
         "batch": None if last is None else last.number,
@@ -83,7 +83,7 @@ def lines_of(status: dict[str, Any]) -> list[str]:
         ("folder", status["folder"]),
         ("follows", ", ".join(status["namespaces"]) or "the whole cluster"),
         ("tables", ", ".join(status["tables"])),
-        ("last batch", _or_none(status["batch"])),
+        ("last batch", _or_none(status["batch"], f" in the checkpoint {status['checkpoint']}")),
         ("committed", _or_none(status["committedAt"])),
         ("running", ", ".join(map(str, status["running"])) or "no batch"),
         ("up to", _or_none(status["through"])),
@@ -279,5 +279,5 @@ def _iso(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="seconds")
 
 
-def _or_none(value: Any) -> str:
-    return "none yet" if value is None else str(value)
+def _or_none(value: Any, where: str = "") -> str:
+    return f"none yet{where}" if value is None else str(value)
