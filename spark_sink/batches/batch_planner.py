@@ -46,7 +46,7 @@ from spark_sink.events.positions import (
     time_of,
 )
 from spark_sink.options.stream_options import StreamOptions
-from spark_sink.stream.event_stream import STALLED_AFTER, EventStream, StreamCursor, read_runs
+from spark_sink.stream.event_stream import EventStream, StreamCursor, read_runs
 from spark_sink.stream.router_client import Shard
 
 # Seconds that a call waits for a first event, that it samples a stream that is not idle, and after
@@ -70,10 +70,6 @@ _QUIET = 1
 # A batch of no more events is read from the merged stream at once, which costs less than starting a
 # task and opening a stream for each shard.
 _SMALL_EVENTS = 5000
-_STALLED = (
-    f"the stream has not advanced for {STALLED_AFTER:.0f} s: check which shard is unreachable, and "
-    "restart the query"
-)
 
 
 @dataclass(frozen=True)
@@ -190,8 +186,7 @@ class BatchPlanner:
                 reached = stream.position
                 if since is None or (reached is not None and reached.cluster_time > since):
                     return
-                if stream.has_stalled(begun_at, self._clock()):
-                    raise StreamError(_STALLED)
+                stream.require_progress(begun_at, self._clock())
 
     def next_batch(
         self, start: Position, max_events: int | None, *, advances: bool = False
@@ -339,8 +334,7 @@ class BatchPlanner:
                     return
             elif cursor.position is not None and cursor.position.data > key_of(stop):
                 return
-            if cursor.has_stalled(begun_at, now):
-                raise StreamError(_STALLED)
+            cursor.require_progress(begun_at, now)
 
     def _next(self, sample: _Sampled) -> RawBSONDocument | None:
         """Return the next event; None if the stream is idle, but never within a split event."""
@@ -348,8 +342,7 @@ class BatchPlanner:
         event = cursor.next()
         begun_at = self._clock()
         while event is None and sample.within_event:
-            if cursor.has_stalled(begun_at, self._clock()):
-                raise StreamError(_STALLED)
+            cursor.require_progress(begun_at, self._clock())
             event = cursor.next()
         if event is not None:
             number, of = fragment_of(event) or (0, 0)
