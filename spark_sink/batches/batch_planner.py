@@ -98,12 +98,12 @@ class PlannedBatch:
     start: Position
     end: Position
     events: int | None = None
-    idle_until: Timestamp | None = None
+    quiet_until: Timestamp | None = None
 
     @property
     def first(self) -> Position:
         """Where reading begins: the start, or a later position before which there is no event."""
-        idle = None if self.idle_until is None else AtTime(self.idle_until)
+        idle = None if self.quiet_until is None else AtTime(self.quiet_until)
         return self.start if idle is None or not is_after(idle, self.start) else idle
 
     @property
@@ -276,9 +276,9 @@ class BatchPlanner:
         if stop is not None and not is_after(stop, start):
             return PlannedBatch(start, start, 0)
         state = self._state_after(start)
-        idle_until = None
+        quiet_until = None
         if isinstance(state, _Sampled):
-            idle_until = state.tokens[0].cluster_time if state.tokens else self.quiet_until
+            quiet_until = state.tokens[0].cluster_time if state.tokens else self.quiet_until
         most = self._event_rate.event_limit(max_events, self._options.max_bytes_per_trigger)
         if isinstance(state, _Jumped) and self._may_jump(state, most):
             far = self._estimated_end(state.tokens, most, stop)
@@ -292,11 +292,11 @@ class BatchPlanner:
         self._read_sample(sample, most, stop)
         if not sample.tokens:
             end = self._idle_end(start, sample.cursor.position, least)
-            return PlannedBatch(start, end, 0, idle_until)
+            return PlannedBatch(start, end, 0, quiet_until)
         if stop is not None and sample.tokens[0].data > key_of(stop):
             return PlannedBatch(start, start, 0)
         end, events = self._end(sample, most, stop)
-        return PlannedBatch(start, end, events, idle_until)
+        return PlannedBatch(start, end, events, quiet_until)
 
     def _state_after(self, start: Position) -> _Fresh | _Sampled | _Jumped:
         """Return what is known of the events after `start`, if the planned batch ends there."""
