@@ -46,7 +46,7 @@ from spark_sink.events.positions import (
     time_of,
 )
 from spark_sink.options.stream_options import StreamOptions
-from spark_sink.stream.event_stream import STALLED_AFTER, EventStream, StreamCursor, read_runs
+from spark_sink.stream.event_stream import EventStream, StreamCursor, read_runs
 from spark_sink.stream.router_client import Shard
 
 # Seconds that a call waits for a first event, that it samples a stream that is not idle, and after
@@ -70,10 +70,6 @@ _QUIET = 1
 # A batch of no more events is read from the merged stream at once, which costs less than starting a
 # task and opening a stream for each shard.
 _SMALL_EVENTS = 5000
-_STALLED = (
-    f"the stream has not advanced for {STALLED_AFTER:.0f} s: check which shard is unreachable, and "
-    "restart the query"
-)
 
 
 @dataclass(frozen=True)
@@ -102,12 +98,12 @@ class PlannedBatch:
     start: Position
     end: Position
     events: int | None = None
-    idle_until: Timestamp | None = None
+    quiet_until: Timestamp | None = None
 
     @property
     def first(self) -> Position:
         """Where reading begins: the start, or a later position before which there is no event."""
-        idle = None if self.idle_until is None else AtTime(self.idle_until)
+        idle = None if self.quiet_until is None else AtTime(self.quiet_until)
         return self.start if idle is None or not is_after(idle, self.start) else idle
 
     @property
@@ -190,8 +186,7 @@ class BatchPlanner:
                 reached = stream.position
                 if since is None or (reached is not None and reached.cluster_time > since):
                     return
-                if stream.has_stalled(begun_at, self._clock()):
-                    raise StreamError(_STALLED)
+                stream.require_progress(begun_at, self._clock())
 
     def next_batch(
         self, start: Position, max_events: int | None, *, advances: bool = False
@@ -281,9 +276,9 @@ class BatchPlanner:
         if stop is not None and not is_after(stop, start):
             return PlannedBatch(start, start, 0)
         state = self._state_after(start)
-        idle_until = None
+        quiet_until = None
         if isinstance(state, _Sampled):
-            idle_until = state.tokens[0].cluster_time if state.tokens else self.quiet_until
+            quiet_until = state.tokens[0].cluster_time if state.tokens else self.quiet_until
         most = self._event_rate.event_limit(max_events, self._options.max_bytes_per_trigger)
         if isinstance(state, _Jumped) and self._may_jump(state, most):
             far = self._estimated_end(state.tokens, most, stop)
@@ -297,11 +292,11 @@ class BatchPlanner:
         self._read_sample(sample, most, stop)
         if not sample.tokens:
             end = self._idle_end(start, sample.cursor.position, least)
-            return PlannedBatch(start, end, 0, idle_until)
+            return PlannedBatch(start, end, 0, quiet_until)
         if stop is not None and sample.tokens[0].data > key_of(stop):
             return PlannedBatch(start, start, 0)
         end, events = self._end(sample, most, stop)
-        return PlannedBatch(start, end, events, idle_until)
+        return PlannedBatch(start, end, events, quiet_until)
 
     def _state_after(self, start: Position) -> _Fresh | _Sampled | _Jumped:
         """Return what is known of the events after `start`, if the planned batch ends there."""
@@ -339,8 +334,7 @@ class BatchPlanner:
                     return
             elif cursor.position is not None and cursor.position.data > key_of(stop):
                 return
-            if cursor.has_stalled(begun_at, now):
-                raise StreamError(_STALLED)
+            cursor.require_progress(begun_at, now)
 
     def _next(self, sample: _Sampled) -> RawBSONDocument | None:
         """Return the next event; None if the stream is idle, but never within a split event."""
@@ -348,8 +342,7 @@ class BatchPlanner:
         event = cursor.next()
         begun_at = self._clock()
         while event is None and sample.within_event:
-            if cursor.has_stalled(begun_at, self._clock()):
-                raise StreamError(_STALLED)
+            cursor.require_progress(begun_at, self._clock())
             event = cursor.next()
         if event is not None:
             number, of = fragment_of(event) or (0, 0)

@@ -159,7 +159,7 @@ def scope_at(record: JobRecord, at: Offset) -> TableScope | None:
 
     Its collections `unread` are those that the job was about to read.
     """
-    reads_documents = snapshot_options(named_options(record.options)).reads_documents
+    reads_documents = snapshot_options(named_options(record.options)).policy.reads_documents
     return TableScope((at.scope or Scope()).accepts, at.requested) if reads_documents else None
 
 
@@ -205,8 +205,8 @@ def require_begun(log: DeltaLog, record: JobRecord, cut: Timestamp | None = None
     With a `cut` all of it must have been read before.
     """
     ends = [end["readUntil"] for end in snapshot_ends(log) if not end.get("requested")]
-    policy = snapshot_options(named_options(record.options)).policy
-    begins = policy is not None and policy.at_first
+    options = snapshot_options(named_options(record.options))
+    begins = options.policy.at_first and not options.custom
     if not ends and begins and Offset.read(log.position()["offset"]).signals.initial is None:
         raise StreamError(
             f"the table at {log.address} does not have the snapshot any more with which the job "

@@ -124,7 +124,7 @@ def reached(progress: Mapping[str, Any]) -> int | None:
 def _quiet_until(progress: Mapping[str, Any]) -> int | None:
     """Return the time up to which no event follows the last batch; None if one may follow."""
     latest = _offset(progress, "latestOffset")
-    return None if latest is None or latest.idle_until is None else int(latest.idle_until.time)
+    return None if latest is None or latest.quiet_until is None else int(latest.quiet_until.time)
 
 
 def _begun(progress: Mapping[str, Any]) -> float:

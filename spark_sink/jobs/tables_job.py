@@ -162,7 +162,7 @@ class TablesJob:
         self._figures = figures
         advance = {} if findings is None else _IDLE_ADVANCE
         self._options = {**advance, **record.options, "uri": uri}
-        self._reads_again = parse_options(self._options).snapshot.reads_documents
+        self._reads_again = parse_options(self._options).snapshot.policy.reads_documents
         self._form = TableForm()
         self._rows = pa.schema([])
         self._opened: dict[str, DeltaLog] = {}
@@ -183,7 +183,7 @@ class TablesJob:
             names = [each.replace(".", "_") if self._form.flattens else each for each in fields]
             self._form = replace(self._form, keys=tuple(dict.fromkeys(("_id", *names))))
         options = job_options(self._options, tasks_by_cores(spark))
-        if parse_options(options).snapshot.may_stream:  # a snapshot alone has no signals
+        if parse_options(options).snapshot.policy.streams:  # a snapshot alone has no signals
             options = {"signalFolder": self._folder.signals, **options}
         spark.dataSource.register(JobSource)
         if is_local(self._folder.checkpoint) and spark.conf.get(_LOG_FILES, None) is None:

@@ -58,6 +58,9 @@ POLICIES: Mapping[str, SnapshotPolicy] = {
 }
 """The modes that need no further options."""
 
+ANY_POLICY = SnapshotPolicy(at_first=True, at_every_start=True, if_history_is_lost=True)
+"""What a function may choose: a query may read documents, and events."""
+
 CONFIGURATION_BASED, CUSTOM = "configuration_based", "custom"
 MODES = (*POLICIES, CONFIGURATION_BASED, CUSTOM)
 
@@ -111,7 +114,8 @@ class SnapshotOptions:
     """Whether and how the documents of the collections are read.
 
     Args:
-        policy: when; None: `custom`, a function named `module:function`, chooses at each start.
+        policy: when.
+        custom: a function named `module:function` that chooses the policy of each start, if given.
         tasks: about how many a batch has, at least twice as many as Spark has cores.
         chunk_rows: about how many documents a task reads; None: 64 MiB of them.
         filters: on documents, by namespace; None if the option is not given.
@@ -120,7 +124,7 @@ class SnapshotOptions:
         delay: least seconds from the query's start to its snapshot.
     """
 
-    policy: SnapshotPolicy | None = POLICIES["no_data"]
+    policy: SnapshotPolicy = POLICIES["no_data"]
     custom: str = option(CUSTOM_NAME, values.some_text, "")
     tasks: int = option(TASKS, values.positive, 64)
     chunk_rows: int | None = option("snapshotChunkRows", values.positive, None)
@@ -130,24 +134,9 @@ class SnapshotOptions:
     collections: tuple[str, ...] = option("snapshot.include.collection.list", values.patterns, ())
     delay: float = option("snapshot.delay.ms", values.milliseconds, 0.0)
 
-    @property
-    def reads_documents(self) -> bool:
-        """Whether a query may read documents."""
-        return self.policy is None or self.policy.reads_documents
-
-    @property
-    def begins_queries(self) -> bool:
-        """Whether a query without a checkpoint may begin with a snapshot."""
-        return self.policy is None or self.policy.at_first
-
-    @property
-    def may_stream(self) -> bool:
-        """Whether a query may read events."""
-        return self.policy is None or self.policy.streams
-
     def policy_for(self, start: QueryStart) -> SnapshotPolicy:
         """Return the policy for one start. Raises OptionError if a custom mode fails."""
-        if self.policy is not None:
+        if not self.custom:
             return self.policy
         function = custom_mode(self.custom)
         try:
@@ -164,7 +153,7 @@ class SnapshotOptions:
 
     def require_custom_mode(self) -> None:
         """Raise OptionError if the mode is custom and its function cannot be imported."""
-        if self.policy is None:
+        if self.custom:
             custom_mode(self.custom)
 
     def accepts(self, name: str) -> bool:
@@ -181,7 +170,7 @@ def snapshot_options(given: Mapping[str, str]) -> SnapshotOptions:
     return SnapshotOptions(policy, **fields_in(SnapshotOptions, given))
 
 
-def _policy(mode: str, given: Mapping[str, str]) -> SnapshotPolicy | None:
+def _policy(mode: str, given: Mapping[str, str]) -> SnapshotPolicy:
     based_on = [name for name in _BASED_ON if name in given]
     if mode != CONFIGURATION_BASED:
         if based_on:
@@ -189,7 +178,7 @@ def _policy(mode: str, given: Mapping[str, str]) -> SnapshotPolicy | None:
                 f"option {based_on[0]!r} is for snapshot.mode={CONFIGURATION_BASED}: set that, or "
                 "leave it out"
             )
-        return None if mode == CUSTOM else POLICIES[mode]
+        return ANY_POLICY if mode == CUSTOM else POLICIES[mode]
     chosen = {
         _BASED_ON[name]: parsed_option(name, values.boolean, given[name]) for name in based_on
     }
@@ -203,13 +192,13 @@ def _policy(mode: str, given: Mapping[str, str]) -> SnapshotPolicy | None:
     return policy
 
 
-def _with_history(policy: SnapshotPolicy | None, given: Mapping[str, str]) -> SnapshotPolicy | None:
+def _with_history(policy: SnapshotPolicy, given: Mapping[str, str]) -> SnapshotPolicy:
     """Return the policy with the option onHistoryLost."""
     if _ON_HISTORY_LOST not in given:
         return policy
     on_error = f"{BASED}.snapshot.on.data.error"
-    if on_error in given or policy is None:
-        other = "the function's mode" if policy is None else f"option {on_error!r}"
+    if on_error in given or CUSTOM_NAME in given:
+        other = "the function's mode" if CUSTOM_NAME in given else f"option {on_error!r}"
         raise OptionError(
             f"option {_ON_HISTORY_LOST!r}: {other} already decides about a lost history: remove "
             "one of them"

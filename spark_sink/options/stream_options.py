@@ -284,15 +284,15 @@ def _splits(stage: Mapping[str, Any]) -> bool:
 
 
 def _require_consistent_snapshot(options: StreamOptions) -> None:
-    snapshot = options.snapshot
-    if options.signals.are_read and not snapshot.may_stream:
+    policy = options.snapshot.policy
+    if options.signals.are_read and not policy.streams:
         raise OptionError(
             "options 'signalCollection' and 'signalFolder' are for streams: remove them with "
             "snapshotMode=initial_only"
         )
-    if not (snapshot.reads_documents or options.batch_mode == "snapshot"):
+    if not (policy.reads_documents or options.batch_mode == "snapshot"):
         return
-    if options.start != FromNow() and (snapshot.begins_queries or options.batch_mode is not None):
+    if options.start != FromNow() and (policy.at_first or options.batch_mode is not None):
         raise OptionError(
             "a snapshot fixes the start of the stream: remove startAtOperationTime, resumeAfter "
             "and startAfter"

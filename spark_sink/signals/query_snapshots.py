@@ -80,10 +80,8 @@ class QuerySnapshots:
         Raises PyMongoError.
         """
         request = Request.of_mode(at, collections)
-        plan = self._planner.begin(at, request.wants)
-        names = names_of(self._planner.collections(request.wants))
-        state = replace(state, requests=(replace(request, plan=plan), *state.requests))
-        return self._told_of(state, request, "STARTED", data_collections=names)
+        state = replace(state, requests=(request, *state.requests))
+        return self._begun(state, request, at)
 
     def skipped(self, state: SignalState) -> SignalState:
         """Return the state with a notification of a start of the query without a snapshot."""
@@ -225,7 +223,7 @@ class QuerySnapshots:
         request = replace(request, plan=plan)
         if request.lacked and not found:  # they were dropped
             return replace(state.without_request(request.id), ended=request)
-        problem = self._problem(request, found)
+        problem = None if request.initial else self._problem(request, found)
         if problem is not None:
             state = state.without_request(request.id)
             return self._told_of(state, request, "ABORTED", reason=problem)

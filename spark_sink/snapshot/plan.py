@@ -95,7 +95,7 @@ class Place:
 
     AS_LIST: ClassVar = True
     collection: str = ""
-    key: str | None = field(default=None, metadata=stored("from", json.loads, json.dumps))
+    key: str | None = field(default=None, metadata=stored("", json.loads, json.dumps))
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class SnapshotPlan:
         ended: whether the batch that ends here is the last one, which reads no documents.
     """
 
-    snapshot_time: Timestamp = field(metadata=stored("mark"))
+    snapshot_time: Timestamp
     start: Place = Place()
     end: Place | None = Place()
     progress: Progress = Progress()

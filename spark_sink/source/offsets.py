@@ -40,7 +40,7 @@ class Offset:
             for the query's beginning.
         events: about how many events the batch that ends here has in the stream, if known; none if
             it only moves the position.
-        idle_until: a cluster time before which that batch has no events.
+        quiet_until: a cluster time before which that batch has no events.
         heartbeat: the cluster time of the last heartbeat.
         gained: the collections, by database and name, that the scope gains at this position.
         sought: the position from which on a job leaves out the events up to this one.
@@ -50,7 +50,7 @@ class Offset:
     scope: Scope | None = None
     since: Timestamp | None = None
     events: int | None = None
-    idle_until: Timestamp | None = field(default=None, metadata=stored("quietUntil"))
+    quiet_until: Timestamp | None = field(default=None, metadata=stored("quietUntil"))
     heartbeat: Timestamp | None = None
     signals: SignalState = field(default_factory=SignalState)
     gained: tuple[tuple[str, str], ...] = ()
@@ -91,7 +91,7 @@ class Offset:
 
     def batch_after(self, before: Offset) -> PlannedBatch:
         """Return the batch between two offsets, of which this one is the end."""
-        return PlannedBatch(before.position, self.position, self.events, self.idle_until)
+        return PlannedBatch(before.position, self.position, self.events, self.quiet_until)
 
     @property
     def gained_since(self) -> dict[tuple[str, str], str]:

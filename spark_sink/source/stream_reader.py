@@ -198,7 +198,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         return start.moved(
             batch.end,
             events=batch.events,
-            idle_until=batch.idle_until,
+            quiet_until=batch.quiet_until,
             heartbeat=heartbeat,
             signals=signals,
         )
@@ -233,7 +233,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         if start.sought is not None:
             signals = self._planning.snapshots.left_out(signals, start.sought, position)
         gained: list[tuple[str, str]] = []
-        if self.options.snapshot.reads_documents:
+        if self.options.snapshot.policy.reads_documents:
             planning, wanted = self._planning, self.options.snapshot.accepts
             names = planning.client.with_retries(lambda: planning.collections.names(wanted))
             found = {*names, *self.places()}
@@ -258,14 +258,14 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """Return the newest cluster time, for the lag; None before the first batch.
 
-        Its `idle_until` is the time up to which no event follows the batch, if none is known.
+        Its `quiet_until` is the time up to which no event follows the batch, if none is known.
         """
         if self._connected is None:
             return None
         quiet = self._connected.batches.quiet_until
         try:
             newest = AtTime(self._connected.client.clocks().cluster_time)
-            return Offset(newest, self.options.scope, idle_until=quiet).write()
+            return Offset(newest, self.options.scope, quiet_until=quiet).write()
         except PyMongoError:
             return None  # metrics are optional
 

@@ -42,9 +42,8 @@ from spark_sink.stream.router_client import RouterClient
 SNAPSHOT_END = "snapshotEnd"
 """The operation type of the row that follows the documents of a stream's snapshot."""
 
-# Await times of a getMore in seconds: a short one while a micro-batch is planned.
+# Seconds that a getMore waits while a micro-batch is planned.
 _PLANNING_AWAIT = 0.02
-_READING_AWAIT = 0.5
 
 
 @dataclass(frozen=True)
@@ -190,11 +189,10 @@ def read_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
         if isinstance(task, tuple | SnapshotTask):
             yield from read_chunks(client, task if isinstance(task, tuple) else (task,), options)
             return
-        watch = partial(client.watch_events, batch_size=0, max_await=_READING_AWAIT)
         if options.splits_large_events:
             start, end = (_in_fragments(each, task, options) for each in (task.start, task.end))
             task = replace(task, start=start, end=end)
-        reader = TaskReader(task, watch, options.retry_policy)
+        reader = TaskReader(task, client.watch_events, options.retry_policy)
         runs: Iterable[Run] = reader.runs()
         if options.splits_large_events:
             runs = (run_of([event]) for event in join_fragments(reader.events()))
@@ -233,8 +231,7 @@ def _in_fragments(position: Position, task: ReadTask, options: StreamOptions) ->
     found: list[list[RawBSONDocument]] = []
     for each in (tokens, options):
         with closing(RouterClient(each)) as client:
-            watch = partial(client.watch_events, batch_size=0, max_await=_READING_AWAIT)
-            events = TaskReader(section, watch, options.retry_policy).events()
+            events = TaskReader(section, client.watch_events, options.retry_policy).events()
             found.append(list(join_fragments(events)))
     number = sum(sort_key(each) <= position.data for each in found[0])
     return Token(found[1][number - 1]["_id"]) if number else AtTime(time)

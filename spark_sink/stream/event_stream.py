@@ -56,8 +56,8 @@ class StreamCursor:
         self._cursor.close()
 
 
-# Seconds without progress after which the read of a range fails.
-STALLED_AFTER = 120.0
+# Seconds without progress after which planning, or the read of a range, fails.
+_STALLED_AFTER = 120.0
 
 
 class EventStream:
@@ -148,12 +148,16 @@ class EventStream:
             if run.keys or not events:
                 return run
 
-    def has_stalled(self, since: float, now: float) -> bool:
-        """Return whether the stream has not advanced for too long, `since` a time of the clock.
+    def require_progress(self, since: float, now: float) -> None:
+        """Raise StreamError if the stream has not advanced for too long, `since` a time.
 
         The time begins again with the first success after failures, which `retry_policy` bounds.
         """
-        return now - max(since, self._recovered_at) > STALLED_AFTER
+        if now - max(since, self._recovered_at) > _STALLED_AFTER:
+            raise StreamError(
+                f"the stream has not advanced for {_STALLED_AFTER:.0f} s: check which shard is "
+                "unreachable, and restart the query"
+            )
 
     def close(self) -> None:
         """Kill the cursor, if there is one. The stream can continue from its position."""
@@ -223,8 +227,5 @@ def read_runs(
             return  # without a further request
         if run.keys or position != seen:
             seen, moved_at = position, clock()
-        elif stream.has_stalled(moved_at, clock()):
-            raise StreamError(
-                f"the stream has not advanced for {STALLED_AFTER:.0f} s before the end of its "
-                "range: check which shard is unreachable, and restart the query"
-            )
+        else:
+            stream.require_progress(moved_at, clock())

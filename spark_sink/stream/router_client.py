@@ -32,6 +32,8 @@ _Result = TypeVar("_Result")
 # Events of a reply of the merged stream to a task. The router keeps the last MiB that it has sent,
 # for the task that continues within the last reply of this one.
 _MERGED_BATCH = 1000
+# Seconds that a getMore of a task waits for events.
+_READING_AWAIT = 0.5
 # Tokens of a reply to the planner, which rarely needs more.
 _TOKEN_BATCH = 500
 _TRANSACTIONS = ("lsid", "txnNumber")
@@ -92,17 +94,13 @@ class RouterClient:
             self._session = self._client.start_session(causal_consistency=False)
             self._guard = SessionGuard(options.uri, self._session.session_id)
 
-    def watch_events(
-        self, position: Position, shard: str | None = None, *, batch_size: int, max_await: float
-    ) -> StreamCursor:
+    def watch_events(self, position: Position, shard: str | None = None) -> StreamCursor:
         """Return the stream of complete events after `position`, merged or of one shard.
 
-        `batch_size` is the most events of a reply, 0 for a default; `max_await` is in seconds.
         Raises PyMongoError.
         """
-        if shard is None:
-            batch_size = batch_size or _MERGED_BATCH
-        return self._watch(position, self._stages(), shard, batch_size, max_await)
+        batch_size = _MERGED_BATCH if shard is None else 0
+        return self._watch(position, self._stages(), shard, batch_size, _READING_AWAIT)
 
     def watch_tokens(self, position: Position, *, max_await: float) -> StreamCursor:
         """Return the merged stream with the events' tokens alone, so that planning costs little.

@@ -127,7 +127,7 @@ def test_a_start_option_is_allowed_with_a_snapshot_only_for_a_lost_history() -> 
     ],
 )
 def test_a_custom_mode_that_fails_is_reported(name: str, message: str) -> None:
-    options = SnapshotOptions(policy=None, custom=name)
+    options = SnapshotOptions(custom=name)
     with pytest.raises(OptionError, match=message):
         options.policy_for(QueryStart(None, snapshot_in_progress=False))
 
@@ -135,7 +135,7 @@ def test_a_custom_mode_that_fails_is_reported(name: str, message: str) -> None:
 @pytest.mark.parametrize("name", ["no.such.module:choose", f"{CUSTOM}:asked"])
 def test_a_missing_custom_mode_fails_immediately(name: str) -> None:
     with pytest.raises(OptionError, match=r"snapshot\.mode\.custom\.name"):
-        SnapshotOptions(policy=None, custom=name).require_custom_mode()
+        SnapshotOptions(custom=name).require_custom_mode()
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_custom_mode_receives_the_state_of_the_checkpoint() -> None:
     options = parsed(
         snapshot_mode="custom", snapshot_mode_custom_name=f"{CUSTOM}:only_after_a_checkpoint"
     )
-    assert options.begins_queries
+    assert options.policy.at_first
     assert SnapshotDecision(options, FromNow(), is_in_snapshot=False).policy == POLICIES["no_data"]
     assert SnapshotDecision(options, POSITION, is_in_snapshot=True).policy == POLICIES["always"]
     assert snapshot_choices.asked == [

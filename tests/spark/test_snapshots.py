@@ -260,7 +260,7 @@ def test_the_servers_filter_by_debeziums_lists(shop: Shop, lists, expected) -> N
     database.drop_collection("a")
     database.b.rename("a")
     router = client(shop, **lists)
-    stream = router.watch_events(AtTime(shop.created), batch_size=0, max_await=0.1)
+    stream = router.watch_events(AtTime(shop.created))
     end = after(router.present())
     runs = read_runs(EventStream(lambda _: stream, AtTime(shop.created)), end)
     events = [event for run in runs for event in run.documents()]

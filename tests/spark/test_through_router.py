@@ -42,10 +42,9 @@ def planner(client: RouterClient, inbox: ReportInbox | None = None, **limits: An
 
 
 def read(client: RouterClient, tasks: list[ReadTask]) -> list[str]:
-    watch = partial(client.watch_events, batch_size=0, max_await=0.5)
     tokens = []
     for task in tasks:
-        reader = TaskReader(task, watch)
+        reader = TaskReader(task, client.watch_events)
         tokens += [event["_id"]["_data"] for event in reader.events()]
         if task.report_to is not None:
             report(reader.stats, task.batch, task.report_to)

@@ -87,9 +87,9 @@ def drain(
         batches.append(keys(history, plan.tasks(batch)))
         assert batch.events is None or batch.events >= len(batches[-1]) >= batch.events * 0.9
         # A batch that is repeated after a restart is defined by its ends alone.
-        offset = Offset(batch.end, idle_until=batch.idle_until)
+        offset = Offset(batch.end, quiet_until=batch.quiet_until)
         assert Offset.read(json.loads(json.dumps(offset.write()))) == offset
-        again = PlannedBatch(start, batch.end, idle_until=batch.idle_until)
+        again = PlannedBatch(start, batch.end, quiet_until=batch.quiet_until)
         for sharded in (False, True):
             tasks = planner(history, sharded=sharded).tasks(again)
             assert sorted(keys(history, tasks)) == sorted(batches[-1])
@@ -294,10 +294,10 @@ def test_idle_ranges_are_not_read_again():
     assert plan.next_batch(start, 10).end == start
     event = history.insert(1)
     batch = plan.next_batch(start, 10)
-    assert batch.idle_until is not None
-    assert batch.idle_until.time >= event["clusterTime"].time - 1
+    assert batch.quiet_until is not None
+    assert batch.quiet_until.time >= event["clusterTime"].time - 1
     [task] = plan.tasks(batch)
-    assert task.start == AtTime(batch.idle_until)
+    assert task.start == AtTime(batch.quiet_until)
     assert keys(history, [task]) == history.keys
 
 

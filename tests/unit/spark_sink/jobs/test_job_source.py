@@ -31,7 +31,7 @@ def test_a_few_events_are_one_task() -> None:
 
 def test_reading_begins_where_the_stream_was_idle() -> None:
     idle = Timestamp(150, 1)
-    tasks = reader().small_batch(BEFORE, replace(AT, idle_until=idle))
+    tasks = reader().small_batch(BEFORE, replace(AT, quiet_until=idle))
     assert tasks == [ReadTask(AtTime(idle), END)]
 
 
