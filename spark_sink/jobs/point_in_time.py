@@ -41,7 +41,7 @@ from spark_sink.source.offsets import Offset
 from spark_sink.tables.advance import Advance
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.fold import TABLE, VERSION
+from spark_sink.tables.fold import COMMIT_SECONDS, TABLE, VERSION
 from spark_sink.tables.log_state import Batch
 from spark_sink.tables.parquet_parts import BATCH
 from spark_sink.tables.prepare import SNAPSHOT_END
@@ -49,8 +49,6 @@ from spark_sink.tables.staged_changes import CHANGE_COLUMNS
 from spark_sink.tables.table_state import TableScope, TableState, Unread, unread_after
 from spark_sink.tables.tasks import TableScan, Tell, read_rows, scans_of, tell_nobody
 
-# Seconds of cluster time in which the commits of one transaction on several shards lie.
-_COMMIT_SECONDS = 60
 # How many commits of each table are read, until they reach back far enough; None for all.
 _COMMITS_READ = (100, 2_000, None)
 _TOKENS = {BRONZE: "token", MESSAGES: "token", TRANSACTIONS: "last_token", QUARANTINE: "token"}
@@ -358,8 +356,8 @@ class _History:
         if BRONZE not in self.logs:
             return None
         time = cluster_time_of(key)
-        low = key_of(AtTime(Timestamp(max(0, time.time - _COMMIT_SECONDS), 0)))
-        high = key_of(AtTime(Timestamp(time.time + _COMMIT_SECONDS, 0)))
+        low = key_of(AtTime(Timestamp(max(0, time.time - COMMIT_SECONDS), 0)))
+        high = key_of(AtTime(Timestamp(time.time + COMMIT_SECONDS, 0)))
         token = pc.field("token")
         chosen = (token > low) & (token < high) & pc.field("txnNumber").is_valid()
         counted = Transactions()

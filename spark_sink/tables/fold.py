@@ -66,8 +66,8 @@ _ROWS_PER_BATCH = 5_000
 _BYTES_PER_BATCH = 8 * 1024 * 1024
 
 
-# Seconds of cluster time in which the commits of one transaction on several shards lie.
-_COMMIT_SECONDS = 60
+COMMIT_SECONDS = 60
+"""Seconds of cluster time in which the commits of one transaction on several shards lie."""
 
 
 def _at(document: Any, path: str) -> Any:
@@ -151,7 +151,7 @@ class _State:
         ):
             return True
         age = cluster_time_of(token).time - cluster_time_of(self.token).time
-        if self.document_key is None or b"txnNumber" not in fields or age > _COMMIT_SECONDS:
+        if self.document_key is None or b"txnNumber" not in fields or age > COMMIT_SECONDS:
             return False
         others = key.keys() ^ json.loads(self.document_key).keys()
         return any((name in key) != _has(document, name) for name in others)

@@ -22,13 +22,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_sink.tables.parquet_parts import PartFile
+from spark_sink.tables.parquet_parts import FILE_BYTES, PartFile
 
 KEY_COLUMNS = ("database", "collection", "key")
 KEY_RANGE = "keyRange"
 """The partition column of a current table."""
-SPLIT_BYTES = 128 * 1024 * 1024
-"""The size at which a file is divided, into files of at least half of it."""
 LAST = "\U0010ffff" * 64
 """Sorts after all keys, which are JSON, and after all names, which have at most 255 bytes."""
 _END = "\0"  # of the smallest string above another
@@ -225,7 +223,7 @@ def merges_of(
     bounds: dict[str, tuple[KeyRange, bool]] = {}  # and whether the range's files have rows there
     for each in touched:
         bounds[each.lower] = each, bool(each.paths)
-        if each.size >= SPLIT_BYTES // 2 and not each.last.endswith(LAST):  # it is exact
+        if each.size >= FILE_BYTES // 2 and not each.last.endswith(LAST):  # it is exact
             bounds.setdefault(each.last + _END, (each, False))
     _divide(bounds, changes)
     lowers = sorted(bounds)

@@ -49,7 +49,7 @@ WITHOUT_DICTIONARY = (*UNIQUE_COLUMNS, "key", "document")
 # At this level zstd costs no more than snappy does, for files of the same size. LZ4 costs less, but
 # not all readers know its form of today (docs/performance.md#current-tables).
 _COMPRESSION = {"compression": "zstd", "compression_level": -5}
-# Bytes of rows that a task collects before it writes them.
+# Bytes of rows, before compression, that a task collects before it writes them as a row group.
 _GROUP_BYTES = 32 * 1024 * 1024
 FILE_BYTES = 128 * 1024 * 1024
 """The bytes after which a file ends."""
@@ -72,7 +72,6 @@ class Parts:
         root: the table's address, a path or a URI that pyarrow knows.
         schema: of all columns of the table; rows are cast to it.
         partitions: the columns whose values name the folders; the files do not contain them.
-        group_bytes: bytes of rows, before compression, that are written together.
         compared: the columns whose least and greatest values are in the commit, so that readers
             leave out files.
         indexed: further columns whose least and greatest values are in the files.
@@ -86,7 +85,6 @@ class Parts:
         schema: pa.Schema,
         partitions: Sequence[str] = (),
         *,
-        group_bytes: int = _GROUP_BYTES,
         compared: Sequence[str] = COMPARED,
         indexed: Sequence[str] = (),
         unique: Sequence[str] = WITHOUT_DICTIONARY,
@@ -96,7 +94,6 @@ class Parts:
         self._summed = summed
         self._checksums: dict[Partition, Checksum] = defaultdict(Checksum)
         self._partitions = tuple(partitions)
-        self._group_bytes = group_bytes
         self._compared = compared
         names = [name for name in schema.names if name not in self._partitions]
         self._stored = pa.schema([schema.field(name) for name in names])
@@ -139,7 +136,7 @@ class Parts:
             self._pending_bytes += chosen.nbytes
             if self._summed:
                 self._checksums[partition] += Checksum.of(chosen)
-        if self._pending_bytes >= self._group_bytes:
+        if self._pending_bytes >= _GROUP_BYTES:
             self._write_pending()
 
     def close(self) -> list[PartFile]:
@@ -169,7 +166,7 @@ class Parts:
                     self._end(list(self._open))
                 self._open[partition] = self._part(partition)
             rows = pa.concat_tables(tables)
-            groups = max(1, round(rows.nbytes / self._group_bytes))
+            groups = max(1, round(rows.nbytes / _GROUP_BYTES))
             self._open[partition].write(rows, -(-rows.num_rows // groups))
         self._pending.clear()
         self._pending_bytes = 0

@@ -31,13 +31,18 @@ from spark_sink.tables.key_ranges import (
     KEY_COLUMNS,
     KEY_RANGE,
     LAST,
-    SPLIT_BYTES,
     Merge,
     parents_of,
     places_of,
     with_keys,
 )
-from spark_sink.tables.parquet_parts import BATCH, WITHOUT_DICTIONARY, PartFile, Parts
+from spark_sink.tables.parquet_parts import (
+    BATCH,
+    FILE_BYTES,
+    WITHOUT_DICTIONARY,
+    PartFile,
+    Parts,
+)
 from spark_sink.tables.prepare import DELETED_ROW, PREPARED, ROW, filtered, sorted_rows
 from spark_sink.tables.staged_changes import read_groups
 from spark_sink.tables.table_form import FormedRows, TableForm
@@ -50,8 +55,6 @@ UNAPPLIED = StructType(
 )
 """The columns of a table of events that cannot be applied."""
 _PREPARED = arrow_schema(PREPARED)
-# Bytes of rows in a row group.
-_GROUP_BYTES = 32 * 1024 * 1024
 
 
 class _UnsortedError(Exception):
@@ -260,7 +263,6 @@ class _RangeFiles:
             task.address,
             form.stored,
             (KEY_RANGE,),
-            group_bytes=_GROUP_BYTES,
             compared=form.compared,
             indexed=() if form.schema is None else form.schema.fieldNames(),
             unique=tuple(map(form.column, WITHOUT_DICTIONARY)),
@@ -322,8 +324,8 @@ def _limit(merge: Merge) -> int:
     """Return at how many bytes a file ends, so that no file is much smaller than the others."""
     # A document is in a row twice, as JSON and as BSON.
     expected = merge.size + sum(each.size for each in merge.changes)
-    files = -(-expected // SPLIT_BYTES)
-    return max(SPLIT_BYTES // 2, expected // files) if files > 1 else SPLIT_BYTES
+    files = -(-expected // FILE_BYTES)
+    return max(FILE_BYTES // 2, expected // files) if files > 1 else FILE_BYTES
 
 
 def _kinds(rows: pa.Table) -> pa.Array:

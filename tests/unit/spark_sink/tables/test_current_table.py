@@ -25,7 +25,14 @@ from shard_client.bson.resume_token import high_water_mark
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.documents import from_json, to_json
 from spark_sink.rows.checksum import Checksum
-from spark_sink.tables import current_table, key_ranges, range_merge, staged_changes, upsert
+from spark_sink.tables import (
+    current_table,
+    key_ranges,
+    parquet_parts,
+    range_merge,
+    staged_changes,
+    upsert,
+)
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.key_ranges import (
@@ -226,10 +233,10 @@ def check_ranges(folder: Path) -> int:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files and groups of few rows."""
-    monkeypatch.setattr(key_ranges, "SPLIT_BYTES", 16_000)
-    monkeypatch.setattr(range_merge, "SPLIT_BYTES", 16_000)
+    monkeypatch.setattr(key_ranges, "FILE_BYTES", 16_000)
+    monkeypatch.setattr(range_merge, "FILE_BYTES", 16_000)
     monkeypatch.setattr(key_ranges, "_TASK_BYTES", 12_000)
-    monkeypatch.setattr(range_merge, "_GROUP_BYTES", 8_000)
+    monkeypatch.setattr(parquet_parts, "_GROUP_BYTES", 8_000)
     monkeypatch.setattr(staged_changes, "_ROWS_PER_GROUP", 13)
     monkeypatch.setattr(staged_changes, "_FILE_BYTES", 20_000)
 
