@@ -98,7 +98,7 @@ class WanderingDriver(Driver):
             reader.continue_on(View(self.stream))
             self.stream.log_reader = reader
         self.pending.clear()
-        self.act(self.stream.start())
+        self.act(self.stream.openings)
         return taken
 
 
@@ -241,7 +241,7 @@ class MovingDriver(Driver):
             reader.continue_on(View(self.stream))
             self.stream.log_reader = reader
             self.pending.clear()
-            self.act(self.stream.start())
+            self.act(self.stream.openings)
         return taken
 
 

@@ -48,12 +48,12 @@ def test_a_new_shard_is_opened_one_tick_later_and_holds_the_low_watermark():
     arrive(stream, B, upto=50)
     actions = stream.batch_arrived(CONFIG, added("shard9", 15, 50))
     assert actions == [OpenRemote(3, "shard9", "new/h:1", Timestamp(15, 2))]
-    assert stream.remotes[3] == "shard9"
+    assert stream.merger.remotes[3].target == "shard9"
     taken = stream.take(None)
     assert times(taken.events) == [12, 15]
     assert taken.pbrt == token_of(taken.events[-1])
     assert not stream.ready
-    assert stream.slowest_remote == 3
+    assert stream.merger.slowest_remote == 3
     stream.batch_arrived(3, batch([], hwm(15, 2)))
     assert not stream.ready
     stream.batch_arrived(3, batch([at(16, 3)], hwm(50)))
@@ -84,12 +84,12 @@ def test_a_draining_shard_missing_from_the_list_has_left():
     """6.0 reports that a shard drains, but not that it is removed."""
     stream = opened()
     assert stream.batch_arrived(CONFIG, draining("shard1", 20, 50)) == []
-    assert stream.draining == {"shard1"}
+    assert stream.membership.draining == {"shard1"}
     both = {"shard0", "shard1"}
     assert stream.shards_listed(both, {"shard1"}, Timestamp(30, 1)) == []
     assert stream.leaving == []
     assert stream.shards_listed({"shard0"}, set(), Timestamp(40, 1)) == []
-    assert stream.draining == set()
+    assert stream.membership.draining == set()
     assert stream.leaving == [(B, Timestamp(40, 2))]
     arrive(stream, A, upto=50)
     assert arrive(stream, B, 15, 39, upto=41) == [CloseRemote(B)]
@@ -105,7 +105,8 @@ def test_a_shard_added_again_after_the_list_was_read_is_kept():
     assert stream.shards_listed({"shard0"}, set(), Timestamp(34, 1)) == []
     assert arrive(stream, B, upto=50) == [CloseRemote(B)]
     stream.batch_arrived(3, batch([], hwm(60)))
-    assert stream.remotes == {CONFIG: "config", A: "shard0", 3: "shard1"}
+    open_remotes = {number: each.target for number, each in stream.merger.remotes.items()}
+    assert open_remotes == {CONFIG: "config", A: "shard0", 3: "shard1"}
 
 
 def removed(shard: str, time: int, upto: int) -> CursorBatch:
@@ -118,7 +119,7 @@ def test_a_removed_shard_is_closed_when_its_watermark_passes_its_removal():
     assert arrive(stream, B, 15, upto=20) == []
     arrive(stream, A, upto=50)
     assert arrive(stream, B, upto=21) == [CloseRemote(B)]
-    assert B not in stream.remotes
+    assert B not in stream.merger.remotes
     assert arrive(stream, B, 40, upto=50) == []
     stream.remote_failed(B, CommandError(6, "gone"))
     # Its buffered events are still delivered, and it no longer holds the low watermark back.
@@ -180,7 +181,7 @@ def test_a_shard_that_stopped_draining_is_kept():
     stream = opened()
     stream.batch_arrived(CONFIG, draining("shard1", 20, 30))
     stream.batch_arrived(CONFIG, draining("shard1", 35, 50, yes=False))
-    assert stream.draining == set()
+    assert stream.membership.draining == set()
     assert stream.shards_listed({"shard0"}, set(), Timestamp(40, 1)) == []
     assert arrive(stream, B, upto=50) == []
 
@@ -278,7 +279,9 @@ async def test_a_removal_without_an_event_is_noticed(cluster: ScriptedCluster):
     cluster.config.documents["shards"] = left
     assert cursor.running_stream is not None
     merged = cursor.running_stream.merged
-    await until(lambda: [merged.remotes[each.remote] for each in merged.leaving] == ["s1"])
+    await until(
+        lambda: [merged.merger.remotes[each.remote].target for each in merged.leaving] == ["s1"]
+    )
     cluster.noop(200)  # watermarks beyond the time when the list was read
     await until(lambda: "s1" not in targets(registry))
     listed = cluster.config.commands["find"]
