@@ -103,7 +103,7 @@ def merge(total: int = 200_000, size: int = 600, in_batch: int = 1_500) -> None:
             names = {f"shard{n}": "" for n in range(shards)}
             stream = MergedStream(request, names, start_at=_START, topology_from=_START)
             position = LogReader(View(stream), starting_point(request, _START, 1))
-            config, *remotes = stream.start()
+            config, *remotes = stream.openings
             end = Watermark.of(ResumeToken.high_water_mark(Timestamp((1 << 32) - 1, 1), 1).raw)
             stream.batch_arrived(config.remote, CursorBatch(7, [], end, 0))
             scripts = [_batches(n, shards, total, size, in_batch) for n in range(shards)]

@@ -162,12 +162,12 @@ class ConnectionCounts:
         if address is not None:
             self.by_client[client_of(address)] += 1
 
-    def ended(self, address: str | None, number: int = 1) -> None:
-        """Count ``number`` connections from ``address`` no longer."""
-        self.open -= number
+    def ended(self, address: str | None) -> None:
+        """Count a connection from ``address`` no longer."""
+        self.open -= 1
         if address is not None:
             client = client_of(address)
-            self.by_client[client] -= number
+            self.by_client[client] -= 1
             if self.by_client[client] <= 0:
                 del self.by_client[client]
 

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Set
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -328,7 +328,7 @@ class Cluster:
             dialer.suspect(connection.address)
             raise
         finally:
-            dialer.release(connection)
+            self.release(connection)
         try:
             listed = reply["cursor"]["firstBatch"]
             shards = {each["_id"]: each["host"] for each in listed}
@@ -380,7 +380,7 @@ class MemberDialer:
         self._target = target
         self._host = host
         self._preference = preference
-        self._pool = cluster.pool
+        self.pool = cluster.pool
         self._replica_set: ReplicaSet | None = None
 
     async def connect(self, timeout: float) -> Connection:
@@ -411,17 +411,7 @@ class MemberDialer:
 
         Raises CommandError, NetworkError.
         """
-        return self._identified(await self._pool.take(address, timeout))
-
-    def release(self, connection: Connection) -> None:
-        """Return a connection to the pool; cut it if it is closed or has a request in flight."""
-        self._pool.give_back(connection)
-
-    def borrow(
-        self, address: Address, timeout: float, *, greet: bool = False
-    ) -> AbstractAsyncContextManager[Connection]:
-        """Borrow a connection to this member for a block, as with the pool's ``borrow``."""
-        return self._pool.borrow(address, timeout, greet=greet)
+        return self._identified(await self.pool.take(address, timeout))
 
     def suspect(self, address: Address) -> None:
         """Require a new lookup of the member's role before it is selected again."""
@@ -438,7 +428,7 @@ class MemberDialer:
         address = await replica_set.select(self._preference, timeout)
         try:
             left = min(timeout, self._cluster.connect_timeout)
-            connection = await self._pool.take(address, left, greet=True)
+            connection = await self.pool.take(address, left, greet=True)
         except NetworkError as error:
             replica_set.invalidate(address)
             raise from_network(error, format_address(address)) from error
@@ -451,7 +441,7 @@ class MemberDialer:
             problem = "is not primary"
         else:
             return connection
-        self._pool.give_back(connection)
+        self.pool.give_back(connection)
         replica_set.invalidate(address)
         raise CommandError(ErrorCode.NotWritablePrimary, f"{format_address(address)} {problem}")
 
@@ -460,7 +450,7 @@ class MemberDialer:
         try:
             self._cluster.said_hello(self._target, connection)
         except WrongServerError:
-            self._pool.give_back(connection)
+            self.pool.give_back(connection)
             raise
         return connection
 

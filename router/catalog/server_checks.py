@@ -248,7 +248,7 @@ class ServerChecks:
                         place = _lacking(place, user, await _privileges(connection), needs)
                     reply = await connection.command("local", _OLDEST_ENTRY, timeout=_TIMEOUT)
                 finally:
-                    dialer.release(connection)
+                    self._cluster.release(connection)
                 (entry,) = reply["cursor"]["firstBatch"]
                 complete = entry.get("o", {}).get("msg") == _FIRST_ENTRY
                 return replace(place, oldest=entry["ts"], complete=complete)
@@ -306,7 +306,7 @@ class ServerChecks:
                         return key not in known and key not in await _signing_keys(config)
                     return bool(await _cluster_id(mongos) != await _cluster_id(config))
                 finally:
-                    dialer.release(config)
+                    self._cluster.release(config)
         except (CommandError, NetworkError, TimeoutError):
             return False  # it is not known
 

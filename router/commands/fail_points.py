@@ -50,6 +50,8 @@ class FailPoints:
 
     def __init__(self) -> None:
         self._points = {_FAIL_COMMAND: _Point(), _FAIL_GET_MORE: _Point()}
+        self.passed_on: set[str] = set()
+        """The names of those that the upstream has instead."""
 
     def __contains__(self, name: object) -> bool:
         return name in self._points
@@ -67,6 +69,7 @@ class FailPoints:
             CommandError: the mode or the data is not one of those that the router knows.
         """
         point = self._points[command[CONFIGURE]]
+        point.left = 0
         left, data = _left(command.get("mode")), command.get("data", {})
         if not isinstance(data, Mapping) or not data.keys() <= _DATA:
             message = f"the fail points of mergerouter know the data {', '.join(sorted(_DATA))}"

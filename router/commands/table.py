@@ -58,13 +58,24 @@ async def list_commands(call: Call) -> AnyAnswer:
 async def configure_fail_point(call: Call) -> AnyAnswer:
     """Set one of the router's fail points; pass all others to the upstream; raises CommandError.
 
-    The command exists only where fail points do.
+    The upstream also gets those with a mode or data that the router does not know, and acts on the
+    commands that pass through. The command exists only where fail points do.
     """
     name = text(call.command, "configureFailPoint", "configureFailPoint")
     fail_points = call.node.fail_points
     assert fail_points is not None
     if name in fail_points:
-        return Answer({"count": Int64(fail_points.set(call.command))})
+        try:
+            count = fail_points.set(call.command)
+        except CommandError:
+            if call.upstream is None:
+                raise
+            fail_points.passed_on.add(name)
+            return PASS_THROUGH
+        if name in fail_points.passed_on and (link := call.upstream_link) is not None:
+            await link.command("admin", {"configureFailPoint": name, "mode": "off"})
+            fail_points.passed_on.discard(name)
+        return Answer({"count": Int64(count)})
     if call.upstream is not None:
         return PASS_THROUGH
     raise CommandError(ErrorCode.FailPointSetFailed, f"{name} not found")

@@ -89,7 +89,7 @@ class LogReader:
     @property
     def needs_spans(self) -> frozenset[ShardSpan]:
         """The spans, removed shards included, that the next stream must cover."""
-        return self.view.stream.spans_beyond(self.needs)
+        return self.view.stream.membership.spans_beyond(self.needs)
 
     @property
     def reached(self) -> bytes:
@@ -122,7 +122,7 @@ class LogReader:
         if self._resume is not None or self._fill() or self._over or self.lost:
             return False
         reached = self.reached
-        if not stream.covers(reached, own.stream.spans_beyond(reached)):
+        if not stream.covers(reached, own.stream.membership.spans_beyond(reached)):
             return False
         self._read_from(opened(reached), reached)
         return True

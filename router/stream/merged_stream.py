@@ -21,7 +21,7 @@ from router.stream_settings import DEFAULT_BLOCK_SIZES, BlockSizes
 from shard_client.bson.resume_token import cluster_time_of, first_key, is_invalidate
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError
-from shard_client.remote_cursor.cursor_reply import CursorBatch, Event, Watermark, event_key
+from shard_client.remote_cursor.cursor_reply import CursorBatch, Event, event_key
 
 CONFIG: Final = "config"
 
@@ -62,17 +62,18 @@ class MergedStream:
         self.skipped_invalidates: list[bytes] = []
         self.block_events = sizes.events
         """Approximate maximum of events that one ``release`` appends to the log."""
-        self._merger = Merger(sizes)
+        self.merger = Merger(sizes)
         # Bytes of the last released block by remote, until a client has read it.
         self._unread: Mapping[int, int] = {}
-        self._membership = Membership(self._merger, start_at)
-        self._openings: list[Action] = []
+        self.membership = Membership(self.merger, start_at)
+        self.openings: list[Action] = []
+        """The actions that open the first cursors: the config server's and one per shard."""
         only = request.passthrough_to_shard
         if only is not None:
             shards = only_shard(shards, only)
         elif topology_from is not None:
-            self._openings.append(self._membership.open(CONFIG, "", topology_from, topology=True))
-            self._membership.draining.update(draining)
+            self.openings.append(self.membership.open(CONFIG, "", topology_from, topology=True))
+            self.membership.draining.update(draining)
         # The present shards come last: later events of the config server apply to them.
         begins = b"" if request.starts_after_invalidate else None
         skips: dict[str, bytes | None] = dict.fromkeys(shards, begins)
@@ -80,28 +81,19 @@ class MergedStream:
             if span.until is None:
                 skips[span.shard] = span.skips_at
             else:
-                self._openings.append(self._membership.open_removed(span, start_at))
+                self.openings.append(self.membership.open_removed(span, start_at))
         for shard, host in shards.items():
-            opening = self._membership.open(shard, host, start_at, skips_at=skips[shard])
-            self._openings.append(opening)
-
-    def spans_beyond(self, key: bytes) -> frozenset[ShardSpan]:
-        """Return the spans, removed shards included, that may have events beyond a sort key.
-
-        A client that continues from there on another stream needs one that covers all of them.
-        """
-        return self._membership.spans_beyond(key)
+            opening = self.membership.open(shard, host, start_at, skips_at=skips[shard])
+            self.openings.append(opening)
 
     def covers(self, after: bytes, spans: Set[ShardSpan] = frozenset()) -> bool:
         """Return whether all events after the sort key ``after`` are in the log or still to come.
 
         This includes the events of the shard spans ``spans``, even of shards that have left.
         """
-        return self.log.floor <= after and covers_all(self.spans_beyond(after), spans, after)
-
-    def start(self) -> list[Action]:
-        """Return the actions that open the cursors: the config server's and one per shard."""
-        return list(self._openings)
+        return self.log.floor <= after and covers_all(
+            self.membership.spans_beyond(after), spans, after
+        )
 
     def batch_arrived(self, remote: int, batch: CursorBatch) -> list[Action]:
         """Process one reply of a remote's cursor, including the first reply after an opening.
@@ -109,7 +101,7 @@ class MergedStream:
         A batch for a remote that has been closed meanwhile is ignored. The stream takes ownership
         of the batch's list of events.
         """
-        state = self._merger.remotes.get(remote)
+        state = self.merger.remotes.get(remote)
         if state is None or self.error is not None:
             return []
         watermark = batch.watermark
@@ -136,27 +128,22 @@ class MergedStream:
             # New shards hold the low watermark before the config server's watermark lets it move
             # past them.
             try:
-                actions += self._membership.change(events)
+                actions += self.membership.change(events)
             except (KeyError, InvalidBSON) as error:
                 return self._broken(remote, f"an event on config.shards is malformed: {error!r}")
         try:
-            self._merger.add_batch(remote, events, watermark, size)
+            self.merger.add_batch(remote, events, watermark, size)
         except MergeOrderError as error:
             # A client that resumes gets all events, in order.
             return [*actions, *self._broken(remote, str(error), labels=(RESUMABLE_LABEL,))]
-        return actions + self._membership.close_removed()
-
-    @property
-    def draining(self) -> Set[str]:
-        """The draining shards, whose removal a stream on config.shards does not always report."""
-        return self._membership.draining
+        return actions + self.membership.close_removed()
 
     def shards_listed(self, shards: Set[str], draining: Set[str], by: Timestamp) -> list[Action]:
         """Process the shard list, read by the time ``by``: draining shards may have left.
 
         ``draining`` are those of ``shards`` that drain.
         """
-        return self._membership.listed(shards, draining, by) if self.error is None else []
+        return self.membership.listed(shards, draining, by) if self.error is None else []
 
     def remote_failed(self, remote: int, error: CommandError, address: str | None = None) -> None:
         """Record a remote's permanent failure: ``take`` raises ``error`` after the ready events.
@@ -165,7 +152,7 @@ class MergedStream:
         in the host string). Errors at a cursor's opening keep the shard's message; the message of
         an error from a later getMore names its remote shard.
         """
-        state = self._merger.remotes.get(remote)
+        state = self.merger.remotes.get(remote)
         if state is None or self.error is not None:
             return
         if state.has_replied:
@@ -182,18 +169,14 @@ class MergedStream:
         Readers get the error after the events in the log, and can resume.
         """
         self.error = CommandError.unexpected(error)
-        self._merger.fail()
+        self.merger.fail()
         self._unread = {}
 
     def close(self) -> None:
         """Let go of all events, which a collector would free much later; nobody reads any more."""
-        self._merger.fail()
+        self.merger.fail()
         self.log.clear()
         self._unread = {}
-
-    def merge_ahead(self, size: int) -> None:
-        """Merge ready events before a client requests them, up to ``size`` bytes."""
-        self._merger.merge_ahead(size)
 
     def release(self) -> bool:
         """Append the next block to the log, after a client has read the log to its end.
@@ -201,7 +184,7 @@ class MergedStream:
         Return False if nothing is ready.
         """
         try:
-            block = self._merger.next_block()
+            block = self.merger.next_block()
             if block is None:
                 self._unread = {}
                 return False
@@ -214,44 +197,29 @@ class MergedStream:
         return True
 
     @property
-    def ready(self) -> bool:
-        """Whether ``release`` has anything to append."""
-        return self._merger.ready
-
-    @property
-    def high_water_mark(self) -> Watermark | None:
-        """The high water mark of a client that has read everything, or None."""
-        return self._merger.high_water_mark
-
-    @property
-    def low_watermark(self) -> bytes | None:
-        """The sort key up to which everything is ready; None while a remote is silent."""
-        return self._merger.low_watermark
-
-    @property
     def reached(self) -> bytes:
         """The sort key up to which everything is ready, at least that of the start."""
-        return self.low_watermark or first_key(self.start_at)
+        return self.merger.low_watermark or first_key(self.start_at)
 
     @property
     def ended(self) -> bool:
         """Whether everything up to an invalidate is released: no events follow."""
-        low_watermark = self._merger.low_watermark
+        low_watermark = self.merger.low_watermark
         return (
             low_watermark is not None
-            and not self._merger.ready
+            and not self.merger.ready
             and any(
-                self._merger.remotes[number].invalidated
-                for number in self._merger.holding(low_watermark)
+                self.merger.remotes[number].invalidated
+                for number in self.merger.holding(low_watermark)
             )
         )
 
     @property
     def waiting_for(self) -> Laggard | None:
         """The slowest shard, if it holds back buffered events and nothing is ready, or None."""
-        if not self._merger.holds:
+        if not self.merger.holds:
             return None
-        slowest = self._merger.slowest_remote
+        slowest = self.merger.slowest_remote
         if slowest is None or not self._may_move(slowest):
             return None
         return next(iter(self._waits([slowest])), None)
@@ -262,14 +230,14 @@ class MergedStream:
 
         Valid after ``merge_ahead``. Events that a silent remote holds back count too.
         """
-        return self._merger.holds and not (self._unread or self._merger.ahead)
+        return self.merger.holds and not (self._unread or self.merger.ahead)
 
     def is_needed(self, number: int) -> bool:
         """Return whether others can go on only once the remote's watermark has advanced.
 
         A removed shard also holds the low watermark, until its watermark has passed its removal.
         """
-        if self.waiting_for is not None and (self.watermark(number) or b"") < self._merger.tail:
+        if self.waiting_for is not None and (self.watermark(number) or b"") < self.merger.tail:
             return True
         return any(laggard.remote == number for laggard in self.leaving)
 
@@ -280,7 +248,7 @@ class MergedStream:
         Empty while something is ready. Remotes that have not replied yet, and remotes whose
         streams have ended, are left out.
         """
-        behind = self._merger.behind(self._merger.tail)
+        behind = self.merger.behind(self.merger.tail)
         return self._waits([number for number in behind if self._may_move(number)])
 
     @property
@@ -289,33 +257,29 @@ class MergedStream:
 
         Once a watermark has, the remote can be closed. A removed shard may soon be shut down.
         """
-        remotes = self._merger.remotes
+        remotes = self.merger.remotes
         return [
             Laggard(number, cluster_time_of(remotes[number].removed_at or b""))
-            for number in sorted(self._membership.leaving)
+            for number in sorted(self.membership.leaving)
             if self._may_move(number)
         ]
 
-    def has_left(self, number: int) -> bool:
-        """Return whether the remote's shard has been removed, and is read up to its removal."""
-        return number in self._membership.leaving
-
     def _may_move(self, number: int) -> bool:
-        remote = self._merger.remotes[number]
+        remote = self.merger.remotes[number]
         return remote.has_replied and not remote.invalidated
 
     def _waits(self, numbers: Sequence[int]) -> list[Laggard]:
         """Describe those of the remotes that hold back a buffered event, if nothing is ready."""
-        if self._unread or self._merger.ahead or self.error is not None:
+        if self._unread or self.merger.ahead or self.error is not None:
             return []
-        tail = self._merger.tail
+        tail = self.merger.tail
         if not tail:
             return []
         try:
             latest = cluster_time_of(tail)
         except ValueError:
             return []  # a damaged token has no cluster time to pass
-        remotes = self._merger.remotes
+        remotes = self.merger.remotes
         return [
             Laggard(number, latest)
             for number in numbers
@@ -324,32 +288,22 @@ class MergedStream:
 
     def buffered_bytes(self, remote: int) -> int:
         """Return the bytes of events from ``remote`` that no client has read yet."""
-        queue = self._merger.remotes.get(remote)
+        queue = self.merger.remotes.get(remote)
         return 0 if queue is None else queue.buffered + self._unread.get(remote, 0)
 
     @property
     def all_buffered_bytes(self) -> int:
         """The same bytes, summed over all remotes."""
-        return self._merger.buffered + sum(self._unread.values())
+        return self.merger.buffered + sum(self._unread.values())
 
     @property
     def held_bytes(self) -> int:
         """Bytes of memory that the stream's events take, buffered or in the log."""
-        return self._merger.buffered + self.log.memory
-
-    @property
-    def remotes(self) -> Mapping[int, str]:
-        """Open remotes: number to target."""
-        return {number: remote.target for number, remote in self._merger.remotes.items()}
-
-    @property
-    def slowest_remote(self) -> int | None:
-        """The remote with the smallest watermark; one without a watermark precedes all others."""
-        return self._merger.slowest_remote
+        return self.merger.buffered + self.log.memory
 
     def watermark(self, remote: int) -> bytes | None:
         """Return the sort key of the remote's watermark, or None before its first batch."""
-        queue = self._merger.remotes.get(remote)
+        queue = self.merger.remotes.get(remote)
         return None if queue is None else queue.watermark
 
     def _swallow(self, events: list[Event], size: int, key: bytes) -> tuple[list[Event], int]:
@@ -366,7 +320,7 @@ class MergedStream:
         code: ErrorCode = ErrorCode.InternalError,
         labels: Iterable[str] = (),
     ) -> list[Action]:
-        target = self._merger.remotes[remote].target
+        target = self.merger.remotes[remote].target
         message = f"The change stream of {target} broke its rules: {reason}"
         self.error = CommandError(code, message, labels=labels)
         return [CloseRemote(remote)]

@@ -107,7 +107,7 @@ class ClusterTimeFetcher:
                 try:
                     await self._send_time([connection], asyncio.get_running_loop().time() + timeout)
                 finally:
-                    dialer.release(connection)
+                    self._cluster.release(connection)
             except CommandError as error:
                 problem = "cannot send the cluster time to a primary"
                 log.debug(problem, target=shard, error=str(error))

@@ -179,7 +179,9 @@ class Remotes(dict[int, ScheduledRemote]):
 
         ``waiting`` is whether the slowest shard keeps buffered events back.
         """
-        slowest = self.get(-1 if stream.slowest_remote is None else stream.slowest_remote)
+        slowest = self.get(
+            -1 if stream.merger.slowest_remote is None else stream.merger.slowest_remote
+        )
         return {
             "bufferedBytes": Int64(stream.all_buffered_bytes),
             "heldBytes": Int64(stream.held_bytes),

@@ -104,7 +104,7 @@ class RunningStream:
         failure.
         """
         self._read_scheduler.client_reads()
-        self._execute(self.merged.start())
+        self._execute(self.merged.openings)
         try:
             async with asyncio.timeout_at(deadline):
                 await self._answered
@@ -203,7 +203,7 @@ class RunningStream:
         slowest shard is asked for it. Otherwise the shard waits for the clients, and all events up
         to ``now`` count.
         """
-        number = self.merged.slowest_remote
+        number = self.merged.merger.slowest_remote
         slowest = None if number is None else self._remotes.get(number)
         is_asked = slowest is not None and slowest.state != "paused"
         waits = self.is_waited_for or is_asked
@@ -404,9 +404,8 @@ class RunningStream:
         No event is lost while the low watermark stands still, and a client that resumed would not
         be served sooner, unless the shard has left: drivers end a stream whose resumption fails.
         """
-        return self._request.passthrough_to_shard is None and not self.merged.has_left(
-            remote.number
-        )
+        has_left = remote.number in self.merged.membership.leaving
+        return self._request.passthrough_to_shard is None and not has_left
 
     def _batch_arrived(self, remote: ScheduledRemote, batch: CursorBatch) -> None:
         if self._closed or remote.number not in self._remotes:
@@ -423,7 +422,7 @@ class RunningStream:
             self._count()
         if actions:
             self._execute(actions)
-        if remote.topology and self.merged.draining and self._draining is None:
+        if remote.topology and self.merged.membership.draining and self._draining is None:
             self._draining = self._start("watch draining shards", self._watch_draining)
         self._read_scheduler.batch_arrived(
             number, len(batch.events), batch.operation_time, now, complete=batch.complete
@@ -432,7 +431,7 @@ class RunningStream:
             self._answered.set_result(None)
         self._pass_on()
         # Prepare the next reply while the client processes the last one.
-        self.merged.merge_ahead(self._limits.reply_target_bytes)
+        self.merged.merger.merge_ahead(self._limits.reply_target_bytes)
         if self._waiting_since is not None and not self.merged.is_held_back:
             self._loads.low_watermark_waits.record(self._loop.time() - self._waiting_since)
             self._waiting_since = None
@@ -446,7 +445,7 @@ class RunningStream:
         written past the removals.
         """
         interval = self._limits.removed_shards_interval
-        while self.merged.draining and self.merged.error is None:
+        while self.merged.membership.draining and self.merged.error is None:
             now = self._loop.time()
             await asyncio.sleep(interval * math.floor(now / interval + 1) - now)
             try:

@@ -127,12 +127,12 @@ class ViewReaders:
     @property
     def _is_more(self) -> bool:
         """Whether there are events to pass on."""
-        return self._stream.ready or self.fan_out.behind
+        return self._stream.merger.ready or self.fan_out.behind
 
     @property
     def _is_backlog(self) -> bool:
         """Whether there is more to pass on than the block that is being passed on."""
-        return self._stream.ready or self.fan_out.lag > self._block_events
+        return self._stream.merger.ready or self.fan_out.lag > self._block_events
 
     @property
     def has_parts(self) -> bool:
@@ -145,7 +145,7 @@ class ViewReaders:
             return -inf
         if not self._parts:
             return inf
-        if self._are_new or self._stream.ready:
+        if self._are_new or self._stream.merger.ready:
             return -inf
         if not self._served:
             return inf

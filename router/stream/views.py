@@ -151,12 +151,12 @@ class View:
     @property
     def high_water_mark(self) -> Watermark | None:
         """The high water mark of a client that has read everything, or None."""
-        return self.stream.high_water_mark
+        return self.stream.merger.high_water_mark
 
     @property
     def low_watermark(self) -> bytes | None:
         """The sort key up to which all events are in the log once nothing is ready."""
-        return self.stream.low_watermark
+        return self.stream.merger.low_watermark
 
     @property
     def error(self) -> CommandError | None:
@@ -451,7 +451,7 @@ class LogPosition:
 
     @property
     def _done(self) -> bool:
-        return not (self.behind or self.stream.ready)
+        return not (self.behind or self.stream.merger.ready)
 
     @property
     def error(self) -> CommandError | None:
@@ -466,7 +466,7 @@ class LogPosition:
     @property
     def low_watermark(self) -> bytes | None:
         """The sort key up to which its views have all events."""
-        return self.stream.low_watermark if self._done else self._last
+        return self.stream.merger.low_watermark if self._done else self._last
 
     @property
     def high_water_mark(self) -> Watermark | None:
@@ -478,7 +478,7 @@ class LogPosition:
         """
         if not self._done:
             return None if self._last is None else self._mark_before(self._last)
-        mark = self.stream.high_water_mark
+        mark = self.stream.merger.high_water_mark
         if mark is None or self.stream.ended or is_high_water_mark(mark.key):
             return mark
         return self._mark_before(mark.key)

@@ -89,7 +89,6 @@ class Supervisor:
     Args:
         settings: the router's settings.
         arguments: the command line, for getCmdLineOpts.
-        now: the wall clock.
         start_child: starts a worker; raises OSError.
     """
 
@@ -97,7 +96,6 @@ class Supervisor:
         self,
         settings: Settings,
         arguments: Sequence[str],
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
         *,
         start_child: Callable[[WorkerStart], Awaitable[Child]] = Child.start,
     ) -> None:
@@ -106,7 +104,7 @@ class Supervisor:
         self._arguments = tuple(arguments)
         self._mark = new_mark()
         self._process_id = ObjectId()
-        self._started = now()
+        self._started = datetime.now(UTC)
         self._folder = Path()
         self._ports: dict[str, int] = {}
         self._alive: set[Child] = set()

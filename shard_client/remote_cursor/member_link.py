@@ -127,7 +127,7 @@ class MemberLink:
         connection, self._connection = self._connection, None
         self._stop_watching()
         if connection is not None:
-            self._dialer.release(connection)
+            self._dialer.pool.give_back(connection)
 
     async def stop_guarding(self) -> None:
         """Check the member no more, and wait for a running check to end."""
@@ -145,7 +145,7 @@ class MemberLink:
         if own is not None and own.address == address and not (own.closed or own.busy):
             yield own
             return
-        async with self._dialer.borrow(address, timeout) as other:
+        async with self._dialer.pool.borrow(address, timeout) as other:
             yield other
 
     # A member that hangs.
@@ -173,8 +173,9 @@ class MemberLink:
 
     async def _greet(self, connection: Connection) -> None:
         """Cut a connection whose member does not answer a hello over another one."""
+        pool, timeout = self._dialer.pool, self._reply_timeout
         try:
-            async with self._dialer.borrow(connection.address, self._reply_timeout, greet=True):
+            async with pool.borrow(connection.address, timeout, greet=True):
                 pass
         except (NetworkError, CommandError) as error:
             address = format_address(connection.address)

@@ -200,7 +200,8 @@ class ProgressCursor:
             self._cursor.address != first.address or self._passed_by > self._most_behind
         ):
             self._leave_behind()
-        async with self._dialer.borrow(first.address, self._settings.connect_timeout) as connection:
+        timeout = self._settings.connect_timeout
+        async with self._dialer.pool.borrow(first.address, timeout) as connection:
             if self._cursor is None:
                 await self._open(connection)
             assert self._cursor is not None

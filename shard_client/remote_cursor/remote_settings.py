@@ -1,17 +1,22 @@
 """Interfaces and settings of a remote cursor: dialer, command counters, limits."""
 
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from shard_client.wire.connection import Address, Connection
+from shard_client.wire.connection_pool import ConnectionPool
 
 if TYPE_CHECKING:  # the help of a command reads settings, and needs no logs
     from shard_client.remote_cursor.open_cursor import OpenCursor
 
 
 class Dialer(Protocol):
-    """Supplies connections to the members of one replica set and keeps released ones for reuse."""
+    """Supplies connections to the members of one replica set, from the ``pool`` that keeps them."""
+
+    @property
+    def pool(self) -> ConnectionPool:
+        """The pool to which connections are given back, and from which members' are borrowed."""
+        ...
 
     async def connect(self, timeout: float) -> Connection:
         """Return a connection to the member to read from, with a fresh hello reply.
@@ -22,19 +27,6 @@ class Dialer(Protocol):
 
     async def connect_to(self, address: Address, timeout: float) -> Connection:
         """Return a connection to the member at ``address``. Raises CommandError, NetworkError."""
-        ...
-
-    def release(self, connection: Connection) -> None:
-        """Take back a connection. It is cut if it is closed or has a request in flight."""
-        ...
-
-    def borrow(
-        self, address: Address, timeout: float, *, greet: bool = False
-    ) -> AbstractAsyncContextManager[Connection]:
-        """Provide a connection to the member at ``address`` for a short ``async with`` block.
-
-        With ``greet``, a hello is exchanged first. Entering raises CommandError, NetworkError.
-        """
         ...
 
     def suspect(self, address: Address) -> None:

@@ -111,14 +111,12 @@ class ReadPreference:
         return []
 
 
-def fresh_enough(
-    members: Mapping[Address, Member], most: float, heartbeat: float = HEARTBEAT
-) -> dict[Address, Member]:
+def fresh_enough(members: Mapping[Address, Member], most: float) -> dict[Address, Member]:
     """Return the members without the secondaries that are more than ``most`` seconds behind.
 
     With a primary, a secondary's staleness is the age of its last write minus the age of the
     primary's, each at the time of its own report. Without a primary, it is the newest last write of
-    all members minus its own. One ``heartbeat`` is added, since the lag can grow between two
+    all members minus its own. One heartbeat is added, since the lag can grow between two
     hellos. A secondary that has not reported its last write is kept. Source: the drivers'
     specification of max staleness.
     """
@@ -132,7 +130,7 @@ def fresh_enough(
 
     def behind(at: Address) -> float:
         ago, written = measured[at]
-        return (ago - measured[primary][0] if primary is not None else newest - written) + heartbeat
+        return (ago - measured[primary][0] if primary is not None else newest - written) + HEARTBEAT
 
     return {
         at: each

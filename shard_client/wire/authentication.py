@@ -8,10 +8,10 @@ import asyncio
 import re
 import ssl
 import stat
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 from bson.binary import Binary
@@ -90,14 +90,8 @@ OPEN = Access()
 """Access to a cluster without authentication and TLS."""
 
 
-class Commands(Protocol):
-    """A connection as ``log_in`` uses it."""
-
-    async def command(
-        self, database: str, command: Mapping[str, Any], *, timeout: float | None
-    ) -> dict[str, Any]:
-        """Run a command; raises CommandError, NetworkError."""
-        ...
+RunCommand = Callable[..., Awaitable[dict[str, Any]]]
+"""``Connection.command``, which runs a command on a database."""
 
 
 def read_secret_file(path: Path) -> str:
@@ -151,14 +145,14 @@ def read_key_file(path: Path) -> Credentials:
     return Credentials(MEMBER, MEMBER_SOURCE, stripped)
 
 
-async def log_in(connection: Commands, credentials: Credentials, *, timeout: float) -> None:
+async def log_in(run: RunCommand, credentials: Credentials, *, timeout: float) -> None:
     """Log in over a connection that has exchanged its hello.
 
     The server proves in turn that it knows the password. Hashing the password takes milliseconds
     of processor time and runs in a thread.
 
     Args:
-        connection: the connection.
+        run: runs a command over the connection.
         credentials: the user.
         timeout: seconds for each of the server's replies.
 
@@ -169,12 +163,12 @@ async def log_in(connection: Commands, credentials: Credentials, *, timeout: flo
         ProtocolError: a reply is malformed.
     """
     if credentials.mechanism == X509:
-        await connection.command(EXTERNAL, {"authenticate": 1, "mechanism": X509}, timeout=timeout)
+        await run(EXTERNAL, {"authenticate": 1, "mechanism": X509}, timeout=timeout)
         return
     last = len(credentials.passwords) - 1
     for number, password in enumerate(credentials.passwords):
         try:
-            await _converse(connection, credentials, password, timeout)
+            await _converse(run, credentials, password, timeout)
         except CommandError as error:
             if number == last or error.code != ErrorCode.AuthenticationFailed:
                 raise
@@ -183,11 +177,11 @@ async def log_in(connection: Commands, credentials: Credentials, *, timeout: flo
 
 
 async def _converse(
-    connection: Commands, credentials: Credentials, password: str, timeout: float
+    run: RunCommand, credentials: Credentials, password: str, timeout: float
 ) -> None:
     try:
         client = ScramClient([MECHANISM], credentials.user, password)
-        reply = await connection.command(
+        reply = await run(
             credentials.source,
             {
                 "saslStart": 1,
@@ -203,12 +197,12 @@ async def _converse(
         loop = asyncio.get_running_loop()
         proof = await loop.run_in_executor(None, client.get_client_final)
         following = {"saslContinue": 1, "conversationId": reply.get("conversationId")}
-        reply = await connection.command(
+        reply = await run(
             credentials.source, {**following, "payload": Binary(proof.encode())}, timeout=timeout
         )
         client.set_server_final(_payload(reply))
         if not reply.get("done"):
-            reply = await connection.command(
+            reply = await run(
                 credentials.source, {**following, "payload": Binary(b"")}, timeout=timeout
             )
     except ScramException as error:

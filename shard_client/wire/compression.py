@@ -11,8 +11,10 @@ import cramjam
 
 from shard_client.errors import ProtocolError
 
-_IDS = {"noop": 0, "snappy": 1, "zlib": 2, "zstd": 3}
-_NOOP, _SNAPPY, _ZLIB, _ZSTD = _IDS.values()
+IDS = {"noop": 0, "snappy": 1, "zlib": 2, "zstd": 3}
+"""The numbers of the compressors in OP_COMPRESSED."""
+
+_NOOP, _SNAPPY, _ZLIB, _ZSTD = IDS.values()
 
 AVAILABLE: tuple[str, ...] = ("snappy", "zstd", "zlib")
 """Names of the available compressors, in the servers' order of preference."""
@@ -37,11 +39,6 @@ def negotiate(offered: Iterable[object], allowed: Sequence[str] = AVAILABLE) -> 
     """
     usable = {name for name in allowed if name in AVAILABLE}
     return [name for name in offered if isinstance(name, str) and name in usable]
-
-
-def compressor_id(name: str) -> int:
-    """Return the number of the compressor in OP_COMPRESSED; raises KeyError for an unknown name."""
-    return _IDS[name]
 
 
 def compress(compressor: int, data: bytes) -> bytes:

@@ -27,6 +27,7 @@ from shard_client.wire.frames import (
 Address = tuple[str, int]
 """Host and port; a host that begins with a slash is the path of a Unix socket."""
 
+_DEFAULT_PORT = 27017
 # Batches of a MiB reuse the same receive buffer.
 _KEEP = 2 * 1024 * 1024
 _CLOSE_TIMEOUT = 1.0
@@ -44,7 +45,7 @@ _MOST_SAID = 200
 """Most characters of a refusal, which contains the command."""
 
 
-def parse_address(text: str, *, default_port: int = 27017) -> Address:
+def parse_address(text: str) -> Address:
     """Parse ``host``, ``host:port`` or ``[ipv6]:port``; raises ValueError."""
     host, port = text, ""
     if text.startswith("["):
@@ -58,7 +59,7 @@ def parse_address(text: str, *, default_port: int = 27017) -> Address:
             raise ValueError(f"an address must be host:port or [ipv6]:port, not {text!r}")
     if not host or (port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536)):
         raise ValueError(f"an address must be host:port or [ipv6]:port, not {text!r}")
-    return host, int(port) if port else default_port
+    return host, int(port) if port else _DEFAULT_PORT
 
 
 def format_address(address: Address) -> str:
@@ -205,7 +206,7 @@ class Connection:
         """
         peer = format_address(self.address)
         try:
-            await log_in(self, credentials, timeout=timeout)
+            await log_in(self.command, credentials, timeout=timeout)
         except CommandError as error:
             raise CommandError(
                 error.code, f"cannot log in to {peer} as {credentials}: {error.message}"
@@ -281,15 +282,13 @@ class Connection:
         finally:
             self._busy = False
 
-    async def exchange(
-        self, message: bytes, *, timeout: float | None = None
-    ) -> AsyncGenerator[bytes, None]:
+    async def exchange(self, message: bytes) -> AsyncGenerator[bytes, None]:
         """Forward one whole uncompressed frame under a new request id; yield the replies.
 
         The replies are whole uncompressed frames with the server's ids; the caller rewrites
         responseTo. The generator ends after the first reply without moreToCome, or at once if the
         request itself has moreToCome. Ending it earlier closes the connection; ``aclose`` it to
-        control when. ``timeout`` is the seconds to wait for each reply. Raises NetworkError.
+        control when. Raises NetworkError.
         """
         request_id = next(self._request_ids)
         self._begin(request_id)
@@ -297,7 +296,7 @@ class Connection:
         try:
             self._stream.write_parts(with_ids(message, request_id=request_id, response_to=0))
             while more:
-                frame = await self._receive(bytes, timeout)
+                frame = await self._receive(bytes, None)
                 more = more_to_come(frame)
                 if not more:
                     self._busy = False

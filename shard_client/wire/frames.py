@@ -275,11 +275,6 @@ def more_to_come(frame: bytes) -> bool:
     )
 
 
-def is_compressed(frame: bytes) -> bool:
-    """Return whether this is an OP_COMPRESSED."""
-    return bool(_int32.unpack_from(frame, 12)[0] == OP_COMPRESSED)
-
-
 def compress_frame(frame: bytes, compressor: int) -> bytes:
     """Return a whole frame as OP_COMPRESSED; ``compressor`` is an available compressor's number.
 

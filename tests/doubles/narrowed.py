@@ -39,8 +39,9 @@ class PartOfStream:
         self.part = self.fan_out.open(stream_filter, point.after, namespace)
         self.log_reader = LogReader(self.part, point)
 
-    def start(self) -> list[Action]:
-        return self.wide.start()
+    @property
+    def openings(self) -> list[Action]:
+        return self.wide.openings
 
     def batch_arrived(self, remote: int, batch: CursorBatch) -> list[Action]:
         return self.wide.batch_arrived(remote, batch)

@@ -110,7 +110,8 @@ class PrivateStream(MergedStream):
 class OneReader(Protocol):
     """A stream and its one reader."""
 
-    def start(self) -> list[Action]: ...
+    @property
+    def openings(self) -> list[Action]: ...
 
     def batch_arrived(self, remote: int, batch: CursorBatch) -> list[Action]: ...
 
@@ -159,7 +160,7 @@ class Driver:
 
     def run(self) -> "Driver":
         """Deliver and take all batches, until the stream closes or nothing is left."""
-        self.act(self.stream.start())
+        self.act(self.stream.openings)
         while True:
             waiting = [remote for remote, batches in self.pending.items() if batches]
             if waiting and self.rnd.random() < 0.7:

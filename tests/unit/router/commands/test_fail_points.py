@@ -75,6 +75,14 @@ async def test_passed_through_commands_fail_before_they_are_sent() -> None:
         # Other fail points are set on the upstream.
         await client.command("admin", fail("off", "hangSomewhere"))
         assert mongos.names() == ["configureFailPoint"]
+        # It acts on commands that pass through by what the router does not know.
+        await client.command("admin", fail("alwaysOn", failCommands=["insert"], errorCode=91))
+        unknown = fail("alwaysOn", failCommands=["insert"], writeConcernError={"code": 91})
+        assert (await client.command("admin", unknown))["ok"] == 1
+        assert (await client.command("db", {"insert": "c"}))["ok"] == 1
+        await client.command("admin", fail("off"))
+        modes = [each.command.get("mode") for each in mongos.asked[1:]]
+        assert modes == ["alwaysOn", None, "off"]
 
 
 @pytest.mark.parametrize(

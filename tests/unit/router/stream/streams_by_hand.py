@@ -46,7 +46,7 @@ def make(
 def opened(**options) -> PrivateStream:
     """Return a stream whose remotes have all answered their openings."""
     stream = make(**options)
-    for action in stream.start():
+    for action in stream.openings:
         assert stream.batch_arrived(action.remote, batch([], hwm(10, 1))) == []
     return stream
 

@@ -55,7 +55,7 @@ class Streams:
             sizes=BlockSizes(join_bytes=300),
         )
         self.pending[stream] = {}
-        self.act(stream, stream.start())
+        self.act(stream, stream.openings)
         return stream
 
     def act(self, stream: MergedStream, actions: list[Action]) -> None:
@@ -78,7 +78,7 @@ class Streams:
             return False
         stream, remote, batches = self.rnd.choice(waiting)
         self.act(stream, stream.batch_arrived(remote, batches.pop(0)))
-        stream.merge_ahead(self.rnd.choice([0, 300, 1 << 20]))
+        stream.merger.merge_ahead(self.rnd.choice([0, 300, 1 << 20]))
         return True
 
 

@@ -27,7 +27,7 @@ from tests.unit.router.stream.streams_by_hand import (
 )
 def test_a_stream_of_one_remote_has_no_topology_remote(options: dict):
     stream = make(**options)
-    assert [action.target for action in stream.start()] == ["shard0"]
+    assert [action.target for action in stream.openings] == ["shard0"]
     stream.batch_arrived(0, batch([at(11)], hwm(1000)))
     assert times(stream.take(None).events) == [11]
 
@@ -43,7 +43,7 @@ def test_events_wait_for_every_watermark_and_the_slowest_shard_is_named():
     arrive(stream, A, 12, 14, upto=20)
     arrive(stream, CONFIG, upto=20)
     assert not stream.ready
-    assert stream.slowest_remote == B
+    assert stream.merger.slowest_remote == B
     waiting = stream.waiting_for
     assert waiting == (B, Timestamp(14, 1))
     assert stream.is_needed(B)

@@ -94,7 +94,7 @@ class WanderingDriver(Driver):
             reader.continue_on(View(self.stream))
             self.stream.log_reader = reader
         self.pending.clear()
-        self.act(self.stream.start())
+        self.act(self.stream.openings)
         return taken
 
 
@@ -213,7 +213,7 @@ class MovingDriver(Driver):
             reader.continue_on(View(self.stream))
             self.stream.log_reader = reader
             self.pending.clear()
-            self.act(self.stream.start())
+            self.act(self.stream.openings)
         return taken
 
 

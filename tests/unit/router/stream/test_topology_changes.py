@@ -47,12 +47,12 @@ def test_a_draining_shard_missing_from_the_list_has_left():
     """6.0 reports that a shard drains, but not that it is removed."""
     stream = opened()
     assert stream.batch_arrived(CONFIG, draining("shard1", 20, 50)) == []
-    assert stream.draining == {"shard1"}
+    assert stream.membership.draining == {"shard1"}
     both = {"shard0", "shard1"}
     assert stream.shards_listed(both, {"shard1"}, Timestamp(30, 1)) == []
     assert stream.leaving == []
     assert stream.shards_listed({"shard0"}, set(), Timestamp(40, 1)) == []
-    assert stream.draining == set()
+    assert stream.membership.draining == set()
     assert stream.leaving == [(B, Timestamp(40, 2))]
     arrive(stream, A, upto=50)
     assert arrive(stream, B, 15, 39, upto=41) == [CloseRemote(B)]
@@ -97,7 +97,7 @@ def test_a_shard_that_stopped_draining_is_kept():
     stream = opened()
     stream.batch_arrived(CONFIG, draining("shard1", 20, 30))
     stream.batch_arrived(CONFIG, draining("shard1", 35, 50, yes=False))
-    assert stream.draining == set()
+    assert stream.membership.draining == set()
     assert stream.shards_listed({"shard0"}, set(), Timestamp(40, 1)) == []
     assert arrive(stream, B, upto=50) == []
 
@@ -195,7 +195,9 @@ async def test_a_removal_without_an_event_is_noticed(cluster: ScriptedCluster):
     cluster.config.documents["shards"] = left
     assert cursor.running_stream is not None
     merged = cursor.running_stream.merged
-    await until(lambda: [merged.remotes[each.remote] for each in merged.leaving] == ["s1"])
+    await until(
+        lambda: [merged.merger.remotes[each.remote].target for each in merged.leaving] == ["s1"]
+    )
     cluster.noop(200)  # watermarks beyond the time when the list was read
     await until(lambda: "s1" not in targets(registry))
     listed = cluster.config.commands["find"]

@@ -77,8 +77,8 @@ class Backlog:
             for number in range(count)
         ]
         size = sum(len(each) for _, each in events)
-        for remote, target in self.stream.remotes.items():
-            arrived = (events, size) if target == "s0" else ([], 0)
+        for remote, queue in self.stream.merger.remotes.items():
+            arrived = (events, size) if queue.target == "s0" else ([], 0)
             self.stream.batch_arrived(
                 remote, CursorBatch(1, arrived[0], Watermark.of(hwm(20)), arrived[1])
             )
@@ -130,7 +130,7 @@ async def test_a_full_reader_does_not_wake_those_with_few_events() -> None:
     backlog.arrive()
     waiting = backlog.waiting(few)
     await backlog.wait(full)
-    assert backlog.stream.ready, "the backlog goes on"
+    assert backlog.stream.merger.ready, "the backlog goes on"
     assert backlog.readers.should_gather(few, None)
     assert not waiting.done()
     async with asyncio.timeout(PATIENCE):
@@ -157,7 +157,7 @@ async def test_a_reader_may_use_what_others_leave() -> None:
     for number in range(200):
         backlog.reader(EVERY + number)
     backlog.arrive()
-    while backlog.stream.ready or backlog.readers.fan_out.behind:
+    while backlog.stream.merger.ready or backlog.readers.fan_out.behind:
         backlog.step(asked=True)
         await asyncio.sleep(0)
     assert not reader.lost, "its events fit into the memory of all readers"

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,14 +73,6 @@ class Reader:
     async def connect_to(self, address: Address, timeout: float) -> Connection:
         self.connection = await self.pool.take(address, timeout)
         return self.connection
-
-    def release(self, connection: Connection) -> None:
-        self.pool.give_back(connection)
-
-    def borrow(
-        self, address: Address, timeout: float, *, greet: bool = False
-    ) -> AbstractAsyncContextManager[Connection]:
-        return self.pool.borrow(address, timeout, greet=greet)
 
     def suspect(self, address: Address) -> None:
         self.suspected.append(address)

@@ -26,14 +26,14 @@ def credentials(*passwords: str) -> Credentials:
 @pytest.mark.parametrize("skips", [True, False])
 async def test_a_user_logs_in(skips: bool) -> None:
     server = ScramServer(skips_empty_exchange=skips)
-    await log_in(server, credentials(), timeout=PATIENCE)
+    await log_in(server.command, credentials(), timeout=PATIENCE)
     assert {command["$db"] for command in server.commands} == {"admin"}
     assert len(server.commands) == (2 if skips else 3)
     assert b"secret" not in b"".join(bytes(command["payload"]) for command in server.commands)
 
 
 async def test_each_key_of_a_key_file_is_tried() -> None:
-    await log_in(ScramServer("second"), credentials("first", "second"), timeout=PATIENCE)
+    await log_in(ScramServer("second").command, credentials("first", "second"), timeout=PATIENCE)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ async def test_a_server_without_the_password_is_refused(payload: bytes) -> None:
     server = ScramServer()
     server.changed = {"payload": Binary(payload)}
     with pytest.raises(CommandError) as failure:
-        await log_in(server, credentials(), timeout=PATIENCE)
+        await log_in(server.command, credentials(), timeout=PATIENCE)
     assert failure.value.code == 18
     assert "secret" not in str(failure.value)
 
@@ -67,7 +67,7 @@ async def test_iteration_counts_out_of_bounds_are_refused(iterations: str) -> No
 
     server = Server()
     with pytest.raises(CommandError, match="iterations") as failure:
-        await log_in(server, credentials(), timeout=PATIENCE)
+        await log_in(server.command, credentials(), timeout=PATIENCE)
     assert failure.value.code == 18
     assert len(server.commands) == 1
 
@@ -77,7 +77,7 @@ async def test_malformed_replies_are_refused(payload: Any) -> None:
     server = ScramServer()
     server.changed = {"payload": payload}
     with pytest.raises(ProtocolError):
-        await log_in(server, credentials(), timeout=PATIENCE)
+        await log_in(server.command, credentials(), timeout=PATIENCE)
 
 
 def key_file(folder: Path, content: str, mode: int = 0o600) -> Path:
