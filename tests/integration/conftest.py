@@ -14,7 +14,6 @@ _SHARING = {
     "test_docs_commands",
     "test_facade_drivers",
     "test_facade_lifecycle",
-    "test_tools",
     "test_tracing",
     "test_two_routers",
     "test_workers",

@@ -44,7 +44,7 @@ def test_a_seed_replays_exactly() -> None:
         assert "router1" in alone, "a replay prints its trace"
 
 
-_RARE = {"low-watermark-config": 200}
+_RARE = {"low-watermark-config": 260}
 """The first seed for rules that one seed in hundreds needs; earlier seeds pass without the rule.
 
 ``moved-twice`` is not in the list: 250 seeds, which take three minutes, do not need its rule, since

@@ -1,10 +1,9 @@
-"""The documentation site builds without a warning, and its links lead somewhere."""
+"""The documentation site builds without a warning, such as of a link that leads nowhere."""
 
 import re
 import subprocess
 import sys
 from pathlib import Path
-from urllib.parse import unquote
 
 import pytest
 
@@ -32,23 +31,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_page_of_the_docs_is_in_the_site(site: Path) -> None:
     pages = {page.stem for page in (ROOT / "docs").glob("*.md")} | {"index"}
     assert pages <= {page.stem for page in site.glob("*.html")}
-
-
-def test_every_link_leads_to_a_file_and_an_anchor_of_the_site(site: Path) -> None:
-    texts = {page: page.read_text() for page in site.glob("*.html") if page.name != "404.html"}
-    anchors = {page: set(re.findall(r'\bid="([^"]+)"', text)) for page, text in texts.items()}
-    checked = 0
-    for page, text in texts.items():
-        for link in re.findall(r'(?:href|src)="([^"]+)"', text):
-            if re.match(r"https?:|data:", link):
-                continue
-            path, _, anchor = unquote(link.partition("?")[0]).partition("#")
-            target = (page.parent / path).resolve() if path else page
-            assert target.exists(), f"{page.name}: {link}"
-            if anchor and target in anchors:
-                assert anchor in anchors[target], f"{page.name}: {link}"
-            checked += 1
-    assert checked > 100
 
 
 def test_nothing_is_loaded_from_other_servers(site: Path) -> None:

@@ -44,23 +44,6 @@ async def document(port: int) -> dict[str, Any]:
     return parsed
 
 
-async def test_the_lanes_show_the_slowest_shard_and_the_reason() -> None:
-    async with watched_facade(now=_now) as made, admin_port(made) as port:
-        view = await document(port)
-    lanes = {lane["target"]: lane for lane in view["lanes"]}
-    assert list(lanes) == ["config", "north", "south"]
-    assert lanes["north"]["holds"] == {"reconnecting": 1}
-    assert lanes["south"]["holds"] == {}
-    assert lanes["north"]["lag"] == 40
-    assert view["span"] == pytest.approx(44)
-    assert lanes["south"]["reached"] == pytest.approx(1 - 3 / 44)
-    (row,) = view["stream_rows"]
-    assert (row["namespace"], row["readers"], row["slowest_remote"]) == ("shop.orders", 1, "north")
-    assert (row["stream"], row["pipeline"]) == (3, stream(holder="", reason="")["pipeline"])
-    assert row["errors"] == ["north: connection refused"]
-    assert view["errors"] == {"CursorNotFound": 2, "99999": 1}
-
-
 async def test_the_bytes_of_streams_and_of_the_rest_are_the_total() -> None:
     async with watched_facade(now=_now) as made, admin_port(made) as port:
         made.cursors.memory.held = 5_000_000

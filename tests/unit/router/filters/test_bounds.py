@@ -315,6 +315,3 @@ def test_all_projections_of_an_event_share_an_allowance() -> None:
     with pytest.raises(TooLargeError):
         list(iter(partial(copying.project, large, allowance), b""))
     assert copying.project(large)
-
-
-FEW, MANY = MOST_WORK // 10, MOST_WORK * 9 // 10

@@ -182,13 +182,6 @@ def test_a_remote_with_recent_events_is_read_at_the_start_of_each_round():
     assert flow.noop_delay(1000.051, [remote]) == 0
 
 
-def test_a_remote_without_recent_events_is_only_probed_in_rounds():
-    remote = remote_of()
-    seconds, delay = wait_in_round(dense(remote), remote)
-    assert (seconds, delay) == (QUIET, pytest.approx(0.04 + 0.025))
-    assert remote.collects_in == -1
-
-
 @pytest.mark.parametrize(("streams", "pause"), [(1, 0.005), (4, 0.02), (50, 0.05)])
 def test_a_single_remote_is_read_with_pauses_that_grow_with_the_streams(streams: int, pause: float):
     remote = remote_of()
@@ -269,39 +262,6 @@ def test_many_batches_are_dense_once_the_burst_is_spent(
     assert rounds.dense(now) is dense
 
 
-def test_a_round_without_events_does_not_end_the_rounds_but_two_do():
-    rounds, now = fed(100, 1, 10.0)
-    assert rounds.dense(now + OF_ROUNDS.round_interval)
-    assert not rounds.dense(now + 2.01 * OF_ROUNDS.round_interval)
-
-
-def test_a_pause_makes_the_next_burst_free():
-    rounds, now = fed(100, 1, 10.0)
-    later = now + 22 * OF_ROUNDS.round_interval
-    for number in range(19):
-        assert not rounds.dense(later), number
-        rounds.charge(1, later)
-    rounds.charge(1, later)
-    assert rounds.dense(later)
-
-
-@given(st.floats(0, 1e7), st.floats(0.001, 10.0))
-def test_rounds_start_one_interval_apart_and_not_in_the_past(now: float, interval: float):
-    rounds = Rounds(StreamSettings(round_interval=interval, noop=False))
-    start = rounds.next_start(now)
-    assert start >= now
-    assert start <= now + interval * 1.001 + 1e-6
-    assert rounds.interval_number(start) == rounds.interval_number(now) + 1
-
-
-@pytest.mark.parametrize(
-    ("notes", "interval"), [(0.0, 0.05), (5.0, 0.05), (20.0, 0.05), (100.0, 0.01)]
-)
-def test_more_noop_writes_make_rounds_shorter(notes: float, interval: float):
-    rounds = Rounds(StreamSettings(noops_per_second=notes))
-    assert 1 / rounds.per_second == pytest.approx(interval)
-
-
 def spend(bucket: TokenBucket, begin: float, seconds: float) -> list[float]:
     """Take tokens as soon as they are available; return the times."""
     taken, now = [], begin
@@ -328,15 +288,6 @@ def test_tokens_are_owed_up_to_the_debt():
         each.spend(3.01, 10.0)
     assert (bound.tokens(3.01), unbound.tokens(3.01)) == (-1, -8)
     assert bound.tokens(3.11) == 1
-
-
-def test_a_lower_rate_adds_tokens_later():
-    bucket = TokenBucket(20.0, 3)
-    bucket.spend(3.0)
-    bucket.limit(3.07, 2.0)
-    bucket.limit(3.07, 5.0)
-    assert (bucket.tokens(3.07), bucket.per_second) == (2, 2.0)
-    assert spend(bucket, 3.07, 0.5) == [3.07] * 2 + [3.5]
 
 
 # The time for which a progress cursor may keep its member busy.

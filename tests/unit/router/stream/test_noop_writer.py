@@ -85,15 +85,6 @@ async def test_a_member_that_refuses_noop_writes_is_read_from_immediately_and_la
     await requests.noop_writer.close()
 
 
-async def test_concurrent_requests_share_one_noop_write(cluster: ScriptedCluster):
-    requests, member = Requests(cluster), cluster.shards["s1"]
-    for second in range(150, 250):
-        requests.ask(Timestamp(second, 1))
-    await until(lambda: requests.done == 100)
-    assert member.commands["appendOplogNote"] <= 2
-    await requests.noop_writer.close()
-
-
 @pytest.mark.parametrize("share", [1.0, 0.5])
 async def test_noop_writes_take_three_days_to_fill_an_oplog(cluster: ScriptedCluster, share: float):
     requests = Requests(cluster, noop_burst=1.0, noop_share=share)
@@ -119,17 +110,6 @@ async def test_a_noop_write_that_is_no_longer_needed_is_skipped(
         await requests.once(past)
     assert requests.results == [NoOpResult.ACKNOWLEDGED, NoOpResult.UNWANTED, NoOpResult.UNWANTED]
     assert len(requests.sent) == member.commands["appendOplogNote"] == 1
-    await requests.noop_writer.close()
-
-
-async def test_a_delayed_noop_write_uses_the_latest_requested_time(cluster: ScriptedCluster):
-    """Otherwise each note of a busy stream would cover one event only."""
-    requests, member = Requests(cluster, noop_burst=1.0), cluster.shards["s1"]
-    await requests.once(Timestamp(200, 1))
-    requests.ask(Timestamp(300, 1))
-    requests.wanted[-1] = Timestamp(400, 1)
-    await until(lambda: requests.done == 2)
-    assert member.past[-1] == Timestamp(400, 2)
     await requests.noop_writer.close()
 
 

@@ -82,15 +82,6 @@ def test_a_choice_is_repeated_until_something_is_recorded() -> None:
     assert sharing.choose_source(first, None, 111.5) == shared
 
 
-def test_a_wider_scope_is_preferred_to_a_stream_without_the_filter() -> None:
-    sharing = policy(share_filters="always", share_scopes="always")
-    found = joined(sharing, request(match=INSERTS))
-    wider = sharing.choose_source(found, None, 0.0)
-    assert wider.request.namespace == "db.$cmd.aggregate"
-    sharing.record_failure(found, wider, TOO_LARGE, 0.0, 1.0)
-    assert sharing.choose_source(found, None, 1.0) == found.filters.sources[0]
-
-
 def test_a_refusal_of_one_client_does_not_affect_others() -> None:
     sharing = policy(share_filters="always")
     one, other = (joined(sharing, request(match=INSERTS)) for _ in range(2))
@@ -144,22 +135,6 @@ def test_an_outage_does_not_double_the_pause() -> None:
     for number in range(20):
         failed.add(b"key", outage, entered=20.0 * number, now=20.0 * number + 10.0)
         assert pause_after(failed, b"key", 20.0 * number + 10.0) == FIRST_PAUSE
-
-
-def test_all_readers_of_a_stream_report_one_failure() -> None:
-    failed = FailedStreams()
-    news = [failed.add(b"key", TOO_LARGE, entered=50.0, now=100.0 + late) for late in range(100)]
-    assert news == [True] + [False] * 99
-    assert pause_after(failed, b"key", 100.0) == FIRST_PAUSE
-
-
-def test_after_a_long_time_without_failures_the_pause_is_reset() -> None:
-    failed = FailedStreams()
-    failed.add(b"key", TOO_LARGE, entered=1.0, now=2.0)
-    failed.add(b"key", TOO_LARGE, entered=20.0, now=21.0)
-    long_after = 21.0 + 2 * FIRST_PAUSE + LONGEST_PAUSE + 1.0
-    failed.add(b"key", TOO_LARGE, entered=long_after, now=long_after)
-    assert pause_after(failed, b"key", long_after) == FIRST_PAUSE
 
 
 def test_explain_shows_the_error_and_its_time_without_the_message() -> None:

@@ -38,19 +38,6 @@ def seeds(member: ScriptedMember) -> tuple[Address, ...]:
 
 
 @pytest.mark.parametrize("make", [ProbedReplicaSet, motor])
-async def test_the_primary_is_found(make: Factory, member: ScriptedMember):
-    replica_set = make("rs", seeds(member))
-    try:
-        assert await replica_set.select(PRIMARY, PATIENCE) == ("127.0.0.1", member.port)
-        assert replica_set.name == "rs"
-        assert replica_set.hosts == seeds(member)
-        preference = ReadPreference("secondaryPreferred")
-        assert await replica_set.select(preference, PATIENCE) == ("127.0.0.1", member.port)
-    finally:
-        await replica_set.close()
-
-
-@pytest.mark.parametrize("make", [ProbedReplicaSet, motor])
 async def test_no_primary_is_a_retriable_error_in_time(make: Factory, member: ScriptedMember):
     member.primary = False
     replica_set = make("rs", seeds(member))
@@ -181,24 +168,6 @@ async def test_a_secondary_s_hello_names_the_primary(make: Factory, member: Scri
     finally:
         await replica_set.close()
         await other.stop()
-
-
-@pytest.mark.parametrize("make", [ProbedReplicaSet, motor])
-async def test_members_are_known_by_their_tags(make: Factory, member: ScriptedMember):
-    member.tags = {"dc": "east"}
-    replica_set = make("rs", seeds(member))
-    try:
-        here = ReadPreference.of({"mode": "nearest", "tags": [{"dc": "east"}]})
-        assert await replica_set.select(here, PATIENCE) == ("127.0.0.1", member.port)
-        elsewhere = ReadPreference.of({"mode": "nearest", "tags": [{"dc": "west"}]})
-        with pytest.raises(CommandError) as failure:
-            await replica_set.select(elsewhere, 0.3)
-        assert failure.value.message == (
-            'Could not find host matching read preference { mode: "nearest", '
-            'tags: [ { dc: "west" } ] } for set rs'
-        )
-    finally:
-        await replica_set.close()
 
 
 def test_an_operator_reads_why_there_is_no_member():

@@ -12,10 +12,8 @@ from shard_client.wire.authentication import (
     read_secret_file,
 )
 from shard_client.wire.connection import Connection
-from shard_client.wire.frame_protocol import FrameStream
-from shard_client.wire.frames import Message
 from tests.doubles.scram_server import ScramServer
-from tests.doubles.wire_server import reply_to, serving
+from tests.doubles.scripted_server import Asked, scripted_server
 from tests.harness.until import PATIENCE
 
 
@@ -140,13 +138,14 @@ async def test_a_refused_command_names_the_router_s_user_and_the_remedy(
 ) -> None:
     login = ScramServer()
 
-    async def answer(stream: FrameStream, message: Message, command: dict[str, Any]) -> None:
+    async def answer(asked: Asked) -> None:
         reply: dict[str, Any] = {"ok": 0.0, "code": 13, "codeName": "Unauthorized", "errmsg": said}
-        if "payload" in command:
-            reply = await login.command("admin", command, timeout=None)
-        stream.write(reply_to(message, reply))
+        if "payload" in asked.command:
+            reply = await login.command("admin", asked.command, timeout=None)
+        asked.reply(reply)
 
-    async with serving(answer) as (address, _):
+    async with scripted_server(answer) as server:
+        address = ("127.0.0.1", server.port)
         connection = await Connection.open(address, timeout=PATIENCE, credentials=credentials())
         with pytest.raises(CommandError) as failure:
             await connection.command("config", {"find": "shards"}, timeout=PATIENCE)

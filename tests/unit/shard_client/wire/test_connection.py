@@ -13,17 +13,32 @@ from shard_client.wire.frames import (
     build_msg,
     parse_message,
 )
-from tests.doubles.wire_server import echo, reply_to, serving, silent
-from tests.harness.until import PATIENCE
+from tests.doubles.scripted_server import Asked, ScriptedServer, scripted_server
+from tests.harness.until import PATIENCE, until
 
 pytestmark = pytest.mark.timeout(60)
 
 
+async def connected(server: ScriptedServer) -> Connection:
+    return await Connection.open(("127.0.0.1", server.port), timeout=PATIENCE)
+
+
+async def ping(connection: Connection, value: Any = 1, timeout: float = PATIENCE) -> dict[str, Any]:
+    return await connection.command("db", {"ping": value}, timeout=timeout)
+
+
+async def silent(asked: Asked) -> None:
+    pass
+
+
 async def _commands_of_all_sizes() -> None:
-    async with serving(echo) as (address, _):
-        connection = await Connection.open(address, timeout=PATIENCE)
+    async def echo(asked: Asked) -> None:
+        asked.reply({"ok": 1.0, "echo": asked.command})
+
+    async with scripted_server(echo) as server:
+        connection = await connected(server)
         for size in (1, 10_000, 300_000, 10_000, 5_000_000, 1):
-            reply = await connection.command("db", {"ping": "x" * size}, timeout=PATIENCE)
+            reply = await ping(connection, "x" * size)
             assert reply["echo"] == {"ping": "x" * size, "$db": "db"}
         await connection.close()
 
@@ -34,31 +49,26 @@ def test_commands_of_all_sizes_are_answered_under_both_event_loops(run):
 
 
 async def test_a_timeout_closes_the_connection():
-    async with serving(silent) as (address, server):
-        connection = await Connection.open(address, timeout=PATIENCE)
+    async with scripted_server(silent) as server:
+        connection = await connected(server)
         with pytest.raises(NetworkError, match="did not answer"):
-            await connection.command("db", {"ping": 1}, timeout=0.01)
-        await server.streams[0].wait_closed()
+            await ping(connection, timeout=0.01)
+        await until(lambda: not server.open)
         with pytest.raises(NetworkError):
-            await connection.command("db", {"ping": 1}, timeout=PATIENCE)
+            await ping(connection)
 
 
 async def test_a_cancelled_request_closes_the_connection():
-    asked = asyncio.Event()
-
-    async def note(*_: Any) -> None:
-        asked.set()
-
-    async with serving(note) as (address, server):
-        connection = await Connection.open(address, timeout=PATIENCE)
-        request = asyncio.create_task(connection.command("db", {"ping": 1}, timeout=PATIENCE))
-        await asked.wait()
+    async with scripted_server(silent) as server:
+        connection = await connected(server)
+        request = asyncio.create_task(ping(connection))
+        await until(lambda: server.asked)
         with pytest.raises(RuntimeError, match="in flight"):
-            await connection.command("db", {"ping": 1}, timeout=PATIENCE)
+            await ping(connection)
         request.cancel()
         with pytest.raises(asyncio.CancelledError):
             await request
-        await server.streams[0].wait_closed()
+        await until(lambda: not server.open)
 
 
 @pytest.mark.parametrize(
@@ -71,45 +81,44 @@ async def test_a_cancelled_request_closes_the_connection():
     ],
 )
 async def test_an_invalid_reply_closes_the_connection(answer):
-    async def nonsense(stream, message, document):
-        stream.write(answer)
+    async def nonsense(asked: Asked) -> None:
+        asked.writer.write(answer)
 
-    async with serving(nonsense) as (address, server):
-        connection = await Connection.open(address, timeout=PATIENCE)
+    async with scripted_server(nonsense) as server:
+        connection = await connected(server)
         with pytest.raises(NetworkError, match="protocol"):
-            await connection.command("db", {"ping": 1}, timeout=PATIENCE)
-        await server.streams[0].wait_closed()
+            await ping(connection)
+        await until(lambda: not server.open)
 
 
 async def test_exchange_forwards_and_yields_all_replies():
-    async def exhaust(stream, message, document):
-        assert message.payload.flags == EXHAUST_ALLOWED
+    async def exhaust(asked: Asked) -> None:
+        assert asked.flags == EXHAUST_ALLOWED
         for n in range(3):
-            flags = MORE_TO_COME if n < 2 else 0
-            stream.write(reply_to(message, {"ok": 1.0, "n": n}, flags))
+            asked.reply({"ok": 1.0, "n": n}, flags=MORE_TO_COME if n < 2 else 0)
 
-    async with serving(exhaust) as (address, server):
-        connection = await Connection.open(address, timeout=PATIENCE)
+    async with scripted_server(exhaust) as server:
+        connection = await connected(server)
         frame = build_msg(encode({"x": 1, "$db": "db"}), request_id=999, flags=EXHAUST_ALLOWED)
         for _ in range(2):
             replies = [parse_message(reply) async for reply in connection.exchange(frame)]
             assert [reply.payload.document()["n"] for reply in replies] == [0, 1, 2]
-        assert all(message.request_id != 999 for message in server.messages)
+        assert all(asked.request_id != 999 for asked in server.asked)
         connection.abort()
 
 
 async def test_an_abandoned_exchange_closes_the_connection():
-    async def endless(stream, message, document):
+    async def endless(asked: Asked) -> None:
         for _ in range(2):
-            stream.write(reply_to(message, {"ok": 1.0}, MORE_TO_COME))
+            asked.reply({"ok": 1.0}, flags=MORE_TO_COME)
 
-    async with serving(endless) as (address, server):
-        connection = await Connection.open(address, timeout=PATIENCE)
+    async with scripted_server(endless) as server:
+        connection = await connected(server)
         frame = build_msg(encode({"x": 1, "$db": "db"}), request_id=1, flags=EXHAUST_ALLOWED)
         replies = connection.exchange(frame)
         await anext(replies)
         await replies.aclose()
-        await server.streams[0].wait_closed()
+        await until(lambda: not server.open)
 
 
 @pytest.mark.parametrize(
