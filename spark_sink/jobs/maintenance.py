@@ -39,7 +39,7 @@ def compact_tables(folder: JobFolder, tell: Tell = tell_nobody) -> Iterator[str]
     for name in APPENDED:
         log = DeltaLog(folder.table(name))
         if log.exists:
-            before, after = compact(log, tell)
+            before, after = merge_small_files(log, tell)
             deleted = log.vacuum(tell, full=True)
             yield f"{name}: {before} files compacted into {after}, {deleted} old ones deleted"
     current = DeltaLog(folder.table(CURRENT))
@@ -84,7 +84,7 @@ class Schedule:
         print(line, file=self._stream, flush=True)
 
 
-def compact(log: DeltaLog, tell: Tell = tell_nobody) -> tuple[int, int]:
+def merge_small_files(log: DeltaLog, tell: Tell = tell_nobody) -> tuple[int, int]:
     """Replace small files by large ones with the same rows; return their numbers.
 
     The numbers are those of all files, before and after. A portion is committed at a time, and

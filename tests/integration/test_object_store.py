@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 
 from spark_sink.errors import StreamError
 from spark_sink.events.documents import from_json, to_json
-from spark_sink.jobs.maintenance import compact
+from spark_sink.jobs.maintenance import merge_small_files
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.log_state import Batch
@@ -91,11 +91,11 @@ def test_two_compactions_on_a_store_keep_each_row_once(
     def meets_another(*args: Any, **options: Any) -> None:
         calls.append(len(args))
         if len(calls) == 1:  # after the first compaction has found its files
-            assert compact(DeltaLog(address)) == (3, 1)
+            assert merge_small_files(DeltaLog(address)) == (3, 1)
         original(*args, **options)
 
     monkeypatch.setattr(DeltaTable, "create_write_transaction", meets_another)
-    assert compact(DeltaLog(address)) == (1, 1)
+    assert merge_small_files(DeltaLog(address)) == (1, 1)
     assert len(calls) == 2
     rows = DeltaTable(address).to_pyarrow_table()
     assert sorted(rows["token"].to_pylist()) == ["0", "1", "2"]

@@ -17,7 +17,7 @@ from deltalake.exceptions import CommitFailedError
 
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.jobs import maintenance
-from spark_sink.jobs.maintenance import compact
+from spark_sink.jobs.maintenance import merge_small_files
 from spark_sink.tables import delta_log
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.log_state import Batch, TableStates, newest_state
@@ -203,8 +203,8 @@ def test_new_columns_are_added_and_changed_types_are_refused(tmp_path: Path) -> 
 def test_compaction_and_vacuum_keep_rows_position_and_new_files(tmp_path: Path) -> None:
     table = appended(tmp_path, 6)
     log, before = table, tokens_of(tmp_path)
-    assert compact(table) == (6, 2)
-    assert compact(table) == (2, 2)
+    assert merge_small_files(table) == (6, 2)
+    assert merge_small_files(table) == (2, 2)
     assert tokens_of(tmp_path) == before
     assert log.position()["batch"] == 5
     assert log.has(batch(5))
@@ -233,7 +233,7 @@ def appended(folder: Path, count: int, partitions: Sequence[str] = ("bucket",)) 
 
 
 def compacts(folder: Path) -> None:
-    compact(DeltaLog(str(folder), ("bucket",)))
+    merge_small_files(DeltaLog(str(folder), ("bucket",)))
 
 
 def compacts_as_others(folder: Path) -> None:
@@ -286,7 +286,7 @@ def test_a_compaction_keeps_the_rows_of_what_is_committed_meanwhile(
         return found if when == "chosen" else original(*args, **options)
 
     monkeypatch.setattr(*WHEN[when], meets_another)
-    assert compact(table) == files
+    assert merge_small_files(table) == files
     assert calls
     assert tokens_of(tmp_path) == [f"82{number:06}" for number in numbers]
     DeltaLog(str(tmp_path)).vacuum(full=True)
@@ -304,7 +304,7 @@ def test_a_compaction_whose_commit_the_store_does_not_confirm_is_kept(
         raise CommitFailedError("the version exists")
 
     monkeypatch.setattr(DeltaTable, "create_write_transaction", unconfirmed)
-    assert compact(table) == (4, 2)
+    assert merge_small_files(table) == (4, 2)
     assert len(calls) == 1
     assert tokens_of(tmp_path) == [f"82{number:06}" for number in range(4)]
 
@@ -316,7 +316,7 @@ def test_partitions_of_odd_names_are_compacted(tmp_path: Path) -> None:
         found = [rows_of([10 * number + i], namespace=n, bucket=i)[0] for i, n in enumerate(names)]
         rows += found
         table.append(written(tmp_path, found, ("namespace", "bucket")), SCHEMA, batch(number))
-        assert compact(table)[1] == len(names)
+        assert merge_small_files(table)[1] == len(names)
     found = DeltaTable(tmp_path).to_pyarrow_table().to_pylist()
     assert sorted(found, key=lambda row: row["token"]) == rows
     [part, *_] = {each["path"] for each in table.actions()}

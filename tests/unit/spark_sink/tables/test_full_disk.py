@@ -17,7 +17,7 @@ from deltalake.exceptions import DeltaError
 
 from spark_sink.errors import StreamError
 from spark_sink.folders import Folder
-from spark_sink.jobs.maintenance import compact
+from spark_sink.jobs.maintenance import merge_small_files
 from spark_sink.jobs.task_tables import TaskTables, TaskWriter
 from spark_sink.options.stream_options import parse_options
 from spark_sink.rows.arrow_types import arrow_schema
@@ -66,10 +66,10 @@ def test_a_failed_append_or_compaction_leaves_no_file(tmp_path: Path) -> None:
     before = files_in(tmp_path)
     with full_disk():
         with pytest.raises(StreamError, match="File too large"):
-            compact(table)
+            merge_small_files(table)
         gc.collect()
     assert files_in(tmp_path) == before
-    assert compact(table) == (2, 1)
+    assert merge_small_files(table) == (2, 1)
     assert DeltaLog(str(tmp_path)).count() == 2000
 
 

@@ -21,7 +21,7 @@ from bson.timestamp import Timestamp
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql.types import ArrayType, IntegerType, LongType, MapType, StringType, StructType
 
-from spark_sink.jobs.maintenance import compact
+from spark_sink.jobs.maintenance import merge_small_files
 from spark_sink.jobs.tables_job import NOTIFICATIONS
 from spark_sink.jobs.task_tables import (
     PARTITIONS,
@@ -183,7 +183,7 @@ def damages(rows: pa.Table, chance: random.Random) -> Iterator[tuple[str, pa.Tab
 def test_every_damage_to_every_column_is_found(name: str, tmp_path: Path) -> None:
     log = written(tmp_path / "table", name)
     assert checksum_difference(None, log) is None
-    compact(log)
+    merge_small_files(log)
     log.vacuum(full=True)
     log = DeltaLog(log.address)
     assert checksum_difference(None, log) is None
