@@ -1,6 +1,6 @@
 """Ranges of keys, compared with the documents of their collections: the tasks of Spark.
 
-Rows and keys that differ while both sides change are suspects only: `collections` compares them
+Rows and keys that differ while both sides change are suspects only: `comparison` compares them
 again. Executors import this module, which requires pyarrow and pymongo only.
 """
 
