@@ -62,7 +62,7 @@ async def serve_process(
     """Run the router until ``stop`` is set, then drain it and end all its parts.
 
     Args:
-        settings: the operator's settings; ``sharding.configDB`` is required.
+        settings: the operator's settings, with a config server or a replica set.
         arguments: the command line, for getCmdLineOpts.
         stop: the event that ends the router.
         rotate: the event that requests an exchange of the certificates; cleared here.
@@ -71,7 +71,8 @@ async def serve_process(
         limits_of: returns the settings of streams for the server parameters.
 
     Raises:
-        ValueError: if no config server is set, or a file with a secret or certificate is invalid.
+        ValueError: if neither a config server nor a replica set is set, or a file with a secret or
+            certificate is invalid.
         OSError: if a port cannot be opened, or such a file not be read.
     """
     admin = settings.net.admin
@@ -154,7 +155,7 @@ async def assemble(
         share: the process's share of its router; None if it is the only process.
 
     Raises:
-        ValueError: if no config server is set.
+        ValueError: if neither a config server nor a replica set is set.
     """
     parameters = settings.parameters
     threshold = settings.replication.local_threshold
@@ -263,7 +264,8 @@ async def check_servers(settings: Settings) -> Sequence[Check]:
     """Check the servers that the settings name, once.
 
     Raises:
-        ValueError: if no config server is set, or a file with a secret or certificate is invalid.
+        ValueError: if neither a config server nor a replica set is set, or a file with a secret or
+            certificate is invalid.
         OSError: if such a file cannot be read.
     """
     limits = stream_limits(settings.parameters)
@@ -291,11 +293,15 @@ def _cluster(
     """Return the cluster that the settings name; ``await close()`` it.
 
     Raises:
-        ValueError: if no config server is set, or a file with a secret is invalid.
+        ValueError: if neither a config server nor a replica set is set, or a file with a secret is
+            invalid.
         OSError: if a file with a secret cannot be read.
     """
     if settings.seeds is None:
-        raise ValueError("sharding.configDB is not set: no config server to ask")
+        raise ValueError(
+            "sharding.configDB is not set: name the config server there, or a replica set in "
+            "replication.replicaSet"
+        )
     return Cluster(
         settings.seeds,
         limits,

@@ -118,10 +118,3 @@ def is_signed(raw: bytes) -> bool:
 
 def _timestamp(ordinal: int) -> Timestamp:
     return Timestamp(ordinal >> 32, ordinal & 0xFFFFFFFF)
-
-
-def next_tick(time: Timestamp) -> Timestamp:
-    """Return the cluster time that follows ``time`` immediately."""
-    if time.inc == 0xFFFFFFFF:
-        return Timestamp(time.time + 1, 0)
-    return Timestamp(time.time, time.inc + 1)

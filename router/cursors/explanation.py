@@ -10,7 +10,7 @@ from router.lookup.pushdown import UPDATE_LOOKUP, LookupPlan
 from router.request.stream_request import StreamRequest, shard_command
 from router.stream.merged_stream import only_shard
 from router.stream_settings import ConnectionSettings
-from shard_client.cluster_clock import next_tick
+from shard_client.bson.resume_token import next_tick
 from shard_client.replica_set.replica_set import ReadPreference
 
 

@@ -15,8 +15,7 @@ from router.request.event_conditions import (
     small_stages,
 )
 from router.request.stream_request import STARTS
-from shard_client.bson.resume_token import cluster_time_of, is_invalidate
-from shard_client.cluster_clock import next_tick
+from shard_client.bson.resume_token import cluster_time_of, is_invalidate, next_tick
 from shard_client.remote_cursor.cursor_reply import token_data
 
 _IMAGES: Final = {"fullDocument": "default", "fullDocumentBeforeChange": "off"}

@@ -10,8 +10,7 @@ from bson.timestamp import Timestamp
 
 from router.stream.merger import Merger
 from router.stream.remote_queue import Action, CloseRemote, OpenRemote, RemoteQueue
-from shard_client.bson.resume_token import cluster_time_of, first_key
-from shard_client.cluster_clock import next_tick
+from shard_client.bson.resume_token import cluster_time_of, first_key, next_tick
 from shard_client.remote_cursor.cursor_reply import Event
 
 _MOST_REMOVED: Final = 100

@@ -20,8 +20,7 @@ from router.stream.noop_writer import NoOpWriter
 from router.stream.running_stream import RunningStream
 from router.stream_settings import ConnectionSettings, StreamSettings
 from shard_client import spans
-from shard_client.bson.resume_token import first_key
-from shard_client.cluster_clock import next_tick
+from shard_client.bson.resume_token import first_key, next_tick
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, from_network
 from shard_client.replica_set.replica_set import PRIMARY, ReadPreference

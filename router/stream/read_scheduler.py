@@ -21,8 +21,7 @@ from router.stream.pacing import COLLECTING, FlowControl, ReadState
 from router.stream.remote_queue import Laggard, OpenRemote, ReopenRemote
 from router.stream.view_readers import ViewReaders
 from router.stream_settings import PacingSettings
-from shard_client.bson.resume_token import cluster_time_of
-from shard_client.cluster_clock import next_tick
+from shard_client.bson.resume_token import cluster_time_of, next_tick
 from shard_client.remote_cursor.progress_cursor import Probing
 from shard_client.remote_cursor.remote_cursor import RemoteCursor
 from shard_client.replica_set.replica_set import PRIMARY, ReadPreference

@@ -256,6 +256,13 @@ def cluster_seconds_of(key: bytes | str) -> int:
     return int(key[2:10], 16)
 
 
+def next_tick(time: Timestamp) -> Timestamp:
+    """Return the cluster time that follows ``time`` immediately."""
+    if time.inc == 0xFFFFFFFF:
+        return Timestamp(time.time + 1, 0)
+    return Timestamp(time.time, time.inc + 1)
+
+
 def first_key(time: Timestamp) -> bytes:
     """Return the prefix of every sort key of ``time``, above all keys of earlier times."""
     return f"82{time.time:08X}{time.inc:08X}".encode("ascii")

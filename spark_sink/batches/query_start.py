@@ -13,6 +13,8 @@ from pathlib import Path
 
 from bson.timestamp import Timestamp
 
+from shard_client.bson.resume_token import next_tick
+
 # The most seconds from start() to the start of the process: a busy JVM needs two.
 LAUNCH_SECONDS = 5.0
 
@@ -47,4 +49,4 @@ def cluster_time_at(moment: float, skew: float, newest: Timestamp) -> Timestamp:
         newest: the newest cluster time, which all later ones follow.
     """
     second = Timestamp(int(moment + skew), 0)
-    return min(second, Timestamp(newest.time, newest.inc + 1))
+    return min(second, next_tick(newest))

@@ -16,7 +16,7 @@ from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import cluster_time_of, is_of_document
 from spark_sink.batches.event_rate import ReadStats
-from spark_sink.events.positions import AtTime, Position, Token, key_of, time_of
+from spark_sink.events.positions import AtTime, Position, Token, after, key_of, time_of
 from spark_sink.events.runs import Run
 from spark_sink.options.retries import DEFAULT_RETRY_POLICY, RetryPolicy
 from spark_sink.stream.event_stream import EventStream, StreamCursor, read_runs
@@ -155,5 +155,5 @@ def _begin(start: Position, shard: Shard) -> Position:
     if shard.joined is None:
         return start
     # The merged stream contains a shard from the cluster time after its joining.
-    joining = AtTime(Timestamp(shard.joined.time, shard.joined.inc + 1))
+    joining = after(shard.joined)
     return joining if key_of(joining) > key_of(start) else start

@@ -23,6 +23,7 @@ from shard_client.bson.resume_token import (
     first_key,
     is_high_water_mark,
     is_token,
+    next_tick,
     version_of,
 )
 
@@ -148,7 +149,7 @@ def key_of(position: Position) -> str:
 
 def after(time: Timestamp) -> AtTime:
     """Return the position after all events of a cluster time."""
-    return AtTime(Timestamp(time.time, time.inc + 1))
+    return AtTime(next_tick(time))
 
 
 def is_after(later: Position, position: Position) -> bool:

@@ -35,7 +35,7 @@ class Offset:
     """Where a batch ends, and what else the next batch needs.
 
     Args:
-        scope: of the stream; offsets of older versions have none.
+        scope: of the stream, None if it is not known.
         since: the cluster time from which on the events of the scope were read without a gap; None
             for the query's beginning.
         events: about how many events the batch that ends here has in the stream, if known; none if

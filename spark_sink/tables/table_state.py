@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import bson
 import pyarrow as pa
-from bson.timestamp import Timestamp
 
-from shard_client.bson.resume_token import cluster_time_of, high_water_mark
+from shard_client.bson.resume_token import cluster_time_of, high_water_mark, next_tick
 from spark_sink.events.documents import stored, to_document
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.snapshot.plan import LostDocument
@@ -159,8 +158,7 @@ class TableState:
         for event in map(bson.decode, read.ddl):
             if event["operationType"] != SNAPSHOT_END:
                 continue
-            until: Timestamp = event["readUntil"]
-            token = high_water_mark(Timestamp(until.time, until.inc + 1))
+            token = high_water_mark(next_tick(event["readUntil"]))
             collections = collections_of(event)
             later = {f"{database}.{name}": token for database, name in collections}
             if not later:

@@ -3,7 +3,8 @@ from bson import Int64, Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shard_client.cluster_clock import ClusterClock, next_tick
+from shard_client.bson.resume_token import next_tick
+from shard_client.cluster_clock import ClusterClock
 
 ticks = st.builds(
     Timestamp, st.integers(min_value=1, max_value=2**32 - 1), st.integers(0, 2**32 - 1)

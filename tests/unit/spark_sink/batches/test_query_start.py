@@ -10,6 +10,7 @@ import pytest
 from bson.timestamp import Timestamp
 
 from spark_sink.batches.query_start import LAUNCH_SECONDS, cluster_time_at, query_started
+from spark_sink.events.positions import AtTime, after
 
 
 def test_the_start_time_of_a_process_is_found() -> None:
@@ -41,6 +42,12 @@ def test_a_query_starts_between_its_process_s_start_and_the_load() -> None:
 )
 def test_the_beginning_is_not_after_the_start(moment, skew, expected) -> None:
     assert cluster_time_at(moment, skew, Timestamp(1500, 7)) == expected
+
+
+def test_the_time_after_the_last_tick_of_a_second_is_the_next_second() -> None:
+    last = Timestamp(1500, 2**32 - 1)
+    assert cluster_time_at(2000.0, 0.0, last) == Timestamp(1501, 0)
+    assert after(last) == AtTime(Timestamp(1501, 0))
 
 
 def test_a_start_that_only_checks_its_options_imports_no_reader() -> None:
