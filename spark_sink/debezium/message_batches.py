@@ -24,13 +24,6 @@ from spark_sink.errors import OptionError, without_traceback
 from spark_sink.events.heartbeats import HEARTBEAT
 from spark_sink.options.names import canonical
 
-try:
-    from spark_sink.debezium.message_columns import MessageColumns
-except ImportError:  # numpy is not installed
-    _HAS_NUMPY = False
-else:
-    _HAS_NUMPY = True
-
 # The most bytes of events whose messages are made together, unless one is larger.
 _MADE_TOGETHER = 32 * 1024 * 1024
 # The most events: replies have up to 16 MiB of them, and a message with its schemas has 5 kB more.
@@ -62,12 +55,10 @@ class Messages:
     def of_parts(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, Made]]:
         """Return parts of batches, each with its messages. Raises InvalidBSON."""
         maker = Maker(self.options, self.clock)
-        by_column = _HAS_NUMPY and self.options.transform is None
-        of_events = MessageColumns(maker).of_events if by_column else maker.of_events
         for batch in batches:
             for part in _parts(batch):
                 with without_traceback():
-                    made = of_events(part.column("event").to_pylist())
+                    made = maker.of_events(part.column("event").to_pylist())
                 yield part, made
 
     def converted(self, made: Made) -> pa.RecordBatch:

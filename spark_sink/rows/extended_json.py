@@ -1,25 +1,30 @@
-"""MongoDB's extended JSON of BSON slices, decoded in C and encoded by orjson where installed.
+"""MongoDB's extended JSON of BSON: of a value, and of many documents together at less cost.
 
-orjson is optional, so that an executor needs only pymongo and pyarrow; without it the standard
-library's encoder gives the same text.
+A value is decoded in C and encoded by orjson where installed. orjson is optional on executors;
+without it the standard library's encoder gives the same text.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
 import bson
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from bson import json_util
 from bson.code import Code
 from bson.codec_options import CodecOptions, DatetimeConversion, TypeDecoder, TypeRegistry
 from bson.dbref import DBRef
 from bson.objectid import ObjectId
 
-from shard_client.bson.values import DOCUMENT
-from spark_sink.events.slices import Slice, decoded_documents
+from shard_client.bson.values import DOCUMENT, INT32
+from spark_sink.events.slices import UNREADABLE, Slice, decoded_documents, string_of
+from spark_sink.rows.layouts import Field, JoinedEvents, Layout, Places, in_order, layouts_of
+from spark_sink.rows.text_columns import Pieces, TextColumns, joined_text, special_bytes
 
 ToJson = Callable[[Slice | None], str | None]
 """Turns a field into text; a missing field into None."""
@@ -55,6 +60,10 @@ _CODEC: CodecOptions[dict[str, Any]] = CodecOptions(
 )
 # Earlier dates are numbers in extended JSON.
 _FIRST_ISO_YEAR = 1970
+# The milliseconds since 1970 before which dates have four digits of a year.
+_LAST_ISO_DATE = 253_402_300_800_000
+# Documents deeper than this are written one by one.
+_DEEPEST = 20
 
 
 def relaxed_json(field: Slice | None) -> str | None:
@@ -62,24 +71,6 @@ def relaxed_json(field: Slice | None) -> str | None:
     if field is None:
         return None
     return _relaxed_text(_decoded(field))
-
-
-def relaxed_documents(documents: Sequence[bytes]) -> list[str]:
-    """Return documents as relaxed extended JSON, as `relaxed_json` makes it of each."""
-    return list(map(_relaxed_text, decoded_documents(documents, _CODEC)))
-
-
-def relaxed_part(field: Slice) -> str:
-    """Return a field as `relaxed_json` writes it within a document that JSON can represent.
-
-    Raises ValueError for an infinity and NaN, which change how a whole document is written.
-    """
-    return _encode(_decoded(field))
-
-
-def relaxed_parts(numbers: list[float]) -> list[str]:
-    """Return numbers as `relaxed_part` writes doubles."""
-    return _encode(numbers)[1:-1].split(",")
 
 
 def canonical_json(field: Slice | None) -> str | None:
@@ -168,3 +159,135 @@ def _with_code(value: Any) -> Any:
     if isinstance(code, Code) and code.scope is not None:
         return Code(str(code), _with_code(code.scope))
     return code
+
+
+class _UncommonError(Exception):
+    """A document has a value that is not written by column."""
+
+
+class JsonColumns(TextColumns):
+    """Writes documents in relaxed or canonical extended JSON, as `extended_json` does."""
+
+    def __init__(self, *, canonical: bool = False) -> None:
+        self._canonical = canonical
+        self.separator, self.colon = (", ", ": ") if canonical else (",", ":")
+        self.special = special_bytes(ascii_only=canonical)
+        self._depth = 0
+
+    def texts(self, documents: JoinedEvents) -> pa.Array:
+        """Return the texts of documents. Raises UNREADABLE."""
+        layouts, left = layouts_of(documents)
+        parts: list[tuple[Places, pa.Array]] = []
+        for layout in layouts:
+            self._depth = 0
+            try:
+                pieces = self._of_layout(layout)
+            except _UncommonError:
+                left = np.sort(np.concatenate([left, layout.rows]))
+            else:
+                parts.append((layout.rows, joined_text(pieces, len(layout.rows))))
+        if len(left) or not parts:
+            values = documents.within(documents.starts[left], documents.ends[left]).values()
+            parts.append((left, self._each(DOCUMENT, values)))
+        return in_order(parts)
+
+    def field(self, layout: Layout, name: bytes) -> pa.Array:
+        """Return the texts of a field of documents; "null" if they lack it. Raises UNREADABLE."""
+        size = len(layout.rows)
+        if name not in layout.fields:
+            return joined_text(["null"], size)
+        self._depth = 1
+        try:
+            return joined_text(self.values(layout.joined, layout.fields[name]), size)
+        except _UncommonError:
+            return self._each(layout.fields[name].kind, layout.values(name))
+
+    def _each(self, kind: int, values: Sequence[bytes]) -> pa.Array:
+        texts: Iterable[str | None]
+        if kind == DOCUMENT and not self._canonical:
+            texts = map(_relaxed_text, decoded_documents(values, _CODEC))
+        else:
+            to_json = canonical_json if self._canonical else relaxed_json
+            texts = (to_json(Slice(kind, each)) for each in values)
+        return pa.array(texts, pa.string())
+
+    def name(self, name: bytes) -> str:
+        """Return the text of a field's name, with what separates it from the value."""
+        try:
+            name.decode()
+        except ValueError:
+            raise _UncommonError from None
+        return self.text(*string_of(name)) + self.colon
+
+    def text(self, kind: int, value: bytes) -> str:
+        """Return the text of one value."""
+        try:
+            field = Slice(kind, value)
+            return canonical_json(field) or "" if self._canonical else _encode(_decoded(field))
+        except UNREADABLE:
+            raise _UncommonError from None
+
+    def _require(self, fits: Any) -> None:
+        if not np.all(fits):
+            raise _UncommonError
+
+    def _of_layout(self, layout: Layout) -> Pieces:
+        self._require(self._depth < _DEEPEST)
+        # A reference has a form of its own.
+        self._require(not self._depth or b"$ref" not in layout.fields)
+        ends = layout.joined.ends[layout.rows]
+        self._require(layout.joined.integers(ends - 1, "u1") == 0)
+        self._depth += 1
+        found = super()._of_layout(layout)
+        self._depth -= 1
+        return found
+
+    def _arrays(self, joined: JoinedEvents, field: Field) -> Pieces:
+        self._require(joined.integers(field.stops - 1, "u1") == 0)
+        self._require(self._depth < _DEEPEST)
+        self._depth += 1
+        found = super()._arrays(joined, field)
+        self._depth -= 1
+        return found
+
+    def _strings(self, joined: JoinedEvents, field: Field) -> Pieces:
+        self._require(field.stops - field.starts > 4)
+        self._require(joined.integers(field.stops - 1, "u1") == 0)
+        pieces: list[Any] = super()._strings(joined, field)
+        if not self._canonical:
+            try:
+                pieces[1].validate(full=True)
+            except pa.ArrowInvalid:
+                raise _UncommonError from None
+        return pieces
+
+    def _bools(self, joined: JoinedEvents, field: Field) -> Pieces:
+        self._require(joined.integers(field.starts, "u1") <= 1)
+        return super()._bools(joined, field)
+
+    def _numbers(self, joined: JoinedEvents, field: Field) -> Pieces:
+        [numbers] = super()._numbers(joined, field)
+        if not self._canonical:
+            return [numbers]
+        return self.wrapped("$numberInt" if field.kind == INT32 else "$numberLong", numbers)
+
+    def _doubles(self, joined: JoinedEvents, field: Field) -> Pieces:
+        if self._canonical:
+            return self._singly(joined, field)
+        doubles = joined.integers(field.starts, "<f8")
+        self._require(np.isfinite(doubles))
+        return [pa.array(_encode(doubles.tolist())[1:-1].split(","), pa.string())]
+
+    def _dates(self, joined: JoinedEvents, field: Field) -> Pieces:
+        milliseconds = joined.integers(field.starts, "<i8")
+        is_usual = (milliseconds >= 0) & (milliseconds < _LAST_ISO_DATE)
+        if self._canonical or not is_usual.all():
+            return self._singly(joined, field)
+        days, times = np.divmod(milliseconds, 86_400_000)
+        dates = pa.array(days.astype(np.int32)).view(pa.date32()).cast(pa.string())
+        clock = pa.array(times.astype(np.int32)).view(pa.time32("ms")).cast(pa.string())
+        whole = milliseconds % 1000 == 0
+        if whole.any():
+            clock = pc.if_else(pa.array(whole), pc.utf8_slice_codeunits(clock, 0, 8), clock)
+        time = pc.binary_join_element_wise(dates, clock, "T")
+        return ['{"$date":"', time, 'Z"}']
