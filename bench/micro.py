@@ -14,7 +14,8 @@ import multiprocessing
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import Any, cast
@@ -134,17 +135,12 @@ def _batches(shard: int, shards: int, total: int, size: int, each: int) -> list[
 class _Replay:
     """A connection to an upstream that answers each command with ``body``."""
 
-    closed = busy = False
-
     def __init__(self, body: bytes) -> None:
         self._body = body
 
     async def command_raw(self, _raw: bytes, *, timeout: float) -> bytes:
         """Return the reply."""
         return self._body
-
-    def abort(self) -> None:
-        """Do nothing."""
 
 
 def lookup(count: int = 1000, pad: int = 400) -> None:
@@ -185,12 +181,13 @@ _KEYS: dict[str, Callable[[int], dict[str, Any]]] = {
 
 
 async def _completing(plan: LookupPlan, body: bytes, events: list[bytes]) -> float:
-    async def connect() -> Connection:
-        return cast("Connection", _Replay(body))
+    @asynccontextmanager
+    async def lend() -> AsyncIterator[Connection]:
+        yield cast("Connection", _Replay(body))
 
     settings = LookupSettings(first_events=len(events), most_events=len(events))
     memory = Memory(1 << 40)
-    completion = Completion(plan, UpstreamReads(connect, ClusterClock(), settings), memory)
+    completion = Completion(plan, UpstreamReads(lend, ClusterClock(), settings), memory)
     shortest = float("inf")
     for _ in range(ROUNDS):
         begun = time.process_time()

@@ -26,7 +26,7 @@ from router.config.settings import Settings
 from router.config.tracing import SpanExport
 from router.cursors.registry import CursorRegistry
 from router.feed.feed import MOST_CLIENTS, Feed
-from router.lookup.upstream_reads import Connect
+from router.lookup.upstream_reads import Lend
 from router.loop_lag import LoopLag
 from router.memory import keep_slack_small
 from router.owned_tasks import OwnedTasks
@@ -173,6 +173,8 @@ async def assemble(
         if certificates is not None and tls is not None:
             certificates.when_rotated(cluster.renew_monitors)
         mongos = _mongos(settings, share, Access(logins.upstream, tls))
+        if mongos is not None:
+            owned.callback(mongos.close)
         upstream = mongos if cluster.sharded else CatalogPrimary(cluster)
         access = None
         if settings.security.authorization:
@@ -271,7 +273,7 @@ async def check_servers(settings: Settings) -> Sequence[Check]:
     mongos = _mongos(settings, Share(), Access(settings.security.logins().upstream, tls))
     checks = ServerChecks(cluster, mongos)
     try:
-        return await checks.results(timeout=None)
+        return await checks.results(whole=True)
     finally:
         await checks.close()
         await cluster.close()
@@ -314,13 +316,13 @@ async def _rotate(certificates: Certificates, asked: asyncio.Event) -> None:
 
 def _lookups(
     upstream: UpstreamMongos | CatalogPrimary | None, logins: Logins, access: AccessControl | None
-) -> Connect | None:
-    """Return the function that connects for lookups; None if the mongos would refuse the router."""
+) -> Lend | None:
+    """Return what lends connections for lookups; None if the mongos would refuse the router."""
     if upstream is None:
         return None
     if isinstance(upstream, UpstreamMongos) and access is not None and logins.upstream is None:
         return None
-    return upstream.connect_as_router
+    return upstream.lend
 
 
 def _mongos(settings: Settings, share: Share, access: Access) -> UpstreamMongos | None:

@@ -1,38 +1,100 @@
 """`mergerouter job`: writes collections and their changes to tables, and operates such a job.
 
-The same commands run on a Spark cluster: `spark-submit … spark_sink/cli.py run …`.
+The same commands run on a Spark cluster: `spark-submit … spark_sink/cli.py run …`. Each imports
+what it needs: those without Spark are fast, and signals are handled before Spark is imported.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from difflib import get_close_matches
 from enum import StrEnum
-from functools import partial, wraps
+from functools import wraps
 from inspect import Parameter, Signature
-from typing import Annotated, Any, Literal, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
+from typer.core import TyperCommand
 
-from spark_sink.errors import OptionError
-from spark_sink.jobs.commands import (
-    AsJson,
-    Command,
-    Out,
-    Settings,
-    at,
-    compact,
-    failures,
-    job_in,
-    parsed,
-    rebuild,
-    seek,
-    session,
-    spark_settings,
-)
+from spark_sink.errors import OptionError, SourceError
 from spark_sink.jobs.job_settings import JobSettings, load_job_settings, pairs_of, seconds_of
 from spark_sink.jobs.stop_request import StopRequest
+
+if TYPE_CHECKING:
+    from spark_sink.jobs.job_folder import JobFolder
+
+_Value = TypeVar("_Value")
+_DIFFERENT, _USAGE, _LATE = 1, 2, 3
+_DEFAULT_URI = "mongodb://127.0.0.1:27020"
+_USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
+"""The base of all errors of a command line, which typer does not export."""
+
+
+class Command(TyperCommand):
+    """A command whose errors are one line: the argument, the cause and the remedy."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments. Raises typer.Exit for wrong ones."""
+        try:
+            return super().parse_args(ctx, args)
+        except _USAGE_ERROR as error:
+            typer.echo(f"error: {_wrong(error, ctx.command_path)}", err=True)
+            raise typer.Exit(_USAGE) from None
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command. Raises typer.Exit with the status of a failure."""
+        with _failures():
+            return super().invoke(ctx)
+
+    def get_short_help_str(self, limit: int = 0) -> str:
+        """Return the summary for the list of commands, whose lines wrap, as a whole."""
+        return (self.help or "").partition("\n")[0].strip()
+
+
+def _wrong(error: Any, command: str) -> str:
+    """Return what is wrong with a command's arguments, and the remedy."""
+    known = getattr(error, "possibilities", None)
+    if known is not None:
+        close = get_close_matches(error.option_name, known, n=1)
+        hint = f"Did you mean {close[0]}?" if close else f"{command} --help lists the options."
+        return f"{error.option_name} is not an option. {hint}"
+    param, message = getattr(error, "param", None), str(error.message)
+    if param is None:
+        return f"{message.removesuffix('.')}: {command} --help lists the arguments"
+    if message:
+        message = message.removeprefix("Value error, ").replace("Input should", "must")
+        return f"{param.opts[0]}: {message}"
+    return f"{param.opts[0]} is missing. It is {param.help[0].lower()}{param.help[1:]}"
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """Print the cause of a failure on one line, and exit with its status."""
+    try:
+        try:
+            yield
+        except (typer.Exit, ModuleNotFoundError):
+            raise
+        except Exception as error:
+            from py4j.protocol import Py4JError
+            from pyspark.errors import PySparkException
+
+            from spark_sink.jobs.query_run import cause_of
+            from spark_sink.session.java_runtime import JavaNotFoundError
+
+            expected = SourceError, PySparkException, Py4JError, JavaNotFoundError, OSError
+            if not isinstance(error, expected):
+                raise
+            typer.echo(f"error: {cause_of(error)}", err=True)
+            raise typer.Exit(_USAGE if isinstance(error, OptionError) else 1) from None
+    except ModuleNotFoundError as error:
+        text = f"the package {error.name} is missing: install the extra spark (docs/install.md)"
+        typer.echo(f"error: {text}", err=True)
+        raise typer.Exit(1) from None
+
 
 job = typer.Typer(
     name="job",
@@ -40,20 +102,15 @@ job = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-
-_DIFFERENT, _LATE = 1, 3
-_DEFAULT_URI = "mongodb://127.0.0.1:27020"
-
-
 ComparedTable = StrEnum(
     "ComparedTable",
     ["bronze", "current", "messages", "transactions", "notifications", "quarantine"],
 )
 SignalKind = Literal["execute-snapshot", "stop-snapshot", "pause-snapshot", "resume-snapshot"]
-SnapshotType = Literal["incremental", "blocking"]
 
+Out = Annotated[str, typer.Option("--out", help="The job's folder: a path, or a URI of Spark's.")]
 Uri = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--uri",
         envvar="MERGEROUTER_URI",
@@ -61,30 +118,24 @@ Uri = Annotated[
         help="The router's connection string. With a password, set the variable instead.",
     ),
 ]
-Verified = Annotated[
-    list[ComparedTable] | None,
-    typer.Option("--table", help="A table to compare. May be repeated. Default: all."),
+Conf = Annotated[
+    list[str] | None,
+    typer.Option("--conf", help="NAME=VALUE: a setting of Spark. May be repeated."),
 ]
-
-
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _FILE = "A YAML file with settings: these flags' names without dashes, and collections."
 
 
-def with_settings(
-    command: Callable[[JobSettings, StopRequest], int], *, handles_signals: bool = True
-) -> Callable[..., None]:
+def with_settings(command: Callable[[JobSettings], int]) -> Callable[..., None]:
     """Give a command the flag of each setting of a job, and --config; it returns its exit status.
 
-    Flags come before the file. A command that `handles_signals` ends when its request says so.
+    Flags come before the file.
     """
 
     @wraps(command)
     def run(config: str | None, **given: Any) -> None:
-        end = StopRequest(handles_signals=handles_signals)
-        with failures():
-            found = {name: each for name, each in given.items() if each not in (None, [])}
-            code = command(load_job_settings(found, config), end)
-        raise typer.Exit(code)
+        found = {name: each for name, each in given.items() if each not in (None, [])}
+        raise typer.Exit(command(load_job_settings(found, config)))
 
     file = _parameter("config", str, typer.Option("--config", help=_FILE))
     fields = [each for each in JobSettings.model_fields.items() if each[0] != "collections"]
@@ -100,8 +151,7 @@ def _flag(name: str, field: FieldInfo) -> Parameter:
     of_flag: Any = list[str] if kind in lists else bool if field.annotation is bool else str
     if name == "namespaces":
         return _parameter(name, of_flag, typer.Argument(help=field.description))
-    option = typer.Option(f"--{field.alias}", help=field.description)
-    return _parameter(name, of_flag, option)
+    return _parameter(name, of_flag, typer.Option(f"--{field.alias}", help=field.description))
 
 
 def _parameter(name: str, kind: Any, option: Any) -> Parameter:
@@ -109,13 +159,36 @@ def _parameter(name: str, kind: Any, option: Any) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
+def _parsed(parse: Callable[[Any], _Value], given: Any, name: str) -> _Value:
+    """Return what a parser makes of the value of an option. Raises OptionError."""
+    try:
+        return parse(given)
+    except ValueError as error:
+        raise OptionError(f"{name}: {error}") from None
+
+
+def _spark_settings(conf: list[str] | None) -> dict[str, str]:
+    """Return the settings of --conf by name. Raises OptionError."""
+    return _parsed(pairs_of, conf or [], "--conf")
+
+
+def _job_in(out: str) -> JobFolder:
+    """Return the folder of an existing job. Raises OptionError."""
+    from spark_sink.jobs.job_folder import JobFolder
+
+    folder = JobFolder(out)
+    folder.record()
+    return folder
+
+
 @job.command(cls=Command)
 @with_settings
-def run(settings: JobSettings, end: StopRequest) -> int:
+def run(settings: JobSettings) -> int:
     """Write collections and their changes to tables.
 
     Prints a line for each batch. SIGTERM and SIGINT stop the job after the batch in progress.
     """
+    end = StopRequest()
     from spark_sink.job import run_jobs
 
     return run_jobs(settings, end)
@@ -123,16 +196,17 @@ def run(settings: JobSettings, end: StopRequest) -> int:
 
 @job.command(cls=Command)
 @with_settings
-def snapshot(settings: JobSettings, end: StopRequest) -> int:
+def snapshot(settings: JobSettings) -> int:
     """Write collections to tables once, and end."""
+    end = StopRequest()
     from spark_sink.job import run_jobs
 
     return run_jobs(settings, end, once=True)
 
 
 @job.command(cls=Command)
-@partial(with_settings, handles_signals=False)
-def check(settings: JobSettings, _end: StopRequest) -> int:
+@with_settings
+def check(settings: JobSettings) -> int:
     """Check the settings of a job, its folder and the router; say what `job run` would do."""
     from spark_sink.job import check_jobs
 
@@ -149,7 +223,8 @@ def signal(
         typer.Argument(help="Regular expressions of whole names, such as shop.orders."),
     ] = None,
     snapshot_type: Annotated[
-        SnapshotType, typer.Option("--type", help="Whether the stream waits for the snapshot.")
+        Literal["incremental", "blocking"],
+        typer.Option("--type", help="Whether the stream waits for the snapshot."),
     ] = "incremental",
     condition: Annotated[
         list[str] | None,
@@ -176,37 +251,31 @@ def signal(
     if condition:
         data["additional-conditions"] = [
             {"data-collection": name, "filter": text}
-            for name, text in parsed(pairs_of, condition, "--filter").items()
+            for name, text in _parsed(pairs_of, condition, "--filter").items()
         ]
     document = {"type": kind, "data": data, **({"id": identifier} if identifier else {})}
-    with failures():
-        try:
-            signal_of(identifier or "new", document)
-        except SignalError as error:
-            raise OptionError(str(error)) from None
-        typer.echo(send(job_in(out).signals, document))
+    try:
+        signal_of(identifier or "new", document)
+    except SignalError as error:
+        raise OptionError(str(error)) from None
+    typer.echo(send(_job_in(out).signals, document))
 
 
 @job.command(cls=Command)
 def status(
     out: Out,
-    uri: Annotated[
-        str | None,
-        typer.Option(
-            "--uri",
-            envvar="MERGEROUTER_URI",
-            show_envvar=True,
-            help="The router's connection string. Default: none; the lag is not shown.",
-        ),
-    ] = None,
+    checkpoint: Annotated[
+        str, typer.Option("--checkpoint", help="Its folder, if it has been moved.")
+    ] = "",
+    uri: Uri = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the progress of a job."""
+    """Show the progress of a job, and how far it is behind the router of --uri."""
+    from spark_sink.jobs.job_folder import JobFolder
     from spark_sink.jobs.status import lines_of, status_of
 
-    with failures():
-        found = status_of(out, uri)
-        typer.echo(json.dumps(found) if as_json else "\n".join(lines_of(found)))
+    found = status_of(JobFolder(out, checkpoint), uri)
+    typer.echo(json.dumps(found) if as_json else "\n".join(lines_of(found)))
 
 
 @job.command(cls=Command)
@@ -231,32 +300,31 @@ def wait(
     """
     from spark_sink.jobs.status import position_to_reach, wait_until
 
-    seconds = parsed(seconds_of, timeout, "--timeout")
-    with failures():
-        folder = job_in(out)
-        try:
-            wait_until(folder, position_to_reach(to, uri, "--to"), seconds)
-        except TimeoutError as error:
-            typer.echo(f"error: {error}", err=True)
-            raise typer.Exit(_LATE) from None
+    seconds, folder = _parsed(seconds_of, timeout, "--timeout"), _job_in(out)
+    try:
+        wait_until(folder, position_to_reach(to, uri or _DEFAULT_URI, "--to"), seconds)
+    except TimeoutError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(_LATE) from None
     typer.echo("all tables have all events up to then")
 
 
 @job.command(cls=Command)
 def offsets(out: Out) -> None:
     """Print the checkpoint's offsets as lines of JSON."""
-    with failures():
-        for batch in job_in(out).batches():
-            time = None if batch.committed is None else batch.committed.isoformat()
-            line = {"batch": batch.number, "committed": time, "offset": batch.offset}
-            typer.echo(json.dumps(line))
+    for batch in _job_in(out).batches():
+        time = None if batch.committed is None else batch.committed.isoformat()
+        typer.echo(json.dumps({"batch": batch.number, "committed": time, "offset": batch.offset}))
 
 
 @job.command(cls=Command)
 def verify(
     out: Out,
     uri: Uri = _DEFAULT_URI,
-    table: Verified = None,
+    table: Annotated[
+        list[ComparedTable] | None,
+        typer.Option("--table", help="A table to compare. May be repeated. Default: all."),
+    ] = None,
     since: Annotated[
         str | None,
         typer.Option(
@@ -275,7 +343,7 @@ def verify(
         ),
     ] = None,
     as_json: AsJson = False,
-    conf: Settings = None,
+    conf: Conf = None,
 ) -> None:
     """Verify the tables, and say what was compared with what.
 
@@ -284,17 +352,15 @@ def verify(
     1 if there is a difference.
     """
     from spark_sink.jobs.own_router import require_router
+    from spark_sink.session.spark_session import job_session
     from spark_sink.source.unmatched_names import warn_of_unmatched_names
     from spark_sink.verification.job import verify_job
 
-    wanted = table
-    given = spark_settings(conf)
-    with failures():
-        folder = job_in(out)
-        require_router({"uri": uri})
-        warn_of_unmatched_names({**folder.record().options, "uri": uri})
-        with session("verify", given) as spark:
-            found = verify_job(spark, folder, uri, wanted, since, rate=rate)
+    given, folder, uri = _spark_settings(conf), _job_in(out), uri or _DEFAULT_URI
+    require_router({"uri": uri})
+    warn_of_unmatched_names({**folder.record().options, "uri": uri})
+    with job_session("verify", given) as spark:
+        found = verify_job(spark, folder, uri, table, since, rate=rate)
     if as_json:
         typer.echo(json.dumps({name: each.to_document() for name, each in found.items()}))
     else:
@@ -303,8 +369,115 @@ def verify(
     raise typer.Exit(_DIFFERENT if any(each.count or each.failed for each in found.values()) else 0)
 
 
-for command, name in ((compact, "compact"), (rebuild, "rebuild"), (at, "at"), (seek, "seek")):
-    job.command(name=name, cls=Command)(command)
+@job.command(cls=Command)
+def compact(out: Out) -> None:
+    """Merge small files, and delete those that no reader needs any more.
+
+    The job may run meanwhile.
+    """
+    from spark_sink.jobs.maintenance import compact_tables
+    from spark_sink.jobs.progress import WorkReport
+
+    line = None
+    for line in compact_tables(_job_in(out), WorkReport()):
+        typer.echo(line)
+    if line is None:
+        typer.echo("no batch is committed yet")
+
+
+@job.command(cls=Command)
+def rebuild(
+    out: Out,
+    to: Annotated[
+        str | None,
+        typer.Option("--to", help="With --into: the cluster time, such as 2026-01-31T12:00:00Z."),
+    ] = None,
+    into: Annotated[
+        str | None,
+        typer.Option("--into", help="With --to: the folder for a current table of that time."),
+    ] = None,
+    conf: Conf = None,
+) -> None:
+    """Make what is lost again: the current table from bronze, the checkpoint from all tables.
+
+    With --to, make a current table as of an earlier time, in another folder, from bronze alone.
+    """
+    from spark_sink.jobs.point_in_time import UNREAD_THEN, time_from_text, unread_names
+    from spark_sink.jobs.progress import WorkReport
+    from spark_sink.jobs.rebuilding import (
+        lacks_current,
+        rebuild_at,
+        rebuild_checkpoint,
+        rebuild_current,
+    )
+    from spark_sink.session.spark_session import job_session
+
+    given, folder = _spark_settings(conf), _job_in(out)
+    if (to is None) != (into is None):
+        raise OptionError("--to and --into belong together: give both, or none")
+    with ExitStack() as held:
+        if to is not None and into is not None:
+            time = time_from_text(to, "--to")
+            spark = held.enter_context(job_session("rebuild", given))
+            table = rebuild_at(spark, folder, time, into, WorkReport())
+            typer.echo(f"{table.address} has {table.count()} documents")
+            if names := unread_names(table.state.lacking):
+                typer.echo(f"it lacks documents of {names}: {UNREAD_THEN}", err=True)
+            return
+        held.enter_context(folder.locked())
+        lost = lacks_current(folder)
+        if lost:
+            spark = held.enter_context(job_session("rebuild", given))
+            table = rebuild_current(spark, folder, WorkReport())
+            typer.echo(f"{table.address} has {table.count()} documents")
+        if not lost or folder.query() is None:
+            last = rebuild_checkpoint(folder)
+            typer.echo(f"the checkpoint is that of batch {last}")
+
+
+@job.command(cls=Command)
+def at(
+    time: Annotated[
+        str, typer.Argument(help='Such as 2026-01-31T12:00:00Z, or "seconds,increment".')
+    ],
+    out: Out,
+    as_json: AsJson = False,
+) -> None:
+    """Print the versions of the tables that together are the cluster at a time.
+
+    They are the newest ones that have nothing from after it, and every transaction whole.
+    """
+    from spark_sink.jobs.point_in_time import time_from_text, versions_at
+    from spark_sink.jobs.progress import WorkReport
+
+    found = versions_at(_job_in(out), time_from_text(time, "TIME"), WorkReport())
+    cut, versions = found.cut, dict(found.versions)
+    if as_json:
+        before = [cut.time, cut.inc]
+        typer.echo(json.dumps({"batch": found.batch, "before": before, "versions": versions}))
+        return
+    typer.echo(f"all events before {cut.as_datetime().isoformat()} ({cut.time},{cut.inc})")
+    for name, version in versions.items():
+        typer.echo(f"{name:<13} version {version}")
+
+
+@job.command(cls=Command)
+def seek(
+    out: Out,
+    to: Annotated[
+        str,
+        typer.Option("--to", help="A cluster time, such as 2026-01-31T12:00:00Z, or a token."),
+    ],
+) -> None:
+    """Leave out all events before a later position of the stream.
+
+    The next start of the job continues there, and reads the collections again. Stop the job first.
+    """
+    from spark_sink.jobs.rebuilding import seek as seek_to
+
+    folder = _job_in(out)
+    with folder.locked():
+        typer.echo(f"the job continues at {seek_to(folder, to)}")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from datetime import datetime
@@ -15,7 +15,6 @@ from bson.timestamp import Timestamp
 from pyspark.sql import SparkSession
 
 from spark_sink.errors import SourceError
-from spark_sink.jobs.commands import session
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_settings import JobSettings, load_job_settings
 from spark_sink.jobs.maintenance import Schedule
@@ -27,6 +26,7 @@ from spark_sink.jobs.router_report import RouterReport
 from spark_sink.jobs.status import position_to_reach, status_of, wait_until
 from spark_sink.jobs.stop_request import StopRequest
 from spark_sink.jobs.tables_job import TablesJob, take_over
+from spark_sink.session.spark_session import job_session
 from spark_sink.source.unmatched_names import warn_of_unmatched_names
 from spark_sink.verification.job import Outcome, verify_job
 from spark_sink.verification.verifier import Verifier
@@ -48,12 +48,9 @@ def run_jobs(
     """
     router = own_router(settings.uri, settings.configdb, settings.upstream, settings.router_config)
     with router, ExitStack() as held:
-        starts = [
-            _Start(held, settings, end, out, *job, once=once)
-            for out, job in settings.jobs().items()
-        ]
+        starts = [_Start(held, settings, end, *job, once=once) for job in settings.jobs()]
         held.enter_context(quiet_stop(end))
-        spark = spark or held.enter_context(session("run", settings.conf))
+        spark = spark or held.enter_context(job_session("run", settings.conf))
         end.begin()
         if len(starts) == 1:
             return starts[0].follow(spark, settings.metrics_port)
@@ -69,6 +66,14 @@ def run_jobs(
     return 0  # Spark's JVM has ended by the signal, too
 
 
+def _checked(settings: JobSettings, record: JobRecord) -> tuple[JobRecord, Mapping[str, str]]:
+    """Return a record with the cluster's id, and the source's options, which are checked."""
+    given = {**record.options, "uri": settings.uri}
+    record = replace(record, cluster=require_router(given))
+    warn_of_unmatched_names(given)
+    return record, given
+
+
 class _Start:
     """A start of one job, which holds its folder until `held` is closed."""
 
@@ -77,20 +82,16 @@ class _Start:
         held: ExitStack,
         settings: JobSettings,
         end: StopRequest,
-        out: str,
-        checkpoint: str,
+        folder: JobFolder,
         record: JobRecord,
         *,
         once: bool,
     ) -> None:
         if once:
             record.options["snapshotMode"] = "initial_only"
-        given = {**record.options, "uri": settings.uri}
-        self._settings, self._end, self._given = settings, end, given
+        self._settings, self._end, self._folder = settings, end, folder
         self._trigger = None if once else settings.trigger
-        self._record = record = replace(record, cluster=require_router(given))
-        warn_of_unmatched_names(given)
-        self._folder = folder = JobFolder(out, checkpoint)
+        self._record, self._given = record, given = _checked(settings, record)
         folder.mend(record)
         held.enter_context(folder.locked())
         self._router = held.enter_context(RouterReport(folder.address, given))
@@ -104,8 +105,8 @@ class _Start:
         settings, folder, router = self._settings, self._folder, self._router
         metrics = JobMetrics()
         verifier = findings = None
-        if settings.rounds is not None:
-            verifier = Verifier(spark, folder, self._given, settings.rounds, metrics.add_round)
+        if settings.verify_every is not None:
+            verifier = Verifier(spark, folder, self._given, settings, metrics.add_round)
             findings = verifier.findings
         job = TablesJob(
             folder,
@@ -132,11 +133,8 @@ class _Start:
 
 def check_jobs(settings: JobSettings) -> Iterator[str]:
     """Return what `run_jobs` would do, as lines, without doing it. Raises SourceError."""
-    for out, (checkpoint, record) in settings.jobs().items():
-        given = {**record.options, "uri": settings.uri}
-        folder = JobFolder(out, checkpoint)
-        record = replace(record, cluster=require_router(given))
-        warn_of_unmatched_names(given)
+    for folder, wanted in settings.jobs():
+        record, _ = _checked(settings, wanted)
         folder.require_continues(record)
         last = folder.last_committed()
         what = ", ".join(record.namespaces) or "the whole cluster"
@@ -152,9 +150,9 @@ def check_jobs(settings: JobSettings) -> Iterator[str]:
     yield f"a batch every {settings.trigger}"
     if settings.maintain is not None:
         yield f"compaction every {settings.maintain:g} s"
-    if settings.rounds is not None:
-        every, rate, repair = settings.rounds
-        yield f"verification every {every:g} s at {rate}/s{', with repair' * repair}"
+    if settings.verify_every is not None:
+        every, repair = f"{settings.verify_every:g} s", ", with repair" * settings.repair
+        yield f"verification every {every} at {settings.verify_rate}/s{repair}"
 
 
 class Job:
@@ -178,8 +176,7 @@ class Job:
         self.settings: JobSettings = load_job_settings(given, config)
         """The validated settings."""
         self._end = StopRequest(handles_signals=False)
-        self._thread: threading.Thread | None = None
-        self._outcome: int | BaseException = 0
+        self._running: Future[int] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -189,25 +186,28 @@ class Job:
 
     @property
     def _folders(self) -> Sequence[JobFolder]:
-        return [JobFolder(out, checkpoint) for out, (checkpoint, _) in self.settings.jobs().items()]
+        return [folder for folder, _ in self.settings.jobs()]
 
     def start(self, spark: SparkSession | None = None) -> Self:
         """Run the job in a thread of this process, in a session of Spark, or in the active one.
 
-        A failure is raised by the next `wait` or `stop`.
+        A failure is raised by the next `start`, `wait` or `stop`.
         """
+        if self._running is not None:
+            if self._running.done():
+                self.stop()
+            return self
+        end = self._end = StopRequest(handles_signals=False)
         session = spark or SparkSession.getActiveSession()
+        running = self._running = Future[int]()
 
         def run() -> None:
             try:
-                self._outcome = run_jobs(self.settings, self._end, session)
-            except BaseException as error:  # noqa: BLE001 - it is raised by `stop`
-                self._outcome = error
+                running.set_result(run_jobs(self.settings, end, session))
+            except BaseException as error:  # noqa: BLE001 - the future raises it
+                running.set_exception(error)
 
-        self._require_no_failure()
-        if self._thread is None:
-            self._thread = threading.Thread(target=run, name="mergerouter-job", daemon=True)
-            self._thread.start()
+        threading.Thread(target=run, name="mergerouter-job", daemon=True).start()
         return self
 
     def stop(self) -> None:
@@ -216,11 +216,9 @@ class Job:
         Raises what has ended it before.
         """
         self._end.request()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        self._end = StopRequest(handles_signals=False)
-        self._require_no_failure()
+        running, self._running = self._running, None
+        if running is not None and running.result():
+            raise SourceError("the job has failed: its cause was printed")
 
     def wait(self, to: str | datetime | Timestamp = "now", timeout: float = 600) -> None:
         """Wait until all tables have all events up to a time, as `mergerouter job wait`.
@@ -232,7 +230,7 @@ class Job:
         Raises TimeoutError, which says what is missing, SourceError, and what has ended the job.
         """
         deadline = time.monotonic() + timeout
-        while self._thread and not all(each.exists for each in self._folders):
+        while self._running and not all(each.exists for each in self._folders):
             self._require_running()  # until it has begun, and with it a router of its own
             if time.monotonic() > deadline:
                 raise TimeoutError(f"after {timeout:g} s the job has not begun")
@@ -243,7 +241,7 @@ class Job:
 
     def status(self) -> list[dict[str, Any]]:
         """Return the state of each job, as `mergerouter job status --json`. Raises SourceError."""
-        return [status_of(each.address, self.settings.uri) for each in self._folders]
+        return [status_of(each, self.settings.uri) for each in self._folders]
 
     def verify(
         self, spark: SparkSession | None = None, tables: Sequence[str] | None = None
@@ -255,21 +253,14 @@ class Job:
         """
         active = spark or SparkSession.getActiveSession()
         found: dict[str, Outcome] = {}
-        with nullcontext(active) if active else session("verify", self.settings.conf) as used:
+        with nullcontext(active) if active else job_session("verify", self.settings.conf) as used:
             for folder in self._folders:
                 outcomes = verify_job(used, folder, self.settings.uri, tables)
                 found |= {folder.table(name): each for name, each in outcomes.items()}
         return found
 
     def _require_running(self) -> None:
-        """Raise what has ended the job, if it runs here and has ended."""
-        if self._thread is not None and not self._thread.is_alive():
+        """Raise what has ended the job, if it ran here and has ended."""
+        if self._running is not None and self._running.done():
             self.stop()
             raise SourceError("the job has ended: start it again")
-
-    def _require_no_failure(self) -> None:
-        outcome, self._outcome = self._outcome, 0
-        if isinstance(outcome, BaseException):
-            raise outcome
-        if outcome:
-            raise SourceError("the job has failed: its cause was printed")

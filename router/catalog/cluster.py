@@ -19,7 +19,9 @@ from shard_client.errors import (
     RESUMABLE_LABEL,
     CommandError,
     NetworkError,
+    ProtocolError,
     WrongServerError,
+    blames_member,
     from_network,
     is_resumable,
 )
@@ -184,6 +186,35 @@ class Cluster:
         connection = await self.connect(target, host)
         try:
             return await connection.command(database, command, timeout=timeout)
+        finally:
+            self.release(connection)
+
+    @asynccontextmanager
+    async def primary(
+        self, target: str, timeout: float, host: str | None = None
+    ) -> AsyncIterator[Connection]:
+        """Lend a connection to the primary of ``target``, without a hello if it is known.
+
+        After an error that may be the member's, its role is looked up again. ``timeout`` is the
+        seconds to connect, ``host`` the host string of a shard that the list may not have. Raises
+        CommandError, NetworkError.
+        """
+        known = self._sets.get(target)
+        if known is not None and known.primary is not None:
+            connection = await self.pool.take(known.primary, timeout)
+        else:
+            dialer = self.dialer(target, host if known is None else None)
+            connection = await dialer.connect(timeout)
+        try:
+            yield connection
+        except (CommandError, NetworkError, ProtocolError) as error:
+            followed = self._sets.get(target)
+            if isinstance(error, CommandError) and not blames_member(error):
+                raise
+            if followed is not None:
+                followed.invalidate(connection.address)
+            self.pool.forget(connection.address)
+            raise
         finally:
             self.release(connection)
 

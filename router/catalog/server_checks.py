@@ -28,8 +28,9 @@ _FIRST_ENTRY = "initiating set"
 
 _TIMEOUT = 3.0
 _MOST_AT_ONCE = 16
-_TIMEOUT_OF_CALLERS = 1.0
-"""Less than the time that the parent of several workers waits for their statuses."""
+_TIMEOUT_OF_CALLERS, _TIMEOUT_OF_FIRST = 0.1, 1.0
+"""Seconds for which a caller waits for newer results, or for the first ones: less than the time
+that the parent of several workers waits for their statuses."""
 _MOST_SKEW = 60.0
 
 _REACH_MEMBERS = (
@@ -152,21 +153,19 @@ class ServerChecks:
         self._results: Sequence[Check] = ()
         self._at = float("-inf")
 
-    async def results(self, *, timeout: float | None = _TIMEOUT_OF_CALLERS) -> Sequence[Check]:
+    async def results(self, *, whole: bool = False) -> Sequence[Check]:
         """Return the results: config server, shards, upstreams, and the clocks.
 
-        If they are more than ``keep`` seconds old, a new check is started. A check that takes
-        longer than ``timeout`` seconds continues in the background; the call then returns the
+        If they are more than ``keep`` seconds old, a new check is started. One that takes long
+        continues in the background, unless the ``whole`` check is wanted; the call then returns the
         results before it, which are empty at first. If the config server does not answer, the
         shards of the last shard list that was read are checked.
-
-        Args:
-            timeout: seconds; None waits for the end of the check.
         """
+        timeout = _TIMEOUT_OF_CALLERS if self._results else _TIMEOUT_OF_FIRST
         if self._running is None and self._loop.time() - self._at >= self._keep:
             self._running = self._loop.create_task(self._refresh(), name="check the servers")
         if self._running is not None:
-            await asyncio.wait((self._running,), timeout=timeout)
+            await asyncio.wait((self._running,), timeout=None if whole else timeout)
         return self._results
 
     async def close(self) -> None:

@@ -4,8 +4,15 @@ It is a mongos, or the primary of the replica set behind the router.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Mapping,
+    Sequence,
+)
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import Any, Protocol
 
 import structlog
@@ -18,10 +25,15 @@ from shard_client.replica_set.replica_set import PRIMARY, why_no_member
 from shard_client.wire.authentication import OPEN, Access, Credentials
 from shard_client.wire.bson_slices import find
 from shard_client.wire.connection import Address, Connection, format_address, parse_address
+from shard_client.wire.connection_pool import ConnectionPool, PoolLimits
 from shard_client.wire.frames import with_field
 
 log = structlog.get_logger()
 
+_TIMEOUT = 5.0
+"""Seconds for one attempt to connect, or to find a primary."""
+_LENT = PoolLimits(idle_time=30.0)
+"""The limits of the connections that are lent to lookups."""
 _SCHEME = "mongodb://"
 _MONGOS = "isdbgrid"
 """The ``msg`` in a mongos's hello."""
@@ -57,7 +69,6 @@ class UpstreamMongos:
 
     Args:
         addresses: the mongoses, in order of preference.
-        connect_timeout: seconds for one attempt to connect.
         moved: called when this process has switched, so that the others do.
         access: how to connect: by TLS or not, and as which user of the router's own on connections
             that serve no client's commands.
@@ -69,7 +80,6 @@ class UpstreamMongos:
         self,
         addresses: Sequence[Address],
         *,
-        connect_timeout: float = 5.0,
         moved: Callable[["UpstreamMongos"], None] | None = None,
         access: Access = OPEN,
         own_id: ObjectId | None = None,
@@ -80,8 +90,11 @@ class UpstreamMongos:
         self.generation = 0
         self.addresses = tuple(addresses)
         self.user = access.credentials
+        """The router's own login, None if it has none."""
+        self._pool = ConnectionPool(
+            _LENT, connect=lambda address, _timeout: self.connect_to(address, self.user)
+        )
         self._own_id = own_id
-        self._timeout = connect_timeout
         self._moved = moved
         self._access = access
 
@@ -94,21 +107,30 @@ class UpstreamMongos:
         if generation >= self.generation:
             self.chosen, self.generation = chosen % len(self.addresses), generation
 
-    async def connect_as_router(self) -> Connection:
-        """Open a connection as ``connect`` does, logged in as the router's own user if it has one.
-
-        Raises:
-            CommandError: HostUnreachable, none of them answers or accepts the login.
-        """
-        return await self._connect(self.user)
-
     async def connect(self) -> Connection:
         """Open a connection to the mongos in use, or to the next one that answers; no login.
 
         Raises:
             CommandError: HostUnreachable, none of them answers.
         """
-        return await self._connect(None)
+        return await self._first(self.connect_to)
+
+    @asynccontextmanager
+    async def lend(self) -> AsyncIterator[Connection]:
+        """Lend a connection, logged in as the router's own user if it has one, for a block.
+
+        Raises:
+            CommandError: HostUnreachable, no mongos answers or accepts the login.
+        """
+        connection = await self._first(lambda address: self._pool.take(address, _TIMEOUT))
+        try:
+            yield connection
+        finally:
+            self._pool.give_back(connection)
+
+    def close(self) -> None:
+        """Close the connections that are kept to lend them again."""
+        self._pool.close()
 
     async def connect_to(
         self, address: Address, credentials: Credentials | None = None
@@ -122,14 +144,14 @@ class UpstreamMongos:
         """
         connection = await Connection.open(
             address,
-            timeout=self._timeout,
+            timeout=_TIMEOUT,
             tls=self._access.context,
             app_name="mergerouter upstream",
         )
         try:
             self._identify(connection)
             if credentials is not None:
-                await connection.log_in(credentials, self._timeout)
+                await connection.log_in(credentials, _TIMEOUT)
         except BaseException:
             connection.abort()
             raise
@@ -152,14 +174,15 @@ class UpstreamMongos:
             "upstream (--upstream)",
         )
 
-    async def _connect(self, credentials: Credentials | None) -> Connection:
+    async def _first(self, connect: Callable[[Address], Awaitable[Connection]]) -> Connection:
+        """Return what ``connect`` returns for the mongos in use, or the next that answers."""
         first, generation = self.chosen, self.generation
         failures = []
         for step in range(len(self.addresses)):
             index = (first + step) % len(self.addresses)
             host, port = address = self.addresses[index]
             try:
-                connection = await self.connect_to(address, credentials)
+                connection = await connect(address)
             except (NetworkError, CommandError) as error:
                 failures.append(f"{host}:{port}: {error}")
                 continue
@@ -187,32 +210,22 @@ class CatalogPrimary:
 
     Args:
         cluster: the cluster.
-        connect_timeout: seconds within which a primary must be found and answer.
     """
 
-    def __init__(self, cluster: Cluster, connect_timeout: float = 5.0) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._timeout = connect_timeout
 
     def serves(self, address: Address) -> bool:
         """Return whether ``address`` is the primary's, as far as is known."""
         replica_set = self._cluster.replica_set(self._cluster.catalog)
         return replica_set is not None and replica_set.primary == address
 
-    async def connect_as_router(self) -> Connection:
-        """Open a connection as ``connect`` does, logged in as the router's own user if it has one.
+    def lend(self) -> AbstractAsyncContextManager[Connection]:
+        """Lend a connection, logged in as the router's own user if it has one, for a block.
 
-        Raises as ``connect``, or CommandError if the primary refuses the login.
+        Raises CommandError, NetworkError.
         """
-        return await self._connect(self._cluster.access.credentials)
-
-    async def connect(self) -> Connection:
-        """Open a connection that is not logged in.
-
-        Raises:
-            CommandError: HostUnreachable, no primary answers.
-        """
-        return await self._connect(None)
+        return self._cluster.primary(self._cluster.catalog, _TIMEOUT)
 
     def heard(self, code: int | None) -> None:
         """Look for another primary if an error of a reply, None without one, says so."""
@@ -234,11 +247,16 @@ class CatalogPrimary:
             return reply
         return with_field(reply, "recoveryToken", {"recoveryShardId": self._cluster.catalog})
 
-    async def _connect(self, credentials: Credentials | None) -> Connection:
+    async def connect(self) -> Connection:
+        """Open a connection that is not logged in.
+
+        Raises:
+            CommandError: HostUnreachable, no primary answers within five seconds.
+        """
         cluster = self._cluster
         replica_set = await cluster.locate(cluster.catalog, None, fresh=False)
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._timeout
+        deadline = loop.time() + _TIMEOUT
         while True:
             left = max(0.001, deadline - loop.time())
             try:
@@ -248,7 +266,6 @@ class CatalogPrimary:
                     timeout=left,
                     tls=cluster.access.context,
                     app_name="mergerouter upstream",
-                    credentials=credentials,
                 )
             except NetworkError as error:
                 replica_set.invalidate(address)

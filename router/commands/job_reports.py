@@ -5,11 +5,14 @@ nothing else depends on it: no check, no metric, no stream.
 """
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from datetime import datetime
-from typing import Any, Final
+from functools import partial
+from typing import Annotated, Any, Final
 
 from bson.timestamp import Timestamp
+from pydantic import AfterValidator, ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
 MOST_REPORTS: Final = 100
 """Reports that a process keeps."""
@@ -17,12 +20,33 @@ MOST_REPORTS: Final = 100
 KEPT_SECONDS: Final = 600.0
 """For how long a report is kept after it arrived."""
 
+LONGEST_NAME: Final = 200
+LONGEST_ERROR: Final = 500
+"""Most characters that are kept of a job's name and of its error."""
+
+_LARGEST: Final = 2**53
 _Key = tuple[str, str, str]
 
 
-@dataclass(frozen=True, slots=True)
+def _plain(longest: int, value: str) -> str:
+    """Return a text of a client without control characters, and not too long."""
+    shown = value if len(value) <= longest else f"{value[: longest - 1]}…"
+    return "".join(each if each.isprintable() else " " for each in shown)
+
+
+_Name = Annotated[str, AfterValidator(partial(_plain, LONGEST_NAME))]
+_Error = Annotated[str, AfterValidator(partial(_plain, LONGEST_ERROR))]
+_Count = Annotated[int, Field(strict=True, ge=0), AfterValidator(partial(min, _LARGEST))]
+_Rate = Annotated[
+    float,
+    Field(strict=True, allow_inf_nan=False),
+    AfterValidator(lambda rate: min(max(0.0, rate), _LARGEST)),
+]
+
+
+@dataclass(frozen=True, slots=True, config=ConfigDict(arbitrary_types_allowed=True))
 class JobReport:
-    """What a job last said of itself.
+    """What a job last said of itself; raises ValidationError if it said something else.
 
     ``owner`` is the client's user and address, ``namespace`` what the job follows, ``batch`` its
     last batch, ``through`` the cluster time up to which its tables have all events, ``rate`` its
@@ -31,14 +55,14 @@ class JobReport:
     ``ended`` is true of a job that was stopped, which is no longer shown.
     """
 
-    job: str
+    job: _Name
     owner: str
-    namespace: str
+    namespace: _Name
     arrived: datetime
-    batch: int | None = None
+    batch: _Count | None = None
     through: Timestamp | None = None
-    rate: float | None = None
-    error: str | None = None
+    rate: _Rate | None = None
+    error: _Error | None = None
     waits: bool = False
     ended: bool = False
 

@@ -1,4 +1,4 @@
-"""The status of one process for the admin port, and the command by which workers report it."""
+"""The status of one process for the admin port: what it, its workers and running jobs report."""
 
 import resource
 from collections import Counter
@@ -6,12 +6,18 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from bson.timestamp import Timestamp
+from pydantic import ValidationError
 
+from router.access.authorization import require_stream
 from router.commands.answer import Answer
 from router.commands.call import Call, Node, answers
+from router.commands.job_reports import JobReport
 from router.commands.server_status import own_status
 from router.config.log_lines import RECENT
+from router.config.problems import wanted_value
 from router.memory import resident_bytes
+from router.privileges import WHOLE
+from router.request.fields import check_known
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
@@ -144,3 +150,35 @@ async def _report(call: Call) -> Answer:
         raise CommandError(ErrorCode.CommandNotFound, f"no such command: '{call.name}'")
     details, checks = bool(call.command.get("details")), bool(call.command.get("checks"))
     return Answer(await process_status(call.node, details=details, checks=checks))
+
+
+REPORT_JOB: Final = "mergerouterReportJob"
+_OF_A_JOB = frozenset({"job", "batch", "through", "eventsPerSecond", "waits", "error", "ended"})
+
+
+@answers(REPORT_JOB, help="show a job on the router's status page")
+async def report_job(call: Call) -> Answer:
+    """Keep what a job says of itself, from a user who may open the job's stream.
+
+    Raises:
+        CommandError: 13, the user may not; 2 or 40415, a field is wrong or unknown.
+    """
+    command = call.command
+    check_known(command, call.name, _OF_A_JOB)
+    target = command[call.name]
+    collection = target if isinstance(target, str) else None
+    if call.user is not None:
+        require_stream(call.user, call.database, collection, command)
+    said = {name: command[name] for name in _OF_A_JOB & command.keys()}
+    said["rate"] = said.pop("eventsPerSecond", None)
+    host, namespace = call.client.host, f"{call.database}.{collection or WHOLE}"
+    owner = host if call.user_name is None else f"{call.user_name}, {host}"
+    try:
+        report = JobReport(owner=owner, namespace=namespace, arrived=call.node.now(), **said)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        wanted = wanted_value(problem) or "of another type"
+        message = f"{call.name}: {problem['loc'][0]} must be {wanted}"
+        raise CommandError(ErrorCode.BadValue, message) from None
+    call.node.jobs.add(report)
+    return Answer({})

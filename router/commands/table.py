@@ -15,7 +15,6 @@ from router.commands import (  # noqa: F401 - each adds its commands
     hello,
     parameters,
     process_status,
-    report_job,
     server_status,
     sessions,
 )

@@ -80,7 +80,7 @@ class CompletingReader:
             self._work.cancel()
 
     def close(self) -> None:
-        """Release the connections to the upstream; idempotent."""
+        """Let go of the events that are taken; idempotent."""
         self._completion.close()
         self._raw, self._completed = [], []
         self._held.size = 0

@@ -19,7 +19,7 @@ from router.cursors.cursor import CursorUser, MergedCursor, Owner, check_user
 from router.cursors.explanation import explain_stream
 from router.lookup.completion import Completion
 from router.lookup.plan import LookupPlan
-from router.lookup.upstream_reads import Connect, UpstreamReads
+from router.lookup.upstream_reads import Lend, UpstreamReads
 from router.memory import Memory
 from router.request.stream_request import StreamRequest
 from router.stream.admission import Admission, Quota
@@ -82,8 +82,8 @@ class CursorRegistry:
 
     Must be created in a running loop. Remotes without clients are closed in the background;
     ``close`` waits for that. ``new_id`` returns a new cursor id, random ones by default; ``mongos``
-    connects to the upstream for document lookups, if there is one; ``sent_time`` returns the
-    ``$clusterTime`` that lookups carry, by default the clock's newest.
+    lends connections to the upstream for document lookups, if there is one; ``sent_time`` returns
+    the ``$clusterTime`` that lookups carry, by default the clock's newest.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class CursorRegistry:
         limits: StreamSettings | None = None,
         *,
         new_id: Callable[[], int] | None = None,
-        mongos: Connect | None = None,
+        mongos: Lend | None = None,
         sent_time: Callable[[], bytes | None] | None = None,
     ) -> None:
         self._make_id = new_id or _random_id

@@ -47,14 +47,12 @@ class Completion:
         self._closed = False
         self._held = Holding(memory)
         memory.add(lookups=1)
-        reads.connections.enter()
 
     def close(self) -> None:
-        """Release the connections to the upstream. May be called more than once."""
+        """Count no longer as a cursor with lookups. May be called more than once."""
         if not self._closed:
             self._closed = True
             self._held.memory.add(lookups=-1)
-            self._reads.connections.leave()
 
     @property
     def at_once(self) -> int:

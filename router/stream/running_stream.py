@@ -199,10 +199,15 @@ class RunningStream:
     def readable_until(self, now: float) -> float:
         """Return the time up to which clients have events to read; both are seconds since 1970.
 
-        What has not arrived from the shards does not count while clients wait for it. Without
-        clients that wait, all events up to ``now`` count.
+        What has not arrived from the shards does not count while clients wait for it, or while the
+        slowest shard is asked for it. Otherwise the shard waits for the clients, and all events up
+        to ``now`` count.
         """
-        return cluster_time_of(self.merged.reached).time if self.is_waited_for else now
+        number = self.merged.slowest_remote
+        slowest = None if number is None else self._remotes.get(number)
+        is_asked = slowest is not None and slowest.state != "paused"
+        waits = self.is_waited_for or is_asked
+        return cluster_time_of(self.merged.reached).time if waits else now
 
     @cached_property
     def _asked(self) -> str:

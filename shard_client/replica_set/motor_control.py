@@ -27,9 +27,9 @@ from shard_client.errors import CommandError, plain_text
 from shard_client.replica_set.replica_set import (
     HEARTBEAT,
     LOCAL_THRESHOLD,
-    PRIMARY,
     Member,
     ReadPreference,
+    ReplicaSet,
     named_hosts,
     no_member,
 )
@@ -51,7 +51,7 @@ NO_PRIMARY = (
 """The log line at the start of each time without a primary."""
 
 
-class MotorReplicaSet:
+class MotorReplicaSet(ReplicaSet):
     """A ``ReplicaSet`` that Motor monitors (docs/design.md#topology).
 
     The driver polls each member every ``heartbeat`` seconds over one connection of its own, without
@@ -70,10 +70,8 @@ class MotorReplicaSet:
         local_threshold: float = LOCAL_THRESHOLD,
         access: Access = OPEN,
     ) -> None:
-        self._name = name
+        super().__init__(name, seeds)
         self._loop = asyncio.get_running_loop()
-        self._hosts = tuple(seeds)
-        self._members: dict[Address, Member] = {}
         self._strangers: dict[Address, str] = {}
         self._changed = asyncio.Event()
         self._check: asyncio.Task[None] | None = None
@@ -89,8 +87,8 @@ class MotorReplicaSet:
     def _connect(self) -> "AsyncIOMotorClient[dict[str, Any]]":
         self._listener = _Listener(self)
         return AsyncIOMotorClient(
-            [format_address(address) for address in self._hosts],
-            replicaSet=self._name,
+            [format_address(address) for address in self.hosts],
+            replicaSet=self.name,
             appname=MONITOR_NAME,
             serverMonitoringMode="poll",
             serverSelectionTimeoutMS=2000,
@@ -105,25 +103,9 @@ class MotorReplicaSet:
             **_tls_options(self._access),
         )
 
-    @property
-    def name(self) -> str:
-        """The set's name."""
-        return self._name
-
-    @property
-    def hosts(self) -> tuple[Address, ...]:
-        """The members known to the driver; initially the seeds."""
-        return self._hosts
-
-    @property
-    def primary(self) -> Address | None:
-        """The primary, as far as is known; None during an election."""
-        return PRIMARY.choose(self._trusted)
-
     async def select(self, preference: ReadPreference, timeout: float) -> Address:
-        """Return a member for the read preference, waiting up to ``timeout`` seconds.
+        """Return a member as ``ReplicaSet.select``; after ``close`` it raises immediately.
 
-        Raises CommandError (133, labelled resumable); after ``close`` it raises immediately.
         A refusal of the router's login by a member is raised immediately as well.
         """
         if preference.max_staleness is not None:
@@ -137,7 +119,7 @@ class MotorReplicaSet:
                     if self._check is None or self._check.done():
                         self._refused = None
                         self._check = self._loop.create_task(
-                            self._ask_driver(), name=f"check {self._name}"
+                            self._ask_driver(), name=f"check {self.name}"
                         )
                     self._changed.clear()
                     await self._changed.wait()
@@ -145,7 +127,7 @@ class MotorReplicaSet:
                         raise self._refused
         except TimeoutError:
             pass
-        raise no_member(preference, self._name, self.causes)
+        raise no_member(preference, self.name, self.causes)
 
     @property
     def causes(self) -> str:
@@ -159,24 +141,21 @@ class MotorReplicaSet:
 
     def answered(self, address: Address, name: str) -> None:
         """Record the name of a member's set, from the driver's threads, if it is another set."""
-        if name != self._name and not self._closed and not self._loop.is_closed():
-            text = f"{format_address(address)} is a member of the set {name}, not of {self._name}"
+        if name != self.name and not self._closed and not self._loop.is_closed():
+            text = f"{format_address(address)} is a member of the set {name}, not of {self.name}"
             self._loop.call_soon_threadsafe(self._strangers.__setitem__, address, text)
 
     def observe(self, address: Address, hello: Mapping[str, Any]) -> None:
-        """Record the role in a member's hello, and the primary that a secondary reports.
-
-        If the reported primary is wrong, its own answer corrects that.
-        """
+        """Record a hello; if a secondary names a wrong primary, that one's answer corrects it."""
         known = self._members.get(address)
-        if hello.get("setName") != self._name or known is None:
+        if hello.get("setName") != self.name or known is None:
             return
         if hello.get("isWritablePrimary") or hello.get("ismaster"):
             self._promote(address)
         elif hello.get("secondary"):
             self._members[address] = replace(known, role="secondary")
             for primary in named_hosts([hello.get("primary")]):
-                if primary != address and primary in self._hosts:
+                if primary != address and primary in self.hosts:
                     self._promote(primary)
 
     def _promote(self, primary: Address) -> None:
@@ -204,7 +183,7 @@ class MotorReplicaSet:
         try:
             self._client = self._connect()
         except PyMongoError as error:
-            log.error("cannot reconnect for monitoring", set=self._name, error=str(error))
+            log.error("cannot reconnect for monitoring", set=self.name, error=str(error))
             return
         listener.end()
         self._end_client(former)
@@ -221,7 +200,7 @@ class MotorReplicaSet:
             async with asyncio.timeout(_CLOSE_TIMEOUT):
                 await ended.wait()
         except TimeoutError:
-            log.info("monitoring ends later", set=self._name)
+            log.info("monitoring ends later", set=self.name)
 
     def _end_client(self, client: "AsyncIOMotorClient[dict[str, Any]]") -> asyncio.Event:
         """Close a client of the driver in a thread; return an event that is set at the end."""
@@ -234,7 +213,7 @@ class MotorReplicaSet:
                 self._loop.call_soon_threadsafe(ended.set)
 
         # Not a thread of the loop's executor: the loop would wait for it at shutdown.
-        threading.Thread(target=end, name=f"end of {self._name}", daemon=True).start()
+        threading.Thread(target=end, name=f"end of {self.name}", daemon=True).start()
         return ended
 
     async def _ask_driver(self) -> None:
@@ -264,13 +243,13 @@ class MotorReplicaSet:
         if error.code not in (ErrorCode.AuthenticationFailed, ErrorCode.UserNotFound):
             return None
         user, reason = self._access.credentials, (error.details or {}).get("errmsg", str(error))
-        return CommandError(error.code, f"cannot log in to {self._name} as {user}: {reason}")
+        return CommandError(error.code, f"cannot log in to {self.name} as {user}: {reason}")
 
     def _log_no_primary(self, error: PyMongoError) -> None:
         """Log what the driver knows of each member, once for each time without a primary."""
         report = log.debug if self._lost else log.warning
         members = self._known_of_members()
-        report(NO_PRIMARY, set=self._name, members=members, error=plain_text(error))
+        report(NO_PRIMARY, set=self.name, members=members, error=plain_text(error))
         self._lost = True
 
     def _known_of_members(self) -> dict[str, str]:
@@ -303,10 +282,10 @@ class MotorReplicaSet:
         """Store the members that the driver found; runs in the loop's thread."""
         if members != self._members:
             roles = {format_address(address): one.role for address, one in members.items()}
-            log.info("members", set=self._name, roles=roles)
+            log.info("members", set=self.name, roles=roles)
         self._members = members
         if hosts:
-            self._hosts = hosts
+            self.hosts = hosts
         if self._distrusted not in members:
             self._distrusted = None
         self._changed.set()

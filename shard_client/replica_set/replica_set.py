@@ -6,10 +6,11 @@ drivers' server selection.
 """
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Self
 
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError
@@ -155,54 +156,53 @@ def within_window(
 PRIMARY: Final = ReadPreference()
 
 
-class ReplicaSet(Protocol):
-    """A monitored replica set.
+class ReplicaSet(ABC):
+    """A monitored replica set: ``name``, and ``hosts``, the members known, initially the seeds.
 
     ``MotorReplicaSet`` is one, by the driver's monitoring; tests have one without threads.
     """
 
-    @property
-    def name(self) -> str:
-        """The set's name."""
-        ...
-
-    @property
-    def hosts(self) -> tuple[Address, ...]:
-        """The members currently known; initially the seeds."""
-        ...
+    def __init__(self, name: str, seeds: Iterable[Address]) -> None:
+        self.name = name
+        self.hosts = tuple(seeds)
+        self._members: dict[Address, Member] = {}
 
     @property
     def primary(self) -> Address | None:
         """The primary, as far as is known; None during an election."""
-        ...
+        return PRIMARY.choose(self._trusted)
 
+    @property
+    def _trusted(self) -> Mapping[Address, Member]:
+        return self._members
+
+    @property
+    def causes(self) -> str:
+        """Why members cannot be used, such as "db1:27018: Connection refused"; may be empty."""
+        return ""
+
+    @abstractmethod
     async def select(self, preference: ReadPreference, timeout: float) -> Address:
         """Return a member for a read preference, waiting up to ``timeout`` seconds for one.
 
         Raises CommandError (133 FailedToSatisfyReadPreference, labelled resumable) on a timeout.
         """
-        ...
 
-    @property
-    def causes(self) -> str:
-        """Why members cannot be used, such as "db1:27018: Connection refused"; may be empty."""
-        ...
-
+    @abstractmethod
     def observe(self, address: Address, hello: Mapping[str, Any]) -> None:
-        """Record a member's latest hello reply; does no I/O."""
-        ...
+        """Record the role in a member's hello, and the primary that it names; does no I/O."""
 
+    @abstractmethod
     def invalidate(self, address: Address) -> None:
         """Record that ``address`` does not answer or is not a primary; does no I/O."""
-        ...
 
+    @abstractmethod
     def renew(self) -> None:
         """Reconnect for the monitoring, with the current certificates."""
-        ...
 
+    @abstractmethod
     async def close(self) -> None:
-        """Stop the monitoring."""
-        ...
+        """Stop the monitoring, in bounded time."""
 
 
 def named_hosts(names: Any) -> tuple[Address, ...]:

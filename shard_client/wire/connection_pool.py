@@ -2,9 +2,10 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from shard_client.error_codes import ErrorCode
@@ -53,12 +54,19 @@ class ConnectionPool:
 
     ``take`` returns an idle connection or a new one; ``give_back`` keeps it for the next caller;
     ``borrow`` does both around a short block. ``access`` has the login and the TLS context of new
-    connections. Create the pool in a running loop.
+    connections; ``connect`` opens them instead, within so many seconds, where it is given. Create
+    the pool in a running loop.
     """
 
-    def __init__(self, limits: PoolLimits | None = None, *, access: Access = OPEN) -> None:
+    def __init__(
+        self,
+        limits: PoolLimits | None = None,
+        *,
+        access: Access = OPEN,
+        connect: Callable[[Address, float], Awaitable[Connection]] | None = None,
+    ) -> None:
         self._limits = limits or PoolLimits()
-        self._access = access
+        self._connect = connect or partial(_connected, access)
         self._loop = asyncio.get_running_loop()
         self._members: dict[Address, _Member] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -162,12 +170,7 @@ class ConnectionPool:
     async def _open(self, address: Address, member: _Member, timeout: float) -> Connection:
         member.open += 1
         try:
-            connection = await Connection.open(
-                address,
-                timeout=timeout,
-                tls=self._access.context,
-                credentials=self._access.credentials,
-            )
+            connection = await self._connect(address, timeout)
         except BaseException:
             _has_closed(member)
             raise
@@ -227,6 +230,13 @@ class ConnectionPool:
                 member.idle.popleft()[0].abort()
         if any(member.idle for member in self._members.values()):
             self._expire_later()
+
+
+async def _connected(access: Access, address: Address, timeout: float) -> Connection:
+    credentials = access.credentials
+    return await Connection.open(
+        address, timeout=timeout, tls=access.context, credentials=credentials
+    )
 
 
 def _pop(member: _Member) -> Connection | None:

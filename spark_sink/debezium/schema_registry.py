@@ -16,8 +16,7 @@ import urllib3
 from urllib3.exceptions import HTTPError
 
 from spark_sink.errors import OptionError, StreamError
-from spark_sink.options.retry_options import DEFAULT_RETRY_POLICY, RetryPolicy
-from spark_sink.stream.retries import Retries
+from spark_sink.options.retries import DEFAULT_RETRY_POLICY, Retries, RetryPolicy
 
 _TYPE = "application/vnd.schemaregistry.v1+json"
 _SECONDS = 10.0
@@ -99,12 +98,7 @@ def register(
                     "set SSL_CERT_FILE in the environment of the executors to its authority's file",
                     failure,
                 ) from None
-        if not retries.wait_for_retry(failure):
-            raise StreamError(
-                f"gave up after {policy}: the schema registry at {address.url} cannot be reached "
-                "or does not answer. Check that it runs there, and restart the query",
-                failure,
-            ) from None
+        retries.wait(failure, f"the schema registry at {address.url}", "there")
 
 
 def _register(address: Address, subject: str, schema: str) -> int:

@@ -170,7 +170,7 @@ class JobFolder:
         old = self.record() if batches or self.exists else JobRecord()
         if batches:
             self._refuse(old, record, once=once)
-            if once and batches[-1].end.running is None:
+            if once and batches[-1].end.signals.initial is None:
                 raise OptionError(
                     f"the job in {self.address} has finished its snapshot: use another --out"
                 )

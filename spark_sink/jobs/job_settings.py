@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -20,18 +20,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from spark_sink.errors import OptionError
 
 if TYPE_CHECKING:
-    from spark_sink.jobs.job_folder import JobRecord
+    from spark_sink.jobs.job_folder import JobFolder, JobRecord
 
 Table = Literal["bronze", "current", "messages", "transactions"]
 _LONGEST = 200  # characters of a value in a message
-
-
-class Rounds(NamedTuple):
-    """How a running job verifies its table: seconds from round to round, documents a second."""
-
-    every: float
-    rate: int
-    repair: bool
 
 
 def pairs_of(texts: Any) -> Any:
@@ -203,13 +195,6 @@ class JobSettings(CollectionSettings):
         return self
 
     @property
-    def rounds(self) -> Rounds | None:
-        """How the job verifies its tables while it runs."""
-        if self.verify_every is None:
-            return None
-        return Rounds(self.verify_every, self.verify_rate, self.repair)
-
-    @property
     def parts(self) -> Mapping[str, CollectionSettings]:
         """The settings by the names of folders in `out`; one without a name for a single job.
 
@@ -225,14 +210,16 @@ class JobSettings(CollectionSettings):
             for name, own in self.collections.items()
         }
 
-    def jobs(self) -> dict[str, tuple[str, JobRecord]]:
-        """Return the checkpoint and the record of each job by its folder. Raises OptionError."""
-        found = {}
+    def jobs(self) -> list[tuple[JobFolder, JobRecord]]:
+        """Return the folder and the record of each job. Raises OptionError."""
+        from spark_sink.jobs.job_folder import JobFolder
+
+        found = []
         for name, each in self.parts.items():
             inside = f"/{name}" if name else ""
             record = each.record((name,) if name else self.namespaces)
             checkpoint = f"{self.checkpoint}{inside}" if self.checkpoint else ""
-            found[f"{self.out}{inside}"] = checkpoint, record
+            found.append((JobFolder(f"{self.out}{inside}", checkpoint), record))
         return found
 
 

@@ -12,7 +12,6 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from spark_sink.batches.planned_batch import PlannedBatch
 from spark_sink.batches.read_task import ReadTask
 from spark_sink.errors import StreamError, without_traceback
 from spark_sink.events.documents import from_document, from_json
@@ -101,9 +100,8 @@ class JobStreamReader(MergerouterStreamReader):
         The driver reads it by itself, without a job of Spark, which takes longer. Where the bytes
         of batches are limited, tasks report the size of events to their planner.
         """
-        batch = PlannedBatch(before.position, at.position, at.events, at.idle_until)
-        is_of_stream = at.snapshot is None and at.sought is None
-        if not (batch.is_small and is_of_stream) or self.options.max_bytes_per_trigger:
+        batch = at.batch_after(before)
+        if not batch.is_small or self.options.max_bytes_per_trigger:
             return None
         added = self.added_tasks(before, at)
         if any(isinstance(each, tuple) for each in added):

@@ -9,24 +9,26 @@ from typing import TextIO
 
 from spark_sink.errors import SourceError
 from spark_sink.jobs.job_folder import APPENDED, CURRENT, JobFolder
+from spark_sink.jobs.progress import WorkReport
 from spark_sink.jobs.tables_job import appended_table
 from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.tasks import Tell, tell_nobody
 
 
-def compact_tables(folder: JobFolder) -> Iterator[str]:
-    """Merge small files, delete those that no reader needs, and tell of each table when it is done.
+def compact_tables(folder: JobFolder, tell: Tell = tell_nobody) -> Iterator[str]:
+    """Merge small files, delete those that no reader needs; return a line about each table.
 
     The job may run meanwhile. Raises StreamError.
     """
     for name in APPENDED:
         table = appended_table(folder, name)
         if table.log.exists:
-            before, after = table.compact()
-            deleted = table.log.vacuum(full=True)
+            before, after = table.compact(tell)
+            deleted = table.log.vacuum(tell, full=True)
             yield f"{name}: {before} files compacted into {after}, {deleted} old ones deleted"
     current = DeltaLog(folder.table(CURRENT))
     if current.exists:  # its files are written again as they grow
-        yield f"{CURRENT}: {current.vacuum(full=True)} old files deleted"
+        yield f"{CURRENT}: {current.vacuum(tell, full=True)} old files deleted"
 
 
 class Schedule:
@@ -56,7 +58,7 @@ class Schedule:
         if self._clock() - self._last < self._seconds:
             return
         try:
-            for line in compact_tables(self._folder):
+            for line in compact_tables(self._folder, WorkReport(self._stream, self._clock)):
                 self._tell(line)
         except SourceError as error:
             self._tell(f"the tables were not all compacted; the job continues: {error}")

@@ -47,7 +47,7 @@ from spark_sink.tables.parquet_parts import BATCH
 from spark_sink.tables.prepare import SNAPSHOT_END
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS
 from spark_sink.tables.table_state import TableScope, TableState, Unread, unread_after
-from spark_sink.tables.tasks import TableScan, read_rows, scans_of
+from spark_sink.tables.tasks import TableScan, Tell, read_rows, scans_of, tell_nobody
 
 # Seconds of cluster time in which the commits of one transaction on several shards lie.
 _COMMIT_SECONDS = 60
@@ -77,17 +77,17 @@ def time_from_text(text: str, name: str) -> Timestamp:
         raise OptionError(f"{name}: {error}") from None
 
 
-def versions_at(folder: JobFolder, time: Timestamp) -> TableVersions:
+def versions_at(folder: JobFolder, time: Timestamp, tell: Tell = tell_nobody) -> TableVersions:
     """Return the newest versions of a job's tables that hold nothing from after a cluster time.
 
     Each holds all events before one cut, and every transaction whole. Raises StreamError if the
     tables have not reached the time, or if the versions of that time have been deleted.
     """
-    history = _History(folder, time)
+    history = _History(folder, time, tell=tell)
     for batch in history.whole_before(after(time).time):
         found = history.versions(batch)
         for name, version in found.items():
-            history.logs[name].at(version, history.commits[name][version])
+            history.logs[name].at(version, history.commits[name][version], tell)
         return TableVersions(batch, history.cut(batch), found)
     raise history.nothing_at(time)
 
@@ -164,14 +164,14 @@ def scope_at(record: JobRecord, at: Offset) -> TableScope | None:
 
 
 def bronze_at(
-    folder: JobFolder, time: Timestamp
+    folder: JobFolder, time: Timestamp, tell: Tell = tell_nobody
 ) -> tuple[list[TableScan], Batch, TableScope | None]:
     """Return the rows of bronze from which a current table of a cluster time is made.
 
     With them comes the newest batch of bronze, with the offset of that time. Raises StreamError if
     bronze has not reached the time, or begins later.
     """
-    history = _History(folder, time, (BRONZE,))
+    history = _History(folder, time, (BRONZE,), tell)
     cut = history.whole_cut(after(time).time)
     log = history.logs[BRONZE]
     log.require_whole()
@@ -207,7 +207,7 @@ def require_begun(log: DeltaLog, record: JobRecord, cut: Timestamp | None = None
     ends = [end["readUntil"] for end in snapshot_ends(log) if not end.get("requested")]
     policy = snapshot_options(named_options(record.options)).policy
     begins = policy is not None and policy.at_first
-    if not ends and begins and Offset.read(log.position()["offset"]).running is None:
+    if not ends and begins and Offset.read(log.position()["offset"]).signals.initial is None:
         raise StreamError(
             f"the table at {log.address} does not have the snapshot any more with which the job "
             "began, so no current table can be made of it: start a job in another folder"
@@ -231,13 +231,17 @@ class _History:
     """
 
     def __init__(
-        self, folder: JobFolder, time: Timestamp, tables: Sequence[str] | None = None
+        self,
+        folder: JobFolder,
+        time: Timestamp,
+        tables: Sequence[str] | None = None,
+        tell: Tell = tell_nobody,
     ) -> None:
         names = tables or [*folder.record().tables, QUARANTINE]
         logs = {name: DeltaLog(folder.table(name)) for name in names}
         self.logs = {name: log for name, log in logs.items() if log.exists}
         self.commits: dict[str, dict[int, dict[str, Any]]] = {}
-        self._folder = folder
+        self._folder, self._tell = folder, tell
         self._ends: dict[int, Offset] = {}
         """The offsets of the batches that all tables have, the newest first."""
         self._states: dict[int, Mapping[str, Any]] = {}
@@ -255,6 +259,8 @@ class _History:
             found = log.positions(limit) or {log.version or 0: log.position()}  # have expired
             own = {n: each for n, each in found.items() if each.get("query") == query}
             self.commits[name] = own if query else {}
+            every = (log.version or 0) + 1
+            self._tell(f"commits of {name} read", min(limit or every, every), every)
         current = self.commits.get(CURRENT, {})
         self._states = {each[BATCH]: each for each in current.values()}
         of_all = [
@@ -312,7 +318,7 @@ class _History:
         return chosen
 
     def _is_complete(self, batch: int, at: Offset) -> bool:
-        if at.running or at.signals.requests or at.signals.reading:
+        if at.signals.requests or at.signals.reading:
             return False
         position = self._states.get(batch)
         if position is None:

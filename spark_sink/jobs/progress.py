@@ -38,6 +38,7 @@ _BAR = 20
 """The characters of a snapshot's bar."""
 STANDS = 60
 """Seconds after which a stream without events stands still: each shard reports every ten."""
+_WORK_SECONDS = 10
 _BATCH_SECONDS = (0.1, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 900)
 
 
@@ -87,9 +88,8 @@ def batch_progress(
         return None
     at, through = _offset(progress), reached(progress)
     snapshot, share = "", 1.0
-    if at is not None and at.running is not None:
-        found = at.running.progress
-        share = _share(at.running)
+    if at is not None and (plan := at.signals.initial) is not None:
+        found, share = plan.progress, _share(plan)
         snapshot = (
             f"snapshot: {found.collections_planned} of {found.collections} collections, "
             f"{found.chunks_planned} chunks"
@@ -353,6 +353,29 @@ class ProgressReport:
         full = round(batch.share * _BAR)
         text = f"[{'#' * full}{'-' * (_BAR - full)}] {batch}"[: get_terminal_size().columns - 1]
         print(f"\r\x1b[K{text}", end="", file=self._stream, flush=True)
+
+
+class WorkReport:
+    """Tells how far long work is, in a line, once ten seconds have passed since the last one.
+
+    Args:
+        stream: where the lines are printed.
+        clock: seconds that never go back.
+    """
+
+    def __init__(
+        self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._clock = clock
+        self._told = clock()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Take in what is done, to how many, and how many there are."""
+        now = self._clock()
+        if now - self._told >= _WORK_SECONDS:
+            self._told = now
+            print(f"{what}: {done:,} of {total:,}", file=self._stream, flush=True)
 
 
 class ProgressListener(StreamingQueryListener):

@@ -80,6 +80,11 @@ _REMEDIES = (
         "another start of the job has removed what this one was about to commit: run one process "
         "for each --out; nothing is lost",
     ),
+    (
+        "/keyRange=",
+        "a file of the table current is lost or cannot be read: restore it, or remove the table "
+        "and let job rebuild make it again from bronze",
+    ),
 )
 
 

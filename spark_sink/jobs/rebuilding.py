@@ -19,7 +19,6 @@ import pyarrow as pa
 from bson.timestamp import Timestamp
 from pyspark.sql import SparkSession
 
-from spark_sink.batches.planned_batch import PlannedBatch
 from spark_sink.errors import HistoryLostError, OptionError
 from spark_sink.events.positions import AtTime, FromNow, Position, Token, after, is_after, key_of
 from spark_sink.jobs.job_folder import (
@@ -55,7 +54,7 @@ from spark_sink.tables.staged_changes import (
     stage_rows,
 )
 from spark_sink.tables.table_state import TableScope
-from spark_sink.tables.tasks import TableScan, run_tasks, scans_of
+from spark_sink.tables.tasks import TableScan, Tell, run_tasks, scans_of, tell_nobody
 
 # How far the clock of this machine may be behind that of the cluster.
 _AHEAD_SECONDS = 60
@@ -195,7 +194,9 @@ def lacks_current(folder: JobFolder) -> bool:
     return CURRENT in folder.record().tables and logs[0].exists and not logs[1].exists
 
 
-def rebuild_current(spark: SparkSession | None, folder: JobFolder) -> CurrentTable:
+def rebuild_current(
+    spark: SparkSession | None, folder: JobFolder, tell: Tell = tell_nobody
+) -> CurrentTable:
     """Make the lost current table again, with all batches of bronze; the job continues with it.
 
     Without `spark` the work is done in this process. Raises StreamError.
@@ -206,11 +207,15 @@ def rebuild_current(spark: SparkSession | None, folder: JobFolder) -> CurrentTab
     require_begun(log, folder.record())
     scope = scope_at(folder.record(), Offset.read(batch.offset))
     scans = scans_of(log, CHANGE_COLUMNS)
-    return _replayed(spark, scans, folder.address, batch, scope, folder.record())
+    return _replayed(spark, scans, folder.address, batch, scope, folder.record(), tell)
 
 
 def rebuild_at(
-    spark: SparkSession | None, folder: JobFolder, time: Timestamp, into: str
+    spark: SparkSession | None,
+    folder: JobFolder,
+    time: Timestamp,
+    into: str,
+    tell: Tell = tell_nobody,
 ) -> CurrentTable:
     """Make a current table as of a cluster time, in the folder `into`, from bronze alone.
 
@@ -222,8 +227,8 @@ def rebuild_at(
         raise OptionError(f"there is a table in {into} already: give another folder with --into")
     if not DeltaLog(folder.table(BRONZE)).exists:
         raise OptionError(f"the job in {folder.address} has no bronze table, which has the history")
-    scans, batch, scope = bronze_at(folder, time)
-    return _replayed(spark, scans, into, batch, scope, folder.record())
+    scans, batch, scope = bronze_at(folder, time, tell)
+    return _replayed(spark, scans, into, batch, scope, folder.record(), tell)
 
 
 def _replayed(
@@ -233,17 +238,18 @@ def _replayed(
     batch: Batch,
     scope: TableScope | None,
     record: JobRecord,
+    tell: Tell,
 ) -> CurrentTable:
     """Make a current table of rows of bronze, and commit it as this batch."""
     folder = JobFolder(into)
     table = CurrentTable(folder.table(CURRENT), form=table_form(record))
     remove_interrupted(table.address, 1)  # what another attempt to rebuild has left
     tasks = [partial(stage_rows, each, table.address, table.state.keys) for each in scans]
-    staged = run_tasks(spark, ChangeReport, tasks)
+    staged = run_tasks(spark, ChangeReport, tasks, tell, "parts of bronze read")
     quarantine = AppendTable(folder.table(QUARANTINE))
     if quarantine.log.exists:  # it has the events that the lost table could not apply
         quarantine.commit([], arrow_schema(UNAPPLIED), batch)
-    table.apply_staged(spark, staged, batch, quarantine, scope)
+    table.apply_staged(spark, staged, batch, quarantine, scope, tell=tell)
     return table
 
 
@@ -276,7 +282,7 @@ def _gap(folder: JobFolder, before: Offset, position: AtTime, to: str) -> tuple[
     The second result is a remark about signals for the user. Raises OptionError, in which `to` is
     the position.
     """
-    if before.running is not None:
+    if before.signals.initial is not None:
         raise OptionError(
             f"the job in {folder.address} has a snapshot in progress, which goes on at every "
             "start: wait for its end"
@@ -296,7 +302,8 @@ def _gap(folder: JobFolder, before: Offset, position: AtTime, to: str) -> tuple[
     kept, passed, told = before.signals.without_batch(), max(reached, key=key_of), ""
     if kept.position is not None and is_after(position, kept.position):
         kept, told = replace(kept, position=None), ", without the signals that were sent before"
-    gap = before.moved(position, heartbeat=before.heartbeat, signals=kept, sought=passed)
+    beside = {"heartbeat": before.heartbeat, "signals": kept}
+    gap = before.moved(position, events=0, sought=passed, **beside)
     return gap, told
 
 
@@ -317,8 +324,8 @@ def leave_out_lost(folder: JobFolder, uri: str) -> None:
     if last is None or batches[-1].number == last.number:
         return
     before, at = last.end, batches[-1].end
-    batch = PlannedBatch(before.position, at.position, at.events, at.idle_until)
-    if at.snapshot is not None or at.sought is not None or batch.events == 0:
+    batch = at.batch_after(before)
+    if batch.events == 0:
         return
     options = parse_options({**folder.record().options, "uri": uri})
     start = QueryStart(before.time, snapshot_in_progress=False)

@@ -37,18 +37,18 @@ from spark_sink.tables.table_state import TableState
 _POLL_SECONDS = 0.5
 
 
-def status_of(out: str, uri: str | None = None) -> dict[str, Any]:
-    """Return the state of the job in a folder, as a document for json.dumps.
+def status_of(folder: JobFolder, uri: str | None = None) -> dict[str, Any]:
+    """Return the state of a job, as a document for json.dumps.
 
     With a `uri` the router gives the newest cluster time, for the lag. Raises OptionError if there
     is no job, and StreamError if the router cannot be reached.
     """
-    folder = JobFolder(out)
     record = folder.record()
     batches = folder.batches()
     last = folder.last_committed()
     found: dict[str, Any] = {
         "folder": folder.address,
+        "checkpoint": folder.checkpoint,
         "namespaces": list(record.namespaces),
         "tables": list(record.tables),
         "batch": None if last is None else last.number,
@@ -65,8 +65,10 @@ def status_of(out: str, uri: str | None = None) -> dict[str, Any]:
         return found
     at = last.end
     found["requestedSnapshots"] = _requested(at.signals)
-    if at.snapshot is not None:
-        found["snapshot"] = {**_counts(at.snapshot.progress), "ended": at.snapshot.ended}
+    ended = at.signals.ended
+    plan = at.signals.initial or (ended.plan if ended is not None and ended.initial else None)
+    if plan is not None:
+        found["snapshot"] = {**_counts(plan.progress), "ended": at.signals.initial is None}
     if at.time is not None:
         found["through"] = _iso(datetime.fromtimestamp(at.time.time, UTC))
         if uri is not None:
@@ -81,7 +83,7 @@ def lines_of(status: dict[str, Any]) -> list[str]:
         ("folder", status["folder"]),
         ("follows", ", ".join(status["namespaces"]) or "the whole cluster"),
         ("tables", ", ".join(status["tables"])),
-        ("last batch", _or_none(status["batch"])),
+        ("last batch", _or_none(status["batch"], f" in the checkpoint {status['checkpoint']}")),
         ("committed", _or_none(status["committedAt"])),
         ("running", ", ".join(map(str, status["running"])) or "no batch"),
         ("up to", _or_none(status["through"])),
@@ -136,6 +138,7 @@ def _requested(signals: SignalState) -> list[dict[str, Any]]:
             **_counts(Progress() if request.plan is None else request.plan.progress),
         }
         for request in signals.requests
+        if not request.initial
     ]
 
 
@@ -237,7 +240,7 @@ class _Tables:
         for name, at in self._ends.items():
             if at is None:
                 yield f"{name} has no batch yet"
-            elif at.running is not None:
+            elif at.signals.initial is not None:
                 yield f"{name} has a snapshot in progress"
             elif key_of(at.position) < key_of(target):
                 cut = at.cut
@@ -263,7 +266,7 @@ def _lag(at: Offset, options: Mapping[str, str]) -> int:
     through = at.time
     with closing(RouterClient(parsed)) as client:
         client.require_reachable()
-        if at.running is None:
+        if at.signals.initial is None:
             watch = partial(client.watch_tokens, max_await=_POLL_SECONDS)
             stream = EventStream(watch, at.position, retry_policy=parsed.retry_policy)
             with closing(stream), suppress(HistoryLostError):
@@ -276,5 +279,5 @@ def _iso(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="seconds")
 
 
-def _or_none(value: Any) -> str:
-    return "none yet" if value is None else str(value)
+def _or_none(value: Any, where: str = "") -> str:
+    return f"none yet{where}" if value is None else str(value)

@@ -21,7 +21,7 @@ from spark_sink.errors import OptionError
 from spark_sink.events.positions import FromNow, Position
 from spark_sink.options import values
 from spark_sink.options.names import canonical, fields_in, option, option_names, parsed_option
-from spark_sink.options.retry_options import RetryPolicy, retry_options
+from spark_sink.options.retries import RetryPolicy, retry_options
 from spark_sink.options.scope import NamespaceLists, Scope
 from spark_sink.options.snapshot_options import MODE_OPTIONS, SnapshotOptions, snapshot_options
 from spark_sink.rows.field_edits import FieldEdit, excluded_fields, masked_fields, renamed_fields

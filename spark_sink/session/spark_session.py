@@ -8,7 +8,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -65,20 +66,26 @@ def local_session(
     return _session(app_name, {**_CONFIGURATION, **given}, settings)
 
 
-def job_session(app_name: str, settings: Mapping[str, str] | None = None) -> SparkSession:
-    """Return the session of a job, with the source registered.
+@contextmanager
+def job_session(command: str, settings: Mapping[str, str]) -> Iterator[SparkSession]:
+    """Open the session of a command of `mergerouter job`, with the source registered.
 
     Under `spark-submit` its master, its memory and all else are what was submitted; elsewhere it is
     local_session with a thread for each core, and without Spark's own log, which repeats the cause
     of a failure in hundreds of lines. Raises JavaNotFoundError.
     """
+    name, given = f"mergerouter job {command}", dict(settings)
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # which spark-submit sets
-        return _session(app_name, settings or {}, settings)
-    given = dict(settings or {})
-    if "spark.log.level" not in given:
-        quiet = {"spark.log.level": "OFF", _JAVA_OPTIONS: f"{_STACK} {_without_log()}"}
-        given = {**quiet, **given}
-    return local_session(app_name, cores=os.cpu_count() or 2, settings=given)
+        spark = _session(name, given, settings)
+    else:
+        if "spark.log.level" not in given:
+            quiet = {"spark.log.level": "OFF", _JAVA_OPTIONS: f"{_STACK} {_without_log()}"}
+            given = {**quiet, **given}
+        spark = local_session(name, cores=os.cpu_count() or 2, settings=given)
+    try:
+        yield spark
+    finally:
+        spark.stop()
 
 
 def _is_local(master: str) -> bool:

@@ -1,4 +1,4 @@
 """Signals to a running query: ad hoc snapshots, with Debezium's documents.
 
-The entrance is `ad_hoc.SignalProcessor`.
+The entrance is `query_snapshots.QuerySnapshots`.
 """

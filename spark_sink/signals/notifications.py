@@ -83,18 +83,6 @@ def progress_of(
         yield notification(identifier, aggregate, SCANNED, at, **names)
 
 
-def started(plan: SnapshotPlan, found: Sequence[Collection], at: float) -> dict[str, Any]:
-    """Return the notification that the snapshot of the query's mode begins."""
-    return notification(_id_of(plan), INITIAL, STARTED, at, data_collections=names_of(found))
-
-
-def advanced(plan: SnapshotPlan, found: Sequence[Collection], at: float) -> list[dict[str, Any]]:
-    """Return the notifications of what a batch of such a snapshot reads, or of its end."""
-    if plan.ended:
-        return [notification(_id_of(plan), INITIAL, COMPLETED, at)]
-    return list(progress_of(_id_of(plan), INITIAL, plan, found, at))
-
-
 def skipped(at: float) -> dict[str, Any]:
     """Return the notification of a start of the query without a snapshot."""
     return notification(str(uuid.uuid4()), INITIAL, SKIPPED, at)
@@ -115,8 +103,3 @@ def _skipped(aggregate: str, passed: Position, position: Position, at: float) ->
     time = time_of(position) or Timestamp(0, 0)
     identifier = f"{aggregate.lower()}-{time.time}-{time.inc}"
     return notification(identifier, aggregate, SKIPPED, at, **texts)
-
-
-def _id_of(plan: SnapshotPlan) -> str:
-    """Return the same id for all notifications of a snapshot, from its time."""
-    return f"initial-{plan.snapshot_time.time}-{plan.snapshot_time.inc}"

@@ -1,4 +1,4 @@
-"""The state of signals and of the snapshots that they request, as a part of Spark's offset.
+"""The state of a query's snapshots and of its signals, as a part of Spark's offset.
 
 A killed query continues from its offset: with the same requests, the same chunks, and the ids of
 the processed signals, none of which is processed twice.
@@ -28,12 +28,14 @@ def _keys_from(document: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ..
 
 @dataclass(frozen=True)
 class Request:
-    """A snapshot that a signal requests.
+    """A snapshot that the query's mode, a signal or the table requests.
 
     Args:
+        blocking: the stream waits for it.
         collections, excluded: regular expressions for names; plain names if `required`.
         plan: how far it is; None before the beginning.
         required: the table lacks these collections; no signal stops the request.
+        initial: the mode requests it, of all collections if none are given.
         documents: the keys to read in collections that are not read as a whole, by namespace.
     """
 
@@ -44,15 +46,23 @@ class Request:
     excluded: tuple[str, ...] = ()
     plan: SnapshotPlan | None = None
     required: bool = False
+    initial: bool = False
     documents: Mapping[str, tuple[str, ...]] = field(
         default_factory=dict, metadata=stored(read=_keys_from)
     )
+
+    @classmethod
+    def of_mode(
+        cls, at: Timestamp, collections: tuple[str, ...] = (), plan: SnapshotPlan | None = None
+    ) -> Request:
+        """Return the request of the query's mode, at a cluster time."""
+        return cls(f"initial-{at.time}-{at.inc}", True, collections, plan=plan, initial=True)
 
     def wants(self, namespace: str) -> bool:
         """Return whether the snapshot reads this collection."""
         if self.required:
             return namespace in self.collections
-        chosen = matches_any(self.collections, namespace)
+        chosen = matches_any(self.collections, namespace) or not self.collections
         return chosen and not matches_any(self.excluded, namespace)
 
     def reads_whole(self, namespace: str) -> bool:
@@ -79,7 +89,8 @@ class Request:
     @property
     def characters(self) -> int:
         """The characters of the names and filters that a signal has given."""
-        texts = () if self.required else (*self.collections, *self.excluded)
+        given = not (self.required or self.initial)
+        texts = (*self.collections, *self.excluded) if given else ()
         filters = (text for each in self.conditions for text in (each.collections, each.filter))
         return sum(map(len, (*texts, *filters)))
 
@@ -89,21 +100,14 @@ class Request:
 
 
 @dataclass(frozen=True)
-class RequestedRead:
-    """What a batch reads of the plan of a request, with this id, at a cluster time."""
-
-    request: str
-    at: Timestamp
-
-
-@dataclass(frozen=True)
 class SignalState:
-    """The signals processed so far, and the snapshots that they request.
+    """The signals processed so far, and the snapshots that have not ended.
 
     `handled` are digests of ids, the oldest first. `position` is that of the collection of
     signals, None for the stream's. `required` is the newest token at which a table lacked a
-    requested collection. `reading`, `ended` and `notifications` belong to the batch that ends here;
-    `ended` is the request that ends with it, if it has read whole collections.
+    requested collection. `reading`, `ended` and `notifications` belong to the batch that ends here:
+    the cluster time at which it reads a part of the running snapshot, up to where its plan is; and
+    the request that ends with it, if that has read whole collections.
     """
 
     handled: tuple[str, ...] = ()
@@ -111,7 +115,7 @@ class SignalState:
     paused: bool = False
     position: Position | None = None
     required: str = ""
-    reading: RequestedRead | None = None
+    reading: Timestamp | None = None
     ended: Request | None = None
     notifications: tuple[Mapping[str, Any], ...] = ()
 
@@ -122,6 +126,11 @@ class SignalState:
             if request.blocking:
                 return request
         return None if self.paused or not self.requests else self.requests[0]
+
+    @property
+    def initial(self) -> SnapshotPlan | None:
+        """The plan of the snapshot of the query's mode; None if none is running."""
+        return next((each.plan for each in self.requests if each.initial), None)
 
     @property
     def blocks_stream(self) -> bool:
@@ -146,13 +155,6 @@ class SignalState:
     def has_handled(self, identifier: str) -> bool:
         """Return whether a signal with this id was processed, as far as is remembered."""
         return digest(identifier) in self.handled
-
-    def request(self, identifier: str) -> Request:
-        """Return the request with this id. Raises KeyError."""
-        for request in self.requests:
-            if request.id == identifier:
-                return request
-        raise KeyError(identifier)
 
     def without_batch(self) -> SignalState:
         """Return the state without the batch's part."""

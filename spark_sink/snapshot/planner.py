@@ -26,6 +26,7 @@ from pymongo.errors import OperationFailure
 from shard_client.bson.values import DECIMAL, DOUBLE, INT32, INT64, STRING, SYMBOL
 from spark_sink.errors import MESSAGE_LIMIT
 from spark_sink.events.positions import FromNow, Position, time_of
+from spark_sink.options.retries import is_transient
 from spark_sink.options.scope import Scope
 from spark_sink.options.snapshot_options import QueryStart, SnapshotOptions, SnapshotPolicy
 from spark_sink.snapshot.plan import (
@@ -37,7 +38,6 @@ from spark_sink.snapshot.plan import (
     text_of,
     value_of,
 )
-from spark_sink.stream.retries import is_transient
 
 # The bytes of documents that a task reads where there are many, and the least for which one starts.
 CHUNK_BYTES, _LEAST_BYTES = 64 << 20, 1 << 20
@@ -486,7 +486,7 @@ _POLL_SECONDS = 0.5
 
 
 class SnapshotDecision:
-    """Decides for one start of a query, which continues from a position and a snapshot's plan.
+    """Decides for one start of a query, which continues from a position, perhaps in a snapshot.
 
     Raises OptionError if a custom mode fails.
     """
@@ -495,15 +495,15 @@ class SnapshotDecision:
         self,
         options: SnapshotOptions,
         position: Position,
-        plan: SnapshotPlan | None,
+        is_in_snapshot: bool,
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        in_progress = plan is not None and not plan.ended
-        self.policy: SnapshotPolicy = options.policy_for(QueryStart(time_of(position), in_progress))
+        start = QueryStart(time_of(position), is_in_snapshot)
+        self.policy: SnapshotPolicy = options.policy_for(start)
         """When this start reads documents, and whether events follow."""
-        self._is_due = self.policy.at_every_start and not in_progress
+        self._is_due = self.policy.at_every_start and not is_in_snapshot
         self._earliest = clock() + options.delay
         self._clock = clock
         self._sleep = sleep

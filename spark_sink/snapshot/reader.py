@@ -33,10 +33,9 @@ from spark_sink.events.header import READ
 from spark_sink.events.positions import after
 from spark_sink.events.runs import Run
 from spark_sink.events.slices import Slice, document_of, fields_of, value_at
-from spark_sink.options.retry_options import DEFAULT_RETRY_POLICY, RetryPolicy
+from spark_sink.options.retries import DEFAULT_RETRY_POLICY, Retries, RetryPolicy, is_transient
 from spark_sink.snapshot.plan import Chunk, Collection
 from spark_sink.snapshot.planner import current_name
-from spark_sink.stream.retries import Retries, is_transient
 
 _INT = struct.Struct("<i")
 _FIRST_FIELD = 4  # behind the document's size
@@ -218,7 +217,6 @@ class ChunkReader:
         self._client = client
         self._task = task
         self._newest = newest
-        self._retry_policy = retry_policy
         self._retries = Retries(retry_policy, clock=clock, sleep=sleep)
         self._in_order = not task.chunk.collection.key
         self._seen: set[bytes] = set()  # what was read in no order
@@ -250,13 +248,7 @@ class ChunkReader:
                     raise _refused(self._task.chunk, error) from None
                 if read:
                     self._retries.reset()
-                if not self._retries.wait_for_retry(error):
-                    raise StreamError(
-                        f"gave up reading {self._task.chunk.collection} after {self._retry_policy} "
-                        "without progress. Check that the servers in option 'uri' run, and restart "
-                        "the query: it continues with this chunk",
-                        error,
-                    ) from error
+                self._retries.wait(error, f"a server with {self._task.chunk.collection}")
 
     def _read(self) -> Iterator[Run]:
         task = self._task

@@ -14,6 +14,7 @@ from spark_sink.batches.planned_batch import PlannedBatch
 from spark_sink.errors import OptionError, without_traceback
 from spark_sink.events.positions import AtTime, FromNow, after, is_after
 from spark_sink.options.stream_options import StreamOptions
+from spark_sink.signals.state import Request, SignalState
 from spark_sink.source.tasks import (
     Task,
     TaskPartition,
@@ -59,7 +60,10 @@ class MergerouterBatchReader(DataSourceReader):
             snapshot_time = client.snapshot_time()
             planner = snapshot_planner(client, options)
             plan = replace(planner.begin(snapshot_time), end=None)  # all in one batch
-            return client.with_retries(lambda: snapshot_tasks(plan, options, planner))
+            request = Request.of_mode(snapshot_time, options.snapshot.collections, plan)
+            state = SignalState(requests=(request,), reading=snapshot_time)
+            start = options.start
+            return client.with_retries(lambda: snapshot_tasks(state, start, options, planner))
         end = options.end or after(client.present())
         if not is_after(end, options.start):
             return []

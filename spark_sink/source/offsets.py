@@ -14,6 +14,7 @@ from typing import Any
 from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import high_water_mark
+from spark_sink.batches.planned_batch import PlannedBatch
 from spark_sink.errors import StreamError
 from spark_sink.events.documents import from_document, stored, to_document
 from spark_sink.events.positions import (
@@ -27,7 +28,6 @@ from spark_sink.events.positions import (
 )
 from spark_sink.options.scope import Scope
 from spark_sink.signals.state import SignalState
-from spark_sink.snapshot.plan import SnapshotPlan
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Offset:
         scope: of the stream; offsets of older versions have none.
         since: the cluster time from which on the events of the scope were read without a gap; None
             for the query's beginning.
-        events: about how many events the batch that ends here has in the stream, if known.
+        events: about how many events the batch that ends here has in the stream, if known; none if
+            it only moves the position.
         idle_until: a cluster time before which that batch has no events.
-        snapshot: the plan of a snapshot, to which the batch belongs.
         heartbeat: the cluster time of the last heartbeat.
         gained: the collections, by database and name, that the scope gains at this position.
         sought: the position from which on a job leaves out the events up to this one.
@@ -51,7 +51,6 @@ class Offset:
     since: Timestamp | None = None
     events: int | None = None
     idle_until: Timestamp | None = field(default=None, metadata=stored("quietUntil"))
-    snapshot: SnapshotPlan | None = None
     heartbeat: Timestamp | None = None
     signals: SignalState = field(default_factory=SignalState)
     gained: tuple[tuple[str, str], ...] = ()
@@ -90,10 +89,9 @@ class Offset:
             return after(self.position.cluster_time).time
         return self.time
 
-    @property
-    def running(self) -> SnapshotPlan | None:
-        """The plan of a snapshot that has not ended."""
-        return None if self.snapshot is None or self.snapshot.ended else self.snapshot
+    def batch_after(self, before: Offset) -> PlannedBatch:
+        """Return the batch between two offsets, of which this one is the end."""
+        return PlannedBatch(before.position, self.position, self.events, self.idle_until)
 
     @property
     def gained_since(self) -> dict[tuple[str, str], str]:

@@ -7,9 +7,9 @@ Spark (docs/spark-rationale.md).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import pyarrow as pa
 from pymongo.errors import PyMongoError
@@ -21,25 +21,23 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from spark_sink.batches.batch_planner import BatchPlanner
 from spark_sink.batches.event_rate import ReportInbox
 from spark_sink.batches.planned_batch import PlannedBatch
 from spark_sink.errors import HistoryLostError, without_traceback
 from spark_sink.events.heartbeats import heartbeats, latest_heartbeat
-from spark_sink.events.positions import AtTime, FromNow, Token, after
+from spark_sink.events.positions import AtTime, FromNow, Position, Token, after, time_of
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.signals import notifications
-from spark_sink.signals.ad_hoc import SignalProcessor
+from spark_sink.signals.query_snapshots import REFUSAL, QuerySnapshots, SignalProcessor
 from spark_sink.signals.state import SignalState
-from spark_sink.snapshot.plan import LostDocument, SnapshotPlan
-from spark_sink.snapshot.planner import SnapshotDecision, SnapshotPlanner
+from spark_sink.snapshot.plan import LostDocument
+from spark_sink.snapshot.planner import SnapshotDecision
 from spark_sink.source.offsets import Offset
 from spark_sink.source.tasks import (
     Task,
     TaskPartition,
     planner_for,
     read_task,
-    signal_tasks,
     snapshot_planner,
     snapshot_tasks,
 )
@@ -52,7 +50,48 @@ _OUTLIVED = (
 )
 
 
-_Result = TypeVar("_Result")
+class _Planning:
+    """The connection of the process that plans batches, and what plans through it.
+
+    Raises StreamError if the server cannot be reached, and OptionError.
+    """
+
+    def __init__(self, options: StreamOptions, loaded: float) -> None:
+        self.client = client = RouterClient(options, guarded=True)
+        try:
+            client.require_reachable()
+            self.inbox = ReportInbox(client.address)
+            self.batches = planner_for(client, options, self.inbox, loaded=loaded)
+            self.collections = snapshot_planner(client, options)
+            refusal = REFUSAL if options.lacks_snapshot_filters else None
+            self.snapshots = QuerySnapshots(self.collections, refusal)
+            self.signals = None
+            if options.signals.are_read:
+                self.signals = SignalProcessor(client, options, self.snapshots)
+        except BaseException:
+            client.close()
+            raise
+
+    def advanced(self, state: SignalState, end: Position) -> SignalState:
+        """Return the state with what a batch reads of a snapshot, whose events end at `end`."""
+        if state.running is None:
+            return state
+        streamed = time_of(end)
+
+        def advanced() -> SignalState:
+            newest = self.client.clocks().cluster_time
+            at = newest if streamed is None else max(newest, streamed)
+            return self.snapshots.advance(state, at)
+
+        return self.client.with_retries(advanced)
+
+    def close(self) -> None:
+        """Kill the cursors and close the connections."""
+        self.batches.close()
+        if self.signals is not None:
+            self.signals.close()
+        self.inbox.close()
+        self.client.close()
 
 
 class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -68,20 +107,15 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         self.options = options
         """What the query was started with."""
         self._loaded = loaded
-        self._client: RouterClient | None = None
-        self._inbox: ReportInbox | None = None
-        self._planner: BatchPlanner | None = None
-        self._snapshots: SnapshotPlanner | None = None
+        self._connected: _Planning | None = None
         self._decision: SnapshotDecision | None = None
-        self._signals: SignalProcessor | None = None
         self._ends_at_present = False
         self._is_at_end = False  # later signals wait for the next start
         self._has_read_snapshot = False  # since this start,
         self._has_told_skipped = False  # or told that it reads none
 
     def __getstate__(self) -> dict[str, Any]:
-        connected = ("_client", "_inbox", "_planner", "_snapshots", "_decision", "_signals")
-        return {**self.__dict__, **dict.fromkeys(connected)}
+        return {**self.__dict__, "_connected": None, "_decision": None}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Return where a query without a checkpoint begins.
@@ -98,7 +132,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Store the present, before which later batches end. Raises StreamError."""
         with without_traceback():
-            self._planning().stop_at_present()
+            self._planning.batches.stop_at_present()
         self._ends_at_present = True
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
@@ -118,34 +152,36 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def _latest(self, start: Offset, max_events: int | None) -> Offset | None:
         """Return the end of the batch after `start`; None while there is nothing."""
-        signals = self._kept(start.signals)
+        signals, planning = self._kept(start.signals), self._planning
+        position, is_in_snapshot = start.position, signals.initial is not None
         if self._decision is None:
-            self._decision = SnapshotDecision(self.options.snapshot, start.position, start.snapshot)
+            self._decision = SnapshotDecision(self.options.snapshot, position, is_in_snapshot)
         decision = self._decision
-        planner = self._planning()
-        if start.running is not None:
-            return self._next_of_snapshot(start, start.running, signals)
-        position = start.position
+        if is_in_snapshot:
+            self._has_read_snapshot = True
+            return self._moved(start, PlannedBatch(position, position, 0), signals)
         if decision.is_due(position):
             return self._begin_snapshot(start, decision, signals)
         if not decision.policy.streams:
             return None
-        processor = self._signal_processor()
+        processor = planning.signals
         try:
-            signals = self._required(start, signals)
+            signals = planning.snapshots.require(signals, *self.unread(start))
             if start.scope != self.options.scope or start.sought is not None:
                 return self._change_scope(start, signals)
             if processor is not None and not self._is_at_end:
                 signals = processor.receive(signals, position)
-            if processor is not None and signals.blocks_stream:
-                planner.close()
-                batch = PlannedBatch(position, position)
+            if signals.blocks_stream:
+                planning.batches.close()
+                batch = PlannedBatch(position, position, 0)
             else:
-                batch = planner.next_batch(position, max_events, advances=signals.asks_present)
+                advances = signals.asks_present
+                batch = planning.batches.next_batch(position, max_events, advances=advances)
                 more = processor is not None and processor.has_more
                 self._is_at_end = self._ends_at_present and batch.end == batch.start and not more
         except HistoryLostError:
-            if start.snapshot is not None and self._has_read_snapshot:
+            ended = start.signals.ended
+            if ended is not None and ended.initial and self._has_read_snapshot:
                 raise HistoryLostError(_OUTLIVED) from None
             if not decision.policy.if_history_is_lost:
                 raise
@@ -153,13 +189,13 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         return self._moved(start, batch, signals)
 
     def _moved(self, start: Offset, batch: PlannedBatch, signals: SignalState) -> Offset | None:
-        """Return the end of a batch, with what it reads of the snapshots that signals request."""
-        processor = self._signal_processor()
-        if processor is not None:
-            signals = processor.advance(signals, batch.end)
+        """Return the end of a batch, with what it reads of a snapshot; None if it is empty."""
+        signals = self._planning.advanced(signals, batch.end)
         if batch.end == batch.start and not signals.has_output:
             return None
-        signals = self._notify_skipped(signals)
+        if not (self._has_read_snapshot or self._has_told_skipped):
+            self._has_told_skipped = True
+            signals = signals.notified(notifications.skipped(time.time()))
         heartbeat = latest_heartbeat(start.heartbeat, batch.end, self.options.heartbeat_interval)
         return start.moved(
             batch.end,
@@ -174,13 +210,6 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         if self.options.signals.collection is None:  # one that is added later is read from then on
             signals = replace(signals, position=None)
         return signals.without_batch()
-
-    def _required(self, start: Offset, signals: SignalState) -> SignalState:
-        """Return the signals with a request for what the sink lacks."""
-        processor = self._signal_processor()
-        if processor is None:
-            return signals
-        return processor.snapshots.require(signals, *self.unread(start))
 
     def unread(self, start: Offset) -> tuple[Mapping[tuple[str, str], str], Sequence[LostDocument]]:
         """Return the collections, by database and name, that the sink lacks, each with a token.
@@ -201,14 +230,15 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             return Offset(position, scope, start.since)
         kept: dict[str, Any] = {"heartbeat": start.heartbeat}
         if isinstance(position, Token):
-            self._planning().require_history(AtTime(position.cluster_time))
+            self._planning.batches.require_history(AtTime(position.cluster_time))
             return start.moved(after(position.cluster_time), signals=signals, **kept)
         if start.sought is not None:
             signals = signals.notified(notifications.sought(start.sought, position, time.time()))
         gained: list[tuple[str, str]] = []
         if self.options.snapshot.reads_documents:
-            planner, wanted = self._snapshot(), self.options.snapshot.accepts
-            found = {*self._asked(lambda: planner.names(wanted)), *self.places()}
+            planning, wanted = self._planning, self.options.snapshot.accepts
+            names = planning.client.with_retries(lambda: planning.collections.names(wanted))
+            found = {*names, *self.places()}
             before = None if start.sought is not None else start.scope
             gained = sorted(
                 each
@@ -223,20 +253,20 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def commit(self, end: dict[str, Any]) -> None:
         """Remove the files of signals that a committed batch has processed."""
-        if self._signals is not None:
+        if self._connected is not None and self._connected.signals is not None:
             with without_traceback():
-                self._signals.committed(Offset.read(end).signals)
+                self._connected.signals.committed(Offset.read(end).signals)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """Return the newest cluster time, for the lag; None before the first batch.
 
         Its `idle_until` is the time up to which no event follows the batch, if none is known.
         """
-        if self._client is None:
+        if self._connected is None:
             return None
-        quiet = None if self._planner is None else self._planner.quiet_until
+        quiet = self._connected.batches.quiet_until
         try:
-            newest = AtTime(self._client.clocks().cluster_time)
+            newest = AtTime(self._connected.client.clocks().cluster_time)
             return Offset(newest, self.options.scope, idle_until=quiet).write()
         except PyMongoError:
             return None  # metrics are optional
@@ -249,20 +279,19 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def _tasks(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[Task]:
         before, at = Offset.read(start), Offset.read(end)
-        if start == end or at.sought is not None:
+        if start == end:
             return []
-        if (plan := at.snapshot) is not None:
-            planner = self._snapshot()
-            return self._asked(lambda: snapshot_tasks(plan, self.options, planner))
-        batch = PlannedBatch(before.position, at.position, at.events, at.idle_until)
-        return [*self._planning().tasks(batch), *self.added_tasks(before, at)]
+        batches = self._planning.batches
+        return [*batches.tasks(at.batch_after(before)), *self.added_tasks(before, at)]
 
     def added_tasks(self, before: Offset, at: Offset) -> list[Task]:
         """Return the tasks between two offsets that do not read the stream. Raises StreamError."""
         tasks: list[Task] = [*heartbeats(before.heartbeat, at.heartbeat)]
         if at.signals.reading is not None or at.signals.ended is not None:
-            planner, position, options = self._snapshot(), before.position, self.options
-            tasks += self._asked(lambda: signal_tasks(at.signals, position, options, planner))
+            planning, position, options = self._planning, before.position, self.options
+            tasks += planning.client.with_retries(
+                lambda: snapshot_tasks(at.signals, position, options, planning.collections)
+            )
         return tasks
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -277,15 +306,9 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def stop(self) -> None:
         """Kill the driver's cursor and close its connections."""
-        if self._planner is not None:
-            self._planner.close()
-        if self._signals is not None:
-            self._signals.close()
-        if self._inbox is not None:
-            self._inbox.close()
-        if self._client is not None:
-            self._client.close()
-        self._planner = self._inbox = self._client = self._snapshots = self._signals = None
+        if self._connected is not None:
+            self._connected.close()
+        self._connected = None
 
     def _begin_snapshot(
         self, start: Offset, decision: SnapshotDecision, signals: SignalState
@@ -293,54 +316,21 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         """Return the offset with which a snapshot begins; None until its delay is over."""
         if not decision.wait_for_delay(block=self._ends_at_present):
             return None
-        self._planning().close()
-        client, planner, wanted = self._client, self._snapshot(), self.options.snapshot.accepts
-        assert client is not None
-        plan = self._asked(lambda: planner.begin(client.snapshot_time(), wanted))
-        found = planner.collections(wanted)
+        planning, chosen = self._planning, self.options.snapshot.collections
+        planning.batches.close()
+
+        def begun() -> SignalState:
+            return planning.snapshots.begin(signals, planning.client.snapshot_time(), chosen)
+
+        signals = planning.client.with_retries(begun)
+        plan = signals.initial
+        assert plan is not None
         since = start.since if isinstance(start.position, FromNow) else plan.handover.time
         self._has_read_snapshot = True
-        signals = signals.notified(notifications.started(plan, found, time.time()))
-        return Offset(plan.handover, self.options.scope, since, snapshot=plan, signals=signals)
+        return Offset(plan.handover, self.options.scope, since, events=0, signals=signals)
 
-    def _notify_skipped(self, signals: SignalState) -> SignalState:
-        """Return the signals with the notification of a start without a snapshot, once."""
-        if self._has_read_snapshot or self._has_told_skipped:
-            return signals
-        self._has_told_skipped = True
-        return signals.notified(notifications.skipped(time.time()))
-
-    def _signal_processor(self) -> SignalProcessor | None:
-        """Return the processor of signals; None if the options name no channel."""
-        if self._signals is None and self.options.signals.are_read:
-            assert self._client is not None
-            self._signals = SignalProcessor(self._client, self.options, self._snapshot())
-        return self._signals
-
-    def _next_of_snapshot(self, start: Offset, plan: SnapshotPlan, signals: SignalState) -> Offset:
-        planner, wanted = self._snapshot(), self.options.snapshot.accepts
-        following = self._asked(lambda: planner.next_batch(plan, wanted))
-        self._has_read_snapshot = True
-        found = planner.collections(wanted, following)
-        for each in notifications.advanced(following, found, time.time()):
-            signals = signals.notified(each)
-        return start.moved(following.handover, snapshot=following, signals=signals)
-
-    def _asked(self, call: Callable[[], _Result]) -> _Result:
-        assert self._client is not None  # a planner has connected it
-        return self._client.with_retries(call)
-
-    def _snapshot(self) -> SnapshotPlanner:
-        if self._snapshots is None:
-            self._planning()
-            assert self._client is not None
-            self._snapshots = snapshot_planner(self._client, self.options)
-        return self._snapshots
-
-    def _planning(self) -> BatchPlanner:
-        if self._planner is None:
-            self._client = client = RouterClient(self.options, guarded=True)
-            client.require_reachable()
-            self._inbox = ReportInbox(client.address)
-            self._planner = planner_for(client, self.options, self._inbox, loaded=self._loaded)
-        return self._planner
+    @property
+    def _planning(self) -> _Planning:
+        if self._connected is None:
+            self._connected = _Planning(self.options, self._loaded)
+        return self._connected

@@ -28,13 +28,13 @@ from spark_sink.events.heartbeats import Heartbeat
 from spark_sink.events.positions import AtTime, Position, Token, after, time_of
 from spark_sink.events.runs import Run, run_of, sort_key
 from spark_sink.events.update_events import described
-from spark_sink.options.retry_options import RetryPolicy
+from spark_sink.options.retries import RetryPolicy
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.rows.event_rows import EventRows
 from spark_sink.rows.field_edits import FieldEdits, key_is_masked
 from spark_sink.signals.state import SignalState
-from spark_sink.snapshot.plan import Chunk, SnapshotPlan
+from spark_sink.snapshot.plan import Chunk
 from spark_sink.snapshot.planner import SnapshotPlanner
 from spark_sink.snapshot.reader import ChunkReader, SnapshotSignal, SnapshotTask
 from spark_sink.source.schema import typed_documents
@@ -130,56 +130,40 @@ def require_maskable(client: RouterClient, options: StreamOptions) -> None:
                 raise key_is_masked(edit, str(each))
 
 
-def snapshot_tasks(
-    plan: SnapshotPlan, options: StreamOptions, planner: SnapshotPlanner
-) -> list[Task]:
-    """Return the tasks of a snapshot's batch; those of the last one only mark its end.
-
-    Raises PyMongoError.
-    """
-    snapshot = options.snapshot
-    if plan.ended:
-        only = tuple(planner.names(snapshot.accepts)) if snapshot.collections else ()
-        return [SnapshotEnd(plan.snapshot_time, only)] if only or not snapshot.collections else []
-    return [
-        tuple(chunk_task(chunk, plan.snapshot_time, options) for chunk in chunks)
-        for chunks in planner.tasks(plan, snapshot.accepts)
-    ]
-
-
 def chunk_task(chunk: Chunk, snapshot_time: Timestamp, options: StreamOptions) -> SnapshotTask:
     """Return the task of a chunk, with the options' filter for its collection."""
     filters = options.snapshot.filters or {}
     return SnapshotTask(chunk, snapshot_time, filters.get(str(chunk.collection)))
 
 
-def signal_tasks(
+def snapshot_tasks(
     state: SignalState, start: Position, options: StreamOptions, planner: SnapshotPlanner
 ) -> list[Task]:
-    """Return the tasks that signals add to a batch, which begins at `start` in the stream.
+    """Return the tasks that snapshots add to a batch, which begins at `start` in the stream.
 
     Raises PyMongoError.
     """
     tasks: list[Task] = []
-    reading, ended = state.reading, state.ended
-    if reading is not None:
-        request = state.request(reading.request)
+    request, at, ended = state.running, state.reading, state.ended
+    if request is not None and at is not None:
         requested = SnapshotSignal(request.id, request.blocking, _token_at(start))
 
         def task_of(chunk: Chunk) -> SnapshotTask:
-            task = chunk_task(chunk, reading.at, options)
+            task = chunk_task(chunk, at, options)
             own, given = task.condition, request.condition(str(chunk.collection))
             both = {"$and": [own, given]} if own and given else own or given
-            return replace(task, condition=both, requested=requested)
+            return replace(task, condition=both, requested=None if request.initial else requested)
 
         assert request.plan is not None
         read = planner.tasks(request.plan, request.wants, request.documents)
         tasks += [tuple(map(task_of, chunks)) for chunks in read]
     if ended is not None:
         assert ended.plan is not None
-        names = {*ended.lacked, *planner.names(ended.reads_whole)}
-        end = SnapshotEnd(ended.plan.snapshot_time, tuple(sorted(names)), requested=True)
-        tasks.append(end)
+        of_all = ended.initial and not ended.collections
+        names = () if of_all else {*ended.lacked, *planner.names(ended.reads_whole)}
+        if names or of_all:
+            time, requested_too = ended.plan.snapshot_time, not ended.initial
+            tasks.append(SnapshotEnd(time, tuple(sorted(names)), requested_too))
     return tasks
 
 

@@ -21,8 +21,7 @@ from pymongo.errors import PyMongoError
 from spark_sink.errors import StreamError, stream_refused
 from spark_sink.events.positions import Position, Token, key_of
 from spark_sink.events.runs import Run, first_invalidate, run_of, without_repeats
-from spark_sink.options.retry_options import DEFAULT_RETRY_POLICY, RetryPolicy
-from spark_sink.stream.retries import Retries, is_transient, retries_exhausted
+from spark_sink.options.retries import DEFAULT_RETRY_POLICY, Retries, RetryPolicy, is_transient
 
 
 class StreamCursor:
@@ -88,7 +87,6 @@ class EventStream:
     ) -> None:
         self._watch = watch
         self._start = start
-        self._retry_policy = retry_policy
         self._retries = Retries(retry_policy, clock=clock, sleep=sleep)
         self._clock = clock
         self.max_await: float | None = None
@@ -202,8 +200,7 @@ class EventStream:
 
     def _retry_later(self, error: Exception) -> None:
         self._is_failing = True
-        if not self._retries.wait_for_retry(error):
-            raise retries_exhausted(self._retry_policy, error) from error
+        self._retries.wait(error)
 
 
 def read_runs(

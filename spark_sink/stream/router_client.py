@@ -20,9 +20,9 @@ from pymongo.errors import ConfigurationError, ConnectionFailure, OperationFailu
 
 from spark_sink.errors import StreamError, stream_refused
 from spark_sink.events.positions import AtTime, FromNow, Position, Token
+from spark_sink.options.retries import Retries, is_transient
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.stream.event_stream import StreamCursor
-from spark_sink.stream.retries import Retries, is_transient, retries_exhausted
 from spark_sink.stream.session_guard import SessionGuard
 
 _PLAIN: CodecOptions[dict[str, Any]] = CodecOptions(tz_aware=True)
@@ -156,7 +156,7 @@ class RouterClient:
         try:
             stream = self.watch_tokens(FromNow(), max_await=0.001)
         except OperationFailure as error:
-            if error.has_error_label("ResumableChangeStreamError"):
+            if is_transient(error):
                 raise
             raise stream_refused(error) from None
         try:
@@ -201,15 +201,7 @@ class RouterClient:
 
         Raises StreamError when the retries are exhausted, and other errors immediately.
         """
-        retries = Retries(self._options.retry_policy)
-        while True:
-            try:
-                return call()
-            except PyMongoError as error:
-                if not is_transient(error):
-                    raise
-                if not retries.wait_for_retry(error):
-                    raise retries_exhausted(self._options.retry_policy, error) from error
+        return Retries(self._options.retry_policy).run(call)
 
     def clocks(self) -> Clocks:
         """Return the server's clocks. Raises PyMongoError, and StreamError if it has none."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from spark_sink.errors import StreamError
 from spark_sink.events.documents import from_document, to_document
 from spark_sink.folders import remove_files
 from spark_sink.rows.arrow_types import arrow_schema
@@ -24,12 +23,12 @@ from spark_sink.tables.parquet_parts import (
     checksum_of,
     partition_in,
 )
-from spark_sink.tables.tasks import scans_of
+from spark_sink.tables.tasks import Tell, scans_of, tell_nobody
 
 CHECKSUM = "checksum"
 """The field of a table's state with the checksum of its rows."""
-_ATTEMPTS = 10
-"""How often a table is compacted if others replace its files meanwhile."""
+# The most files, and bytes, that one commit of a compaction replaces.
+_PORTION_FILES, _PORTION_BYTES = 1_000, 8 * FILE_BYTES
 
 
 class AppendTable:
@@ -43,14 +42,9 @@ class AppendTable:
         """The commits of the table."""
 
     @property
-    def name(self) -> str:
-        """The last part of its address."""
-        return self.log.address.rpartition("/")[2]
-
-    @property
     def newest(self) -> int:
         """The number of the newest batch that has rows here; -1 if there is none."""
-        return int(self.log.position().get("written", {}).get(self.name, -1))
+        return int(self.log.position().get("written", {}).get(self.log.name, -1))
 
     def write_rows(self, rows: pa.Table, batch: Batch) -> None:
         """Append rows that the driver has, with the batch's number, as `commit`."""
@@ -73,28 +67,31 @@ class AppendTable:
             checksum = stored_checksum(self.log) + checksum_of(parts)
             self.log.append(parts, schema, batch, {CHECKSUM: to_document(checksum)})
 
-    def compact(self) -> tuple[int, int]:
+    def compact(self, tell: Tell = tell_nobody) -> tuple[int, int]:
         """Replace small files by large ones with the same rows; return their numbers.
 
-        The numbers are those of all files, before and after. Others may write to the table
-        meanwhile; the compaction begins again if they replace some of its files. Raises
-        StreamError after several such attempts.
+        The numbers are those of all files, before and after. A portion is committed at a time, and
+        told. Others may write to the table meanwhile; what they replace is left out. Raises
+        StreamError.
         """
-        for _ in range(_ATTEMPTS):
-            self.log.reload()
-            files = self.log.actions()
-            small = _small(files)
-            if not small:
-                return len(files), len(files)
+        self.log.reload()
+        files = self.log.actions()
+        small, done = _small(files), 0
+        for portion in _portions(small):
+            self._compact(portion)
+            done += len(portion)
+            tell(f"small files of {self.log.name} compacted", done, len(small))
+        return len(files), self.log.files().num_rows
+
+    def _compact(self, files: Sequence[Mapping[str, Any]]) -> None:
+        while small := _small(files):
             with self.log.failures():
                 written = self._rewritten(small)
-            if self.log.exchange([each["path"] for each in small], written):
-                return len(files), self.log.files().num_rows
+            if self.log.exchange(small, written):
+                return
             remove_files(self.log.address, (each["path"] for each in written))
-        raise StreamError(
-            f"others have replaced files of the table at {self.log.address} {_ATTEMPTS} times "
-            "while they were being compacted: compact them again later; nothing is lost"
-        )
+            left = self.log.paths()  # which has some less each time
+            files = [each for each in small if each["path"] in left]
 
     def _rewritten(self, files: Sequence[Mapping[str, Any]]) -> list[PartFile]:
         """Write the rows of files again. Raises OSError."""
@@ -114,6 +111,18 @@ def _small(files: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         if each["size_bytes"] < FILE_BYTES // 2:
             found.setdefault(tuple(partition_in(each).values()), []).append(each)
     return [each for alike in found.values() if len(alike) > 1 for each in alike]
+
+
+def _portions(files: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str, Any]]]:
+    """Divide files into portions that are written, and lost by a failure, together."""
+    start = size = 0
+    for end, each in enumerate(files):
+        if end - start >= _PORTION_FILES or size >= _PORTION_BYTES:
+            yield files[start:end]
+            start, size = end, 0
+        size += each["size_bytes"]
+    if files:
+        yield files[start:]
 
 
 def stored_checksum(log: DeltaLog) -> Checksum:

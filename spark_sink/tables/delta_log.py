@@ -48,6 +48,7 @@ from spark_sink.tables.log_state import (
     restored_error,
 )
 from spark_sink.tables.parquet_parts import BATCH, COMPARED, partition_in
+from spark_sink.tables.tasks import Tell, tell_nobody
 
 EPOCH = "mergerouter.epoch"
 """The property of a table with the number of the start that may write to it."""
@@ -69,6 +70,8 @@ _COMMITS_READ = (1, 20, None)
 """How many commits are read to find the newest one of a batch; None for all."""
 _EPOCHS = 2**40
 """An epoch exceeds those before by a random number below, so two starts never have the same."""
+_PATHS_LOOKED_UP = 1_000
+"""How many files are looked for, or deleted, before it is told."""
 _ATTEMPTS = 10
 """How often a table's epoch is raised if other commits are faster."""
 _EXCHANGES = 100
@@ -108,6 +111,11 @@ class DeltaLog:
         self._states = TableStates(self.address)
         self._state: tuple[int | None, dict[str, Any]] = None, {}
         self._table = self._opened()
+
+    @property
+    def name(self) -> str:
+        """The last part of the address."""
+        return self.address.rpartition("/")[2]
 
     @property
     def exists(self) -> bool:
@@ -316,23 +324,24 @@ class DeltaLog:
         with self.failures():
             return self._table.history(limit)
 
-    def at(self, version: int, position: Mapping[str, Any]) -> DeltaLog:
+    def at(self, version: int, position: Mapping[str, Any], tell: Tell = tell_nobody) -> DeltaLog:
         """Return an older version to read; its commit has the state `position`.
 
         Raises StreamError if its commit or one of its files has been deleted.
         """
         found = DeltaLog(self.address, self.partitions)
         assert found._table is not None
-        try:
+        kept = -1
+        with suppress(DeltaError):  # its commits have been deleted
             found._table.load_as_version(version)
-        except DeltaError:
-            complete = False
-        else:
-            files, folder = open_folder(self.address)
-            listed = files.get_file_info(fs.FileSelector(folder, recursive=True))
-            kept = {each.path.removeprefix(f"{folder}/") for each in listed}
-            complete = kept >= {unquote(path) for path in found.files()["path"].to_pylist()}
-        if not complete:
+            kept = 0
+        replaced = found.paths() - self.paths()
+        for done, files in self._existing(replaced) if not kept else ():
+            kept += len(files)
+            tell(f"replaced files of {self.name} looked up", done, len(replaced))
+            if kept < done:
+                break
+        if kept < len(replaced):
             raise StreamError(
                 f"files of version {version} of the table at {self.address} have been deleted: the "
                 "table's property delta.deletedFileRetentionDuration says how long they are kept. "
@@ -362,6 +371,10 @@ class DeltaLog:
         fragments = self._table.to_pyarrow_dataset().get_fragments(filter=chosen)
         kept = {each.path for each in fragments}
         return [each for each in found if each["path"] in kept]
+
+    def paths(self) -> set[str]:
+        """Return the relative paths of the files."""
+        return {*map(unquote, self.files()["path"].to_pylist())}
 
     def scan(
         self, columns: Sequence[str], chosen: pc.Expression | None = None
@@ -451,22 +464,24 @@ class DeltaLog:
                 self._table.cleanup_metadata()
                 self._states.clean(number)
 
-    def exchange(self, former: Collection[str], parts: Sequence[Mapping[str, Any]]) -> bool:
-        """Commit files instead of those with the paths `former`, whose rows they have.
+    def exchange(
+        self, former: Collection[Mapping[str, Any]], parts: Sequence[Mapping[str, Any]]
+    ) -> bool:
+        """Commit files instead of those that the actions `former` tell of, whose rows they have.
 
         Return False and commit nothing if another commit has removed one of these files: its rows
         are deleted, or in other files. The commit is valid only for the version in which all of
         them were found: delta-rs would retry it on a later version without that check.
         """
         actions = [_action(part, changes=False) for part in parts]
+        removed = [_removal(each) for each in former]
         for _ in range(_EXCHANGES):
             self.reload()
-            found = {each["path"]: each for each in self.actions()}
+            found = self.paths()
             if actions and all(each.path in found for each in actions):
                 return True  # the store has committed, and did not say so
-            if not found.keys() >= set(former):
+            if not all(each["path"] in found for each in former):
                 return False
-            removed = [_removal(found[path]) for path in former]
             assert self._table is not None
             with self.failures(), suppress(CommitFailedError):
                 self._table.create_write_transaction(
@@ -484,7 +499,7 @@ class DeltaLog:
             "being committed: compact it again when less is written; nothing is lost"
         )
 
-    def vacuum(self, *, full: bool = False) -> int:
+    def vacuum(self, tell: Tell = tell_nobody, *, full: bool = False) -> int:
         """Delete the files that were replaced longer ago than the table's retention; count them.
 
         With `full`, it deletes also files of a week ago that no commit names: those of tasks that
@@ -497,8 +512,23 @@ class DeltaLog:
             found = set(self._table.vacuum())
             if full:
                 found |= {*self._table.vacuum(_ORPHAN_HOURS, full=True)}
-            remove_files(self.address, found)
-        return len(found)
+            deleted = 0
+            for done, old in self._existing(found):  # the log names deleted ones for a while
+                remove_files(self.address, old)
+                deleted += len(old)
+                tell(f"old files of {self.name} deleted", done, len(found))
+        return deleted
+
+    def _existing(self, paths: Collection[str]) -> Iterator[tuple[int, list[str]]]:
+        """Return how many paths were looked up, and which of them exist, a portion at a time."""
+        files, folder = open_folder(self.address)
+        every = sorted(paths)
+        for start in range(0, len(every), _PATHS_LOOKED_UP):
+            chosen = every[start : start + _PATHS_LOOKED_UP]
+            found = files.get_file_info([f"{folder}/{each}" for each in chosen])
+            pairs = zip(chosen, found, strict=True)
+            kept = [path for path, each in pairs if each.type == fs.FileType.File]
+            yield start + len(chosen), kept
 
     def _create(
         self, actions: list[AddAction], schema: pa.Schema, properties: CommitProperties

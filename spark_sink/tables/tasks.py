@@ -33,15 +33,38 @@ _Report = TypeVar("_Report")
 MadeRows = Iterator[pa.RecordBatch]
 MapRows = Callable[[Iterable[pa.RecordBatch]], MadeRows]
 """Makes rows of rows, in a task."""
+Tell = Callable[[str, int, int], None]
+"""Is told of long work: what is done, to how many, and how many there are."""
+# Tasks in a job of Spark's for each core: each task is sent with all of them.
+_TASKS_PER_CORE = 16
+
+
+def tell_nobody(what: str, done: int, total: int) -> None:
+    """Do nothing: the progress of work that nobody waits for."""
 
 
 def run_tasks(
-    spark: SparkSession | None, kind: type[_Report], tasks: Sequence[Callable[[], _Report]]
+    spark: SparkSession | None,
+    kind: type[_Report],
+    tasks: Sequence[Callable[[], _Report]],
+    tell: Tell = tell_nobody,
+    what: str = "tasks done",
 ) -> list[_Report]:
-    """Return the reports of tasks, which run on executors, or without Spark in this process."""
-    if spark is None or not tasks:
-        return [task() for task in tasks]
-    return reports_in(kind, rows_of(spark, [partial(reported, each) for each in tasks], REPORT))
+    """Return the reports of tasks, which run on executors, or without Spark in this process.
+
+    `tell` is told how many are done; `what` is the text for that.
+    """
+    found: list[_Report] = []
+    step = 1 if spark is None else _TASKS_PER_CORE * spark.sparkContext.defaultParallelism
+    for start in range(0, len(tasks), step):
+        chosen = tasks[start : start + step]
+        if spark is None:
+            found += [task() for task in chosen]
+        else:
+            works = [partial(reported, each) for each in chosen]
+            found += reports_in(kind, rows_of(spark, works, REPORT))
+        tell(what, len(found), len(tasks))
+    return found
 
 
 def reported(task: Callable[..., Any], *batches: Iterable[pa.RecordBatch]) -> MadeRows:

@@ -42,7 +42,7 @@ from spark_sink.tables.staged_changes import (
 )
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_state import TableScope, TableState, unread_after
-from spark_sink.tables.tasks import run_tasks
+from spark_sink.tables.tasks import Tell, run_tasks, tell_nobody
 
 # Bytes of files and changes that the driver merges itself: a job of Spark takes as long.
 _DRIVER_BYTES = 8 * 1024 * 1024
@@ -172,7 +172,11 @@ def plan(spark: SparkSession | None, version: TableVersion, upsert: Upsert) -> P
 
 
 def merge(
-    spark: SparkSession | None, version: TableVersion, upsert: Upsert, planned: Plan
+    spark: SparkSession | None,
+    version: TableVersion,
+    upsert: Upsert,
+    planned: Plan,
+    tell: Tell = tell_nobody,
 ) -> Merged:
     """Write the files of a plan, in tasks; without `spark` in this process.
 
@@ -193,7 +197,8 @@ def merge(
     while True:
         work = sum(each.size for each in left)
         tasks = [replace(task, merge=each, form=form, again=again) for each in left]
-        reports = run_tasks(spark if work > _DRIVER_BYTES else None, MergeReport, tasks)
+        on = spark if work > _DRIVER_BYTES else None
+        reports = run_tasks(on, MergeReport, tasks, tell, "files merged")
         done += zip(left, reports, strict=True)
         wanted = [StructType.fromJson(each.wanted) for _, each in done if each.wanted is not None]
         before, form = form, reduce(TableForm.grown, wanted, form)
@@ -217,7 +222,7 @@ def commit(version: TableVersion, upsert: Upsert, planned: Plan, merged: Merged)
     batch, reports, state = upsert.batch, merged.reports, planned.state
     problems = [each for report in reports for each in report.problems]
     if (problems or upsert.leads) and upsert.quarantine is not None and batch is not None:
-        batch = batch.wrote(upsert.quarantine.name)
+        batch = batch.wrote(upsert.quarantine.log.name)
         upsert.quarantine.commit(problems, arrow_schema(UNAPPLIED), batch)
     if upsert.scope is not None:
         lost = (each for report in reports for each in report.lost)

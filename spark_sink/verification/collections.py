@@ -333,7 +333,7 @@ def _start(table: CurrentTable) -> dict[str, str]:
     through, batch = table.state.through, table.batch
     if batch is not None and batch.offset:
         at = Offset.read(batch.offset)
-        is_whole = at.running is None and at.sought is None
+        is_whole = at.signals.initial is None and at.sought is None
         if is_whole and isinstance(at.position, AtTime) and key_of(at.position) > through:
             return {"startAtOperationTime": f"{at.position.time.time},{at.position.time.inc}"}
     return {"startAfter": through}

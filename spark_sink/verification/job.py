@@ -259,7 +259,7 @@ def _compare_events(
     chosen = {name: logs[name] for name in compare if name in logs}
     if not chosen:
         return
-    if at.running is not None:
+    if at.signals.initial is not None:
         for name in chosen:
             found[name].remarks.append(
                 "not compared with the stream: the snapshot has not ended yet"

@@ -24,7 +24,7 @@ from spark_sink.errors import OptionError, SourceError
 from spark_sink.events.positions import after
 from spark_sink.folders import Folder
 from spark_sink.jobs.job_folder import CURRENT, JobFolder
-from spark_sink.jobs.job_settings import Rounds
+from spark_sink.jobs.job_settings import JobSettings
 from spark_sink.jobs.query_run import cause_of
 from spark_sink.jobs.status import verified_line
 from spark_sink.jobs.tables_job import Findings
@@ -50,8 +50,8 @@ class Verifier:
 
     Args:
         options: of the source, with `uri`.
-        rounds: how it verifies. To repair is to request a snapshot of the keys that differ, and to
-            remove documents that are gone.
+        settings: with `verify_every`. To `repair` is to request a snapshot of the keys that differ,
+            and to remove documents that are gone.
         done: called after each round with the time through which it has verified, in seconds since
             1970, the rows compared, and the keys that differ.
 
@@ -63,7 +63,7 @@ class Verifier:
         spark: SparkSession,
         folder: JobFolder,
         options: Mapping[str, str],
-        rounds: Rounds,
+        settings: JobSettings,
         done: Callable[[int, int, int], None] = lambda *_: None,
     ) -> None:
         if parse_options(options).lacks_snapshot_filters:
@@ -75,7 +75,7 @@ class Verifier:
         self._spark = spark
         self._folder = folder
         self._address = folder.table(CURRENT)
-        self._every, self._rate, self._repair = rounds
+        self._settings = settings
         self._done = done
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="verifier", daemon=True)
@@ -94,9 +94,9 @@ class Verifier:
         self._thread.join(_RETRY_SECONDS)
 
     def _run(self) -> None:
-        due = time.monotonic()
+        due, every = time.monotonic(), self._settings.verify_every or 0.0
         while not self._ending.wait(max(0.0, due - time.monotonic())):
-            due = time.monotonic() + self._every
+            due = time.monotonic() + every
             try:
                 self._verify()
             except _EndedError:
@@ -122,7 +122,7 @@ class Verifier:
             fields = " ".join([each["difference"], *each["fields"]])
             token = each["token"] or "none"
             _tell(f"difference: {each['namespace']} {each['key']} {fields} (token {token})")
-        if self._repair:
+        if self._settings.repair:
             extra = [each for each in found.first if each["difference"] == "extra"]
             self._remove(extra, found.through)
             self._request([each for each in found.first if each["difference"] != "extra"])
@@ -141,7 +141,8 @@ class Verifier:
         """Compare the newest versions with the collections, at the rate."""
         while not _is_whole(DeltaLog(self._address)):
             self._wait(_POLL_SECONDS)
-        comparison = Comparison(self._spark, self._address, self._options, self._rate, _MOST_KEPT)
+        rate = self._settings.verify_rate
+        comparison = Comparison(self._spark, self._address, self._options, rate, _MOST_KEPT)
         return comparison.walk(Folder(self._folder.address), _WALK, _tell, self._wait)
 
     def _wait(self, seconds: float) -> None:
@@ -176,7 +177,7 @@ def _is_whole(log: DeltaLog) -> bool:
     position = log.position() if log.exists else {}
     offset = position.get("offset")
     at = Offset.read(offset) if offset else None
-    return at is not None and at.running is None and not position.get("unread")
+    return at is not None and at.signals.initial is None and not position.get("unread")
 
 
 class _EndedError(Exception):

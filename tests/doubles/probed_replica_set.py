@@ -9,9 +9,9 @@ import structlog
 from shard_client.backoff import Backoff
 from shard_client.errors import CommandError, NetworkError
 from shard_client.replica_set.replica_set import (
-    PRIMARY,
     Member,
     ReadPreference,
+    ReplicaSet,
     named_hosts,
     no_member,
 )
@@ -20,7 +20,7 @@ from shard_client.wire.connection import MONITOR_NAME, Address, Connection
 log = structlog.get_logger()
 
 
-class ProbedReplicaSet:
+class ProbedReplicaSet(ReplicaSet):
     """A ``ReplicaSet`` that sends its members a hello when no known member is suitable.
 
     It runs on any event loop, including one in virtual time. ``MotorReplicaSet`` notices changes
@@ -28,25 +28,8 @@ class ProbedReplicaSet:
     """
 
     def __init__(self, name: str, seeds: Iterable[Address], *, probe_timeout: float = 2.0) -> None:
-        self._name = name
-        self._hosts = tuple(seeds)
+        super().__init__(name, seeds)
         self._probe_timeout = probe_timeout
-        self._members: dict[Address, Member] = {}
-
-    @property
-    def name(self) -> str:
-        """The set's name."""
-        return self._name
-
-    @property
-    def hosts(self) -> tuple[Address, ...]:
-        """The members currently known; initially the seeds."""
-        return self._hosts
-
-    @property
-    def primary(self) -> Address | None:
-        """The primary, as far as is known."""
-        return PRIMARY.choose(self._members)
 
     async def select(self, preference: ReadPreference, timeout: float) -> Address:
         """Return a member for the read preference, probing for up to ``timeout`` seconds.
@@ -57,20 +40,15 @@ class ProbedReplicaSet:
         deadline = loop.time() + timeout
         backoff = Backoff(0.02, 1.0)
         while (found := preference.choose(self._members)) is None:
-            for address in self._hosts:
+            for address in self.hosts:
                 await self._probe(address)
             if (found := preference.choose(self._members)) is not None:
                 break
             pause = backoff.next_pause()
             if loop.time() + pause >= deadline:
-                raise no_member(preference, self._name)
+                raise no_member(preference, self.name)
             await asyncio.sleep(pause)
         return found
-
-    @property
-    def causes(self) -> str:
-        """Nothing: the members are asked on demand, and what they say is not kept."""
-        return ""
 
     def observe(self, address: Address, hello: Mapping[str, Any]) -> None:
         """Record the member's current role."""
@@ -93,23 +71,23 @@ class ProbedReplicaSet:
                 address, timeout=self._probe_timeout, app_name=MONITOR_NAME
             )
         except (NetworkError, CommandError) as error:
-            log.info("member does not answer", set=self._name, member=address, error=str(error))
+            log.info("member does not answer", set=self.name, member=address, error=str(error))
             self._members.pop(address, None)
             return
         connection.abort()
         self._note(address, connection.hello, connection.round_trip)
 
     def _note(self, address: Address, hello: Mapping[str, Any], round_trip: float | None) -> None:
-        if hello.get("setName") != self._name:
+        if hello.get("setName") != self.name:
             self._members.pop(address, None)
         elif hello.get("isWritablePrimary") or hello.get("ismaster"):
             self._members = {at: one for at, one in self._members.items() if one.role != "primary"}
             self._members[address] = Member("primary", hello.get("tags", {}), round_trip)
-            self._hosts = _hosts(hello) or (address,)
+            self.hosts = _hosts(hello) or (address,)
         elif hello.get("secondary"):
             self._members[address] = Member("secondary", hello.get("tags", {}), round_trip)
             # Only a primary's host list removes members.
-            self._hosts = tuple(dict.fromkeys((*self._hosts, *_hosts(hello))))
+            self.hosts = tuple(dict.fromkeys((*self.hosts, *_hosts(hello))))
         else:
             self._members.pop(address, None)
 

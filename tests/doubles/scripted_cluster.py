@@ -11,7 +11,7 @@ from bson import Timestamp
 from router.catalog.cluster import Cluster, ReplicaSetFactory
 from router.cursors.cursor import MergedCursor, Owner
 from router.cursors.registry import CursorRegistry
-from router.lookup.upstream_reads import Connect
+from router.lookup.upstream_reads import Lend
 from router.request.stream_request import StreamRequest, parse_request
 from router.stream.log_reader import Batch
 from router.stream_settings import StreamSettings
@@ -66,7 +66,7 @@ class ScriptedCluster:
         self,
         limits: StreamSettings = LIMITS,
         kind: ReplicaSetFactory = ProbedReplicaSet,
-        mongos: Connect | None = None,
+        mongos: Lend | None = None,
         **changes: Any,
     ) -> CursorRegistry:
         limits = replace(limits, **changes)

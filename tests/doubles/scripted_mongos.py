@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from bson import Int64
 
-from shard_client.wire.connection import Connection
+from router.catalog.upstream import UpstreamMongos
 from tests.doubles.scripted_server import Asked, ScriptedServer, scripted_server
-from tests.harness.until import PATIENCE
 
 Document = dict[str, Any]
 Stage = Callable[[Document], Document | None]
@@ -50,9 +50,10 @@ class ScriptedMongos:
         error = {"ok": 0.0, "errmsg": message, "code": code, "codeName": "Scripted"}
         self.failures.setdefault(name, []).extend([error] * times)
 
-    async def connect(self) -> Connection:
-        """Open a connection to this server, as ``UpstreamMongos`` does."""
-        return await Connection.open(("127.0.0.1", self.server.port), timeout=PATIENCE)
+    @cached_property
+    def upstream(self) -> UpstreamMongos:
+        """This server as a router's upstream."""
+        return UpstreamMongos([("127.0.0.1", self.server.port)])
 
     async def answer(self, asked: Asked) -> None:
         command = asked.command

@@ -27,6 +27,7 @@ from spark_sink.errors import OptionError
 from spark_sink.events.documents import to_document
 from spark_sink.events.positions import AtTime, after, key_of
 from spark_sink.folders import is_local
+from spark_sink.job import Job
 from spark_sink.jobs.job_folder import DEFAULT_TABLES, MESSAGES, TRANSACTIONS, JobFolder, JobRecord
 from spark_sink.jobs.rebuilding import restore_checkpoint
 from spark_sink.jobs.status import lines_of, status_of
@@ -86,6 +87,16 @@ def test_a_job_writes_a_snapshot_and_changes_and_stops_on_a_signal(
             return len(query.batches("commits")) > 2 and len(rows_of(folder)) >= 40 + 1 + 23
 
         query.wait_for(arrived)
+
+        # Its tables are compacted while it commits a batch after the other.
+        updates, compact = 1, [*command[:3], "compact", "--out", str(folder)]
+        for _ in range(3):
+            beside = subprocess.Popen(compact, cwd=REPOSITORY)
+            while beside.poll() is None:
+                shop.orders.update_one({"_id": 3, "customer": 3}, {"$inc": {"n": 1}})
+                updates += 1
+                time.sleep(0.05)
+            assert beside.returncode == 0
         query.process.send_signal(signal.SIGINT)  # for which Spark has a handler of its own
         assert query.process.wait(WAIT) == 0, (folder / "log").read_text()
         told = (folder / "log").read_text().splitlines()
@@ -98,7 +109,7 @@ def test_a_job_writes_a_snapshot_and_changes_and_stops_on_a_signal(
     assert "Traceback" not in (folder / "log").read_text()
     kinds = [row["operationType"] for row in rows_of(folder)]
     assert {kind: kinds.count(kind) for kind in set(kinds)} == {
-        "read": 40, "snapshotEnd": 1, "insert": 21, "update": 1, "delete": 1,
+        "read": 40, "snapshotEnd": 1, "insert": 21, "update": updates, "delete": 1,
     }  # fmt: skip
     assert differences(spark, shop, folder) == NO_DIFFERENCE
     assert CurrentTable.existing(str(folder / "current")).read(spark).count() == 60
@@ -141,16 +152,54 @@ def test_a_job_is_behind_its_stream_and_not_its_last_event(tmp_path: Path, shop:
     shop.insert(1)
     begun = shop.now()
     options = namespace_options((shop.database,))
-    folder = JobFolder(str(tmp_path))
+    folder = JobFolder(str(tmp_path / "job"), str(tmp_path / "checkpoint"))
     folder.begin(JobRecord((shop.database,), options))
     scope = parse_options({**options, "uri": shop.uri}).scope
     folder.write_checkpoint("q", {0: Offset(after(begun), scope).write()}, 0)
     while shop.now().time < begun.time + 5:  # other collections have events
         shop.client[f"{shop.database}_other"].c.insert_one({})
         time.sleep(0.5)
-    assert status_of(str(tmp_path), shop.uri)["lagSeconds"] <= 3
+    assert status_of(folder, shop.uri)["lagSeconds"] <= 3
     shop.insert(1)
-    assert status_of(str(tmp_path), shop.uri)["lagSeconds"] >= 5
+    assert status_of(folder, shop.uri)["lagSeconds"] >= 5
+
+    # A checkpoint that was moved is named.
+    moved, runner = str(tmp_path / "moved"), CliRunner()
+    Path(folder.checkpoint).rename(moved)
+    for more, told in (
+        ([], f"none yet in the checkpoint {folder.checkpoint}"),
+        (["--checkpoint", moved], "0"),
+    ):
+        found = runner.invoke(job, ["status", "--out", folder.address, *more])
+        assert f"last batch  {told}" in found.output.splitlines()
+
+
+def test_a_wait_for_a_write_outside_of_the_scope_ends(
+    tmp_path: Path, shop: Shop, spark: SparkSession
+) -> None:
+    """The job has no event of that time, so it must be asked to move on."""
+    shop.insert(3)
+    names = [f"{shop.database}.orders"]
+    made = Job(str(tmp_path), uri=shop.uri, namespaces=names, trigger="1 second")
+    with made.start(spark) as started:
+        started.wait("now", timeout=WAIT)
+        with shop.client.start_session() as session:
+            elsewhere = shop.client[f"{shop.database}-elsewhere"]
+            elsewhere.ticks.insert_one({}, session=session)
+            time_of_write = session.operation_time
+            assert time_of_write is not None
+            started.wait(time_of_write, timeout=WAIT)
+            reached = JobFolder(str(tmp_path)).batches()[-1].end.time
+            assert reached is not None
+            assert reached > time_of_write
+        elsewhere.ticks.insert_one({})
+        found = CliRunner().invoke(job, ["wait", "--out", str(tmp_path), "--uri", shop.uri])
+        assert found.output == "all tables have all events up to then\n"
+        [status] = started.status()
+        assert status["namespaces"] == names
+        assert {each.count for each in started.verify(spark).values()} == {0}
+    kinds = sorted(row["operationType"] for row in rows_of(tmp_path))
+    assert kinds == ["read", "read", "read", "snapshotEnd"]
 
 
 def test_a_batch_that_is_repeated_is_in_the_tables_once(
@@ -226,7 +275,7 @@ def test_an_event_without_its_image_does_not_fail_a_tolerant_job(
 def test_a_bad_pipeline_is_told_before_spark_starts(
     tmp_path: Path, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spark_sink.job.session", None)
+    monkeypatch.setattr("spark_sink.job.job_session", None)
     monkeypatch.setattr("spark_sink.jobs.stop_request.signal.signal", lambda *_: None)
     arguments = ["run", f"{shop.database}.orders", "--uri", shop.uri, "--out", str(tmp_path / "x")]
     arguments += ["--option", "snapshotMode=no_data", "--option", 'pipeline=[{"$mtch": {}}]']
@@ -274,8 +323,8 @@ def test_what_matches_nothing_is_told(
     def session(*_: object) -> None:
         raise OptionError("Spark starts")
 
-    for module in ("cli", "job"):
-        monkeypatch.setattr(f"spark_sink.{module}.session", session)
+    for module in ("session.spark_session", "job"):
+        monkeypatch.setattr(f"spark_sink.{module}.job_session", session)
     monkeypatch.setattr("spark_sink.jobs.stop_request.signal.signal", lambda *_: None)
     shop.insert(1)
     names = [f"{shop.database}.{each}" for each in ("ordrs", "orders")]
@@ -373,11 +422,11 @@ def test_the_status_has_a_line_for_each_requested_snapshot(tmp_path: Path) -> No
     requests = [Request(f"r{n}", n == 0, ()) for n in range(20)]
     plan = SnapshotPlan(Timestamp(5, 1), progress=Progress(3, 1, 7, 8400))
     requests[1] = replace(requests[1], plan=plan)
-    fake_job(tmp_path, signals=to_document(SignalState(requests=tuple(requests))))
+    folder = fake_job(tmp_path, signals=to_document(SignalState(requests=tuple(requests))))
     commits = tmp_path / "checkpoint" / "commits"
     commits.mkdir()
     (commits / "0").touch()
-    lines = lines_of(status_of(str(tmp_path)))
+    lines = lines_of(status_of(folder))
     nothing = "0 chunks; 0 of 0 collections"
     assert lines[-20:] == [
         f"requested   blocking snapshot r0: {nothing}",
@@ -427,10 +476,13 @@ def test_a_drive_without_locks_is_no_reason_to_fail(
 
 def test_a_snapshot_alone_is_read_once(tmp_path: Path) -> None:
     record = JobRecord(("shop.orders",))
-    plan = {"mark": {"t": 5, "i": 1}}
-    fake_job(tmp_path / "a", snapshot=plan).begin(record, once=True)
+    time = Timestamp(5, 1)
+    request = Request.of_mode(time, plan=SnapshotPlan(time))
+    running = to_document(SignalState(requests=(request,)))
+    fake_job(tmp_path / "a", signals=running).begin(record, once=True)
+    ended = to_document(SignalState(ended=request))
     with pytest.raises(OptionError, match="has finished its snapshot"):
-        fake_job(tmp_path / "b", snapshot={**plan, "ended": True}).begin(record, once=True)
+        fake_job(tmp_path / "b", signals=ended).begin(record, once=True)
 
 
 def test_namespaces_become_options() -> None:

@@ -19,6 +19,7 @@ from spark_sink.options.snapshot_options import (
     SnapshotPolicy,
 )
 from spark_sink.options.stream_options import parse_options
+from spark_sink.signals.state import Request, SignalState
 from spark_sink.snapshot.plan import SnapshotPlan
 from spark_sink.snapshot.planner import SnapshotDecision
 from spark_sink.source.tasks import SnapshotEnd, snapshot_tasks
@@ -33,7 +34,6 @@ URI = "mongodb://127.0.0.1:27020"
 BASED = "snapshot.mode.configuration.based"
 CUSTOM = "tests.spark.snapshot_choices"
 POSITION = AtTime(Timestamp(100, 1))
-UNFINISHED = SnapshotPlan(Timestamp(99, 1))
 
 
 def parsed(**options: str) -> SnapshotOptions:
@@ -139,18 +139,18 @@ def test_a_missing_custom_mode_fails_immediately(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "plan", "first", "later"),
+    ("mode", "is_in_snapshot", "first", "later"),
     [
-        ("no_data", None, False, False),
-        ("initial", None, True, False),
-        ("always", None, True, True),
-        ("always", UNFINISHED, True, False),
+        ("no_data", False, False, False),
+        ("initial", False, True, False),
+        ("always", False, True, True),
+        ("always", True, True, False),
     ],
 )
 def test_a_start_decides_when_a_snapshot_is_due(
-    mode: str, plan: SnapshotPlan | None, first: bool, later: bool
+    mode: str, is_in_snapshot: bool, first: bool, later: bool
 ) -> None:
-    decision = SnapshotDecision(SnapshotOptions(POLICIES[mode]), POSITION, plan)
+    decision = SnapshotDecision(SnapshotOptions(POLICIES[mode]), POSITION, is_in_snapshot)
     assert (decision.is_due(FromNow()), decision.is_due(POSITION)) == (first, later)
     assert decision.wait_for_delay(block=False)
     assert not decision.is_due(POSITION)  # one at each start
@@ -162,8 +162,8 @@ def test_a_custom_mode_receives_the_state_of_the_checkpoint() -> None:
         snapshot_mode="custom", snapshot_mode_custom_name=f"{CUSTOM}:only_after_a_checkpoint"
     )
     assert options.begins_queries
-    assert SnapshotDecision(options, FromNow(), None).policy == POLICIES["no_data"]
-    assert SnapshotDecision(options, POSITION, UNFINISHED).policy == POLICIES["always"]
+    assert SnapshotDecision(options, FromNow(), is_in_snapshot=False).policy == POLICIES["no_data"]
+    assert SnapshotDecision(options, POSITION, is_in_snapshot=True).policy == POLICIES["always"]
     assert snapshot_choices.asked == [
         QueryStart(None, snapshot_in_progress=False),
         QueryStart(Timestamp(100, 1), snapshot_in_progress=True),
@@ -178,10 +178,10 @@ def test_a_snapshot_waits_for_the_end_of_its_delay() -> None:
         now[0] += seconds
 
     options = parsed(snapshot_mode="always", snapshot_delay_ms="1300")
-    decision = SnapshotDecision(options, POSITION, None, clock=lambda: now[0], sleep=sleep)
+    decision = SnapshotDecision(options, POSITION, False, clock=lambda: now[0], sleep=sleep)
     assert [decision.wait_for_delay(block=False) for _ in range(3)] == [False, False, True]
     assert now[0] == 1.3
-    decision = SnapshotDecision(options, POSITION, None, clock=lambda: now[0], sleep=sleep)
+    decision = SnapshotDecision(options, POSITION, False, clock=lambda: now[0], sleep=sleep)
     assert decision.wait_for_delay(block=True)
     assert now[0] == 2.6
 
@@ -209,12 +209,14 @@ def test_a_custom_mode_decides_at_each_start(shop: Shop) -> None:
 
 
 def test_a_snapshot_without_collections_has_no_end_row() -> None:
-    plan = from_json(SnapshotPlan, to_json(SnapshotPlan(Timestamp(100, 1), end=None, ended=True)))
+    plan = SnapshotPlan(Timestamp(100, 1), end=None)
     lists = {"snapshot.include.collection.list": "db.*"}
     for given, found, ends in (({}, [], [()]), (lists, [("db", "c")], [(("db", "c"),)]),
                                (lists, [], [])):  # fmt: skip
         options, planner = parse_options({"uri": URI, **given}), Mock(names=lambda _, f=found: f)
-        tasks = snapshot_tasks(plan, options, planner)
+        request = Request.of_mode(plan.snapshot_time, options.snapshot.collections, plan)
+        state = from_json(SignalState, to_json(SignalState(ended=request)))
+        tasks = snapshot_tasks(state, FromNow(), options, planner)
         assert [task.collections for task in tasks if isinstance(task, SnapshotEnd)] == ends
 
 

@@ -95,6 +95,8 @@ def test_a_lost_history_is_replaced_by_a_snapshot_if_an_option_says_so(
     assert [type(partition.value) for partition in parts] == [tuple, SnapshotEnd]
     reader = MergerouterStreamReader(chosen, 0.0)
     try:
-        assert Offset.read(reader.latestOffset(last, ReadAllAvailable())).running is not None
+        assert (
+            Offset.read(reader.latestOffset(last, ReadAllAvailable())).signals.initial is not None
+        )
     finally:
         reader.stop()

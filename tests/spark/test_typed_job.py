@@ -75,7 +75,7 @@ def test_columns_follow_the_documents_of_a_job(
     assert [number for number, row in rows.items() if row["_deleted"]] == [5]
     assert rows[5]["text"] == "x" * 99
     assert differences(spark, shop, tmp_path) == NO_DIFFERENCE
-    status = status_of(str(tmp_path))
+    status = status_of(JobFolder(str(tmp_path)))
     assert status["rescuedDocuments"] == 1
     assert "rescued     1 documents with fields that fit no column" in lines_of(status)
 

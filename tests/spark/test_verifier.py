@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from spark_sink.errors import OptionError
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
-from spark_sink.jobs.job_settings import Rounds
+from spark_sink.jobs.job_settings import JobSettings
 from spark_sink.jobs.progress import JobMetrics
 from spark_sink.jobs.status import lines_of, status_of
 from spark_sink.options.stream_options import parse_options
@@ -42,9 +42,8 @@ class QuickJob:
         folder.begin(JobRecord((shop.database,)))
         # An interrupted round would go on behind the rows that are damaged now.
         Path(folder.address, "round.json").unlink(missing_ok=True)
-        self.verifier = Verifier(
-            spark, folder, options, Rounds(1.0, 100_000, repair), metrics.add_round
-        )
+        settings = JobSettings(out="", verify_every="1s", verify_rate=100_000, repair=repair)
+        self.verifier = Verifier(spark, folder, options, settings, metrics.add_round)
         parsed, target = parse_options(options), folder.table("current")
         self.query = TableQuery(parsed, target, most=10_000, findings=self.verifier.findings)
 
@@ -109,13 +108,13 @@ def test_differences_are_found_and_repaired(
     job.until(
         lambda: (
             job.verifier.findings.found.get("differences") == 0
-            and status_of(str(tmp_path))["verified"] == job.verifier.findings.found
+            and status_of(JobFolder(str(tmp_path)))["verified"] == job.verifier.findings.found
         ),
         "the repair",
     )
     job.close()
     assert "repair: 1 differences now, " in capsys.readouterr().err
-    told = lines_of(status_of(str(tmp_path)))
+    told = lines_of(status_of(JobFolder(str(tmp_path))))
     assert any(line.startswith("verified    through ") for line in told)
     assert job.query.table == collections_of(shop)
     assert metrics.registry.get_sample_value("mergerouter_job_differences") == 0
@@ -124,4 +123,4 @@ def test_differences_are_found_and_repaired(
 def test_a_pipeline_needs_a_filter_of_documents(tmp_path: Path, spark: SparkSession) -> None:
     options = {"uri": "mongodb://127.0.0.1:1", "pipeline": '[{"$match": {"ns.coll": "a"}}]'}
     with pytest.raises(OptionError, match="--verify-every reads documents"):
-        Verifier(spark, JobFolder(str(tmp_path)), options, Rounds(1.0, 1, repair=False))
+        Verifier(spark, JobFolder(str(tmp_path)), options, JobSettings(out="", verify_every="1s"))

@@ -18,7 +18,7 @@ PACKAGES = ("router", "shard_client", "spark_sink")
 """Not the embedded cluster, which has MongoDB's own words, as its parts are read by themselves."""
 DOUBLES = {
     "Answer", "AtTime", "Batch", "Command", "Condition", "Feed", "Field", "Message", "Namespace",
-    "Opening", "Parts", "Progress", "Refusal", "Request", "Rounds", "Scope", "Source",
+    "Opening", "Parts", "Progress", "Request", "Scope", "Source",
     "Written", "document_of", "explain", "fragment_of", "from_json", "log_in",
     "milliseconds", "namespace_of", "number", "place_of", "register",
     "seek", "serve", "shortened", "status", "text_of", "verify",

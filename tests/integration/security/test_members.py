@@ -132,7 +132,7 @@ async def problems(secured: TestCluster) -> dict[str | None, str]:
     cluster = Cluster(secured.configdb, access=Access(Credentials("least", "admin", ("least",))))
     checks = ServerChecks(cluster)
     try:
-        found = await checks.results(timeout=None)
+        found = await checks.results(whole=True)
         return {each.target: each.problem for each in found if each.problem is not None}
     finally:
         await checks.close()

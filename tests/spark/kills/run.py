@@ -317,7 +317,7 @@ def _catch_up(shop: Shop, job: JobProcess) -> None:
     def done() -> bool:
         job.keep_running()
         offset = job.folder.offset(job.committed)
-        if "snapshot" in offset or any(e.extension == "json" for e in signals.listed("")):
+        if any(e.extension == "json" for e in signals.listed("")):
             return False
         if offset.get("signals", {}).get("requests"):
             return False

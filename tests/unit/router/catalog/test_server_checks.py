@@ -6,6 +6,7 @@ from typing import cast
 import pytest
 from bson.timestamp import Timestamp
 
+from router.catalog import server_checks
 from router.catalog.cluster import Cluster
 from router.catalog.server_checks import Check, ServerChecks
 from shard_client.errors import CommandError
@@ -14,18 +15,20 @@ from tests.doubles.fake_clusters import AnsweringCluster
 from tests.harness.until import PATIENCE
 
 
-async def test_a_hanging_shard_does_not_delay_the_results() -> None:
+async def test_a_hanging_shard_does_not_delay_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = AnsweringCluster()
     checks = ServerChecks(cast(Cluster, cluster), keep=0.0)
     try:
         async with asyncio.timeout(PATIENCE):
-            assert not await checks.results(timeout=0.0)
+            monkeypatch.setattr(server_checks, "_TIMEOUT_OF_FIRST", 0.0)
+            assert not await checks.results()
             cluster.answering.set()
-            found = await checks.results(timeout=None)
+            monkeypatch.setattr(server_checks, "_TIMEOUT_OF_FIRST", 10 * PATIENCE)
+            found = await checks.results(whole=True)
             assert [each.target for each in found] == ["config", "a"]
             assert all(each.usable and each.complete for each in found)
             cluster.answering.clear()
-            assert (await checks.results(timeout=0.0)) == found
+            assert (await checks.results()) == found
     finally:
         await checks.close()
 
@@ -121,6 +124,6 @@ async def test_streams_on_some_databases_may_be_all_that_is_wanted() -> None:
 async def found_by(cluster: AnsweringCluster) -> dict[str | None, Check]:
     checks = ServerChecks(cast(Cluster, cluster))
     try:
-        return {each.target: each for each in await checks.results(timeout=None)}
+        return {each.target: each for each in await checks.results(whole=True)}
     finally:
         await checks.close()

@@ -6,8 +6,13 @@ from typing import Any
 import pytest
 from bson import Int64, Timestamp
 
-from router.commands.job_reports import KEPT_SECONDS, MOST_REPORTS, JobReport, JobReports
-from router.commands.report_job import LONGEST_ERROR
+from router.commands.job_reports import (
+    KEPT_SECONDS,
+    LONGEST_ERROR,
+    MOST_REPORTS,
+    JobReport,
+    JobReports,
+)
 from tests.harness.facade import facade
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -62,21 +67,23 @@ async def test_a_report_is_cut_and_has_no_control_characters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "code"),
+    ("fields", "code", "told"),
     [
-        ({"job": None}, 40414),
-        ({"job": 5}, 14),
-        ({"batch": -1}, 51024),
-        ({"through": 5}, 14),
-        ({"eventsPerSecond": float("nan")}, 14),
-        ({"eventsPerSecond": "many"}, 14),
-        ({"error": ["no"]}, 14),
-        ({"lagSeconds": 5}, 40415),
+        ({"job": None}, 2, "job must be a text"),
+        ({"job": 5}, 2, "job must be a text"),
+        ({"batch": -1}, 2, "batch must be 0 or more"),
+        ({"batch": True}, 2, "batch must be a whole number"),
+        ({"through": 5}, 2, "through must be of another type"),
+        ({"eventsPerSecond": float("nan")}, 2, "rate must be a finite number"),
+        ({"eventsPerSecond": "many"}, 2, "rate must be a number"),
+        ({"error": ["no"]}, 2, "error must be a text"),
+        ({"lagSeconds": 5}, 40415, "'mergerouterReportJob.lagSeconds' is an unknown field"),
     ],
 )
-async def test_wrong_fields_are_refused(fields: dict[str, Any], code: int) -> None:
+async def test_wrong_fields_are_refused(fields: dict[str, Any], code: int, told: str) -> None:
     async with facade() as made, await made.client() as client:
         command = {"mergerouterReportJob": "orders", "job": "out", **fields}
         reply = await client.command("shop", command)
         assert (reply["ok"], reply["code"]) == (0, code)
+        assert told in reply["errmsg"]
         assert made.node.jobs.current(made.node.now()) == []

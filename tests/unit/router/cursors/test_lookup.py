@@ -52,7 +52,7 @@ async def read(cursor: Any, count: int, batch_size: int | None = None) -> list[B
 async def test_lookups_wait_until_the_client_reads(
     cluster: ScriptedCluster, mongos: ScriptedMongos
 ):
-    cursor = await opened(cluster.registry(mongos=mongos.connect))
+    cursor = await opened(cluster.registry(mongos=mongos.upstream.lend))
     waiting = asyncio.create_task(cursor.next_batch(None, PATIENCE))
     cluster.shards["s0"].update(101, 1)
     cluster.noop(102)
@@ -80,7 +80,7 @@ async def test_a_batch_is_filled_even_if_stages_drop_events(
     cluster.noop(120)
     mongos.stage = lambda event: event if event["fullDocument"]["v"] % 3 == 0 else None
     cursor = await opened(
-        cluster.registry(mongos=mongos.connect), {"$match": {"fullDocument.v": 0}}
+        cluster.registry(mongos=mongos.upstream.lend), {"$match": {"fullDocument.v": 0}}
     )
     batch = await cursor.next_batch(2, PATIENCE)
     assert shown(batch) == [{"_id": 0, "v": 0}, {"_id": 3, "v": 3}]
@@ -97,7 +97,7 @@ async def test_documents_count_in_the_memory_of_the_process(
     for n in range(10):
         cluster.shards["s0"].update(101 + n, n)
     cluster.noop(120)
-    registry = cluster.registry(mongos=mongos.connect, reply_bytes=35_000)
+    registry = cluster.registry(mongos=mongos.upstream.lend, reply_bytes=35_000)
     cursor = await opened(registry)
     await until(lambda: cursor._client_reader.is_ready)
     before = registry.memory.held
@@ -121,7 +121,7 @@ async def test_beyond_the_limit_events_are_completed_one_by_one(
     for n in range(4):
         cluster.shards["s0"].update(101 + n, n)
     cluster.noop(120)
-    registry = cluster.registry(mongos=mongos.connect)
+    registry = cluster.registry(mongos=mongos.upstream.lend)
     cursor = await opened(registry)
     registry.memory.held += registry.memory.limit + 1
     await read(cursor, 4)
@@ -131,7 +131,7 @@ async def test_beyond_the_limit_events_are_completed_one_by_one(
 async def test_a_kill_ends_a_lookup(cluster: ScriptedCluster, mongos: ScriptedMongos):
     cluster.shards["s0"].update(101, 1)
     cluster.noop(120)
-    registry = cluster.registry(mongos=mongos.connect)
+    registry = cluster.registry(mongos=mongos.upstream.lend)
     cursor = await opened(registry)
     mongos.open.clear()
     waiting = asyncio.create_task(cursor.next_batch(None, PATIENCE))

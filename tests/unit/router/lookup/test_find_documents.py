@@ -34,9 +34,7 @@ def want(key: dict[str, Any], second: int = 1, collection: str = "c") -> Wanted:
 
 def reads(mongos: ScriptedMongos, **settings: Any) -> UpstreamReads:
     chosen = {"timeout": 2.0, "backoff_first": 0.001, "backoff_max": 0.01, **settings}
-    made = UpstreamReads(mongos.connect, ClusterClock(), LookupSettings(**chosen))
-    made.connections.enter()
-    return made
+    return UpstreamReads(mongos.upstream.lend, ClusterClock(), LookupSettings(**chosen))
 
 
 async def found(
@@ -123,8 +121,6 @@ async def test_slow_requests_do_not_delay_others(monkeypatch: pytest.MonkeyPatch
         assert not any(task.done() for task in slow)
         mongos.open.set()
         assert await asyncio.gather(*slow) == [[{"_id": 1}]] * 3
-        # No more connections are kept than requests may begin in a second.
-        await until(lambda: mongos.server.open == 2)
 
 
 async def test_a_request_does_not_wait_for_its_turn_beyond_its_time():
@@ -165,17 +161,6 @@ async def test_an_unreachable_upstream_is_a_resumable_error():
     with pytest.raises(CommandError) as error:
         await found(source, want({"_id": 1}))
     assert error.value.code == 6
-
-
-async def test_connections_close_without_readers():
-    async with scripted_mongos(c=[{"_id": 1}]) as mongos:
-        source = reads(mongos)
-        source.connections.enter()
-        await found(source, want({"_id": 1}))
-        source.connections.leave()
-        assert mongos.server.open == 1
-        source.connections.leave()
-        await until(lambda: mongos.server.open == 0)
 
 
 async def test_a_cancelled_lookup_ends_upstream():

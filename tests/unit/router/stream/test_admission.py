@@ -137,7 +137,7 @@ async def test_only_different_streams_count_against_the_limit(cluster: ScriptedC
 async def test_the_memory_of_one_user_bounds_its_lookups(cluster: ScriptedCluster):
     async with scripted_mongos() as mongos:
         registry = cluster.registry(
-            mongos=mongos.connect, user_buffer_bytes=(REMOTES + 2) * 4 * LEAST_BATCH
+            mongos=mongos.upstream.lend, user_buffer_bytes=(REMOTES + 2) * 4 * LEAST_BATCH
         )
         alice, bob = Owner(user="a@db"), Owner(user="b@db")
         options = {"fullDocument": "updateLookup", "startAtOperationTime": Timestamp(100, 1)}

@@ -24,7 +24,7 @@ from tests.harness.until import PATIENCE, until
 @pytest.mark.parametrize("away", ["config", "s0"])
 async def test_an_open_stream_outlasts_an_outage(cluster: ScriptedCluster, away: str):
     """It does so for longer than ``failure_timeout``: a client that resumed would wait as long."""
-    registry = cluster.registry(failure_timeout=0.1, connect_timeout=0.1)
+    registry = cluster.registry(failure_timeout=0.1, connect_timeout=0.1, linger=0.1)
     cursor, _ = await registry.open(stream(), OWNER)
     member = cluster.config if away == "config" else cluster.shards[away]
     port = member.port
@@ -42,6 +42,9 @@ async def test_an_open_stream_outlasts_an_outage(cluster: ScriptedCluster, away:
     assert registry.describe()[0]["slowestShard"] == away
     assert remote()["state"] == "failing"
     assert remote()["error"]
+    # A client that asks now and then is not late: there is nothing to read.
+    await until(lambda: not registry.describe()[0]["waitedFor"])
+    assert registry.describe_cursors(1, 1e6)[0]["behindSeconds"] < 10
     await member.start(port)
     cluster.noop(104)
     assert await read_until(cursor, 1) == [1]

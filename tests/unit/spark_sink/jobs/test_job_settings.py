@@ -16,7 +16,6 @@ from spark_sink import job as running
 from spark_sink.cli import job
 from spark_sink.errors import OptionError
 from spark_sink.job import Job
-from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_settings import load_job_settings
 from spark_sink.options.stream_options import parse_options
 
@@ -48,13 +47,14 @@ def written(tmp_path: Path, **changed: Any) -> str:
 
 def test_a_file_has_collections_with_settings_of_their_own(tmp_path: Path) -> None:
     settings = load_job_settings({"trigger": "5 seconds"}, written(tmp_path))
-    assert (settings.trigger, settings.maintain, settings.keep_files, settings.rounds) == (
-        "5 seconds", 6 * 3600, 2 * 3600, (3600, 500, True),
+    assert (settings.trigger, settings.maintain, settings.keep_files) == (
+        "5 seconds", 6 * 3600, 2 * 3600,
     )  # fmt: skip
-    jobs = settings.jobs()
-    assert jobs.keys() == {"lake/shop.orders", "lake/shop.a.b"}
-    _, orders = jobs["lake/shop.orders"]
-    _, other = jobs["lake/shop.a.b"]
+    assert (settings.verify_every, settings.verify_rate, settings.repair) == (3600, 500, True)
+    (second, other), (first, orders) = settings.jobs()  # in the order of the file
+    assert [Path(each.address) for each in (first, second)] == [
+        Path("lake/shop.orders").resolve(), Path("lake/shop.a.b").resolve(),
+    ]  # fmt: skip
     assert (orders.namespaces, orders.schema, orders.flatten, orders.deletes) == (
         ("shop.orders",), "infer", True, "soft",
     )  # fmt: skip
@@ -77,7 +77,7 @@ def test_a_file_has_collections_with_settings_of_their_own(tmp_path: Path) -> No
 def test_a_file_may_have_values_of_json_and_collections_without_settings(tmp_path: Path) -> None:
     option = {"showExpandedEvents": True, "snapshotFilters": {"shop.a": {"open": True}}}
     file = written(tmp_path, option=option, collections={"shop.a": None})
-    [(_, record)] = load_job_settings({}, file).jobs().values()
+    [(_, record)] = load_job_settings({}, file).jobs()
     assert record.options["showExpandedEvents"] == "true"
     assert record.options["snapshotFilters"] == '{"shop.a": {"open": true}}'
     parse_options({"uri": "mongodb://router", **record.options})
@@ -114,6 +114,29 @@ def test_what_a_file_cannot_have_is_told_with_the_remedy(
     assert message in str(told.value)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("run --confgdb c/a:1 --out x", "--confgdb is not an option. Did you mean --configdb?"),
+        ("check --tabel bronze --out x", "--tabel is not an option. Did you mean --table?"),
+        ("wait --timeot 1m --out x", "--timeot is not an option. Did you mean --timeout?"),
+        ("run --zzz", "--zzz is not an option. job run --help lists the options."),
+        ("status x --out y", "Got unexpected extra argument(s) (x): job status --help lists the "),
+        ("status --out", "Option '--out' requires an argument: job status --help lists the "),
+        ("status", "--out is missing. It is the job's folder: a path, or a URI of Spark's."),
+        ("verify --out x --rate 0", "--rate: must be greater than or equal to 1"),
+        ("verify --out x --table gold", "--table: 'gold' is not one of 'bronze', 'current', "),
+        ("rebuild --out x --conf a", "--conf: 'a' has no value: write NAME=VALUE"),
+        ("wait --out x --timeout soon", "--timeout: 'soon' is no time: write 90s, 30m, 1h or 1d"),
+    ],
+)
+def test_wrong_arguments_are_told_with_the_remedy(arguments: str, message: str) -> None:
+    found = CliRunner().invoke(job, arguments.split())
+    assert found.exit_code == 2
+    assert found.output.startswith(f"error: {message}")
+    assert len(found.output.splitlines()) == 1
+
+
 def test_a_file_that_is_none_is_told(tmp_path: Path) -> None:
     (tmp_path / "list").write_text("- a")
     (tmp_path / "broken").write_text("a: [")
@@ -142,8 +165,7 @@ def test_check_says_what_a_job_would_do(tmp_path: Path, monkeypatch: pytest.Monk
         assert line in checked.output.splitlines()
     assert not (tmp_path / "lake").exists()
     settings = load_job_settings({}, file)
-    for out, (_, record) in settings.jobs().items():
-        folder = JobFolder(out)
+    for folder, record in settings.jobs():
         folder.begin(record)
         folder.write_checkpoint("q", {0: {"start": "now"}}, 0)
     assert (
@@ -157,9 +179,8 @@ def test_check_says_what_a_job_would_do(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_python_has_the_same_settings_and_completion(tmp_path: Path) -> None:
     made = Job(str(tmp_path / "job"), namespaces=["shop.orders"], mask={"a": "truncate=3"})
-    assert made.settings.jobs()[str(tmp_path / "job")][1].options["field.masks"] == (
-        "*.*.a:truncate=3"
-    )
+    [(_, record)] = made.settings.jobs()
+    assert record.options["field.masks"] == "*.*.a:truncate=3"
     assert Job(config=written(tmp_path)).settings.repair
     with pytest.raises(OptionError, match=r"shema is not a setting. Did you mean schema"):
         Job("x", shema="infer")

@@ -13,7 +13,6 @@ from spark_sink.jobs.job_source import JobStreamReader
 from spark_sink.jobs.tables_job import job_options
 from spark_sink.jobs.task_tables import TaskTables
 from spark_sink.options.stream_options import parse_options
-from spark_sink.snapshot.plan import SnapshotPlan
 from spark_sink.source.offsets import Offset
 
 START, END = AtTime(Timestamp(100, 1)), AtTime(Timestamp(200, 1))
@@ -47,10 +46,8 @@ def test_a_batch_without_events_has_its_other_rows() -> None:
     [
         replace(AT, events=5001),
         replace(AT, events=None),
-        replace(AT, sought=START),
-        replace(AT, snapshot=SnapshotPlan(Timestamp(100, 1))),
     ],
-    ids=["many events", "of an unknown size", "after a seek", "of a snapshot"],
+    ids=["many events", "of an unknown size"],
 )
 def test_other_batches_are_read_in_tasks(at: Offset) -> None:
     assert reader().small_batch(BEFORE, at) is None

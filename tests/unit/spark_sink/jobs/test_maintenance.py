@@ -1,7 +1,9 @@
 """The tables of a job are compacted by a schedule, and a failure does not end the job."""
 
 import io
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,15 @@ from spark_sink.errors import StreamError
 from spark_sink.jobs import maintenance
 from spark_sink.jobs.job_folder import CURRENT, NOTIFIED, JobFolder
 from spark_sink.jobs.maintenance import Schedule, compact_tables
+from spark_sink.jobs.point_in_time import versions_at
+from spark_sink.jobs.progress import WorkReport
+from spark_sink.jobs.rebuilding import rebuild_at
 from spark_sink.jobs.tables_job import NOTIFICATIONS, appended_table
+from spark_sink.tables import append_table, delta_log, tasks
+from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.log_state import Batch
+from spark_sink.tables.tasks import Tell
+from tests.doubles.scripted_job import Script, check_tables, follow
 from tests.unit.spark_sink.tables.test_current_table import Stream, apply, documents_in
 
 
@@ -32,7 +41,7 @@ def test_small_files_are_compacted_when_it_is_time(
     assert told.getvalue() == "notifications: 3 files compacted into 1, 0 old ones deleted\n"
     assert appended_table(folder, NOTIFIED).log.count() == 3
 
-    def fail(_folder: JobFolder) -> Iterator[str]:
+    def fail(_folder: JobFolder, _tell: Tell) -> Iterator[str]:
         yield "bronze: done"
         raise StreamError("no space left")
 
@@ -64,3 +73,77 @@ def test_the_job_may_commit_while_its_tables_are_listed(
         assert list(compact_tables(folder))[-1].startswith("current: ")
         assert documents_in(current) == stream.collections
     assert next(numbers) > 3
+
+
+def test_long_work_is_told_in_a_line_every_ten_seconds() -> None:
+    told, now = io.StringIO(), [0.0]
+    report = WorkReport(told, lambda: now[0])
+    for done in range(1, 30):
+        now[0] = float(done)
+        report("files merged", 1000 * done, 30_000)
+    assert told.getvalue().splitlines() == [
+        "files merged: 10,000 of 30,000",
+        "files merged: 20,000 of 30,000",
+    ]
+
+
+# What is done with a job's tables, and what is told of it.
+LONG: dict[str, tuple[Callable[[JobFolder, Script, Tell], Any], set[str]]] = {
+    "compact": (
+        lambda folder, _, tell: list(compact_tables(folder, tell)),
+        {"small files of bronze compacted", "old files of current deleted"},
+    ),
+    "vacuum": (
+        lambda folder, _, tell: DeltaLog(folder.table(CURRENT)).vacuum(tell),
+        {"old files of current deleted"},
+    ),
+    "at": (
+        lambda folder, script, tell: versions_at(folder, script.time(30), tell),
+        {"commits of bronze read", "replaced files of bronze looked up"},
+    ),
+    "rebuild": (
+        lambda folder, script, tell: rebuild_at(
+            None, folder, script.time(30), f"{folder.address}/then", tell
+        ),
+        {"parts of bronze read", "files merged"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_how_far_long_work_is_is_told_from_within(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, folder = Script(1, size=1), JobFolder(str(tmp_path / "job"))
+    follow(folder.address, tmp_path / "checkpoint", script)
+    for module, limit in (
+        (delta_log, "_PATHS_LOOKED_UP"),
+        (append_table, "_PORTION_FILES"),
+        (tasks, "_TASK_BYTES"),
+    ):
+        monkeypatch.setattr(module, limit, 2)
+    if name in ("compact", "vacuum"):
+        DeltaLog(folder.table(CURRENT)).keep_files(0)
+    if name == "at":
+        assert list(compact_tables(folder))
+    work, expected = LONG[name]
+    told: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    work(folder, script, lambda what, done, total: told[what].append((done, total)))
+    assert told.keys() >= expected
+    for what in expected:
+        steps = told[what]
+        assert all(before < after for (before, _), (after, _) in pairwise(steps)), steps
+        assert {total for _, total in steps} == {steps[-1][0]}
+    assert max(map(len, told.values())) > 2
+    check_tables(folder.address, script)
+
+
+def test_old_files_are_deleted_and_counted_once(tmp_path: Path) -> None:
+    folder, stream = JobFolder(str(tmp_path)), Stream(1)
+    for number in range(5):
+        apply(tmp_path / CURRENT, stream.changes(20), number)
+    log = DeltaLog(folder.table(CURRENT))
+    log.keep_files(0)
+    assert [log.vacuum(), log.vacuum()] == [4, 0]
+    assert list(compact_tables(folder)) == [f"{CURRENT}: 0 old files deleted"]
+    assert documents_in(tmp_path / CURRENT) == stream.collections

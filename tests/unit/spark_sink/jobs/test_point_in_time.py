@@ -106,7 +106,7 @@ def test_a_table_that_is_made_again_names_what_was_not_read_then(
 
     made = rebuilding.rebuild_at(None, folder, time(3), str(tmp_path / "then"))
     assert made.state.unread == {("shop", "items"): token(2), ("shop", "late"): token(3)}
-    monkeypatch.setattr("spark_sink.jobs.commands.session", lambda *_: nullcontext())
+    monkeypatch.setattr("spark_sink.session.spark_session.job_session", lambda *_: nullcontext())
     for inc, lacking in ((3, "it lacks documents of shop.items, shop.late: "), (8, "")):
         into = ["--into", str(tmp_path / f"printed{inc}"), "--out", folder.address]
         printed = CliRunner().invoke(job, ["rebuild", "--to", f"{SECOND},{inc}", *into])

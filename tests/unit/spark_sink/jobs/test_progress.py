@@ -9,8 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from bson.timestamp import Timestamp
 from prometheus_client import generate_latest
 
+from spark_sink.events.documents import to_document
 from spark_sink.jobs.job_folder import LoggedBatch
 from spark_sink.jobs.progress import (
     JobMetrics,
@@ -20,9 +22,12 @@ from spark_sink.jobs.progress import (
 )
 from spark_sink.jobs.query_run import cause_of
 from spark_sink.jobs.task_tables import Written
+from spark_sink.signals.state import Request, SignalState
+from spark_sink.snapshot.plan import Place, Progress, SnapshotPlan
 
 ROOT = Path(__file__).parents[4]
 THROUGH = 1_795_163_230
+TIME = Timestamp(5, 1)
 
 
 def at(seconds: int, **offset: Any) -> str:
@@ -164,10 +169,11 @@ def test_the_board_asks_for_metrics_that_exist() -> None:
 
 
 def test_a_snapshot_s_progress_is_told_until_it_has_ended() -> None:
-    plan = {"mark": {"t": 5, "i": 1}, "end": ["", None]}
-    plan["progress"] = {"collections": 3, "collectionsPlanned": 1, "chunksPlanned": 12}
-    running = batch_progress(progress(0, snapshot=plan), THROUGH)
-    ended = batch_progress(progress(1, snapshot={**plan, "ended": True}), THROUGH)
+    done = Progress(3, 1, 12)
+    signals = SignalState(requests=(Request.of_mode(TIME, plan=SnapshotPlan(TIME, progress=done)),))
+    running = batch_progress(progress(0, signals=to_document(signals)), THROUGH)
+    at_end = to_document(SignalState(ended=signals.requests[0]))
+    ended = batch_progress(progress(1, signals=at_end), THROUGH)
     assert str(running).endswith("snapshot: 1 of 3 collections, 12 chunks")
     assert "snapshot" not in str(ended)
 
@@ -180,12 +186,11 @@ class Terminal(io.StringIO):
 def test_a_terminal_shows_a_snapshot_as_a_bar() -> None:
     told, query, metrics = Terminal(), Query(), JobMetrics()
     report = ProgressReport((metrics,), told, clock=lambda: THROUGH)
-    plan: dict[str, Any] = {"mark": {"t": 5, "i": 1}, "end": ["items", None]}
     ratio = "mergerouter_job_snapshot_ratio"
     for number, share in enumerate((0.0, 0.5)):
-        done = {"collections": 2, "collectionsPlanned": 1, "share": share}
-        running = {**plan, "progress": done}
-        query.recentProgress.append(progress(number, snapshot=running))
+        plan = SnapshotPlan(TIME, end=Place("items"), progress=Progress(2, 1, share=share))
+        running = SignalState(requests=(Request.of_mode(TIME, plan=plan),))
+        query.recentProgress.append(progress(number, signals=to_document(running)))
         report(query)  # type: ignore[arg-type]
     assert metrics.registry.get_sample_value(ratio) == 0.75
     query.recentProgress += [progress(2), progress(3)]

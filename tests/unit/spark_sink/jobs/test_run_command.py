@@ -85,7 +85,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for module in (own_router, running):
         monkeypatch.setattr(module, "require_router", require)
     monkeypatch.setattr(running, "warn_of_unmatched_names", lambda *_: None)
-    monkeypatch.setattr(running, "session", session)
+    monkeypatch.setattr(running, "job_session", session)
     monkeypatch.setattr(TablesJob, "start", start)
     return happened
 
@@ -156,7 +156,7 @@ def test_a_signal_while_spark_starts_ends_the_job_at_once(
         signal.raise_signal(signal.SIGTERM)
         raise AssertionError("the signal has not ended the job")
 
-    monkeypatch.setattr(running, "session", starting)
+    monkeypatch.setattr(running, "job_session", starting)
     result = run(tmp_path, "--configdb", "cfg/h:1")
     assert result.exit_code == 0, result.output
     assert "stopped before the first batch\n" in result.output

@@ -19,6 +19,7 @@ from spark_sink.folders import Folder
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.status import position_to_reach, wait_until
 from spark_sink.signals.signal import digest
+from spark_sink.signals.state import Request, SignalState
 from spark_sink.snapshot.plan import SnapshotPlan
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.current_table import CurrentTable
@@ -28,6 +29,8 @@ from spark_sink.tables.table_state import TableScope
 from tests.doubles.scripted_job import Script, follow
 
 NONE = "mongodb://none"
+TIME = Timestamp(5, 1)
+IN_SNAPSHOT = SignalState(requests=(Request.of_mode(TIME, plan=SnapshotPlan(TIME)),))
 
 
 @pytest.fixture
@@ -87,7 +90,7 @@ def test_all_tables_must_have_the_events(folder: JobFolder, script: Script, lost
 @pytest.mark.parametrize(
     ("offset", "unread", "told"),
     [
-        ({"snapshot": SnapshotPlan(Timestamp(5, 1))}, {}, "current has a snapshot in progress"),
+        ({"signals": IN_SNAPSHOT}, {}, "current has a snapshot in progress"),
         ({}, {("shop", "items"): "82"}, "current must read shop.items again"),
         ({}, {}, ""),
     ],

@@ -12,7 +12,7 @@ from bson.timestamp import Timestamp
 from shard_client.bson.resume_token import high_water_mark
 from spark_sink.events.positions import AtTime
 from spark_sink.options.scope import Scope
-from spark_sink.signals.ad_hoc import AdHocSnapshots, ReceivedSignal
+from spark_sink.signals.query_snapshots import QuerySnapshots, ReceivedSignal
 from spark_sink.signals.signal import SignalError, digest, signal_of
 from spark_sink.signals.state import SignalState
 from spark_sink.snapshot.plan import Collection, LostDocument, text_of
@@ -116,7 +116,7 @@ class Query:
 
     def __init__(self) -> None:
         self.planner = Collections()
-        self.snapshots = AdHocSnapshots(self.planner, clock=lambda: 5.0)
+        self.snapshots = QuerySnapshots(self.planner, clock=lambda: 5.0)
         self.state = SignalState()
         self.notified: list[tuple[str, str]] = []
         self.time = 100
@@ -151,7 +151,8 @@ class Query:
         self.state = state
         if state.reading is None:
             return []
-        request = state.request(state.reading.request)
+        request = state.running
+        assert request is not None
         assert request.plan is not None
         tasks = self.planner.tasks(request.plan, request.wants, request.documents)
         return [str(chunk.collection) for task in tasks for chunk in task]
@@ -180,8 +181,7 @@ def test_an_incremental_snapshot_goes_through_its_collections() -> None:
     assert query.batch() == []
     assert query.batch(s=signal(data_collections=["A[.]\\p{Lower}+"])) == ["a.x", "a.x"]
     assert not query.state.blocks_stream
-    assert query.state.reading is not None
-    assert query.state.reading.at == Timestamp(102, 1)
+    assert query.state.reading == Timestamp(102, 1)
     chunks = [query.batch() for _ in range(3)]
     assert chunks == [["a.x", "a.x"], ["a.y", "a.y"], ["a.y", "a.y"]]
     assert query.state.ended is None
@@ -247,8 +247,9 @@ def test_a_snapshot_with_a_condition_ends_no_collection() -> None:
     query = Query()
     condition = {"data-collection": "a.x", "filter": {"n": 1}}
     query.batch(s=signal(data_collections=["a.*"], additional_conditions=[condition]))
-    assert query.state.request("s").condition("a.x") == {"n": 1}
-    assert query.state.request("s").condition("a.y") is None
+    [request] = query.state.requests
+    assert request.condition("a.x") == {"n": 1}
+    assert request.condition("a.y") is None
     while query.state.ended is None:
         query.batch()
     assert query.ended() == [("a", "y")]
@@ -287,7 +288,7 @@ def test_a_snapshot_that_cannot_be_read_is_aborted(data: dict[str, Any], reason:
 
 
 def test_a_query_with_a_filtering_pipeline_refuses_snapshots() -> None:
-    snapshots = AdHocSnapshots(Collections(), "no snapshotFilters")
+    snapshots = QuerySnapshots(Collections(), "no snapshotFilters")
     state = snapshots.process(
         SignalState(), [ReceivedSignal("s", signal(data_collections=["a.x"]))]
     )
@@ -334,7 +335,7 @@ def test_documents_that_a_table_lacks_are_requested_once_in_one_chunk() -> None:
     query = Query()
     lost = [("x", 4, 7), ("x", 5, 7), ("y", 6, 6)]
     assert query.batch(lost=lost) == ["a.x", "a.y"]
-    request = query.state.request("again-7-1")
+    [request] = query.state.requests
     assert request.condition("a.x") == {"_id": {"$in": [4, 5]}}
     assert request.condition("a.y") == {"_id": {"$in": [6]}}
     assert query.batch(lost=lost) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -21,7 +21,8 @@ from bson.timestamp import Timestamp
 from pymongo.errors import OperationFailure
 
 from spark_sink.options.scope import Scope
-from spark_sink.signals.notifications import advanced, started
+from spark_sink.signals.query_snapshots import QuerySnapshots
+from spark_sink.signals.state import Request, SignalState
 from spark_sink.snapshot.plan import Chunk, Place, SnapshotPlan, text_of, value_of
 from spark_sink.snapshot.planner import CHUNK_BYTES, SnapshotPlanner, _bound, _kind
 from spark_sink.source.offsets import Offset
@@ -144,28 +145,29 @@ class Servers:
 
 def written(plan: SnapshotPlan) -> SnapshotPlan:
     """Return a plan as an offset of the checkpoint restores it, which has at most 4 KiB."""
-    signals = Offset(plan.handover).signals
-    text = json.dumps(Offset(plan.handover, snapshot=plan, signals=signals).write())
+    text = json.dumps(Offset(plan.handover, signals=in_snapshot(plan)).write())
     assert len(text) <= 4096
-    restored = Offset.read(json.loads(text)).snapshot
+    restored = Offset.read(json.loads(text)).signals.initial
     assert restored == plan
     return plan
 
 
+def in_snapshot(plan: SnapshotPlan) -> SignalState:
+    """Return the state of a query within the snapshot of its mode."""
+    return SignalState(requests=(Request.of_mode(plan.snapshot_time, plan=plan),))
+
+
 def batches(planner: SnapshotPlanner, most: int = 10**9) -> Iterator[list[list[Chunk]]]:
     """Yield the tasks of each batch of a snapshot; all offsets are small."""
-    plan = planner.begin(MARK)
+    snapshots = QuerySnapshots(planner)
+    signals = snapshots.begin(SignalState(), MARK, ())
     for _ in range(most):
-        plan = written(planner.next_batch(plan))
-        if plan.ended:
+        signals = snapshots.advance(signals, MARK)
+        if (plan := signals.initial) is None:
             return
-        tasks = planner.tasks(plan)
-        found = planner.collections()
-        told = [started(plan, found, 5.0), *advanced(plan, found, 5.0)]
-        signals = replace(Offset(plan.handover).signals, notifications=tuple(told))
-        offset = Offset(plan.handover, snapshot=plan, signals=signals)
-        assert len(json.dumps(offset.write())) <= 4096
-        yield tasks
+        assert len(json.dumps(Offset(plan.handover, signals=signals).write())) <= 4096
+        signals = signals.without_batch()
+        yield planner.tasks(written(plan))
 
 
 def sizes(servers: Servers, tasks: list[list[Chunk]]) -> list[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from contextlib import suppress
 from typing import Any
 
 import bson
@@ -13,10 +14,9 @@ from pymongo.errors import AutoReconnect, OperationFailure
 
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.positions import AtTime, Token
-from spark_sink.options.retry_options import RetryPolicy
+from spark_sink.options.retries import Retries, RetryPolicy
 from spark_sink.options.stream_options import parse_options
 from spark_sink.stream.event_stream import EventStream, read_runs
-from spark_sink.stream.retries import Retries
 from spark_sink.stream.router_client import RouterClient
 from tests.doubles.event_history import History, lost_connection
 
@@ -32,9 +32,9 @@ def pauses(given: RetryPolicy, failures: int) -> list[float]:
     """Return the pauses after ``failures`` failures in a row, or up to the failure of the query."""
     slept: list[float] = []
     retries = Retries(given, clock=lambda: sum(slept), sleep=slept.append)
-    for _ in range(failures):
-        if not retries.wait_for_retry(AutoReconnect("away")):
-            break
+    with suppress(StreamError):
+        for _ in range(failures):
+            retries.wait(AutoReconnect("away"))
     return slept
 
 
@@ -73,10 +73,11 @@ def test_a_query_may_retry_without_limit() -> None:
 def test_progress_resets_the_count() -> None:
     retries = Retries(RetryPolicy(attempts=2), sleep=lambda _: None)
     for _ in range(5):
-        assert retries.wait_for_retry(AutoReconnect())
+        retries.wait(AutoReconnect())
         retries.reset()
-    assert retries.wait_for_retry(AutoReconnect())
-    assert not retries.wait_for_retry(AutoReconnect())
+    retries.wait(AutoReconnect())
+    with pytest.raises(StreamError, match="gave up after 2 attempts"):
+        retries.wait(AutoReconnect())
 
 
 @pytest.mark.parametrize(

@@ -511,7 +511,7 @@ def test_a_file_that_others_have_written_without_statistics_may_have_any_key(
         "modified": 1,
         "stats": json.dumps(stats),
     }
-    assert DeltaLog(str(folder)).exchange([middle["path"]], [other])
+    assert DeltaLog(str(folder)).exchange([middle], [other])
     apply(folder, stream.changes(100, keys=400), 1)
     apply(folder, [stream.change(number, n=1) for number in range(100, 400)], 2)
     assert documents_in(folder) == stream.collections

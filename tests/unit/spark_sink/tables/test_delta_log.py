@@ -252,10 +252,10 @@ def appends(folder: Path) -> None:
 
 # What another program commits, the rows after it, how many files there are before and after.
 MEANWHILE: dict[str, tuple[Callable[[Path], None], Sequence[int], tuple[int, int]]] = {
-    "a compaction": (compacts, range(4), (2, 2)),
-    "a compaction by others": (compacts_as_others, range(4), (2, 2)),
-    "a replacement": (replaces, (0, 1, 3), (3, 2)),
-    "a deletion": (deletes, (0, 1, 3), (3, 2)),
+    "a compaction": (compacts, range(4), (4, 2)),
+    "a compaction by others": (compacts_as_others, range(4), (4, 2)),
+    "a replacement": (replaces, (0, 1, 3), (4, 2)),
+    "a deletion": (deletes, (0, 1, 3), (4, 2)),
     "a batch": (appends, range(5), (4, 3)),
 }
 

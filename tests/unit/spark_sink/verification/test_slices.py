@@ -20,7 +20,7 @@ from spark_sink.errors import StreamError
 from spark_sink.events.slices import fields_of
 from spark_sink.folders import Folder
 from spark_sink.jobs.job_folder import JobFolder
-from spark_sink.jobs.job_settings import Rounds
+from spark_sink.jobs.job_settings import JobSettings
 from spark_sink.options.stream_options import parse_options
 from spark_sink.rows.extended_json import canonical_json
 from spark_sink.snapshot.plan import SnapshotPlan, filter_of
@@ -178,6 +178,7 @@ def test_a_round_that_fails_is_told_and_the_next_one_begins(
 
     monkeypatch.setattr(Verifier, "_verify", fail)
     options = {"uri": "mongodb://router", "database": "shop"}
-    with Verifier(no_spark, JobFolder(str(tmp_path)), options, Rounds(0.01, 1, repair=False)):
+    settings = JobSettings(out="x", verify_every="1s", verify_rate=1)
+    with Verifier(no_spark, JobFolder(str(tmp_path)), options, settings):
         assert all(begun.acquire(timeout=60) for _ in range(2))
     assert "verification: the round has ended: no kernel\n" in capsys.readouterr().err

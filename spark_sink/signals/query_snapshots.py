@@ -1,9 +1,10 @@
-"""Ad hoc snapshots: what a batch does for the snapshots that signals request.
+"""The snapshots of a query: what a batch does for its mode's own, and for those requested.
 
-An ad hoc snapshot is divided into chunks like any other, and each batch reads some of them beside
-its events. All chunks of a batch are read at one cluster time, which the batch's events do not
-exceed: no row of a snapshot is older than an earlier event, and later events supersede it by their
-tokens. A blocking snapshot is the same without events.
+A snapshot is divided into chunks, and each batch reads some of them beside its events. All chunks
+of a batch are read at one cluster time, which the batch's events do not exceed: no row of a
+snapshot is older than an earlier event, and later events supersede it by their tokens. A blocking
+snapshot is the same without events, and so is the one of the query's mode, which is read at its
+own time and before the first events.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.errors import HistoryLostError
-from spark_sink.events.positions import FromNow, Position, time_of
+from spark_sink.events.positions import FromNow, Position
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.signals.channels import (
     MAX_SIGNALS,
@@ -32,6 +33,7 @@ from spark_sink.signals.notifications import (
     BLOCKING,
     COMPLETED,
     INCREMENTAL,
+    INITIAL,
     LOGGED,
     PAUSED,
     REFUSED,
@@ -52,8 +54,8 @@ from spark_sink.signals.signal import (
     SignalError,
     signal_of,
 )
-from spark_sink.signals.state import Request, RequestedRead, SignalState
-from spark_sink.snapshot.plan import Collection, LostDocument, SnapshotPlan
+from spark_sink.signals.state import Request, SignalState
+from spark_sink.snapshot.plan import Collection, LostDocument
 from spark_sink.snapshot.planner import SnapshotPlanner
 from spark_sink.stream.router_client import RouterClient
 
@@ -63,10 +65,10 @@ _MAX_REQUESTS, _MAX_CHARACTERS = 20, 20_000
 _MAX_KEY_BYTES = 100_000
 
 
-class AdHocSnapshots:
-    """Processes signals, and plans the snapshots that they request.
+class QuerySnapshots:
+    """Processes signals, and plans the snapshots that they, the mode and the table request.
 
-    `refusal` states why the query cannot read snapshots, None if it can.
+    `refusal` states why the query cannot read snapshots on request, None if it can.
     """
 
     def __init__(
@@ -79,6 +81,22 @@ class AdHocSnapshots:
         self._planner = planner
         self._refusal = refusal
         self._clock = clock
+
+    def begin(self, state: SignalState, at: Timestamp, collections: tuple[str, ...]) -> SignalState:
+        """Return the state in which the snapshot of the query's mode begins, before all others.
+
+        Args:
+            at: a cluster time at or after all finished writes.
+            collections: regular expressions for names; none: all collections.
+
+        Raises PyMongoError.
+        """
+        request = Request.of_mode(at, collections)
+        plan = self._planner.begin(at, request.wants)
+        names = names_of(self._planner.collections(request.wants))
+        started = self._notification(request, STARTED, data_collections=names)
+        requests = (replace(request, plan=plan), *state.requests)
+        return replace(state, requests=requests).notified(started)
 
     def process(
         self, state: SignalState, signals: Iterable[ReceivedSignal], present: Container[str] = ()
@@ -146,8 +164,8 @@ class AdHocSnapshots:
     def advance(self, state: SignalState, at: Timestamp) -> SignalState:
         """Return the state with what the next batch reads of the running snapshot.
 
-        It is read at `at`, a cluster time that the batch's events do not exceed. Raises
-        PyMongoError.
+        It is read at `at`, a cluster time that the batch's events do not exceed, or at its own
+        time if it is the mode's. Raises PyMongoError.
         """
         while (request := state.running) is not None:
             if request.plan is None:
@@ -158,9 +176,12 @@ class AdHocSnapshots:
             plan = self._planner.next_batch(request.plan, request.wants, request.documents)
             if plan.ended:
                 return self._ended(state, request)
-            reading = RequestedRead(request.id, max(at, plan.snapshot_time))
-            state = self._scanned(state, request, plan)
-            return replace(state.with_request(replace(request, plan=plan)), reading=reading)
+            own = plan.snapshot_time
+            found = self._planner.collections(request.wants, plan)
+            for each in progress_of(request.id, _aggregate(request), plan, found, self._clock()):
+                state = state.notified(each)
+            state = state.with_request(replace(request, plan=plan))
+            return replace(state, reading=own if request.initial else max(at, own))
         return state
 
     def _applied(self, state: SignalState, signal: Signal) -> SignalState:
@@ -228,15 +249,8 @@ class AdHocSnapshots:
                 return problem
         return None
 
-    def _scanned(self, state: SignalState, request: Request, plan: SnapshotPlan) -> SignalState:
-        """Return the state with notifications of what the chunks of a plan read."""
-        found = self._planner.collections(request.wants, plan)
-        for each in progress_of(request.id, _aggregate(request), plan, found, self._clock()):
-            state = state.notified(each)
-        return state
-
     def _ended(self, state: SignalState, request: Request) -> SignalState:
-        whole = request.lacked or self._planner.names(request.reads_whole)
+        whole = request.initial or request.lacked or self._planner.names(request.reads_whole)
         state = state.without_request(request.id).notified(self._notification(request, COMPLETED))
         return replace(state, ended=request if whole else None)
 
@@ -250,15 +264,17 @@ class AdHocSnapshots:
 
 
 def _aggregate(request: Request) -> str:
-    return BLOCKING if request.blocking else INCREMENTAL
+    return INITIAL if request.initial else BLOCKING if request.blocking else INCREMENTAL
 
 
 # Await time of a getMore on the collection of signals, in seconds: each batch makes one.
 _AWAIT = 0.001
-_OPEN = (
+REFUSAL = (
     "the query has a pipeline, whose stages work on events: start it with option snapshotFilters, "
     "which selects the documents of snapshots ({} is all)"
 )
+"""Why a query with such a pipeline reads no snapshots on request."""
+
 _LOST = (
     "the oplogs no longer contain the position in the collection of signals {}: send those again "
     "that were sent before the position of the stream"
@@ -266,17 +282,16 @@ _LOST = (
 
 
 class SignalProcessor:
-    """Receives the signals of a query, and advances the snapshots that they request.
+    """Receives the signals of a query from the channels that its options name.
 
     Raises OptionError if the folder of signals cannot be read here.
     """
 
     def __init__(
-        self, client: RouterClient, options: StreamOptions, planner: SnapshotPlanner
+        self, client: RouterClient, options: StreamOptions, snapshots: QuerySnapshots
     ) -> None:
         self._client = client
-        self.snapshots = AdHocSnapshots(planner, _OPEN if options.lacks_snapshot_filters else None)
-        """The snapshots that signals request."""
+        self._snapshots = snapshots
         self.has_more = False
         """Whether more signals may wait than the last batch has received."""
         given = options.signals
@@ -301,7 +316,7 @@ class SignalProcessor:
             signals = self._folder.receive(state.handled)
             self.has_more = len(signals) == MAX_SIGNALS
             present = self._folder.present
-            state = self.snapshots.process(state, signals, present)
+            state = self._snapshots.process(state, signals, present)
         if self._collection is not None:
             try:
                 signals, reached = self._collection.receive(
@@ -315,24 +330,8 @@ class SignalProcessor:
                 state = state.notified(lost)
                 print(f"warning: {self._lost}", file=sys.stderr)  # noqa: T201
             self.has_more |= len(signals) == MAX_SIGNALS
-            state = self.snapshots.process(replace(state, position=reached), signals, present)
+            state = self._snapshots.process(replace(state, position=reached), signals, present)
         return state
-
-    def advance(self, state: SignalState, end: Position) -> SignalState:
-        """Return the state with what a batch reads, whose events end at `end`.
-
-        Raises PyMongoError, and StreamError if the router cannot be reached.
-        """
-        if state.running is None:
-            return state
-        streamed = time_of(end)
-
-        def advanced() -> SignalState:
-            newest = self._newest()
-            at = newest if streamed is None else max(newest, streamed)
-            return self.snapshots.advance(state, at)
-
-        return self._client.with_retries(advanced)
 
     def committed(self, state: SignalState) -> None:
         """Remove the files of signals that a committed batch has processed."""
