@@ -22,7 +22,7 @@ from spark_sink.events.header import OPERATIONS, READ, fragment_position, namesp
 from spark_sink.events.runs import Run, run_of
 from spark_sink.events.slices import UNREADABLE, document_of, fields_of
 from spark_sink.rows.arrow_types import arrow_schema
-from spark_sink.rows.extended_json import JsonColumns, ToJson, canonical_json, relaxed_json
+from spark_sink.rows.extended_json import JsonColumns, canonical_json, relaxed_json
 from spark_sink.rows.layouts import JoinedEvents, Layout, all_layouts_of, in_order
 from spark_sink.rows.row_schema import DOCUMENT_COLUMNS, row_schema
 from spark_sink.rows.typed_documents import RESCUED, TYPED_COLUMNS, TypedDocuments, rescued
@@ -52,7 +52,7 @@ class EventRows:
     ) -> None:
         self._rows_per_batch = rows_per_batch
         self._bytes_per_batch = bytes_per_batch
-        self._to_json: ToJson = canonical_json if canonical else relaxed_json
+        self._to_json = canonical_json if canonical else relaxed_json
         self._raw = raw_documents
         self._typed = typed
         self._tolerant = tolerant
@@ -110,13 +110,12 @@ class EventRows:
         fields = fields_of(event)
         readable = {name: each for name, each in fields.items() if name not in _DOCUMENTS}
         name, document_key = namespace_of(fields.get(b"ns"))[0], fields.get(b"documentKey")
-        with suppress(*UNREADABLE):
-            self._to_json(document_key)
-            readable |= {} if document_key is None else {b"documentKey": document_key}
+        shown = repr(None if document_key is None else document_key.value[4:50])
+        if document_key is not None:
+            with suppress(*UNREADABLE):
+                shown = canonical_json(document_key)[:120]
+                readable |= {b"documentKey": document_key}
         if not self._tolerant:
-            shown = repr(None if document_key is None else document_key.value[4:50])
-            if b"documentKey" in readable:
-                shown = (canonical_json(document_key) or "")[:120]
             raise StreamError(
                 f"an event of {name} cannot be read: set errors.tolerance=all, with which a job "
                 f"writes it to the table quarantine, or documents=raw (key {shown}, token {key})",

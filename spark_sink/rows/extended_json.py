@@ -6,7 +6,7 @@ without it pymongo's encoder gives the same text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -24,10 +24,6 @@ from spark_sink.events.slices import UNREADABLE, Slice, decoded_documents, strin
 from spark_sink.rows.layouts import Field, JoinedEvents, Layout, Places, in_order, layouts_of
 from spark_sink.rows.text_columns import Pieces, TextColumns, joined_text, special_bytes
 
-ToJson = Callable[[Slice | None], str | None]
-"""Turns a field into text; a missing field into None."""
-
-
 _CODEC: CodecOptions[dict[str, Any]] = CodecOptions(
     tz_aware=True,
     datetime_conversion=DatetimeConversion.DATETIME_AUTO,
@@ -41,17 +37,13 @@ _LAST_ISO_DATE = 253_402_300_800_000
 _DEEPEST = 20
 
 
-def relaxed_json(field: Slice | None) -> str | None:
-    """Return a field as relaxed extended JSON; None for a missing field."""
-    if field is None:
-        return None
+def relaxed_json(field: Slice) -> str:
+    """Return a field as relaxed extended JSON. Raises UNREADABLE."""
     return _relaxed_text(_decoded(field))
 
 
-def canonical_json(field: Slice | None) -> str | None:
-    """Return a field as canonical extended JSON; None for a missing field."""
-    if field is None:
-        return None
+def canonical_json(field: Slice) -> str:
+    """Return a field as canonical extended JSON. Raises UNREADABLE."""
     return json_util.dumps(_decoded(field), json_options=json_util.CANONICAL_JSON_OPTIONS)
 
 
@@ -156,7 +148,7 @@ class JsonColumns(TextColumns):
             return self._each(layout.fields[name].kind, layout.values(name))
 
     def _each(self, kind: int, values: Sequence[bytes]) -> pa.Array:
-        texts: Iterable[str | None]
+        texts: Iterable[str]
         if kind == DOCUMENT and not self._canonical:
             texts = map(_relaxed_text, decoded_documents(values, _CODEC))
         else:
@@ -176,7 +168,7 @@ class JsonColumns(TextColumns):
         """Return the text of one value."""
         try:
             field = Slice(kind, value)
-            return canonical_json(field) or "" if self._canonical else _encode(_decoded(field))
+            return canonical_json(field) if self._canonical else _encode(_decoded(field))
         except UNREADABLE:
             raise _UncommonError from None
 

@@ -282,7 +282,7 @@ class InferredDocuments(TypedDocuments):
                 self._fits &= value in self._without_type
                 return None
         text = relaxed_json(fields_of(bson.encode({"v": value}))[b"v"])
-        if type(value) is DatetimeMS and text is not None:
+        if type(value) is DatetimeMS:
             text = text.removeprefix('{"$date":"').removesuffix('"}')
         return text
 
