@@ -257,8 +257,8 @@ def test_messages_in_the_streams_order_come_in_batches_of_a_bounded_size() -> No
     ("given", "message"),
     [
         ({"tombstone": False}, "unknown option 'tombstone' of to_debezium; did you mean 'tomb"),
-        ({"transactions": "false"}, "transactions must be True or False, not 'false'"),
-        ({"version": 2.6}, "version must be a text, not 2.6"),
+        ({"transactions": "no"}, "'transactions' of to_debezium: must be true or false, not 'no'"),
+        ({"version": 1.0}, "'version' of to_debezium: must be 3.6 or 2.6, not '1.0'"),
         ({"prefix": ""}, "prefix must not be empty"),
         ({"unwrap": {"flatten": True}}, "unknown option 'flatten' of unwrap"),
     ],
