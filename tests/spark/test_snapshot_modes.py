@@ -17,6 +17,7 @@ from spark_sink.options.snapshot_options import (
     QueryStart,
     SnapshotOptions,
     SnapshotPolicy,
+    custom_mode,
 )
 from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.state import Request, SignalState
@@ -135,7 +136,7 @@ def test_a_custom_mode_that_fails_is_reported(name: str, message: str) -> None:
 @pytest.mark.parametrize("name", ["no.such.module:choose", f"{CUSTOM}:asked"])
 def test_a_missing_custom_mode_fails_immediately(name: str) -> None:
     with pytest.raises(OptionError, match=r"snapshot\.mode\.custom\.name"):
-        SnapshotOptions(custom=name).require_custom_mode()
+        custom_mode(name)
 
 
 @pytest.mark.parametrize(
