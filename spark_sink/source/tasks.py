@@ -162,8 +162,8 @@ def snapshot_tasks(
         of_all = ended.initial and not ended.collections
         names = () if of_all else {*ended.lacked, *planner.names(ended.reads_whole)}
         if names or of_all:
-            time, requested_too = ended.plan.snapshot_time, not ended.initial
-            tasks.append(SnapshotEnd(time, tuple(sorted(names)), requested_too))
+            of = ended.plan.snapshot_time, tuple(sorted(names)), not ended.initial
+            tasks.append(SnapshotEnd(*of))
     return tasks
 
 
