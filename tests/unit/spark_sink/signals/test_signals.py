@@ -382,3 +382,19 @@ def test_a_blocking_snapshot_runs_first_and_pauses_the_stream() -> None:
     assert [query.batch(), query.batch()] == [["a.x", "a.x"], []]
     assert not query.state.blocks_stream
     assert query.batch() == ["b.z", "b.z"]
+
+
+def test_the_snapshot_of_the_mode_comes_first_and_is_read_at_its_own_time() -> None:
+    query = Query()
+    query.batch(s=signal(data_collections=["b.z"]))
+    query.state = query.snapshots.begin(query.state.without_batch(), MARK, ("a.x",))
+    assert query.state.blocks_stream
+    assert query.batch() == ["a.x", "a.x"]
+    assert (query.state.reading, query.state.initial is None) == (MARK, False)
+    assert [query.batch(), query.batch()] == [["a.x", "a.x"], []]
+    assert query.ended() == [("a", "x"), ("a", "x2")]
+    assert query.state.initial is None
+    assert query.rest() == ["b.z"] * 2
+    name = f"initial-{MARK.time}-{MARK.inc}"
+    kinds = [kind for identifier, kind in query.notified if identifier == name]
+    assert kinds == ["IN_PROGRESS", "IN_PROGRESS", "TABLE_SCAN_COMPLETED", "COMPLETED"]
