@@ -215,7 +215,7 @@ def test_a_snapshot_without_collections_has_no_end_row() -> None:
     for given, found, ends in (({}, [], [()]), (lists, [("db", "c")], [(("db", "c"),)]),
                                (lists, [], [])):  # fmt: skip
         options, planner = parse_options({"uri": URI, **given}), Mock(names=lambda _, f=found: f)
-        request = Request.of_mode(plan.snapshot_time, options.snapshot.collections, plan)
+        request = Request.of_mode(plan.snapshot_time, plan)
         state = from_json(SignalState, to_json(SignalState(ended=request)))
         tasks = snapshot_tasks(state, FromNow(), options, planner)
         assert [task.collections for task in tasks if isinstance(task, SnapshotEnd)] == ends
