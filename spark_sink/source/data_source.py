@@ -20,7 +20,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.types import StructType
 
 from spark_sink.errors import OptionError, without_traceback
-from spark_sink.options.snapshot_options import TASKS
+from spark_sink.options.snapshot_options import TASKS, custom_mode
 from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.rows.typed_documents import TYPED_COLUMNS
 from spark_sink.sink.changes import WriteOptions, parse_write_options
@@ -61,7 +61,8 @@ class MergerouterDataSource(DataSource):
         """
         with without_traceback():
             options = self._parsed()
-            options.snapshot.require_custom_mode()
+            if options.snapshot.custom:
+                custom_mode(options.snapshot.custom)
             with closing(RouterClient(options)) as client:
                 client.require_stream()
                 if options.masked_fields:
