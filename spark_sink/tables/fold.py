@@ -22,8 +22,8 @@ from pyspark.sql.types import StructField, StructType
 from shard_client.bson.resume_token import cluster_time_of
 from shard_client.bson.values import DOCUMENT
 from spark_sink.errors import StreamError
+from spark_sink.events.applied_updates import updated
 from spark_sink.events.slices import CODEC, Slice, fields_of
-from spark_sink.events.update_description import updated
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.layouts import JoinedEvents, Places, all_layouts_of, in_order
 from spark_sink.rows.row_schema import columns

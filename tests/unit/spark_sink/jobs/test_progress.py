@@ -14,9 +14,8 @@ from prometheus_client import generate_latest
 
 from spark_sink.events.documents import to_document
 from spark_sink.jobs.job_folder import LoggedBatch
+from spark_sink.jobs.metrics import JobMetrics, ProgressListener
 from spark_sink.jobs.progress import (
-    JobMetrics,
-    ProgressListener,
     ProgressReport,
     batch_progress,
 )
@@ -136,7 +135,7 @@ def test_a_batch_that_runs_for_long_is_told_once() -> None:
 
 
 def test_rows_are_counted_by_collection_and_operation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark_sink.jobs.progress._MOST_NAMESPACES", 1)
+    monkeypatch.setattr("spark_sink.jobs.metrics._MOST_NAMESPACES", 1)
     metrics = JobMetrics()
     metrics.count([("shop.orders", "c", 3), ("shop.orders", "d", 1), ("shop.items", "c", 2)])
     metrics.count([("shop.orders", "c", 4), ("shop.more", "c", 5)])
