@@ -47,8 +47,7 @@ def run_jobs(
     A failure of one ends all, after their batches in progress. With `once` each reads a snapshot
     alone, and ends. Raises SourceError, and what Spark raises.
     """
-    router = own_router(settings.uri, settings.configdb, settings.upstream, settings.router_config)
-    with router, ExitStack() as held:
+    with own_router(settings), ExitStack() as held:
         starts = [_Start(held, settings, end, *job, once=once) for job in settings.jobs()]
         held.enter_context(quiet_stop(end))
         spark = spark or held.enter_context(job_session("run", settings.conf))

@@ -17,7 +17,7 @@ WAYS = (
 PACKAGES = ("router", "shard_client", "spark_sink")
 """Not the embedded cluster, which has MongoDB's own words, as its parts are read by themselves."""
 DOUBLES = {
-    "AtTime", "Batch", "Condition", "Field", "Message", "Namespace",
+    "AtTime", "Batch", "Condition", "Field", "Message",
     "Request", "Scope",
     "Written", "document_of", "fragment_of", "from_json",
     "milliseconds", "namespace_of", "number", "register",
