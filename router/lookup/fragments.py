@@ -11,7 +11,7 @@ from typing import Final
 import bson
 
 from router.lookup.events import MAX_EVENT_BYTES
-from router.request.resume_point import fragment_of
+from router.request.resume_point import fragment_numbers
 from shard_client.bson.resume_token import NEWEST, ResumeToken
 from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import token_of
@@ -47,7 +47,7 @@ def whole_events(events: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
     counts: list[int] = []
     position = 0
     while position < len(events):
-        number, of = fragment_of(events[position])
+        number, of = fragment_numbers(events[position])
         if number == 1 < of and _is_update(events[position : position + of]):
             if position + of > len(events):
                 break

@@ -171,7 +171,7 @@ class ResumePoint:
                 "Attempted to resume from a split event fragment, but the event in the resumed "
                 "stream was not large enough to be split"
             )
-        if key.startswith(of_event) and len(set(fragment_of(event))) == 1:
+        if key.startswith(of_event) and len(set(fragment_numbers(event))) == 1:
             raise _fatal(
                 "Attempted to resume from a split event, but the resumed stream produced a "
                 "different split. Ensure that the pipeline used to resume is the same as the "
@@ -226,7 +226,7 @@ class ResumePoint:
         return (key > own) - (key < own)
 
 
-def fragment_of(event: bytes) -> tuple[int, int]:
+def fragment_numbers(event: bytes) -> tuple[int, int]:
     """Return the number of a fragment, from 1, and that of all of them; (1, 1) of a whole event."""
     split = find(event, b"splitEvent")
     if split is None or split.type != DOCUMENT:

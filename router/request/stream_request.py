@@ -47,7 +47,7 @@ Start = AtTime | AfterToken | None
 STARTS: Final = ("resumeAfter", "startAfter", "startAtOperationTime")
 
 
-def namespace_of(database: str, collection: str | None) -> str:
+def aggregate_namespace(database: str, collection: str | None) -> str:
     """Return the namespace of an ``aggregate`` on a collection, or on a database without one."""
     return f"{database}.{collection or '$cmd.aggregate'}"
 
@@ -73,7 +73,7 @@ def check_namespace(spec: Mapping[str, Any], database: str, collection: str | No
             ErrorCode.InvalidNamespace,
             f"$changeStream may not be opened on the internal {database} database",
         )
-    namespace = namespace_of(database, collection)
+    namespace = aggregate_namespace(database, collection)
     if whole_cluster and not (database == "admin" and collection is None):
         raise refusal(f"allChangesForCluster on {namespace}: it needs aggregate: 1 on admin")
     if collection is not None and collection.startswith("system."):
@@ -159,7 +159,7 @@ class StreamRequest:
     @property
     def namespace(self) -> str:
         """The cursor's ``ns``."""
-        return namespace_of(self.database, self.collection)
+        return aggregate_namespace(self.database, self.collection)
 
     @property
     def start_time(self) -> Timestamp | None:

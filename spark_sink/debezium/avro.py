@@ -19,7 +19,7 @@ import fastavro
 import pyarrow as pa
 
 from spark_sink.debezium.options import MessageOptions
-from spark_sink.debezium.schema_registry import addresses_in, register
+from spark_sink.debezium.schema_registry import addresses_in, register_schema
 from spark_sink.debezium.schemas import connect_schemas
 
 try:
@@ -109,7 +109,7 @@ def _writers(options: MessageOptions, topic: str) -> tuple[_Writer, _Writer]:
     for schema, part in zip(connect_schemas(options, topic), ("key", "value"), strict=True):
         avro = avro_schema(schema)
         text = json.dumps(avro, ensure_ascii=False, separators=(",", ":"))
-        made.append(_Writer(avro, register(addresses, f"{topic}-{part}", text)))
+        made.append(_Writer(avro, register_schema(addresses, f"{topic}-{part}", text)))
     return made[0], made[1]
 
 

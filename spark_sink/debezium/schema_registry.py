@@ -69,7 +69,7 @@ def _address(url: str) -> Address:
     return Address(f"{parts.scheme}://{host}{parts.path.rstrip('/')}", headers)
 
 
-def register(
+def register_schema(
     addresses: Sequence[Address],
     subject: str,
     schema: str,

@@ -15,10 +15,9 @@ import bson
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from bson.timestamp import Timestamp
 from pyspark.sql.types import StructType
 
-from shard_client.bson.resume_token import high_water_mark
+from shard_client.bson.resume_token import high_water_mark, next_tick
 from shard_client.bson.values import DOCUMENT, STRING
 from spark_sink.errors import StreamError
 from spark_sink.events.slices import UNREADABLE, Slice, document_of, fields_of
@@ -76,8 +75,7 @@ def ddl_event_of(event: bytes) -> DdlEvent:
     document = bson.decode(event)
     kind, token = document["operationType"], document["_id"]["_data"].upper()
     if kind == SNAPSHOT_END:
-        mark: Timestamp = document["clusterTime"]
-        token = high_water_mark(Timestamp(mark.time, mark.inc + 1))
+        token = high_water_mark(next_tick(document["clusterTime"]))
     ns, to = document.get("ns") or {}, document.get("to")
     target = (to["db"], to["coll"]) if to else None
     return DdlEvent(token, kind, ns.get("db"), ns.get("coll"), target, collections_of(document))

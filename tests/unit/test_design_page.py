@@ -19,8 +19,8 @@ PACKAGES = ("router", "shard_client", "spark_sink")
 DOUBLES = {
     "AtTime", "Batch", "Condition", "Field", "Message",
     "Request", "Scope",
-    "Written", "document_of", "fragment_of", "from_json",
-    "milliseconds", "namespace_of", "number", "register",
+    "Written", "document_of", "from_json",
+    "milliseconds", "number",
     "seek", "status", "text_of", "verify",
 }  # fmt: skip
 """Public names that occur twice. This list only becomes shorter: one meaning, one name."""

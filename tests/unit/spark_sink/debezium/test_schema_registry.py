@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from spark_sink.debezium import schema_registry
-from spark_sink.debezium.schema_registry import addresses_in, register
+from spark_sink.debezium.schema_registry import addresses_in, register_schema
 from spark_sink.errors import StreamError
 from spark_sink.options.retries import RetryPolicy
 from tests.doubles.schema_registry import SchemaRegistry, serving
@@ -27,7 +27,7 @@ def registry() -> Iterator[SchemaRegistry]:
 
 
 def ask(registry: SchemaRegistry, policy: RetryPolicy = FEW, subject: str = "t-key") -> int:
-    return register(addresses_in(registry.url), subject, '"string"', policy)
+    return register_schema(addresses_in(registry.url), subject, '"string"', policy)
 
 
 def test_an_equal_schema_has_the_same_id(registry):
@@ -37,7 +37,7 @@ def test_an_equal_schema_has_the_same_id(registry):
 
 def test_the_login_is_that_of_the_url(registry):
     url = registry.url.replace("http://", "http://me%40x:s%3Aecret@")
-    assert register(addresses_in(url), "t-key", '"string"') == 1
+    assert register_schema(addresses_in(url), "t-key", '"string"') == 1
     assert registry.requests[0].authorization == "Basic bWVAeDpzOmVjcmV0"
 
 
@@ -74,7 +74,7 @@ def test_a_refusal_is_final_and_names_the_remedy(registry, status, body, cause):
     registry.failures.append((status, body))
     url = registry.url.replace("http://", "http://me:secret@")
     with pytest.raises(StreamError, match=f"answers {status} for t-key: .*{cause}") as caught:
-        register(addresses_in(url), "t-key", '"string"', FEW)
+        register_schema(addresses_in(url), "t-key", '"string"', FEW)
     assert "secret" not in str(caught.value)
     assert len(registry.requests) == 1
 
@@ -111,7 +111,7 @@ def test_an_answer_that_drips_in_is_left_after_a_bounded_time(monkeypatch):
         threading.Thread(target=drip, daemon=True).start()
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(StreamError, match=r"gave up after 1 attempt.*timed out within an"):
-            register(addresses_in(url), "t-key", '"string"', RetryPolicy(attempts=1))
+            register_schema(addresses_in(url), "t-key", '"string"', RetryPolicy(attempts=1))
     ended.set()
 
 
@@ -119,7 +119,7 @@ def test_another_registry_is_asked_where_one_does_not_answer(registry):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # and does not listen
         urls = f"http://127.0.0.1:{closed.getsockname()[1]}, {registry.url}"
-        assert register(addresses_in(urls), "t-key", '"string"', FEW) == 1
+        assert register_schema(addresses_in(urls), "t-key", '"string"', FEW) == 1
 
 
 def test_a_certificate_is_verified(tmp_path, monkeypatch):
