@@ -49,7 +49,7 @@ _RARE = {"low-watermark-config": 260}
 
 ``moved-twice`` is not in the list: 250 seeds, which take three minutes, do not need its rule, since
 clients rarely move between reading events and returning them. Of the unit tests
-``test_each_client_gets_the_batches_of_a_private_stream`` does.
+``test_events_beside_a_token_of_another_version_get_its_version_and_order`` does.
 """
 
 
