@@ -115,6 +115,7 @@ class DeltaLog:
         self._epoch = epoch
         self._states = TableStates(self.address)
         self._state: tuple[int | None, dict[str, Any]] = None, {}
+        self._deleted: set[str] = set()
         self._table = self._opened()
 
     @property
@@ -534,12 +535,14 @@ class DeltaLog:
             found = set(self._table.vacuum())
             if full:
                 found |= {*self._table.vacuum(_ORPHAN_HOURS, full=True)}
-            deleted = 0
-            for done, old in self._existing(found):  # the log names deleted ones for a while
+            # The log names files for a while after they were deleted, here or by others.
+            left, count = found - self._deleted, 0
+            for done, old in self._existing(left):
                 remove_files(self.address, old)
-                deleted += len(old)
-                tell(f"old files of {self.name} deleted", done, len(found))
-        return deleted
+                count += len(old)
+                tell(f"old files of {self.name} deleted", done, len(left))
+        self._deleted = found
+        return count
 
     def _existing(self, paths: Collection[str]) -> Iterator[tuple[int, list[str]]]:
         """Return how many paths were looked up, and which of them exist, a portion at a time."""
