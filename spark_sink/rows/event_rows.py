@@ -160,14 +160,14 @@ class EventRows:
                 columns[name] = self._json_column(layout, name.encode())
         return columns
 
-    def _json_column(self, layout: Layout, name: bytes) -> pa.Array | list[str | None]:
+    def _json_column(self, layout: Layout, name: bytes) -> pa.Array | list[str]:
         if layout.fields[name].kind == DOCUMENT:
             return self._json.texts(layout.documents(name))
         return list(map(self._to_json, layout.slices(name)))
 
     def _typed_columns(self, typed: TypedDocuments, layout: Layout) -> dict[str, Any]:
         columns: dict[str, Any] = {}
-        not_fitting: dict[int, list[tuple[str, str | None]]] = {}
+        not_fitting: dict[int, list[tuple[str, str]]] = {}
         for name in TYPED_COLUMNS:
             field = layout.fields.get(name.encode())
             if field is None:

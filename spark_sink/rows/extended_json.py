@@ -111,7 +111,7 @@ class _UncommonError(Exception):
 
 
 class JsonColumns(TextColumns):
-    """Writes documents in relaxed or canonical extended JSON, as `extended_json` does."""
+    """Writes documents in relaxed or canonical extended JSON, as the functions do."""
 
     def __init__(self, *, canonical: bool = False) -> None:
         self._canonical = canonical

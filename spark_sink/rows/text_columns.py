@@ -2,13 +2,12 @@
 
 Documents of a collection have few layouts, so that numpy finds a field's values in all documents of
 a layout, and Arrow writes them as one column. What has no layout in common with enough others is
-written one by one. Needs numpy.
+written one by one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -60,8 +59,19 @@ def special_bytes(*, ascii_only: bool) -> NDArray[np.bool_]:
     return found
 
 
+# The methods that write values of a type; others are written one by one.
+_WRITERS = {
+    STRING: "_strings", INT32: "_numbers", INT64: "_numbers", DATE: "_dates", DOUBLE: "_doubles",
+    OBJECT_ID: "_identifiers", BOOLEAN: "_bools", NULL: "_nulls", DOCUMENT: "_documents",
+    ARRAY: "_arrays",
+}  # fmt: skip
+
+
 class TextColumns:
-    """Writes columns of values as JSON. A subclass says how values of each type are written."""
+    """Writes columns of values as JSON.
+
+    A subclass says how values of each type are written, and has `_dates` and `_doubles` beside.
+    """
 
     quote: str = '"'
     separator: str
@@ -88,8 +98,9 @@ class TextColumns:
 
     def values(self, joined: JoinedEvents, field: Field) -> Pieces:
         """Return the texts of values of one BSON type. Raises InvalidBSON."""
-        write = self._WRITERS.get(field.kind)
-        return self._singly(joined, field) if write is None else write(self, joined, field)
+        write: Callable[[JoinedEvents, Field], Pieces]
+        write = getattr(self, _WRITERS.get(field.kind, "_singly"))
+        return write(joined, field)
 
     def _singly(self, joined: JoinedEvents, field: Field) -> Pieces:
         values = joined.of_field(field).values()
@@ -142,12 +153,6 @@ class TextColumns:
         kind = "<i4" if field.kind == INT32 else "<i8"
         return [pa.array(joined.integers(field.starts, kind)).cast(pa.string())]
 
-    def _dates(self, joined: JoinedEvents, field: Field) -> Pieces:
-        return self._singly(joined, field)
-
-    def _doubles(self, joined: JoinedEvents, field: Field) -> Pieces:
-        return self._singly(joined, field)
-
     def _identifiers(self, joined: JoinedEvents, field: Field) -> Pieces:
         return self.wrapped("$oid", joined.hexadecimal(field.starts, 12))
 
@@ -179,20 +184,6 @@ class TextColumns:
         if len(left):
             parts.append((left, self._one_by_one(arrays, left, ARRAY)))
         return [in_order(parts)]
-
-    # Names, because subclasses have methods of their own.
-    _WRITERS: ClassVar[dict[int, Callable[[TextColumns, JoinedEvents, Field], Pieces]]] = {
-        STRING: lambda self, *field: self._strings(*field),
-        INT32: lambda self, *field: self._numbers(*field),
-        INT64: lambda self, *field: self._numbers(*field),
-        DATE: lambda self, *field: self._dates(*field),
-        DOUBLE: lambda self, *field: self._doubles(*field),
-        OBJECT_ID: _identifiers,
-        BOOLEAN: lambda self, *field: self._bools(*field),
-        NULL: _nulls,
-        DOCUMENT: _documents,
-        ARRAY: lambda self, *field: self._arrays(*field),
-    }
 
 
 def _elements_of(arrays: JoinedEvents) -> tuple[int, tuple[Places, Places], Places, Places]:

@@ -287,7 +287,7 @@ class InferredDocuments(TypedDocuments):
         return text
 
 
-def rescued(misfits: Sequence[tuple[str, str | None]]) -> str | None:
+def rescued(misfits: Sequence[tuple[str, str]]) -> str | None:
     """Return the value of RESCUED, from the columns that do not fit, with their JSON."""
     return "{" + ",".join(f'"{name}":{text}' for name, text in misfits) + "}" if misfits else None
 
