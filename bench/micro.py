@@ -28,7 +28,7 @@ from bson.raw_bson import RawBSONDocument
 from bench.events import FIRST_SECOND, dealt, token
 from router.commands.answer import build_cursor_reply
 from router.lookup.completion import Completion
-from router.lookup.plan import LookupPlan
+from router.lookup.pushdown import LookupPlan
 from router.lookup.upstream_reads import UpstreamReads
 from router.memory import Memory
 from router.request.resume_point import starting_point

@@ -14,7 +14,7 @@ def orders() -> None:
 
     @task(retries=3)  # type: ignore[untyped-decorator]
     def hourly() -> str:
-        return report(Variable.get("orders_out"), Variable.get("orders_uri"))
+        return report(Variable.get("orders_out"), uri=Variable.get("orders_uri"))
 
     hourly()
 

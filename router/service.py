@@ -26,7 +26,7 @@ from router.config.security import Logins
 from router.config.settings import Settings
 from router.config.tracing import SpanExport
 from router.cursors.registry import CursorRegistry
-from router.feed.feed import MOST_CLIENTS, Feed
+from router.feed.feed import MOST_CLIENTS, FeedPort
 from router.lookup.upstream_reads import Lend
 from router.loop_lag import LoopLag
 from router.memory import keep_slack_small
@@ -49,7 +49,7 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-async def serve(
+async def serve_process(
     settings: Settings,
     arguments: Sequence[str],
     stop: asyncio.Event,
@@ -125,12 +125,12 @@ class Share:
     announce_upstream: Callable[[UpstreamMongos], None] | None = None
 
 
-class Parts(NamedTuple):
+class ServiceParts(NamedTuple):
     """The parts of one process that answer clients."""
 
     node: Node
     listener: Listener
-    feed: Feed | None
+    feed: FeedPort | None
 
 
 @asynccontextmanager
@@ -142,7 +142,7 @@ async def assemble(
     now: Callable[[], datetime] = _now,
     limits_of: Callable[[Mapping[str, Any]], StreamSettings] = stream_limits,
     share: Share | None = None,
-) -> AsyncIterator[Parts]:
+) -> AsyncIterator[ServiceParts]:
     """Assemble a process's parts, none of them listening yet; end them after the block.
 
     Args:
@@ -243,7 +243,7 @@ async def assemble(
         if settings.feed.port is not None:
             request_wait = settings.feed.request_wait_ms * _MS
             feed = await owned.enter_async_context(
-                Feed(
+                FeedPort(
                     cursors,
                     request_wait=request_wait,
                     default=settings.feed.watch,
@@ -256,7 +256,7 @@ async def assemble(
         with suppress(TimeoutError):
             async with asyncio.timeout(_IDENTITY_WAIT):
                 await known.wait()
-        yield Parts(node, listener, feed)
+        yield ServiceParts(node, listener, feed)
 
 
 async def check_servers(settings: Settings) -> Sequence[Check]:

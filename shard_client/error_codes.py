@@ -24,6 +24,7 @@ class ErrorCode(IntEnum):
     ProtocolError = 17
     AuthenticationFailed = 18
     IllegalOperation = 20
+    LockTimeout = 24
     NamespaceNotFound = 26
     CursorNotFound = 43
     NoMatchingDocument = 47
@@ -68,6 +69,7 @@ class ErrorCode(IntEnum):
     ExceededTimeLimit = 262
     OperationNotSupportedInTransaction = 263
     FailPointSetFailed = 266
+    PreparedTransactionInProgress = 267
     ChangeStreamFatalError = 280
     ChangeStreamHistoryLost = 286
     APIVersionError = 322

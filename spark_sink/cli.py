@@ -33,7 +33,7 @@ _USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 """The base of all errors of a command line, which typer does not export."""
 
 
-class Command(TyperCommand):
+class JobCommand(TyperCommand):
     """A command whose errors are one line: the argument, the cause and the remedy."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -180,7 +180,7 @@ def _job_in(out: str) -> JobFolder:
     return folder
 
 
-@job.command(cls=Command)
+@job.command(cls=JobCommand)
 @with_settings
 def run(settings: JobSettings) -> int:
     """Write collections and their changes to tables.
@@ -193,7 +193,7 @@ def run(settings: JobSettings) -> int:
     return run_jobs(settings, end)
 
 
-@job.command(cls=Command)
+@job.command(cls=JobCommand)
 @with_settings
 def snapshot(settings: JobSettings) -> int:
     """Write collections to tables once, and end."""
@@ -203,7 +203,7 @@ def snapshot(settings: JobSettings) -> int:
     return run_jobs(settings, end, once=True)
 
 
-@job.command(cls=Command)
+@job.command(cls=JobCommand)
 @with_settings
 def check(settings: JobSettings) -> int:
     """Check the settings of a job, its folder and the router; say what `job run` would do."""
@@ -213,7 +213,7 @@ def check(settings: JobSettings) -> int:
     return 0
 
 
-@job.command(cls=Command)
+@job.command(cls=JobCommand)
 def signal(
     kind: Annotated[SignalKind, typer.Argument(metavar="TYPE", help="What the job must do.")],
     out: Out,
@@ -260,7 +260,7 @@ def signal(
     typer.echo(send(_job_in(out).signals, document))
 
 
-@job.command(cls=Command)
+@job.command(cls=JobCommand)
 def status(
     out: Out,
     checkpoint: Annotated[str, typer.Option(help="Its folder, if it has been moved.")] = "",
@@ -275,7 +275,7 @@ def status(
     typer.echo(json.dumps(found) if as_json else "\n".join(lines_of(found)))
 
 
-@job.command(cls=Command)
+@job.command(cls=JobCommand)
 def wait(
     out: Out,
     to: Annotated[
@@ -303,7 +303,7 @@ def wait(
     typer.echo("all tables have all events up to then")
 
 
-@job.command(cls=Command)
+@job.command(cls=JobCommand)
 def offsets(out: Out) -> None:
     """Print the checkpoint's offsets as lines of JSON."""
     for batch in _job_in(out).batches():
@@ -311,7 +311,7 @@ def offsets(out: Out) -> None:
         typer.echo(json.dumps({"batch": batch.number, "committed": time, "offset": batch.offset}))
 
 
-@job.command(cls=Command)
+@job.command(cls=JobCommand)
 def verify(
     out: Out,
     uri: Uri = _DEFAULT_URI,
@@ -363,7 +363,7 @@ def verify(
     raise typer.Exit(_DIFFERENT if any(each.count or each.failed for each in found.values()) else 0)
 
 
-@job.command(cls=Command)
+@job.command(cls=JobCommand)
 def compact(out: Out) -> None:
     """Merge small files, and delete those that no reader needs any more.
 
@@ -379,7 +379,7 @@ def compact(out: Out) -> None:
         typer.echo("no batch is committed yet")
 
 
-@job.command(cls=Command)
+@job.command(cls=JobCommand)
 def rebuild(
     out: Out,
     to: Annotated[
@@ -428,7 +428,7 @@ def rebuild(
             raise OptionError(f"the job in {folder.address} has lost nothing: start the job")
 
 
-@job.command(cls=Command)
+@job.command(cls=JobCommand)
 def at(
     time: Annotated[
         str, typer.Argument(help='Such as 2026-01-31T12:00:00Z, or "seconds,increment".')
@@ -454,7 +454,7 @@ def at(
         typer.echo(f"{name:<13} version {version}")
 
 
-@job.command(cls=Command)
+@job.command(cls=JobCommand)
 def seek(
     out: Out,
     to: Annotated[

@@ -18,8 +18,9 @@ from spark_sink.errors import SourceError
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_settings import JobSettings, load_job_settings
 from spark_sink.jobs.maintenance import Schedule
+from spark_sink.jobs.metrics import JobMetrics
 from spark_sink.jobs.own_router import own_router, require_router
-from spark_sink.jobs.progress import JobMetrics, ProgressReport
+from spark_sink.jobs.progress import ProgressReport
 from spark_sink.jobs.query_run import quiet_stop, run_until_stopped
 from spark_sink.jobs.rebuilding import leave_out_lost, restore_checkpoint
 from spark_sink.jobs.router_report import RouterReport
@@ -46,8 +47,7 @@ def run_jobs(
     A failure of one ends all, after their batches in progress. With `once` each reads a snapshot
     alone, and ends. Raises SourceError, and what Spark raises.
     """
-    router = own_router(settings.uri, settings.configdb, settings.upstream, settings.router_config)
-    with router, ExitStack() as held:
+    with own_router(settings), ExitStack() as held:
         starts = [_Start(held, settings, end, *job, once=once) for job in settings.jobs()]
         held.enter_context(quiet_stop(end))
         spark = spark or held.enter_context(job_session("run", settings.conf))

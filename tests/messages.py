@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from pymongo.errors import OperationFailure
 
-from router.tools.tail import explain
+from router.tools.tail import cause_and_remedy
 from spark_sink.errors import stream_refused
 from spark_sink.jobs.query_run import cause_of
 from tests.harness.routers import run_command
@@ -159,7 +159,7 @@ def refusals() -> Iterator[Message]:
     ):  # fmt: skip
         error = OperationFailure(message, code, {"errmsg": message, "code": code, "ok": 0.0})
         cause = f"error {code} {message.partition(' {')[0]}"
-        yield Message(f"tail: {cause}", f"mergerouter tail: {explain(error, place)}")
+        yield Message(f"tail: {cause}", f"mergerouter tail: {cause_and_remedy(error, place)}")
         yield Message(f"job: {cause}", f"error: {stream_refused(error)}")
     for name, text in (
         ("disk full", _JAVA), ("disk full, Python", _PYTHON), ("master", _MASTER),

@@ -20,7 +20,7 @@ from router.request.stream_request import StreamRequest, check_database, parse_r
 from shard_client.bson.values import ARRAY, STRING
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
-from shard_client.wire.bson_slices import Element, find, iter_elements, shortened, string_value
+from shard_client.wire.bson_slices import Element, cut_document, find, iter_elements, string_value
 from shard_client.wire.documents import decode
 
 _SECONDS_PER_MS = 0.001
@@ -42,7 +42,7 @@ def refuse_early(command: bytes, user: User | None) -> None:
     if user is not None and database is not None and (collection or target.type != STRING):
         resource = stream_resource(database, collection)
         if not user.privileges.allow(resource, *STREAM_ACTIONS):
-            first_fields = decode(shortened(command, LONGEST_SHOWN))
+            first_fields = decode(cut_document(command, LONGEST_SHOWN))
             raise not_authorized(database, first_fields, str(user))
     pipeline = find(command, b"pipeline", start)
     if pipeline is None or pipeline.type != ARRAY:

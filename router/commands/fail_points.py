@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from router.commands.call import Call
 from router.request.accepted import is_change_stream
-from shard_client.error_codes import ErrorCode
+from shard_client.error_codes import RESUMABLE_CODES, ErrorCode
 from shard_client.errors import CommandError, NetworkError
 from shard_client.wire.documents import encode
 
@@ -24,6 +24,13 @@ _DATA: Final = frozenset(
         "failCommands",
     }
 )  # fmt: skip
+_TRANSIENT: Final = frozenset(
+    {
+        ErrorCode.LockTimeout, ErrorCode.NoSuchTransaction, ErrorCode.PreparedTransactionInProgress,
+        ErrorCode.SnapshotUnavailable, ErrorCode.WriteConflict,
+    }
+)  # fmt: skip
+"""Codes of a transaction's command that carry TransientTransactionError."""
 _SECONDS_PER_MS = 0.001
 
 
@@ -138,6 +145,10 @@ def _failure(call: Call, data: Mapping[str, Any]) -> CommandError:
     labels = data.get("errorLabels")
     if labels is not None:  # replaces the server's own labels, even if empty
         error.labels = frozenset(str(label) for label in labels)
+    elif "autocommit" in call.command:
+        ends = call.name in ("commitTransaction", "abortTransaction")
+        if error.code in _TRANSIENT or (not ends and error.code in RESUMABLE_CODES):
+            return error.with_labels("TransientTransactionError")
     elif call.name == "aggregate" and is_change_stream(encode(call.command)):
         return error.with_change_stream_label()
     return error

@@ -6,7 +6,7 @@ from typing import Any
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster, connected
-from router.lookup.plan import UPDATE_LOOKUP, LookupPlan
+from router.lookup.pushdown import UPDATE_LOOKUP, LookupPlan
 from router.request.stream_request import StreamRequest, shard_command
 from router.stream.merged_stream import only_shard
 from router.stream_settings import ConnectionSettings

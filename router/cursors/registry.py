@@ -18,7 +18,7 @@ from router.cursors.completing_reader import CompletingReader
 from router.cursors.cursor import CursorUser, MergedCursor, Owner, check_user
 from router.cursors.explanation import explain_stream
 from router.lookup.completion import Completion
-from router.lookup.plan import LookupPlan
+from router.lookup.pushdown import LookupPlan
 from router.lookup.upstream_reads import Lend, UpstreamReads
 from router.memory import Memory
 from router.request.stream_request import StreamRequest

@@ -16,7 +16,7 @@ from router.access.users import User
 from router.client_limits import ClientLimits, ConnectionCounts
 from router.cursors.cursor import Owner
 from router.cursors.registry import CursorRegistry
-from router.feed.lines import Lines, check_rights, log_in
+from router.feed.lines import Lines, check_rights, log_client_in
 from router.feed.watch import Watch, parse_watch
 from router.stream.log_reader import Batch
 from router.tls.handshake import Handshakes, peer_certificate
@@ -36,7 +36,7 @@ _AWAIT = 1.0
 _CLOSE_TIMEOUT = 2.0
 
 
-class Feed(AcceptingPort):
+class FeedPort(AcceptingPort):
     """Sends each client the events of its stream in order, one per line.
 
     A slow reader delays only its own stream. The end of the stream, an error (as a last line
@@ -154,7 +154,7 @@ class Feed(AcceptingPort):
         login = access.login(name, peer_certificate(writer.transport))
         try:
             async with asyncio.timeout(limits.login_time + limits.failed_login_delay):
-                return await log_in(login, lines, self._held)
+                return await log_client_in(login, lines, self._held)
         except TimeoutError:
             raise CommandError(
                 ErrorCode.AuthenticationFailed,

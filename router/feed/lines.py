@@ -66,7 +66,7 @@ _MOST_STEPS = 4
 _FORM = '{"login": {"mechanism": "SCRAM-SHA-256", "payload": "n,,n=USER,r=NONCE"}}'
 
 
-async def log_in(login: Login, lines: Lines, most: int) -> User:
+async def log_client_in(login: Login, lines: Lines, most: int) -> User:
     """Let a client log in, by a SCRAM conversation or by its certificate; return its user.
 
     A conversation is relayed to the config server, so that the router sees no password; a

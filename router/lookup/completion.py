@@ -3,7 +3,7 @@
 from router.lookup.events import Wanted, has_updates, wanted, with_document
 from router.lookup.find_documents import Found, find_documents
 from router.lookup.fragments import split, whole_events
-from router.lookup.plan import LookupPlan
+from router.lookup.pushdown import LookupPlan
 from router.lookup.upstream_reads import UpstreamReads
 from router.lookup.user_stages import Transformed, UserStages
 from router.memory import Holding, Memory

@@ -50,7 +50,7 @@ _DOCUMENT: Final = b"\x03fullDocument\0"
 _NULL: Final = b"\x0afullDocument\0"
 
 
-class Source(NamedTuple):
+class SourceCollection(NamedTuple):
     """The collection of an event: its names, its UUID in 16 bytes, the version of the token."""
 
     database: str
@@ -66,7 +66,7 @@ class Wanted(NamedTuple):
     ``fullDocument`` is inserted.
     """
 
-    source: Source
+    source: SourceCollection
     key: DocumentKey
     time: bytes
     place: int
@@ -120,26 +120,28 @@ def _wanted_by_scanning(event: bytes) -> Wanted | None:
     return Wanted(source, key, time, namespace.start - len(b"\x03ns\0"))
 
 
-def _source(namespace: bytes, data: bytes) -> Source:
+def _source(namespace: bytes, data: bytes) -> SourceCollection:
     """Return the collection of an event from its raw ``ns`` and the data of its token."""
     named = _usual_source(namespace, data[_FRONT_OF_TOKEN:_END_OF_UUID])
     return _any_source(namespace, data) if named is None else named
 
 
 @lru_cache(maxsize=256)
-def _usual_source(namespace: bytes, part: bytes) -> Source | None:
+def _usual_source(namespace: bytes, part: bytes) -> SourceCollection | None:
     usual = _UUID_IN_TOKEN.match(part)
     if usual is None:
         return None
     version, uuid = usual.groups()
-    return Source(*_names(namespace), bytes.fromhex(uuid.decode("ascii")), int(version) // 2)
+    return SourceCollection(
+        *_names(namespace), bytes.fromhex(uuid.decode("ascii")), int(version) // 2
+    )
 
 
-def _any_source(namespace: bytes, data: bytes) -> Source:
+def _any_source(namespace: bytes, data: bytes) -> SourceCollection:
     token = ResumeToken.decode(data.decode("ascii"))
     if token.uuid is None:
         raise ProtocolError("its token has no UUID")
-    return Source(*_names(namespace), token.uuid.bytes, token.version)
+    return SourceCollection(*_names(namespace), token.uuid.bytes, token.version)
 
 
 def _names(namespace: bytes) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
 from router.bson_text import render
-from router.lookup.events import Source, Wanted
+from router.lookup.events import SourceCollection, Wanted
 from router.lookup.keys import DocumentKey, each_once, filter_for_all, match_up
 from router.lookup.upstream_reads import Result, UpstreamReads
 from router.memory import Holding
@@ -54,7 +54,7 @@ async def find_documents(
     With ``same_collection``, a collection recreated under the old name does not count. Errors are
     those of a lookup by mongos.
     """
-    groups: dict[Source, _Group] = {}
+    groups: dict[SourceCollection, _Group] = {}
     for want in wants:
         group = groups.get(want.source)
         if group is None:

@@ -76,7 +76,7 @@ class DocumentKey(NamedTuple):
         return ARRAY in self.raw and _has_irregular_array(self.raw, 0, len(self.raw))
 
 
-class Answer(NamedTuple):
+class LookupAnswer(NamedTuple):
     """The result of one request.
 
     ``found`` are documents by raw key. ``absent`` are the keys that certainly belong to no
@@ -128,7 +128,7 @@ def filter_for_all(keys: Sequence[DocumentKey]) -> bytes:
     return document_of(b"".join(selected))
 
 
-def match_up(keys: Sequence[DocumentKey], documents: Iterable[bytes]) -> Answer:
+def match_up(keys: Sequence[DocumentKey], documents: Iterable[bytes]) -> LookupAnswer:
     """Assign the ``documents`` to the ``keys``, of which no two have the same ``_id``."""
     by_id = {key.id: key for key in keys}
     found: dict[bytes, bytes] = {}
@@ -153,10 +153,10 @@ def match_up(keys: Sequence[DocumentKey], documents: Iterable[bytes]) -> Answer:
     alone = [key for key in missing if key.raw in doubled or key.raw in suspects]
     rest = [key for key in missing if key.raw not in doubled and key.raw not in suspects]
     if not found and not alone:
-        return Answer(found, rest, alone, [])
+        return LookupAnswer(found, rest, alone, [])
     # A document that was found may also equal a second key with other bytes.
     absent = [key for key in rest if key.decided_by_bytes]
-    return Answer(found, absent, alone, [key for key in rest if not key.decided_by_bytes])
+    return LookupAnswer(found, absent, alone, [key for key in rest if not key.decided_by_bytes])
 
 
 def _suspects(

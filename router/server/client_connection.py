@@ -26,7 +26,7 @@ from router.commands.call import Call, Client, Counters, Node
 from router.commands.elsewhere import take_user
 from router.commands.table import COMMANDS
 from router.cursors.cursor import Owner
-from router.server.client_deadlines import ClientDeadlines, Progress
+from router.server.client_deadlines import ClientDeadlines, ClientProgress
 from router.server.incoming import Incoming, Shared
 from router.server.replies import ReplyWriter
 from router.server.request import Request
@@ -115,7 +115,7 @@ class ClientConnection:
             now: the event loop's time.
         """
         login = self.client.login
-        progress = Progress(
+        progress = ClientProgress(
             messages=self._incoming.count,
             unfinished=self._incoming.unfinished,
             unsent=self._stream.unsent,

@@ -6,7 +6,7 @@ from router.client_limits import ClientLimits
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ClientProgress:
     """A client's progress so far.
 
     Args:
@@ -46,7 +46,7 @@ class ClientDeadlines:
         self._reading_since = now
         self._unsent = 0
 
-    def missed(self, progress: Progress, now: float) -> str | None:
+    def missed(self, progress: ClientProgress, now: float) -> str | None:
         """Return which deadline the client has missed, for the log; None if it has not."""
         limits = self._limits
         another = progress.messages != self._messages

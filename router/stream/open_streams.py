@@ -14,7 +14,7 @@ from router.request.stream_request import AtTime, StreamRequest
 from router.stream.admission import Admission, Quota
 from router.stream.membership import ShardSpan
 from router.stream.noop_writer import NoOpWriter
-from router.stream.opening import ClusterTimeFetcher, Opening
+from router.stream.opening import ClusterTimeFetcher, StreamOpening
 from router.stream.running_stream import RunningStream
 from router.stream.sharing import Candidates, SharingPolicy, Source
 from router.stream_settings import StreamSettings
@@ -56,9 +56,9 @@ class OpenStreams:
         self._memory = memory
         self._loop = asyncio.get_running_loop()
         self.cluster_time = ClusterTimeFetcher(cluster, limits)
-        self._by_key: dict[bytes, list[Opening]] = {}
+        self._by_key: dict[bytes, list[StreamOpening]] = {}
         """The streams by their identity; readers that have caught up join the first one."""
-        self._keys: dict[Opening, bytes | None] = {}
+        self._keys: dict[StreamOpening, bytes | None] = {}
         """Each stream's identity; None for one that is not shared."""
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -126,8 +126,12 @@ class OpenStreams:
                 log.info("a client waits for the shard list", error=str(error))
 
     def _find(
-        self, streams: list[Opening], start_at: Timestamp, after: bytes, needed: Set[ShardSpan]
-    ) -> Opening | None:
+        self,
+        streams: list[StreamOpening],
+        start_at: Timestamp,
+        after: bytes,
+        needed: Set[ShardSpan],
+    ) -> StreamOpening | None:
         """Return a stream that covers the events after ``after`` and is not far behind, or None.
 
         In a backlog a stream without readers must not be behind it at all, since the events in
@@ -156,14 +160,14 @@ class OpenStreams:
         start_at: Timestamp | None,
         quota: Quota,
         needed: Set[ShardSpan],
-    ) -> Opening:
+    ) -> StreamOpening:
         ticket = self._admission.admit_stream(quota, self.cluster.targets)
         # A client that moves knows which invalidates its shards skip from where it is.
         if start_at is not None and (needed or not request.starts_after_invalidate):
             request = replace(request, start=AtTime(start_at))
         streams = [] if key is None else self._by_key.setdefault(key, [])
         is_joined = streams and not self._is_late(streams[0], start_at)
-        opening = Opening(
+        opening = StreamOpening(
             request, self.cluster, self.cluster_time, self._noop_writer, self._limits,
             self._memory.of(quota.user), ticket, self._gone, needed,
         )  # fmt: skip
@@ -171,7 +175,7 @@ class OpenStreams:
         streams.insert(len(streams) if is_joined else 0, opening)
         return opening
 
-    def _is_late(self, opening: Opening, start_at: Timestamp | None) -> bool:
+    def _is_late(self, opening: StreamOpening, start_at: Timestamp | None) -> bool:
         """Return whether a stream is too far behind for a reader that starts at ``start_at``."""
         newest = self.cluster.clock.time
         time = min(filter(None, (start_at, newest)), default=None)
@@ -179,7 +183,7 @@ class OpenStreams:
             return not opening.healthy
         return not opening.healthy or opening.stream.is_late(time)
 
-    def _gone(self, opening: Opening) -> None:
+    def _gone(self, opening: StreamOpening) -> None:
         if opening not in self._keys:
             return
         key = self._keys.pop(opening)

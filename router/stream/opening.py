@@ -190,7 +190,7 @@ async def merged_stream(
     )
 
 
-class Opening:
+class StreamOpening:
     """The opening of a stream, in a task of its own, which no client's cancellation ends.
 
     First it locates the stream: its shards and its start. From then on it has a ``stream``, which
@@ -213,7 +213,7 @@ class Opening:
         limits: StreamSettings,
         memory: Memory,
         ticket: Ticket,
-        gone: Callable[["Opening"], None],
+        gone: Callable[["StreamOpening"], None],
         needed: Set[ShardSpan] = frozenset(),
     ) -> None:
         self.stream: RunningStream | None = None

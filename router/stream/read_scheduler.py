@@ -36,7 +36,8 @@ REASONS = ("idle", "behind", "paused", "reconnecting", "opening", "ended")
 class ScheduledRemote(ReadState):
     """One remote of a running stream: its cursor, and the state by which its reads are scheduled.
 
-    The read scheduler alone changes the state.
+    The read scheduler changes the state; the running stream starts the probe, and ends the delay of
+    a remote that it closes.
     """
 
     cursor: RemoteCursor

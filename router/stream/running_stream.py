@@ -34,7 +34,7 @@ log = structlog.get_logger()
 
 _NUMBERS = count(1)
 _LONGEST = 200
-"""Most characters of what a stream is asked for that its description has."""
+"""Most characters of the options and stages in a stream's description."""
 
 
 class RunningStream:

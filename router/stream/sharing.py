@@ -24,7 +24,7 @@ LONGEST_PAUSE: Final = 3600.0
 """Upper bound of the pause, which doubles with each failure, in seconds."""
 
 MOST_STREAMS: Final = 1000
-"""Number of streams that are remembered, those that have failed last."""
+"""Maximum of failed streams that are remembered; the latest to fail are kept."""
 
 
 @dataclass(slots=True)

@@ -144,7 +144,7 @@ def tail(
         # The reader of the pipe has ended; nothing may be written when Python closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except PyMongoError as error:
-        typer.echo(f"mergerouter tail: {explain(error, resume_file)}", err=True)
+        typer.echo(f"mergerouter tail: {cause_and_remedy(error, resume_file)}", err=True)
         raise typer.Exit(1) from error
     except OSError as error:
         typer.echo(f"mergerouter tail: {file_problem(error, '--resume-file')}", err=True)
@@ -169,7 +169,7 @@ def _client(uri: str, uri_file: Path | None) -> pymongo.MongoClient[dict[str, An
         raise Refusal(str(error), param_hint=name) from error
 
 
-def explain(error: PyMongoError, resume_file: Path | None = None) -> str:
+def cause_and_remedy(error: PyMongoError, resume_file: Path | None = None) -> str:
     """Return the cause and the remedy of an error that ends the stream.
 
     Args:

@@ -25,7 +25,7 @@ from router.commands.call import Node
 from router.commands.topology_version import TopologyVersion
 from router.config.log_lines import configure_logging
 from router.config.settings import Settings
-from router.feed.feed import Feed
+from router.feed.feed import FeedPort
 from router.memory import collect_less_often, keep_freed_memory
 from router.owned_tasks import OwnedTasks
 from router.peers.cursor_ids import CursorIds
@@ -89,7 +89,7 @@ class WorkerRuntime:
         """Send this worker's new choice of upstream to the parent, which informs all workers."""
         self._channel.send(upstream={"chosen": upstream.chosen, "generation": upstream.generation})
 
-    async def serve(self, node: Node, listener: Listener, feed: Feed | None) -> None:
+    async def serve(self, node: Node, listener: Listener, feed: FeedPort | None) -> None:
         """Serve connections until the parent sends "end" or is gone.
 
         Args:
@@ -155,7 +155,9 @@ class WorkerRuntime:
         )
         return {name: getattr(load, name) for name in Load.__slots__}
 
-    async def _adopt(self, handed: HandedConnection, listener: Listener, feed: Feed | None) -> None:
+    async def _adopt(
+        self, handed: HandedConnection, listener: Listener, feed: FeedPort | None
+    ) -> None:
         def arrived() -> None:
             self._arriving.discard(handed.connection_id)
 

@@ -98,7 +98,7 @@ def find(buffer: bytes, name: bytes, start: int = 0, limit: int | None = None) -
     return None
 
 
-def shortened(buffer: bytes, most: int, start: int = 0, limit: int | None = None) -> bytes:
+def cut_document(buffer: bytes, most: int, start: int = 0, limit: int | None = None) -> bytes:
     """Return the document at ``start`` without the fields beyond its first ``most`` bytes.
 
     A document or array that is cut keeps its first fields, too. Raises ProtocolError as
@@ -115,7 +115,7 @@ def shortened(buffer: bytes, most: int, start: int = 0, limit: int | None = None
         if element.type in CONTAINERS and left > _LEAST_LEFT:
             head = buffer[position : element.start]
             # Halves, so that the depth of a document does not count.
-            fields += head + shortened(buffer, left // 2, element.start, element.end)
+            fields += head + cut_document(buffer, left // 2, element.start, element.end)
         break
     return document_of(bytes(fields))
 

@@ -1,8 +1,7 @@
 """The value of a change's message: Debezium's envelope, with its block `source`.
 
 Each field is written once, in the order of Debezium's: its name, its schema in Kafka Connect, and
-its JSON, or the part of `EventParts` that has its JSON. Texts are made for one event or for columns
-of events.
+its JSON, or the part of `EventParts` that has its JSON.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ _PLACE = struct(
 class EventParts(NamedTuple):
     """The JSON of the fields that differ between changes, in the order of the envelope.
 
-    Each is a text or a number of one event, or of events together an array or a list of pieces.
+    Each is a text, a column of texts, or a list of both.
     """
 
     before: Any
@@ -156,11 +155,6 @@ class Envelope:
                 self._texts.append("")
             else:
                 self._texts[-1] += constants.get(piece, piece)
-        self._template = "%s".join(text.replace("%", "%%") for text in self._texts)
-
-    def text(self, change: EventParts) -> str:
-        """Return the value of one event's message."""
-        return self._template % change
 
     def pieces(self, change: EventParts) -> list[Any]:
         """Return the pieces of the values of events together: texts and arrays."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -17,19 +17,9 @@ from spark_sink.debezium.connect_values import quoted
 from spark_sink.debezium.envelope import NO_TRANSACTION
 from spark_sink.debezium.messages import MESSAGE, Made, Maker, Message, columns_of
 from spark_sink.debezium.options import MessageOptions
-from spark_sink.debezium.outbox import Outbox
 from spark_sink.debezium.schemas import with_schemas
-from spark_sink.debezium.unwrapping import Unwrap
 from spark_sink.errors import OptionError, without_traceback
 from spark_sink.events.heartbeats import HEARTBEAT
-from spark_sink.options.values import canonical
-
-try:
-    from spark_sink.debezium.message_columns import MessageColumns
-except ImportError:  # numpy is not installed
-    _HAS_NUMPY = False
-else:
-    _HAS_NUMPY = True
 
 # The most bytes of events whose messages are made together, unless one is larger.
 _MADE_TOGETHER = 32 * 1024 * 1024
@@ -62,12 +52,10 @@ class Messages:
     def of_parts(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, Made]]:
         """Return parts of batches, each with its messages. Raises InvalidBSON."""
         maker = Maker(self.options, self.clock)
-        by_column = _HAS_NUMPY and self.options.transform is None
-        of_events = MessageColumns(maker).of_events if by_column else maker.of_events
         for batch in batches:
             for part in _parts(batch):
                 with without_traceback():
-                    made = of_events(part.column("event").to_pylist())
+                    made = maker.of_events(part.column("event").to_pylist())
                 yield part, made
 
     def converted(self, made: Made) -> pa.RecordBatch:
@@ -211,23 +199,6 @@ class _Monitor:
 
 MESSAGES = "topic string, key string, value string"
 """The columns, as Spark's Kafka sink expects them; key and value are binary if they are Avro."""
-_GIVEN_OTHERWISE = ("prefix", "transform")
-
-
-def message_options(
-    prefix: str,
-    unwrap: Mapping[str, str] | None,
-    outbox: Mapping[str, str] | None,
-    options: Mapping[str, Any],
-) -> MessageOptions:
-    """Return the arguments of `to_debezium` as options. Raises OptionError."""
-    if unwrap is not None and outbox is not None:
-        raise OptionError("unwrap and outbox exclude each other: leave one out")
-    transform = None if unwrap is None else Unwrap.parse(unwrap)
-    routed = None if outbox is None else Outbox.parse(outbox)
-    known = [each.name for each in fields(MessageOptions) if each.name not in _GIVEN_OTHERWISE]
-    named = canonical(options, known, of=" of to_debezium")
-    return MessageOptions(prefix, transform=transform or routed, **named)
 
 
 def to_debezium(
@@ -254,7 +225,7 @@ def to_debezium(
 
     Raises OptionError for options that are unknown or not made together.
     """
-    given = message_options(prefix, unwrap, outbox, options)
+    given = MessageOptions.of(prefix, options, unwrap, outbox, " of to_debezium")
     columns = MESSAGES if given.schema_registry_url is None else _avro().MESSAGES
     wanted = rows.where(F.col("op").isNotNull() | (F.col("operationType") == HEARTBEAT))
     if not given.transactions:

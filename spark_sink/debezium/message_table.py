@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from bson.errors import InvalidBSON
 
-from spark_sink.debezium.message_batches import Messages, message_options
+from spark_sink.debezium.message_batches import Messages
 from spark_sink.debezium.options import MessageOptions
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.heartbeats import HEARTBEAT
-from spark_sink.options.values import boolean, canonical, parsed_option
+from spark_sink.options.values import canonical, option_names
 
 MESSAGE_ROWS = pa.schema(
     [
@@ -34,6 +32,7 @@ MESSAGE_ROWS = pa.schema(
 UNIQUE = ("token", "key", "value")
 """The columns whose values rarely repeat."""
 
+_OF = " of --message"
 _TRANSFORMS = ("unwrap", "outbox")
 _LEFT_OUT = {
     "transactions": "the table has each event's token, and the table transactions what BEGIN and "
@@ -47,18 +46,18 @@ def table_options(given: Mapping[str, str]) -> MessageOptions:
 
     `unwrap` and `outbox` are JSON. Raises OptionError.
     """
-    types = {each.name: each.type for each in fields(MessageOptions) if each.name != "transform"}
-    values: dict[str, Any] = {}
-    for name, text in canonical(given, [*types, *_TRANSFORMS], of=" of --message").items():
-        if (reason := _LEFT_OUT.get(name)) is not None:
+    known = ["prefix", *option_names(MessageOptions), *_TRANSFORMS]
+    found = canonical(given, known, of=_OF)
+    for name, reason in _LEFT_OUT.items():
+        if name in found:
             raise OptionError(f"--message {name} is not for tables: leave it out; {reason}")
-        values[name] = _properties(name, text) if name in _TRANSFORMS else text
-        if types.get(name) == "bool":
-            values[name] = parsed_option(name, boolean, text, " of --message")
-    if "prefix" not in values:
+    if "prefix" not in found:
         raise OptionError("--message prefix=NAME is missing: the first part of each topic")
-    prefix, unwrap, outbox = (values.pop(name, None) for name in ("prefix", *_TRANSFORMS))
-    return message_options(str(prefix), unwrap, outbox, values)
+    prefix = found.pop("prefix")
+    unwrap, outbox = (
+        _properties(name, found.pop(name)) if name in found else None for name in _TRANSFORMS
+    )
+    return MessageOptions.of(prefix, found, unwrap, outbox, _OF)
 
 
 def _properties(name: str, text: str) -> dict[str, str]:

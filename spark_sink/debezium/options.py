@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from spark_sink.debezium.envelope import VERSIONS
 from spark_sink.debezium.outbox import Outbox
 from spark_sink.debezium.unwrapping import Unwrap
 from spark_sink.errors import OptionError
+from spark_sink.options import values
+from spark_sink.options.values import canonical, fields_in, option, option_names
 
-Naming = Literal["default", "unicode"]
 _LONGEST_NAME = 249
 _VALID = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.-")
 
@@ -36,36 +38,46 @@ class MessageOptions:
             URL.
         transform: one of Debezium's transforms of messages.
 
-    Raises OptionError for a version or a naming strategy that is unknown, for values of other
-    types, and for what is not made together.
+    Raises OptionError for what is not made together, and for URLs that are none.
     """
 
     prefix: str
-    tombstones: bool = True
-    transactions: bool = False
-    version: str = "3.6"
-    delimiter: str = "."
-    naming: Naming = "default"
-    transaction_topic: str = "transaction"
-    heartbeat_prefix: str = "__debezium-heartbeat"
-    heartbeat_topic: str | None = None
-    schemas: bool = False
-    schema_registry_url: str | None = field(default=None, repr=False)
+    tombstones: bool = option("tombstones", values.boolean, True)
+    transactions: bool = option("transactions", values.boolean, False)
+    version: str = option("version", values.one_of(*VERSIONS), "3.6")
+    delimiter: str = option("delimiter", str, ".")
+    naming: str = option("naming", values.one_of("default", "unicode"), "default")
+    transaction_topic: str = option("transaction_topic", str, "transaction")
+    heartbeat_prefix: str = option("heartbeat_prefix", str, "__debezium-heartbeat")
+    heartbeat_topic: str | None = option("heartbeat_topic", str, None)
+    schemas: bool = option("schemas", values.boolean, False)
+    schema_registry_url: str | None = option("schema_registry_url", str, None, shown=False)
     transform: Unwrap | Outbox | None = None
 
+    @classmethod
+    def of(
+        cls,
+        prefix: str,
+        given: Mapping[str, Any],
+        unwrap: Mapping[str, str] | None,
+        outbox: Mapping[str, str] | None,
+        of: str,
+    ) -> MessageOptions:
+        """Return options by their names, as texts or values, and with a transform's properties.
+
+        `of` says in messages whose options they are. Raises OptionError.
+        """
+        if unwrap is not None and outbox is not None:
+            raise OptionError("unwrap and outbox exclude each other: leave one out")
+        transform = None if unwrap is None else Unwrap.parse(unwrap)
+        routed = None if outbox is None else Outbox.parse(outbox)
+        named = canonical(given, option_names(cls), of=of)
+        known = {name: value for name, value in named.items() if value is not None}
+        return cls(prefix, transform=transform or routed, **fields_in(cls, known, of))
+
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if each.type == "bool" and not isinstance(value, bool):
-                raise OptionError(f"{each.name} must be True or False, not {value!r}")
-            if str(each.type).startswith("str") and not isinstance(value, str | type(each.default)):
-                raise OptionError(f"{each.name} must be a text, not {value!r}")
         if not self.prefix:
             raise OptionError("prefix must not be empty: it is the first part of each topic")
-        if self.version not in VERSIONS:
-            raise OptionError(f"version must be one of {', '.join(VERSIONS)}, not {self.version!r}")
-        if self.naming not in ("default", "unicode"):
-            raise OptionError(f"naming must be default or unicode, not {self.naming!r}")
         with_schemas = self.schemas or self.schema_registry_url is not None
         if self.schema_registry_url is not None:
             # Executors have urllib3 for Avro messages only.
@@ -107,7 +119,7 @@ class MessageOptions:
         return sanitized(self.delimiter.join(filter(str.strip, parts)), self.naming)
 
 
-def sanitized(name: str, naming: Naming = "default") -> str:
+def sanitized(name: str, naming: str = "default") -> str:
     """Return a name in which Kafka's invalid characters are replaced as Debezium replaces them."""
     units = name.encode("utf-16-le", "surrogatepass")
     characters = (chr(units[at] | units[at + 1] << 8) for at in range(0, len(units), 2))

@@ -38,7 +38,7 @@ _REFERENCE = re.compile(
 
 def _indented(document: Slice) -> str:
     """Return a document as canonical extended JSON on several lines, as Java's driver writes it."""
-    found = json.loads(canonical_json(document) or "null", object_hook=_with_java_number)
+    found = json.loads(canonical_json(document), object_hook=_with_java_number)
     return escaped(json.dumps(found, indent=2, ensure_ascii=False))
 
 

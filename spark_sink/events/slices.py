@@ -16,7 +16,6 @@ from bson.errors import BSONError, InvalidBSON
 
 from shard_client.bson.values import (
     ARRAY,
-    DATE,
     DOCUMENT,
     FIXED,
     INT32,
@@ -24,14 +23,11 @@ from shard_client.bson.values import (
     NESTED,
     STRING,
     TEXTS,
-    TIMESTAMP,
     value_end,
 )
 
 _INT = struct.Struct("<i")
 _SIZE = _INT.unpack_from
-_LONG = struct.Struct("<q")
-_TICK_AND_SECOND = struct.Struct("<II")
 # A document without fields: its size and its closing zero.
 _EMPTY_BYTES = 5
 
@@ -65,23 +61,11 @@ class Slice(NamedTuple):
             return None
         return self.value[4:-1].decode(errors="replace")
 
-    def milliseconds(self) -> int | None:
-        """Return the value of a date, since 1970; None for any other type."""
-        value: int | None = _LONG.unpack(self.value)[0] if self.kind == DATE else None
-        return value
-
     def whole_number(self) -> int | None:
         """Return the value of an int or a long; None for any other type."""
         if self.kind not in (INT32, INT64):
             return None
         return int.from_bytes(self.value, "little", signed=True)
-
-    def second_and_tick(self) -> tuple[int, int] | None:
-        """Return the two halves of a cluster time; None for any other type."""
-        if self.kind != TIMESTAMP:
-            return None
-        tick, second = _TICK_AND_SECOND.unpack(self.value)
-        return second, tick
 
     def wrapped(self) -> bytes:
         """Return a document whose only field, named v, has this value."""

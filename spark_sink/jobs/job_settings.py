@@ -187,6 +187,8 @@ class JobSettings(CollectionSettings):
     def _belongs(self) -> Self:
         if self.repair and self.verify_every is None:
             raise ValueError("--repair belongs to --verify-every: give both")
+        if self.upstream and not (self.configdb or self.router_config):
+            raise ValueError("--upstream belongs to --configdb: give both")
         if self.collections and self.namespaces:
             raise ValueError("namespaces and collections exclude each other: set one of them")
         for each in self.parts.values():

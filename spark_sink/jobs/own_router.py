@@ -16,6 +16,7 @@ from pathlib import Path
 from pymongo.uri_parser import parse_uri
 
 from spark_sink.errors import OptionError, SourceError
+from spark_sink.jobs.job_settings import JobSettings
 from spark_sink.options.stream_options import parse_options
 from spark_sink.stream.router_client import RouterClient
 
@@ -25,48 +26,38 @@ _STOP_SECONDS = 20.0
 
 
 @contextmanager
-def own_router(
-    uri: str, configdb: str | None, upstream: str | None, config: str | None = None
-) -> Iterator[None]:
-    """Run `mergerouter serve` beside the job for the block, unless a router answers at the URI.
+def own_router(settings: JobSettings) -> Iterator[None]:
+    """Run `mergerouter serve` beside the job for the block, unless a router answers at its `uri`.
 
-    Without a configuration none is started. The router listens on 127.0.0.1, on the URI's port.
-
-    Args:
-        uri: the job's connection string.
-        configdb: the config server, as rsName/host:port; None if ``config`` names it.
-        upstream: the mongos that snapshots are read through, as mongodb://host:port; None for none.
-        config: a configuration file for `mergerouter serve`, with what a secured cluster requires:
-            the key file, the router's user, TLS. The two before override it.
-
-    Raises:
-        OptionError: the arguments contradict each other, or `uri` does not name one local port.
-        SourceError: the router does not start.
+    Without `configdb` and `router_config` none is started. The router listens on 127.0.0.1, on the
+    URI's port. Raises OptionError if `uri` does not name one local port, and SourceError if the
+    router does not start.
     """
-    if configdb is None and config is None:
-        if upstream is not None:
-            raise OptionError("--upstream is for the router that --configdb starts: pass both")
+    names = {"config": "router_config", "configdb": "configdb", "upstream": "upstream"}
+    found = {f"--{flag}": getattr(settings, name) for flag, name in names.items()}
+    flags = [part for flag, value in found.items() if value for part in (flag, value)]
+    if not flags or _answers(settings.uri):
         yield
         return
+    nodes = parse_uri(settings.uri)["nodelist"]
+    if len(nodes) != 1 or nodes[0][0] not in ("127.0.0.1", "localhost"):
+        raise OptionError(
+            "the job's router runs on this machine: --uri must name one port of 127.0.0.1"
+        )
+    port = str(nodes[0][1])
+    with _running([sys.executable, "-m", "router.cli", "serve", "--port", port, *flags]):
+        yield
+
+
+def _answers(uri: str) -> bool:
+    """Return whether a router answers. Raises OptionError."""
     try:
         require_router({"uri": uri})
     except OptionError:
         raise
     except SourceError:
-        nodes = parse_uri(uri)["nodelist"]
-    else:
-        yield
-        return
-    if len(nodes) != 1 or nodes[0][0] not in ("127.0.0.1", "localhost"):
-        raise OptionError(
-            "the job's router runs on this machine: --uri must name one port of 127.0.0.1"
-        )
-    command = [sys.executable, "-m", "router.cli", "serve", "--port", str(nodes[0][1])]
-    flags = {"--config": config, "--configdb": configdb, "--upstream": upstream}
-    for flag, value in flags.items():
-        command += [] if value is None else [flag, value]
-    with _running(command):
-        yield
+        return False
+    return True
 
 
 def require_router(options: dict[str, str]) -> str:

@@ -47,7 +47,7 @@ from spark_sink.tables.parquet_parts import BATCH
 from spark_sink.tables.prepare import SNAPSHOT_END
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS
 from spark_sink.tables.table_state import TableScope, TableState, Unread, unread_after
-from spark_sink.tables.tasks import TableScan, Tell, read_rows, scans_of, tell_nobody
+from spark_sink.tables.tasks import Chosen, TableScan, Tell, read_rows, scans_of, tell_nobody
 
 # How many commits of each table are read, until they reach back far enough; None for all.
 _COMMITS_READ = (100, 2_000, None)
@@ -129,7 +129,7 @@ def read_at(spark: SparkSession, out: str, time: str) -> dict[str, DataFrame]:
         bronze = history.logs[BRONZE]
         if since < 0:
             require_begun(bronze, folder.record(), cut)
-        later = _counts_before(bronze, cut) & (pc.field(BATCH) > since)
+        later = [*_counts_before(bronze, cut), (BATCH, ">", since)]
         changes = read_rows(spark, bronze, (*CHANGE_COLUMNS, "op"), later)
         advance = Advance(table.state.keys, changes, table.form)
         found[CURRENT] = advance.of_table(rows)
@@ -182,11 +182,11 @@ def bronze_at(
 
 def snapshot_ends(log: DeltaLog) -> list[Mapping[str, Any]]:
     """Return the events of the ends of snapshots in a table of all rows."""
-    found = log.scan(["event"], pc.field("operationType") == SNAPSHOT_END)
+    found = log.scan(["event"], [("operationType", "==", SNAPSHOT_END)])
     return [bson.decode(event) for rows in found for event in rows["event"].to_pylist()]
 
 
-def _counts_before(log: DeltaLog, cut: Timestamp) -> pc.Expression:
+def _counts_before(log: DeltaLog, cut: Timestamp) -> Chosen:
     """Return which rows of bronze count before a cut.
 
     The end of a snapshot counts if all of it was read before.
@@ -194,7 +194,7 @@ def _counts_before(log: DeltaLog, cut: Timestamp) -> pc.Expression:
     late = [end["_id"]["_data"] for end in snapshot_ends(log) if end["readUntil"] >= cut]
     is_late = pc.field("token").isin(pa.array(late, pa.string()))
     kept = (pc.field("operationType") != "snapshotEnd") | ~is_late
-    return kept & (pc.field("token") <= high_water_mark(cut))
+    return [kept, ("token", "<=", high_water_mark(cut))]
 
 
 def require_begun(log: DeltaLog, record: JobRecord, cut: Timestamp | None = None) -> None:
@@ -212,7 +212,7 @@ def require_begun(log: DeltaLog, record: JobRecord, cut: Timestamp | None = None
         )
     if cut is None:
         return
-    reads = log.scan(["token"], pc.field("operationType") == "read")
+    reads = log.scan(["token"], [("operationType", "==", "read")])
     if min(ends, default=cut) >= cut and any(rows.num_rows for rows in reads):
         until = f"until {min(ends).as_datetime().isoformat()}" if ends else "later"
         raise StreamError(
@@ -305,14 +305,14 @@ class _History:
             if self.cut(batch) <= cut and self._is_complete(batch, at)
         ]
 
-    def rows_before(self, cut: Timestamp, name: str) -> pc.Expression:
+    def rows_before(self, cut: Timestamp, name: str) -> Chosen:
         """Return which rows of an appended table count before a cut.
 
         Without bronze, the current table has the events of whole batches, and so have the others.
         """
-        chosen = pc.field(_TOKENS[name]) <= high_water_mark(cut)
+        chosen: list[tuple[str, str, Any]] = [(_TOKENS[name], "<=", high_water_mark(cut))]
         if CURRENT in self.logs and BRONZE not in self.logs:
-            chosen &= pc.field(BATCH) <= max(self.complete_before(cut), default=-1)
+            chosen.append((BATCH, "<=", max(self.complete_before(cut), default=-1)))
         return chosen
 
     def _is_complete(self, batch: int, at: Offset) -> bool:
@@ -342,7 +342,7 @@ class _History:
         """Return whether events follow a key before a cut: others of the same cluster time."""
         if BRONZE not in self.logs:
             return False
-        chosen = (pc.field("token") > key) & (pc.field("token") < key_of(AtTime(cut)))
+        chosen = [("token", ">", key), ("token", "<", key_of(AtTime(cut)))]
         return any(rows.num_rows for rows in self.logs[BRONZE].scan(["token"], chosen))
 
     def whole_cut(self, cut: Timestamp) -> Timestamp:
@@ -358,8 +358,7 @@ class _History:
         time = cluster_time_of(key)
         low = key_of(AtTime(Timestamp(max(0, time.time - COMMIT_SECONDS), 0)))
         high = key_of(AtTime(Timestamp(time.time + COMMIT_SECONDS, 0)))
-        token = pc.field("token")
-        chosen = (token > low) & (token < high) & pc.field("txnNumber").is_valid()
+        chosen = [("token", ">", low), ("token", "<", high), pc.field("txnNumber").is_valid()]
         counted = Transactions()
         for rows in self.logs[BRONZE].scan(COUNT_COLUMNS, chosen):
             counted.count(rows)

@@ -110,7 +110,7 @@ def _rescued(folder: JobFolder) -> int | None:
     log = DeltaLog(folder.table("current"))
     if not log.exists or RESCUED not in [each["name"] for each in log.schema["fields"]]:
         return None
-    found = log.scan([RESCUED], pc.is_valid(pc.field(RESCUED)))
+    found = log.scan([RESCUED], [pc.field(RESCUED).is_valid()])
     return sum(int(rows.num_rows) for rows in found)
 
 

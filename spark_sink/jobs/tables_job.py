@@ -67,7 +67,7 @@ from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_state import TableScope, namespaces_in
 
 if TYPE_CHECKING:
-    from spark_sink.jobs.progress import JobMetrics
+    from spark_sink.jobs.metrics import JobMetrics
 
 NOTIFICATIONS = pa.schema(
     [

@@ -151,11 +151,6 @@ class SnapshotOptions:
             )
         return POLICIES[mode]
 
-    def require_custom_mode(self) -> None:
-        """Raise OptionError if the mode is custom and its function cannot be imported."""
-        if self.custom:
-            custom_mode(self.custom)
-
     def accepts(self, name: str) -> bool:
         """Return whether a snapshot reads a collection of the stream, such as "shop.orders"."""
         return not self.collections or any(compiled(e).fullmatch(name) for e in self.collections)
@@ -166,7 +161,20 @@ def snapshot_options(given: Mapping[str, str]) -> SnapshotOptions:
     mode = parsed_option(_MODE, _mode, given.get(_MODE, "no_data"))
     if (mode == CUSTOM) != (CUSTOM_NAME in given):
         raise OptionError(f"snapshot.mode=custom and option {CUSTOM_NAME!r} require each other")
-    policy = _with_history(_policy(mode, given), given)
+    policy, on_error = _policy(mode, given), f"{BASED}.snapshot.on.data.error"
+    if _ON_HISTORY_LOST in given:
+        if on_error in given or CUSTOM_NAME in given:
+            other = "the function's mode" if CUSTOM_NAME in given else f"option {on_error!r}"
+            raise OptionError(
+                f"option {_ON_HISTORY_LOST!r}: {other} already decides about a lost history: "
+                "remove one of them"
+            )
+        parse = values.switch("fail", "snapshot")
+        recovers = parsed_option(_ON_HISTORY_LOST, parse, given[_ON_HISTORY_LOST])
+        if recovers and not policy.streams:
+            text = "snapshot is for modes that stream events"
+            raise OptionError(f"option {_ON_HISTORY_LOST!r}: {text}")
+        policy = replace(policy, if_history_is_lost=recovers)
     return SnapshotOptions(policy, **fields_in(SnapshotOptions, given))
 
 
@@ -190,24 +198,6 @@ def _policy(mode: str, given: Mapping[str, str]) -> SnapshotPolicy:
             f"{BASED}.snapshot.data or {BASED}.start.stream to true"
         )
     return policy
-
-
-def _with_history(policy: SnapshotPolicy, given: Mapping[str, str]) -> SnapshotPolicy:
-    """Return the policy with the option onHistoryLost."""
-    if _ON_HISTORY_LOST not in given:
-        return policy
-    on_error = f"{BASED}.snapshot.on.data.error"
-    if on_error in given or CUSTOM_NAME in given:
-        other = "the function's mode" if CUSTOM_NAME in given else f"option {on_error!r}"
-        raise OptionError(
-            f"option {_ON_HISTORY_LOST!r}: {other} already decides about a lost history: remove "
-            "one of them"
-        )
-    parse = values.switch("fail", "snapshot")
-    recovers = parsed_option(_ON_HISTORY_LOST, parse, given[_ON_HISTORY_LOST])
-    if recovers and not policy.streams:
-        raise OptionError(f"option {_ON_HISTORY_LOST!r}: snapshot is for modes that stream events")
-    return replace(policy, if_history_is_lost=recovers)
 
 
 def _mode(text: str) -> str:

@@ -142,24 +142,24 @@ def router_uri(text: str) -> str:
 
 def uri_in_file(path: str) -> str:
     """Return the connection string in a file on the driver, without white space around it."""
-    try:
-        text = Path(path).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read {path}: {error}") from None
-    return router_uri(text.strip())
+    return router_uri(_content(path).decode(errors="replace"))
 
 
 def salt_in_file(path: str) -> bytes:
     """Return the salt in a file on the driver, without white space around it."""
-    try:
-        found = Path(path).read_bytes().strip()
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error}") from None
+    found = _content(path)
     if len(found) < _LEAST_SALT:
         raise ValueError(
             f"{path} must have {_LEAST_SALT} bytes or more, such as those of openssl rand -hex 32"
         )
     return found
+
+
+def _content(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes().strip()
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error}") from None
 
 
 def some_text(text: str) -> str:

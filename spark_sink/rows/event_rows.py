@@ -1,41 +1,31 @@
 """Change events as rows: Arrow batches made from raw events.
 
-The header's columns are read from slices of the event, and with numpy for all events of one layout
-together (`columns`). A document's column is extended JSON, BSON or a struct of a given schema, as
-the option `documents` says; `event` holds the event's own bytes, without loss. Fields of events:
-docs/protocol.md#events.
+Columns are made for all events of one layout together. A document's column is extended JSON, BSON
+or a struct of a given schema, as the option `documents` says; `event` holds the event's own bytes,
+without loss. Fields of events: docs/protocol.md#events.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from bson.raw_bson import RawBSONDocument
+from numpy.typing import NDArray
 
-from shard_client.bson.values import DOCUMENT, NULL
+from shard_client.bson.values import DATE, DOCUMENT, INT32, INT64, NULL, TIMESTAMP
 from spark_sink.errors import StreamError
 from spark_sink.events.header import OPERATIONS, READ, fragment_position, namespace_of
 from spark_sink.events.runs import Run, run_of
-from spark_sink.events.slices import UNREADABLE, Slice, fields_of
+from spark_sink.events.slices import UNREADABLE, document_of, fields_of
 from spark_sink.rows.arrow_types import arrow_schema
-from spark_sink.rows.extended_json import ToJson, canonical_json, relaxed_json
+from spark_sink.rows.extended_json import JsonColumns, canonical_json, relaxed_json
+from spark_sink.rows.layouts import JoinedEvents, Layout, all_layouts_of, in_order
 from spark_sink.rows.row_schema import DOCUMENT_COLUMNS, row_schema
 from spark_sink.rows.typed_documents import RESCUED, TYPED_COLUMNS, TypedDocuments, rescued
-
-if TYPE_CHECKING:
-    from spark_sink.rows.layouts import Layout
-
-try:
-    from spark_sink.rows.columns import EventColumns, in_order
-    from spark_sink.rows.layouts import MIN_EVENTS
-    from spark_sink.rows.text_columns import JsonColumns
-except ImportError:  # numpy is not installed
-    _HAS_NUMPY = False
-else:
-    _HAS_NUMPY = True
 
 # An Arrow batch ends with the first of these.
 ROWS_PER_BATCH = 2_500
@@ -62,7 +52,7 @@ class EventRows:
     ) -> None:
         self._rows_per_batch = rows_per_batch
         self._bytes_per_batch = bytes_per_batch
-        self._to_json: ToJson = canonical_json if canonical else relaxed_json
+        self._to_json = canonical_json if canonical else relaxed_json
         self._raw = raw_documents
         self._typed = typed
         self._tolerant = tolerant
@@ -71,10 +61,7 @@ class EventRows:
         )
         """What every row has (spark_sink.rows.row_schema)."""
         self._arrow_schema = arrow_schema(self.schema)
-        self._columns = None
-        if _HAS_NUMPY:
-            self._columns = EventColumns(self._arrow_schema, self._document_columns)
-            self._json = JsonColumns(canonical=canonical)
+        self._json = JsonColumns(canonical=canonical)
 
     def arrow_batches(
         self, events: Iterable[RawBSONDocument], shard: str | None = None
@@ -123,102 +110,58 @@ class EventRows:
         fields = fields_of(event)
         readable = {name: each for name, each in fields.items() if name not in _DOCUMENTS}
         name, document_key = namespace_of(fields.get(b"ns"))[0], fields.get(b"documentKey")
-        with suppress(*UNREADABLE):
-            self._to_json(document_key)
-            readable |= {} if document_key is None else {b"documentKey": document_key}
+        shown = repr(None if document_key is None else document_key.value[4:50])
+        if document_key is not None:
+            with suppress(*UNREADABLE):
+                shown = canonical_json(document_key)[:120]
+                readable |= {b"documentKey": document_key}
         if not self._tolerant:
-            shown = repr(None if document_key is None else document_key.value[4:50])
-            if b"documentKey" in readable:
-                shown = (canonical_json(document_key) or "")[:120]
             raise StreamError(
                 f"an event of {name} cannot be read: set errors.tolerance=all, with which a job "
                 f"writes it to the table quarantine, or documents=raw (key {shown}, token {key})",
                 error,
             ) from error
-        return self._made([self._row(key, event, shard, readable)])
+        row = self._read([key], [document_of(readable.items())], shard)
+        columns = dict(zip(row.schema.names, row.columns, strict=True))
+        columns |= {"event": [event], "op": [None]}
+        return pa.RecordBatch.from_pydict(columns, self._arrow_schema)
 
-    def _read(self, keys: list[str], events: list[bytes], shard: str | None) -> pa.RecordBatch:
-        if self._columns is None or len(keys) < MIN_EVENTS:
-            return self._row_by_row(keys, events, shard)
-        batches, indexes, left = self._columns.batches(keys, events, shard)
-        if left:
-            rest = [events[index] for index in left]
-            batches.append(self._row_by_row([keys[index] for index in left], rest, shard))
-            indexes.append(left)
-        return in_order(batches, indexes)
-
-    def _row_by_row(
-        self, keys: list[str], events: list[bytes], shard: str | None
+    def _read(
+        self, keys: Sequence[str], events: Sequence[bytes], shard: str | None
     ) -> pa.RecordBatch:
-        return self._made(
-            [self._row(key, event, shard) for key, event in zip(keys, events, strict=True)]
-        )
+        joined = JoinedEvents(events)
+        tokens = pa.array(keys, pa.string())
+        parts = []
+        for layout in all_layouts_of(joined):
+            size = len(layout.rows)
+            columns = {
+                "token": tokens if size == len(keys) else tokens.take(pa.array(layout.rows)),
+                "event": joined.column(layout.rows),
+                "shard": pa.repeat(pa.scalar(shard, pa.string()), size),
+                **_operations(layout, size),
+                **_times(layout),
+                **_namespaces(layout),
+                **_optional(layout),
+                **self._documents(layout),
+            }
+            kinds = self._arrow_schema
+            arrays = [_array(columns.get(each.name), each.type, size) for each in kinds]
+            parts.append((layout.rows, pa.RecordBatch.from_arrays(arrays, schema=kinds)))
+        return in_order(parts)
 
-    def _made(self, rows: Iterable[tuple[Any, ...]]) -> pa.RecordBatch:
-        columns = [
-            pa.array(column, type=field.type)
-            for column, field in zip(zip(*rows, strict=True), self._arrow_schema, strict=True)
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=self._arrow_schema)
-
-    def _row(
-        self, key: str, raw: bytes, shard: str | None, readable: Mapping[bytes, Slice] | None = None
-    ) -> tuple[Any, ...]:
-        """Return an event's row; `readable` are its readable fields if others are not."""
-        get = (fields_of(raw) if readable is None else readable).get
-        documents: list[Any]
-        operation, time, wall, ns, lsid, number, to, fragment = map(get, _HEADER)
-        kind = None if operation is None else operation.text()
-        cluster_time = None if time is None else time.second_and_tick()
-        wall_time = None if wall is None else wall.milliseconds()
-        rescue: tuple[str | None, ...] = ()
-        if self._typed is not None:
-            structs, misfits = self._typed.columns(get, self._to_json)
-            document_key, description = map(self._to_json, map(get, _UNTYPED))
-            documents, rescue = [document_key, *structs, description], (misfits,)
-        elif self._raw:
-            documents = [None if each is None else each.value for each in map(get, _DOCUMENTS)]
-        else:
-            documents = [*map(self._to_json, map(get, _DOCUMENTS))]
-        return (
-            key,
-            kind,
-            None if cluster_time is None else cluster_time[0] * 1_000_000,
-            None if cluster_time is None else cluster_time[1],
-            None if wall_time is None else wall_time * 1000,
-            *namespace_of(ns),
-            *documents,
-            raw,
-            OPERATIONS.get(kind) if readable is None else None,
-            kind == READ,
-            shard,
-            None if lsid is None else lsid.value if self._raw else self._to_json(lsid),
-            None if number is None else number.whole_number(),
-            None if to is None else namespace_of(to)[0],
-            None if fragment is None else fragment_position(fragment),
-            *rescue,
-        )
-
-    def _document_columns(self, layout: Layout) -> dict[str, Any]:
-        """Return the columns of documents of the events of a layout, as `_row` makes them."""
-        columns: dict[str, Any] = {}
+    def _documents(self, layout: Layout) -> dict[str, Any]:
+        """Return the columns of documents."""
+        names = [each for each in _ALL_DOCUMENTS if each.encode() in layout.fields]
         if self._raw:
-            for name in _ALL_DOCUMENTS:
-                if name.encode() in layout.fields:
-                    columns[name] = layout.column(name.encode())
-            return columns
-        for name in _ALL_DOCUMENTS:
+            return {name: layout.column(name.encode()) for name in names}
+        columns = {} if self._typed is None else self._typed_columns(self._typed, layout)
+        for name in names:
             if self._typed is None or name not in TYPED_COLUMNS:
                 columns[name] = self._json_column(layout, name.encode())
-        if self._typed is not None:
-            columns |= self._typed_columns(self._typed, layout)
         return columns
 
-    def _json_column(self, layout: Layout, name: bytes) -> pa.Array | list[str | None] | None:
-        field = layout.fields.get(name)
-        if field is None:
-            return None
-        if field.kind == DOCUMENT:
+    def _json_column(self, layout: Layout, name: bytes) -> pa.Array | list[str | None]:
+        if layout.fields[name].kind == DOCUMENT:
             return self._json.texts(layout.documents(name))
         return list(map(self._to_json, layout.slices(name)))
 
@@ -242,10 +185,68 @@ class EventRows:
         return columns
 
 
-_HEADER = (
-    b"operationType", b"clusterTime", b"wallTime", b"ns", b"lsid", b"txnNumber", b"to",
-    b"splitEvent",
-)  # fmt: skip
 _DOCUMENTS = tuple(name.encode() for name in DOCUMENT_COLUMNS)
 _ALL_DOCUMENTS = (*DOCUMENT_COLUMNS, "lsid")
-_UNTYPED = (b"documentKey", b"updateDescription")
+
+
+def _array(values: Any, kind: pa.DataType, size: int) -> pa.Array:
+    if values is None:
+        return pa.nulls(size, kind)
+    if isinstance(values, pa.Array):
+        return values if values.type == kind else values.cast(kind)
+    return pa.array(values, type=kind)
+
+
+def _operations(layout: Layout, size: int) -> dict[str, Any]:
+    if b"operationType" not in layout.fields:
+        return {"snapshot": pa.repeat(pa.scalar(False), size)}
+    slices, codes = layout.distinct(b"operationType")
+    kinds = [each.text() for each in slices]
+    return {
+        "operationType": _taken(kinds, codes, pa.string()),
+        "op": _taken([OPERATIONS.get(kind) for kind in kinds], codes, pa.string()),
+        "snapshot": _taken([kind == READ for kind in kinds], codes, pa.bool_()),
+    }
+
+
+def _times(layout: Layout) -> dict[str, Any]:
+    columns: dict[str, Any] = {}
+    time, wall = layout.fields.get(b"clusterTime"), layout.fields.get(b"wallTime")
+    if time is not None and time.kind == TIMESTAMP:
+        seconds = layout.integers(b"clusterTime", "<u4", 4)
+        columns["clusterTime"] = pa.array(seconds * 1_000_000)
+        columns["clusterTimeOrdinal"] = layout.integers(b"clusterTime", "<u4")
+    if wall is not None and wall.kind == DATE:
+        columns["wallTime"] = pa.array(layout.integers(b"wallTime", "<i8") * 1000)
+    return columns
+
+
+def _namespaces(layout: Layout) -> dict[str, Any]:
+    columns: dict[str, Any] = {}
+    if b"ns" in layout.fields:
+        slices, codes = layout.distinct(b"ns")
+        parts = zip(*map(namespace_of, slices), strict=True)
+        for name, texts in zip(("namespace", "database", "collection"), parts, strict=True):
+            columns[name] = _taken(texts, codes, pa.string())
+    return columns
+
+
+def _optional(layout: Layout) -> dict[str, Any]:
+    """Return the columns that few events have."""
+    columns: dict[str, Any] = {}
+    number = layout.fields.get(b"txnNumber")
+    if number is not None and number.kind in (INT32, INT64):
+        kind = "<i4" if number.kind == INT32 else "<i8"
+        columns["txnNumber"] = layout.integers(b"txnNumber", kind)
+    if b"to" in layout.fields:
+        columns["to"] = [namespace_of(each)[0] for each in layout.slices(b"to")]
+    if b"splitEvent" in layout.fields:
+        columns["splitEvent"] = [fragment_position(each) for each in layout.slices(b"splitEvent")]
+    return columns
+
+
+def _taken(values: Sequence[Any], codes: NDArray[np.int64], kind: pa.DataType) -> pa.Array:
+    """Return a column that has for each code the value of that index."""
+    if len(values) == 1:
+        return pa.repeat(pa.scalar(values[0], kind), len(codes))
+    return pa.array(values, kind).take(pa.array(codes))

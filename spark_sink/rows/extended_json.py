@@ -1,100 +1,57 @@
-"""MongoDB's extended JSON of BSON slices, decoded in C and encoded by orjson where installed.
+"""MongoDB's extended JSON of BSON: of a value, and of many documents together at less cost.
 
-orjson is optional, so that an executor needs only pymongo and pyarrow; without it the standard
-library's encoder gives the same text.
+A value is decoded in C and encoded by orjson where installed. orjson is optional on executors;
+without it pymongo's encoder gives the same text.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
 import bson
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from bson import json_util
-from bson.code import Code
-from bson.codec_options import CodecOptions, DatetimeConversion, TypeDecoder, TypeRegistry
-from bson.dbref import DBRef
+from bson.codec_options import CodecOptions, DatetimeConversion
+from bson.int64 import Int64
 from bson.objectid import ObjectId
 
-from shard_client.bson.values import DOCUMENT
-from spark_sink.events.slices import Slice, decoded_documents
-
-ToJson = Callable[[Slice | None], str | None]
-"""Turns a field into text; a missing field into None."""
-
-
-class Wrapped:
-    """Wraps a value of a subclass of `int` or `str`: an encoder would write a number or a text.
-
-    Encoders do not know this class, so they call their `default` function with it.
-    """
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-class CodeDecoder(TypeDecoder):
-    """Decodes JavaScript code as `Wrapped`: `Code` is a subclass of `str`."""
-
-    bson_type = Code
-
-    def transform_bson(self, value: Any) -> Wrapped:
-        """Return the code, wrapped."""
-        return Wrapped(value)
-
+from shard_client.bson.values import DOCUMENT, INT32
+from spark_sink.events.slices import UNREADABLE, Slice, decoded_documents, string_of
+from spark_sink.rows.layouts import Field, JoinedEvents, Layout, Places, in_order, layouts_of
+from spark_sink.rows.text_columns import Pieces, TextColumns, joined_text, special_bytes
 
 _CODEC: CodecOptions[dict[str, Any]] = CodecOptions(
     tz_aware=True,
     datetime_conversion=DatetimeConversion.DATETIME_AUTO,
     unicode_decode_error_handler="replace",
-    type_registry=TypeRegistry([CodeDecoder()]),
 )
 # Earlier dates are numbers in extended JSON.
 _FIRST_ISO_YEAR = 1970
+# The milliseconds since 1970 before which dates have four digits of a year.
+_LAST_ISO_DATE = 253_402_300_800_000
+# Documents deeper than this are written one by one.
+_DEEPEST = 20
 
 
-def relaxed_json(field: Slice | None) -> str | None:
-    """Return a field as relaxed extended JSON; None for a missing field."""
-    if field is None:
-        return None
+def relaxed_json(field: Slice) -> str:
+    """Return a field as relaxed extended JSON. Raises UNREADABLE."""
     return _relaxed_text(_decoded(field))
 
 
-def relaxed_documents(documents: Sequence[bytes]) -> list[str]:
-    """Return documents as relaxed extended JSON, as `relaxed_json` makes it of each."""
-    return list(map(_relaxed_text, decoded_documents(documents, _CODEC)))
-
-
-def relaxed_part(field: Slice) -> str:
-    """Return a field as `relaxed_json` writes it within a document that JSON can represent.
-
-    Raises ValueError for an infinity and NaN, which change how a whole document is written.
-    """
-    return _encode(_decoded(field))
-
-
-def relaxed_parts(numbers: list[float]) -> list[str]:
-    """Return numbers as `relaxed_part` writes doubles."""
-    return _encode(numbers)[1:-1].split(",")
-
-
-def canonical_json(field: Slice | None) -> str | None:
-    """Return a field as canonical extended JSON; None for a missing field."""
-    if field is None:
-        return None
-    plain = _with_code(_decoded(field))
-    return json_util.dumps(plain, json_options=json_util.CANONICAL_JSON_OPTIONS)
+def canonical_json(field: Slice) -> str:
+    """Return a field as canonical extended JSON. Raises UNREADABLE."""
+    return json_util.dumps(_decoded(field), json_options=json_util.CANONICAL_JSON_OPTIONS)
 
 
 def _relaxed_text(plain: Any) -> str:
     try:
         return _encode(plain)
     except ValueError:  # an infinity or a NaN, which JSON cannot represent
-        return json_util.dumps(_with_code(plain), json_options=json_util.RELAXED_JSON_OPTIONS)
+        return json_util.dumps(plain, json_options=json_util.RELAXED_JSON_OPTIONS)
 
 
 def _decoded(field: Slice) -> Any:
@@ -110,8 +67,8 @@ def _relaxed(value: Any) -> Any:
     if isinstance(value, datetime) and value.year >= _FIRST_ISO_YEAR:
         text = value.isoformat(timespec="milliseconds" if value.microsecond else "seconds")
         return {"$date": text.removesuffix("+00:00") + "Z"}
-    if isinstance(value, Wrapped):
-        value = value.value
+    if isinstance(value, Int64):
+        return int(value)
     return json_util.default(value, json_util.RELAXED_JSON_OPTIONS)
 
 
@@ -127,44 +84,155 @@ try:
     import orjson
 except ImportError:
     orjson = None  # type: ignore[assignment]
+else:
+    # Types that JSON lacks, and code, which is a subclass of str.
+    _PASSED_ON = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
 
 
-def text_encoder(default: Callable[[Any], Any]) -> Callable[[Any], str]:
-    """Return a function that writes a value as JSON without spaces, by orjson where installed.
-
-    `default` converts what JSON does not know. The function raises ValueError for infinities and
-    NaN.
-    """
-    if orjson is None:
-        standard = json.JSONEncoder(
-            default=default, allow_nan=False, ensure_ascii=False, separators=(",", ":")
-        )
-        return standard.encode
-
-    def encode(value: Any) -> str:
-        encoded = orjson.dumps(value, default=default, option=orjson.OPT_PASSTHROUGH_DATETIME)
+def _encode(value: Any) -> str:
+    """Return a value as JSON without spaces. Raises ValueError for infinities and NaN."""
+    if orjson is not None:
+        encoded = orjson.dumps(value, default=_relaxed, option=_PASSED_ON)
         # orjson writes null for an infinity or a NaN.
-        if b"null" in encoded and _has_infinity(value):
-            raise ValueError("a number that JSON cannot represent")
-        return encoded.decode()
+        if b"null" not in encoded or not _has_infinity(value):
+            return encoded.decode()
+    elif not _has_infinity(value):
+        return json_util.dumps(
+            value,
+            json_options=json_util.RELAXED_JSON_OPTIONS,
+            ensure_ascii=False,
+            separators=(",", ":"),
+        )
+    raise ValueError("a number that JSON cannot represent")
 
-    return encode
+
+class _UncommonError(Exception):
+    """A document has a value that is not written by column."""
 
 
-_encode = text_encoder(_relaxed)
+class JsonColumns(TextColumns):
+    """Writes documents in relaxed or canonical extended JSON, as `extended_json` does."""
 
+    def __init__(self, *, canonical: bool = False) -> None:
+        self._canonical = canonical
+        self.separator, self.colon = (", ", ": ") if canonical else (",", ":")
+        self.special = special_bytes(ascii_only=canonical)
+        self._depth = 0
 
-def _with_code(value: Any) -> Any:
-    """Return the value with real Code objects again, for json_util."""
-    if isinstance(value, dict):
-        return {key: _with_code(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_with_code(item) for item in value]
-    if isinstance(value, DBRef):
-        return _with_code(value.as_doc())
-    if not isinstance(value, Wrapped):
-        return value
-    code = value.value
-    if isinstance(code, Code) and code.scope is not None:
-        return Code(str(code), _with_code(code.scope))
-    return code
+    def texts(self, documents: JoinedEvents) -> pa.Array:
+        """Return the texts of documents. Raises UNREADABLE."""
+        layouts, left = layouts_of(documents)
+        parts: list[tuple[Places, pa.Array]] = []
+        for layout in layouts:
+            self._depth = 0
+            try:
+                pieces = self._of_layout(layout)
+            except _UncommonError:
+                left = np.sort(np.concatenate([left, layout.rows]))
+            else:
+                parts.append((layout.rows, joined_text(pieces, len(layout.rows))))
+        if len(left) or not parts:
+            values = documents.within(documents.starts[left], documents.ends[left]).values()
+            parts.append((left, self._each(DOCUMENT, values)))
+        return in_order(parts)
+
+    def field(self, layout: Layout, name: bytes) -> pa.Array:
+        """Return the texts of a field of documents; "null" if they lack it. Raises UNREADABLE."""
+        size = len(layout.rows)
+        if name not in layout.fields:
+            return joined_text(["null"], size)
+        self._depth = 1
+        try:
+            return joined_text(self.values(layout.joined, layout.fields[name]), size)
+        except _UncommonError:
+            return self._each(layout.fields[name].kind, layout.values(name))
+
+    def _each(self, kind: int, values: Sequence[bytes]) -> pa.Array:
+        texts: Iterable[str]
+        if kind == DOCUMENT and not self._canonical:
+            texts = map(_relaxed_text, decoded_documents(values, _CODEC))
+        else:
+            to_json = canonical_json if self._canonical else relaxed_json
+            texts = (to_json(Slice(kind, each)) for each in values)
+        return pa.array(texts, pa.string())
+
+    def name(self, name: bytes) -> str:
+        """Return the text of a field's name, with what separates it from the value."""
+        try:
+            name.decode()
+        except ValueError:
+            raise _UncommonError from None
+        return self.text(*string_of(name)) + self.colon
+
+    def text(self, kind: int, value: bytes) -> str:
+        """Return the text of one value."""
+        try:
+            field = Slice(kind, value)
+            return canonical_json(field) if self._canonical else _encode(_decoded(field))
+        except UNREADABLE:
+            raise _UncommonError from None
+
+    def _require(self, fits: Any) -> None:
+        if not np.all(fits):
+            raise _UncommonError
+
+    def _of_layout(self, layout: Layout) -> Pieces:
+        self._require(self._depth < _DEEPEST)
+        # A reference has a form of its own.
+        self._require(not self._depth or b"$ref" not in layout.fields)
+        ends = layout.joined.ends[layout.rows]
+        self._require(layout.joined.integers(ends - 1, "u1") == 0)
+        self._depth += 1
+        found = super()._of_layout(layout)
+        self._depth -= 1
+        return found
+
+    def _arrays(self, joined: JoinedEvents, field: Field) -> Pieces:
+        self._require(joined.integers(field.stops - 1, "u1") == 0)
+        self._require(self._depth < _DEEPEST)
+        self._depth += 1
+        found = super()._arrays(joined, field)
+        self._depth -= 1
+        return found
+
+    def _strings(self, joined: JoinedEvents, field: Field) -> Pieces:
+        self._require(field.stops - field.starts > 4)
+        self._require(joined.integers(field.stops - 1, "u1") == 0)
+        pieces: list[Any] = super()._strings(joined, field)
+        if not self._canonical:
+            try:
+                pieces[1].validate(full=True)
+            except pa.ArrowInvalid:
+                raise _UncommonError from None
+        return pieces
+
+    def _bools(self, joined: JoinedEvents, field: Field) -> Pieces:
+        self._require(joined.integers(field.starts, "u1") <= 1)
+        return super()._bools(joined, field)
+
+    def _numbers(self, joined: JoinedEvents, field: Field) -> Pieces:
+        [numbers] = super()._numbers(joined, field)
+        if not self._canonical:
+            return [numbers]
+        return self.wrapped("$numberInt" if field.kind == INT32 else "$numberLong", numbers)
+
+    def _doubles(self, joined: JoinedEvents, field: Field) -> Pieces:
+        if self._canonical:
+            return self._singly(joined, field)
+        doubles = joined.integers(field.starts, "<f8")
+        self._require(np.isfinite(doubles))
+        return [pa.array(_encode(doubles.tolist())[1:-1].split(","), pa.string())]
+
+    def _dates(self, joined: JoinedEvents, field: Field) -> Pieces:
+        milliseconds = joined.integers(field.starts, "<i8")
+        is_usual = (milliseconds >= 0) & (milliseconds < _LAST_ISO_DATE)
+        if self._canonical or not is_usual.all():
+            return self._singly(joined, field)
+        days, times = np.divmod(milliseconds, 86_400_000)
+        dates = pa.array(days.astype(np.int32)).view(pa.date32()).cast(pa.string())
+        clock = pa.array(times.astype(np.int32)).view(pa.time32("ms")).cast(pa.string())
+        whole = milliseconds % 1000 == 0
+        if whole.any():
+            clock = pc.if_else(pa.array(whole), pc.utf8_slice_codeunits(clock, 0, 8), clock)
+        time = pc.binary_join_element_wise(dates, clock, "T")
+        return ['{"$date":"', time, 'Z"}']

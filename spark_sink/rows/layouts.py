@@ -1,28 +1,29 @@
-"""The positions of the fields of many events, found by numpy for all events of one layout.
+"""The positions of the fields of many documents, found by numpy for all of one layout.
 
-A layout is a sequence of top-level fields with the same names and types. The events of a stream
-have few layouts, so that a step from field to field is a few operations on arrays, whatever the
-number of events. BSON's sizes are those of `spark_sink.events.slices`, which reads the events that
-have no layout in common with enough others.
+A layout is a sequence of top-level fields with the same names and types. The events of a stream,
+and the documents of a collection, have few layouts, so that a step from field to field is a few
+operations on arrays, whatever their number.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from copy import copy
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
+from bson.errors import InvalidBSON
 from numpy.typing import NDArray
 
-from shard_client.bson.values import BINARY, FIXED, NESTED, TEXTS
+from shard_client.bson.values import BINARY, FIXED, NESTED, TEXTS, value_end
 from spark_sink.events.slices import Slice
 
 Places = NDArray[np.int64]
 
 # A layout with fewer events, or with a smaller share of them, costs more than it saves.
-MIN_EVENTS = 24
+_MIN_EVENTS = 24
 _MIN_SHARE = 64
 # After this number of splits, the events without a layout are returned.
 _MAX_SPLITS = 128
@@ -38,6 +39,10 @@ class Field(NamedTuple):
     kind: int
     starts: Places
     stops: Places
+
+    def chosen(self, which: Places | NDArray[np.bool_]) -> Field:
+        """Return the values of some of the events."""
+        return Field(self.kind, self.starts[which], self.stops[which])
 
 
 class JoinedEvents:
@@ -66,6 +71,22 @@ class JoinedEvents:
         found = copy(self)
         found.starts, found.ends = starts, stops
         return found
+
+    def column(self, rows: Places) -> pa.Array:
+        """Return some of the events, all of which follow each other, as a column."""
+        offsets = np.append(self.starts[:1], self.ends).astype(np.int32)
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(self.data)]
+        found = pa.Array.from_buffers(pa.binary(), len(self.ends), buffers)
+        return found if len(rows) == len(self.ends) else found.take(pa.array(rows))
+
+    def of_field(self, field: Field) -> Self:
+        """Return the values of a field of these events."""
+        return self.within(field.starts, field.stops)
+
+    def values(self) -> list[bytes]:
+        """Return the documents."""
+        data, places = self.data, zip(self.starts.tolist(), self.ends.tolist(), strict=True)
+        return [data[start:stop] for start, stop in places]
 
     def pieces(self, starts: Places, stops: Places) -> pa.Array:
         """Return the bytes between places, which are in order, as a column."""
@@ -106,19 +127,21 @@ class Layout:
     """Events with the same top-level fields: their indexes in order, and the fields by name."""
 
     def __init__(self, joined: JoinedEvents, rows: Places, fields: dict[bytes, Field]) -> None:
-        self._joined = joined
+        self.joined = joined
         self.rows = rows
         self.fields = fields
 
+    def chosen(self, which: Places | NDArray[np.bool_]) -> Layout:
+        """Return some of the events."""
+        return Layout(self.joined, self.rows[which], _chosen(self.fields, which))
+
     def column(self, name: bytes) -> pa.Array:
         """Return the bytes of a field's values as a column."""
-        return self._joined.pieces(self.fields[name].starts, self.fields[name].stops)
+        return self.joined.pieces(self.fields[name].starts, self.fields[name].stops)
 
     def values(self, name: bytes) -> list[bytes]:
         """Return the bytes of a field's values."""
-        field, data = self.fields[name], self._joined.data
-        places = zip(field.starts.tolist(), field.stops.tolist(), strict=True)
-        return [data[start:stop] for start, stop in places]
+        return self.documents(name).values()
 
     def slices(self, name: bytes) -> list[Slice]:
         """Return the values of a field."""
@@ -126,12 +149,12 @@ class Layout:
         return [Slice(kind, value) for value in self.values(name)]
 
     def documents(self, name: bytes) -> JoinedEvents:
-        """Return the documents in a field."""
-        return self._joined.within(self.fields[name].starts, self.fields[name].stops)
+        """Return the documents in a field, or its values."""
+        return self.joined.of_field(self.fields[name])
 
     def integers(self, name: bytes, kind: str, offset: int = 0) -> NDArray[np.int64]:
         """Return the numbers of type `kind` that lie `offset` bytes into the values of a field."""
-        return self._joined.integers(self.fields[name].starts + offset, kind).astype(np.int64)
+        return self.joined.integers(self.fields[name].starts + offset, kind).astype(np.int64)
 
     def distinct(self, name: bytes) -> tuple[list[Slice], NDArray[np.int64]]:
         """Return the different values of a field, and for each event the index of its value."""
@@ -144,10 +167,10 @@ class Layout:
             if len(found) == _MAX_VALUES:
                 return self._many_distinct(name)
             start, size = int(field.starts[left[0]]), int(sizes[left[0]])
-            value = self._joined.data[start : start + size]
+            value = self.joined.data[start : start + size]
             same = sizes[left] == size
             if size:
-                same &= self._joined.begin_with(value, field.starts[left])
+                same &= self.joined.begin_with(value, field.starts[left])
             codes[left[same]] = len(found)
             found.append(Slice(field.kind, value))
             left = left[~same]
@@ -159,20 +182,41 @@ class Layout:
         return list(indexes), np.array(codes, np.int64)
 
 
-def layouts_of(joined: JoinedEvents) -> tuple[list[Layout], Places]:
-    """Return the layouts of the events, and the indexes of the remaining events.
+def in_order(parts: Sequence[tuple[Places, Any]]) -> Any:
+    """Return one column, or one batch, of the rows of several, each with its rows' indexes."""
+    if len(parts) == 1:
+        return parts[0][1]
+    rows, values = zip(*parts, strict=True)
+    order = np.argsort(np.concatenate(rows))
+    join = pa.concat_batches if isinstance(values[0], pa.RecordBatch) else pa.concat_arrays
+    return join(values).take(pa.array(order))
 
-    The latter have uncommon layouts or types, or are not valid BSON.
+
+def all_layouts_of(events: JoinedEvents) -> list[Layout]:
+    """Return the layouts of events, which are those of a server and few. Raises InvalidBSON."""
+    found, left = _divided(events, 1, len(events.ends))
+    if len(left):
+        raise InvalidBSON("a field exceeds its event, or has an unknown type")
+    return found
+
+
+def layouts_of(documents: JoinedEvents) -> tuple[list[Layout], Places]:
+    """Return the common layouts of documents, and the indexes of the remaining documents.
+
+    The latter have uncommon layouts, or are not valid BSON.
     """
+    return _divided(documents, max(_MIN_EVENTS, len(documents.ends) // _MIN_SHARE), _MAX_SPLITS)
+
+
+def _divided(joined: JoinedEvents, min_events: int, max_splits: int) -> tuple[list[Layout], Places]:
     found: list[Layout] = []
     left: list[Places] = []
     everything = np.arange(len(joined.ends))
     tasks: list[tuple[Places, Places, dict[bytes, Field]]] = [(everything, joined.starts + 4, {})]
-    min_events = max(MIN_EVENTS, len(everything) // _MIN_SHARE)
     splits = 0
     while tasks:
         rows, places, fields = tasks.pop()
-        if len(rows) < min_events or splits > _MAX_SPLITS:
+        if len(rows) < min_events or splits > max_splits:
             left.append(rows)
             continue
         last = joined.ends[rows] - 1  # of each event: its closing zero
@@ -198,9 +242,6 @@ def layouts_of(joined: JoinedEvents) -> tuple[list[Layout], Places]:
             fields = _chosen(fields, alike)
         starts = places + len(head)
         stops = stops_of(joined, head[0], starts, last)
-        if stops is None:
-            left.append(rows)
-            continue
         valid = (starts <= stops) & (stops <= last)
         if not valid.all():
             left.append(rows[~valid])
@@ -210,8 +251,8 @@ def layouts_of(joined: JoinedEvents) -> tuple[list[Layout], Places]:
     return found, np.sort(np.concatenate(left)) if left else everything[:0]
 
 
-def stops_of(joined: JoinedEvents, kind: int, starts: Places, last: Places) -> Places | None:
-    """Return where the values of a type end; None for an uncommon type.
+def stops_of(joined: JoinedEvents, kind: int, starts: Places, last: Places) -> Places:
+    """Return where the values of a type end.
 
     A value that would exceed its document, which ends at `last`, ends behind it.
     """
@@ -219,17 +260,23 @@ def stops_of(joined: JoinedEvents, kind: int, starts: Places, last: Places) -> P
     if fixed is not None:
         return starts + fixed
     beyond = 4 if kind in TEXTS else 5 if kind == BINARY else 0
-    if not beyond and kind not in NESTED:
-        return None
     # A size that would begin beyond its event is read from the event's front, and is invalid.
     within = starts + 4 <= last
+    if not beyond and kind not in NESTED:
+        places = zip(starts.tolist(), last.tolist(), strict=True)
+        return np.array([_stop(joined.data, kind, *each) for each in places], np.int64)
     sizes = joined.integers(np.where(within, starts, 0), "<i4").astype(np.int64)
     stops = starts + sizes + beyond
     return np.where(within, stops, last + 1)
 
 
-def _chosen(fields: dict[bytes, Field], which: NDArray[np.bool_]) -> dict[bytes, Field]:
-    return {
-        name: Field(kind, starts[which], stops[which])
-        for name, (kind, starts, stops) in fields.items()
-    }
+def _stop(data: bytes, kind: int, start: int, last: int) -> int:
+    """Return where a value of an uncommon type ends."""
+    try:
+        return value_end(data, kind, start)
+    except (ValueError, struct.error):
+        return last + 1
+
+
+def _chosen(fields: dict[bytes, Field], which: Places | NDArray[np.bool_]) -> dict[bytes, Field]:
+    return {name: field.chosen(which) for name, field in fields.items()}

@@ -7,8 +7,8 @@ written one by one. Needs numpy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -27,18 +27,12 @@ from shard_client.bson.values import (
     OBJECT_ID,
     STRING,
 )
-from spark_sink.events.slices import UNREADABLE, Slice, string_of
-from spark_sink.rows.extended_json import (
-    canonical_json,
-    relaxed_documents,
-    relaxed_part,
-    relaxed_parts,
-)
 from spark_sink.rows.layouts import (
     Field,
     JoinedEvents,
     Layout,
     Places,
+    in_order,
     layouts_of,
     stops_of,
 )
@@ -49,10 +43,6 @@ columns of texts."""
 
 # Longer arrays are written one by one.
 _LONGEST_ARRAY = 100
-# The milliseconds since 1970 before which dates have four digits of a year.
-_LAST_ISO_DATE = 253_402_300_800_000
-# Documents deeper than this are written one by one.
-_DEEPEST = 20
 
 
 def joined_text(pieces: Pieces, rows: int) -> pa.Array:
@@ -60,17 +50,6 @@ def joined_text(pieces: Pieces, rows: int) -> pa.Array:
     if all(isinstance(piece, str) for piece in pieces):
         return pa.repeat(pa.scalar("".join(map(str, pieces))), rows)
     return pc.binary_join_element_wise(*_merged(pieces), "")
-
-
-def combined(rows: int, parts: Sequence[tuple[Places, pa.Array]]) -> pa.Array:
-    """Return one column of `rows` rows from parts: indexes of rows, and the values of these rows.
-
-    Each row is in exactly one part.
-    """
-    if len(parts) == 1:
-        return parts[0][1]
-    order = np.argsort(np.concatenate([indexes for indexes, _ in parts]))
-    return pa.concat_arrays([values for _, values in parts]).take(pa.array(order))
 
 
 def special_bytes(*, ascii_only: bool) -> NDArray[np.bool_]:
@@ -113,28 +92,28 @@ class TextColumns:
         return self._singly(joined, field) if write is None else write(self, joined, field)
 
     def _singly(self, joined: JoinedEvents, field: Field) -> Pieces:
-        return [self.written(self.text(field.kind, each) for each in values_of(joined, field))]
+        values = joined.of_field(field).values()
+        return [self.written(self.text(field.kind, each) for each in values)]
 
     def documents(self, joined: JoinedEvents) -> Pieces:
         """Return the texts of documents. Raises InvalidBSON."""
         layouts, left = layouts_of(joined)
         if len(layouts) == 1 and not len(left):
-            return self._of_layout(joined, layouts[0])
+            return self._of_layout(layouts[0])
         parts = [
-            (each.rows, joined_text(self._of_layout(joined, each), len(each.rows)))
-            for each in layouts
+            (each.rows, joined_text(self._of_layout(each), len(each.rows))) for each in layouts
         ]
         if len(left) or not parts:
             parts.append((left, self._one_by_one(joined, left, DOCUMENT)))
-        return [combined(len(joined.ends), parts)]
+        return [in_order(parts)]
 
-    def _of_layout(self, joined: JoinedEvents, layout: Layout) -> Pieces:
+    def _of_layout(self, layout: Layout) -> Pieces:
         pieces: Pieces = ["{"]
         for name, field in layout.fields.items():
             if len(pieces) > 1:
                 pieces.append(self.separator)
             pieces.append(self.name(name))
-            pieces += self.values(joined, field)
+            pieces += self.values(layout.joined, field)
         return [*pieces, "}"]
 
     def _one_by_one(self, joined: JoinedEvents, rows: Places, kind: int) -> pa.Array:
@@ -153,7 +132,7 @@ class TextColumns:
             mask = np.zeros(len(starts), np.bool_)
             mask[special] = True
             size = len(self.quote)
-            values = values_of(joined, chosen(field, mask))
+            values = joined.of_field(field.chosen(mask)).values()
             written = self.written(self.text(STRING, each) for each in values)
             inner = pc.utf8_slice_codeunits(written, size, -size)
             texts = pc.replace_with_mask(texts, pa.array(mask), inner)
@@ -180,14 +159,14 @@ class TextColumns:
         return ["null"]
 
     def _documents(self, joined: JoinedEvents, field: Field) -> Pieces:
-        return self.documents(joined.within(field.starts, field.stops))
+        return self.documents(joined.of_field(field))
 
     def _arrays(self, joined: JoinedEvents, field: Field) -> Pieces:
         """Return the texts of arrays: the elements of all arrays are written as one column.
 
         Arrays of several types, and long ones, are written one by one.
         """
-        arrays = joined.within(field.starts, field.stops)
+        arrays = joined.of_field(field)
         kind, elements, owners, left = _elements_of(arrays)
         whole = np.ones(len(field.starts), np.bool_)
         whole[left] = False
@@ -199,7 +178,7 @@ class TextColumns:
         parts = [(rows, joined_text(["[", inner, "]"], len(rows)))]
         if len(left):
             parts.append((left, self._one_by_one(arrays, left, ARRAY)))
-        return [combined(len(whole), parts)]
+        return [in_order(parts)]
 
     # Names, because subclasses have methods of their own.
     _WRITERS: ClassVar[dict[int, Callable[[TextColumns, JoinedEvents, Field], Pieces]]] = {
@@ -214,149 +193,6 @@ class TextColumns:
         DOCUMENT: _documents,
         ARRAY: lambda self, *field: self._arrays(*field),
     }
-
-
-class _UncommonError(Exception):
-    """A document has a value that is not written by column."""
-
-
-class JsonColumns(TextColumns):
-    """Writes documents in relaxed or canonical extended JSON, as `extended_json` does."""
-
-    def __init__(self, *, canonical: bool = False) -> None:
-        self._canonical = canonical
-        self.separator, self.colon = (", ", ": ") if canonical else (",", ":")
-        self.special = special_bytes(ascii_only=canonical)
-        self._depth = 0
-
-    def texts(self, documents: JoinedEvents) -> pa.Array:
-        """Return the texts of documents. Raises UNREADABLE."""
-        layouts, left = layouts_of(documents)
-        parts: list[tuple[Places, pa.Array]] = []
-        for layout in layouts:
-            found = self.of_layout(documents, layout)
-            if found is None:
-                left = np.sort(np.concatenate([left, layout.rows]))
-            else:
-                parts.append((layout.rows, found))
-        if len(left) or not parts:
-            rest = Field(DOCUMENT, documents.starts[left], documents.ends[left])
-            values = values_of(documents, rest)
-            texts: Sequence[str | None]
-            if self._canonical:
-                texts = [canonical_json(Slice(DOCUMENT, each)) for each in values]
-            else:
-                texts = relaxed_documents(values)
-            parts.append((left, pa.array(texts, pa.string())))
-        return combined(len(documents.ends), parts)
-
-    def of_layout(
-        self, documents: JoinedEvents, layout: Layout, name: bytes | None = None
-    ) -> pa.Array | None:
-        """Return the texts of the documents of a layout, or of their fields of a name.
-
-        None if these are to be written one by one.
-        """
-        self._depth = 0 if name is None else 1
-        try:
-            if name is None:
-                found = self._of_layout(documents, layout)
-            else:
-                found = self.values(documents, layout.fields[name])
-        except _UncommonError:
-            return None
-        return joined_text(found, len(layout.rows))
-
-    def name(self, name: bytes) -> str:
-        """Return the text of a field's name, with what separates it from the value."""
-        try:
-            name.decode()
-        except ValueError:
-            raise _UncommonError from None
-        return self.text(*string_of(name)) + self.colon
-
-    def text(self, kind: int, value: bytes) -> str:
-        """Return the text of one value."""
-        try:
-            field = Slice(kind, value)
-            return canonical_json(field) or "" if self._canonical else relaxed_part(field)
-        except UNREADABLE:
-            raise _UncommonError from None
-
-    def _require(self, fits: Any) -> None:
-        if not np.all(fits):
-            raise _UncommonError
-
-    def _of_layout(self, joined: JoinedEvents, layout: Layout) -> Pieces:
-        self._require(self._depth < _DEEPEST)
-        # A reference has a form of its own.
-        self._require(not self._depth or b"$ref" not in layout.fields)
-        self._require(joined.integers(joined.ends[layout.rows] - 1, "u1") == 0)
-        self._depth += 1
-        found = super()._of_layout(joined, layout)
-        self._depth -= 1
-        return found
-
-    def _arrays(self, joined: JoinedEvents, field: Field) -> Pieces:
-        self._require(joined.integers(field.stops - 1, "u1") == 0)
-        self._require(self._depth < _DEEPEST)
-        self._depth += 1
-        found = super()._arrays(joined, field)
-        self._depth -= 1
-        return found
-
-    def _strings(self, joined: JoinedEvents, field: Field) -> Pieces:
-        self._require(field.stops - field.starts > 4)
-        self._require(joined.integers(field.stops - 1, "u1") == 0)
-        pieces: list[Any] = super()._strings(joined, field)
-        if not self._canonical:
-            try:
-                pieces[1].validate(full=True)
-            except pa.ArrowInvalid:
-                raise _UncommonError from None
-        return pieces
-
-    def _bools(self, joined: JoinedEvents, field: Field) -> Pieces:
-        self._require(joined.integers(field.starts, "u1") <= 1)
-        return super()._bools(joined, field)
-
-    def _numbers(self, joined: JoinedEvents, field: Field) -> Pieces:
-        [numbers] = super()._numbers(joined, field)
-        if not self._canonical:
-            return [numbers]
-        return self.wrapped("$numberInt" if field.kind == INT32 else "$numberLong", numbers)
-
-    def _doubles(self, joined: JoinedEvents, field: Field) -> Pieces:
-        if self._canonical:
-            return self._singly(joined, field)
-        doubles = joined.integers(field.starts, "<f8")
-        self._require(np.isfinite(doubles))
-        return [pa.array(relaxed_parts(doubles.tolist()), pa.string())]
-
-    def _dates(self, joined: JoinedEvents, field: Field) -> Pieces:
-        milliseconds = joined.integers(field.starts, "<i8")
-        is_usual = (milliseconds >= 0) & (milliseconds < _LAST_ISO_DATE)
-        if self._canonical or not is_usual.all():
-            return self._singly(joined, field)
-        days, times = np.divmod(milliseconds, 86_400_000)
-        dates = pa.array(days.astype(np.int32)).view(pa.date32()).cast(pa.string())
-        clock = pa.array(times.astype(np.int32)).view(pa.time32("ms")).cast(pa.string())
-        whole = milliseconds % 1000 == 0
-        if whole.any():
-            clock = pc.if_else(pa.array(whole), pc.utf8_slice_codeunits(clock, 0, 8), clock)
-        time = pc.binary_join_element_wise(dates, clock, "T")
-        return ['{"$date":"', time, 'Z"}']
-
-
-def chosen(field: Field, which: NDArray[np.bool_]) -> Field:
-    """Return the values of a field in some rows."""
-    return Field(field.kind, field.starts[which], field.stops[which])
-
-
-def values_of(joined: JoinedEvents, field: Field) -> list[bytes]:
-    """Return the bytes of values."""
-    places = zip(field.starts.tolist(), field.stops.tolist(), strict=True)
-    return [joined.data[start:stop] for start, stop in places]
 
 
 def _elements_of(arrays: JoinedEvents) -> tuple[int, tuple[Places, Places], Places, Places]:
@@ -379,8 +215,6 @@ def _elements_of(arrays: JoinedEvents) -> tuple[int, tuple[Places, Places], Plac
         head = bytes((kind,)) + str(number).encode() + b"\0"
         begin = places + len(head)
         end = stops_of(arrays, kind, begin, last)
-        if end is None:
-            break
         alike = arrays.begin_with(head, places) & (begin <= end) & (end <= last)
         others.append(rows[~alike])
         rows, begin, end, last = rows[alike], begin[alike], end[alike], last[alike]

@@ -40,9 +40,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from shard_client.bson.values import DOCUMENT, NULL
+from shard_client.bson.values import DOCUMENT
 from spark_sink.events.slices import CODEC, Slice, decoded_documents, document_of, fields_of
-from spark_sink.rows.extended_json import ToJson, relaxed_json
+from spark_sink.rows.extended_json import relaxed_json
 from spark_sink.rows.inferred_schema import SIMPLE_TYPES, SeenTypes
 
 TYPED_COLUMNS = ("fullDocument", "fullDocumentBeforeChange")
@@ -86,16 +86,6 @@ class TypedDocuments:
         self._fits = True
         self._convert = self._struct(schema)
 
-    def read(self, field: Slice | None) -> tuple[dict[str, Any] | None, bool]:
-        """Return the struct of a document, for pyarrow, and whether the document fits."""
-        if field is None or field.kind == NULL:
-            return None, True
-        if field.kind != DOCUMENT:
-            return None, False
-        self._fits = True
-        found = self._convert(bson.decode(field.value, CODEC))
-        return found, self._fits
-
     def read_all(self, documents: Sequence[bytes]) -> tuple[list[dict[str, Any]], list[int]]:
         """Return the structs of documents, and the indexes of those that do not fit."""
         structs, misfits = [], []
@@ -114,23 +104,10 @@ class TypedDocuments:
         found = {}
         for name, field in fields_of(document).items():
             single = document_of([(name, field)])
-            if not self.read(Slice(DOCUMENT, single))[1]:
+            if self.read_all([single])[1]:
                 found[name] = field
         found |= others
         return relaxed_json(Slice(DOCUMENT, document_of(found.items()))) if found else None
-
-    def columns(
-        self, get: Callable[[bytes], Slice | None], to_json: ToJson
-    ) -> tuple[list[dict[str, Any] | None], str | None]:
-        """Return the values of TYPED_COLUMNS and of RESCUED; `get` returns fields by name."""
-        structs, misfits = [], []
-        for name in TYPED_COLUMNS:
-            field = get(name.encode())
-            struct, fits = self.read(field)
-            structs.append(struct)
-            if not fits:
-                misfits.append((name, to_json(field)))
-        return structs, rescued(misfits)
 
     def _misfit(self) -> Any:
         """Record that the document does not fit, and return a null for the struct."""
@@ -305,7 +282,7 @@ class InferredDocuments(TypedDocuments):
                 self._fits &= value in self._without_type
                 return None
         text = relaxed_json(fields_of(bson.encode({"v": value}))[b"v"])
-        if type(value) is DatetimeMS and text is not None:
+        if type(value) is DatetimeMS:
             text = text.removeprefix('{"$date":"').removesuffix('"}')
         return text
 

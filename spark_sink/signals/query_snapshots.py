@@ -40,7 +40,7 @@ from spark_sink.signals.signal import (
 )
 from spark_sink.signals.state import LOGGED, Request, SignalState
 from spark_sink.snapshot.plan import Collection, LostDocument, SnapshotPlan
-from spark_sink.snapshot.planner import SnapshotPlanner
+from spark_sink.snapshot.planner import SnapshotPlanner, Wanted
 from spark_sink.stream.router_client import RouterClient
 
 # The most characters of a text in a notification.
@@ -56,30 +56,30 @@ INITIAL, SIGNAL = "Initial Snapshot", "Signal"
 class QuerySnapshots:
     """Processes signals, and plans the snapshots that they, the mode and the table request.
 
-    `refusal` states why the query cannot read snapshots on request, None if it can.
+    Args:
+        by_mode: the collections that the mode's own snapshot reads.
+        refusal: why the query cannot read snapshots on request; None if it can.
     """
 
     def __init__(
         self,
         planner: SnapshotPlanner,
+        by_mode: Wanted,
         refusal: str | None = None,
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._planner = planner
+        self._by_mode = by_mode
         self._refusal = refusal
         self._clock = clock
 
-    def begin(self, state: SignalState, at: Timestamp, collections: tuple[str, ...]) -> SignalState:
+    def begin(self, state: SignalState, at: Timestamp) -> SignalState:
         """Return the state in which the snapshot of the query's mode begins, before all others.
 
-        Args:
-            at: a cluster time at or after all finished writes.
-            collections: regular expressions for names; none: all collections.
-
-        Raises PyMongoError.
+        `at` is a cluster time at or after all finished writes. Raises PyMongoError.
         """
-        request = Request.of_mode(at, collections)
+        request = Request.of_mode(at)
         state = replace(state, requests=(request, *state.requests))
         return self._begun(state, request, at)
 
@@ -171,7 +171,8 @@ class QuerySnapshots:
                 if state.ended is not None:
                     return state
                 continue
-            plan = self._planner.next_batch(request.plan, request.wants, request.documents)
+            wanted = request.chosen(self._by_mode)
+            plan = self._planner.next_batch(request.plan, wanted, request.documents)
             if plan.ended:
                 return self._ended(state, request)
             own = plan.snapshot_time
@@ -218,8 +219,9 @@ class QuerySnapshots:
 
     def _begun(self, state: SignalState, request: Request, at: Timestamp) -> SignalState:
         """Return the state with the snapshot begun, or without it if it cannot begin."""
-        plan = self._planner.begin(at, request.wants)
-        found = self._planner.collections(request.wants)
+        wanted = request.chosen(self._by_mode)
+        plan = self._planner.begin(at, wanted)
+        found = self._planner.collections(wanted)
         request = replace(request, plan=plan)
         if request.lacked and not found:  # they were dropped
             return replace(state.without_request(request.id), ended=request)
@@ -253,7 +255,7 @@ class QuerySnapshots:
         end = plan.end
         read = [
             each
-            for each in self._planner.collections(request.wants, plan)
+            for each in self._planner.collections(request.chosen(self._by_mode), plan)
             if plan.start.collection <= each.id
             and (end is None or each.id < end.collection or (each.id == end.collection and end.key))
         ]

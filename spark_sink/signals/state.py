@@ -16,6 +16,7 @@ from spark_sink.events.documents import stored
 from spark_sink.events.positions import Position
 from spark_sink.signals.signal import Condition, digest, matches_any
 from spark_sink.snapshot.plan import SnapshotPlan, filter_of
+from spark_sink.snapshot.planner import Wanted
 
 LOGGED = "LOGGED"
 """The type of the notification that a signal `log` requests."""
@@ -37,7 +38,7 @@ class Request:
         collections, excluded: regular expressions for names; plain names if `required`.
         plan: how far it is; None before the beginning.
         required: the table lacks these collections; no signal stops the request.
-        initial: the mode requests it, of all collections if none are given.
+        initial: the mode requests it, and names no collections.
         documents: the keys to read in collections that are not read as a whole, by namespace.
     """
 
@@ -54,17 +55,19 @@ class Request:
     )
 
     @classmethod
-    def of_mode(
-        cls, at: Timestamp, collections: tuple[str, ...] = (), plan: SnapshotPlan | None = None
-    ) -> Request:
+    def of_mode(cls, at: Timestamp, plan: SnapshotPlan | None = None) -> Request:
         """Return the request of the query's mode, at a cluster time."""
-        return cls(f"initial-{at.time}-{at.inc}", True, collections, plan=plan, initial=True)
+        return cls(f"initial-{at.time}-{at.inc}", True, (), plan=plan, initial=True)
+
+    def chosen(self, by_mode: Wanted) -> Wanted:
+        """Return which collections the snapshot reads, of the mode those that an option chooses."""
+        return by_mode if self.initial else self.wants
 
     def wants(self, namespace: str) -> bool:
-        """Return whether the snapshot reads this collection."""
+        """Return whether a requested snapshot reads this collection."""
         if self.required:
             return namespace in self.collections
-        chosen = matches_any(self.collections, namespace) or not self.collections
+        chosen = matches_any(self.collections, namespace)
         return chosen and not matches_any(self.excluded, namespace)
 
     def reads_whole(self, namespace: str) -> bool:
@@ -91,8 +94,7 @@ class Request:
     @property
     def characters(self) -> int:
         """The characters of the names and filters that a signal has given."""
-        given = not (self.required or self.initial)
-        texts = (*self.collections, *self.excluded) if given else ()
+        texts = () if self.required else (*self.collections, *self.excluded)
         filters = (text for each in self.conditions for text in (each.collections, each.filter))
         return sum(map(len, (*texts, *filters)))
 

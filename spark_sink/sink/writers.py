@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +26,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from spark_sink.errors import OptionError, StreamError, without_traceback
+from spark_sink.events.applied_updates import updated
 from spark_sink.events.slices import document_of, elements_of, fields_of
-from spark_sink.events.update_description import updated
 from spark_sink.events.update_events import PATHS
 from spark_sink.sink.changes import (
     CELLS,
@@ -279,7 +280,10 @@ class Written(WriterCommitMessage):
 
 
 class RowWriter:
-    """Writes rows of a schema in a task. Raises OptionError if they cannot be written."""
+    """Writes rows of a schema in a task; those that are written again change nothing.
+
+    Raises OptionError if they cannot be written.
+    """
 
     def __init__(self, schema: StructType, options: WriteOptions) -> None:
         self._options = options
@@ -293,16 +297,13 @@ class RowWriter:
                 f"and {', '.join(options.keys)}"
             )
 
-    def write(self, batches: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Write the rows of a task. Raises StreamError."""
-        writer = DocumentWriter(self._options)
         total = 0
-        try:
-            for batch in write_batches(self._changes(batches), _BATCH_SIZE):
+        with without_traceback(), closing(DocumentWriter(self._options)) as writer:
+            for batch in write_batches(self._changes(iterator), _BATCH_SIZE):
                 total += batch.size
                 writer.write(batch)
-        finally:
-            writer.close()
         return Written(total)
 
     def _changes(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Change]:
@@ -321,21 +322,9 @@ class RowWriter:
         return ["token", "event"] if self._has_events else ["token", *self._options.keys]
 
 
-class _Writer:
-    """Writes rows; those that are written again change nothing."""
-
-    def __init__(self, rows: RowWriter) -> None:
-        self._rows = rows
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """Write the rows of a task. Raises StreamError."""
-        with without_traceback():
-            return self._rows.write(iterator)
-
-
-class MergerouterStreamWriter(_Writer, DataSourceStreamArrowWriter):
+class MergerouterStreamWriter(RowWriter, DataSourceStreamArrowWriter):
     """Writes micro-batches."""
 
 
-class MergerouterBatchWriter(_Writer, DataSourceArrowWriter):
+class MergerouterBatchWriter(RowWriter, DataSourceArrowWriter):
     """Writes a batch (`df.write`)."""

@@ -59,12 +59,13 @@ _NOT_ALLOWED = 13
 _NO_STATS = (_NOT_ALLOWED, 26, 59, 115, 166)
 # The servers' random cursor has found one document too often; asked again, it finds others.
 _NO_NEW_DOCUMENT, _SAMPLE_ATTEMPTS = 28799, 10
-# The most that one sample may stand for, in tasks. Else the documents of the batch are sampled, and
-# more of them, because they have different sizes.
+# The largest part of a task that one sampled document may stand for. If it stands for more, the
+# documents of the batch alone are sampled, and this many times as many.
 _COARSE, _FINER = 0.3, 5
-# The most bytes of a sample: a large document is rarely one of many, in averages.
+# A sampled document counts as this many average ones at most: a single large one in a sample does
+# not stand for many.
 _LARGE = 16
-# The weight of a part without a sample, which may have documents.
+# The least weight of a part: one that has no sampled document may still have documents.
 _NOTHING = 1e-9
 # The bytes of a document where the server does not tell them.
 _UNKNOWN_SIZE = 1024
@@ -486,7 +487,7 @@ _POLL_SECONDS = 0.5
 
 
 class SnapshotDecision:
-    """Decides for one start of a query, which continues from a position, perhaps in a snapshot.
+    """Decides when a start of a query begins a snapshot, from the position where it continues.
 
     Raises OptionError if a custom mode fails.
     """

@@ -60,7 +60,7 @@ class MergerouterBatchReader(DataSourceReader):
             snapshot_time = client.snapshot_time()
             planner = snapshot_planner(client, options)
             plan = replace(planner.begin(snapshot_time), end=None)  # all in one batch
-            request = Request.of_mode(snapshot_time, options.snapshot.collections, plan)
+            request = Request.of_mode(snapshot_time, plan)
             state = SignalState(requests=(request,), reading=snapshot_time)
             start = options.start
             return client.with_retries(lambda: snapshot_tasks(state, start, options, planner))

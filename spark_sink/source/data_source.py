@@ -20,15 +20,15 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.types import StructType
 
 from spark_sink.errors import OptionError, without_traceback
-from spark_sink.options.snapshot_options import TASKS
+from spark_sink.options.snapshot_options import TASKS, custom_mode
 from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.rows.typed_documents import TYPED_COLUMNS
-from spark_sink.sink.changes import parse_write_options
+from spark_sink.sink.changes import WriteOptions, parse_write_options
 from spark_sink.source.schema import declared_schema, schema_for
 from spark_sink.stream.router_client import RouterClient
 
 if TYPE_CHECKING:
-    from spark_sink.sink.writers import MergerouterBatchWriter, MergerouterStreamWriter, RowWriter
+    from spark_sink.sink.writers import MergerouterBatchWriter, MergerouterStreamWriter
     from spark_sink.source.batch_reader import MergerouterBatchReader
     from spark_sink.source.stream_reader import MergerouterStreamReader
 
@@ -61,7 +61,8 @@ class MergerouterDataSource(DataSource):
         """
         with without_traceback():
             options = self._parsed()
-            options.snapshot.require_custom_mode()
+            if options.snapshot.custom:
+                custom_mode(options.snapshot.custom)
             with closing(RouterClient(options)) as client:
                 client.require_stream()
                 if options.masked_fields:
@@ -110,7 +111,7 @@ class MergerouterDataSource(DataSource):
                     "the sink changes documents by their keys and overwrites no collection: use "
                     "mode('append')"
                 )
-            return MergerouterBatchWriter(self._row_writer(schema))
+            return MergerouterBatchWriter(schema, self._write_options())
 
     def streamWriter(  # noqa: N802
         self, schema: StructType, overwrite: bool
@@ -121,18 +122,16 @@ class MergerouterDataSource(DataSource):
 
             if overwrite:
                 raise OptionError("the sink has no output mode complete: use append or update")
-            return MergerouterStreamWriter(self._row_writer(schema))
+            return MergerouterStreamWriter(schema, self._write_options())
 
-    def _row_writer(self, schema: StructType) -> RowWriter:
-        """Return what writes rows. Raises OptionError, also if Spark does not pass batches."""
+    def _write_options(self) -> WriteOptions:
+        """Return the sink's options. Raises OptionError, also if Spark does not pass batches."""
         if _spark_version() < _OLDEST_FOR_WRITES:
             raise OptionError(
                 "writing requires Spark 4.1 or newer, which passes Arrow batches; this is Spark "
                 f"{pyspark.__version__}"
             )
-        from spark_sink.sink.writers import RowWriter
-
-        return RowWriter(schema, parse_write_options(self.options))
+        return parse_write_options(self.options)
 
     def _parsed(self) -> StreamOptions:
         """Return the options of a read, with the session's default of tasks. Raises OptionError."""

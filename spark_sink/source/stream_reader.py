@@ -62,7 +62,7 @@ class _Planning:
             self.batches = planner_for(client, options, self.inbox, loaded=loaded)
             self.collections = snapshot_planner(client, options)
             refusal = REFUSAL if options.lacks_snapshot_filters else None
-            self.snapshots = QuerySnapshots(self.collections, refusal)
+            self.snapshots = QuerySnapshots(self.collections, options.snapshot.accepts, refusal)
             self.signals = None
             if options.signals.are_read:
                 self.signals = SignalProcessor(client, options, self.snapshots)
@@ -314,11 +314,11 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         """Return the offset with which a snapshot begins; None until its delay is over."""
         if not decision.wait_for_delay(block=self._ends_at_present):
             return None
-        planning, chosen = self._planning, self.options.snapshot.collections
+        planning = self._planning
         planning.batches.close()
 
         def begun() -> SignalState:
-            return planning.snapshots.begin(signals, planning.client.snapshot_time(), chosen)
+            return planning.snapshots.begin(signals, planning.client.snapshot_time())
 
         signals = planning.client.with_retries(begun)
         plan = signals.initial

@@ -155,15 +155,17 @@ def snapshot_tasks(
             return replace(task, condition=both, signal=shown)
 
         assert request.plan is not None
-        read = planner.tasks(request.plan, request.wants, request.documents)
+        wanted = request.chosen(options.snapshot.accepts)
+        read = planner.tasks(request.plan, wanted, request.documents)
         tasks += [tuple(map(task_of, chunks)) for chunks in read]
     if ended is not None:
         assert ended.plan is not None
-        of_all = ended.initial and not ended.collections
-        names = () if of_all else {*ended.lacked, *planner.names(ended.reads_whole)}
+        of_all = ended.initial and not options.snapshot.collections
+        whole = options.snapshot.accepts if ended.initial else ended.reads_whole
+        names = () if of_all else {*ended.lacked, *planner.names(whole)}
         if names or of_all:
-            time, requested_too = ended.plan.snapshot_time, not ended.initial
-            tasks.append(SnapshotEnd(time, tuple(sorted(names)), requested_too))
+            of = ended.plan.snapshot_time, tuple(sorted(names)), not ended.initial
+            tasks.append(SnapshotEnd(*of))
     return tasks
 
 

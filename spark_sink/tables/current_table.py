@@ -127,7 +127,7 @@ class CurrentTable:
         table keeps them. A cell that another program has set to null has an empty value.
         """
         names = self.form.version_columns
-        living = ~pc.field(DELETED) if self.form.keeps_deleted and not deleted else None
+        living = [~pc.field(DELETED)] if self.form.keeps_deleted and not deleted else []
         rows = read_rows(spark, self.log, names, living)
         rows = rows.select(*map(_cell, names, (*VERSION, DELETED)))
         return rows if deleted else rows.drop(DELETED)

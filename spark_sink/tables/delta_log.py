@@ -18,6 +18,7 @@ import secrets
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
 
@@ -50,7 +51,7 @@ from spark_sink.tables.log_state import (
     restored_error,
 )
 from spark_sink.tables.parquet_parts import BATCH, COMPARED, Parts, checksum_of, partition_in
-from spark_sink.tables.tasks import Tell, scans_of, tell_nobody
+from spark_sink.tables.tasks import Chosen, Tell, scans_of, tell_nobody
 
 CHECKSUM = "checksum"
 """The field of a state with the checksum of the table's rows."""
@@ -261,7 +262,7 @@ class DeltaLog:
             return bool(partition_digest(partitions_of(self.files())) == state.get(PARTITIONS, 0))
         newest = state.get("written", {}).get(name)
         return newest is None or any(
-            rows.num_rows for rows in self.scan([BATCH], pc.field(BATCH) == newest)
+            rows.num_rows for rows in self.scan([BATCH], [(BATCH, "==", newest)])
         )
 
     def has(self, batch: Batch) -> bool:
@@ -366,34 +367,31 @@ class DeltaLog:
             return _NO_FILES
         return pa.table(self._table.get_add_actions(True))
 
-    def actions(self, chosen: pc.Expression | None = None) -> list[dict[str, Any]]:
+    def actions(self, chosen: Chosen = ()) -> list[dict[str, Any]]:
         """Return the same as a document for each file, with its relative `path`.
 
-        It is without the statistics of columns. Files that have no row of a condition, by their
-        statistics, may be left out.
+        It is without the statistics of columns. Files that have no chosen row, by these statistics,
+        are left out.
         """
         files = self.files()
+        for each in chosen:
+            if isinstance(each, tuple):
+                files = _with_rows(files, *each)
         names = [each for each in files.column_names if not each.startswith(_OF_COLUMNS)]
         rows = files.select(names).to_pylist()
-        found = [{**row, "path": unquote(row["path"])} for row in rows]
-        if chosen is None or self._table is None:
-            return found
-        fragments = self._table.to_pyarrow_dataset().get_fragments(filter=chosen)
-        kept = {each.path for each in fragments}
-        return [each for each in found if each["path"] in kept]
+        return [{**row, "path": unquote(row["path"])} for row in rows]
 
     def paths(self) -> set[str]:
         """Return the relative paths of the files."""
         return {*map(unquote, self.files()["path"].to_pylist())}
 
-    def scan(
-        self, columns: Sequence[str], chosen: pc.Expression | None = None
-    ) -> Iterator[pa.RecordBatch]:
-        """Return columns of the rows that a condition selects, by the statistics of files first."""
-        assert self._table is not None
+    def scan(self, columns: Sequence[str], chosen: Chosen = ()) -> Iterator[pa.RecordBatch]:
+        """Return columns of the rows that are chosen."""
         with self.failures():
-            for each in scans_of(self, columns, chosen):
-                yield from each
+            scans = scans_of(self, columns, chosen)
+            files = [file for each in scans for file in each.files]
+            for each in scans[:1]:
+                yield from replace(each, files=files).together()
 
     def count(self) -> int:
         """Return the number of rows, by the statistics of files."""
@@ -629,6 +627,17 @@ class DeltaLog:
             "of this job: let only one of them write to a table",
             error,
         )
+
+
+def _with_rows(files: pa.Table, name: str, operator: str, value: Any) -> pa.Table:
+    """Return the files that may have a row whose column compares so with a value."""
+    sides = {"<": ("min.",), "<=": ("min.",), ">": ("max.",), ">=": ("max.",)}
+    for side in sides.get(operator, ("min.", "max.")):
+        if side + name in files.column_names:
+            compare = pc.less_equal if side == "min." else pc.greater_equal
+            found = compare(files[side + name], pa.scalar(value))
+            files = files.filter(pc.fill_null(found, fill_value=True))
+    return files
 
 
 def _schema(schema: pa.Schema) -> Schema:

@@ -22,12 +22,11 @@ from pyspark.sql.types import StructField, StructType
 from shard_client.bson.resume_token import cluster_time_of
 from shard_client.bson.values import DOCUMENT
 from spark_sink.errors import StreamError
+from spark_sink.events.applied_updates import updated
 from spark_sink.events.slices import CODEC, Slice, fields_of
-from spark_sink.events.update_description import updated
 from spark_sink.rows.arrow_types import arrow_schema
-from spark_sink.rows.layouts import JoinedEvents, Places, layouts_of
+from spark_sink.rows.layouts import JoinedEvents, Places, all_layouts_of, in_order
 from spark_sink.rows.row_schema import columns
-from spark_sink.rows.text_columns import combined
 from spark_sink.tables.prepare import (
     DELETED_ROW,
     EVENT,
@@ -294,9 +293,8 @@ def _documents_in(events: pa.Array) -> pa.Array:
 
     Raises InvalidBSON.
     """
-    layouts, left = layouts_of(JoinedEvents.of_column(events))
     parts: list[tuple[Places, pa.Array]] = []
-    for layout in layouts:
+    for layout in all_layouts_of(JoinedEvents.of_column(events)):
         full, kind = (layout.fields.get(name) for name in _OF_DOCUMENT)
         if full is None or full.kind != DOCUMENT or kind is None:
             parts.append((layout.rows, pa.nulls(len(layout.rows), pa.binary())))
@@ -307,17 +305,7 @@ def _documents_in(events: pa.Array) -> pa.Array:
             living = pa.array([each.value != _DELETE for each in kinds]).take(pa.array(codes))
             documents = pc.if_else(living, documents, None)
         parts.append((layout.rows, documents))
-    if len(left) or not parts:
-        alone = [_document_in(events[row].as_py()) for row in left.tolist()]
-        parts.append((left, pa.array(alone, pa.binary())))
-    return combined(len(events), parts)
-
-
-def _document_in(event: bytes) -> bytes | None:
-    document, kind = map(fields_of(event, _OF_DOCUMENT).get, _OF_DOCUMENT)
-    if document is None or document.kind != DOCUMENT or kind is None or kind.value == _DELETE:
-        return None
-    return document.value
+    return in_order(parts)
 
 
 def _folded(columns: Iterable[Any]) -> pa.Table:

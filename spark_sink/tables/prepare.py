@@ -8,7 +8,6 @@ they give its namespace, or remove it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from bson.timestamp import Timestamp
-from numpy.typing import NDArray
 from pyspark.sql.types import StructType
 
 from shard_client.bson.resume_token import high_water_mark
@@ -25,11 +23,10 @@ from shard_client.bson.values import DOCUMENT, STRING
 from spark_sink.errors import StreamError
 from spark_sink.events.slices import UNREADABLE, Slice, document_of, fields_of
 from spark_sink.rows.arrow_types import arrow_schema
-from spark_sink.rows.columns import in_order
-from spark_sink.rows.extended_json import canonical_json
-from spark_sink.rows.layouts import JoinedEvents, Layout, Places, layouts_of
+from spark_sink.rows.extended_json import JsonColumns, canonical_json
+from spark_sink.rows.layouts import JoinedEvents, Layout, Places, all_layouts_of, in_order
 from spark_sink.rows.row_schema import columns
-from spark_sink.rows.text_columns import JsonColumns, joined_text
+from spark_sink.rows.text_columns import joined_text
 
 SNAPSHOT_END = "snapshotEnd"
 DDL_TYPES = ("drop", "dropDatabase", "rename", SNAPSHOT_END)
@@ -176,83 +173,57 @@ class Prepare:
     def _prepared(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         if not rows.num_rows:
             return _prepared_batch(())
-        events = JoinedEvents.of_column(rows["event"])
-        parts = [part for each in layouts_of(events)[0] for part in self._by_column(events, each)]
-        alone = np.ones(rows.num_rows, np.bool_)
-        for indexes, _ in parts:
-            alone[indexes] = False
-        renamed: list[tuple[int, Slice]] = []
-        if alone.any():
-            left = np.flatnonzero(alone)
-            found = [self._one_by_one(rows, row, renamed) for row in left.tolist()]
-            parts.append((left, batch_of(found, _KEYS)))
-        keys = in_order([each for _, each in parts], [indexes.tolist() for indexes, _ in parts])
-        places = (pc.fill_null(rows[name], "") for name in ("database", "collection"))
-        key, document_key, kind = keys.columns
-        columns = [*places, key, rows["token"], document_key, kind, rows["event"]]
-        prepared = pa.RecordBatch.from_arrays(columns, schema=_PREPARED_ARROW)
-        if not renamed:
+        parts: list[tuple[Places, pa.RecordBatch]] = []
+        former: dict[int, bytes] = {}
+        for layout in all_layouts_of(JoinedEvents.of_column(rows["event"])):
+            field = layout.fields.get(b"documentKey")
+            if field is None or field.kind != DOCUMENT or b"splitEvent" in layout.fields:
+                first = None if field is None else layout.slices(b"documentKey")[0]
+                parts.append((layout.rows, self._inapplicable(first, len(layout.rows))))
+                continue
+            documents, changed = layout.documents(b"documentKey"), _changed_keys(layout)
+            if changed:
+                keys = layout.values(b"documentKey")
+                for place, key in changed.items():
+                    former[int(layout.rows[place])], keys[place] = keys[place], key
+                documents = JoinedEvents(keys)
+            parts.append((layout.rows, self._keys_of(documents)))
+        prepared = _with_keys(rows, in_order(parts), rows["event"])
+        if not former:
             return prepared
-        return pa.concat_batches([prepared, self._removals(prepared, renamed)])
+        keys = list(former.values())
+        events = pa.array(map(_delete_of, keys), pa.binary())
+        removed = self._keys_of(JoinedEvents(keys))
+        return pa.concat_batches(
+            [prepared, _with_keys(rows.take(pa.array(list(former))), removed, events)]
+        )
 
-    def _by_column(
-        self, events: JoinedEvents, layout: Layout
-    ) -> Iterator[tuple[Places, pa.RecordBatch]]:
-        """Return indexes of events of a layout, and their keys, with the columns _KEYS."""
-        field = layout.fields.get(b"documentKey")
-        if field is None or field.kind != DOCUMENT or b"splitEvent" in layout.fields:
-            return
-        if b"operationType" not in layout.fields:
-            return
-        documents, texts = layout.documents(b"documentKey"), JsonColumns(canonical=True)
-        names = [name.encode() for name in self.keys]
-        for each in layouts_of(documents)[0]:
-            if not each.fields.keys() >= {*names}:
-                continue
-            found = [texts.of_layout(documents, each, name) for name in (*names, None)]
-            values = [column for column in found if column is not None]
-            if len(values) < len(found):
-                continue
-            *keys, document_key = values
-            if len(keys) > 1:
-                keys = [joined_text(["[", *_between(keys), "]"], len(document_key))]
-            kinds = pa.repeat(pa.scalar(EVENT, pa.int64()), len(document_key))
-            batch = pa.RecordBatch.from_arrays([*keys, document_key, kinds], schema=_KEYS)
-            rows, stays = layout.rows[each.rows], _keeps_key(events, layout, each)
-            yield (rows, batch) if stays.all() else (rows[stays], batch.filter(pa.array(stays)))
+    def _keys_of(self, documents: JoinedEvents) -> pa.RecordBatch:
+        """Return the columns _KEYS of events with these keys of documents."""
+        try:
+            return self._read_keys(documents)
+        except UNREADABLE:
+            if len(documents.ends) == 1:
+                return self._inapplicable(Slice(DOCUMENT, documents.values()[0]), 1)
+        return pa.concat_batches([self._keys_of(JoinedEvents([key])) for key in documents.values()])
 
-    def _one_by_one(
-        self, rows: pa.RecordBatch, row: int, renamed: list[tuple[int, Slice]]
-    ) -> tuple[str, str | None, int]:
-        """Return the values of _KEYS of an event; note the former key of one that is renamed."""
-        fields = fields_of(rows["event"][row].as_py())
-        document_key = fields.get(b"documentKey")
-        if document_key is not None and b"splitEvent" not in fields:
-            if fields.get(b"operationType") == _REPLACE:
-                former, document_key = document_key, _key_after(document_key, fields)
-                if document_key != former:
-                    renamed.append((row, former))
-            with suppress(*UNREADABLE):
-                return self._key(document_key), canonical_json(document_key), EVENT
+    def _read_keys(self, documents: JoinedEvents) -> pa.RecordBatch:
+        texts = JsonColumns(canonical=True)
+        parts = []
+        for layout in all_layouts_of(documents):
+            columns = [texts.field(layout, name.encode()) for name in self.keys]
+            if len(columns) > 1:
+                columns = [joined_text(["[", *_between(columns), "]"], len(layout.rows))]
+            parts.append((layout.rows, columns[0]))
+        kinds = pa.repeat(pa.scalar(EVENT, pa.int64()), len(documents.ends))
+        columns = [in_order(parts), texts.texts(documents), kinds]
+        return pa.RecordBatch.from_arrays(columns, schema=_KEYS)
+
+    def _inapplicable(self, document_key: Slice | None, size: int) -> pa.RecordBatch:
+        """Return the columns _KEYS of events that belong to no document."""
         if not self.tolerant:
             raise StreamError(problem_of(document_key))
-        return "", None, INAPPLICABLE
-
-    def _removals(
-        self, prepared: pa.RecordBatch, renamed: Sequence[tuple[int, Slice]]
-    ) -> pa.RecordBatch:
-        """Return deletes of the keys that documents had before an event in these rows."""
-        return _prepared_batch(
-            (
-                *(prepared[name][row].as_py() for name in ("database", "collection")),
-                self._key(former),
-                prepared["token"][row].as_py(),
-                canonical_json(former),
-                EVENT,
-                document_of([(b"operationType", _DELETE), (b"documentKey", former)]),
-            )
-            for row, former in renamed
-        )
+        return batch_of([("", None, INAPPLICABLE)] * size, _KEYS)
 
     def after_ddl(self, prepared: pa.RecordBatch) -> pa.RecordBatch:
         """Return rows of PREPARED with the namespaces that the DDL events give them."""
@@ -264,58 +235,45 @@ class Prepare:
             if (place := after_ddl_events(token, (database, collection), self.ddl_events)[1])
         )
 
-    def _key(self, document_key: Slice) -> str:
-        values = fields_of(document_key.value)
-        parts = []
-        for name in self.keys:
-            value = values.get(name.encode())
-            parts.append("null" if value is None else canonical_json(value) or "null")
-        return parts[0] if len(parts) == 1 else f"[{','.join(parts)}]"
 
+def _changed_keys(layout: Layout) -> dict[int, bytes]:
+    """Return the keys that documents have after replaces, where these differ, by place.
 
-def _keeps_key(events: JoinedEvents, layout: Layout, keys: Layout) -> NDArray[np.bool_]:
-    """Return which events surely do not change the `_id` of their documents.
-
-    `keys` is a layout of the documents' keys.
+    An `_id` may become an equal number of another type, or a document with such numbers.
     """
-    stays = np.ones(len(keys.rows), np.bool_)
-    full, identifier = layout.fields.get(b"fullDocument"), keys.fields.get(b"_id")
-    if full is None or full.kind != DOCUMENT or identifier is None:
-        return stays
+    full = layout.fields.get(b"fullDocument")
     kinds, codes = layout.distinct(b"operationType")
-    if _REPLACE not in kinds:
-        return stays
-    replaces = np.flatnonzero(codes[keys.rows] == kinds.index(_REPLACE))
-    starts = identifier.starts[replaces] - len(b"\x07_id\0")
-    places = zip(
-        starts.tolist(),
-        identifier.stops[replaces].tolist(),
-        (full.starts[keys.rows[replaces]] + 4).tolist(),
-        strict=True,
-    )
-    data = events.data
-    stays[replaces] = [data.startswith(data[start:stop], first) for start, stop, first in places]
-    return stays
+    if full is None or full.kind != DOCUMENT or _REPLACE not in kinds:
+        return {}
+    replaces = np.flatnonzero(codes == kinds.index(_REPLACE))
+    chosen = layout.chosen(replaces)
+    found = {}
+    pairs = zip(chosen.values(b"documentKey"), chosen.values(b"fullDocument"), strict=True)
+    for place, (key, document) in zip(replaces.tolist(), pairs, strict=True):
+        if document.startswith(key[4:-1], 4):
+            continue
+        before, identifier = fields_of(key), fields_of(document, (b"_id",)).get(b"_id")
+        if identifier is not None and before.get(b"_id") not in (None, identifier):
+            found[place] = document_of({**before, b"_id": identifier}.items())
+    return found
+
+
+def _with_keys(rows: pa.RecordBatch, keys: pa.RecordBatch, events: pa.Array) -> pa.RecordBatch:
+    """Return rows of PREPARED, of rows of the source and the columns _KEYS."""
+    places = (pc.fill_null(rows[name], "") for name in ("database", "collection"))
+    key, document_key, kind = keys.columns
+    columns = [*places, key, rows["token"], document_key, kind, events]
+    return pa.RecordBatch.from_arrays(columns, schema=_PREPARED_ARROW)
+
+
+def _delete_of(key: bytes) -> bytes:
+    """Return the event of a document's delete."""
+    return document_of([(b"operationType", _DELETE), (b"documentKey", Slice(DOCUMENT, key))])
 
 
 def _between(columns: Sequence[pa.Array]) -> list[str | pa.Array]:
     """Return columns with commas between them."""
     return [part for each in columns for part in (",", each)][1:]
-
-
-def _key_after(document_key: Slice, fields: Mapping[bytes, Slice]) -> Slice:
-    """Return the key that a document has after a replace event.
-
-    An `_id` may become an equal number of another type, or a document with such numbers.
-    """
-    full = fields.get(b"fullDocument")
-    if full is None or full.kind != DOCUMENT:
-        return document_key
-    identifier = fields_of(full.value, (b"_id",)).get(b"_id")
-    before = fields_of(document_key.value)
-    if identifier is None or before.get(b"_id") in (None, identifier):
-        return document_key
-    return Slice(DOCUMENT, document_of({**before, b"_id": identifier}.items()))
 
 
 def problem_of(document_key: Slice | None) -> str:

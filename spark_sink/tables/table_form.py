@@ -29,9 +29,9 @@ from pyspark.sql.types import (
 from spark_sink.events.slices import CODEC, UNREADABLE, Slice, decoded_documents, flattened
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.checksum import NO_ROWS, Checksum
+from spark_sink.rows.extended_json import JsonColumns
 from spark_sink.rows.inferred_schema import SeenTypes, extends, grown, is_no_column, paths_of
 from spark_sink.rows.layouts import JoinedEvents
-from spark_sink.rows.text_columns import JsonColumns
 from spark_sink.rows.typed_documents import RESCUED, InferredDocuments, TypedDocuments
 from spark_sink.tables.fold import DELETED, TABLE, VERSION
 from spark_sink.tables.key_ranges import KEY_RANGE

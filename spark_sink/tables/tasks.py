@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
@@ -95,8 +96,10 @@ def _run(works: Sequence[Callable[[], MadeRows]], batches: Iterable[pa.RecordBat
 _TASK_BYTES = 64 * 1024 * 1024
 _ROWS = 10_000
 _FORMAT = ds.ParquetFileFormat()
-# What delta-rs writes texts and bytes as, and pyarrow cannot compare.
 _VIEWS = {pa.string_view(), pa.binary_view()}
+Chosen = Sequence[tuple[str, str, Any] | pc.Expression]
+"""Conditions on rows, all of which hold. By those such as ("token", "<=", "82"), with one of the
+operators ==, <, <=, > and >=, whole files are left out, as the log's statistics tell them."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ class TableScan:
         schema: of the table; a file may lack some columns, and fields of structs.
         columns: those to return.
         files: their paths, and the values of their partition columns.
-        chosen: a condition on rows; None for all.
+        chosen: a condition on rows; None for all of them.
     """
 
     address: str
@@ -118,11 +121,9 @@ class TableScan:
     chosen: pc.Expression | None
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        """Return the rows. Raises OSError."""
-        opened, folder = open_folder(self.address)
-        for path, partition in self.files:
-            file = _FORMAT.make_fragment(f"{folder}/{path}", opened, _condition(partition))
-            if self.chosen is None or not _VIEWS & {each.type for each in file.physical_schema}:
+        """Return the rows, of one file after the other. Raises OSError."""
+        for file in self._fragments():
+            if self.chosen is None or not _has_views(file):
                 yield from self._batches(file, self.columns, self.chosen)
                 continue
             for batch in self._batches(file, self.schema.names, None):  # as texts and bytes
@@ -142,14 +143,33 @@ class TableScan:
             use_threads=False,
         ).to_batches()
 
+    def together(self) -> Iterator[pa.RecordBatch]:
+        """Return the rows; several files are read at a time. Raises OSError."""
+        files = [*self._fragments()]
+        if self.chosen is not None and any(map(_has_views, files)):
+            yield from self
+        else:
+            dataset = ds.FileSystemDataset(files, self.schema, _FORMAT)
+            yield from dataset.scanner(columns=[*self.columns], filter=self.chosen).to_batches()
+
+    def _fragments(self) -> Iterator[ds.ParquetFileFragment]:
+        opened, folder = open_folder(self.address)
+        for path, partition in self.files:
+            yield _FORMAT.make_fragment(f"{folder}/{path}", opened, _condition(partition))
+
+
+def _has_views(file: ds.Fragment) -> bool:
+    """Return whether a file has types as delta-rs writes them, which pyarrow cannot compare."""
+    return bool(_VIEWS & {each.type for each in file.physical_schema})
+
 
 def scans_of(
     log: DeltaLog,
     columns: Sequence[str],
-    chosen: pc.Expression | None = None,
+    chosen: Chosen = (),
     files: Iterable[Mapping[str, Any]] | None = None,
 ) -> list[TableScan]:
-    """Return what reads columns of a version, without files that a condition rules out.
+    """Return what reads columns of a version, without files that have no row that is `chosen`.
 
     `files` are those to read, as `DeltaLog.actions` describes them, if not all of them.
     """
@@ -162,14 +182,16 @@ def scans_of(
         size += action["size_bytes"]
         found[-1].append((action["path"], partition_in(action)))
     schema = arrow_schema(StructType.fromJson(log.schema))
-    return [TableScan(log.address, schema, columns, each, chosen) for each in found]
+    terms = [pq.filters_to_expression([e]) if isinstance(e, tuple) else e for e in chosen]
+    rows = reduce(and_, terms) if terms else None
+    return [TableScan(log.address, schema, columns, each, rows) for each in found]
 
 
 def read_rows(
     spark: SparkSession,
     log: DeltaLog,
     columns: Sequence[str] | None = None,
-    chosen: pc.Expression | None = None,
+    chosen: Chosen = (),
     mapped: tuple[MapRows, str | StructType] | None = None,
 ) -> DataFrame:
     """Return columns, without some all of them, of the rows of a version that exists.

@@ -1,6 +1,6 @@
 """Ranges of keys, compared with the documents of their collections: the tasks of Spark.
 
-Rows and keys that differ while both sides change are suspects only: `collections` compares them
+Rows and keys that differ while both sides change are suspects only: `comparison` compares them
 again. Executors import this module, which requires pyarrow and pymongo only.
 """
 
@@ -146,18 +146,20 @@ class Look:
         task = replace(chunk_task(chunk, self.time, self.options), keys_only=True)
         with closing(RouterClient(self.options)) as client:
             for batch in read_chunks(client, [task], self.options):
-                keys = {place_of(row): row for row in self._prepared(batch)}
+                keys = {place_of_row(row): row for row in self._prepared(batch)}
                 found = self._find(keys, KEY_COLUMNS)
                 present = {place for each in found for place in each[_PLACE].to_pylist()}
                 missing = [row for place, row in keys.items() if place not in present]
-                yield _suspects((*place_of(e).split("\0"), self._id_of(e), False) for e in missing)
+                yield _suspects(
+                    (*place_of_row(e).split("\0"), self._id_of(e), False) for e in missing
+                )
                 rows, size = rows + batch.num_rows, size + batch["event"].nbytes
         yield _report(rows, size)
 
     def table_rows(self, batches: Iterable[pa.RecordBatch]) -> MadeRows:
         """Return the table's rows with some keys as ROWS: a function for `mapInArrow`."""
         for batch in batches:
-            for found in self._find(set(map(place_of, batch.to_pylist())), VERSION):
+            for found in self._find(set(map(place_of_row, batch.to_pylist())), VERSION):
                 yield from found.select(_ROWS.names).cast(_ROWS).to_batches()
 
     def documents(self, batches: Iterable[pa.RecordBatch]) -> MadeRows:
@@ -227,11 +229,11 @@ class Look:
         ]
         for batch in read_chunks(client, self._tasks(rows), self.options):
             for each in self._prepared(batch):
-                documents[place_of(each)] = fields_of(each["payload"])[b"fullDocument"].value
+                documents[place_of_row(each)] = fields_of(each["payload"])[b"fullDocument"].value
             size += batch["event"].nbytes
         found = []
         for row in rows:
-            stored, document = row["document"], documents.get(place_of(row))
+            stored, document = row["document"], documents.get(place_of_row(row))
             alike = stored == document or (document and not unequal_fields(stored, document))
             if not alike or not row["token"]:
                 found.append((*(row[name] for name in (*KEY_COLUMNS, "id")), False))
@@ -268,7 +270,7 @@ class Look:
         return None
 
 
-def place_of(row: Mapping[str, Any]) -> str:
+def place_of_row(row: Mapping[str, Any]) -> str:
     """Return the place of a row with KEY_COLUMNS."""
     return "\0".join(row[name] for name in KEY_COLUMNS)
 

@@ -1,6 +1,6 @@
 """Verifies the current table of a running job, round by round, at a bounded rate.
 
-A round is a comparison of the table with its collections (`collections`), half a minute's rows at a
+A round is a comparison of the table with its collections (`comparison`), half a minute's rows at a
 time. A round that the job's end has interrupted continues with the next start.
 """
 
@@ -34,7 +34,7 @@ from spark_sink.snapshot.plan import filter_of
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.prepare import EVENT
-from spark_sink.verification.collections import Comparison, Walk, document_options
+from spark_sink.verification.comparison import Comparison, Walk, document_options
 
 # Where a round continues that was interrupted, in the job's folder.
 _WALK = "round.json"

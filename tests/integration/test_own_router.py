@@ -3,16 +3,22 @@
 import pytest
 
 from spark_sink.errors import OptionError, SourceError
+from spark_sink.jobs.job_settings import JobSettings
 from spark_sink.jobs.own_router import own_router, require_router
 from tests.harness.clusters import TestCluster
 from tests.harness.ports import free_port
 
 
+def settings_of(uri: str, **more: str) -> JobSettings:
+    return JobSettings.model_validate({"out": "x", "uri": uri, **more})
+
+
 def test_a_router_runs_for_the_block(cluster: TestCluster) -> None:
     uri = f"mongodb://127.0.0.1:{free_port()}/"
-    with own_router(uri, cluster.configdb, cluster.mongos_uri.rstrip("/")):
+    upstream = cluster.mongos_uri.rstrip("/")
+    with own_router(settings_of(uri, configdb=cluster.configdb, upstream=upstream)):
         require_router({"uri": uri})
-        with own_router(uri, "cfg/127.0.0.1:1", None):  # one answers: none is started
+        with own_router(settings_of(uri, configdb="cfg/127.0.0.1:1")):  # one answers: none starts
             require_router({"uri": uri})
         require_router({"uri": uri})
     with pytest.raises(SourceError, match="cannot be reached"):
@@ -22,7 +28,7 @@ def test_a_router_runs_for_the_block(cluster: TestCluster) -> None:
 def test_the_cause_is_told_where_it_does_not_start() -> None:
     with (
         pytest.raises(SourceError, match=r"does not start: sharding\.configDB: must be setName"),
-        own_router("mongodb://127.0.0.1:27999", "localhost:1", None),
+        own_router(settings_of("mongodb://127.0.0.1:27999", configdb="localhost:1")),
     ):
         pass
 
@@ -30,8 +36,6 @@ def test_the_cause_is_told_where_it_does_not_start() -> None:
 def test_it_is_for_this_machine() -> None:
     with (
         pytest.raises(OptionError, match=r"--uri must name one port of 127\.0\.0\.1"),
-        own_router("mongodb://127.0.0.1:1,127.0.0.1:2", "cfg/h:1", None),
+        own_router(settings_of("mongodb://127.0.0.1:1,127.0.0.1:2", configdb="cfg/h:1")),
     ):
-        pass
-    with pytest.raises(OptionError, match="pass both"), own_router("", None, "mongodb://m"):
         pass

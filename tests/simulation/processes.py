@@ -8,7 +8,7 @@ from typing import Any
 
 from router.config.parameters import stream_limits
 from router.config.settings import load_settings
-from router.service import serve
+from router.service import serve_process
 from router.stream_settings import StreamSettings
 from shard_client.wire.connection import Address
 from tests.doubles.probed_replica_set import ProbedReplicaSet
@@ -94,7 +94,7 @@ class RouterProcess:
         self._task.add_done_callback(self._ended)
 
     async def _serve(self) -> None:
-        await serve(
+        await serve_process(
             self._settings,
             ["mergerouter", "serve"],
             self._stop,

@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from spark_sink.jobs.job_folder import DEFAULT_TABLES, JobFolder, JobRecord
-from spark_sink.jobs.progress import JobMetrics
+from spark_sink.jobs.metrics import JobMetrics
 from spark_sink.jobs.tables_job import TablesJob, namespace_options
 from spark_sink.verification.job import verify_job
 from tests.spark.conftest import Shop

@@ -448,7 +448,7 @@ def test_a_drive_without_locks_is_no_reason_to_fail(
 def test_a_snapshot_alone_is_read_once(tmp_path: Path) -> None:
     record = JobRecord(("shop.orders",))
     time = Timestamp(5, 1)
-    request = Request.of_mode(time, plan=SnapshotPlan(time))
+    request = Request.of_mode(time, SnapshotPlan(time))
     running = to_document(SignalState(requests=(request,)))
     fake_job(tmp_path / "a", signals=running).begin(record, once=True)
     ended = to_document(SignalState(ended=request))

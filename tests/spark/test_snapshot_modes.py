@@ -17,6 +17,7 @@ from spark_sink.options.snapshot_options import (
     QueryStart,
     SnapshotOptions,
     SnapshotPolicy,
+    custom_mode,
 )
 from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.state import Request, SignalState
@@ -135,7 +136,7 @@ def test_a_custom_mode_that_fails_is_reported(name: str, message: str) -> None:
 @pytest.mark.parametrize("name", ["no.such.module:choose", f"{CUSTOM}:asked"])
 def test_a_missing_custom_mode_fails_immediately(name: str) -> None:
     with pytest.raises(OptionError, match=r"snapshot\.mode\.custom\.name"):
-        SnapshotOptions(custom=name).require_custom_mode()
+        custom_mode(name)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +215,7 @@ def test_a_snapshot_without_collections_has_no_end_row() -> None:
     for given, found, ends in (({}, [], [()]), (lists, [("db", "c")], [(("db", "c"),)]),
                                (lists, [], [])):  # fmt: skip
         options, planner = parse_options({"uri": URI, **given}), Mock(names=lambda _, f=found: f)
-        request = Request.of_mode(plan.snapshot_time, options.snapshot.collections, plan)
+        request = Request.of_mode(plan.snapshot_time, plan)
         state = from_json(SignalState, to_json(SignalState(ended=request)))
         tasks = snapshot_tasks(state, FromNow(), options, planner)
         assert [task.collections for task in tasks if isinstance(task, SnapshotEnd)] == ends

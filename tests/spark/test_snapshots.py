@@ -154,7 +154,7 @@ def test_a_plan_is_restored_from_an_offset_and_ends_after_all_collections(shop: 
     plan: SnapshotPlan | None = planning.begin(router.snapshot_time())
     found, tasks = [], 0
     while plan is not None and not (plan := planning.next_batch(plan)).ended:
-        request = Request.of_mode(plan.snapshot_time, plan=plan)
+        request = Request.of_mode(plan.snapshot_time, plan)
         written = Offset(plan.handover, signals=SignalState(requests=(request,))).write()
         plan = Offset.read(json.loads(json.dumps(written))).signals.initial
         assert plan is not None

@@ -19,7 +19,7 @@ from spark_sink import read_at
 from spark_sink.errors import OptionError
 from spark_sink.jobs import rebuilding
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
-from spark_sink.jobs.progress import JobMetrics
+from spark_sink.jobs.metrics import JobMetrics
 from spark_sink.jobs.status import lines_of, status_of
 from spark_sink.jobs.tables_job import table_form
 from spark_sink.tables.current_table import CurrentTable

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from spark_sink.errors import OptionError
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_settings import JobSettings
-from spark_sink.jobs.progress import JobMetrics
+from spark_sink.jobs.metrics import JobMetrics
 from spark_sink.jobs.status import lines_of, status_of
 from spark_sink.options.stream_options import parse_options
 from spark_sink.verification.verifier import Verifier
@@ -21,7 +21,7 @@ from tests.spark.batches import TableQuery
 from tests.spark.conftest import Shop
 from tests.spark.test_current_tables import change_at_random, collections_of, damage
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
 _SECONDS = 300.0
 
 

@@ -1,7 +1,4 @@
-"""Executors need only the zip, with neither the router nor its client, orjson and deltalake.
-
-Those that write no tables need no numpy.
-"""
+"""Executors need only the zip, with neither the router nor its client, orjson and deltalake."""
 
 from __future__ import annotations
 
@@ -13,12 +10,11 @@ REPOSITORY = Path(__file__).parents[2]
 SCRIPT = """
 import sys
 sys.path.insert(0, sys.argv[1])
-for name in "router embedded orjson numpy motor deltalake typer".split():
+for name in "router embedded orjson motor deltalake typer".split():
     sys.modules[name] = None
 for name in "errors error_codes wire remote_cursor replica_set".split():
     sys.modules[f"shard_client.{name}"] = None
 import spark_sink.source.data_source
-del sys.modules["numpy"]
 import spark_sink.jobs.job_source, spark_sink.tables.range_merge, spark_sink.tables.tasks
 import spark_sink.tables.advance, spark_sink.verification.ranges, spark_sink.verification.stream
 print(spark_sink.source.data_source.__file__)

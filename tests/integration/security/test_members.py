@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from router.catalog.cluster import CONFIG, Cluster
 from router.catalog.server_checks import ServerChecks
-from router.tools.tail import explain
+from router.tools.tail import cause_and_remedy
 from shard_client.errors import CommandError
 from shard_client.replica_set.motor_control import NO_PRIMARY
 from shard_client.replica_set.replica_set import PRIMARY
@@ -182,7 +182,7 @@ def test_a_refusal_is_told_to_everybody_as_one(
         assert seen.value.code == 13
         # These advise the user of the client otherwise.
         assert "the user in option" not in str(stream_refused(seen.value))
-        assert "The user in" not in explain(seen.value)
+        assert "The user in" not in cause_and_remedy(seen.value)
         ready = get(router.admin_port, "/readyz")
         assert (ready.status, problem in ready.text) == (503, True)
         lane_or_router = problem.removeprefix("shard shard0 ")

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from spark_sink.errors import SourceError
+from spark_sink.jobs.job_settings import JobSettings
 from spark_sink.jobs.own_router import own_router, require_router
 from tests.harness.clusters import Client, TestCluster
 from tests.harness.ports import free_port
@@ -27,7 +28,7 @@ def test_it_takes_key_file_and_user_from_a_configuration_file(
     )
     uri = f"mongodb://{ROOT}:{ROOT}@{address}/"
     with (
-        own_router(uri, None, None, str(config)),
+        own_router(JobSettings(out="x", uri=uri, router_config=str(config))),
         Client(uri) as client,
         client.shop.orders.watch() as stream,
     ):

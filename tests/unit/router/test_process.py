@@ -23,4 +23,4 @@ async def test_the_options_are_logged_without_passwords(monkeypatch: pytest.Monk
 
 async def test_the_config_server_is_required() -> None:
     with pytest.raises(ValueError, match=r"sharding\.configDB is not set"):
-        await service.serve(load_settings({}), [], asyncio.Event())
+        await service.serve_process(load_settings({}), [], asyncio.Event())

@@ -42,6 +42,28 @@ async def test_a_command_fails_the_requested_number_of_times_with_labels() -> No
         assert (await client.command("admin", fail("off")))["count"] == 2
 
 
+@pytest.mark.parametrize(
+    ("command", "code", "labelled"),
+    [
+        ({"insert": "c", "autocommit": False}, 112, True),
+        ({"insert": "c", "autocommit": False}, 91, True),
+        ({"insert": "c", "autocommit": False}, 11000, False),
+        ({"insert": "c"}, 112, False),
+        ({"commitTransaction": 1, "autocommit": False}, 251, True),
+        ({"commitTransaction": 1, "autocommit": False}, 91, False),
+    ],
+)
+async def test_a_transaction_s_command_fails_with_the_label_of_its_code(
+    command: dict[str, Any], code: int, labelled: bool
+) -> None:
+    async with facade(fail_points=FailPoints()) as router, await router.client() as client:
+        point = fail({"times": 1}, failCommands=[*command][:1], errorCode=code)
+        await client.command("admin", point)
+        reply = await client.command("admin", command)
+        assert reply["code"] == code
+        assert reply.get("errorLabels", []) == ["TransientTransactionError"] * labelled
+
+
 async def test_a_get_more_that_fails_after_checkout_ends_its_cursor() -> None:
     async with facade(fail_points=FailPoints()) as router, await router.client() as client:
         cursor_id = (await client.command("db", WATCH))["cursor"]["id"]

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from router.feed.feed import Feed
+from router.feed.feed import FeedPort
 from router.feed.watch import Watch, parse_watch
 from shard_client.errors import CommandError
 from tests.doubles.fake_cursors import FakeCursor, FakeCursors, event
@@ -28,7 +28,7 @@ REFUSALS = ("BadValue", "FailedToParse", "TypeMismatch", "Unauthorized")
 async def feed(**settings: Any) -> AsyncIterator[tuple[FakeCursors, int]]:
     cursors = FakeCursors()
     settings = {"request_wait": 0.02, **settings}
-    async with Feed(cast(Any, cursors), **settings) as listening:
+    async with FeedPort(cast(Any, cursors), **settings) as listening:
         yield cursors, await listening.listen(["127.0.0.1"], 0)
 
 

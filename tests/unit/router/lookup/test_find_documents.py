@@ -10,7 +10,7 @@ from bson import Timestamp
 from bson.binary import Binary
 
 from router.lookup import upstream_reads
-from router.lookup.events import Source, Wanted
+from router.lookup.events import SourceCollection, Wanted
 from router.lookup.find_documents import find_documents
 from router.lookup.keys import DocumentKey
 from router.lookup.upstream_reads import UpstreamReads
@@ -28,7 +28,10 @@ MISMATCH = {"ok": 0.0, "errmsg": "other", "code": 361, "codeName": "CollectionUU
 def want(key: dict[str, Any], second: int = 1, collection: str = "c") -> Wanted:
     raw = bson.encode({"d": key})[7:-1]
     return Wanted(
-        Source("db", collection, UUID, 1), DocumentKey.of(raw), Struct("<II").pack(1, second), 0
+        SourceCollection("db", collection, UUID, 1),
+        DocumentKey.of(raw),
+        Struct("<II").pack(1, second),
+        0,
     )
 
 
@@ -94,7 +97,10 @@ async def test_a_renamed_collection_is_read_under_its_new_name():
     async with scripted_mongos(renamed=[{"_id": 1}, {"_id": 2}]) as mongos:
         mismatch = {**MISMATCH, "actualCollection": "renamed"}
         mongos.refuse = lambda _: mismatch if mongos.commands[-1]["find"] == "c" else None
-        newer = [want({"_id": key})._replace(source=Source("db", "c", UUID, 2)) for key in (1, 3)]
+        newer = [
+            want({"_id": key})._replace(source=SourceCollection("db", "c", UUID, 2))
+            for key in (1, 3)
+        ]
         assert await found(reads(mongos), *newer) == [{"_id": 1}, None]
         assert await found(reads(mongos), want({"_id": 1})) == [None]
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from shard_client.bson.values import NESTED
 from shard_client.errors import ProtocolError
-from shard_client.wire.bson_slices import iter_elements, nested_start, shortened
+from shard_client.wire.bson_slices import cut_document, iter_elements, nested_start
 from tests.unit.shard_client.bson_values import documents
 
 
@@ -63,9 +63,9 @@ def test_errors_name_the_wrong_field(field, why):
 @given(documents, st.integers(0, 400))
 def test_a_shortened_document_has_the_first_fields(document: dict[str, object], most: int) -> None:
     encoded = bson.encode({"a": document, "b": [document, 1]})
-    cut = shortened(encoded, most)
+    cut = cut_document(encoded, most)
     validate(cut)
     assert len(cut) <= most + 100
-    assert shortened(encoded, len(encoded)) == encoded
+    assert cut_document(encoded, len(encoded)) == encoded
     names = [element.name for element in iter_elements(cut)]
     assert names == [b"a", b"b"][: len(names)]

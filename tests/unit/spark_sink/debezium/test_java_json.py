@@ -27,8 +27,7 @@ from bson.errors import InvalidBSON
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_sink.debezium.java_json import JavaJson
-from spark_sink.debezium.text_columns import JavaColumns, embedded
+from spark_sink.debezium.java_json import JavaColumns, JavaJson, embedded
 from spark_sink.rows.layouts import JoinedEvents
 from spark_sink.rows.text_columns import joined_text
 from tests.unit.spark_sink.rows.test_event_rows import MONGO_VALUES, documents

@@ -38,7 +38,8 @@ def sent(
 ) -> list[tuple[str, str, str | None]]:
     """Topic, key and value of the messages of one event."""
     options = MessageOptions("p", transform=Outbox.parse(properties))
-    return [each[:3] for each in Maker(options, lambda: 0).of_event(event(document, kind))]
+    columns = Maker(options, lambda: 0).of_events([event(document, kind)]).columns
+    return list(zip(*(column.to_pylist() for column in columns[:3]), strict=True))
 
 
 def test_a_document_names_its_topic_its_key_and_its_payload() -> None:

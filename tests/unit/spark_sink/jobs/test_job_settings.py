@@ -140,7 +140,10 @@ def test_what_a_file_cannot_have_is_told_with_the_remedy(
         ("run shop --out x --message prefix=p", "--message is for --table messages: give both"),
         ("run shop --out x --flatten", "--flatten is for tables with --schema: give both"),
         ("run shop --out x --schema no", "--schema must be infer, none, or a file that"),
-        ("run shop --out x --upstream mongodb://m:1", "--upstream is for the router that"),
+        (
+            "run shop --out x --upstream mongodb://m:1",
+            "--upstream belongs to --configdb: give both",
+        ),
         ("signal stop-snapshot --out nowhere", "there is no job in"),
         ("signal execute-snapshot --out nowhere", "name the collections to read"),
         ("status --out nowhere", "there is no job in"),

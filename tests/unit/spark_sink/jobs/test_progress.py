@@ -14,9 +14,8 @@ from prometheus_client import generate_latest
 
 from spark_sink.events.documents import to_document
 from spark_sink.jobs.job_folder import LoggedBatch
+from spark_sink.jobs.metrics import JobMetrics, ProgressListener
 from spark_sink.jobs.progress import (
-    JobMetrics,
-    ProgressListener,
     ProgressReport,
     batch_progress,
 )
@@ -136,7 +135,7 @@ def test_a_batch_that_runs_for_long_is_told_once() -> None:
 
 
 def test_rows_are_counted_by_collection_and_operation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark_sink.jobs.progress._MOST_NAMESPACES", 1)
+    monkeypatch.setattr("spark_sink.jobs.metrics._MOST_NAMESPACES", 1)
     metrics = JobMetrics()
     metrics.count([("shop.orders", "c", 3), ("shop.orders", "d", 1), ("shop.items", "c", 2)])
     metrics.count([("shop.orders", "c", 4), ("shop.more", "c", 5)])
@@ -170,7 +169,7 @@ def test_the_board_asks_for_metrics_that_exist() -> None:
 
 def test_a_snapshot_s_progress_is_told_until_it_has_ended() -> None:
     done = Progress(3, 1, 12)
-    signals = SignalState(requests=(Request.of_mode(TIME, plan=SnapshotPlan(TIME, progress=done)),))
+    signals = SignalState(requests=(Request.of_mode(TIME, SnapshotPlan(TIME, progress=done)),))
     running = batch_progress(progress(0, signals=to_document(signals)), THROUGH)
     at_end = to_document(SignalState(ended=signals.requests[0]))
     ended = batch_progress(progress(1, signals=at_end), THROUGH)
@@ -189,7 +188,7 @@ def test_a_terminal_shows_a_snapshot_as_a_bar() -> None:
     ratio = "mergerouter_job_snapshot_ratio"
     for number, share in enumerate((0.0, 0.5)):
         plan = SnapshotPlan(TIME, end=Place("items"), progress=Progress(2, 1, share=share))
-        running = SignalState(requests=(Request.of_mode(TIME, plan=plan),))
+        running = SignalState(requests=(Request.of_mode(TIME, plan),))
         query.recentProgress.append(progress(number, signals=to_document(running)))
         report(query)  # type: ignore[arg-type]
     assert metrics.registry.get_sample_value(ratio) == 0.75

@@ -30,7 +30,7 @@ from tests.doubles.scripted_job import Script, follow
 
 NONE = "mongodb://none"
 TIME = Timestamp(5, 1)
-IN_SNAPSHOT = SignalState(requests=(Request.of_mode(TIME, plan=SnapshotPlan(TIME)),))
+IN_SNAPSHOT = SignalState(requests=(Request.of_mode(TIME, SnapshotPlan(TIME)),))
 
 
 @pytest.fixture

@@ -15,9 +15,8 @@ from bson.objectid import ObjectId
 
 from shard_client.bson.values import DOCUMENT
 from spark_sink.events.slices import UNREADABLE, Slice, fields_of
-from spark_sink.rows.extended_json import canonical_json, relaxed_json
+from spark_sink.rows.extended_json import JsonColumns, canonical_json, relaxed_json
 from spark_sink.rows.layouts import JoinedEvents
-from spark_sink.rows.text_columns import JsonColumns
 
 INNER = Code("g", {"y": Code("h")})
 

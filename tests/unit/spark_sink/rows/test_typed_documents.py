@@ -44,8 +44,6 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from shard_client.bson.values import DOCUMENT
-from spark_sink.events.slices import Slice
 from spark_sink.rows.typed_documents import TypedDocuments, ddl_of, document_schema, from_json
 from tests.doubles.event_history import event_token
 from tests.unit.spark_sink.rows.test_event_rows import documents
@@ -59,9 +57,9 @@ UUID_7 = Binary.from_uuid(UUID(int=7), UuidRepresentation.STANDARD)
 def read(kind: DataType, value: Any, **options: Any) -> tuple[Any, bool]:
     """The value of a field `v` of this type, by way of Arrow, and whether the document fits."""
     schema = StructType([StructField("v", kind)])
-    found, fits = TypedDocuments(schema, **options).read(Slice(DOCUMENT, bson.encode({"v": value})))
-    [row] = pa.array([found], type=to_arrow_type(schema, timezone="UTC")).to_pylist()
-    return row["v"], fits
+    structs, misfits = TypedDocuments(schema, **options).read_all([bson.encode({"v": value})])
+    [row] = pa.array(structs, type=to_arrow_type(schema, timezone="UTC")).to_pylist()
+    return row["v"], not misfits
 
 
 @pytest.mark.parametrize(
@@ -174,10 +172,10 @@ def is_kept(value: Any, found: Any) -> bool:
 @given(documents, schemas)
 def test_a_document_that_fits_is_in_its_struct_without_loss(document, schema):
     raw = bson.encode(document | {"uuid": UUID_7, "decimal": Decimal128("1.10"), "list": [1, 2]})
-    found, fits = TypedDocuments(schema).read(Slice(DOCUMENT, raw))
-    [row] = pa.array([found], type=to_arrow_type(schema, timezone="UTC")).to_pylist()
+    structs, misfits = TypedDocuments(schema).read_all([raw])
+    [row] = pa.array(structs, type=to_arrow_type(schema, timezone="UTC")).to_pylist()
     codec = bson.CodecOptions(datetime_conversion=bson.DatetimeConversion.DATETIME_MS)
-    assert not fits or is_kept(bson.decode(raw, codec), row)
+    assert misfits or is_kept(bson.decode(raw, codec), row)
 
 
 def event(**documents_of_event: Any) -> RawBSONDocument:

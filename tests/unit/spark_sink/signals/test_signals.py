@@ -116,7 +116,7 @@ class Query:
 
     def __init__(self) -> None:
         self.planner = Collections()
-        self.snapshots = QuerySnapshots(self.planner, clock=lambda: 5.0)
+        self.snapshots = QuerySnapshots(self.planner, "a.x".__eq__, clock=lambda: 5.0)
         self.state = SignalState()
         self.notified: list[tuple[str, str]] = []
         self.time = 100
@@ -154,7 +154,8 @@ class Query:
         request = state.running
         assert request is not None
         assert request.plan is not None
-        tasks = self.planner.tasks(request.plan, request.wants, request.documents)
+        wanted = request.chosen("a.x".__eq__)
+        tasks = self.planner.tasks(request.plan, wanted, request.documents)
         return [str(chunk.collection) for task in tasks for chunk in task]
 
     def take(self, identifier: str, document: dict[str, Any]) -> None:
@@ -288,7 +289,7 @@ def test_a_snapshot_that_cannot_be_read_is_aborted(data: dict[str, Any], reason:
 
 
 def test_a_query_with_a_filtering_pipeline_refuses_snapshots() -> None:
-    snapshots = QuerySnapshots(Collections(), "no snapshotFilters")
+    snapshots = QuerySnapshots(Collections(), bool, "no snapshotFilters")
     state = snapshots.process(
         SignalState(), [ReceivedSignal("s", signal(data_collections=["a.x"]))]
     )
@@ -382,3 +383,19 @@ def test_a_blocking_snapshot_runs_first_and_pauses_the_stream() -> None:
     assert [query.batch(), query.batch()] == [["a.x", "a.x"], []]
     assert not query.state.blocks_stream
     assert query.batch() == ["b.z", "b.z"]
+
+
+def test_the_snapshot_of_the_mode_comes_first_and_is_read_at_its_own_time() -> None:
+    query = Query()
+    query.batch(s=signal(data_collections=["b.z"]))
+    query.state = query.snapshots.begin(query.state.without_batch(), MARK)
+    assert query.state.blocks_stream
+    assert query.batch() == ["a.x", "a.x"]
+    assert (query.state.reading, query.state.initial is None) == (MARK, False)
+    assert [query.batch(), query.batch()] == [["a.x", "a.x"], []]
+    assert query.state.ended is not None
+    assert query.state.initial is None
+    assert query.rest() == ["b.z"] * 2
+    name = f"initial-{MARK.time}-{MARK.inc}"
+    kinds = [kind for identifier, kind in query.notified if identifier == name]
+    assert kinds == ["IN_PROGRESS", "IN_PROGRESS", "TABLE_SCAN_COMPLETED", "COMPLETED"]

@@ -154,13 +154,13 @@ def written(plan: SnapshotPlan) -> SnapshotPlan:
 
 def in_snapshot(plan: SnapshotPlan) -> SignalState:
     """Return the state of a query within the snapshot of its mode."""
-    return SignalState(requests=(Request.of_mode(plan.snapshot_time, plan=plan),))
+    return SignalState(requests=(Request.of_mode(plan.snapshot_time, plan),))
 
 
 def batches(planner: SnapshotPlanner, most: int = 10**9) -> Iterator[list[list[Chunk]]]:
     """Yield the tasks of each batch of a snapshot; all offsets are small."""
-    snapshots = QuerySnapshots(planner)
-    signals = snapshots.begin(SignalState(), MARK, ())
+    snapshots = QuerySnapshots(planner, lambda _: True)
+    signals = snapshots.begin(SignalState(), MARK)
     for _ in range(most):
         signals = snapshots.advance(signals, MARK)
         if (plan := signals.initial) is None:

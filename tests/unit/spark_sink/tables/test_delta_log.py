@@ -85,6 +85,14 @@ def test_rows_are_read_back_by_other_readers(tmp_path: Path) -> None:
     named = [each["partition.namespace"] for each in log.actions()]
     assert [named.count(name) for name in NAMES] == [1, 1, 1, 1]
     assert log.count() == 40
+    for operator, number, count in (
+        ("==", 7, 1), ("<", 4, 4), ("<=", 4, 5), (">", 35, 4), (">=", 35, 5), ("==", 99, 0)
+    ):  # fmt: skip
+        chosen = [("token", operator, f"82{number:06}"), pa.compute.field("bucket").is_valid()]
+        found = [token for rows in log.scan(["token"], chosen) for token in rows["token"]]
+        assert len(found) == count
+    assert log.actions([("token", ">", "82000040")]) == []
+    assert len(log.actions([("fullDocument", "==", "none")])) == 4  # it has no statistics
     # A reader leaves out files by the statistics.
     pruned = DeltaTable(tmp_path).file_uris(file_pruning_predicate=[("token", "=", "82000000")])
     assert len(pruned) == 1
@@ -399,7 +407,7 @@ def test_files_that_delta_rs_has_rewritten_are_searched(
         ),
     ]
     for chosen, holds in conditions:
-        batches = DeltaLog(str(tmp_path)).scan(["event", "token"], chosen)
+        batches = DeltaLog(str(tmp_path)).scan(["event", "token"], [chosen])
         found = [row for batch in batches for row in batch.to_pylist()]
         expected = [{name: row[name] for name in ("event", "token")} for row in left if holds(row)]
         assert sorted(found, key=lambda row: row["token"]) == expected

@@ -24,9 +24,7 @@ from bson.int64 import Int64
 from deltalake import DeltaTable
 from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
 
-from shard_client.bson.values import DOCUMENT
 from spark_sink.errors import OptionError
-from spark_sink.events.slices import Slice
 from spark_sink.rows.checksum import Checksum
 from spark_sink.rows.typed_documents import InferredDocuments, TypedDocuments
 from spark_sink.tables import upsert
@@ -65,7 +63,7 @@ def rows_in(folder: Path) -> dict[int, dict[str, Any]]:
     assert schema is not None
     documents = InferredDocuments(schema)
     for row in rows:
-        expected, _ = documents.read(Slice(DOCUMENT, row["_document"]))
+        [expected], _ = documents.read_all([row["_document"]])
         again = pa.array([expected], pa.struct([
             each for each in table.to_pyarrow_dataset().schema if each.name in schema.fieldNames()
         ]))  # fmt: skip

@@ -28,8 +28,8 @@ from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.key_ranges import KEY_COLUMNS, KEY_RANGE, KeyRanges
 from spark_sink.tables.table_form import TableForm
-from spark_sink.verification.collections import Comparison, Walk
-from spark_sink.verification.ranges import Look, place_of, unequal_fields
+from spark_sink.verification.comparison import Comparison, Walk
+from spark_sink.verification.ranges import Look, place_of_row, unequal_fields
 from spark_sink.verification.verifier import Verifier
 from tests.spark.field_names import doubled
 from tests.unit.spark_sink.tables.test_current_table import Stream, apply
@@ -87,8 +87,8 @@ def compared(folder: Path, most: int) -> tuple[list[str], list[str], Look]:
     while (behind := look.tasks_behind(place, most, records))[1]:
         found = [row for task in behind[1] for batch in task() for row in batch.to_pylist()]
         suspects = [row for row in found if row["key"] is not None]
-        places += sorted({place_of(row) for row in suspects if not row["doubled"]})
-        doubled += [place_of(row) for row in suspects if row["doubled"]]
+        places += sorted({place_of_row(row) for row in suspects if not row["doubled"]})
+        doubled += [place_of_row(row) for row in suspects if row["doubled"]]
         place = max((row["place"] for row in found if row["place"]), default=behind[0])
     return places, doubled, look
 
@@ -142,7 +142,7 @@ def test_an_interrupted_comparison_continues_where_it_was(
 
     monkeypatch.setattr(RouterClient, "snapshot_time", lambda _: Timestamp(9, 1))
     monkeypatch.setattr(Comparison, "_step", step)
-    monkeypatch.setattr("spark_sink.verification.collections.tasks_by_cores", lambda _: 4)
+    monkeypatch.setattr("spark_sink.verification.comparison.tasks_by_cores", lambda _: 4)
     folder = Folder(str(tmp_path))
     with pytest.raises(StreamError):
         list(Comparison(no_spark, str(tmp_path), options).walk(folder, "walk.json", told.append))

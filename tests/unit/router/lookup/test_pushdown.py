@@ -4,7 +4,7 @@ import bson
 import pytest
 from bson.raw_bson import RawBSONDocument
 
-from router.lookup.plan import LookupPlan, divide
+from router.lookup.pushdown import LookupPlan, divide
 from router.request.stream_request import parse_request
 
 UPDATES = {"$match": {"operationType": "update"}}

@@ -1,0 +1,141 @@
+"""A job's metrics for Prometheus, of which the alerts in deploy/ are made."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from pyspark.sql.streaming.listener import (
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from spark_sink.jobs.progress import BatchProgress, batch_progress, reached
+
+_OPERATIONS = {"c": "create", "u": "update", "d": "delete", "r": "snapshot"}
+# Collections with metrics of their own.
+_MOST_NAMESPACES = 200
+_BATCH_SECONDS = (0.1, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 900)
+
+
+class JobMetrics:
+    """A job's metrics, which `serve` offers to Prometheus on a port of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        made = self.registry
+        started = Gauge(
+            "mergerouter_job_start_time_seconds", "Time of the start since 1970.", registry=made
+        )
+        started.set_to_current_time()
+        self._batches = Counter("mergerouter_job_batches", "Batches committed.", registry=made)
+        self._events = Counter(
+            "mergerouter_job_events", "Events and documents written.", registry=made
+        )
+        self._seconds = Histogram(
+            "mergerouter_job_batch_seconds",
+            "Time of a batch.",
+            buckets=_BATCH_SECONDS,
+            registry=made,
+        )
+        self._through = Gauge(
+            "mergerouter_job_through_timestamp_seconds",
+            "Cluster time up to which the tables have all events; 0 before the first batch.",
+            registry=made,
+        )
+        self._changes = Counter(
+            "mergerouter_job_changes",
+            "Rows in the tables, by collection and operation.",
+            ("namespace", "operation"),
+            registry=made,
+        )
+        self._commits = Histogram(
+            "mergerouter_job_commit_seconds",
+            "Time in which the driver merged and committed a batch's part of a table.",
+            ("table",),
+            buckets=_BATCH_SECONDS,
+            registry=made,
+        )
+        self._named: set[str] = set()
+        self._snapshot = Gauge(
+            "mergerouter_job_snapshot_ratio",
+            "Part of the snapshot that is done, 1 where none is in progress.",
+            registry=made,
+        )
+        self._snapshot.set(1)
+        self._verified = Gauge(
+            "mergerouter_job_verified_through_timestamp_seconds",
+            "Cluster time through which the current table is verified.",
+            registry=made,
+        )
+        self._compared = Counter(
+            "mergerouter_job_verified_rows", "Rows and keys compared.", registry=made
+        )
+        self._differences = Gauge(
+            "mergerouter_job_differences",
+            "Keys that differed from the collections in the last round of verification.",
+            registry=made,
+        )
+
+    def serve(self, port: int, host: str = "127.0.0.1") -> None:
+        """Offer the metrics over HTTP. Raises OSError if the port is in use."""
+        start_http_server(port, host, self.registry)
+
+    def add(self, batch: BatchProgress) -> None:
+        """Count a batch."""
+        self._batches.inc()
+        self._events.inc(batch.events)
+        self._seconds.observe(batch.seconds)
+        self._snapshot.set(batch.share)
+
+    def reach(self, through: int, *, waits: bool) -> None:
+        """Note the cluster time up to which the tables have all events."""
+        self._through.set(through)
+
+    def add_round(self, through: int, rows: int, differences: int) -> None:
+        """Count a round of verification, through a cluster time in seconds since 1970."""
+        self._verified.set(through)
+        self._compared.inc(rows)
+        self._differences.set(differences)
+
+    def committed(self, table: str, seconds: float) -> None:
+        """Count the commit of a batch to one of the job's tables."""
+        self._commits.labels(table).observe(seconds)
+
+    def count(self, rows: Iterable[tuple[str, str, int]]) -> None:
+        """Count the rows of a batch, by namespace and `op`; further collections are "other"."""
+        for namespace, op, number in rows:
+            if len(self._named) < _MOST_NAMESPACES:
+                self._named.add(namespace)
+            name = namespace if namespace in self._named else "other"
+            self._changes.labels(name, _OPERATIONS.get(op, op)).inc(number)
+
+
+class ProgressListener(StreamingQueryListener):
+    """Tells the batches of all queries of a session as metrics, for queries of one's own.
+
+    Add it with `spark.streams.addListener(ProgressListener(metrics))`.
+    """
+
+    def __init__(self, metrics: JobMetrics, clock: Callable[[], float] = time.time) -> None:
+        self._metrics = metrics
+        self._clock = clock
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+        """Count a batch."""
+        progress = json.loads(event.progress.json)
+        batch, through = batch_progress(progress, self._clock()), reached(progress)
+        if batch is not None:
+            self._metrics.add(batch)
+        if through is not None:
+            self._metrics.reach(through, waits=False)
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
+        """Do nothing."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+        """Do nothing."""
