@@ -200,8 +200,12 @@ class Cluster:
         CommandError, NetworkError.
         """
         known = self._sets.get(target)
-        if known is not None and known.primary is not None:
-            connection = await self.pool.take(known.primary, timeout)
+        if known is not None and (address := known.primary) is not None:
+            try:
+                connection = await self.pool.take(address, timeout)
+            except NetworkError:
+                known.invalidate(address)
+                raise
         else:
             dialer = self.dialer(target, host if known is None else None)
             connection = await dialer.connect(timeout)

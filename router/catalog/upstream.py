@@ -12,7 +12,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any, Protocol
 
 import structlog
@@ -220,12 +220,21 @@ class CatalogPrimary:
         replica_set = self._cluster.replica_set(self._cluster.catalog)
         return replica_set is not None and replica_set.primary == address
 
-    def lend(self) -> AbstractAsyncContextManager[Connection]:
+    @asynccontextmanager
+    async def lend(self) -> AsyncIterator[Connection]:
         """Lend a connection, logged in as the router's own user if it has one, for a block.
 
-        Raises CommandError, NetworkError.
+        Raises CommandError (HostUnreachable, no primary answers within five seconds), NetworkError.
         """
-        return self._cluster.primary(self._cluster.catalog, _TIMEOUT)
+        target = self._cluster.catalog
+        async with AsyncExitStack() as lent:
+            try:
+                connection = await lent.enter_async_context(self._cluster.primary(target, _TIMEOUT))
+            except CommandError as error:
+                if error.code != ErrorCode.FailedToSatisfyReadPreference:
+                    raise
+                raise _no_primary(target, why_no_member(error)) from error
+            yield connection
 
     def heard(self, code: int | None) -> None:
         """Look for another primary if an error of a reply, None without one, says so."""

@@ -307,7 +307,7 @@ class NoOpTarget:
         }
 
     async def _learn_oplog_size(self) -> None:
-        """Ask each primary once for its oplog's maximum size and limit the budget by it."""
+        """Ask each primary, until it answers, for its oplog's maximum size; limit the budget."""
         if self._oplog_of == self._written_to:
             return
         self._oplog_of = self._written_to
@@ -317,6 +317,8 @@ class NoOpTarget:
                 answer = await connection.command("local", asking, timeout=timeout)
         except (CommandError, NetworkError, ProtocolError) as error:
             log.info("cannot read the size of the oplog", target=self._name, error=str(error))
+            if not isinstance(error, CommandError):
+                self._oplog_of = None
             return
         size = answer.get("maxSize")
         if isinstance(size, int | float) and size > 0:

@@ -98,14 +98,13 @@ class JobStreamReader(MergerouterStreamReader):
         """Return what is read between two offsets if it is little, otherwise None.
 
         The driver reads it by itself, without a job of Spark, which takes longer. Where the bytes
-        of batches are limited, tasks report the size of events to their planner.
+        of batches are limited, tasks report the size of events to their planner. Documents of
+        snapshots are divided once, by the planner of Spark's tasks.
         """
-        batch = at.batch_after(before)
-        if not batch.is_small or self.options.max_bytes_per_trigger:
+        batch, reads_documents = at.batch_after(before), at.signals.reading is not None
+        if not batch.is_small or reads_documents or self.options.max_bytes_per_trigger:
             return None
         added = self.added_tasks(before, at)
-        if any(isinstance(each, tuple) for each in added):
-            return None
         return [*([ReadTask(batch.first, batch.end)] if batch.events else []), *added]
 
     def write(self, tasks: Sequence[Task], scope: Scope | None, number: int) -> TaskReport:

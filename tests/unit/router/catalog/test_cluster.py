@@ -2,17 +2,22 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 
 import pytest
 from bson import Timestamp
 
+from router.catalog import upstream
 from router.catalog.cluster import Cluster
 from router.catalog.upstream import CatalogPrimary
-from router.stream_settings import StreamSettings
+from router.lookup.upstream_reads import Result, UpstreamReads
+from router.memory import Holding, Memory
+from router.stream_settings import LookupSettings, StreamSettings
 from shard_client.errors import CommandError, WrongServerError
+from shard_client.wire.connection import Connection
 from tests.doubles.probed_replica_set import ProbedReplicaSet
 from tests.doubles.scripted_member import ScriptedMember
-from tests.harness.until import until
+from tests.harness.until import PATIENCE, until
 
 LIMITS = StreamSettings(open_timeout=2.0, connect_timeout=2.0)
 
@@ -122,3 +127,42 @@ async def test_commands_for_a_replica_set_follow_its_primary():
         connection.abort()
     await cluster.close()
     await first.stop()
+
+
+@pytest.mark.parametrize("expired", [False, True])
+async def test_a_lookup_in_a_replica_set_waits_for_the_next_primary(
+    expired: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """Whether a kept connection is found cut, or a new one is refused."""
+    monkeypatch.setattr(upstream, "_TIMEOUT", 0.1)
+    first = await ScriptedMember("rs0").start()
+    second = await ScriptedMember("rs0", primary=False).start()
+    first.hosts = second.hosts = [f"127.0.0.1:{each.port}" for each in (first, second)]
+    cluster = Cluster(
+        f"rs0/{','.join(first.hosts)}", LIMITS, sharded=False, replica_set=ProbedReplicaSet
+    )
+    primary, lent = CatalogPrimary(cluster), 0
+
+    def lend() -> AbstractAsyncContextManager[Connection]:
+        nonlocal lent
+        lent += 1
+        return primary.lend()
+
+    settings = LookupSettings(timeout=PATIENCE, backoff_first=0.001, backoff_max=0.01)
+    reads = UpstreamReads(lend, cluster.clock, settings)
+
+    async def found() -> Result:
+        find = {"find": "c", "filter": {}}
+        return await reads.read("db", find, Holding(Memory(1 << 30)))
+
+    assert (await found()).whole
+    if expired:
+        cluster.pool.forget(("127.0.0.1", first.port))
+    await first.stop()
+    waiting = asyncio.create_task(found())
+    await until(lambda: lent > 3 or waiting.done())  # it has connected once, and has found none
+    second.primary = True
+    assert (await waiting).whole
+    assert second.commands["find"] == 1
+    await cluster.close()
+    await second.stop()

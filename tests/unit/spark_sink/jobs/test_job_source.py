@@ -13,6 +13,7 @@ from spark_sink.jobs.job_source import JobStreamReader
 from spark_sink.jobs.tables_job import job_options
 from spark_sink.jobs.task_tables import TaskTables
 from spark_sink.options.stream_options import parse_options
+from spark_sink.signals.state import SignalState
 from spark_sink.source.offsets import Offset
 
 START, END = AtTime(Timestamp(100, 1)), AtTime(Timestamp(200, 1))
@@ -46,10 +47,12 @@ def test_a_batch_without_events_has_its_other_rows() -> None:
     [
         replace(AT, events=5001),
         replace(AT, events=None),
+        replace(AT, events=0, signals=SignalState(reading=END.time)),
     ],
-    ids=["many events", "of an unknown size"],
+    ids=["many events", "of an unknown size", "a part of a snapshot"],
 )
 def test_other_batches_are_read_in_tasks(at: Offset) -> None:
+    """That is known without servers: planning asks them once for the parts of collections."""
     assert reader().small_batch(BEFORE, at) is None
 
 
