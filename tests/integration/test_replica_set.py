@@ -240,8 +240,11 @@ def test_writes_and_streams_go_on_with_another_primary(fronted: Fronted) -> None
         assert found == written
 
 
-def test_check_config_checks_the_set(fronted: Fronted) -> None:
-    command = [sys.executable, "-m", "router.cli", "check-config", "--replicaSet"]
+def test_check_config_checks_the_set(fronted: Fronted, tmp_path: Path) -> None:
+    config = tmp_path / "any-free-port.yaml"
+    config.write_text("net: {port: 0}")
+    router = [sys.executable, "-m", "router.cli"]
+    command = [*router, "check-config", "--config", str(config), "--replicaSet"]
     for hosts, status, said in (
         (fronted.servers.host_string, 0, "ok   replica set"),
         (fronted.servers.host_string.replace("rs0/", "rs1/"), 1, "FAIL replica set: does not"),
