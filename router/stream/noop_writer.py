@@ -5,7 +5,6 @@ See docs/design.md#idle-shards; source of the commands: docs/protocol.md#sharded
 """
 
 import asyncio
-from contextlib import AbstractAsyncContextManager
 from enum import Enum, auto
 from functools import lru_cache
 from typing import Any, Final, Protocol
@@ -19,10 +18,11 @@ from router.stream.loads import MemberLoads
 from router.stream.pacing import TokenBucket
 from router.stream_settings import PacingSettings
 from shard_client.backoff import Backoff
-from shard_client.bson.resume_token import next_tick
+from shard_client.cluster_clock import next_tick
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, ProtocolError
-from shard_client.wire.connection import Address, Connection
+from shard_client.replica_set.replica_set import ReplicaSet
+from shard_client.wire.connection import Connection
 from shard_client.wire.documents import decode, encode
 
 log = structlog.get_logger()
@@ -100,6 +100,7 @@ class NoOpWriter:
         self._limits = limits
         self.loads = loads
         self._targets: dict[str, NoOpTarget] = {}
+        self._ended: set[asyncio.Task[None]] = set()
 
     def target(self, name: str, host: str) -> "NoOpTarget":
         """Return the no-op writes of the replica set ``name``.
@@ -108,22 +109,31 @@ class NoOpWriter:
         """
         target = self._targets.get(name)
         if target is None:
-            # Streams still read a removed shard, and write no-ops to it, until they are past that.
-            known = self._targets.items()
-            self._targets = {
-                each: one
-                for each, one in known
-                if one.busy or self._cluster.replica_set(each) is not None
-            }
+            self._forget_the_gone()
             target = NoOpTarget(self._cluster, self._limits, self.loads, name)
             self._targets[name] = target
         target.host = host
         return target
 
     async def close(self) -> None:
-        """End no-op writes in flight."""
+        """End no-op writes in flight and close their connections."""
         for target in self._targets.values():
             await target.close()
+        while self._ended:
+            await asyncio.wait(self._ended)
+
+    def _forget_the_gone(self) -> None:
+        """Close the connections to idle shards that are no longer in the shard list.
+
+        Streams still read a removed shard, and write no-ops to it, until they are past its removal.
+        """
+        for name, target in list(self._targets.items()):
+            if target.busy or self._cluster.replica_set(name) is not None:
+                continue
+            del self._targets[name]
+            task = asyncio.get_running_loop().create_task(target.close())
+            task.add_done_callback(self._ended.discard)
+            self._ended.add(task)
 
 
 @lru_cache(maxsize=1)
@@ -160,9 +170,9 @@ class NoOpTarget:
         self._load = loads.of(name)
         self._waiting: list[tuple[NoOpClient, int]] = []
         self._task: asyncio.Task[None] | None = None
-        self._written_to: Address | None = None
-        self._oplog_of: Address | None = None
-        """The member that was asked for the size of its oplog."""
+        self._connection: Connection | None = None
+        self._followed: ReplicaSet | None = None
+        self._oplog_asked = False
         self._not_before = float("-inf")
         self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self._by_noop = True
@@ -188,10 +198,12 @@ class NoOpTarget:
             )
 
     async def close(self) -> None:
-        """End a no-op write in flight."""
+        """End a no-op write in flight and close the connection."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
+        if self._connection is not None:
+            self._connection.abort()
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -233,15 +245,15 @@ class NoOpTarget:
         """Send one no-op write, or a read if the member refuses no-op writes."""
         error: Exception | None = None
         for _ in range(_ATTEMPTS):
+            kept = self._keep_connection()
             try:
-                async with self._primary() as connection:
-                    await self._ask(connection, past)
+                await self._ask(past)
             except CommandError as failure:
                 if failure.code == ErrorCode.StaleClusterTime:
                     return NoOpResult.THERE
                 error = failure
                 if failure.code not in _NOT_ALLOWED:
-                    self._distrust_primary()  # without a majority it may be a former one
+                    self._drop_connection()
                     break
                 if not self._by_noop:
                     break
@@ -252,8 +264,9 @@ class NoOpTarget:
                 )
                 self._by_noop = False
             except (NetworkError, ProtocolError) as failure:
-                broken, error = isinstance(error, NetworkError | ProtocolError), failure
-                if broken:
+                error = failure
+                self._drop_connection()
+                if not kept:
                     break
             else:
                 self._failing = False
@@ -263,18 +276,20 @@ class NoOpTarget:
         self._failing = True
         return NoOpResult.FAILED
 
-    def _primary(self) -> AbstractAsyncContextManager[Connection]:
-        return self._cluster.primary(self._name, self._limits.connect_timeout, self.host)
+    def _keep_connection(self) -> bool:
+        """Close a connection to a replaced replica set; return whether a connection is left."""
+        if self._connection is not None and self._followed is not self._cluster.replica_set(
+            self._name
+        ):
+            self._connection.abort()
+            self._connection = None
+        return self._connection is not None
 
-    def _distrust_primary(self) -> None:
-        replica_set = self._cluster.replica_set(self._name)
-        if replica_set is not None and replica_set.primary is not None:
-            replica_set.invalidate(replica_set.primary)
-
-    async def _ask(self, connection: Connection, past: Timestamp) -> None:
+    async def _ask(self, past: Timestamp) -> None:
+        connection = self._connection or await self._connect()
         timeout, clock = self._limits.connect_timeout, self._cluster.clock
-        self._load.noop_commands += 1
         if self._by_noop:
+            self._load.noop_commands += 1
             reply = await connection.command_raw(_command(past, clock.raw), timeout=timeout)
             answer = decode(reply)
             if not answer.get("ok"):
@@ -284,12 +299,20 @@ class NoOpTarget:
             if (unreplicated := answer.get("writeConcernError")) is not None:
                 raise CommandError.from_reply(unreplicated)
         else:
+            self._load.noop_commands += 1
             database, command = self._read(past)
             if clock.document is not None:
                 command["$clusterTime"] = clock.document
             answer = await connection.command(database, command, timeout=timeout)
         clock.advance(answer.get("$clusterTime"))
-        self._written_to = connection.address
+
+    async def _connect(self) -> Connection:
+        known = self._cluster.replica_set(self._name) is not None
+        dialer = self._cluster.dialer(self._name, None if known else self.host)
+        connection = await dialer.connect(self._limits.connect_timeout)
+        self._connection, self._followed = connection, self._cluster.replica_set(self._name)
+        self._oplog_asked = False
+        return connection
 
     def _read(self, past: Timestamp) -> tuple[str, dict[str, Any]]:
         """Return a read that matches nothing; any user that may read any database may run it."""
@@ -307,20 +330,27 @@ class NoOpTarget:
         }
 
     async def _learn_oplog_size(self) -> None:
-        """Ask each primary, until it answers, for its oplog's maximum size; limit the budget."""
-        if self._oplog_of == self._written_to:
+        """Ask once per connection for the oplog's maximum size and limit the budget by it."""
+        if self._connection is None or self._oplog_asked:
             return
-        self._oplog_of = self._written_to
-        timeout, asking = self._limits.connect_timeout, {"collStats": "oplog.rs"}
+        self._oplog_asked = True
         try:
-            async with self._primary() as connection:
-                answer = await connection.command("local", asking, timeout=timeout)
-        except (CommandError, NetworkError, ProtocolError) as error:
+            answer = await self._connection.command(
+                "local", {"collStats": "oplog.rs"}, timeout=self._limits.connect_timeout
+            )
+        except CommandError as error:
             log.info("cannot read the size of the oplog", target=self._name, error=str(error))
-            if not isinstance(error, CommandError):
-                self._oplog_of = None
-            return
-        size = answer.get("maxSize")
-        if isinstance(size, int | float) and size > 0:
-            most = size / (LEAST_SECONDS * NOOP_BYTES) * self._limits.noop_share
-            self.budget.limit(asyncio.get_running_loop().time(), most)
+        except (NetworkError, ProtocolError):
+            self._drop_connection()
+        else:
+            size = answer.get("maxSize")
+            if isinstance(size, int | float) and size > 0:
+                most = size / (LEAST_SECONDS * NOOP_BYTES) * self._limits.noop_share
+                self.budget.limit(asyncio.get_running_loop().time(), most)
+
+    def _drop_connection(self) -> None:
+        if self._connection is not None:
+            if self._followed is not None:
+                self._followed.invalidate(self._connection.address)
+            self._connection.abort()
+            self._connection = None

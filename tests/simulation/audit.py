@@ -149,8 +149,9 @@ class Audit:
         names = (task.get_name() for task in self._loop.tasks_of(router))
         tasks = [name for name in names if name != KILL_TASK]
         links = [each for each in self._loop.network.links_of(router) if each.client == router]
-        # Each replica set keeps a few idle connections and the one for no-op writes.
-        kept = (_IDLE_CONNECTIONS + 1) * (1 + len(self._workload.shards_ever))
+        # Each replica set keeps a few idle connections and the one for no-op writes; the mongos
+        # keeps a few of those of lookups.
+        kept = (_IDLE_CONNECTIONS + 1) * (1 + len(self._workload.shards_ever)) + _IDLE_CONNECTIONS
         return (
             tasks if len(tasks) > _TASKS_OF_AN_IDLE_ROUTER else [],
             [*links] if len(links) > kept else [],

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from itertools import count
 
 import pytest
 from bson import Timestamp
@@ -85,25 +86,29 @@ async def test_a_member_that_refuses_noop_writes_is_read_from_immediately_and_la
     await requests.noop_writer.close()
 
 
+async def test_concurrent_requests_share_one_noop_write(cluster: ScriptedCluster):
+    requests, member = Requests(cluster), cluster.shards["s1"]
+    for second in range(150, 250):
+        requests.ask(Timestamp(second, 1))
+    await until(lambda: requests.done == 100)
+    assert member.commands["appendOplogNote"] <= 2
+    await requests.noop_writer.close()
+
+
 @pytest.mark.parametrize("share", [1.0, 0.5])
 async def test_noop_writes_take_three_days_to_fill_an_oplog(cluster: ScriptedCluster, share: float):
     requests = Requests(cluster, noop_burst=1.0, noop_share=share)
     member, per_second = cluster.shards["s1"], 10.0
     member.oplog_size = round(per_second * 3 * 24 * 3600 * 101 / share)
-    member.hang = {"collStats"}
     await requests.once(Timestamp(200, 1))
     await until(lambda: member.commands["collStats"])
-    member.hang.clear()
-    member.cut()
-    await requests.once(Timestamp(201, 1))
-    await until(lambda: member.commands["collStats"] == 2)
     loop = asyncio.get_running_loop()
     begun = loop.time()
     for number in range(6):
         await requests.once(Timestamp(300 + number, 1))
     # One token may have come since, and the next tick may be near.
     assert loop.time() - begun > 4 / per_second
-    assert member.commands["collStats"] == 2, "requested of each primary until it answers"
+    assert member.commands["collStats"] == 1, "requested once for each connection"
     await requests.noop_writer.close()
 
 
@@ -115,6 +120,17 @@ async def test_a_noop_write_that_is_no_longer_needed_is_skipped(
         await requests.once(past)
     assert requests.results == [NoOpResult.ACKNOWLEDGED, NoOpResult.UNWANTED, NoOpResult.UNWANTED]
     assert len(requests.sent) == member.commands["appendOplogNote"] == 1
+    await requests.noop_writer.close()
+
+
+async def test_a_delayed_noop_write_uses_the_latest_requested_time(cluster: ScriptedCluster):
+    """Otherwise each note of a busy stream would cover one event only."""
+    requests, member = Requests(cluster, noop_burst=1.0), cluster.shards["s1"]
+    await requests.once(Timestamp(200, 1))
+    requests.ask(Timestamp(300, 1))
+    requests.wanted[-1] = Timestamp(400, 1)
+    await until(lambda: requests.done == 2)
+    assert member.past[-1] == Timestamp(400, 2)
     await requests.noop_writer.close()
 
 
@@ -156,4 +172,22 @@ async def test_a_removed_shard_gets_a_noop_write_while_another_joins(cluster: Sc
     requests.noop_writer.target("s2", cluster.shards["s2"].host)
     await until(lambda: requests.done == 1)
     assert requests.results == [NoOpResult.ACKNOWLEDGED]
+    await requests.noop_writer.close()
+
+
+async def test_a_removed_shard_is_forgotten_after_its_noop_writes(cluster: ScriptedCluster):
+    requests = Requests(cluster)
+    await requests.once(Timestamp(200, 5))
+    shards = cluster.config.documents["shards"]
+    cluster.config.documents["shards"] = [each for each in shards if each["_id"] != "s1"]
+    await requests.cluster.shards()
+    assert requests.cluster.replica_set("s1") is None
+    writers = cluster.shards["s1"].writers
+    connected, names = len(writers), (f"joins{number}" for number in count())
+
+    def gone() -> bool:
+        requests.noop_writer.target(next(names), requests.host)
+        return len(writers) < connected
+
+    await until(gone)
     await requests.noop_writer.close()
