@@ -42,7 +42,6 @@ from pyspark.sql.types import (
 
 from shard_client.bson.values import DOCUMENT
 from spark_sink.events.slices import CODEC, Slice, decoded_documents, document_of, fields_of
-from spark_sink.rows.extended_json import relaxed_json
 from spark_sink.rows.inferred_schema import SIMPLE_TYPES, SeenTypes
 
 TYPED_COLUMNS = ("fullDocument", "fullDocumentBeforeChange")
@@ -107,7 +106,7 @@ class TypedDocuments:
             if self.read_all([single])[1]:
                 found[name] = field
         found |= others
-        return relaxed_json(Slice(DOCUMENT, document_of(found.items()))) if found else None
+        return _json_of(Slice(DOCUMENT, document_of(found.items()))) if found else None
 
     def _misfit(self) -> Any:
         """Record that the document does not fit, and return a null for the struct."""
@@ -281,7 +280,7 @@ class InferredDocuments(TypedDocuments):
             if seen.type() is None:  # as before the field became a column
                 self._fits &= value in self._without_type
                 return None
-        text = relaxed_json(fields_of(bson.encode({"v": value}))[b"v"])
+        text = _json_of(fields_of(bson.encode({"v": value}))[b"v"])
         if type(value) is DatetimeMS:
             text = text.removeprefix('{"$date":"').removesuffix('"}')
         return text
@@ -368,3 +367,9 @@ def ddl_of(kind: DataType) -> str:
         fields = (f"`{each.name}`: {ddl_of(each.dataType)}" for each in kind.fields)
         return f"STRUCT<{', '.join(fields)}>"
     return kind.simpleString()
+
+
+def _json_of(field: Slice) -> str:
+    from spark_sink.rows.extended_json import relaxed_json  # with pyarrow, which options do without
+
+    return relaxed_json(field)
