@@ -18,7 +18,7 @@ from router.stream.loads import MemberLoads
 from router.stream.pacing import TokenBucket
 from router.stream_settings import PacingSettings
 from shard_client.backoff import Backoff
-from shard_client.cluster_clock import next_tick
+from shard_client.bson.resume_token import next_tick
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, ProtocolError
 from shard_client.replica_set.replica_set import ReplicaSet
