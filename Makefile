@@ -11,7 +11,7 @@ TESTS := tests/simulation/test_some_seeds.py tests/spark/test_source.py tests/in
 
 # Tests at a time, for two processors: many wait. Those on real servers mostly do: each process has a cluster of its own.
 JOBS ?= 3
-REAL_JOBS ?= 4
+REAL_JOBS ?= 3
 # The longest first: what is left at the end are many short ones.
 REAL_TESTS := tests/faults tests/differential tests/debezium tests/filters tests/drivers tests/spark/test_exactly_once.py tests/spark/test_secured.py tests/spark/test_unreadable.py tests/integration tests/recordings/test_workload.py tests/conformance
 
