@@ -190,14 +190,11 @@ class Cluster:
             self.release(connection)
 
     @asynccontextmanager
-    async def primary(
-        self, target: str, timeout: float, host: str | None = None
-    ) -> AsyncIterator[Connection]:
+    async def primary(self, target: str, timeout: float) -> AsyncIterator[Connection]:
         """Lend a connection to the primary of ``target``, without a hello if it is known.
 
         After an error that may be the member's, its role is looked up again. ``timeout`` is the
-        seconds to connect, ``host`` the host string of a shard that the list may not have. Raises
-        CommandError, NetworkError.
+        seconds to connect. Raises CommandError, NetworkError.
         """
         known = self._sets.get(target)
         if known is not None and (address := known.primary) is not None:
@@ -207,8 +204,7 @@ class Cluster:
                 known.invalidate(address)
                 raise
         else:
-            dialer = self.dialer(target, host if known is None else None)
-            connection = await dialer.connect(timeout)
+            connection = await self.dialer(target).connect(timeout)
         try:
             yield connection
         except (CommandError, NetworkError, ProtocolError) as error:

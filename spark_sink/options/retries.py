@@ -85,7 +85,6 @@ class Retries:
         self._policy = retry_policy
         self._clock = clock
         self._sleep = sleep
-        self._restarts = 0
         self.reset()
 
     def reset(self) -> None:

@@ -209,10 +209,13 @@ class _Merging:
             self._lost += [LostDocument(*row) for row in zip(*values, strict=True)]
             self._quarantine(folded.filter(pc.invert(fits)))
             new = pa.concat_tables([new, self._formed_rows(folded.filter(fits), changes)])
-            new = new.take(pc.sort_indices(places_of(new)))
         before, after = map(self._task.form.to_files, (base, new))
         self._added += Checksum.of(after) - Checksum.of(before)
-        self._table.add(_merged(group.filter(pc.invert(changed)), new))
+        kept = group.filter(pc.invert(changed))
+        if kept.num_rows or others.num_rows:  # rows of several origins, each in order
+            new = pa.concat_tables([kept, new])
+            new = new.take(pc.sort_indices(places_of(new))).combine_chunks()
+        self._table.add(new)
 
     def _formed_rows(self, folded: pa.Table, changes: pa.Table) -> pa.Table:
         """Return the rows of documents; a document that cannot be read leaves the table."""
@@ -236,14 +239,6 @@ class _Merging:
             numbers = pa.array([self._task.batch] * rows.num_rows, pa.int64())
             events = rows.append_column("event", rows["document"])
             self._problems.add(events.append_column(BATCH, numbers))
-
-
-def _merged(kept: pa.Table, new: pa.Table) -> pa.Table:
-    """Return the rows of both tables, which share no place, in order."""
-    if not kept.num_rows:
-        return new
-    rows = pa.concat_tables([kept, new])
-    return rows.take(pc.sort_indices(places_of(rows))).combine_chunks()
 
 
 class _RangeFiles:
