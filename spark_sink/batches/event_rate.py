@@ -189,6 +189,11 @@ def _bound(router: tuple[str, int]) -> socket.socket:
 def _parsed(data: bytes, word: str, batch: int) -> ReadStats | None:
     try:
         sender, about, document = json.loads(data)
-        return from_document(ReadStats, document) if (sender, about) == (word, batch) else None
+        if (sender, about) != (word, batch):
+            return None
+        stats = from_document(ReadStats, document)
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
+    numbers, times = (stats.events, stats.size, stats.ticks), (stats.first, stats.last)
+    is_whole = all(type(each) is int for each in numbers)
+    return stats if is_whole and all(isinstance(each, Timestamp) for each in times) else None

@@ -102,6 +102,9 @@ def test_unauthorized_reports_are_dropped() -> None:
     assert other.address is not None
     report(passage, 1, (*inbox.address[:2], other.address[2]))
     report(passage, 1, inbox.address)
+    malformed: list[dict[str, Any]] = [{"events": 4.5}, {"size": None}, {"last": None}]
+    for fields in malformed:
+        report(replace(passage, **fields), 2, inbox.address)
     report(replace(passage, events=4), 2, inbox.address)
     assert inbox.read(2) == [replace(passage, events=4)]
     inbox.close()
