@@ -328,11 +328,9 @@ class BatchPlanner:
                 if now >= sample_until and stop is None and sample.spans_several_times:
                     return
                 continue
-            if stop is None or tokens:
+            waits_for_first = not tokens and now - begun_at < FIRST_EVENT_TIMEOUT
+            if cursor.has_passed(stop) if stop is not None else not waits_for_first:
                 sample.is_idle = bool(tokens)
-                if sample.is_idle or now - begun_at >= FIRST_EVENT_TIMEOUT:
-                    return
-            elif cursor.position is not None and cursor.position.data > key_of(stop):
                 return
             cursor.require_progress(begun_at, now)
 
@@ -373,13 +371,16 @@ class BatchPlanner:
 
     def _count_further(self, sample: _Sampled, most: int | None, stop: AtTime | None) -> None:
         """Read beyond the sample until the stream is idle, or until the batch is full."""
-        tokens = sample.tokens
+        tokens, begun_at = sample.tokens, self._clock()
         wanted = _MAX_COUNTED if most is None else min(_MAX_COUNTED, most)
         while len(tokens) <= wanted:
             event = self._next(sample)
             if event is None:
-                sample.is_idle = True
-                return
+                if stop is None or sample.cursor.has_passed(stop):
+                    sample.is_idle = True
+                    return
+                sample.cursor.require_progress(begun_at, self._clock())
+                continue
             tokens.append(Token(dict(event["_id"])))
             if stop is not None and tokens[-1].data > key_of(stop):
                 return

@@ -215,6 +215,22 @@ def test_the_end_of_a_backlog_is_planned_without_reading_it(available_now):
     plan.close()
 
 
+def test_the_last_batch_up_to_the_present_ends_at_it():
+    """`job at` for a time before the run finds a table that has reached it."""
+    history = History()
+    start: Position = AtTime(history.now)
+    history.insert(1)
+    history.tick(seconds=2)  # a write that the stream does not show
+    history.pauses.add(1)  # the stream is idle after its event, and has not passed the present
+    plan = planner(history)
+    plan.stop_at_present()
+    present = AtTime(history.now)
+    batch = plan.next_batch(start, 10)
+    assert batch.events == 1
+    assert is_after(batch.end, present)
+    plan.close()
+
+
 def test_bytes_limit_a_batch_after_the_size_of_events_is_known():
     history = History()
     start: Position = AtTime(history.now)
