@@ -12,7 +12,6 @@ from typing import Any
 
 import bson
 import pytest
-from structlog.testing import capture_logs
 
 from router.access.login import Login
 from router.catalog.upstream import UpstreamMongos
