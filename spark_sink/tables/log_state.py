@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -171,12 +171,29 @@ def _path(number: int) -> str:
     return f"{_FOLDER}/{number}.json"
 
 
-def positions_of(commits: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
-    """Return what commits say, by version, without those of others. The newest is the first.
+def commit_path(version: int) -> str:
+    """Return the file of a commit in the folder of its table."""
+    return f"{_LOG}/{version:020}.json"
 
-    Those that a restored version is without are left out.
+
+def states_in(folder: Folder, newest: int, until: int = -1) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Return the states in commits of a table, with their versions.
+
+    They are those from `newest` down to `until`, which is left out, or to a deleted one. OSError.
     """
-    found: dict[int, dict[str, Any]] = {}
+    for version in range(newest, until, -1):
+        if (text := folder.text(commit_path(version))) is None:
+            return
+        for line in text.splitlines():
+            if '"commitInfo"' in line and STATE in (info := json.loads(line).get("commitInfo", {})):
+                yield version, info[STATE]
+
+
+def newest_of(commits: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the newest state that commits have, without those that a restore has undone.
+
+    The newest commit is the first. Empty if none has a state.
+    """
     kept = float("inf")
     for each in commits:
         if each["version"] > kept:
@@ -184,8 +201,9 @@ def positions_of(commits: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, An
         if each.get("operation") == _RESTORE:
             kept = _restored_version(each, commits)
         elif STATE in each:
-            found[each["version"]] = each[STATE]
-    return found
+            found: Mapping[str, Any] = each[STATE]
+            return found
+    return {}
 
 
 def require_no_restore(address: str, commits: Sequence[Mapping[str, Any]]) -> None:
