@@ -43,12 +43,12 @@ from spark_sink.tables.key_ranges import KEY_RANGE, partition_digest, partitions
 from spark_sink.tables.log_state import (
     APPLICATION,
     PARTITIONS,
+    RESTORE,
     STATE,
     Batch,
     TableStates,
     commit_path,
-    newest_of,
-    require_no_restore,
+    newest_in,
     restored_error,
     states_in,
 )
@@ -73,8 +73,6 @@ _STATISTICS = "delta.dataSkippingStatsColumns"
 """Of a table: the columns of which commits have statistics."""
 _ORPHAN_HOURS = 7 * 24
 """The age at which a file that no commit names is deleted."""
-_COMMITS_READ = (1, 20, None)
-"""How many commits are read to find the newest one of a batch; None for all."""
 _EPOCHS = 2**40
 """An epoch exceeds those before by a random number below, so two starts never have the same."""
 _PATHS_LOOKED_UP = 1_000
@@ -206,7 +204,9 @@ class DeltaLog:
         with self.failures():
             self._table.update_incremental()
             later = self._table.version() - before
-            require_no_restore(self.address, self._table.history(later) if later > 0 else [])
+            commits = self._table.history(later) if later > 0 else ()
+        if any(each.get("operation") == RESTORE for each in commits):
+            raise restored_error(self.address)
 
     @property
     def epoch(self) -> int:
@@ -248,15 +248,12 @@ class DeltaLog:
         state knows by the name `rows_of`; it is empty for a table from which others may remove
         them.
         """
-        state = self.position()
-        for limit in _COMMITS_READ if state else ():
-            commits = self._history(limit)
-            if newest := newest_of(commits):
-                if newest != state:
-                    raise restored_error(self.address)
-                return
-        require_no_restore(self.address, commits if state else [])
-        if not self._has_rows_of(state, rows_of):
+        state, newest = self.position(), None
+        if state and self.version is not None:
+            with self.failures():
+                newest = newest_in(Folder(self.address), self.version)
+        is_whole = self._has_rows_of(state, rows_of) if newest is None else newest == state
+        if not is_whole:
             raise restored_error(self.address)
 
     def _has_rows_of(self, state: Mapping[str, Any], name: str) -> bool:
@@ -349,12 +346,6 @@ class DeltaLog:
     def has_all_commits(self) -> bool:
         """Whether no commit of the table has been deleted."""
         return Folder(self.address).has(commit_path(0))
-
-    def _history(self, limit: int | None) -> list[dict[str, Any]]:
-        if self._table is None:
-            return []
-        with self.failures():
-            return self._table.history(limit)
 
     def at(self, version: int, position: Mapping[str, Any], tell: Tell = tell_nobody) -> DeltaLog:
         """Return an older version to read; its commit has the state `position`.
