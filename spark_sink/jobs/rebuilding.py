@@ -205,7 +205,7 @@ def rebuild_at(
         raise OptionError(f"there is a table in {into} already: give another folder with --into")
     if not DeltaLog(folder.table(BRONZE)).exists:
         raise OptionError(f"the job in {folder.address} has no bronze table, which has the history")
-    scans, batch, scope = bronze_at(folder, time, tell)
+    scans, batch, scope = bronze_at(folder, time)
     return _replayed(spark, scans, into, batch, scope, folder.record(), tell)
 
 

@@ -99,7 +99,7 @@ LONG: dict[str, tuple[Callable[[JobFolder, Script, Tell], Any], set[str]]] = {
     ),
     "at": (
         lambda folder, script, tell: versions_at(folder, script.time(30), tell),
-        {"commits of bronze read", "replaced files of bronze looked up"},
+        {"replaced files of bronze looked up"},
     ),
     "rebuild": (
         lambda folder, script, tell: rebuild_at(

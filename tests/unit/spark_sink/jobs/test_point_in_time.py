@@ -88,6 +88,12 @@ def test_a_high_water_mark_has_no_event_of_its_time(tmp_path: Path) -> None:
         versions_at(folder, time(3))
 
 
+def test_a_batch_that_leaves_out_events_is_no_version_of_a_time(folder: JobFolder) -> None:
+    row = change(30, "insert", "shop", "orders")
+    append(folder, 5, Offset(AtTime(time(30)), sought=AtTime(time(20))), [row])
+    assert versions_at(folder, time(29)).batch == 4
+
+
 def test_a_table_that_is_made_again_names_what_was_not_read_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
