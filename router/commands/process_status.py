@@ -111,7 +111,6 @@ def _figures(stream: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             "watermark": remote["watermark"] if stream["waitedFor"] else None,
             "cursors": 1,
             "failing": int("failingMillis" in remote),
-            "bufferedBytes": remote["bufferedBytes"],
             "held": {},
         }
         yield {"targets": {remote["target"]: part}}

@@ -265,18 +265,16 @@ class CursorRegistry:
         """Return descriptions of up to ``most`` open cursors, those farthest behind first.
 
         ``stream`` is the number of the stream that it reads, None while it moves.
-        ``behindSeconds`` is the time for which the client leaves events unread, ``place`` the
-        cluster time of the cursor's latest resume token. ``wall`` is the time since 1970.
+        ``behindSeconds`` is the time for which the client leaves events unread. ``wall`` is the
+        time since 1970.
         """
         farthest = nlargest(most, self._lags(wall), key=itemgetter(0))
         now = self._loop.time()
         return [
             {
-                "cursorId": cursor.cursor_id,
                 "stream": None if cursor.running_stream is None else cursor.running_stream.number,
                 "namespace": cursor.namespace,
-                "client": cursor.owner.connection or cursor.owner.client,
-                "place": cluster_time_of(cursor.place),
+                "client": cursor.owner.connection,
                 "behindSeconds": behind,
                 "idleSeconds": 0.0 if cursor.busy else now - cursor.last_used,
                 "busy": cursor.busy,
