@@ -27,7 +27,7 @@ from bson.raw_bson import RawBSONDocument
 
 from bench.events import FIRST_SECOND, dealt, token
 from router.commands.answer import build_cursor_reply
-from router.lookup.completion import Completion
+from router.lookup.completing_reader import CompletingReader
 from router.lookup.pushdown import LookupPlan
 from router.lookup.upstream_reads import UpstreamReads
 from router.memory import Memory
@@ -187,7 +187,7 @@ async def _completing(plan: LookupPlan, body: bytes, events: list[bytes]) -> flo
 
     settings = LookupSettings(first_events=len(events), most_events=len(events))
     memory = Memory(1 << 40)
-    completion = Completion(plan, UpstreamReads(lend, ClusterClock(), settings), memory)
+    completion = CompletingReader(plan, UpstreamReads(lend, ClusterClock(), settings), memory)
     shortest = float("inf")
     for _ in range(ROUNDS):
         begun = time.process_time()

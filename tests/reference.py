@@ -32,10 +32,7 @@ since the start.
 | metric | type | labels | |
 |---|---|---|---|
 """
-_LABELS = {
-    "mergerouter_history_left_seconds": ("place", "shard"),
-    "mergerouter_client_requests": ("kind",),
-}
+_LABELS = {"mergerouter_history_left_seconds": ("place", "shard")}
 """Labels of metrics that have no samples without clients."""
 
 _SETTINGS_HEAD = """# Settings

@@ -85,7 +85,6 @@ class Counters:
     requests: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
-    passed_through: int = 0
     passed_on: int = 0
     awaiting_hellos: int = 0
     user_asserts: int = 0
@@ -373,7 +372,6 @@ class Command:
     so that commands for the upstream are not decoded. ``refuse_early``, if given, takes the raw
     command and the user, and raises the CommandError of a command that need not be decoded for it.
     A command with ``checks_fields`` checks its time limit and read concern with its other fields.
-    ``where`` is whether listCommands has it in a process.
     """
 
     names: tuple[str, ...]
@@ -388,7 +386,6 @@ class Command:
     checks_fields: bool = False
     is_ours: Callable[[bytes], bool] | None = None
     refuse_early: Callable[[bytes, User | None], None] | None = None
-    where: Callable[[Node], bool] = lambda _node: True
 
     async def check(self, call: Call) -> None:
         """Make the checks that mongos makes before it runs any command; raises CommandError."""

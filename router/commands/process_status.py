@@ -69,12 +69,7 @@ async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str
         "heldBytes": cursors.memory.held,
         "bufferLimitBytes": cursors.memory.limit,
         "userBufferLimitBytes": cursors.memory.user_limit,
-        "delivered": {
-            "events": cursors.loads.delivered,
-            "bytes": cursors.loads.delivered_bytes,
-        },
-        "lowWatermarkWaits": cursors.loads.low_watermark_waits.to_document(),
-        "replyDelays": cursors.loads.reply_delays.to_document(),
+        "delivered": cursors.loads.delivered,
         "errors": _by_name(node.counters.errors),
         "places": {
             "cursor": cursors.earliest_place,
@@ -82,8 +77,7 @@ async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str
         },
         "cpuTime": usage.ru_utime + usage.ru_stime,
         "residentBytes": resident_bytes(),
-        "unwrittenLogLines": RECENT.unwritten,
-        "loopLag": None if node.lag is None else node.lag.histogram.to_document(),
+        "loopLag": None if node.lag is None else node.lag.to_document(),
     }
     if checks and node.checks is not None:
         status["checks"] = [check.to_document() for check in await node.checks.results()]
@@ -113,11 +107,10 @@ def _figures(stream: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     if (slowest := stream["slowestShard"]) is not None:
         yield {"targets": {slowest: {"held": {stream["slowestReason"]: 1}}}}
     for remote in stream["remotes"]:
-        part = {
+        part: dict[str, Any] = {
             "watermark": remote["watermark"] if stream["waitedFor"] else None,
             "cursors": 1,
             "failing": int("failingMillis" in remote),
-            "bufferedBytes": remote["bufferedBytes"],
             "held": {},
         }
         yield {"targets": {remote["target"]: part}}

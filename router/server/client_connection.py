@@ -7,7 +7,7 @@ from typing import Any
 
 import structlog
 
-from router.access.authorization import NEED_LOGIN, login_required, not_for_certificates
+from router.access.authorization import login_required, not_for_certificates
 from router.catalog.upstream import CatalogPrimary
 from router.commands.administration import CHANGES_USERS, LOCAL_ONLY, refused, users_changed
 from router.commands.answer import (
@@ -38,9 +38,6 @@ from shard_client.wire.bson_slices import find
 from shard_client.wire.frame_protocol import FrameStream
 
 log = structlog.get_logger()
-
-_LEGACY_URL = "https://dochub.mongodb.org/core/legacy-opcode-removal"
-_LEGACY_COMMANDS = frozenset({"hello", "isMaster", "ismaster", "buildInfo", "buildinfo"})
 
 
 class ClientConnection:
@@ -142,8 +139,6 @@ class ClientConnection:
     async def _take(self, request: Request) -> None:
         self._counters.requests += 1
         self._counters.runs(request.name).total += 1
-        if request.query is not None and not await self._legacy_allowed(request):
-            return
         self._task = asyncio.current_task()
         try:
             await self._answer(request)
@@ -251,7 +246,7 @@ class ClientConnection:
         upstream = self._node.upstream
         if upstream is None or request.query is not None:
             login = self.client.login
-            if login is not None and login.user is None and request.name in NEED_LOGIN:
+            if login is not None and login.user is None:
                 raise login_required(request.name)
             message = f"no such cmd: {request.name}"
             if request.name == "aggregate":
@@ -268,7 +263,6 @@ class ClientConnection:
             if error.code == ErrorCode.HostUnreachable:  # nothing was sent
                 raise with_retry_labels(error, request.name, request.body()) from error
             raise
-        self._counters.passed_through += 1
         first = True
         async with aclosing(link.relay(request.frame)) as replies:
             async for reply in replies:
@@ -302,24 +296,3 @@ class ClientConnection:
         counters.errors[error.code] = counters.errors.get(error.code, 0) + 1
         document = error_document(error, self._node.times())
         await self._replies.send_document(request, document, response_to=response_to)
-
-    async def _legacy_allowed(self, request: Request) -> bool:
-        """Return whether servers still accept this OP_QUERY; if not, send the refusal."""
-        assert request.query is not None
-        if not request.query.namespace.endswith(".$cmd"):
-            await self._replies.refuse_query(
-                request,
-                5739101,
-                "OP_QUERY is no longer supported. The client driver may require an upgrade. "
-                f"For more details see {_LEGACY_URL}",
-            )
-            return False
-        if request.name not in _LEGACY_COMMANDS:
-            error = CommandError(
-                ErrorCode.UnsupportedOpQueryCommand,
-                f"Unsupported OP_QUERY command: {request.name}. The client driver may require an "
-                f"upgrade. For more details see {_LEGACY_URL}",
-            )
-            await self._send_error(request, error, request.request_id)
-            return False
-        return True

@@ -51,7 +51,6 @@ def remote(target: str, *, behind: int, **fields: Any) -> dict[str, Any]:
         "events": 10,
         "bufferedBytes": 100,
         "reopened": 0,
-        "noopCommands": 2,
         **fields,
     }
 
@@ -63,6 +62,7 @@ def stream(*remotes: Mapping[str, Any], holder: str, reason: str) -> dict[str, A
         "pipeline": '{fullDocument: "updateLookup"}, {$match: {"ns.coll": "orders"}}',
         "namespace": "shop.orders",
         "events": 20,
+        "heldBytes": 200,
         "bufferedBytes": 200,
         "waitedFor": True,
         "slowestShard": holder,
