@@ -32,7 +32,10 @@ since the start.
 | metric | type | labels | |
 |---|---|---|---|
 """
-_LABELS = {"mergerouter_history_left_seconds": ("place", "shard")}
+_LABELS = {
+    "mergerouter_history_left_seconds": ("place", "shard"),
+    "mergerouter_client_requests": ("kind",),
+}
 """Labels of metrics that have no samples without clients."""
 
 _SETTINGS_HEAD = """# Settings

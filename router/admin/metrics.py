@@ -46,6 +46,7 @@ _GAUGE, _COUNTER, _HISTOGRAM = GaugeMetricFamily, CounterMetricFamily, Histogram
 ROWS: Final = (
     Row(_GAUGE, "workers_expected", "Processes that should serve clients.", "expected"),
     Row(_GAUGE, "workers", "Processes that serve clients.", "running"),
+    Row(_GAUGE, "start_time_seconds", "Time of the start since 1970.", "started"),
     Row(
         _GAUGE,
         "certificate_expiry_seconds",
@@ -63,8 +64,23 @@ ROWS: Final = (
         "by_worker.*.loopLag",
         ["worker"],
     ),
+    Row(
+        _COUNTER,
+        "unwritten_log_lines",
+        "Writes of log lines that failed; getLog still returns the latest of these lines.",
+        "unwrittenLogLines",
+    ),
     Row(_GAUGE, "client_connections", "Open connections of drivers.",
         "status.connections.current"),
+    Row(_COUNTER, "client_connections_created", "Connections that drivers have made.",
+        "status.connections.totalCreated"),
+    Row(_COUNTER, "client_received_bytes", "Bytes received from drivers.",
+        "status.network.bytesIn"),
+    Row(_COUNTER, "client_sent_bytes", "Bytes sent to drivers.", "status.network.bytesOut"),
+    Row(_COUNTER, "client_requests", "Requests of drivers by kind.", "status.opcounters.*",
+        ["kind"]),
+    Row(_COUNTER, "passed_through_requests", "Requests passed to the upstream mongos.",
+        "status.metrics.passedThrough"),
     Row(_COUNTER, "errors", "Errors sent to drivers by code.", "errors.*", ["code"]),
     Row(
         _COUNTER,
@@ -79,6 +95,12 @@ ROWS: Final = (
         "streams",
         "Different open streams; clients with identical requests share one.",
         _OURS + "differentStreams",
+    ),
+    Row(
+        _GAUGE,
+        "streams_waiting",
+        "Streams with events that the low watermark holds back.",
+        "waitingStreams",
     ),
     Row(_GAUGE, "buffered_bytes", "Memory of the events that streams hold.", "heldBytes"),
     Row(
@@ -100,16 +122,32 @@ ROWS: Final = (
         "(userBufferBytes).",
         "userBufferLimitBytes",
     ),
-    Row(_COUNTER, "delivered_events", "Change events given to clients.", "delivered"),
+    Row(
+        _HISTOGRAM,
+        "low_watermark_wait_seconds",
+        "Time for which events waited for the low watermark, once for each batch or more.",
+        "lowWatermarkWaits",
+    ),
+    Row(
+        _HISTOGRAM,
+        "reply_delay_seconds",
+        "Time from the release of events until the reply to a waiting client is begun.",
+        "replyDelays",
+    ),
+    Row(_COUNTER, "delivered_events", "Change events given to clients.", "delivered.events"),
+    Row(_COUNTER, "delivered_event_bytes", "Bytes of these change events.", "delivered.bytes"),
     *(
         Row(_COUNTER, name, text, f"{_OURS}members.*.{field}", ["shard"])
         for name, field, text in (
+            ("openings", "openings", "Cursors opened on the replica set."),
             ("get_mores", "getMores", "getMore commands sent to the replica set."),
             ("noop_commands", "noopCommands",
              "Commands that made an idle replica set's oplog advance."),
             ("noop_writes", "noopWrites", "Oplog entries written by no-op writes."),
+            ("noop_write_bytes", "noopWriteBytes", "Bytes that these oplog entries take."),
             ("reopenings", "reopenings", "Failures after which a cursor was opened again."),
             ("received_events", "events", "Change events received from the replica set."),
+            ("received_event_bytes", "eventBytes", "Bytes of these change events."),
         )
     ),
     Row(
@@ -119,11 +157,20 @@ ROWS: Final = (
         "pooled.*.*",
         ["member", "state"],
     ),
+    Row(_COUNTER, "member_connections_created", "Connections made to each member.",
+        f"{_OURS}memberConnections.*.created", ["member"]),
+    Row(
+        _GAUGE,
+        "watermark_timestamp_seconds",
+        "Cluster time up to which the replica set's events are known, in the last of the streams "
+        "for which clients wait.",
+        "targets.*.watermark",
+        ["shard"],
+    ),
     Row(
         _GAUGE,
         "watermark_lag_seconds",
-        "Time since the cluster time up to which the replica set's events are known, in the last "
-        "of the streams for which clients wait; by the router's clock, in whole seconds.",
+        "Time since that cluster time, by the router's clock, in whole seconds.",
         "lags.*",
         ["shard"],
     ),
@@ -142,11 +189,22 @@ ROWS: Final = (
         "held.*.*",
         ["shard", "reason"],
     ),
+    Row(_GAUGE, "member_cursors", "Open cursors on the replica set.", "targets.*.cursors",
+        ["shard"]),
     Row(_GAUGE, "failing_cursors", "Cursors on the replica set that are being reopened.",
         "targets.*.failing", ["shard"]),
+    Row(_GAUGE, "member_buffered_bytes", "Memory of events not read by clients yet.",
+        "targets.*.bufferedBytes", ["shard"]),
     Row(_GAUGE, "replica_set_up",
         "Whether the primary of the replica set answers, and lets the router read: 1 or 0.",
         "checks.*.usable", ["shard"]),
+    Row(
+        _GAUGE,
+        "oplog_oldest_timestamp_seconds",
+        "Cluster time of the oldest entry in the primary's oplog.",
+        "shards.*.oldest",
+        ["shard"],
+    ),
     Row(
         _GAUGE,
         "history_left_seconds",
@@ -210,6 +268,9 @@ def _figures(status: RouterStatus) -> dict[str, Any]:
         "by_worker": {str(each["worker"]): each for each in status.processes},
         "lags": status.lags,
         "checks": status.checks,
+        "shards": {
+            target: each for target, each in status.checks.items() if each["oldest"] is not None
+        },
         "historyLeft": {place: status.history_left(place) for place in ("cursor", "departed")},
     }
     if not total:

@@ -83,7 +83,7 @@ def sample_of(status: RouterStatus) -> Sample | None:
     members = total["status"]["mergerouter"]["members"].items()
     received = sum(load["events"] for target, load in members if target != CONFIG)
     slowest = max(lags, key=lambda target: lags[target]) if lags else None
-    return Sample(total["now"], lags, received, total["delivered"], slowest)
+    return Sample(total["now"], lags, received, total["delivered"]["events"], slowest)
 
 
 _LEAST_SPAN: Final = 10.0

@@ -85,6 +85,7 @@ class Counters:
     requests: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
+    passed_through: int = 0
     passed_on: int = 0
     awaiting_hellos: int = 0
     user_asserts: int = 0

@@ -69,7 +69,12 @@ async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str
         "heldBytes": cursors.memory.held,
         "bufferLimitBytes": cursors.memory.limit,
         "userBufferLimitBytes": cursors.memory.user_limit,
-        "delivered": cursors.loads.delivered,
+        "delivered": {
+            "events": cursors.loads.delivered,
+            "bytes": cursors.loads.delivered_bytes,
+        },
+        "lowWatermarkWaits": cursors.loads.low_watermark_waits.to_document(),
+        "replyDelays": cursors.loads.reply_delays.to_document(),
         "errors": _by_name(node.counters.errors),
         "places": {
             "cursor": cursors.earliest_place,
@@ -77,7 +82,8 @@ async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str
         },
         "cpuTime": usage.ru_utime + usage.ru_stime,
         "residentBytes": resident_bytes(),
-        "loopLag": None if node.lag is None else node.lag.to_document(),
+        "unwrittenLogLines": RECENT.unwritten,
+        "loopLag": None if node.lag is None else node.lag.histogram.to_document(),
     }
     if checks and node.checks is not None:
         status["checks"] = [check.to_document() for check in await node.checks.results()]

@@ -86,6 +86,7 @@ def own_status(node: Node, *, streams: bool = True) -> dict[str, Any]:
                     "total": Int64(len(node.cursors)),
                 }
             },
+            "passedThrough": Int64(node.counters.passed_through),
         },
         "mergerouter": _mergerouter(node, node.cursors.describe() if streams else []),
     }
@@ -123,12 +124,18 @@ def _without_times(status: Mapping[str, Any]) -> dict[str, Any]:
 def _mergerouter(node: Node, streams: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the router's own section: the state of each merge (docs/design.md#the-merge)."""
     whose = {} if node.peers is None else {"worker": node.peers.number}
+    members = dict(node.cursors.loads.items())
     to_shared, to_own = node.cursors.moves
     return {
         "streams": [{**stream, **whose} for stream in streams],
         "bufferedBytes": Int64(sum(stream["bufferedBytes"] for stream in streams)),
         "tasks": len(asyncio.all_tasks()),
-        "members": {target: load.to_document() for target, load in node.cursors.loads.items()},
+        "noopCommands": {
+            target: Int64(load.noop_commands)
+            for target, load in members.items()
+            if load.noop_commands
+        },
+        "members": {target: load.to_document() for target, load in members.items()},
         "memberConnections": {
             format_address(address): {
                 "inUse": counts.in_use,

@@ -56,10 +56,14 @@ _FAILURES = frozenset("WEF")
 
 
 class RecentLines:
-    """The most recent log lines, for getLog; ``total`` counts all lines logged."""
+    """The most recent log lines, for getLog.
+
+    ``total`` counts all lines logged, ``unwritten`` the writes that the log's stream refused.
+    """
 
     def __init__(self, most: int = RECENT_LINES) -> None:
         self.total = 0
+        self.unwritten = 0
         self.lines: deque[str] = deque(maxlen=most)
         self._failures: deque[str] = deque(maxlen=_RECENT_FAILURES)
 
@@ -187,10 +191,10 @@ LEVEL = LogLevel()
 class LogStream:
     """A stream for log lines whose failures never reach the code that logs.
 
-    The line of a failed write stays in ``RECENT``, so that getLog and the status page show it. A
-    full disk may recover: later lines are written again. A pipe without a reader does not: its
-    descriptor then leads to the null device, so that the interpreter can flush its buffer when it
-    ends.
+    A failed write is counted in ``RECENT.unwritten``; its line stays in ``RECENT``, so that getLog
+    and the status page show it. A full disk may recover: later lines are written again. A pipe
+    without a reader does not: its descriptor then leads to the null device, so that the interpreter
+    can flush its buffer when it ends.
 
     Args:
         stream: the stream that receives the lines.
@@ -215,6 +219,7 @@ class LogStream:
             self._failed(error)
 
     def _failed(self, error: OSError | ValueError) -> None:
+        RECENT.unwritten += 1
         if isinstance(error, BrokenPipeError):
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self._stream.fileno())

@@ -263,6 +263,7 @@ class ClientConnection:
             if error.code == ErrorCode.HostUnreachable:  # nothing was sent
                 raise with_retry_labels(error, request.name, request.body()) from error
             raise
+        self._counters.passed_through += 1
         first = True
         async with aclosing(link.relay(request.frame)) as replies:
             async for reply in replies:

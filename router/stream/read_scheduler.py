@@ -46,6 +46,8 @@ class ScheduledRemote(ReadState):
         self.number = action.remote
         self.target = action.target
         self.host = action.host
+        self.noops = 0
+        """Number of no-op writes that the stream has requested from its member."""
         self.delay: asyncio.TimerHandle | None = None
         """Timer until which no getMore is sent although the budgets allow it."""
         self.probing: asyncio.Task[None] | None = None
@@ -97,6 +99,7 @@ class ScheduledRemote(ReadState):
             "events": Int64(self.events),
             "bufferedBytes": Int64(buffered),
             "reopened": cursor.reopened,
+            "noopCommands": Int64(self.noops),
         }
         if self.topology:
             document["topology"] = True
@@ -411,6 +414,7 @@ class ReadScheduler:
             self._ask(remote)
         elif waiting.latest > remote.noop.past or now >= remote.noop.again:
             remote.noop.ask(waiting.latest)
+            remote.noops += 1
             target = self._noop_writer.target(remote.target, remote.host)
             target.write(self, waiting.remote)
 

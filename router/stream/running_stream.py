@@ -72,6 +72,8 @@ class RunningStream:
         self._memory = Holding(memory)
         self._gone = gone
         self._loop = asyncio.get_running_loop()
+        self._waiting_since: float | None = None
+        """The time since which the low watermark has held back events."""
         self.views = ViewReaders(merged, limits.share_filter_bytes, self._loop.time)
         self._step_at = math.inf
         """The time of the next step of the views; infinity if none is due."""
@@ -244,7 +246,9 @@ class RunningStream:
         finally:
             self._stop_if_broken()
         self.views.fan_out.forget(log_reader.view, log_reader.number)
-        self._loads.delivered += len(batch.events)
+        loads = self._loads
+        loads.delivered += len(batch.events)
+        loads.delivered_bytes += batch.size
         self._events += len(batch.events)
         self._count()
         self._read_scheduler.flow.client_took(batch.size)
@@ -268,7 +272,9 @@ class RunningStream:
         try:
             self.views.add(log_reader, waiter)
             self._schedule_step()
-            await waiter
+            woken_at = await waiter
+            if woken_at is not None:
+                self._loads.reply_delays.record(self._loop.time() - woken_at)
         finally:
             timer.cancel()
             self.views.remove(log_reader.view)
@@ -411,6 +417,8 @@ class RunningStream:
             load = self._loads.of(remote.target)
             load.events += len(batch.events)
             load.event_bytes += batch.size
+            if self._waiting_since is None:
+                self._waiting_since = now
             self._count()
         if actions:
             self._execute(actions)
@@ -424,6 +432,9 @@ class RunningStream:
         self._pass_on()
         # Prepare the next reply while the client processes the last one.
         self.merged.merger.merge_ahead(self._limits.reply_target_bytes)
+        if self._waiting_since is not None and not self.merged.is_held_back:
+            self._loads.low_watermark_waits.record(self._loop.time() - self._waiting_since)
+            self._waiting_since = None
         self._stop_if_broken()
 
     async def _watch_draining(self) -> None:

@@ -13,8 +13,8 @@ from router.stream.log_reader import LogReader
 from router.stream.merged_stream import MergedStream
 from router.stream.views import View
 
-Waiter = asyncio.Future[None]
-"""Completed when a reader need not wait any longer."""
+Waiter = asyncio.Future[float | None]
+"""Completed when a reader need not wait any longer, with the time if events are ready for it."""
 
 _LEAST_DELAY: Final = 0.25
 _MOST_DELAY: Final = 0.5
@@ -111,8 +111,9 @@ class ViewReaders:
             self._wake(self._whole)
 
     def _wake(self, waiting: dict[View, Waiter]) -> None:
+        now = self._clock()
         for waiter in waiting.values():
-            complete(waiter)
+            complete(waiter, now)
         waiting.clear()
 
     def _serve(self, view: View, waiter: Waiter) -> None:
@@ -179,7 +180,7 @@ class ViewReaders:
         """Wake the readers that have enough events, or have had some for long enough."""
         for pressed in self.fan_out.pressed:
             if pressed in self._served:
-                complete(self._served.pop(pressed)[0])
+                complete(self._served.pop(pressed)[0], self._clock())
         self.fan_out.pressed.clear()
         if not self._served:
             return
@@ -190,7 +191,7 @@ class ViewReaders:
             else:
                 woken = list(takewhile(lambda view: served[view][1] + delay <= now, served))
             for view in woken:
-                complete(served.pop(view)[0])
+                complete(served.pop(view)[0], now)
             if woken:
                 self._not_before = now + _REPLY_COST * len(woken)
 
@@ -212,7 +213,7 @@ class ViewReaders:
             stream.release()  # which tells the stream that its last block has been read
 
 
-def complete(waiter: Waiter) -> None:
-    """Complete ``waiter`` if it is not done yet."""
+def complete(waiter: Waiter, woken_at: float | None = None) -> None:
+    """Complete ``waiter`` if it is not done yet; ``woken_at`` is the time if events wake it."""
     if not waiter.done():
-        waiter.set_result(None)
+        waiter.set_result(woken_at)

@@ -51,6 +51,7 @@ def remote(target: str, *, behind: int, **fields: Any) -> dict[str, Any]:
         "events": 10,
         "bufferedBytes": 100,
         "reopened": 0,
+        "noopCommands": 2,
         **fields,
     }
 

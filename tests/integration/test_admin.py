@@ -48,9 +48,13 @@ def test_events_are_counted_in_and_out(router: RouterProcess) -> None:
             assert metric(text, "cursors") == 1
             assert metric(text, "watermark_lag_seconds", "shard0") < 60
             assert metric(text, "streams_held") == 1
+            assert metric(text, "member_cursors") == 3
             assert metric(text, "history_left_seconds", 'place="cursor"') > 0
         for name, of in (("received_events_total", 'shard="shard'), ("delivered_events_total", "")):
             assert metric(text, name, of) - metric(before, name, of) == 10, name
+        for name in ("low_watermark_wait_seconds", "reply_delay_seconds"):
+            counts = [metric(each, f"{name}_count", kind=name) for each in (before, text)]
+            assert counts[1] > counts[0], name
         assert metric(text, "workers") == metric(text, "workers_expected")
         assert metric(text, "replica_set_up") == 3
         # The cursor is closed: its client may come back with its resume token.

@@ -6,7 +6,7 @@ from typing import Any
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
-from router.status_sums import sum_statuses
+from router.status_sums import Histogram, sum_statuses
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -24,7 +24,7 @@ def status(connections: int, streams: list[str], noops: dict[str, int]) -> dict[
         "mem": {"bits": 64, "resident": 50, "supported": True},
         "mergerouter": {
             "streams": [{"namespace": name, "events": Int64(3)} for name in streams],
-            "members": noops,
+            "noopCommands": noops,
             "behindMillis": Int64(connections),
         },
     }
@@ -41,7 +41,7 @@ def test_counts_are_added_and_lists_joined() -> None:
     ours = summed["mergerouter"]
     assert [stream["namespace"] for stream in ours["streams"]] == ["a", "b", "c"]
     assert [stream["events"] for stream in ours["streams"]] == [3, 3, 3]
-    assert ours["members"] == {"s0": 6, "s1": 2}
+    assert ours["noopCommands"] == {"s0": 6, "s1": 2}
 
 
 def test_router_wide_fields_are_kept() -> None:
@@ -77,3 +77,13 @@ def test_a_single_status_is_returned_unchanged() -> None:
     assert own == status(3, ["a"], {"s0": 1})
     partial = {"host": "h", "network": {"bytesIn": Int64(1)}}
     assert sum_statuses([partial, partial])["network"]["bytesIn"] == 2
+
+
+def test_measurements_are_counted_by_their_bucket() -> None:
+    histogram = Histogram((0.001, 0.01))
+    for seconds in (0.0, 0.001, 0.0011, 3.0):
+        histogram.record(seconds)
+    assert histogram.to_document() == {
+        "counts": {"0.001": 2, "0.01": 1, "+Inf": 1},
+        "total": 3.0021,
+    }

@@ -53,10 +53,11 @@ async def test_the_metrics_show_the_slowest_shard_and_reasons() -> None:
     async with watched_facade(now=_now) as made:
         found = await scrape(made)
     assert value(found, "watermark_lag_seconds", shard="north") == 40
-    assert value(found, "watermark_lag_seconds", shard="south") == 3
+    assert value(found, "watermark_timestamp_seconds", shard="south") == NOW - 3
     assert value(found, "streams_held", shard="north", reason="reconnecting") == 1
     assert value(found, "streams_held", shard="north", reason="idle") == 0
     assert value(found, "failing_cursors", shard="north") == 1
+    assert value(found, "streams_waiting") == 1
     assert value(found, "noop_commands_total", shard="south") == 2
     assert value(found, "errors_total", code="CursorNotFound") == 2
     assert value(found, "errors_total", code="99999") == 1
@@ -64,6 +65,7 @@ async def test_the_metrics_show_the_slowest_shard_and_reasons() -> None:
     assert value(found, "refused_total", parameter="maxCursors") == 0, "increase() needs a start"
     member = "north.example:27018"
     assert value(found, "member_connections", member=member, state="in_use") == 2
+    assert value(found, "member_connections_created_total", member=member) == 5
 
 
 async def test_history_is_counted_from_the_oldest_entry_to_the_farthest_client() -> None:
@@ -114,7 +116,7 @@ async def test_both_formats_can_be_parsed_and_every_metric_has_help(
     assert reply.status == 200
     assert reply.headers["Content-Type"].startswith(content_type)
     families = list(reading(reply.text))
-    assert len(families) > 20
+    assert len(families) > 30
     for family in families:
         assert family.name.startswith("mergerouter_")
         assert family.documentation, family.name

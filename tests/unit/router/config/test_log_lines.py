@@ -64,13 +64,15 @@ class FullDisk(io.StringIO):
 
 
 def test_a_failing_stream_does_not_fail_the_code_that_logs(stream: io.StringIO) -> None:
-    disk = FullDisk()
+    disk, before = FullDisk(), RECENT.unwritten
     configure_logging(stream=disk)
     log = structlog.get_logger()
     log.info("first")
+    assert RECENT.unwritten == before + 1
     assert '"first"' in RECENT.lines[-1]
     disk.full = False
     log.info("second")
+    assert RECENT.unwritten == before + 1
     assert '"second"' in disk.getvalue()
 
 
