@@ -76,6 +76,7 @@ class ErrorCode(IntEnum):
     APIStrictError = 323
     MechanismUnavailable = 334
     APIMismatchError = 347
+    UnsupportedOpQueryCommand = 352
     CollectionUUIDMismatch = 361
     TemporarilyUnavailable = 365
     SocketException = 9001

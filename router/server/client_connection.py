@@ -39,6 +39,9 @@ from shard_client.wire.frame_protocol import FrameStream
 
 log = structlog.get_logger()
 
+_LEGACY_URL = "https://dochub.mongodb.org/core/legacy-opcode-removal"
+_LEGACY_COMMANDS = frozenset({"hello", "isMaster", "ismaster", "buildInfo", "buildinfo"})
+
 
 class ClientConnection:
     """Reads a client's requests one at a time, runs them and writes the replies.
@@ -139,6 +142,8 @@ class ClientConnection:
     async def _take(self, request: Request) -> None:
         self._counters.requests += 1
         self._counters.runs(request.name).total += 1
+        if request.query is not None and not await self._legacy_allowed(request):
+            return
         self._task = asyncio.current_task()
         try:
             await self._answer(request)
@@ -297,3 +302,24 @@ class ClientConnection:
         counters.errors[error.code] = counters.errors.get(error.code, 0) + 1
         document = error_document(error, self._node.times())
         await self._replies.send_document(request, document, response_to=response_to)
+
+    async def _legacy_allowed(self, request: Request) -> bool:
+        """Return whether servers still accept this OP_QUERY; if not, send the refusal."""
+        assert request.query is not None
+        if not request.query.namespace.endswith(".$cmd"):
+            await self._replies.refuse_query(
+                request,
+                5739101,
+                "OP_QUERY is no longer supported. The client driver may require an upgrade. "
+                f"For more details see {_LEGACY_URL}",
+            )
+            return False
+        if request.name not in _LEGACY_COMMANDS:
+            error = CommandError(
+                ErrorCode.UnsupportedOpQueryCommand,
+                f"Unsupported OP_QUERY command: {request.name}. The client driver may require an "
+                f"upgrade. For more details see {_LEGACY_URL}",
+            )
+            await self._send_error(request, error, request.request_id)
+            return False
+        return True

@@ -18,6 +18,7 @@ from shard_client.wire.frames import (
 )
 
 _ids = count(1)
+_AWAIT_CAPABLE, _QUERY_FAILURE = 0b1000, 0b0010
 
 
 class ReplyWriter:
@@ -94,6 +95,17 @@ class ReplyWriter:
             own_id = int.from_bytes(reply[4:8], "little", signed=True)
             reply = b"".join(with_ids(reply, request_id=own_id, response_to=request.request_id))
         await self._write(request, reply)
+
+    async def refuse_query(self, request: Request, code: int, message: str) -> None:
+        """Answer an OP_QUERY that is not a command with a query failure."""
+        document = encode({"$err": message, "code": code, "ok": 0.0})
+        frame = build_op_reply(
+            document,
+            request_id=next(_ids) & 0x7FFFFFFF,
+            response_to=request.request_id,
+            flags=_AWAIT_CAPABLE | _QUERY_FAILURE,
+        )
+        await self._write(request, frame)
 
     async def _write(self, request: Request, frame: bytes) -> None:
         if request.compressor is not None and request.name not in NEVER_COMPRESSED:

@@ -34,9 +34,6 @@ MOST_OWN = 1024 * 1024
 """Most bytes of a command that the router answers itself, besides its pipeline."""
 
 _MOST_IN_QUERY = 64 * 1024
-_IN_QUERY = frozenset({"hello", "isMaster", "ismaster", "buildInfo", "buildinfo"})
-"""The commands that servers still accept in an OP_QUERY."""
-
 _header = Struct("<iiiiI")
 _uncompressed_size = Struct("<i")
 _BODY_SECTION = b"\0"
@@ -195,8 +192,6 @@ async def read_request(frame: bytes) -> Request:
         query = parse_message(frame).payload
         assert isinstance(query, OpQuery)
         name = next(iter(_unwrapped(query.document())), "")
-        if not query.namespace.endswith(".$cmd") or name not in _IN_QUERY:
-            raise ProtocolError("an OP_QUERY is answered for the handshake only")
         return Request(frame, request_id, op_code, 0, name, compressor, query)
     raise ProtocolError(f"opcode {op_code} is not answered")
 

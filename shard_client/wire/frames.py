@@ -37,7 +37,6 @@ _op_compressed = Struct("<iiiiiiB")
 _op_query = Struct("<iiiii")
 _skip_and_batch_size = Struct("<ii")
 _op_reply = Struct("<iiiiiqii")
-_AWAIT_CAPABLE = 8
 _BODY, _SEQUENCE = 0, 1
 _MOST_SECTIONS = 100
 
@@ -360,8 +359,11 @@ def parse_op_query(frame: bytes) -> OpQuery:
     return OpQuery(flags, namespace, skip, batch_size, query, fields)
 
 
-def build_op_reply(document: bytes, *, request_id: int, response_to: int) -> bytes:
-    """Return an OP_REPLY frame that answers an OP_QUERY with one raw document."""
+def build_op_reply(document: bytes, *, request_id: int, response_to: int, flags: int = 8) -> bytes:
+    """Return an OP_REPLY frame that answers an OP_QUERY with one raw document.
+
+    ``flags`` bit 1 is queryFailure, bit 3 awaitCapable, which servers always set.
+    """
     length = _op_reply.size + len(document)
-    head = _op_reply.pack(length, request_id, response_to, OP_REPLY, _AWAIT_CAPABLE, 0, 0, 1)
+    head = _op_reply.pack(length, request_id, response_to, OP_REPLY, flags, 0, 0, 1)
     return head + document

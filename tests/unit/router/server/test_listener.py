@@ -82,7 +82,11 @@ async def test_hello_in_an_op_query_is_answered() -> None:
         reply = await client.receive()
         assert (reply.op_code, reply.response_to, reply["ismaster"]) == (1, asked, True)
         client.send_query("admin.$cmd", {"find": "c"})
-        await client.closed()
+        assert (await client.receive())["code"] == 352
+        client.send_query("db.c", {"a": 1})
+        reply = await client.receive()
+        assert reply.flags & 2
+        assert reply["code"] == 5739101
 
 
 async def test_an_internal_error_affects_only_its_client() -> None:
