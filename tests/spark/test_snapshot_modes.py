@@ -56,7 +56,7 @@ def based(*true: str) -> SnapshotOptions:
         (["snapshot.data", "start.stream", "snapshot.on.data.error"], POLICIES["when_needed"]),
         (
             ["start.stream", "snapshot.on.data.error", "snapshot.on.schema.error"],
-            SnapshotPolicy(if_history_is_lost=True),
+            SnapshotPolicy(if_history_is_lost=True, streams=True),
         ),
     ],
 )
@@ -77,10 +77,6 @@ def test_a_mode_can_be_configured_by_options(true: list[str], policy: SnapshotPo
         ({"snapshot.mode.custom.name": "a:b"}, "require each other"),
         ({"onHistoryLost": "ignore"}, "must be fail or snapshot, not 'ignore'"),
         (
-            {"onHistoryLost": "snapshot", "snapshot.mode": "initial_only"},
-            "is for modes that stream events",
-        ),
-        (
             {
                 "onHistoryLost": "fail",
                 "snapshot.mode": "configuration_based",
@@ -95,7 +91,7 @@ def test_a_mode_can_be_configured_by_options(true: list[str], policy: SnapshotPo
                 "snapshot.mode": "custom",
                 "snapshot.mode.custom.name": "a:b",
             },
-            "the function's mode already decides",
+            "'snapshot.mode.custom.name' already decides",
         ),
         ({"snapshot.delay.ms": "soon"}, "must be a number of milliseconds, not 'soon'"),
         ({"snapshot.include.collection.list": "("}, "is not a regular expression"),

@@ -20,7 +20,6 @@ DOUBLES = {
     "AtTime", "Batch", "Condition", "Field", "Message",
     "Request", "Scope",
     "Written", "document_of", "from_json",
-    "milliseconds", "number",
     "seek", "status", "text_of", "verify",
 }  # fmt: skip
 """Public names that occur twice. This list only becomes shorter: one meaning, one name."""
