@@ -10,7 +10,7 @@ from typing import cast
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from spark_sink.batches.batch_planner import PlannedBatch
+from spark_sink.batches.batch_planner import BatchPlanner, PlannedBatch
 from spark_sink.errors import OptionError, without_traceback
 from spark_sink.events.positions import AtTime, FromNow, after, is_after
 from spark_sink.options.stream_options import StreamOptions
@@ -18,7 +18,6 @@ from spark_sink.signals.state import Request, SignalState
 from spark_sink.source.tasks import (
     Task,
     TaskPartition,
-    planner_for,
     read_task,
     snapshot_planner,
     snapshot_tasks,
@@ -69,5 +68,5 @@ class MergerouterBatchReader(DataSourceReader):
             return []
         if isinstance(end, AtTime) and is_after(end, after(client.present())):
             raise OptionError("option 'endAtOperationTime': lies in the future; remove it")
-        with closing(planner_for(client, options, None)) as planner_of_changes:
+        with closing(BatchPlanner(client, options)) as planner_of_changes:
             return planner_of_changes.tasks(PlannedBatch(options.start, end))

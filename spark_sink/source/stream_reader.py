@@ -20,7 +20,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from spark_sink.batches.batch_planner import PlannedBatch
+from spark_sink.batches.batch_planner import BatchPlanner, PlannedBatch
 from spark_sink.batches.event_rate import ReportInbox
 from spark_sink.errors import HistoryLostError, without_traceback
 from spark_sink.events.heartbeats import heartbeats, latest_heartbeat
@@ -34,7 +34,6 @@ from spark_sink.source.offsets import Offset
 from spark_sink.source.tasks import (
     Task,
     TaskPartition,
-    planner_for,
     read_task,
     snapshot_planner,
     snapshot_tasks,
@@ -59,7 +58,7 @@ class _Planning:
         try:
             client.require_reachable()
             self.inbox = ReportInbox(client.address)
-            self.batches = planner_for(client, options, self.inbox, loaded=loaded)
+            self.batches = BatchPlanner(client, options, self.inbox, loaded=loaded)
             self.collections = snapshot_planner(client, options)
             refusal = REFUSAL if options.lacks_snapshot_filters else None
             self.snapshots = QuerySnapshots(self.collections, options.snapshot.accepts, refusal)

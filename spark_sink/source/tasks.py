@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -18,9 +17,7 @@ from pymongo.errors import OperationFailure
 from pyspark.sql.datasource import InputPartition
 
 from shard_client.bson.resume_token import high_water_mark
-from spark_sink.batches.batch_planner import BatchPlanner, ClusterAccess
-from spark_sink.batches.event_rate import ReportInbox, report
-from spark_sink.batches.query_start import cluster_time_at, query_started
+from spark_sink.batches.event_rate import report
 from spark_sink.batches.read_task import ReadTask, TaskReader
 from spark_sink.events.header import join_fragments
 from spark_sink.events.heartbeats import Heartbeat
@@ -41,9 +38,6 @@ from spark_sink.stream.router_client import RouterClient
 
 SNAPSHOT_END = "snapshotEnd"
 """The operation type of the row that follows the documents of a stream's snapshot."""
-
-# Seconds that a getMore waits while a micro-batch is planned.
-_PLANNING_AWAIT = 0.02
 
 
 @dataclass(frozen=True)
@@ -78,31 +72,6 @@ def rows_for(options: StreamOptions) -> EventRows:
         typed=typed_documents(options),
         tolerant=options.tolerant,
     )
-
-
-def planner_for(
-    client: RouterClient,
-    options: StreamOptions,
-    inbox: ReportInbox | None,
-    *,
-    loaded: float | None = None,
-) -> BatchPlanner:
-    """Return a planner of batches; `loaded` is the time of a query's `load()`, if there is one."""
-
-    def beginning() -> AtTime:
-        clocks = client.clocks()
-        started = time.time() if loaded is None else query_started(loaded)
-        return AtTime(cluster_time_at(started, clocks.wall - time.time(), clocks.cluster_time))
-
-    with_retries = client.with_retries
-    cluster = ClusterAccess(
-        watch=partial(client.watch_tokens, max_await=_PLANNING_AWAIT),
-        newest=lambda: with_retries(client.clocks).cluster_time,
-        present=lambda: with_retries(client.present),
-        beginning=lambda: with_retries(beginning),
-        shards=lambda: with_retries(client.shards),
-    )
-    return BatchPlanner(cluster, options, inbox)
 
 
 def snapshot_planner(client: RouterClient, options: StreamOptions) -> SnapshotPlanner:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from typing import Any
 
 import pytest
 from bson.timestamp import Timestamp
 
-from spark_sink.batches.batch_planner import BatchPlanner, ClusterAccess, PlannedBatch
+from spark_sink.batches.batch_planner import BatchPlanner, PlannedBatch
 from spark_sink.batches.event_rate import ReadStats, ReportInbox, report
 from spark_sink.batches.read_task import ReadTask, TaskReader
 from spark_sink.events.positions import AtTime, Position
@@ -31,14 +30,7 @@ def client(uri: str, **options: str) -> Iterator[RouterClient]:
 
 
 def planner(client: RouterClient, inbox: ReportInbox | None = None, **limits: Any) -> BatchPlanner:
-    cluster = ClusterAccess(
-        watch=partial(client.watch_tokens, max_await=0.1),
-        newest=lambda: client.clocks().cluster_time,
-        present=client.present,
-        beginning=lambda: AtTime(client.clocks().cluster_time),
-        shards=client.shards,
-    )
-    return BatchPlanner(cluster, StreamOptions("mongodb://127.0.0.1", **limits), inbox)
+    return BatchPlanner(client, StreamOptions("mongodb://127.0.0.1", **limits), inbox)
 
 
 def read(client: RouterClient, tasks: list[ReadTask]) -> list[str]:
