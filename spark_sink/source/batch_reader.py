@@ -62,7 +62,9 @@ class MergerouterBatchReader(DataSourceReader):
             request = Request.of_mode(snapshot_time, plan)
             state = SignalState(requests=(request,), reading=snapshot_time)
             start = options.start
-            return client.with_retries(lambda: snapshot_tasks(state, start, options, planner))
+            return client.with_retries(
+                lambda: snapshot_tasks(state, start, options, planner, client.present)
+            )
         end = options.end or after(client.present())
         if not is_after(end, options.start):
             return []

@@ -286,8 +286,9 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         tasks: list[Task] = [*heartbeats(before.heartbeat, at.heartbeat)]
         if at.signals.reading is not None or at.signals.ended is not None:
             planning, position, options = self._planning, before.position, self.options
+            planner, present = planning.collections, planning.client.present
             tasks += planning.client.with_retries(
-                lambda: snapshot_tasks(at.signals, position, options, planning.collections)
+                lambda: snapshot_tasks(at.signals, position, options, planner, present)
             )
         return tasks
 
