@@ -14,7 +14,7 @@ from spark_sink.batches.batch_planner import BatchPlanner, PlannedBatch
 from spark_sink.errors import OptionError, without_traceback
 from spark_sink.events.positions import AtTime, FromNow, after, is_after
 from spark_sink.options.stream_options import StreamOptions
-from spark_sink.signals.state import Request, SignalState
+from spark_sink.signals.state import SignalState, SnapshotRequest
 from spark_sink.source.tasks import (
     Task,
     TaskPartition,
@@ -59,7 +59,7 @@ class MergerouterBatchReader(DataSourceReader):
             snapshot_time = client.snapshot_time()
             planner = snapshot_planner(client, options)
             plan = replace(planner.begin(snapshot_time), end=None)  # all in one batch
-            request = Request.of_mode(snapshot_time, plan)
+            request = SnapshotRequest.of_mode(snapshot_time, plan)
             state = SignalState(requests=(request,), reading=snapshot_time)
             start = options.start
             return client.with_retries(

@@ -21,7 +21,7 @@ from spark_sink.options.snapshot_options import (
     custom_mode,
 )
 from spark_sink.options.stream_options import parse_options
-from spark_sink.signals.state import Request, SignalState
+from spark_sink.signals.state import SignalState, SnapshotRequest
 from spark_sink.snapshot.plan import SnapshotPlan
 from spark_sink.snapshot.planner import SnapshotDecision
 from spark_sink.source.tasks import snapshot_tasks
@@ -212,7 +212,7 @@ def test_a_snapshot_without_collections_has_no_end_row() -> None:
     listed = [{"db": "db", "coll": "c"}]
     for given, found, ends in (({}, [], [None]), (lists, [("db", "c")], [listed]), (lists, [], [])):
         options, planner = parse_options({"uri": URI, **given}), Mock(names=lambda _, f=found: f)
-        request = Request.of_mode(plan.snapshot_time, plan)
+        request = SnapshotRequest.of_mode(plan.snapshot_time, plan)
         state = from_json(SignalState, to_json(SignalState(ended=request)))
         tasks = snapshot_tasks(state, FromNow(), options, planner, lambda: Timestamp(200, 1))
         assert [bson.decode(task).get("collections") for task in tasks] == ends
