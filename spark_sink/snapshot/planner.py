@@ -35,7 +35,7 @@ from spark_sink.snapshot.plan import (
     Place,
     Progress,
     SnapshotPlan,
-    text_of,
+    bound_text,
     value_of,
 )
 
@@ -457,7 +457,7 @@ def _bound(value: Any, *, cut: bool) -> str | None:
     """
     for most in _KEY_LENGTHS if cut and isinstance(value, str) else (None,):
         key = value if most is None else value[:most]
-        text = text_of(key)
+        text = bound_text(key)
         if len(text) <= _MAX_TEXT:
             return text if _is_same(key, text) else None
     return None

@@ -20,7 +20,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from spark_sink.batches.batch_planner import PlannedBatch
+from spark_sink.batches.batch_planner import BatchPlanner, PlannedBatch
 from spark_sink.batches.event_rate import ReportInbox
 from spark_sink.errors import HistoryLostError, without_traceback
 from spark_sink.events.heartbeats import heartbeats, latest_heartbeat
@@ -34,7 +34,6 @@ from spark_sink.source.offsets import Offset
 from spark_sink.source.tasks import (
     Task,
     TaskPartition,
-    planner_for,
     read_task,
     snapshot_planner,
     snapshot_tasks,
@@ -55,11 +54,11 @@ class _Planning:
     """
 
     def __init__(self, options: StreamOptions, loaded: float) -> None:
-        self.client = client = RouterClient(options, guarded=True)
+        self.client = client = RouterClient(options)
         try:
             client.require_reachable()
             self.inbox = ReportInbox(client.address)
-            self.batches = planner_for(client, options, self.inbox, loaded=loaded)
+            self.batches = BatchPlanner(client, options, self.inbox, loaded=loaded)
             self.collections = snapshot_planner(client, options)
             refusal = REFUSAL if options.lacks_snapshot_filters else None
             self.snapshots = QuerySnapshots(self.collections, options.snapshot.accepts, refusal)
@@ -287,8 +286,9 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         tasks: list[Task] = [*heartbeats(before.heartbeat, at.heartbeat)]
         if at.signals.reading is not None or at.signals.ended is not None:
             planning, position, options = self._planning, before.position, self.options
+            planner, present = planning.collections, planning.client.present
             tasks += planning.client.with_retries(
-                lambda: snapshot_tasks(at.signals, position, options, planning.collections)
+                lambda: snapshot_tasks(at.signals, position, options, planner, present)
             )
         return tasks
 

@@ -329,10 +329,7 @@ def test_documented_defaults_are_accepted_and_change_nothing() -> None:
         if "…" not in name and "selection" not in name  # a prefix; the default ends sooner
     }
     assert len(defaults) >= 20
-    needed = {
-        "unknownFields": {"documents": "typed", "documentSchema": "a INT"},
-        "retriable.restart.connector.wait.ms": {"errors.max.retries": "1"},
-    }
+    needed = {"unknownFields": {"documents": "typed", "documentSchema": "a INT"}}
     for name, text in defaults.items():
         beside = {"uri": URI, **needed.get(name, {})}
         assert parse_options({**beside, name: text}) == parse_options(beside), name
