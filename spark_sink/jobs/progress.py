@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_sink.errors import StreamError
-from spark_sink.jobs.task_tables import Written
 from spark_sink.snapshot.plan import SnapshotPlan
 from spark_sink.source.offsets import Offset
 
 if TYPE_CHECKING:
     from spark_sink.jobs.job_folder import LoggedBatch
+    from spark_sink.jobs.metrics import JobMetrics
+    from spark_sink.jobs.router_report import RouterReport
 
 _EXECUTED = "addBatch"
 """The phase that Spark reports of batches that it has run, and not of idle triggers."""
-_BAR = 20
-"""The characters of a snapshot's bar."""
 STANDS = 60
 """Seconds after which a stream without events stands still: each shard reports every ten."""
 _WORK_SECONDS = 10
@@ -35,7 +32,7 @@ _WORK_SECONDS = 10
 class BatchProgress:
     """A batch that has run: its number, events, seconds, and the cluster time at its end.
 
-    `events` includes the documents of a snapshot; `files` is the number of files with its rows.
+    `events` includes the documents of a snapshot.
     `lag` is the age of `through` when the batch ended, in seconds; both are None while the batch's
     position has no time. `snapshot` is the progress of a snapshot that has not ended, and `share`
     how much of it is done, from 0 to 1, by the chunks that are known.
@@ -48,29 +45,26 @@ class BatchProgress:
     lag: float | None
     snapshot: str = ""
     share: float = 1.0
-    files: int = 0
 
     def __str__(self) -> str:
         rate = self.events / self.seconds if self.seconds else 0.0
         text = (
             f"batch {self.number}: {self.events:,} events in {self.seconds:.1f} s ({rate:,.0f}/s)"
         )
-        if self.files:
-            text += f", {self.files} files"
         if self.through is not None and self.lag is not None:
             text += f", through {_moment(self.through)}, {self.lag:.0f} s behind"
         return f"{text}, {self.snapshot}" if self.snapshot else text
 
 
 def batch_progress(
-    progress: Mapping[str, Any], now: float, written: Mapping[int, Written] | None = None
+    progress: Mapping[str, Any], now: float, written: Mapping[int, int] | None = None
 ) -> BatchProgress | None:
     """Return the batch of one of Spark's progress reports; None for a trigger without a batch.
 
     Args:
         progress: an element of `StreamingQuery.recentProgress`.
         now: the time of the report, in seconds since 1970.
-        written: what a job's batches have written; Spark counts the rows of other queries.
+        written: the events that a job's batches have written; Spark counts those of other queries.
     """
     durations = progress.get("durationMs", {})
     if _EXECUTED not in durations:
@@ -84,18 +78,14 @@ def batch_progress(
             f"{found.chunks_planned} chunks"
         )
     number = int(progress["batchId"])
-    counted = Written(progress.get("numInputRows", 0), 0)
-    if written is not None:
-        counted = written.get(number, Written(0, 0))
     return BatchProgress(
         number,
-        counted.events,
+        progress.get("numInputRows", 0) if written is None else written.get(number, 0),
         durations.get("triggerExecution", 0) / 1000,
         through,
         None if through is None else max(0.0, now - through),
         snapshot,
         share,
-        counted.files,
     )
 
 
@@ -140,46 +130,30 @@ def _moment(time_: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_))
 
 
-class ProgressReader(Protocol):
-    """Is told what a query does."""
-
-    def add(self, batch: BatchProgress) -> None:
-        """Take in a batch that has run."""
-
-    def reach(self, through: int, *, waits: bool) -> None:
-        """Take in the cluster time up to which the query has all events (`reached`).
-
-        `waits` is whether the stream stands still there, because it waits for a shard.
-        """
-
-
 class ProgressReport:
     """Tells each batch of a query once, and when its stream stands still.
 
     Args:
         listeners: are told each batch, and what the query has reached.
-        stream: where the lines are printed; on a terminal one line with a bar shows a snapshot.
+        stream: where the lines are printed.
         clock: the present, in seconds since 1970.
-        written: what a job's batches have written.
+        written: the events that a job's batches have written.
     """
 
     def __init__(
         self,
-        listeners: Sequence[ProgressReader] = (),
+        listeners: Sequence[JobMetrics | RouterReport] = (),
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.time,
-        written: Mapping[int, Written] | None = None,
+        written: Mapping[int, int] | None = None,
     ) -> None:
         self._written = written
         self._listeners = listeners
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
         self._told = -1
-        self._has_bar = False
         self._waits = False
         self._through = 0
-        self._last: str | None = ""
-        self._since = 0.0
 
     def begin(self, last: LoggedBatch | None) -> None:
         """Tell that the query has started, after the last batch that is committed, if any."""
@@ -201,10 +175,9 @@ class ProgressReport:
             if batch is None or batch.number <= self._told:
                 continue
             self._told = batch.number
-            self._tell(batch)
+            self._line(str(batch))
             for listener in self._listeners:
                 listener.add(batch)
-        self._tell_long_batch(query, None if progress is None else str(progress["timestamp"]))
         through = None if progress is None else reached(progress)
         if progress is None or through is None:
             return
@@ -220,35 +193,13 @@ class ProgressReport:
         self._waits = waits
         self._reach(through, waits=waits)
 
-    def _tell_long_batch(self, query: StreamingQuery, last: str | None) -> None:
-        """Tell once of a batch that runs for long; `last` is the time of the last report."""
-        if last != self._last:
-            self._last, self._since = last, self._clock()
-        elif self._clock() - self._since > STANDS and query.status["isTriggerActive"]:
-            self._line(
-                f"the batch in progress runs for more than {STANDS} s: it reads much, or waits for "
-                "a shard (the router's status page names it)"
-            )
-            self._since = math.inf
-
     def _reach(self, through: int, *, waits: bool) -> None:
         self._through = max(self._through, through)
         for listener in self._listeners:
             listener.reach(self._through, waits=waits)
 
     def _line(self, text: str) -> None:
-        """Print a line, below the bar of a snapshot if there is one."""
-        print(f"\n{text}" if self._has_bar else text, file=self._stream, flush=True)
-        self._has_bar = False
-
-    def _tell(self, batch: BatchProgress) -> None:
-        if not (batch.snapshot and self._stream.isatty()):
-            self._line(str(batch))
-            return
-        self._has_bar = True
-        full = round(batch.share * _BAR)
-        text = f"[{'#' * full}{'-' * (_BAR - full)}] {batch}"[: get_terminal_size().columns - 1]
-        print(f"\r\x1b[K{text}", end="", file=self._stream, flush=True)
+        print(text, file=self._stream, flush=True)
 
 
 class WorkReport:
