@@ -370,11 +370,12 @@ def compact(out: Out) -> None:
     The job may run meanwhile.
     """
     from spark_sink.jobs.maintenance import compact_tables
-    from spark_sink.jobs.progress import WorkReport
+    from spark_sink.jobs.progress import work_told
 
     line = None
-    for line in compact_tables(_job_in(out), WorkReport()):
-        typer.echo(line)
+    with work_told():
+        for line in compact_tables(_job_in(out)):
+            typer.echo(line)
     if line is None:
         typer.echo("no batch is committed yet")
 
@@ -397,7 +398,7 @@ def rebuild(
     With --to, make a current table as of an earlier time, in another folder, from bronze alone.
     """
     from spark_sink.jobs.point_in_time import UNREAD_THEN, time_from_text, unread_names
-    from spark_sink.jobs.progress import WorkReport
+    from spark_sink.jobs.progress import work_told
     from spark_sink.jobs.rebuilding import (
         lacks_current,
         rebuild_at,
@@ -409,11 +410,11 @@ def rebuild(
     given, folder = _spark_settings(conf), _job_in(out)
     if (to is None) != (into is None):
         raise OptionError("--to and --into belong together: give both, or none")
-    with ExitStack() as held:
+    with ExitStack() as held, work_told():
         if to is not None and into is not None:
             time = time_from_text(to, "--to")
             spark = held.enter_context(job_session("rebuild", given))
-            table = rebuild_at(spark, folder, time, into, WorkReport())
+            table = rebuild_at(spark, folder, time, into)
             typer.echo(f"{table.address} has {table.count()} documents")
             if names := unread_names(table.state.lacking):
                 typer.echo(f"it lacks documents of {names}: {UNREAD_THEN}", err=True)
@@ -422,7 +423,7 @@ def rebuild(
         lost = lacks_current(folder)
         if lost:
             spark = held.enter_context(job_session("rebuild", given))
-            table = rebuild_current(spark, folder, WorkReport())
+            table = rebuild_current(spark, folder)
             typer.echo(f"{table.address} has {table.count()} documents")
         if restore_checkpoint(folder) is None and not lost:
             raise OptionError(f"the job in {folder.address} has lost nothing: start the job")
@@ -441,9 +442,10 @@ def at(
     They are the newest ones that have nothing from after it, and every transaction whole.
     """
     from spark_sink.jobs.point_in_time import time_from_text, versions_at
-    from spark_sink.jobs.progress import WorkReport
+    from spark_sink.jobs.progress import work_told
 
-    found = versions_at(_job_in(out), time_from_text(time, "TIME"), WorkReport())
+    with work_told():
+        found = versions_at(_job_in(out), time_from_text(time, "TIME"))
     cut, versions = found.cut, dict(found.versions)
     if as_json:
         before = [cut.time, cut.inc]

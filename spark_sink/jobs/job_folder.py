@@ -9,7 +9,6 @@ import fcntl
 import json
 import os
 import socket
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -18,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from spark_sink.errors import OptionError, StreamError
+from spark_sink.errors import OptionError, StreamError, say
 from spark_sink.events.documents import from_json
 from spark_sink.events.positions import key_of
 from spark_sink.folders import Folder, absolute, is_local, open_folder
@@ -134,7 +133,7 @@ class JobFolder:
                     "another folder with --out"
                 ) from None
             except OSError as error:  # such as ENOLCK of NFS
-                print(f"{path} cannot be locked: start one process only ({error})", file=sys.stderr)  # noqa: T201
+                say(f"{path} cannot be locked: start one process only ({error})")
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}")
             file.flush()
@@ -203,7 +202,7 @@ class JobFolder:
             return
         kept = replace(record, checkpoint=self._checkpoint)
         self._folder.write("job.json", json.dumps(asdict(kept), indent=2))
-        print("job.json was damaged, and has the arguments of this start now", file=sys.stderr)  # noqa: T201
+        say("job.json was damaged, and has the arguments of this start now")
 
     def _refuse(self, old: JobRecord, new: JobRecord, *, once: bool) -> None:
         fixed = [

@@ -47,7 +47,7 @@ from spark_sink.tables.parquet_parts import BATCH
 from spark_sink.tables.prepare import SNAPSHOT_END
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS
 from spark_sink.tables.table_state import TableScope, TableState, Unread, unread_after
-from spark_sink.tables.tasks import Chosen, TableScan, Tell, read_rows, scans_of, tell_nobody
+from spark_sink.tables.tasks import TOLD, Chosen, TableScan, read_rows, scans_of
 
 # How many commits of each table are read, until they reach back far enough; None for all.
 _COMMITS_READ = (100, 2_000, None)
@@ -75,17 +75,17 @@ def time_from_text(text: str, name: str) -> Timestamp:
         raise OptionError(f"{name}: {error}") from None
 
 
-def versions_at(folder: JobFolder, time: Timestamp, tell: Tell = tell_nobody) -> TableVersions:
+def versions_at(folder: JobFolder, time: Timestamp) -> TableVersions:
     """Return the newest versions of a job's tables that hold nothing from after a cluster time.
 
     Each holds all events before one cut, and every transaction whole. Raises StreamError if the
     tables have not reached the time, or if the versions of that time have been deleted.
     """
-    history = _History(folder, time, tell=tell)
+    history = _History(folder, time)
     for batch in history.whole_before(after(time).time):
         found = history.versions(batch)
         for name, version in found.items():
-            history.logs[name].at(version, history.commits[name][version], tell)
+            history.logs[name].at(version, history.commits[name][version])
         return TableVersions(batch, history.cut(batch), found)
     raise history.nothing_at(time)
 
@@ -162,14 +162,14 @@ def scope_at(record: JobRecord, at: Offset) -> TableScope | None:
 
 
 def bronze_at(
-    folder: JobFolder, time: Timestamp, tell: Tell = tell_nobody
+    folder: JobFolder, time: Timestamp
 ) -> tuple[list[TableScan], Batch, TableScope | None]:
     """Return the rows of bronze from which a current table of a cluster time is made.
 
     With them comes the newest batch of bronze, with the offset of that time. Raises StreamError if
     bronze has not reached the time, or begins later.
     """
-    history = _History(folder, time, (BRONZE,), tell)
+    history = _History(folder, time, (BRONZE,))
     cut = history.whole_cut(after(time).time)
     log = history.logs[BRONZE]
     log.require_whole()
@@ -233,13 +233,12 @@ class _History:
         folder: JobFolder,
         time: Timestamp,
         tables: Sequence[str] | None = None,
-        tell: Tell = tell_nobody,
     ) -> None:
         names = tables or [*folder.record().tables, QUARANTINE]
         logs = {name: DeltaLog(folder.table(name)) for name in names}
         self.logs = {name: log for name, log in logs.items() if log.exists}
         self.commits: dict[str, dict[int, dict[str, Any]]] = {}
-        self._folder, self._tell = folder, tell
+        self._folder = folder
         self._ends: dict[int, Offset] = {}
         """The offsets of the batches that all tables have, the newest first."""
         self._states: dict[int, Mapping[str, Any]] = {}
@@ -258,7 +257,7 @@ class _History:
             own = {n: each for n, each in found.items() if each.get("query") == query}
             self.commits[name] = own if query else {}
             every = (log.version or 0) + 1
-            self._tell(f"commits of {name} read", min(limit or every, every), every)
+            TOLD.get()(f"commits of {name} read", min(limit or every, every), every)
         current = self.commits.get(CURRENT, {})
         self._states = {each[BATCH]: each for each in current.values()}
         of_all = [

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_sink.errors import StreamError
+from spark_sink.errors import StreamError, say
 from spark_sink.snapshot.plan import SnapshotPlan
 from spark_sink.source.offsets import Offset
+from spark_sink.tables.tasks import TOLD
 
 if TYPE_CHECKING:
     from spark_sink.jobs.job_folder import LoggedBatch
@@ -135,7 +136,6 @@ class ProgressReport:
 
     Args:
         listeners: are told each batch, and what the query has reached.
-        stream: where the lines are printed.
         clock: the present, in seconds since 1970.
         written: the events that a job's batches have written.
     """
@@ -143,13 +143,11 @@ class ProgressReport:
     def __init__(
         self,
         listeners: Sequence[JobMetrics | RouterReport] = (),
-        stream: TextIO | None = None,
         clock: Callable[[], float] = time.time,
         written: Mapping[int, int] | None = None,
     ) -> None:
         self._written = written
         self._listeners = listeners
-        self._stream = sys.stderr if stream is None else stream
         self._clock = clock
         self._told = -1
         self._waits = False
@@ -158,14 +156,14 @@ class ProgressReport:
     def begin(self, last: LoggedBatch | None) -> None:
         """Tell that the query has started, after the last batch that is committed, if any."""
         where = "begins" if last is None else f"continues after batch {last.number}"
-        self._line(f"Spark has started: the job {where}")
+        say(f"Spark has started: the job {where}")
         if last is not None and last.end.time is not None:
             self._reach(int(last.end.time.time), waits=False)
 
     def end(self, last: LoggedBatch | None) -> None:
         """Tell that the query was stopped, or has written all that there is."""
         where = "before the first batch" if last is None else f"after batch {last.number}"
-        self._line(f"stopped {where}; the next start continues")
+        say(f"stopped {where}; the next start continues")
 
     def __call__(self, query: StreamingQuery) -> None:
         """Tell the batches that have ended since the last call, and what the query has reached."""
@@ -175,7 +173,7 @@ class ProgressReport:
             if batch is None or batch.number <= self._told:
                 continue
             self._told = batch.number
-            self._line(str(batch))
+            say(str(batch))
             for listener in self._listeners:
                 listener.add(batch)
         through = None if progress is None else reached(progress)
@@ -184,12 +182,12 @@ class ProgressReport:
         quiet = _quiet_until(progress)
         waits = quiet is not None and _begun(progress) - quiet > STANDS
         if waits and not self._waits:
-            self._line(
+            say(
                 f"the stream stands still at {_moment(through)}: a shard does not answer, or is "
                 "behind (the router's status page names it). The job waits; nothing is lost"
             )
         elif self._waits and not waits:
-            self._line("the stream goes on")
+            say("the stream goes on")
         self._waits = waits
         self._reach(through, waits=waits)
 
@@ -198,28 +196,20 @@ class ProgressReport:
         for listener in self._listeners:
             listener.reach(self._through, waits=waits)
 
-    def _line(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
 
+@contextmanager
+def work_told(clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
+    """Print how far long work in the block is: a line, ten seconds or more after the last one."""
+    last = clock()
 
-class WorkReport:
-    """Tells how far long work is, in a line, once ten seconds have passed since the last one.
+    def tell(what: str, done: int, total: int) -> None:
+        nonlocal last
+        if clock() - last >= _WORK_SECONDS:
+            last = clock()
+            say(f"{what}: {done:,} of {total:,}")
 
-    Args:
-        stream: where the lines are printed.
-        clock: seconds that never go back.
-    """
-
-    def __init__(
-        self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._stream = sys.stderr if stream is None else stream
-        self._clock = clock
-        self._told = clock()
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        """Take in what is done, to how many, and how many there are."""
-        now = self._clock()
-        if now - self._told >= _WORK_SECONDS:
-            self._told = now
-            print(f"{what}: {done:,} of {total:,}", file=self._stream, flush=True)
+    before = TOLD.set(tell)
+    try:
+        yield
+    finally:
+        TOLD.reset(before)

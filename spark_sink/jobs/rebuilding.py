@@ -6,7 +6,6 @@ table is made from the rows of bronze alone, however long ago the oplogs have lo
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -18,7 +17,7 @@ from typing import Any
 from bson.timestamp import Timestamp
 from pyspark.sql import SparkSession
 
-from spark_sink.errors import HistoryLostError, OptionError
+from spark_sink.errors import HistoryLostError, OptionError, say
 from spark_sink.events.positions import AtTime, FromNow, Position, Token, after, is_after, key_of
 from spark_sink.jobs.job_folder import (
     ALL_BATCHES,
@@ -52,7 +51,7 @@ from spark_sink.tables.staged_changes import (
     stage_rows,
 )
 from spark_sink.tables.table_state import TableScope
-from spark_sink.tables.tasks import TableScan, Tell, run_tasks, scans_of, tell_nobody
+from spark_sink.tables.tasks import TableScan, run_tasks, scans_of
 
 # How far the clock of this machine may be behind that of the cluster.
 _AHEAD_SECONDS = 60
@@ -107,7 +106,7 @@ def restore_checkpoint(folder: JobFolder) -> int | None:
     offsets = {number: offset for number, offset in offsets.items() if number >= last - 1}
     folder.remove_checkpoint()
     folder.write_checkpoint(queries.pop(), offsets, last - 1)
-    print(f"the checkpoint was {why}, and is again that of batch {last}", file=sys.stderr)  # noqa: T201
+    say(f"the checkpoint was {why}, and is again that of batch {last}")
     return last
 
 
@@ -139,7 +138,7 @@ def _remove_damaged(folder: JobFolder, *, has_batches: bool) -> None:
         )
     folder.remove_checkpoint()
     text = "is damaged: the checkpoint is made again. Repeat a job seek that no start has followed"
-    print(f"the file {folder.checkpoint}/{damage} {text}", file=sys.stderr)  # noqa: T201
+    say(f"the file {folder.checkpoint}/{damage} {text}")
 
 
 def _batches(folder: JobFolder) -> dict[str, Batch | None]:
@@ -172,9 +171,7 @@ def lacks_current(folder: JobFolder) -> bool:
     return CURRENT in folder.record().tables and logs[0].exists and not logs[1].exists
 
 
-def rebuild_current(
-    spark: SparkSession | None, folder: JobFolder, tell: Tell = tell_nobody
-) -> CurrentTable:
+def rebuild_current(spark: SparkSession | None, folder: JobFolder) -> CurrentTable:
     """Make the lost current table again, with all batches of bronze; the job continues with it.
 
     Without `spark` the work is done in this process. Raises StreamError.
@@ -185,15 +182,11 @@ def rebuild_current(
     require_begun(log, folder.record())
     scope = scope_at(folder.record(), Offset.read(batch.offset))
     scans = scans_of(log, CHANGE_COLUMNS)
-    return _replayed(spark, scans, folder.address, batch, scope, folder.record(), tell)
+    return _replayed(spark, scans, folder.address, batch, scope, folder.record())
 
 
 def rebuild_at(
-    spark: SparkSession | None,
-    folder: JobFolder,
-    time: Timestamp,
-    into: str,
-    tell: Tell = tell_nobody,
+    spark: SparkSession | None, folder: JobFolder, time: Timestamp, into: str
 ) -> CurrentTable:
     """Make a current table as of a cluster time, in the folder `into`, from bronze alone.
 
@@ -205,8 +198,8 @@ def rebuild_at(
         raise OptionError(f"there is a table in {into} already: give another folder with --into")
     if not DeltaLog(folder.table(BRONZE)).exists:
         raise OptionError(f"the job in {folder.address} has no bronze table, which has the history")
-    scans, batch, scope = bronze_at(folder, time, tell)
-    return _replayed(spark, scans, into, batch, scope, folder.record(), tell)
+    scans, batch, scope = bronze_at(folder, time)
+    return _replayed(spark, scans, into, batch, scope, folder.record())
 
 
 def _replayed(
@@ -216,18 +209,17 @@ def _replayed(
     batch: Batch,
     scope: TableScope | None,
     record: JobRecord,
-    tell: Tell,
 ) -> CurrentTable:
     """Make a current table of rows of bronze, and commit it as this batch."""
     folder = JobFolder(into)
     table = CurrentTable(folder.table(CURRENT), form=table_form(record))
     remove_interrupted(table.address, 1)  # what another attempt to rebuild has left
     tasks = [partial(stage_rows, each, table.address, table.state.keys) for each in scans]
-    staged = run_tasks(spark, ChangeReport, tasks, tell, "parts of bronze read")
+    staged = run_tasks(spark, ChangeReport, tasks, "parts of bronze read")
     quarantine = DeltaLog(folder.table(QUARANTINE))
     if quarantine.exists:  # it has the events that the lost table could not apply
         quarantine.append([], arrow_schema(UNAPPLIED), batch)
-    table.apply_staged(spark, staged, batch, quarantine, scope, tell=tell)
+    table.apply_staged(spark, staged, batch, quarantine, scope)
     return table
 
 
@@ -317,7 +309,7 @@ def leave_out_lost(folder: JobFolder, uri: str) -> None:
             now = after(client.with_retries(client.present))
             where = _leave_out(folder, last.number + 1, _gap(folder, before, now, "now")[0])
             text = "the oplogs have lost events of the batch in progress: the job continues at"
-            print(f"{text} {where}, and reads the collections again", file=sys.stderr)  # noqa: T201
+            say(f"{text} {where}, and reads the collections again")
 
 
 def _last_whole(folder: JobFolder) -> LoggedBatch | None:

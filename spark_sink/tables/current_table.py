@@ -34,11 +34,9 @@ from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_state import TableScope, TableState
 from spark_sink.tables.tasks import (
     REPORT,
-    Tell,
     read_rows,
     reported,
     reports_in,
-    tell_nobody,
 )
 from spark_sink.tables.upsert import TableVersion, Upsert, commit, merge, plan
 
@@ -167,7 +165,6 @@ class CurrentTable:
         scope: TableScope | None = None,
         *,
         leads: bool = False,
-        tell: Tell = tell_nobody,
     ) -> None:
         """Apply what tasks have staged, and commit the result as the current version.
 
@@ -183,7 +180,7 @@ class CurrentTable:
         if batch is None or not self.log.has(batch):
             upsert = Upsert(changes, batch, quarantine, scope, leads and not self.log.exists)
             planned = plan(spark, self._version, upsert)
-            merged = merge(spark, self._version, upsert, planned, tell)
+            merged = merge(spark, self._version, upsert, planned)
             self._version = commit(self._version, upsert, planned, merged)
         remove_changes(self.address, changes.groups)
 

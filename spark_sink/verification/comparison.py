@@ -24,6 +24,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from spark_sink.errors import say
 from spark_sink.events.documents import from_json, to_json
 from spark_sink.events.positions import AtTime, after, key_of
 from spark_sink.folders import Folder
@@ -168,14 +169,12 @@ class Comparison:
         self,
         folder: Folder,
         name: str,
-        tell: Callable[[str], None],
         wait: Callable[[float], None] = time.sleep,
     ) -> Iterator[Walk]:
         """Compare everything, and return how far it is after each step, at the rate.
 
         The file `name` of a folder has it as well: there an interrupted comparison of the same
-        documents with the same table continues. `tell` gets lines about progress. `wait` is called
-        with seconds.
+        documents with the same table continues. `wait` is called with seconds.
         """
         kept: Walk | None = None
         with suppress(ValueError, KeyError, TypeError):  # such as of no file
@@ -183,7 +182,7 @@ class Comparison:
             if kept.ended or (kept.options, kept.table) != (self.named, self._table.log.id):
                 kept = None
             else:
-                tell(
+                say(
                     f"continues the comparison that has begun at {kept.begin}, of which "
                     f"{kept.rows:,} rows and keys are done: remove {name} to begin again"
                 )
@@ -196,7 +195,7 @@ class Comparison:
             now = time.monotonic()
             if now - told > _TELL_SECONDS:
                 total, speed = 2 * self._table.count(), (walk.rows - before) / (now - begun)
-                tell(f"verified {walk.rows:,} of about {total:,} rows and keys, {speed:,.0f}/s")
+                say(f"verified {walk.rows:,} of about {total:,} rows and keys, {speed:,.0f}/s")
                 told = now
             yield walk
             if self._rate is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -219,8 +218,7 @@ def _compare_documents(
     record = folder.record()
     given = document_options({**namespace_options(record.namespaces), **record.options})
     comparison = Comparison(spark, log.address, {"uri": uri, **given}, rate, shown)
-    tell = partial(print, file=sys.stderr, flush=True)
-    *_, walk = comparison.walk(Folder(folder.address), _WALK, tell)
+    *_, walk = comparison.walk(Folder(folder.address), _WALK)
     found.count += walk.count
     found.first += [{n: text for n, text in e.items() if n != "token"} for e in walk.first]
     form = replace(

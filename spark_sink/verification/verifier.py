@@ -6,7 +6,6 @@ time. A round that the job's end has interrupted continues with the next start.
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from shard_client.bson.resume_token import high_water_mark
-from spark_sink.errors import OptionError, SourceError
+from spark_sink.errors import OptionError, SourceError, say
 from spark_sink.events.positions import after
 from spark_sink.folders import Folder
 from spark_sink.jobs.job_folder import CURRENT, JobFolder
@@ -102,7 +101,7 @@ class Verifier:
             except _EndedError:
                 return
             except Exception as error:  # noqa: BLE001 - the job would go on, never verified
-                _tell(f"verification: the round has ended: {error}")
+                say(f"verification: the round has ended: {error}")
 
     def _verify(self) -> None:
         """Compare all keys, and publish the result."""
@@ -116,25 +115,25 @@ class Verifier:
                 attempts -= 1
                 if not attempts:
                     raise
-                _tell(f"verification continues in {_RETRY_SECONDS:.0f} s: {cause_of(error)}")
+                say(f"verification continues in {_RETRY_SECONDS:.0f} s: {cause_of(error)}")
                 self._wait(_RETRY_SECONDS)
         for each in found.first[:_SHOWN]:
             fields = " ".join([each["difference"], *each["fields"]])
             token = each["token"] or "none"
-            _tell(f"difference: {each['namespace']} {each['key']} {fields} (token {token})")
+            say(f"difference: {each['namespace']} {each['key']} {fields} (token {token})")
         if self._settings.repair:
             extra = [each for each in found.first if each["difference"] == "extra"]
             self._remove(extra, found.through)
             self._request([each for each in found.first if each["difference"] != "extra"])
             if left := found.count - len(found.first):
-                _tell(f"repair: {len(found.first):,} differences now, {left:,} in the next rounds")
+                say(f"repair: {len(found.first):,} differences now, {left:,} in the next rounds")
         self.findings.found = {
             "through": found.begin,
             "rows": found.rows,
             "differences": found.count,
             "first": [*found.first[:_SHOWN]],
         }
-        _tell(f"verified {verified_line(self.findings.found)}")
+        say(f"verified {verified_line(self.findings.found)}")
         self._done(found.through.time, found.rows, found.count)
 
     def _walk(self) -> Iterator[Walk]:
@@ -143,7 +142,7 @@ class Verifier:
             self._wait(_POLL_SECONDS)
         rate = self._settings.verify_rate
         comparison = Comparison(self._spark, self._address, self._options, rate, _MOST_KEPT)
-        return comparison.walk(Folder(self._folder.address), _WALK, _tell, self._wait)
+        return comparison.walk(Folder(self._folder.address), _WALK, self._wait)
 
     def _wait(self, seconds: float) -> None:
         if self._ending.wait(seconds):
@@ -182,7 +181,3 @@ def _is_whole(log: DeltaLog) -> bool:
 
 class _EndedError(Exception):
     """The verifier is being stopped."""
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201

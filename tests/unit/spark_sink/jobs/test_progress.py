@@ -1,6 +1,5 @@
 """What a running job tells: lines and metrics."""
 
-import io
 import json
 import re
 from datetime import UTC, datetime
@@ -63,17 +62,17 @@ class Query:
         self.recentProgress: list[dict[str, Any]] = []
 
 
-def test_a_batch_is_told_once_with_rate_and_lag() -> None:
-    told, query = io.StringIO(), Query()
+def test_a_batch_is_told_once_with_rate_and_lag(capsys: pytest.CaptureFixture[str]) -> None:
+    query = Query()
     metrics = JobMetrics()
     written = {0: 500}
-    report = ProgressReport((metrics,), told, lambda: THROUGH + 4.0, written)
+    report = ProgressReport((metrics,), lambda: THROUGH + 4.0, written)
     idle = {**progress(1), "durationMs": {"triggerExecution": 3}, "sources": []}
     for each in (progress(0), idle, progress(1)):
         query.recentProgress.append(each)
         report(query)  # type: ignore[arg-type]
         report(query)  # type: ignore[arg-type]
-    lines = told.getvalue().splitlines()
+    lines = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in lines] == ["batch 0", "batch 1"]
     assert lines[0].startswith("batch 0: 500 events in 2.0 s (250/s), through 2026-")
     assert lines[0].endswith("UTC, 4 s behind")
@@ -83,9 +82,11 @@ def test_a_batch_is_told_once_with_rate_and_lag() -> None:
     assert metrics.registry.get_sample_value("mergerouter_job_through_timestamp_seconds") == THROUGH
 
 
-def test_an_idle_job_keeps_up_with_its_stream_and_tells_when_that_stands_still() -> None:
-    told, query, metrics = io.StringIO(), Query(), JobMetrics()
-    report = ProgressReport((metrics,), told)
+def test_an_idle_job_keeps_up_with_its_stream_and_tells_when_that_stands_still(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    query, metrics = Query(), JobMetrics()
+    report = ProgressReport((metrics,))
 
     def through(*reports: dict[str, Any]) -> float | None:
         query.recentProgress += reports
@@ -104,13 +105,15 @@ def test_an_idle_job_keeps_up_with_its_stream_and_tells_when_that_stands_still()
     assert through(idle_progress(266, 195)) == 195
     assert through(idle_progress(280, 278)) == 278
     report.end(batch)
-    lines = [line for line in told.getvalue().splitlines() if not line.startswith("batch 0")]
+    lines = [
+        line for line in capsys.readouterr().err.splitlines() if not line.startswith("batch 0")
+    ]
     assert lines[0] == "Spark has started: the job continues after batch 29"
     assert lines[1].startswith("the stream stands still at 2026-")
     assert lines[2:] == ["the stream goes on", "stopped after batch 29; the next start continues"]
     report.begin(None)
     report.end(None)
-    assert told.getvalue().splitlines()[-2:] == [
+    assert capsys.readouterr().err.splitlines()[-2:] == [
         "Spark has started: the job begins",
         "stopped before the first batch; the next start continues",
     ]
@@ -161,7 +164,7 @@ def test_a_snapshot_s_progress_is_told_until_it_has_ended() -> None:
 
 def test_the_metric_of_a_snapshot_is_the_part_that_is_done() -> None:
     query, metrics = Query(), JobMetrics()
-    report = ProgressReport((metrics,), io.StringIO(), clock=lambda: THROUGH)
+    report = ProgressReport((metrics,), clock=lambda: THROUGH)
     plan = SnapshotPlan(TIME, end=Place("items"), progress=Progress(2, 1, share=0.5))
     running = SignalState(requests=(Request.of_mode(TIME, plan),))
     for each, share in ((progress(0, signals=to_document(running)), 0.75), (progress(1), 1)):
