@@ -345,6 +345,7 @@ def verify(
     """
     from spark_sink.jobs.own_router import require_router
     from spark_sink.jobs.point_in_time import time_from_text
+    from spark_sink.jobs.progress import work_told
     from spark_sink.session.spark_session import job_session
     from spark_sink.source.unmatched_names import warn_of_unmatched_names
     from spark_sink.verification.job import verify_job
@@ -353,7 +354,7 @@ def verify(
     given, folder, uri = _spark_settings(conf), _job_in(out), uri or _DEFAULT_URI
     require_router({"uri": uri})
     warn_of_unmatched_names({**folder.record().options, "uri": uri})
-    with job_session("verify", given) as spark:
+    with work_told(), job_session("verify", given) as spark:
         found = verify_job(spark, folder, uri, table, begin, rate=rate)
     if as_json:
         typer.echo(json.dumps({name: each.to_document() for name, each in found.items()}))

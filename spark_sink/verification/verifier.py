@@ -33,10 +33,10 @@ from spark_sink.snapshot.plan import filter_of
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.prepare import EVENT
-from spark_sink.verification.comparison import Comparison, Walk, document_options
+from spark_sink.verification.comparison import Compared, Comparison, document_options
 
 # Where a round continues that was interrupted, in the job's folder.
-_WALK = "round.json"
+_KEPT_IN = "round.json"
 # Differences of a round that are repaired, and shown; and the keys of one signal.
 _MOST_KEPT, _SHOWN, _KEYS_OF_SIGNAL = 1_000, 20, 100
 _POLL_SECONDS = 0.5
@@ -106,11 +106,11 @@ class Verifier:
     def _verify(self) -> None:
         """Compare all keys, and publish the result."""
         attempts = _ATTEMPTS
-        found: Walk | None = None
+        found: Compared | None = None
         while found is None or not found.ended:
             try:
-                for walk in self._walk():
-                    found, attempts = walk, _ATTEMPTS
+                for compared in self._compare():
+                    found, attempts = compared, _ATTEMPTS
             except (SourceError, PySparkException, PyMongoError, OSError) as error:
                 attempts -= 1
                 if not attempts:
@@ -136,13 +136,13 @@ class Verifier:
         say(f"verified {verified_line(self.findings.found)}")
         self._done(found.through.time, found.rows, found.count)
 
-    def _walk(self) -> Iterator[Walk]:
+    def _compare(self) -> Iterator[Compared]:
         """Compare the newest versions with the collections, at the rate."""
         while not _is_whole(DeltaLog(self._address)):
             self._wait(_POLL_SECONDS)
         rate = self._settings.verify_rate
         comparison = Comparison(self._spark, self._address, self._options, rate, _MOST_KEPT)
-        return comparison.walk(Folder(self._folder.address), _WALK, self._wait)
+        return comparison.compare(Folder(self._folder.address), _KEPT_IN, self._wait)
 
     def _wait(self, seconds: float) -> None:
         if self._ending.wait(seconds):
