@@ -225,8 +225,14 @@ class JobFolder:
                 )
 
     def batches(self) -> list[LoggedBatch]:
-        """Return the batches that the checkpoint still contains, in order."""
+        """Return the batches that the checkpoint still contains, in order.
+
+        Raises StreamError for a file that is not whole: Spark renames its files before they are on
+        the disk, so a power failure may cut the last ones.
+        """
         commits = self._numbered("commits")
+        for number in commits:
+            self._whole(f"commits/{number}")
         return [
             LoggedBatch(number, self.offset(number), commits.get(number))
             for number in self._numbered("offsets")
@@ -247,20 +253,6 @@ class JobFolder:
         """Return the id of the query, which begins with its checkpoint; None before the first."""
         text = self._whole("metadata")
         return None if text is None else str(json.loads(text)["id"])
-
-    def damage(self) -> str:
-        """Return a file of the checkpoint that is not whole; empty if there is none.
-
-        Spark renames its files before they are on the disk, so a power failure may cut the last
-        ones.
-        """
-        folder = Folder(self.checkpoint)
-        for log in ("offsets", "commits"):
-            for number in self._numbered(log):
-                if not is_whole(f"{log}/{number}", folder.text(f"{log}/{number}") or ""):
-                    return f"{log}/{number}"
-        text = folder.text("metadata")
-        return "" if text is None or is_whole("metadata", text) else "metadata"
 
     def _whole(self, path: str) -> str | None:
         """Return the text of a file of the checkpoint; None for no file. Raises StreamError."""

@@ -17,7 +17,7 @@ from typing import Any
 from bson.timestamp import Timestamp
 from pyspark.sql import SparkSession
 
-from spark_sink.errors import HistoryLostError, OptionError, say
+from spark_sink.errors import HistoryLostError, OptionError, StreamError, say
 from spark_sink.events.positions import AtTime, FromNow, Position, Token, after, is_after, key_of
 from spark_sink.jobs.job_folder import (
     ALL_BATCHES,
@@ -71,9 +71,18 @@ def restore_checkpoint(folder: JobFolder) -> int | None:
     folder.remove_checksums()
     kept = _batches(folder)
     newest = [each for each in kept.values() if each]
-    _remove_damaged(folder, has_batches=bool(newest))
     last = max((each.number for each in newest), default=-1)
-    query, why, done = folder.query(), "lost", last - 1
+    query, batches, why, done = None, [], "lost", last - 1
+    try:
+        query, batches = folder.query(), folder.batches()
+    except StreamError as error:
+        if not newest:
+            raise OptionError(
+                f"{error}. But these have no batch yet that tells where the job was: remove the "
+                f"folder {folder.checkpoint}, and start the job again"
+            ) from None
+        query, why = None, "damaged"
+        say(f"{error}. Repeat a job seek that no start has followed")
     queries = {each.query for each in newest}
     if query is not None:
         if not queries <= {query}:
@@ -81,7 +90,6 @@ def restore_checkpoint(folder: JobFolder) -> int | None:
                 f"the checkpoint {folder.checkpoint} is not that of the tables in "
                 f"{folder.address}: remove it, and the next start makes it again from the tables"
             )
-        batches = folder.batches()
         done = max((each.number for each in batches if each.committed is not None), default=-1)
         why = "older than the tables"
         if batches and batches[-1].number >= last:
@@ -120,25 +128,6 @@ def lacking_tables(kept: Mapping[str, Batch | None], done: int) -> list[str]:
         needed[name] = max(needed.get(name, -1), number if number <= done else -1)
     newest = {name: each.number for name, each in kept.items() if each}
     return [name for name, number in needed.items() if newest.get(name, -1) < number]
-
-
-def _remove_damaged(folder: JobFolder, *, has_batches: bool) -> None:
-    """Remove a damaged checkpoint, and print that. Tables that have batches know where the job was.
-
-    Raises OptionError if they have none.
-    """
-    damage = folder.damage()
-    if not damage:
-        return
-    if not has_batches:
-        raise OptionError(
-            f"the file {folder.checkpoint}/{damage} is damaged, and the tables have no batch yet "
-            f"that tells where the job was: remove the folder {folder.checkpoint}, and start the "
-            "job again"
-        )
-    folder.remove_checkpoint()
-    text = "is damaged: the checkpoint is made again. Repeat a job seek that no start has followed"
-    say(f"the file {folder.checkpoint}/{damage} {text}")
 
 
 def _batches(folder: JobFolder) -> dict[str, Batch | None]:
