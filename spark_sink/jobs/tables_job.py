@@ -8,11 +8,11 @@ a batch that it has, so each change is in each table exactly once.
 from __future__ import annotations
 
 import re
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
@@ -114,19 +114,13 @@ class Findings:
 
     def __init__(self, address: str, found: Mapping[str, Any]) -> None:
         self.found = found
+        self.gone = SimpleQueue[Mapping[str, Any]]()
+        """Rows of PREPARED, which delete documents: the next batch applies them."""
         self._address = address
-        self._gone: list[Mapping[str, Any]] = []
-        self._lock = threading.Lock()
-
-    def remove(self, changes: Sequence[Mapping[str, Any]]) -> None:
-        """Let the next batch apply rows of PREPARED, which delete documents."""
-        with self._lock:
-            self._gone += changes
 
     def removals(self) -> list[ChangeReport]:
-        """Return these changes, each once."""
-        with self._lock:
-            gone, self._gone = self._gone, []
+        """Return the changes in `gone`, each once."""
+        gone = [self.gone.get() for _ in range(self.gone.qsize())]
         if not gone:
             return []
         stage = ChangeStage(self._address, tolerant=True)

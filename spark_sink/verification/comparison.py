@@ -167,12 +167,13 @@ class Comparison:
         """The options that select the documents, as JSON."""
 
     def compare(
-        self, folder: Folder, name: str, wait: Callable[[float], None] = time.sleep
+        self, folder: Folder, name: str, wait: Callable[[float], bool | None] = time.sleep
     ) -> Iterator[Compared]:
         """Compare everything, and return how far it is after each step, at the rate.
 
         The file `name` of a folder has it as well: there an interrupted comparison of the same
-        documents with the same table continues. `wait` is called with seconds.
+        documents with the same table continues. `wait` is called with seconds; if
+        it returns True, the comparison ends.
         """
         kept: Compared | None = None
         with suppress(ValueError, KeyError, TypeError):  # such as of no file
@@ -190,7 +191,9 @@ class Comparison:
             TOLD.get()("rows and keys verified", compared.rows, 2 * self._table.count())
             yield compared
             if self._rate is not None:
-                wait(max(0.0, at + (compared.rows - rows) / self._rate - time.monotonic()))
+                due = at + (compared.rows - rows) / self._rate
+                if wait(max(0.0, due - time.monotonic())) and not compared.ended:
+                    return
             rows, at = compared.rows, time.monotonic()
         folder.remove(name)
 
@@ -253,34 +256,22 @@ class Comparison:
             F.lit(None).cast("string").alias("token"),
         )
         wanted = suspects.where("not doubled").select(*KEY_COLUMNS, "id")
-        for _ in range(2):  # a rename during the first time may have moved documents
-            with ExitStack() as held:
-                found = _held(held, self._unequal(held, client, of, wanted).union(doubled))
-                count, some = found.count(), found.take(max(0, most))
-            if not count:
-                break
-        return count, [each.asDict() for each in some]
+        with ExitStack() as held:
+            found = _held(held, self._unequal(held, client, of, wanted).union(doubled))
+            return found.count(), [each.asDict() for each in found.take(max(0, most))]
 
     def _unequal(
-        self, held: ExitStack, client: RouterClient, of: RangeTasks, suspects: DataFrame
+        self, held: ExitStack, client: RouterClient, of: RangeTasks, wanted: DataFrame
     ) -> DataFrame:
         """Return the DIFFERENCES of keys, once both sides are at one position of the stream."""
-        table, names = self._table, set[tuple[str, str]]()
-        while True:
-            wanted = _held(held, self._with_names(suspects, names))
-            documents = _held(held, wanted.mapInArrow(of.documents, DOCUMENTS))
-            documents.count()  # all of them are read before the end is chosen
-            end = after(client.with_retries(client.present)).time
-            upto = {"endAtOperationTime": f"{end.time},{end.inc}", **_start(table)}
-            reader = self._spark.read.format("mergerouter").options(**self._given)
-            changes = _held(held, reader.options(mode="changes", **upto).load())
-            advance = Advance(table.state.keys, changes)
-            renames = [each for each in advance.ddl_events if each.target is not None]
-            moved = {(str(each.database), str(each.collection)) for each in renames}
-            moved |= {each.target for each in renames if each.target is not None}
-            if moved <= names:
-                break
-            names |= moved
+        table = self._table
+        documents = _held(held, wanted.mapInArrow(of.documents, DOCUMENTS))
+        documents.count()  # all of them are read before the end is chosen
+        end = after(client.with_retries(client.present)).time
+        upto = {"endAtOperationTime": f"{end.time},{end.inc}", **_start(table)}
+        reader = self._spark.read.format("mergerouter").options(**self._given)
+        changes = _held(held, reader.options(mode="changes", **upto).load())
+        advance = Advance(table.state.keys, changes)
         left = advance.of_table(wanted.mapInArrow(of.table_rows, ROWS))
         right = advance.of_documents(documents)
         place = ["namespace", "key"]
@@ -291,14 +282,6 @@ class Comparison:
         accepts = self._options.scope.accepts
         unread = set(unread_after(table.state.unread, advance.ddl_events, accepts))
         return unequal.mapInArrow(partial(differing, self._options.scope, unread), DIFFERENCES)
-
-    def _with_names(self, keys: DataFrame, names: set[tuple[str, str]]) -> DataFrame:
-        """Return keys, and those of collections that were renamed with each of their names."""
-        if not names:
-            return keys
-        every = self._spark.createDataFrame(sorted(names), "database string, collection string")
-        moved = keys.join(every, ["database", "collection"], "left_semi").select("key", "id")
-        return keys.union(moved.crossJoin(every).select(*keys.columns)).distinct()
 
 
 def _held(held: ExitStack, rows: DataFrame) -> DataFrame:
