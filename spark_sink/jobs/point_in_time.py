@@ -122,7 +122,7 @@ def read_at(spark: SparkSession, out: str, time: str) -> dict[str, DataFrame]:
             if BRONZE not in found:
                 raise
         else:
-            rows, since = older.versions(spark, deleted=True), batch
+            rows, since = read_rows(spark, older.log, older.form.version_columns), batch
             if BRONZE not in found:
                 found[CURRENT] = older.read(spark)
     if BRONZE in found:
