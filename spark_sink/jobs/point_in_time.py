@@ -128,7 +128,7 @@ def read_at(spark: SparkSession, out: str, time: str) -> dict[str, DataFrame]:
     if BRONZE in found:
         bronze = history.logs[BRONZE]
         if since < 0:
-            require_begun(bronze, folder.record(), cut)
+            _require_begun(bronze, folder.record(), cut)
         later = [*_counts_before(bronze, cut), (BATCH, ">", since)]
         changes = read_rows(spark, bronze, (*CHANGE_COLUMNS, "op"), later)
         advance = Advance(table.state.keys, changes, table.form)
@@ -152,7 +152,7 @@ def unread_names(unread: Unread) -> str:
     return ", ".join(sorted(map(".".join, unread))[:20])
 
 
-def scope_at(record: JobRecord, at: Offset) -> TableScope | None:
+def _scope_at(record: JobRecord, at: Offset) -> TableScope | None:
     """Return the scope of a table whose job has reached an offset; None if it reads no documents.
 
     Its collections `unread` are those that the job was about to read.
@@ -162,22 +162,26 @@ def scope_at(record: JobRecord, at: Offset) -> TableScope | None:
 
 
 def bronze_at(
-    folder: JobFolder, time: Timestamp
+    folder: JobFolder, time: Timestamp | None
 ) -> tuple[list[TableScan], Batch, TableScope | None]:
-    """Return the rows of bronze from which a current table of a cluster time is made.
+    """Return the rows of bronze from which a current table is made: all, or those of a time.
 
-    With them comes the newest batch of bronze, with the offset of that time. Raises StreamError if
-    bronze has not reached the time, or begins later.
+    With them comes the newest batch of bronze, with the offset of that time, and the table's scope.
+    Raises StreamError if bronze has not reached the time, or begins later.
     """
-    history = _History(folder, time, (BRONZE,))
-    cut = history.whole_cut(after(time).time)
-    log = history.logs[BRONZE]
-    log.require_whole()
-    newest = log.batch()
-    batch = Batch(newest.query, newest.number, to_offset(AtTime(cut)))
-    require_begun(log, folder.record(), cut)
-    scans = scans_of(log, CHANGE_COLUMNS, _counts_before(log, cut))
-    return scans, batch, history.scope(cut)
+    log, cut = DeltaLog(folder.table(BRONZE)), None
+    chosen: Chosen = ()
+    log.require_whole(BRONZE)
+    batch = log.batch()
+    if time is None:
+        scope = _scope_at(folder.record(), Offset.read(batch.offset))
+    else:
+        history = _History(folder, time, (BRONZE,))
+        cut = history.whole_cut(after(time).time)
+        batch = Batch(batch.query, batch.number, to_offset(AtTime(cut)))
+        chosen, scope = _counts_before(log, cut), history.scope(cut)
+    _require_begun(log, folder.record(), cut)
+    return scans_of(log, CHANGE_COLUMNS, chosen), batch, scope
 
 
 def snapshot_ends(log: DeltaLog) -> list[Mapping[str, Any]]:
@@ -197,7 +201,7 @@ def _counts_before(log: DeltaLog, cut: Timestamp) -> Chosen:
     return [kept, ("token", "<=", high_water_mark(cut))]
 
 
-def require_begun(log: DeltaLog, record: JobRecord, cut: Timestamp | None = None) -> None:
+def _require_begun(log: DeltaLog, record: JobRecord, cut: Timestamp | None = None) -> None:
     """Raise StreamError unless bronze has the job's first snapshot whole, if there was one.
 
     With a `cut` all of it must have been read before.
@@ -335,7 +339,7 @@ class _History:
     def scope(self, cut: Timestamp) -> TableScope | None:
         """Return the table's scope after the newest batch before a cut, if its commit is kept."""
         before = (at for batch, at in self._ends.items() if self.cut(batch) <= cut)
-        return scope_at(self._folder.record(), next(before, Offset(AtTime(cut))))
+        return _scope_at(self._folder.record(), next(before, Offset(AtTime(cut))))
 
     def _has_events(self, key: str, cut: Timestamp) -> bool:
         """Return whether events follow a key before a cut: others of the same cluster time."""

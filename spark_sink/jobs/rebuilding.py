@@ -7,7 +7,7 @@ table is made from the rows of bronze alone, however long ago the oplogs have lo
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -28,10 +28,9 @@ from spark_sink.jobs.job_folder import (
     NOTIFIED,
     QUARANTINE,
     JobFolder,
-    JobRecord,
     LoggedBatch,
 )
-from spark_sink.jobs.point_in_time import bronze_at, require_begun, scope_at
+from spark_sink.jobs.point_in_time import bronze_at
 from spark_sink.jobs.tables_job import table_form, take_over
 from spark_sink.options.snapshot_options import QueryStart
 from spark_sink.options.stream_options import parse_options
@@ -45,13 +44,11 @@ from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.log_state import Batch
 from spark_sink.tables.range_merge import UNAPPLIED
 from spark_sink.tables.staged_changes import (
-    CHANGE_COLUMNS,
     ChangeReport,
     remove_interrupted,
     stage_rows,
 )
-from spark_sink.tables.table_state import TableScope
-from spark_sink.tables.tasks import TableScan, run_tasks, scans_of
+from spark_sink.tables.tasks import run_tasks
 
 # How far the clock of this machine may be behind that of the cluster.
 _AHEAD_SECONDS = 60
@@ -165,13 +162,7 @@ def rebuild_current(spark: SparkSession | None, folder: JobFolder) -> CurrentTab
 
     Without `spark` the work is done in this process. Raises StreamError.
     """
-    log = DeltaLog(folder.table(BRONZE))
-    log.require_whole(BRONZE)
-    batch = log.batch()
-    require_begun(log, folder.record())
-    scope = scope_at(folder.record(), Offset.read(batch.offset))
-    scans = scans_of(log, CHANGE_COLUMNS)
-    return _replayed(spark, scans, folder.address, batch, scope, folder.record())
+    return _replayed(spark, folder, folder.address)
 
 
 def rebuild_at(
@@ -187,25 +178,20 @@ def rebuild_at(
         raise OptionError(f"there is a table in {into} already: give another folder with --into")
     if not DeltaLog(folder.table(BRONZE)).exists:
         raise OptionError(f"the job in {folder.address} has no bronze table, which has the history")
-    scans, batch, scope = bronze_at(folder, time)
-    return _replayed(spark, scans, into, batch, scope, folder.record())
+    return _replayed(spark, folder, into, time)
 
 
 def _replayed(
-    spark: SparkSession | None,
-    scans: Sequence[TableScan],
-    into: str,
-    batch: Batch,
-    scope: TableScope | None,
-    record: JobRecord,
+    spark: SparkSession | None, folder: JobFolder, into: str, time: Timestamp | None = None
 ) -> CurrentTable:
-    """Make a current table of rows of bronze, and commit it as this batch."""
-    folder = JobFolder(into)
-    table = CurrentTable(folder.table(CURRENT), form=table_form(record))
+    """Make a current table in `into` of the rows of bronze, and commit it as their batch."""
+    scans, batch, scope = bronze_at(folder, time)
+    made = JobFolder(into)
+    table = CurrentTable(made.table(CURRENT), form=table_form(folder.record()))
     remove_interrupted(table.address, 1)  # what another attempt to rebuild has left
     tasks = [partial(stage_rows, each, table.address, table.state.keys) for each in scans]
     staged = run_tasks(spark, ChangeReport, tasks, "parts of bronze read")
-    quarantine = DeltaLog(folder.table(QUARANTINE))
+    quarantine = DeltaLog(made.table(QUARANTINE))
     if quarantine.exists:  # it has the events that the lost table could not apply
         quarantine.append([], arrow_schema(UNAPPLIED), batch)
     table.apply_staged(spark, staged, batch, quarantine, scope)
