@@ -345,6 +345,7 @@ def verify(
     """
     from spark_sink.jobs.own_router import require_router
     from spark_sink.jobs.point_in_time import time_from_text
+    from spark_sink.jobs.progress import work_told
     from spark_sink.session.spark_session import job_session
     from spark_sink.source.unmatched_names import warn_of_unmatched_names
     from spark_sink.verification.job import verify_job
@@ -353,7 +354,7 @@ def verify(
     given, folder, uri = _spark_settings(conf), _job_in(out), uri or _DEFAULT_URI
     require_router({"uri": uri})
     warn_of_unmatched_names({**folder.record().options, "uri": uri})
-    with job_session("verify", given) as spark:
+    with work_told(), job_session("verify", given) as spark:
         found = verify_job(spark, folder, uri, table, begin, rate=rate)
     if as_json:
         typer.echo(json.dumps({name: each.to_document() for name, each in found.items()}))
@@ -370,11 +371,12 @@ def compact(out: Out) -> None:
     The job may run meanwhile.
     """
     from spark_sink.jobs.maintenance import compact_tables
-    from spark_sink.jobs.progress import WorkReport
+    from spark_sink.jobs.progress import work_told
 
     line = None
-    for line in compact_tables(_job_in(out), WorkReport()):
-        typer.echo(line)
+    with work_told():
+        for line in compact_tables(_job_in(out)):
+            typer.echo(line)
     if line is None:
         typer.echo("no batch is committed yet")
 
@@ -397,7 +399,7 @@ def rebuild(
     With --to, make a current table as of an earlier time, in another folder, from bronze alone.
     """
     from spark_sink.jobs.point_in_time import UNREAD_THEN, time_from_text, unread_names
-    from spark_sink.jobs.progress import WorkReport
+    from spark_sink.jobs.progress import work_told
     from spark_sink.jobs.rebuilding import (
         lacks_current,
         rebuild_at,
@@ -409,11 +411,11 @@ def rebuild(
     given, folder = _spark_settings(conf), _job_in(out)
     if (to is None) != (into is None):
         raise OptionError("--to and --into belong together: give both, or none")
-    with ExitStack() as held:
+    with ExitStack() as held, work_told():
         if to is not None and into is not None:
             time = time_from_text(to, "--to")
             spark = held.enter_context(job_session("rebuild", given))
-            table = rebuild_at(spark, folder, time, into, WorkReport())
+            table = rebuild_at(spark, folder, time, into)
             typer.echo(f"{table.address} has {table.count()} documents")
             if names := unread_names(table.state.lacking):
                 typer.echo(f"it lacks documents of {names}: {UNREAD_THEN}", err=True)
@@ -422,7 +424,7 @@ def rebuild(
         lost = lacks_current(folder)
         if lost:
             spark = held.enter_context(job_session("rebuild", given))
-            table = rebuild_current(spark, folder, WorkReport())
+            table = rebuild_current(spark, folder)
             typer.echo(f"{table.address} has {table.count()} documents")
         if restore_checkpoint(folder) is None and not lost:
             raise OptionError(f"the job in {folder.address} has lost nothing: start the job")
@@ -441,9 +443,10 @@ def at(
     They are the newest ones that have nothing from after it, and every transaction whole.
     """
     from spark_sink.jobs.point_in_time import time_from_text, versions_at
-    from spark_sink.jobs.progress import WorkReport
+    from spark_sink.jobs.progress import work_told
 
-    found = versions_at(_job_in(out), time_from_text(time, "TIME"), WorkReport())
+    with work_told():
+        found = versions_at(_job_in(out), time_from_text(time, "TIME"))
     cut, versions = found.cut, dict(found.versions)
     if as_json:
         before = [cut.time, cut.inc]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -39,6 +40,11 @@ BadValue, FailedToParse, TypeMismatch, InvalidPipelineOperator, an unknown stage
 
 # Read by pyspark when it reports an exception of a worker (pyspark.util.handle_worker_exception).
 _HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"
+
+
+def say(text: str) -> None:
+    """Print a line for the user, apart from what a command returns."""
+    print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
 class SourceError(Exception):

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from spark_sink.errors import SourceError
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_settings import JobSettings, load_job_settings
-from spark_sink.jobs.maintenance import Schedule
+from spark_sink.jobs.maintenance import schedule
 from spark_sink.jobs.metrics import JobMetrics
 from spark_sink.jobs.own_router import own_router, require_router
 from spark_sink.jobs.progress import ProgressReport
@@ -122,7 +122,7 @@ class _Start:
         report = ProgressReport((metrics, router), written=job.written)
         query = job.start(spark, self._trigger)
         report.begin(folder.last_committed())
-        tend = None if settings.maintain is None else Schedule(folder, settings.maintain)
+        tend = None if settings.maintain is None else schedule(folder, settings.maintain)
         with verifier or nullcontext():
             reports = report, router.turn
             code = run_until_stopped(query, self._end, reports, tend, router.failed)

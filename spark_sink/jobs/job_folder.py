@@ -9,7 +9,6 @@ import fcntl
 import json
 import os
 import socket
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -18,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from spark_sink.errors import OptionError, StreamError
+from spark_sink.errors import OptionError, StreamError, say
 from spark_sink.events.documents import from_json
 from spark_sink.events.positions import key_of
 from spark_sink.folders import Folder, absolute, is_local, open_folder
@@ -134,7 +133,7 @@ class JobFolder:
                     "another folder with --out"
                 ) from None
             except OSError as error:  # such as ENOLCK of NFS
-                print(f"{path} cannot be locked: start one process only ({error})", file=sys.stderr)  # noqa: T201
+                say(f"{path} cannot be locked: start one process only ({error})")
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}")
             file.flush()
@@ -203,7 +202,7 @@ class JobFolder:
             return
         kept = replace(record, checkpoint=self._checkpoint)
         self._folder.write("job.json", json.dumps(asdict(kept), indent=2))
-        print("job.json was damaged, and has the arguments of this start now", file=sys.stderr)  # noqa: T201
+        say("job.json was damaged, and has the arguments of this start now")
 
     def _refuse(self, old: JobRecord, new: JobRecord, *, once: bool) -> None:
         fixed = [
@@ -226,8 +225,14 @@ class JobFolder:
                 )
 
     def batches(self) -> list[LoggedBatch]:
-        """Return the batches that the checkpoint still contains, in order."""
+        """Return the batches that the checkpoint still contains, in order.
+
+        Raises StreamError for a file that is not whole: Spark renames its files before they are on
+        the disk, so a power failure may cut the last ones.
+        """
         commits = self._numbered("commits")
+        for number in commits:
+            self._whole(f"commits/{number}")
         return [
             LoggedBatch(number, self.offset(number), commits.get(number))
             for number in self._numbered("offsets")
@@ -248,20 +253,6 @@ class JobFolder:
         """Return the id of the query, which begins with its checkpoint; None before the first."""
         text = self._whole("metadata")
         return None if text is None else str(json.loads(text)["id"])
-
-    def damage(self) -> str:
-        """Return a file of the checkpoint that is not whole; empty if there is none.
-
-        Spark renames its files before they are on the disk, so a power failure may cut the last
-        ones.
-        """
-        folder = Folder(self.checkpoint)
-        for log in ("offsets", "commits"):
-            for number in self._numbered(log):
-                if not is_whole(f"{log}/{number}", folder.text(f"{log}/{number}") or ""):
-                    return f"{log}/{number}"
-        text = folder.text("metadata")
-        return "" if text is None or is_whole("metadata", text) else "metadata"
 
     def _whole(self, path: str) -> str | None:
         """Return the text of a file of the checkpoint; None for no file. Raises StreamError."""

@@ -8,30 +8,29 @@ rows are written again here, and a commit is valid only for a version that has t
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, TextIO
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from spark_sink.errors import SourceError
+from spark_sink.errors import SourceError, say
 from spark_sink.folders import remove_files
 from spark_sink.jobs.job_folder import APPENDED, CURRENT, JobFolder
-from spark_sink.jobs.progress import WorkReport
+from spark_sink.jobs.progress import work_told
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.parquet_parts import FILE_BYTES, PartFile, Parts, partition_in
-from spark_sink.tables.tasks import Tell, scans_of, tell_nobody
+from spark_sink.tables.tasks import TOLD, scans_of
 
 _Files = Sequence[Mapping[str, Any]]
 # The most files, and bytes, that one commit replaces.
 _PORTION_FILES, _PORTION_BYTES = 1_000, 8 * FILE_BYTES
 
 
-def compact_tables(folder: JobFolder, tell: Tell = tell_nobody) -> Iterator[str]:
+def compact_tables(folder: JobFolder) -> Iterator[str]:
     """Merge small files, delete those that no reader needs; return a line about each table.
 
     The job may run meanwhile. Raises StreamError.
@@ -39,52 +38,39 @@ def compact_tables(folder: JobFolder, tell: Tell = tell_nobody) -> Iterator[str]
     for name in APPENDED:
         log = DeltaLog(folder.table(name))
         if log.exists:
-            before, after = merge_small_files(log, tell)
-            deleted = log.vacuum(tell, full=True)
+            before, after = merge_small_files(log)
+            deleted = log.vacuum(full=True)
             yield f"{name}: {before} files compacted into {after}, {deleted} old ones deleted"
     current = DeltaLog(folder.table(CURRENT))
     if current.exists:  # its files are written again as they grow
-        yield f"{CURRENT}: {current.vacuum(tell, full=True)} old files deleted"
+        yield f"{CURRENT}: {current.vacuum(full=True)} old files deleted"
 
 
-class Schedule:
-    """Compacts the tables of a running job each time that an interval has passed.
+def schedule(
+    folder: JobFolder, seconds: float, clock: Callable[[], float] = time.monotonic
+) -> Callable[[], None]:
+    """Return what compacts the tables of a running job each time that an interval has passed.
 
-    Args:
-        seconds: the interval.
-        stream: where the lines are printed.
-        clock: seconds that never go back.
+    A failure is printed, and the job continues.
     """
+    last = clock()
 
-    def __init__(
-        self,
-        folder: JobFolder,
-        seconds: float,
-        stream: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._folder = folder
-        self._seconds = seconds
-        self._stream = sys.stderr if stream is None else stream
-        self._clock = clock
-        self._last = clock()
-
-    def __call__(self) -> None:
-        """Compact the tables if it is time. A failure is printed, and the job continues."""
-        if self._clock() - self._last < self._seconds:
+    def tend() -> None:
+        nonlocal last
+        if clock() - last < seconds:
             return
         try:
-            for line in compact_tables(self._folder, WorkReport(self._stream, self._clock)):
-                self._tell(line)
+            with work_told():
+                for line in compact_tables(folder):
+                    say(line)
         except SourceError as error:
-            self._tell(f"the tables were not all compacted; the job continues: {error}")
-        self._last = self._clock()
+            say(f"the tables were not all compacted; the job continues: {error}")
+        last = clock()
 
-    def _tell(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
+    return tend
 
 
-def merge_small_files(log: DeltaLog, tell: Tell = tell_nobody) -> tuple[int, int]:
+def merge_small_files(log: DeltaLog) -> tuple[int, int]:
     """Replace small files by large ones with the same rows; return their numbers.
 
     The numbers are those of all files, before and after. A portion is committed at a time, and
@@ -97,7 +83,7 @@ def merge_small_files(log: DeltaLog, tell: Tell = tell_nobody) -> tuple[int, int
     for portion in _portions(small):
         _replace(log, portion)
         done += len(portion)
-        tell(f"small files of {log.name} compacted", done, len(small))
+        TOLD.get()(f"small files of {log.name} compacted", done, len(small))
     return len(files), log.files().num_rows
 
 

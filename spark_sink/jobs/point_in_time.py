@@ -49,7 +49,7 @@ from spark_sink.tables.parquet_parts import BATCH
 from spark_sink.tables.prepare import SNAPSHOT_END
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS
 from spark_sink.tables.table_state import TableScope, TableState, Unread, unread_after
-from spark_sink.tables.tasks import Chosen, TableScan, Tell, read_rows, scans_of, tell_nobody
+from spark_sink.tables.tasks import TOLD, Chosen, TableScan, read_rows, scans_of
 
 _TOKENS = {BRONZE: "token", MESSAGES: "token", TRANSACTIONS: "last_token", QUARANTINE: "token"}
 """The column that orders the rows of an appended table."""
@@ -75,7 +75,7 @@ def time_from_text(text: str, name: str) -> Timestamp:
         raise OptionError(f"{name}: {error}") from None
 
 
-def versions_at(folder: JobFolder, time: Timestamp, tell: Tell = tell_nobody) -> TableVersions:
+def versions_at(folder: JobFolder, time: Timestamp) -> TableVersions:
     """Return the newest versions of a job's tables that hold nothing from after a cluster time.
 
     Each holds all events before one cut, and every transaction whole. Raises StreamError if the
@@ -85,7 +85,7 @@ def versions_at(folder: JobFolder, time: Timestamp, tell: Tell = tell_nobody) ->
     batch, end = history.whole_before(after(time).time)
     found = history.versions(batch)
     for name, (version, state) in found.items():
-        history.logs[name].at(version, state, tell)
+        history.logs[name].at(version, state)
     versions = {name: version for name, (version, _) in found.items()}
     return TableVersions(batch, _cut_of(end), versions)
 
@@ -121,13 +121,13 @@ def read_at(spark: SparkSession, out: str, time: str) -> dict[str, DataFrame]:
             if BRONZE not in found:
                 raise
         else:
-            rows, since = older.versions(spark, deleted=True), batch
+            rows, since = read_rows(spark, older.log, older.form.version_columns), batch
             if BRONZE not in found:
                 found[CURRENT] = older.read(spark)
     if BRONZE in found:
         bronze = history.logs[BRONZE]
         if since < 0:
-            require_begun(bronze, folder.record(), cut)
+            _require_begun(bronze, folder.record(), cut)
         later = [*_counts_before(bronze, cut), (BATCH, ">", since)]
         changes = read_rows(spark, bronze, (*CHANGE_COLUMNS, "op"), later)
         advance = Advance(table.state.keys, changes, table.form)
@@ -151,7 +151,7 @@ def unread_names(unread: Unread) -> str:
     return ", ".join(sorted(map(".".join, unread))[:20])
 
 
-def scope_at(record: JobRecord, at: Offset) -> TableScope | None:
+def _scope_at(record: JobRecord, at: Offset) -> TableScope | None:
     """Return the scope of a table whose job has reached an offset; None if it reads no documents.
 
     Its collections `unread` are those that the job was about to read.
@@ -161,21 +161,26 @@ def scope_at(record: JobRecord, at: Offset) -> TableScope | None:
 
 
 def bronze_at(
-    folder: JobFolder, time: Timestamp
+    folder: JobFolder, time: Timestamp | None
 ) -> tuple[list[TableScan], Batch, TableScope | None]:
-    """Return the rows of bronze from which a current table of a cluster time is made.
+    """Return the rows of bronze from which a current table is made: all, or those of a time.
 
-    With them comes the newest batch of bronze, with the offset of that time. Raises StreamError if
-    bronze has not reached the time, or begins later.
+    With them comes the newest batch of bronze, with the offset of that time, and the table's scope.
+    Raises StreamError if bronze has not reached the time, or begins later.
     """
-    history = _History(folder, time, (BRONZE,))
-    cut = history.whole_cut(after(time).time)
-    log = history.logs[BRONZE]
-    newest = log.batch()
-    batch = Batch(newest.query, newest.number, to_offset(AtTime(cut)))
-    require_begun(log, folder.record(), cut)
-    scans = scans_of(log, CHANGE_COLUMNS, _counts_before(log, cut))
-    return scans, batch, history.scope(cut)
+    log, cut = DeltaLog(folder.table(BRONZE)), None
+    chosen: Chosen = ()
+    log.require_whole(BRONZE)
+    batch = log.batch()
+    if time is None:
+        scope = _scope_at(folder.record(), Offset.read(batch.offset))
+    else:
+        history = _History(folder, time, (BRONZE,))
+        cut = history.whole_cut(after(time).time)
+        batch = Batch(batch.query, batch.number, to_offset(AtTime(cut)))
+        chosen, scope = _counts_before(log, cut), history.scope(cut)
+    _require_begun(log, folder.record(), cut)
+    return scans_of(log, CHANGE_COLUMNS, chosen), batch, scope
 
 
 def snapshot_ends(log: DeltaLog) -> list[Mapping[str, Any]]:
@@ -195,7 +200,7 @@ def _counts_before(log: DeltaLog, cut: Timestamp) -> Chosen:
     return [kept, ("token", "<=", high_water_mark(cut))]
 
 
-def require_begun(log: DeltaLog, record: JobRecord, cut: Timestamp | None = None) -> None:
+def _require_begun(log: DeltaLog, record: JobRecord, cut: Timestamp | None = None) -> None:
     """Raise StreamError unless bronze has the job's first snapshot whole, if there was one.
 
     With a `cut` all of it must have been read before.
@@ -315,7 +320,7 @@ class _History:
     def scope(self, cut: Timestamp) -> TableScope | None:
         """Return the table's scope after the newest batch before a cut, if its commit is kept."""
         before = (end for _, end, _ in self._before(cut))
-        return scope_at(self._folder.record(), next(before, Offset(AtTime(cut))))
+        return _scope_at(self._folder.record(), next(before, Offset(AtTime(cut))))
 
     def _has_events(self, key: str, cut: Timestamp) -> bool:
         """Return whether events follow a key before a cut: others of the same cluster time."""

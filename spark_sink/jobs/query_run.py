@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_sink.errors import FULL_DISK, MESSAGE_LIMIT
+from spark_sink.errors import FULL_DISK, MESSAGE_LIMIT, say
 from spark_sink.jobs.stop_request import StopRequest
 
 # Seconds in which the batch in progress may commit after a signal.
@@ -101,7 +100,7 @@ def quiet_stop(end: StopRequest) -> Iterator[None]:
         if not end.requested:
             raise
         text = "stopped with Spark's JVM; the next start repeats the batch that was in progress"
-        print(text, file=sys.stderr)  # noqa: T201
+        say(text)
 
 
 def run_until_stopped(
@@ -154,7 +153,7 @@ def _clock_ahead() -> float:
 
 def _failed(cause: str, failed: Callable[[str], None]) -> int:
     """Tell the cause of a failure; return the exit status."""
-    print(f"error: {cause}", file=sys.stderr)  # noqa: T201
+    say(f"error: {cause}")
     failed(cause)
     return 1
 

@@ -6,9 +6,8 @@ table is made from the rows of bronze alone, however long ago the oplogs have lo
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -19,7 +18,7 @@ from bson.timestamp import Timestamp
 from pyspark.sql import SparkSession
 
 from spark_sink.batches.batch_planner import BatchPlanner
-from spark_sink.errors import HistoryLostError, OptionError
+from spark_sink.errors import HistoryLostError, OptionError, StreamError, say
 from spark_sink.events.positions import AtTime, FromNow, Position, Token, after, is_after, key_of
 from spark_sink.jobs.job_folder import (
     ALL_BATCHES,
@@ -30,10 +29,9 @@ from spark_sink.jobs.job_folder import (
     NOTIFIED,
     QUARANTINE,
     JobFolder,
-    JobRecord,
     LoggedBatch,
 )
-from spark_sink.jobs.point_in_time import bronze_at, require_begun, scope_at
+from spark_sink.jobs.point_in_time import bronze_at
 from spark_sink.jobs.tables_job import table_form, take_over
 from spark_sink.options.snapshot_options import QueryStart
 from spark_sink.options.stream_options import parse_options
@@ -46,13 +44,11 @@ from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.log_state import Batch
 from spark_sink.tables.range_merge import UNAPPLIED
 from spark_sink.tables.staged_changes import (
-    CHANGE_COLUMNS,
     ChangeReport,
     remove_interrupted,
     stage_rows,
 )
-from spark_sink.tables.table_state import TableScope
-from spark_sink.tables.tasks import TableScan, Tell, run_tasks, scans_of, tell_nobody
+from spark_sink.tables.tasks import run_tasks
 
 # How far the clock of this machine may be behind that of the cluster.
 _AHEAD_SECONDS = 60
@@ -72,9 +68,18 @@ def restore_checkpoint(folder: JobFolder) -> int | None:
     folder.remove_checksums()
     kept = _batches(folder)
     newest = [each for each in kept.values() if each]
-    _remove_damaged(folder, has_batches=bool(newest))
     last = max((each.number for each in newest), default=-1)
-    query, why, done = folder.query(), "lost", last - 1
+    query, batches, why, done = None, [], "lost", last - 1
+    try:
+        query, batches = folder.query(), folder.batches()
+    except StreamError as error:
+        if not newest:
+            raise OptionError(
+                f"{error}. But these have no batch yet that tells where the job was: remove the "
+                f"folder {folder.checkpoint}, and start the job again"
+            ) from None
+        query, why = None, "damaged"
+        say(f"{error}. Repeat a job seek that no start has followed")
     queries = {each.query for each in newest}
     if query is not None:
         if not queries <= {query}:
@@ -82,7 +87,6 @@ def restore_checkpoint(folder: JobFolder) -> int | None:
                 f"the checkpoint {folder.checkpoint} is not that of the tables in "
                 f"{folder.address}: remove it, and the next start makes it again from the tables"
             )
-        batches = folder.batches()
         done = max((each.number for each in batches if each.committed is not None), default=-1)
         why = "older than the tables"
         if batches and batches[-1].number >= last:
@@ -107,7 +111,7 @@ def restore_checkpoint(folder: JobFolder) -> int | None:
     offsets = {number: offset for number, offset in offsets.items() if number >= last - 1}
     folder.remove_checkpoint()
     folder.write_checkpoint(queries.pop(), offsets, last - 1)
-    print(f"the checkpoint was {why}, and is again that of batch {last}", file=sys.stderr)  # noqa: T201
+    say(f"the checkpoint was {why}, and is again that of batch {last}")
     return last
 
 
@@ -121,25 +125,6 @@ def lacking_tables(kept: Mapping[str, Batch | None], done: int) -> list[str]:
         needed[name] = max(needed.get(name, -1), number if number <= done else -1)
     newest = {name: each.number for name, each in kept.items() if each}
     return [name for name, number in needed.items() if newest.get(name, -1) < number]
-
-
-def _remove_damaged(folder: JobFolder, *, has_batches: bool) -> None:
-    """Remove a damaged checkpoint, and print that. Tables that have batches know where the job was.
-
-    Raises OptionError if they have none.
-    """
-    damage = folder.damage()
-    if not damage:
-        return
-    if not has_batches:
-        raise OptionError(
-            f"the file {folder.checkpoint}/{damage} is damaged, and the tables have no batch yet "
-            f"that tells where the job was: remove the folder {folder.checkpoint}, and start the "
-            "job again"
-        )
-    folder.remove_checkpoint()
-    text = "is damaged: the checkpoint is made again. Repeat a job seek that no start has followed"
-    print(f"the file {folder.checkpoint}/{damage} {text}", file=sys.stderr)  # noqa: T201
 
 
 def _batches(folder: JobFolder) -> dict[str, Batch | None]:
@@ -172,28 +157,16 @@ def lacks_current(folder: JobFolder) -> bool:
     return CURRENT in folder.record().tables and logs[0].exists and not logs[1].exists
 
 
-def rebuild_current(
-    spark: SparkSession | None, folder: JobFolder, tell: Tell = tell_nobody
-) -> CurrentTable:
+def rebuild_current(spark: SparkSession | None, folder: JobFolder) -> CurrentTable:
     """Make the lost current table again, with all batches of bronze; the job continues with it.
 
     Without `spark` the work is done in this process. Raises StreamError.
     """
-    log = DeltaLog(folder.table(BRONZE))
-    log.require_whole(BRONZE)
-    batch = log.batch()
-    require_begun(log, folder.record())
-    scope = scope_at(folder.record(), Offset.read(batch.offset))
-    scans = scans_of(log, CHANGE_COLUMNS)
-    return _replayed(spark, scans, folder.address, batch, scope, folder.record(), tell)
+    return _replayed(spark, folder, folder.address)
 
 
 def rebuild_at(
-    spark: SparkSession | None,
-    folder: JobFolder,
-    time: Timestamp,
-    into: str,
-    tell: Tell = tell_nobody,
+    spark: SparkSession | None, folder: JobFolder, time: Timestamp, into: str
 ) -> CurrentTable:
     """Make a current table as of a cluster time, in the folder `into`, from bronze alone.
 
@@ -205,29 +178,23 @@ def rebuild_at(
         raise OptionError(f"there is a table in {into} already: give another folder with --into")
     if not DeltaLog(folder.table(BRONZE)).exists:
         raise OptionError(f"the job in {folder.address} has no bronze table, which has the history")
-    scans, batch, scope = bronze_at(folder, time)
-    return _replayed(spark, scans, into, batch, scope, folder.record(), tell)
+    return _replayed(spark, folder, into, time)
 
 
 def _replayed(
-    spark: SparkSession | None,
-    scans: Sequence[TableScan],
-    into: str,
-    batch: Batch,
-    scope: TableScope | None,
-    record: JobRecord,
-    tell: Tell,
+    spark: SparkSession | None, folder: JobFolder, into: str, time: Timestamp | None = None
 ) -> CurrentTable:
-    """Make a current table of rows of bronze, and commit it as this batch."""
-    folder = JobFolder(into)
-    table = CurrentTable(folder.table(CURRENT), form=table_form(record))
+    """Make a current table in `into` of the rows of bronze, and commit it as their batch."""
+    scans, batch, scope = bronze_at(folder, time)
+    made = JobFolder(into)
+    table = CurrentTable(made.table(CURRENT), form=table_form(folder.record()))
     remove_interrupted(table.address, 1)  # what another attempt to rebuild has left
     tasks = [partial(stage_rows, each, table.address, table.state.keys) for each in scans]
-    staged = run_tasks(spark, ChangeReport, tasks, tell, "parts of bronze read")
-    quarantine = DeltaLog(folder.table(QUARANTINE))
+    staged = run_tasks(spark, ChangeReport, tasks, "parts of bronze read")
+    quarantine = DeltaLog(made.table(QUARANTINE))
     if quarantine.exists:  # it has the events that the lost table could not apply
         quarantine.append([], arrow_schema(UNAPPLIED), batch)
-    table.apply_staged(spark, staged, batch, quarantine, scope, tell=tell)
+    table.apply_staged(spark, staged, batch, quarantine, scope)
     return table
 
 
@@ -317,7 +284,7 @@ def leave_out_lost(folder: JobFolder, uri: str) -> None:
             now = after(client.with_retries(client.present))
             where = _leave_out(folder, last.number + 1, _gap(folder, before, now, "now")[0])
             text = "the oplogs have lost events of the batch in progress: the job continues at"
-            print(f"{text} {where}, and reads the collections again", file=sys.stderr)  # noqa: T201
+            say(f"{text} {where}, and reads the collections again")
 
 
 def _last_whole(folder: JobFolder) -> LoggedBatch | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -14,6 +13,7 @@ from bson.timestamp import Timestamp
 from pymongo.errors import OperationFailure, PyMongoError
 from pyspark.sql.streaming.query import StreamingQuery
 
+from spark_sink.errors import say
 from spark_sink.jobs.progress import BatchProgress
 from spark_sink.jobs.query_run import cause_of
 from spark_sink.options.retries import is_transient
@@ -117,7 +117,7 @@ class RouterReport:
                 self._silent(error)
             return
         if self._has_told_silence:
-            _tell("the router answers again")
+            say("the router answers again")
         self._silent_since, self._has_told_silence = None, False
 
     def _silent(self, error: PyMongoError) -> None:
@@ -127,7 +127,7 @@ class RouterReport:
         seconds = self._clock() - self._silent_since
         if seconds >= _SILENCE and not self._has_told_silence:
             self._has_told_silence = True
-            _tell(
+            say(
                 f"{self._address} has not answered for {seconds:.0f} s ({type(error).__name__}): "
                 "check that the router runs there. The job waits, and goes on when it answers"
             )
@@ -148,7 +148,3 @@ def _without_password(address: str) -> str:
         return address
     place, slash, path = rest.partition("/")
     return f"{scheme}://{place.rpartition('@')[2]}{slash}{path}"
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201

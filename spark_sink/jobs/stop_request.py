@@ -7,6 +7,8 @@ import sys
 import threading
 from types import FrameType
 
+from spark_sink.errors import say
+
 
 class StopRequest:
     """Whether a stop is requested: by SIGTERM or SIGINT, from the making of the object on.
@@ -47,5 +49,5 @@ class StopRequest:
             sys.exit(128 + number)
         self._asked.set()
         if not self._has_begun:
-            print("stopped before the first batch", file=sys.stderr)  # noqa: T201
+            say("stopped before the first batch")
             sys.exit(0)

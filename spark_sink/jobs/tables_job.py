@@ -8,11 +8,11 @@ a batch that it has, so each change is in each table exactly once.
 from __future__ import annotations
 
 import re
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
@@ -42,7 +42,6 @@ from spark_sink.jobs.task_tables import (
     TaskReport,
     TaskTables,
     Transactions,
-    Written,
     bronze_schema,
     message_schema,
 )
@@ -115,19 +114,13 @@ class Findings:
 
     def __init__(self, address: str, found: Mapping[str, Any]) -> None:
         self.found = found
+        self.gone = SimpleQueue[Mapping[str, Any]]()
+        """Rows of PREPARED, which delete documents: the next batch applies them."""
         self._address = address
-        self._gone: list[Mapping[str, Any]] = []
-        self._lock = threading.Lock()
-
-    def remove(self, changes: Sequence[Mapping[str, Any]]) -> None:
-        """Let the next batch apply rows of PREPARED, which delete documents."""
-        with self._lock:
-            self._gone += changes
 
     def removals(self) -> list[ChangeReport]:
-        """Return these changes, each once."""
-        with self._lock:
-            gone, self._gone = self._gone, []
+        """Return the changes in `gone`, each once."""
+        gone = [self.gone.get() for _ in range(self.gone.qsize())]
         if not gone:
             return []
         stage = ChangeStage(self._address, tolerant=True)
@@ -168,8 +161,8 @@ class TablesJob:
         self._opened: dict[str, DeltaLog] = {}
         self._current: CurrentTable | None = None
         self._reader: JobStreamReader | None = None
-        self.written: dict[int, Written] = {}
-        """What the latest batches have written, by their numbers."""
+        self.written: dict[int, int] = {}
+        """How many events, documents of snapshots among them, the latest batches have written."""
 
     def start(self, spark: SparkSession, trigger: str | None) -> StreamingQuery:
         """Start the query; an interrupted query continues from its checkpoint.
@@ -262,8 +255,7 @@ class TablesJob:
             current = [] if self._current is None else [self._current.log]
             for log in (*self._opened.values(), *current):
                 log.keep_files(self._keep_files)
-        files = len(parts[BRONZE]) + len(parts[MESSAGES])
-        self.written[number] = Written(sum(report.events for report in reports), files)
+        self.written[number] = sum(report.events for report in reports)
         self.written.pop(number - _KEPT, None)
         if self._figures is not None:
             self._figures.count([each for report in reports for each in report.counts])

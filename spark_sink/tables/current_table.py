@@ -12,15 +12,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_sink.errors import OptionError
 from spark_sink.events.documents import from_document
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.fold import DELETED, VERSION
 from spark_sink.tables.key_ranges import KEY_RANGE
 from spark_sink.tables.log_state import Batch
 from spark_sink.tables.staged_changes import (
@@ -34,11 +31,9 @@ from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_state import TableScope, TableState
 from spark_sink.tables.tasks import (
     REPORT,
-    Tell,
     read_rows,
     reported,
     reports_in,
-    tell_nobody,
 )
 from spark_sink.tables.upsert import TableVersion, Upsert, commit, merge, plan
 
@@ -120,18 +115,6 @@ class CurrentTable:
         names = [each["name"] for each in self.log.schema["fields"]]
         return read_rows(spark, self.log, [name for name in names if name != KEY_RANGE])
 
-    def versions(self, spark: SparkSession, *, deleted: bool = False) -> DataFrame:
-        """Return the columns VERSION of each document that is not deleted.
-
-        With `deleted` the rows of deleted documents are included, with the column DELETED, if the
-        table keeps them. A cell that another program has set to null has an empty value.
-        """
-        names = self.form.version_columns
-        living = [~pc.field(DELETED)] if self.form.keeps_deleted and not deleted else []
-        rows = read_rows(spark, self.log, names, living)
-        rows = rows.select(*map(_cell, names, (*VERSION, DELETED)))
-        return rows if deleted else rows.drop(DELETED)
-
     def count(self) -> int:
         """Return the number of documents."""
         return self.log.count()
@@ -167,7 +150,6 @@ class CurrentTable:
         scope: TableScope | None = None,
         *,
         leads: bool = False,
-        tell: Tell = tell_nobody,
     ) -> None:
         """Apply what tasks have staged, and commit the result as the current version.
 
@@ -183,7 +165,7 @@ class CurrentTable:
         if batch is None or not self.log.has(batch):
             upsert = Upsert(changes, batch, quarantine, scope, leads and not self.log.exists)
             planned = plan(spark, self._version, upsert)
-            merged = merge(spark, self._version, upsert, planned, tell)
+            merged = merge(spark, self._version, upsert, planned)
             self._version = commit(self._version, upsert, planned, merged)
         remove_changes(self.address, changes.groups)
 
@@ -215,13 +197,6 @@ def apply_changes(
         table.apply(rows, Batch(query, batch_id) if query else None)
 
     return events.writeStream.foreachBatch(apply)
-
-
-def _cell(name: str, known: str) -> Column:
-    """Return a column under its name in VERSION; a null that the job never writes becomes empty."""
-    empty = b"\x05\0\0\0\0" if known == "document" else ""
-    always = known not in ("documentKey", DELETED)
-    return (F.coalesce(F.col(name), F.lit(empty)) if always else F.col(name)).alias(known)
 
 
 def _newest(log: DeltaLog, form: TableForm | None, keys: Iterable[str], epoch: int) -> TableVersion:

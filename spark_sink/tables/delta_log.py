@@ -53,7 +53,7 @@ from spark_sink.tables.log_state import (
     states_in,
 )
 from spark_sink.tables.parquet_parts import BATCH, COMPARED, Parts, checksum_of, partition_in
-from spark_sink.tables.tasks import Chosen, Tell, scans_of, tell_nobody
+from spark_sink.tables.tasks import TOLD, Chosen, scans_of
 
 CHECKSUM = "checksum"
 """The field of a state with the checksum of the table's rows."""
@@ -347,7 +347,7 @@ class DeltaLog:
         """Whether no commit of the table has been deleted."""
         return Folder(self.address).has(commit_path(0))
 
-    def at(self, version: int, position: Mapping[str, Any], tell: Tell = tell_nobody) -> DeltaLog:
+    def at(self, version: int, position: Mapping[str, Any]) -> DeltaLog:
         """Return an older version to read; its commit has the state `position`.
 
         Raises StreamError if its commit or one of its files has been deleted.
@@ -361,7 +361,7 @@ class DeltaLog:
         replaced = found.paths() - self.paths()
         for done, files in self._existing(replaced) if not kept else ():
             kept += len(files)
-            tell(f"replaced files of {self.name} looked up", done, len(replaced))
+            TOLD.get()(f"replaced files of {self.name} looked up", done, len(replaced))
             if kept < done:
                 break
         if kept < len(replaced):
@@ -533,7 +533,7 @@ class DeltaLog:
             "being committed: compact it again when less is written; nothing is lost"
         )
 
-    def vacuum(self, tell: Tell = tell_nobody, *, full: bool = False) -> int:
+    def vacuum(self, *, full: bool = False) -> int:
         """Delete the files that were replaced longer ago than the table's retention; count them.
 
         With `full`, it deletes also files of a week ago that no commit names: those of tasks that
@@ -551,7 +551,7 @@ class DeltaLog:
             for done, old in self._existing(left):
                 remove_files(self.address, old)
                 count += len(old)
-                tell(f"old files of {self.name} deleted", done, len(left))
+                TOLD.get()(f"old files of {self.name} deleted", done, len(left))
         self._deleted = found
         return count
 

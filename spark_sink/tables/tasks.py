@@ -8,6 +8,7 @@ credentials as they are written. Executors import this module, which requires py
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial, reduce
 from operator import and_
@@ -34,26 +35,21 @@ _Report = TypeVar("_Report")
 MadeRows = Iterator[pa.RecordBatch]
 MapRows = Callable[[Iterable[pa.RecordBatch]], MadeRows]
 """Makes rows of rows, in a task."""
-Tell = Callable[[str, int, int], None]
+TOLD: ContextVar[Callable[[str, int, int], None]] = ContextVar("TOLD", default=lambda *_: None)
 """Is told of long work: what is done, to how many, and how many there are."""
 # Tasks in a job of Spark's for each core: each task is sent with all of them.
 _TASKS_PER_CORE = 16
-
-
-def tell_nobody(what: str, done: int, total: int) -> None:
-    """Do nothing: the progress of work that nobody waits for."""
 
 
 def run_tasks(
     spark: SparkSession | None,
     kind: type[_Report],
     tasks: Sequence[Callable[[], _Report]],
-    tell: Tell = tell_nobody,
     what: str = "tasks done",
 ) -> list[_Report]:
     """Return the reports of tasks, which run on executors, or without Spark in this process.
 
-    `tell` is told how many are done; `what` is the text for that.
+    TOLD is told how many are done; `what` is the text for that.
     """
     found: list[_Report] = []
     step = 1 if spark is None else _TASKS_PER_CORE * spark.sparkContext.defaultParallelism
@@ -64,7 +60,7 @@ def run_tasks(
         else:
             works = [partial(reported, each) for each in chosen]
             found += reports_in(kind, rows_of(spark, works, REPORT))
-        tell(what, len(found), len(tasks))
+        TOLD.get()(what, len(found), len(tasks))
     return found
 
 

@@ -41,7 +41,7 @@ from spark_sink.tables.staged_changes import (
 )
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_state import TableScope, TableState, unread_after
-from spark_sink.tables.tasks import Tell, run_tasks, tell_nobody
+from spark_sink.tables.tasks import run_tasks
 
 # Bytes of files and changes that the driver merges itself: a job of Spark takes as long.
 _DRIVER_BYTES = 8 * 1024 * 1024
@@ -175,7 +175,6 @@ def merge(
     version: TableVersion,
     upsert: Upsert,
     planned: Plan,
-    tell: Tell = tell_nobody,
 ) -> Merged:
     """Write the files of a plan, in tasks; without `spark` in this process.
 
@@ -197,7 +196,7 @@ def merge(
         work = sum(each.size for each in left)
         tasks = [replace(task, merge=each, form=form, again=again) for each in left]
         on = spark if work > _DRIVER_BYTES else None
-        reports = run_tasks(on, MergeReport, tasks, tell, "files merged")
+        reports = run_tasks(on, MergeReport, tasks, "files merged")
         done += zip(left, reports, strict=True)
         wanted = [StructType.fromJson(each.wanted) for _, each in done if each.wanted is not None]
         before, form = form, reduce(TableForm.grown, wanted, form)

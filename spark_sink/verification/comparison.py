@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial, reduce
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -24,6 +24,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from spark_sink.errors import say
 from spark_sink.events.documents import from_json, to_json
 from spark_sink.events.positions import AtTime, after, key_of
 from spark_sink.folders import Folder
@@ -39,14 +40,14 @@ from spark_sink.tables.advance import Advance
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.key_ranges import KEY_COLUMNS, KeyRanges
 from spark_sink.tables.table_state import unread_after
-from spark_sink.tables.tasks import MadeRows, rows_of
+from spark_sink.tables.tasks import TOLD, MadeRows, rows_of
 from spark_sink.verification.ranges import (
     DIFFERENCES,
     DOCUMENTS,
     DOUBLED,
     ROWS,
     SUSPECTS,
-    Look,
+    RangeTasks,
     differing,
 )
 
@@ -66,8 +67,9 @@ _DOCUMENT_OPTIONS = (
 )
 # The most rows or keys of one task, unless one file has more.
 _TASK_ROWS = 100_000
-# Seconds of rows at a rate that are compared at a time, and between two lines about progress.
-_STEP_SECONDS, _TELL_SECONDS = 30, 10.0
+# Seconds of rows at a rate that are compared at a time.
+_STEP_SECONDS = 30
+_ALL = 2**31 - 1  # the most that Spark takes
 _KEPT = StorageLevel.MEMORY_AND_DISK
 
 
@@ -89,14 +91,14 @@ def verify(spark: SparkSession, target: str, **options: str) -> DataFrame:
     are not compared, nor are those that the table must read again. Raises StreamError, and
     HistoryLostError if the table is too far behind.
     """
-    steps = Comparison(spark, target, options).steps()
-    found = [differences for _, differences in steps if differences is not None]
-    every = reduce(DataFrame.union, found, spark.createDataFrame([], DIFFERENCES))
-    return every.drop("token")
+    *_, compared = Comparison(spark, target, options).steps()
+    names = DIFFERENCES.fieldNames()
+    rows = [tuple(each[name] for name in names) for each in compared.first]
+    return spark.createDataFrame(rows, DIFFERENCES).drop("token")
 
 
 @dataclass(frozen=True)
-class Walk:
+class Compared:
     """How far a comparison is: what an interrupted one needs to continue.
 
     Args:
@@ -107,7 +109,7 @@ class Walk:
         plan: of the collections' keys, once all rows were compared.
         rows: the rows and keys compared, for which `bytes` were read from the collections.
         count: the differences.
-        first: some of them, as DIFFERENCES.
+        first: some of them, or all, as DIFFERENCES.
     """
 
     options: str
@@ -138,7 +140,7 @@ class Comparison:
 
     Args:
         rate: the most rows and keys a second, on average; None for as many as the tasks compare.
-        most: how many differences a walk keeps.
+        most: how many differences are kept.
 
     Raises OptionError. Methods raise StreamError, Spark's errors, PyMongoError and OSError.
     """
@@ -149,7 +151,7 @@ class Comparison:
         target: str,
         options: Mapping[str, str],
         rate: float | None = None,
-        most: int = 20,
+        most: int = _ALL,
     ) -> None:
         forms = ("documentSchema", "unknownFields", "documents")
         given = {n: text for n, text in named_options(options).items() if n not in forms}
@@ -164,99 +166,88 @@ class Comparison:
         self.named = json.dumps(document_options(options), sort_keys=True)
         """The options that select the documents, as JSON."""
 
-    def walk(
-        self,
-        folder: Folder,
-        name: str,
-        tell: Callable[[str], None],
-        wait: Callable[[float], None] = time.sleep,
-    ) -> Iterator[Walk]:
+    def compare(
+        self, folder: Folder, name: str, wait: Callable[[float], bool | None] = time.sleep
+    ) -> Iterator[Compared]:
         """Compare everything, and return how far it is after each step, at the rate.
 
         The file `name` of a folder has it as well: there an interrupted comparison of the same
-        documents with the same table continues. `tell` gets lines about progress. `wait` is called
-        with seconds.
+        documents with the same table continues. `wait` is called with seconds; if
+        it returns True, the comparison ends.
         """
-        kept: Walk | None = None
+        kept: Compared | None = None
         with suppress(ValueError, KeyError, TypeError):  # such as of no file
-            kept = from_json(Walk, folder.text(name) or "")
+            kept = from_json(Compared, folder.text(name) or "")
             if kept.ended or (kept.options, kept.table) != (self.named, self._table.log.id):
                 kept = None
             else:
-                tell(
+                say(
                     f"continues the comparison that has begun at {kept.begin}, of which "
                     f"{kept.rows:,} rows and keys are done: remove {name} to begin again"
                 )
-        before = rows = 0 if kept is None else kept.rows
-        begun = at = told = time.monotonic()
-        for walk, differences in self.steps(kept):
-            if differences is not None:
-                differences.unpersist()
-            folder.write(name, to_json(walk))
-            now = time.monotonic()
-            if now - told > _TELL_SECONDS:
-                total, speed = 2 * self._table.count(), (walk.rows - before) / (now - begun)
-                tell(f"verified {walk.rows:,} of about {total:,} rows and keys, {speed:,.0f}/s")
-                told = now
-            yield walk
+        rows, at = 0 if kept is None else kept.rows, time.monotonic()
+        for compared in self.steps(kept):
+            folder.write(name, to_json(compared))
+            TOLD.get()("rows and keys verified", compared.rows, 2 * self._table.count())
+            yield compared
             if self._rate is not None:
-                wait(max(0.0, at + (walk.rows - rows) / self._rate - time.monotonic()))
-            rows, at = walk.rows, time.monotonic()
+                due = at + (compared.rows - rows) / self._rate
+                if wait(max(0.0, due - time.monotonic())) and not compared.ended:
+                    return
+            rows, at = compared.rows, time.monotonic()
         folder.remove(name)
 
-    def steps(self, walk: Walk | None = None) -> Iterator[tuple[Walk, DataFrame | None]]:
-        """Compare everything, from where a walk is; return it after each step.
-
-        With it come the DIFFERENCES of the step, persisted, if there are any.
-        """
+    def steps(self, compared: Compared | None = None) -> Iterator[Compared]:
+        """Compare everything, from where a comparison was; return how far it is after each step."""
         with closing(RouterClient(self._options)) as client:
             planner = snapshot_planner(client, self._options)
-            if walk is None:
+            if compared is None:
                 now = client.with_retries(client.snapshot_time)
-                walk = Walk(self.named, self._table.log.id, now)
-            while not walk.ended:
-                walk, found = self._step(walk, client, planner)
-                yield walk, found
+                compared = Compared(self.named, self._table.log.id, now)
+            while not compared.ended:
+                compared = self._step(compared, client, planner)
+                yield compared
 
-    def _step(
-        self, walk: Walk, client: RouterClient, planner: SnapshotPlanner
-    ) -> tuple[Walk, DataFrame | None]:
+    def _step(self, compared: Compared, client: RouterClient, planner: SnapshotPlanner) -> Compared:
         self._table.reload()
         table, now = self._table, client.with_retries(client.snapshot_time)
         files, form = table.log.files(), table.form
         ranges = KeyRanges.of(files, form.column, is_whole=True)
-        look = Look(table.address, form, table.state.keys, ranges, self._options, now)
-        place, tasks = walk.place, list[Callable[[], MadeRows]]()
-        if walk.plan is None:
+        of = RangeTasks(table.address, form, table.state.keys, ranges, self._options, now)
+        place, tasks = compared.place, list[Callable[[], MadeRows]]()
+        if compared.plan is None:
             sizes = zip(*(files[n].to_pylist() for n in ("path", "num_records")), strict=True)
-            place, tasks = look.tasks_behind(place, self._step_rows, dict(sizes))
+            place, tasks = of.tasks_behind(place, self._step_rows, dict(sizes))
         if not tasks:
             accepts = self._options.snapshot.accepts
-            plan = planner.next_batch(walk.plan or planner.begin(now, accepts), accepts)
-            walk = replace(walk, plan=plan)
+            plan = planner.next_batch(compared.plan or planner.begin(now, accepts), accepts)
+            compared = replace(compared, plan=plan)
             chunks = chain.from_iterable(planner.tasks(plan, accepts))
-            tasks = [partial(look.chunk, each) for each in chunks]
+            tasks = [partial(of.chunk, each) for each in chunks]
         if not tasks:
-            return walk, None
+            return compared
         with ExitStack() as held:
             suspects = _held(held, rows_of(self._spark, tasks, SUSPECTS))
             sums = [F.sum("rows"), F.sum("bytes"), F.max("place"), F.count("key")]
             rows, size, last, count = suspects.agg(*sums).collect()[0]
-            walk = replace(
-                walk, rows=walk.rows + rows, bytes=walk.bytes + size, place=last or place
+            differ, first = 0, compared.first
+            if count:
+                known = suspects.where(F.col("key").isNotNull())
+                differ, some = self._differences(client, of, known, self._most - len(first))
+                first = (*first, *some)
+            return replace(
+                compared,
+                rows=compared.rows + rows,
+                bytes=compared.bytes + size,
+                place=last or place,
+                count=compared.count + differ,
+                first=first,
             )
-            known = suspects.where(F.col("key").isNotNull())
-            found = self._differences(client, look, known) if count else None
-        if found is not None:
-            some = found.take(max(0, self._most - len(walk.first)))
-            first = (*walk.first, *(each.asDict() for each in some))
-            walk = replace(walk, count=walk.count + found.count(), first=first)
-        return walk, found
 
     def _differences(
-        self, client: RouterClient, look: Look, suspects: DataFrame
-    ) -> DataFrame | None:
-        """Compare keys again; return DIFFERENCES, which are persisted, if there are any."""
+        self, client: RouterClient, of: RangeTasks, suspects: DataFrame, most: int
+    ) -> tuple[int, list[dict[str, Any]]]:
+        """Compare keys again; return the number of DIFFERENCES, and at most so many of them."""
         doubled = suspects.where("doubled").select(
             F.concat_ws(".", "database", "collection").alias("namespace"),
             "key",
@@ -265,38 +256,23 @@ class Comparison:
             F.lit(None).cast("string").alias("token"),
         )
         wanted = suspects.where("not doubled").select(*KEY_COLUMNS, "id")
-        found: DataFrame | None = None
-        for _ in range(2):  # a rename during the first time may have moved documents
-            if found is not None:
-                found.unpersist()
-            with ExitStack() as held:
-                found = self._unequal(held, client, look, wanted).union(doubled).persist(_KEPT)
-                if not found.count():
-                    found.unpersist()
-                    return None
-        return found
+        with ExitStack() as held:
+            found = _held(held, self._unequal(held, client, of, wanted).union(doubled))
+            return found.count(), [each.asDict() for each in found.take(max(0, most))]
 
     def _unequal(
-        self, held: ExitStack, client: RouterClient, look: Look, suspects: DataFrame
+        self, held: ExitStack, client: RouterClient, of: RangeTasks, wanted: DataFrame
     ) -> DataFrame:
         """Return the DIFFERENCES of keys, once both sides are at one position of the stream."""
-        table, names = self._table, set[tuple[str, str]]()
-        while True:
-            wanted = _held(held, self._with_names(suspects, names))
-            documents = _held(held, wanted.mapInArrow(look.documents, DOCUMENTS))
-            documents.count()  # all of them are read before the end is chosen
-            end = after(client.with_retries(client.present)).time
-            upto = {"endAtOperationTime": f"{end.time},{end.inc}", **_start(table)}
-            reader = self._spark.read.format("mergerouter").options(**self._given)
-            changes = _held(held, reader.options(mode="changes", **upto).load())
-            advance = Advance(table.state.keys, changes)
-            renames = [each for each in advance.ddl_events if each.target is not None]
-            moved = {(str(each.database), str(each.collection)) for each in renames}
-            moved |= {each.target for each in renames if each.target is not None}
-            if moved <= names:
-                break
-            names |= moved
-        left = advance.of_table(wanted.mapInArrow(look.table_rows, ROWS))
+        table = self._table
+        documents = _held(held, wanted.mapInArrow(of.documents, DOCUMENTS))
+        documents.count()  # all of them are read before the end is chosen
+        end = after(client.with_retries(client.present)).time
+        upto = {"endAtOperationTime": f"{end.time},{end.inc}", **_start(table)}
+        reader = self._spark.read.format("mergerouter").options(**self._given)
+        changes = _held(held, reader.options(mode="changes", **upto).load())
+        advance = Advance(table.state.keys, changes)
+        left = advance.of_table(wanted.mapInArrow(of.table_rows, ROWS))
         right = advance.of_documents(documents)
         place = ["namespace", "key"]
         pairs = left.select(*place, "token", F.col("document").alias("table")).join(
@@ -306,14 +282,6 @@ class Comparison:
         accepts = self._options.scope.accepts
         unread = set(unread_after(table.state.unread, advance.ddl_events, accepts))
         return unequal.mapInArrow(partial(differing, self._options.scope, unread), DIFFERENCES)
-
-    def _with_names(self, keys: DataFrame, names: set[tuple[str, str]]) -> DataFrame:
-        """Return keys, and those of collections that were renamed with each of their names."""
-        if not names:
-            return keys
-        every = self._spark.createDataFrame(sorted(names), "database string, collection string")
-        moved = keys.join(every, ["database", "collection"], "left_semi").select("key", "id")
-        return keys.union(moved.crossJoin(every).select(*keys.columns)).distinct()
 
 
 def _held(held: ExitStack, rows: DataFrame) -> DataFrame:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -57,7 +56,7 @@ from spark_sink.verification.stream import (
 )
 
 # Where an interrupted comparison with the collections continues.
-_WALK = "verify.json"
+_KEPT_IN = "verify.json"
 
 
 @dataclass
@@ -177,7 +176,10 @@ def checksum_difference(spark: SparkSession | None, log: DeltaLog) -> Mapping[st
     """
     names = [each["name"] for each in log.schema["fields"] if each["name"] != KEY_RANGE]
     tasks = [partial(rows_checksum, each) for each in scans_of(log, names)]
-    found, written = sum(run_tasks(spark, Checksum, tasks), NO_ROWS), log.checksum
+    found, written = (
+        sum(run_tasks(spark, Checksum, tasks, f"parts of {log.name} read"), NO_ROWS),
+        log.checksum,
+    )
     if found == written:
         return None
     return {"difference": "checksum", "rows": found.rows, "written": written.rows}
@@ -219,10 +221,9 @@ def _compare_documents(
     record = folder.record()
     given = document_options({**namespace_options(record.namespaces), **record.options})
     comparison = Comparison(spark, log.address, {"uri": uri, **given}, rate, shown)
-    tell = partial(print, file=sys.stderr, flush=True)
-    *_, walk = comparison.walk(Folder(folder.address), _WALK, tell)
-    found.count += walk.count
-    found.first += [{n: text for n, text in e.items() if n != "token"} for e in walk.first]
+    *_, compared = comparison.compare(Folder(folder.address), _KEPT_IN)
+    found.count += compared.count
+    found.first += [{n: text for n, text in e.items() if n != "token"} for e in compared.first]
     form = replace(
         TableForm.of(log.schema), infers=record.schema == "infer", flattens=record.flatten
     )
@@ -230,8 +231,9 @@ def _compare_documents(
     found.add(read_rows(spark, log, mapped=mapped).drop("token"), shown)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     found.compared.append(
-        f"the documents with the collections, from {walk.begin} to {now} ({walk.rows:,} rows and "
-        f"keys, for which {walk.bytes:,} bytes were read), and with their columns"
+        f"the documents with the collections, from {compared.begin} to {now} "
+        f"({compared.rows:,} rows and keys, for which {compared.bytes:,} bytes were read), "
+        "and with their columns"
     )
     if names := unread_names(CurrentTable.existing(log.address).state.unread):
         found.remarks.append(f"not compared: {names}, which the job must read again")

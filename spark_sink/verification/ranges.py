@@ -71,7 +71,7 @@ _EMPTY = {"document": b"\x05\0\0\0\0"}
 
 
 @dataclass(frozen=True)
-class Look:
+class RangeTasks:
     """A first comparison of a version of a table, whose methods are the tasks.
 
     They raise StreamError, and OSError if a file of the version was deleted.
@@ -101,7 +101,7 @@ class Look:
         more rows, or with an unknown number, is compared alone, in parts.
         """
         tasks, left, reached = list[Callable[[], MadeRows]](), most, place
-        look = replace(self, ranges=KeyRanges())  # which these tasks do not need
+        of = replace(self, ranges=KeyRanges())  # which these tasks do not need
         for index in range(self.ranges.index(place), len(self.ranges)):
             found = self.ranges[index]
             if not found.paths or found.last <= place:
@@ -110,7 +110,7 @@ class Look:
             size = sum(known) if len(known) == len(found.paths) else most + 1
             if tasks and size > left:
                 break
-            tasks.append(partial(look.rows, found.paths, place, most if size > most else None))
+            tasks.append(partial(of.rows, found.paths, place, most if size > most else None))
             left, reached = left - size, found.last
         return reached, tasks
 

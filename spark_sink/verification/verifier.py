@@ -6,21 +6,18 @@ time. A round that the job's end has interrupted continues with the next start.
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import bson
 from bson import json_util
 from bson.timestamp import Timestamp
-from pymongo.errors import PyMongoError
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from shard_client.bson.resume_token import high_water_mark
-from spark_sink.errors import OptionError, SourceError
+from spark_sink.errors import OptionError, say
 from spark_sink.events.positions import after
 from spark_sink.folders import Folder
 from spark_sink.jobs.job_folder import CURRENT, JobFolder
@@ -34,15 +31,15 @@ from spark_sink.snapshot.plan import filter_of
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.prepare import EVENT
-from spark_sink.verification.comparison import Comparison, Walk, document_options
+from spark_sink.verification.comparison import Comparison, document_options
 
 # Where a round continues that was interrupted, in the job's folder.
-_WALK = "round.json"
+_KEPT_IN = "round.json"
 # Differences of a round that are repaired, and shown; and the keys of one signal.
 _MOST_KEPT, _SHOWN, _KEYS_OF_SIGNAL = 1_000, 20, 100
 _POLL_SECONDS = 0.5
-# Attempts of a step, and the seconds between them.
-_ATTEMPTS, _RETRY_SECONDS = 10, 30.0
+# Seconds from a failure of a round to its continuation.
+_RETRY_SECONDS = 30.0
 
 
 class Verifier:
@@ -99,55 +96,38 @@ class Verifier:
             due = time.monotonic() + every
             try:
                 self._verify()
-            except _EndedError:
-                return
             except Exception as error:  # noqa: BLE001 - the job would go on, never verified
-                _tell(f"verification: the round has ended: {error}")
+                due = time.monotonic() + _RETRY_SECONDS
+                say(f"verification continues in {_RETRY_SECONDS:.0f} s: {cause_of(error)}")
 
     def _verify(self) -> None:
         """Compare all keys, and publish the result."""
-        attempts = _ATTEMPTS
-        found: Walk | None = None
-        while found is None or not found.ended:
-            try:
-                for walk in self._walk():
-                    found, attempts = walk, _ATTEMPTS
-            except (SourceError, PySparkException, PyMongoError, OSError) as error:
-                attempts -= 1
-                if not attempts:
-                    raise
-                _tell(f"verification continues in {_RETRY_SECONDS:.0f} s: {cause_of(error)}")
-                self._wait(_RETRY_SECONDS)
+        while not _is_whole(DeltaLog(self._address)):
+            if self._ending.wait(_POLL_SECONDS):
+                return
+        rate, folder = self._settings.verify_rate, Folder(self._folder.address)
+        comparison = Comparison(self._spark, self._address, self._options, rate, _MOST_KEPT)
+        *_, found = comparison.compare(folder, _KEPT_IN, self._ending.wait)
+        if not found.ended:
+            return
         for each in found.first[:_SHOWN]:
             fields = " ".join([each["difference"], *each["fields"]])
             token = each["token"] or "none"
-            _tell(f"difference: {each['namespace']} {each['key']} {fields} (token {token})")
+            say(f"difference: {each['namespace']} {each['key']} {fields} (token {token})")
         if self._settings.repair:
             extra = [each for each in found.first if each["difference"] == "extra"]
             self._remove(extra, found.through)
             self._request([each for each in found.first if each["difference"] != "extra"])
             if left := found.count - len(found.first):
-                _tell(f"repair: {len(found.first):,} differences now, {left:,} in the next rounds")
+                say(f"repair: {len(found.first):,} differences now, {left:,} in the next rounds")
         self.findings.found = {
             "through": found.begin,
             "rows": found.rows,
             "differences": found.count,
             "first": [*found.first[:_SHOWN]],
         }
-        _tell(f"verified {verified_line(self.findings.found)}")
+        say(f"verified {verified_line(self.findings.found)}")
         self._done(found.through.time, found.rows, found.count)
-
-    def _walk(self) -> Iterator[Walk]:
-        """Compare the newest versions with the collections, at the rate."""
-        while not _is_whole(DeltaLog(self._address)):
-            self._wait(_POLL_SECONDS)
-        rate = self._settings.verify_rate
-        comparison = Comparison(self._spark, self._address, self._options, rate, _MOST_KEPT)
-        return comparison.walk(Folder(self._folder.address), _WALK, _tell, self._wait)
-
-    def _wait(self, seconds: float) -> None:
-        if self._ending.wait(seconds):
-            raise _EndedError
 
     def _remove(self, differences: Sequence[Mapping[str, Any]], when: Timestamp) -> None:
         """Let the next batch remove documents that did not exist at a cluster time or later."""
@@ -156,7 +136,7 @@ class Verifier:
         for each in differences:
             database, _, name = each["namespace"].partition(".")
             key = {"database": database, "collection": name, "key": each["key"]}
-            self.findings.remove([{**key, "documentKey": None, **change}])
+            self.findings.gone.put({**key, "documentKey": None, **change})
 
     def _request(self, differences: Sequence[Mapping[str, Any]]) -> None:
         """Request a snapshot of the documents that the table lacks, or has with other content."""
@@ -178,11 +158,3 @@ def _is_whole(log: DeltaLog) -> bool:
     offset = position.get("offset")
     at = Offset.read(offset) if offset else None
     return at is not None and at.signals.initial is None and not position.get("unread")
-
-
-class _EndedError(Exception):
-    """The verifier is being stopped."""
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201

@@ -1,6 +1,5 @@
 """The tables of a job are compacted by a schedule, and a failure does not end the job."""
 
-import io
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -13,42 +12,44 @@ from deltalake import DeltaTable
 from spark_sink.errors import StreamError
 from spark_sink.jobs import maintenance
 from spark_sink.jobs.job_folder import CURRENT, NOTIFIED, JobFolder
-from spark_sink.jobs.maintenance import Schedule, compact_tables
+from spark_sink.jobs.maintenance import compact_tables, schedule
 from spark_sink.jobs.point_in_time import versions_at
-from spark_sink.jobs.progress import WorkReport
+from spark_sink.jobs.progress import work_told
 from spark_sink.jobs.rebuilding import rebuild_at
 from spark_sink.jobs.tables_job import NOTIFICATIONS
 from spark_sink.tables import delta_log, tasks
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.log_state import Batch
-from spark_sink.tables.tasks import Tell
+from spark_sink.tables.tasks import TOLD
 from tests.doubles.scripted_job import Script, check_tables, follow
 from tests.unit.spark_sink.tables.test_current_table import Stream, apply, documents_in
 
 
 def test_small_files_are_compacted_when_it_is_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, told, now = JobFolder(str(tmp_path)), io.StringIO(), [0.0]
+    folder, now = JobFolder(str(tmp_path)), [0.0]
     assert list(compact_tables(folder)) == []
     rows = NOTIFICATIONS.empty_table().from_pylist([{"id": "a"}], NOTIFICATIONS)
     for number in range(3):
         DeltaLog(folder.table(NOTIFIED)).append_rows(rows, Batch("q", number))
-    schedule = Schedule(folder, 7200, told, lambda: now[0])
+    tend = schedule(folder, 7200, lambda: now[0])
     for moment in (3600.0, 7200.0, 7300.0):
         now[0] = moment
-        schedule()
-    assert told.getvalue() == "notifications: 3 files compacted into 1, 0 old ones deleted\n"
+        tend()
+    assert (
+        capsys.readouterr().err == "notifications: 3 files compacted into 1, 0 old ones deleted\n"
+    )
     assert DeltaLog(folder.table(NOTIFIED)).count() == 3
 
-    def fail(_folder: JobFolder, _tell: Tell) -> Iterator[str]:
+    def fail(_folder: JobFolder) -> Iterator[str]:
         yield "bronze: done"
         raise StreamError("no space left")
 
     monkeypatch.setattr(maintenance, "compact_tables", fail)
     now[0] = 14_400.0
-    schedule()
-    assert told.getvalue().splitlines()[1:] == [
+    tend()
+    assert capsys.readouterr().err.splitlines() == [
         "bronze: done",
         "the tables were not all compacted; the job continues: no space left",
     ]
@@ -75,36 +76,35 @@ def test_the_job_may_commit_while_its_tables_are_listed(
     assert next(numbers) > 3
 
 
-def test_long_work_is_told_in_a_line_every_ten_seconds() -> None:
-    told, now = io.StringIO(), [0.0]
-    report = WorkReport(told, lambda: now[0])
-    for done in range(1, 30):
-        now[0] = float(done)
-        report("files merged", 1000 * done, 30_000)
-    assert told.getvalue().splitlines() == [
+def test_long_work_is_told_in_a_line_every_ten_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    now = [0.0]
+    with work_told(lambda: now[0]):
+        for done in range(1, 30):
+            now[0] = float(done)
+            TOLD.get()("files merged", 1000 * done, 30_000)
+    TOLD.get()("files merged", 30_000, 30_000)
+    assert capsys.readouterr().err.splitlines() == [
         "files merged: 10,000 of 30,000",
         "files merged: 20,000 of 30,000",
     ]
 
 
 # What is done with a job's tables, and what is told of it.
-LONG: dict[str, tuple[Callable[[JobFolder, Script, Tell], Any], set[str]]] = {
+LONG: dict[str, tuple[Callable[[JobFolder, Script], Any], set[str]]] = {
     "compact": (
-        lambda folder, _, tell: list(compact_tables(folder, tell)),
+        lambda folder, _: list(compact_tables(folder)),
         {"small files of bronze compacted", "old files of current deleted"},
     ),
     "vacuum": (
-        lambda folder, _, tell: DeltaLog(folder.table(CURRENT)).vacuum(tell),
+        lambda folder, _: DeltaLog(folder.table(CURRENT)).vacuum(),
         {"old files of current deleted"},
     ),
     "at": (
-        lambda folder, script, tell: versions_at(folder, script.time(30), tell),
+        lambda folder, script: versions_at(folder, script.time(30)),
         {"replaced files of bronze looked up"},
     ),
     "rebuild": (
-        lambda folder, script, tell: rebuild_at(
-            None, folder, script.time(30), f"{folder.address}/then", tell
-        ),
+        lambda folder, script: rebuild_at(None, folder, script.time(30), f"{folder.address}/then"),
         {"parts of bronze read", "files merged"},
     ),
 }
@@ -128,7 +128,11 @@ def test_how_far_long_work_is_is_told_from_within(
         assert list(compact_tables(folder))
     work, expected = LONG[name]
     told: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    work(folder, script, lambda what, done, total: told[what].append((done, total)))
+    token = TOLD.set(lambda what, done, total: told[what].append((done, total)))
+    try:
+        work(folder, script)
+    finally:
+        TOLD.reset(token)
     assert told.keys() >= expected
     for what in expected:
         steps = told[what]

@@ -28,8 +28,8 @@ from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.key_ranges import KEY_COLUMNS, KEY_RANGE, KeyRanges
 from spark_sink.tables.table_form import TableForm
-from spark_sink.verification.comparison import Comparison, Walk
-from spark_sink.verification.ranges import Look, place_of_row, unequal_fields
+from spark_sink.verification.comparison import Compared, Comparison
+from spark_sink.verification.ranges import RangeTasks, place_of_row, unequal_fields
 from spark_sink.verification.verifier import Verifier
 from tests.spark.field_names import doubled
 from tests.unit.spark_sink.tables.test_current_table import Stream, apply
@@ -47,7 +47,7 @@ from tests.unit.spark_sink.tables.test_current_table import Stream, apply
         (doubled(("n", 1)), doubled(("n", 1.0), ("m", 1)), ["m", "n"]),
     ],
 )
-def test_documents_are_compared_as_sequences_of_fields(
+def test_documents_are_lastas_sequences_of_fields(
     table: RawBSONDocument, collection: RawBSONDocument, fields: list[str]
 ) -> None:
     assert unequal_fields(bytes(table.raw), bytes(collection.raw)) == fields
@@ -75,13 +75,13 @@ def test_files_of_another_writer_are_read(tmp_path: Path, soft: bool) -> None:
     assert [rows.num_rows for rows in look.table_rows([key])] == [1]
 
 
-def compared(folder: Path, most: int) -> tuple[list[str], list[str], Look]:
+def compared(folder: Path, most: int) -> tuple[list[str], list[str], RangeTasks]:
     """The places of rows that are compared, `most` in a step, those with several rows, the task."""
     table = CurrentTable.existing(str(folder))
     files = table.log.files()
     ranges = KeyRanges.of(files, is_whole=True)
     options = parse_options({"uri": "mongodb://none", "database": "shop"})
-    look = Look(str(folder), table.form, ("_id",), ranges, options, Timestamp(1, 1))
+    look = RangeTasks(str(folder), table.form, ("_id",), ranges, options, Timestamp(1, 1))
     records = dict(zip(files["path"].to_pylist(), files["num_records"].to_pylist(), strict=True))
     place, places, doubled = "", list[str](), list[str]()
     while (behind := look.tasks_behind(place, most, records))[1]:
@@ -126,36 +126,38 @@ def test_rows_are_read_in_order_though_files_share_a_range(
 
 
 def test_an_interrupted_comparison_continues_where_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     apply(tmp_path, [Stream(1).change(1)])
     no_spark: Any = None
     options = {"uri": "mongodb://none", "database": "shop"}
-    places, told, waits, is_gone = list[str](), list[str](), list[float](), True
+    places, waits, is_gone = list[str](), list[float](), True
 
-    def step(_: Comparison, walk: Walk, *__: object) -> tuple[Walk, None]:
-        places.append(walk.place)
+    def step(_: Comparison, compared: Compared, *__: object) -> Compared:
+        places.append(compared.place)
         if is_gone and len(places) == 3:
             raise StreamError("the router is gone")
-        plan = SnapshotPlan(Timestamp(1, 1), ended=True) if len(walk.place) == 3 else None
-        return replace(walk, place=f"{walk.place}a", rows=walk.rows + 5, plan=plan), None
+        plan = SnapshotPlan(Timestamp(1, 1), ended=True) if len(compared.place) == 3 else None
+        rows = compared.rows + 5
+        return replace(compared, place=f"{compared.place}a", rows=rows, plan=plan)
 
     monkeypatch.setattr(RouterClient, "snapshot_time", lambda _: Timestamp(9, 1))
     monkeypatch.setattr(Comparison, "_step", step)
     monkeypatch.setattr("spark_sink.verification.comparison.tasks_by_cores", lambda _: 4)
     folder = Folder(str(tmp_path))
     with pytest.raises(StreamError):
-        list(Comparison(no_spark, str(tmp_path), options).walk(folder, "walk.json", told.append))
+        list(Comparison(no_spark, str(tmp_path), options).compare(folder, "walk.json"))
     is_gone = False
     every = ["", "a", "aa", "aaa"]
     # With other options, and with another table, it begins again; it leaves nothing at its end.
     for database, expected in (("shop", every[2:]), ("other", every), ("shop", every)):
-        del places[:], told[:], waits[:]
+        capsys.readouterr()
+        del places[:], waits[:]
         kept = folder.text("walk.json")
         found = Comparison(no_spark, str(tmp_path), {**options, "database": database}, rate=0.1)
-        *_, walk = found.walk(folder, "walk.json", told.append, waits.append)
-        assert (places, walk.rows, walk.through) == (expected, 20, Timestamp(9, 1))
-        assert [line.split(",")[0] for line in told] == [
+        *_, last = found.compare(folder, "walk.json", waits.append)
+        assert (places, last.rows, last.through) == (expected, 20, Timestamp(9, 1))
+        assert [line.split(",")[0] for line in capsys.readouterr().err.splitlines()] == [
             "continues the comparison that has begun at 1970-01-01T00:00:09+00:00"
         ] * (expected != every)
         assert [round(seconds) for seconds in waits] == [50] * len(expected)
@@ -166,7 +168,7 @@ def test_an_interrupted_comparison_continues_where_it_was(
             apply(tmp_path, [Stream(1).change(1)])
 
 
-def test_a_round_that_fails_is_told_and_the_next_one_begins(
+def test_a_round_that_fails_is_told_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     no_spark: Any = None
@@ -177,8 +179,9 @@ def test_a_round_that_fails_is_told_and_the_next_one_begins(
         raise pa.ArrowNotImplementedError("no kernel")
 
     monkeypatch.setattr(Verifier, "_verify", fail)
+    monkeypatch.setattr("spark_sink.verification.verifier._RETRY_SECONDS", 0.1)
     options = {"uri": "mongodb://router", "database": "shop"}
     settings = JobSettings(out="x", verify_every="1s", verify_rate=1)
     with Verifier(no_spark, JobFolder(str(tmp_path)), options, settings):
         assert all(begun.acquire(timeout=60) for _ in range(2))
-    assert "verification: the round has ended: no kernel\n" in capsys.readouterr().err
+    assert "verification continues in 0 s: no kernel\n" in capsys.readouterr().err
