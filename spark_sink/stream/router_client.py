@@ -14,6 +14,7 @@ from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo import MongoClient, ReadPreference
+from pymongo.client_session import ClientSession
 from pymongo.database import Database
 from pymongo.errors import ConfigurationError, ConnectionFailure, OperationFailure, PyMongoError
 
@@ -22,6 +23,7 @@ from spark_sink.events.positions import AtTime, FromNow, Position, Token
 from spark_sink.options.retries import Retries, is_transient
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.stream.event_stream import StreamCursor
+from spark_sink.stream.session_guard import SessionGuard
 
 _PLAIN: CodecOptions[dict[str, Any]] = CodecOptions(tz_aware=True)
 
@@ -70,9 +72,12 @@ class Shard:
 
 
 class RouterClient:
-    """One connection pool. Its owner closes it, with every cursor opened through it."""
+    """One connection pool. Its owner closes it, with every cursor opened through it.
 
-    def __init__(self, options: StreamOptions) -> None:
+    If it is `guarded`, its cursors are killed even if this process is (`session_guard`).
+    """
+
+    def __init__(self, options: StreamOptions, *, guarded: bool = False) -> None:
         self._options = options
         # Events stay as sent; dates out of Python's range must not fail.
         self._client: MongoClient[RawBSONDocument] = mongo_client(
@@ -82,6 +87,12 @@ class RouterClient:
             datetime_conversion="DATETIME_MS",
             unicode_decode_error_handler="replace",
         )
+        self._session: ClientSession | None = None
+        self._guard: SessionGuard | None = None
+        if guarded:
+            # Causal consistency would add a read concern, which change streams refuse.
+            self._session = self._client.start_session(causal_consistency=False)
+            self._guard = SessionGuard(options.uri, self._session.session_id)
 
     def watch_events(self, position: Position, shard: str | None = None) -> StreamCursor:
         """Return the stream of complete events after `position`, merged or of one shard.
@@ -234,6 +245,8 @@ class RouterClient:
 
     def close(self) -> None:
         """Close all connections."""
+        if self._guard is not None:
+            self._guard.close()
         self._client.close()
 
     def _watch(
@@ -269,6 +282,7 @@ class RouterClient:
     ) -> StreamCursor:
         cursor = target.aggregate(
             [{"$changeStream": change_stream}, *stages],
+            session=self._session,
             maxAwaitTimeMS=max(1, int(max_await * 1000)),
             **further,
         )
