@@ -49,7 +49,7 @@ from spark_sink.tables.parquet_parts import BATCH
 from spark_sink.tables.prepare import SNAPSHOT_END
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS
 from spark_sink.tables.table_state import TableScope, TableState, Unread, unread_after
-from spark_sink.tables.tasks import TOLD, Chosen, TableScan, read_rows, scans_of
+from spark_sink.tables.tasks import Chosen, TableScan, read_rows, scans_of
 
 _TOKENS = {BRONZE: "token", MESSAGES: "token", TRANSACTIONS: "last_token", QUARANTINE: "token"}
 """The column that orders the rows of an appended table."""

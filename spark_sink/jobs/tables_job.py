@@ -42,6 +42,7 @@ from spark_sink.jobs.task_tables import (
     TaskReport,
     TaskTables,
     Transactions,
+    Written,
     bronze_schema,
     message_schema,
 )
@@ -161,8 +162,8 @@ class TablesJob:
         self._opened: dict[str, DeltaLog] = {}
         self._current: CurrentTable | None = None
         self._reader: JobStreamReader | None = None
-        self.written: dict[int, int] = {}
-        """How many events, documents of snapshots among them, the latest batches have written."""
+        self.written: dict[int, Written] = {}
+        """What the latest batches have written, by their numbers."""
 
     def start(self, spark: SparkSession, trigger: str | None) -> StreamingQuery:
         """Start the query; an interrupted query continues from its checkpoint.
@@ -255,7 +256,8 @@ class TablesJob:
             current = [] if self._current is None else [self._current.log]
             for log in (*self._opened.values(), *current):
                 log.keep_files(self._keep_files)
-        self.written[number] = sum(report.events for report in reports)
+        files = len(parts[BRONZE]) + len(parts[MESSAGES])
+        self.written[number] = Written(sum(report.events for report in reports), files)
         self.written.pop(number - _KEPT, None)
         if self._figures is not None:
             self._figures.count([each for report in reports for each in report.counts])

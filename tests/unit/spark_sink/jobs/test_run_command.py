@@ -19,6 +19,7 @@ from spark_sink.errors import SourceError
 from spark_sink.jobs import own_router, query_run
 from spark_sink.jobs.router_report import RouterReport
 from spark_sink.jobs.tables_job import TablesJob
+from spark_sink.jobs.task_tables import Written
 from tests.unit.spark_sink.jobs.test_progress import progress
 
 URI = "mongodb://127.0.0.1:27999"
@@ -71,7 +72,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def start(job: TablesJob, _spark: object, _trigger: str) -> EndedQuery:
         happened.append("query starts")
-        job.written[0] = 7
+        job.written[0] = Written(7, 1)
         return EndedQuery()
 
     def send(report: RouterReport, *, ended: bool = False) -> None:
