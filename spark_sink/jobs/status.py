@@ -77,15 +77,32 @@ def status_of(folder: JobFolder, uri: str | None = None) -> dict[str, Any]:
 
 
 def lines_of(status: dict[str, Any]) -> list[str]:
-    """Return the status as lines of text, one for each field that has a value."""
-    found = {name: each for name, each in status.items() if each is not None and each != []}
-    return [f"{name:<18} {_text(each)}" for name, each in found.items()]
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {_text(each)}" for name, each in value.items())
-    return "; ".join(map(_text, value)) if isinstance(value, list) else str(value)
+    """Return the status as lines of text."""
+    snapshot = status["snapshot"]
+    rows = [
+        ("folder", status["folder"]),
+        ("follows", ", ".join(status["namespaces"]) or "the whole cluster"),
+        ("tables", ", ".join(status["tables"])),
+        ("last batch", _or_none(status["batch"], f" in the checkpoint {status['checkpoint']}")),
+        ("committed", _or_none(status["committedAt"])),
+        ("running", ", ".join(map(str, status["running"])) or "no batch"),
+        ("up to", _or_none(status["through"])),
+        ("quarantine", f"{status['quarantinedEvents']} events that the current table cannot apply"),
+    ]
+    if status["rescuedDocuments"] is not None:
+        text = f"{status['rescuedDocuments']} documents with fields that fit no column"
+        rows.append(("rescued", text))
+    if snapshot is not None and not snapshot["ended"]:
+        rows.append(("snapshot", f"{_chunks(snapshot)}; {_collections(snapshot)}"))
+    for number, each in enumerate(status["requestedSnapshots"]):
+        stage = "paused" if each["paused"] else _chunks(each)
+        text = f"{each['type']} snapshot {each['id']}: {stage}; {_collections(each)}"
+        rows.append(("" if number else "requested", text))
+    if status["verified"] is not None:
+        rows.append(("verified", verified_line(status["verified"])))
+    if "lagSeconds" in status:
+        rows.append(("lag", f"{status['lagSeconds']} s"))
+    return [f"{name:<11} {text}" for name, text in rows]
 
 
 def _rescued(folder: JobFolder) -> int | None:
@@ -100,6 +117,15 @@ def _rescued(folder: JobFolder) -> int | None:
 def verified_line(found: Mapping[str, Any]) -> str:
     """Return what the commits of a table say about its verification, as a line of text."""
     return f"through {found['through']}: {found['rows']:,} rows, {found['differences']} differences"
+
+
+def _chunks(progress: dict[str, Any]) -> str:
+    rows = f" with about {progress['rowsPlanned']:,} rows" if progress["rowsPlanned"] else ""
+    return f"{progress['chunksPlanned']} chunks{rows}"
+
+
+def _collections(progress: dict[str, Any]) -> str:
+    return f"{progress['collectionsPlanned']} of {progress['collections']} collections"
 
 
 def _requested(signals: SignalState) -> list[dict[str, Any]]:
@@ -251,3 +277,7 @@ def _lag(at: Offset, options: Mapping[str, str]) -> int:
 
 def _iso(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="seconds")
+
+
+def _or_none(value: Any, where: str = "") -> str:
+    return f"none yet{where}" if value is None else str(value)

@@ -20,7 +20,7 @@ from spark_sink.errors import OptionError
 from spark_sink.jobs import rebuilding
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.metrics import JobMetrics
-from spark_sink.jobs.status import status_of
+from spark_sink.jobs.status import lines_of, status_of
 from spark_sink.jobs.tables_job import table_form
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.verification.job import verify_job
@@ -77,6 +77,7 @@ def test_columns_follow_the_documents_of_a_job(
     assert differences(spark, shop, tmp_path) == NO_DIFFERENCE
     status = status_of(JobFolder(str(tmp_path)))
     assert status["rescuedDocuments"] == 1
+    assert "rescued     1 documents with fields that fit no column" in lines_of(status)
 
     # All readers find the same.
     table = DeltaTable(tmp_path / "current")

@@ -116,7 +116,7 @@ def test_differences_are_found_and_repaired(
     job.close()
     assert "repair: 1 differences now, " in capsys.readouterr().err
     told = lines_of(status_of(JobFolder(str(tmp_path))))
-    assert any(line.startswith("verified           through ") for line in told)
+    assert any(line.startswith("verified    through ") for line in told)
     assert job.query.table == collections_of(shop)
     assert metrics.registry.get_sample_value("mergerouter_job_differences") == 0
 

@@ -113,7 +113,7 @@ def test_the_quickstart(secured: TestCluster, key_file: Path, tmp_path: Path) ->
                 assert following.poll() is None
                 if not (tmp_path / "orders" / "job.json").exists():
                     return False
-                return "committedAt        20" in output_of(status_of_job)
+                return "committed   20" in output_of(status_of_job)
 
             wait_for(committed, "the job's first batch", 120)
             folder = str(tmp_path / "orders")
