@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.query import StreamingQuery
@@ -24,16 +27,22 @@ if TYPE_CHECKING:
 
 _EXECUTED = "addBatch"
 """The phase that Spark reports of batches that it has run, and not of idle triggers."""
+_BAR = 20
+"""The characters of a snapshot's bar."""
 STANDS = 60
 """Seconds after which a stream without events stands still: each shard reports every ten."""
 _WORK_SECONDS = 10
+
+
+Written = Mapping[int, tuple[int, int]]
+"""The events of batches, and the files with their rows in bronze and messages, by their numbers."""
 
 
 @dataclass(frozen=True)
 class BatchProgress:
     """A batch that has run: its number, events, seconds, and the cluster time at its end.
 
-    `events` includes the documents of a snapshot.
+    `events` includes the documents of a snapshot; `files` is the number of files with its rows.
     `lag` is the age of `through` when the batch ended, in seconds; both are None while the batch's
     position has no time. `snapshot` is the progress of a snapshot that has not ended, and `share`
     how much of it is done, from 0 to 1, by the chunks that are known.
@@ -46,26 +55,29 @@ class BatchProgress:
     lag: float | None
     snapshot: str = ""
     share: float = 1.0
+    files: int = 0
 
     def __str__(self) -> str:
         rate = self.events / self.seconds if self.seconds else 0.0
         text = (
             f"batch {self.number}: {self.events:,} events in {self.seconds:.1f} s ({rate:,.0f}/s)"
         )
+        if self.files:
+            text += f", {self.files} files"
         if self.through is not None and self.lag is not None:
             text += f", through {_moment(self.through)}, {self.lag:.0f} s behind"
         return f"{text}, {self.snapshot}" if self.snapshot else text
 
 
 def batch_progress(
-    progress: Mapping[str, Any], now: float, written: Mapping[int, int] | None = None
+    progress: Mapping[str, Any], now: float, written: Written | None = None
 ) -> BatchProgress | None:
     """Return the batch of one of Spark's progress reports; None for a trigger without a batch.
 
     Args:
         progress: an element of `StreamingQuery.recentProgress`.
         now: the time of the report, in seconds since 1970.
-        written: the events that a job's batches have written; Spark counts those of other queries.
+        written: what a job's batches have written; Spark counts the rows of other queries.
     """
     durations = progress.get("durationMs", {})
     if _EXECUTED not in durations:
@@ -79,14 +91,18 @@ def batch_progress(
             f"{found.chunks_planned} chunks"
         )
     number = int(progress["batchId"])
+    events, files = progress.get("numInputRows", 0), 0
+    if written is not None:
+        events, files = written.get(number, (0, 0))
     return BatchProgress(
         number,
-        progress.get("numInputRows", 0) if written is None else written.get(number, 0),
+        events,
         durations.get("triggerExecution", 0) / 1000,
         through,
         None if through is None else max(0.0, now - through),
         snapshot,
         share,
+        files,
     )
 
 
@@ -136,34 +152,37 @@ class ProgressReport:
 
     Args:
         listeners: are told each batch, and what the query has reached.
+        written: what a job's batches have written.
         clock: the present, in seconds since 1970.
-        written: the events that a job's batches have written.
     """
 
     def __init__(
         self,
         listeners: Sequence[JobMetrics | RouterReport] = (),
         clock: Callable[[], float] = time.time,
-        written: Mapping[int, int] | None = None,
+        written: Written | None = None,
     ) -> None:
         self._written = written
         self._listeners = listeners
         self._clock = clock
         self._told = -1
+        self._has_bar = False
         self._waits = False
         self._through = 0
+        self._last: str | None = ""
+        self._since = 0.0
 
     def begin(self, last: LoggedBatch | None) -> None:
         """Tell that the query has started, after the last batch that is committed, if any."""
         where = "begins" if last is None else f"continues after batch {last.number}"
-        say(f"Spark has started: the job {where}")
+        self._line(f"Spark has started: the job {where}")
         if last is not None and last.end.time is not None:
             self._reach(int(last.end.time.time), waits=False)
 
     def end(self, last: LoggedBatch | None) -> None:
         """Tell that the query was stopped, or has written all that there is."""
         where = "before the first batch" if last is None else f"after batch {last.number}"
-        say(f"stopped {where}; the next start continues")
+        self._line(f"stopped {where}; the next start continues")
 
     def __call__(self, query: StreamingQuery) -> None:
         """Tell the batches that have ended since the last call, and what the query has reached."""
@@ -173,28 +192,55 @@ class ProgressReport:
             if batch is None or batch.number <= self._told:
                 continue
             self._told = batch.number
-            say(str(batch))
+            self._tell(batch)
             for listener in self._listeners:
                 listener.add(batch)
+        self._tell_long_batch(query, None if progress is None else str(progress["timestamp"]))
         through = None if progress is None else reached(progress)
         if progress is None or through is None:
             return
         quiet = _quiet_until(progress)
         waits = quiet is not None and _begun(progress) - quiet > STANDS
         if waits and not self._waits:
-            say(
+            self._line(
                 f"the stream stands still at {_moment(through)}: a shard does not answer, or is "
                 "behind (the router's status page names it). The job waits; nothing is lost"
             )
         elif self._waits and not waits:
-            say("the stream goes on")
+            self._line("the stream goes on")
         self._waits = waits
         self._reach(through, waits=waits)
+
+    def _tell_long_batch(self, query: StreamingQuery, last: str | None) -> None:
+        """Tell once of a batch that runs for long; `last` is the time of the last report."""
+        if last != self._last:
+            self._last, self._since = last, self._clock()
+        elif self._clock() - self._since > STANDS and query.status["isTriggerActive"]:
+            self._line(
+                f"the batch in progress runs for more than {STANDS} s: it reads much, or waits for "
+                "a shard (the router's status page names it)"
+            )
+            self._since = math.inf
 
     def _reach(self, through: int, *, waits: bool) -> None:
         self._through = max(self._through, through)
         for listener in self._listeners:
             listener.reach(self._through, waits=waits)
+
+    def _line(self, text: str) -> None:
+        """Print a line, below the bar of a snapshot if there is one."""
+        say(f"\n{text}" if self._has_bar else text)
+        self._has_bar = False
+
+    def _tell(self, batch: BatchProgress) -> None:
+        """Print a batch; on a terminal, a snapshot's batches are one line with a bar."""
+        if not (batch.snapshot and sys.stderr.isatty()):
+            self._line(str(batch))
+            return
+        self._has_bar = True
+        full = round(batch.share * _BAR)
+        text = f"[{'#' * full}{'-' * (_BAR - full)}] {batch}"[: get_terminal_size().columns - 1]
+        say(f"\r\x1b[K{text}", end="")
 
 
 @contextmanager

@@ -161,8 +161,8 @@ class TablesJob:
         self._opened: dict[str, DeltaLog] = {}
         self._current: CurrentTable | None = None
         self._reader: JobStreamReader | None = None
-        self.written: dict[int, int] = {}
-        """How many events, documents of snapshots among them, the latest batches have written."""
+        self.written: dict[int, tuple[int, int]] = {}
+        """What the latest batches have written (`progress.Written`)."""
 
     def start(self, spark: SparkSession, trigger: str | None) -> StreamingQuery:
         """Start the query; an interrupted query continues from its checkpoint.
@@ -255,7 +255,8 @@ class TablesJob:
             current = [] if self._current is None else [self._current.log]
             for log in (*self._opened.values(), *current):
                 log.keep_files(self._keep_files)
-        self.written[number] = sum(report.events for report in reports)
+        files = len(parts[BRONZE]) + len(parts[MESSAGES])
+        self.written[number] = sum(report.events for report in reports), files
         self.written.pop(number - _KEPT, None)
         if self._figures is not None:
             self._figures.count([each for report in reports for each in report.counts])

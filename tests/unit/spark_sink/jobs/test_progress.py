@@ -1,7 +1,9 @@
 """What a running job tells: lines and metrics."""
 
+import io
 import json
 import re
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,12 +62,13 @@ def idle_progress(seconds: int, quiet: int | None) -> dict[str, Any]:
 class Query:
     def __init__(self) -> None:
         self.recentProgress: list[dict[str, Any]] = []
+        self.status = {"isTriggerActive": False}
 
 
 def test_a_batch_is_told_once_with_rate_and_lag(capsys: pytest.CaptureFixture[str]) -> None:
     query = Query()
     metrics = JobMetrics()
-    written = {0: 500}
+    written = {0: (500, 3)}
     report = ProgressReport((metrics,), lambda: THROUGH + 4.0, written)
     idle = {**progress(1), "durationMs": {"triggerExecution": 3}, "sources": []}
     for each in (progress(0), idle, progress(1)):
@@ -74,7 +77,7 @@ def test_a_batch_is_told_once_with_rate_and_lag(capsys: pytest.CaptureFixture[st
         report(query)  # type: ignore[arg-type]
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in lines] == ["batch 0", "batch 1"]
-    assert lines[0].startswith("batch 0: 500 events in 2.0 s (250/s), through 2026-")
+    assert lines[0].startswith("batch 0: 500 events in 2.0 s (250/s), 3 files, through 2026-")
     assert lines[0].endswith("UTC, 4 s behind")
     text = generate_latest(metrics.registry).decode()
     assert "mergerouter_job_batches_total 2.0" in text
@@ -116,6 +119,22 @@ def test_an_idle_job_keeps_up_with_its_stream_and_tells_when_that_stands_still(
     assert capsys.readouterr().err.splitlines()[-2:] == [
         "Spark has started: the job begins",
         "stopped before the first batch; the next start continues",
+    ]
+
+
+def test_a_batch_that_runs_for_long_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    query, now = Query(), [1000.0]
+    report = ProgressReport((), lambda: now[0])
+    query.recentProgress.append(progress(0))
+    for active in (False, True):
+        query.status = {"isTriggerActive": active}
+        for _ in range(3):
+            report(query)  # type: ignore[arg-type]
+            now[0] += 40
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[0] for line in lines] == [
+        "batch 0",
+        "the batch in progress runs for more than 60 s",
     ]
 
 
@@ -162,15 +181,32 @@ def test_a_snapshot_s_progress_is_told_until_it_has_ended() -> None:
     assert "snapshot" not in str(ended)
 
 
-def test_the_metric_of_a_snapshot_is_the_part_that_is_done() -> None:
-    query, metrics = Query(), JobMetrics()
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_a_snapshot_as_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, query, metrics = Terminal(), Query(), JobMetrics()
+    monkeypatch.setattr(sys, "stderr", told)
     report = ProgressReport((metrics,), clock=lambda: THROUGH)
-    plan = SnapshotPlan(TIME, end=Place("items"), progress=Progress(2, 1, share=0.5))
-    running = SignalState(requests=(Request.of_mode(TIME, plan),))
-    for each, share in ((progress(0, signals=to_document(running)), 0.75), (progress(1), 1)):
-        query.recentProgress.append(each)
+    ratio = "mergerouter_job_snapshot_ratio"
+    for number, share in enumerate((0.0, 0.5)):
+        plan = SnapshotPlan(TIME, end=Place("items"), progress=Progress(2, 1, share=share))
+        running = SignalState(requests=(Request.of_mode(TIME, plan),))
+        query.recentProgress.append(progress(number, signals=to_document(running)))
         report(query)  # type: ignore[arg-type]
-        assert metrics.registry.get_sample_value("mergerouter_job_snapshot_ratio") == share
+    assert metrics.registry.get_sample_value(ratio) == 0.75
+    query.recentProgress += [progress(2), progress(3)]
+    report(query)  # type: ignore[arg-type]
+    assert metrics.registry.get_sample_value(ratio) == 1
+    [first, last, *lines] = told.getvalue().split("\r\x1b[K")[1:]
+    assert first.startswith(f"[{'#' * 10}{'-' * 10}] batch 0: ")
+    assert "\n" not in first
+    assert not lines
+    told_last = last.splitlines()
+    assert told_last[0].startswith(f"[{'#' * 15}{'-' * 5}] batch 1: ")
+    assert [line[:8] for line in told_last[1:]] == ["batch 2:", "batch 3:"]
 
 
 @pytest.mark.parametrize("sources", [[], [{"endOffset": None}], [{"endOffset": "{"}]])

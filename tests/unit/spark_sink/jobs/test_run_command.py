@@ -71,7 +71,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def start(job: TablesJob, _spark: object, _trigger: str) -> EndedQuery:
         happened.append("query starts")
-        job.written[0] = 7
+        job.written[0] = (7, 1)
         return EndedQuery()
 
     def send(report: RouterReport, *, ended: bool = False) -> None:
