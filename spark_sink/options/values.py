@@ -21,7 +21,7 @@ from pymongo.errors import PyMongoError
 from pymongo.uri_parser import parse_uri
 
 from spark_sink.errors import OptionError
-from spark_sink.events.positions import AtTime, PositionError, Token
+from spark_sink.events.positions import AtTime, Token
 from spark_sink.options.java_patterns import compiled
 
 _NO_ALIASES: Mapping[str, str] = {}
@@ -258,7 +258,7 @@ def resume_token(text: str) -> Token:
     document = json_util.loads(text) if text.lstrip().startswith("{") else {"_data": text.strip()}
     try:
         return Token(document)
-    except PositionError as error:
+    except ValueError as error:
         raise ValueError(f"{error}; expected {{'_data': …}} or its hex string") from error
 
 

@@ -6,13 +6,12 @@ the processed signals, none of which is processed twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bson.timestamp import Timestamp
 
-from spark_sink.events.documents import stored
 from spark_sink.events.positions import Position
 from spark_sink.signals.signal import DocumentFilter, digest, matches_any
 from spark_sink.snapshot.plan import SnapshotPlan, filter_of
@@ -23,10 +22,6 @@ LOGGED = "LOGGED"
 
 # Ids of processed signals that are kept.
 _MAX_HANDLED = 50
-
-
-def _keys_from(document: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
-    return {name: tuple(keys) for name, keys in document.items()}
 
 
 @dataclass(frozen=True)
@@ -50,9 +45,7 @@ class SnapshotRequest:
     plan: SnapshotPlan | None = None
     required: bool = False
     initial: bool = False
-    documents: Mapping[str, tuple[str, ...]] = field(
-        default_factory=dict, metadata=stored(read=_keys_from)
-    )
+    documents: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
     def of_mode(cls, at: Timestamp, plan: SnapshotPlan | None = None) -> SnapshotRequest:

@@ -23,7 +23,7 @@ from spark_sink.options.snapshot_options import (
 from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.state import SignalState, SnapshotRequest
 from spark_sink.snapshot.plan import SnapshotPlan
-from spark_sink.snapshot.planner import SnapshotDecision
+from spark_sink.source.snapshot_decision import SnapshotDecision
 from spark_sink.source.tasks import snapshot_tasks
 from spark_sink.tables.prepare import ddl_event_of
 from tests.spark import snapshot_choices
