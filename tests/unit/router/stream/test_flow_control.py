@@ -18,7 +18,7 @@ from router.stream.pacing import (
     Wait,
     WatermarkTimeout,
 )
-from router.stream_settings import PacingSettings, StreamSettings
+from router.stream_settings import StreamSettings
 
 LIMITS = StreamSettings()
 MIB = 1024 * 1024
@@ -294,7 +294,7 @@ def test_tokens_are_owed_up_to_the_debt():
 
 
 def test_the_reply_of_an_opening_does_not_show_that_a_member_is_idle():
-    remote = ReadState(PacingSettings())
+    remote = ReadState(StreamSettings())
     remote.record(0, Timestamp(10, 1), 100.0, complete=True)
     assert (remote.opened, remote.idle, remote.reached) == (True, False, Timestamp(10, 1))
     remote.record(0, None, 101.0, complete=True)
@@ -302,7 +302,7 @@ def test_the_reply_of_an_opening_does_not_show_that_a_member_is_idle():
 
 
 def test_a_reply_is_recorded_with_its_events_and_never_behind_the_last_one():
-    remote = ReadState(PacingSettings())
+    remote = ReadState(StreamSettings())
     remote.collects_in = 7
     remote.record(3, Timestamp(10, 1), 100.0, complete=False)
     remote.record(0, Timestamp(9, 1), 101.0, complete=False)
