@@ -36,7 +36,7 @@ from router.request.stream_request import parse_request
 from router.stream.log_reader import LogReader
 from router.stream.merged_stream import MergedStream
 from router.stream.views import View
-from router.stream_settings import LookupSettings
+from router.stream_settings import StreamSettings
 from shard_client.bson.resume_token import ResumeToken
 from shard_client.cluster_clock import ClusterClock
 from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark
@@ -185,7 +185,7 @@ async def _completing(plan: LookupPlan, body: bytes, events: list[bytes]) -> flo
     async def lend() -> AsyncIterator[Connection]:
         yield cast("Connection", _Replay(body))
 
-    settings = LookupSettings(first_events=len(events), most_events=len(events))
+    settings = StreamSettings(first_lookups=len(events), most_lookups=len(events))
     memory = Memory(1 << 40)
     completion = CompletingReader(plan, UpstreamReads(lend, ClusterClock(), settings), memory)
     shortest = float("inf")

@@ -28,7 +28,7 @@ from router.stream.log_reader import Batch
 from router.stream.noop_writer import NoOpWriter
 from router.stream.open_streams import OpenStreams
 from router.stream.running_stream import RunningStream
-from router.stream_settings import LookupSettings, StreamSettings
+from router.stream_settings import StreamSettings
 from shard_client.bson.resume_token import cluster_seconds_of, cluster_time_of
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
@@ -108,12 +108,7 @@ class CursorRegistry:
         )
         self._reads: UpstreamReads | None = None
         if mongos is not None:
-            settings = LookupSettings(
-                timeout=self._limits.failure_timeout,
-                backoff_first=self._limits.backoff_first,
-                backoff_max=self._limits.backoff_max,
-            )
-            self._reads = UpstreamReads(mongos, cluster.clock, settings, sent_time=sent_time)
+            self._reads = UpstreamReads(mongos, cluster.clock, self._limits, sent_time=sent_time)
         self._loop = asyncio.get_running_loop()
         self._cursors: dict[int, MergedCursor] = {}
         self._departed = DepartedClients()

@@ -58,7 +58,7 @@ class CompletingReader:
         self._reads = reads
         self._enough = enough
         self._stages = UserStages(plan, reads) if plan.stages else None
-        self._lookups = reads.settings.first_events
+        self._lookups = reads.settings.first_lookups
         """The most documents to look up at a time; adapted to their sizes."""
         options = plan.remote.change_stream_options
         self._same_collection = same_collection or bool(
@@ -161,7 +161,7 @@ class CompletingReader:
     @property
     def _at_once(self) -> int:
         """Number of events to complete at a time."""
-        return 1 if self._held.memory.short else self._reads.settings.most_events
+        return 1 if self._held.memory.short else self._reads.settings.most_lookups
 
     async def _take(self, deadline: float, batch_size: int | None, events: list[bytes]) -> bool:
         """Take the next events to complete; return whether there is anything to process.
@@ -322,7 +322,7 @@ class CompletingReader:
 
     def _adapt(self, count: int, size: int) -> None:
         fitting = self._reads.target_bytes(self._held) * count // max(1, size)
-        most = min(self._reads.settings.most_events, self._lookups * _GROWTH)
+        most = min(self._reads.settings.most_lookups, self._lookups * _GROWTH)
         self._lookups = max(1, min(most, fitting))
 
 

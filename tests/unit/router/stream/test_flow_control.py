@@ -18,7 +18,7 @@ from router.stream.pacing import (
     Wait,
     WatermarkTimeout,
 )
-from router.stream_settings import PacingSettings, StreamSettings
+from router.stream_settings import StreamSettings
 
 LIMITS = StreamSettings()
 MIB = 1024 * 1024
@@ -278,7 +278,7 @@ def test_tokens_are_owed_up_to_the_debt():
 
 
 def test_a_reply_is_recorded_with_its_events_and_never_behind_the_last_one():
-    remote = ReadState(PacingSettings())
+    remote = ReadState(StreamSettings())
     remote.collects_in = 7
     remote.record(3, Timestamp(10, 1), 100.0, complete=False)
     remote.record(0, Timestamp(9, 1), 101.0, complete=False)
