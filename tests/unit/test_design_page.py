@@ -19,7 +19,7 @@ PACKAGES = ("router", "shard_client", "spark_sink")
 DOUBLES = {
     "AtTime", "Batch", "Condition", "Field", "Message",
     "Request", "Scope",
-    "Written", "document_of", "from_json",
+    "document_of", "from_json",
     "milliseconds", "number",
     "seek", "status", "text_of", "verify",
 }  # fmt: skip
