@@ -27,7 +27,7 @@ from bson.raw_bson import RawBSONDocument
 
 from bench.events import FIRST_SECOND, dealt, token
 from router.commands.answer import build_cursor_reply
-from router.lookup.completion import Completion
+from router.lookup.completing_reader import CompletingReader
 from router.lookup.pushdown import LookupPlan
 from router.lookup.upstream_reads import UpstreamReads
 from router.memory import Memory
@@ -36,7 +36,7 @@ from router.request.stream_request import parse_request
 from router.stream.log_reader import LogReader
 from router.stream.merged_stream import MergedStream
 from router.stream.views import View
-from router.stream_settings import LookupSettings
+from router.stream_settings import StreamSettings
 from shard_client.bson.resume_token import ResumeToken
 from shard_client.cluster_clock import ClusterClock
 from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark
@@ -185,9 +185,9 @@ async def _completing(plan: LookupPlan, body: bytes, events: list[bytes]) -> flo
     async def lend() -> AsyncIterator[Connection]:
         yield cast("Connection", _Replay(body))
 
-    settings = LookupSettings(first_events=len(events), most_events=len(events))
+    settings = StreamSettings(first_lookups=len(events), most_lookups=len(events))
     memory = Memory(1 << 40)
-    completion = Completion(plan, UpstreamReads(lend, ClusterClock(), settings), memory)
+    completion = CompletingReader(plan, UpstreamReads(lend, ClusterClock(), settings), memory)
     shortest = float("inf")
     for _ in range(ROUNDS):
         begun = time.process_time()

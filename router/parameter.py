@@ -32,7 +32,7 @@ class Parameter:
         return value * self.unit if isinstance(value, float) else value
 
 
-def declared(
+def parameter(
     name: str,
     default: Any,
     purpose: str,
@@ -41,8 +41,8 @@ def declared(
     unit: float = 1,
     least: float = 0,
     most: float | None = None,
-) -> Parameter:
-    """Return the parameter of a setting; its type is that of the setting's ``default``.
+) -> Any:
+    """Return a dataclass's field that a start parameter sets; its type is that of the default.
 
     Args:
         name: the parameter's name.
@@ -56,12 +56,8 @@ def declared(
     if most is None:
         most = round(_LONGEST / unit) if unit in {MILLISECONDS, MINUTES} else _UNBOUNDED
     shown = round(default / unit, 6) if isinstance(default, float) else default
-    return Parameter(name, kind or type(default), shown, purpose, least, most, unit)
-
-
-def parameter(name: str, default: Any, purpose: str, **bounds: Any) -> Any:
-    """Return a dataclass's field that a start parameter sets; arguments as for ``declared``."""
-    return field(default=default, metadata={_METADATA: declared(name, default, purpose, **bounds)})
+    declared = Parameter(name, kind or type(default), shown, purpose, least, most, unit)
+    return field(default=default, metadata={_METADATA: declared})
 
 
 def milliseconds(name: str, default: float, purpose: str, **bounds: Any) -> Any:

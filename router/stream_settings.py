@@ -1,9 +1,7 @@
-"""The settings of streams and their defaults, in groups that say what they bound.
+"""The settings of streams and their defaults.
 
-Times are in seconds, sizes in bytes. A part of the router is given the group that it needs;
-``StreamSettings`` has all of them, so that each can be given the same object. Operators set those
-that are declared as parameters; the others are tuned here, or computed for one process of several
-(``settings_of_process``).
+Times are in seconds, sizes in bytes. Operators set those that are declared as parameters; the
+others are tuned here, or computed for one process of several (``settings_of_process``).
 """
 
 from dataclasses import dataclass, replace
@@ -37,8 +35,35 @@ DEFAULT_BLOCK_SIZES: Final = BlockSizes()
 
 
 @dataclass(frozen=True)
-class ConnectionSettings(RemoteSettings):
-    """Limits of the connections to members (docs/connections.md)."""
+class StreamSettings(RemoteSettings):
+    """All settings of streams."""
+
+    # The cursors on members, and the connections to them (docs/connections.md).
+
+    batch_target_bytes: int = parameter(
+        "batchTargetBytes",
+        RemoteSettings.batch_target_bytes,
+        "Target size of a batch from a shard while there is a backlog.",
+        least=1,
+    )
+    connect_timeout: float = milliseconds(
+        "connectTimeoutMs",
+        RemoteSettings.connect_timeout,
+        "Time limit of one attempt to connect to a member.",
+        least=100,
+    )
+    reply_timeout: float = milliseconds(
+        "replyTimeoutMs",
+        RemoteSettings.reply_timeout,
+        "How late a member's reply may be before the member is checked.",
+        least=100,
+    )
+    failure_timeout: float = milliseconds(
+        "failureTimeoutMs",
+        RemoteSettings.failure_timeout,
+        "How long a failed document lookup, removed shard, or shard of a stream of one shard is "
+        "retried before clients get a retriable error.",
+    )
 
     open_timeout: float = milliseconds(
         "openTimeoutMs", 30.0, "Time limit for opening a stream on all shards.", least=100
@@ -74,11 +99,8 @@ class ConnectionSettings(RemoteSettings):
         brief = max(1, min(PoolLimits().most_brief, most // 4))
         return PoolLimits(most, idle_time=self.idle_connection, most_brief=brief)
 
-
-@dataclass(frozen=True)
-class PacingSettings(RemoteSettings):
-    """How far ahead one stream is read, how long its getMores wait, and which no-ops are written
-    (docs/design.md#a-remote-cursor, docs/design.md#idle-shards)."""
+    # How far ahead one stream is read, how long its getMores wait, and which no-ops are written
+    # (docs/design.md#a-remote-cursor, docs/design.md#idle-shards).
 
     remote_buffer_bytes: int = parameter(
         "remoteBufferBytes",
@@ -159,10 +181,7 @@ class PacingSettings(RemoteSettings):
         """Whether idle members get no-op writes."""
         return self.noop and self.noops_per_second > 0
 
-
-@dataclass(frozen=True)
-class SharingSettings:
-    """Which clients share streams, and what is kept for them (docs/sharing.md)."""
+    # Which clients share streams, and what is kept for them (docs/sharing.md).
 
     share: bool = parameter(
         "shareStreams", True, "Whether clients with identical requests share one stream."
@@ -217,10 +236,7 @@ class SharingSettings:
         "shareLingerMs", 1.0, "How long a stream stays open after its last client has left."
     )
 
-
-@dataclass(frozen=True)
-class AdmissionSettings(ConnectionSettings):
-    """How many cursors and streams may be open, how long, and how much all of them hold."""
+    # How many cursors and streams may be open, how long, and how much all of them hold.
 
     max_cursors: int = parameter(
         "maxCursors", 10_000, "Change stream cursors open at a time.", least=1
@@ -281,18 +297,13 @@ class AdmissionSettings(ConnectionSettings):
         """Number of streams that leaves enough connections to a member for brief commands."""
         return max(1, self.member_connections - self.pool.most_brief - 1)
 
-
-@dataclass(frozen=True)
-class ReplySettings:
-    """The sizes of replies to clients, and of the blocks in which events are merged for them."""
+    # The sizes of replies to clients, and of the blocks in which events are merged for them.
 
     reply_bytes: int = 16 * _MIB
     """Maximum bytes of events in one reply to a client."""
-    reply_target_bytes: int = parameter(
-        "replyTargetBytes", 4 * _MIB, "Size of a reply to a client that sets no batchSize.", least=1
-    )
-    """As many bytes are merged ahead. It makes the cost of a reply small, and keeps the client busy
-    while the next reply is prepared."""
+    reply_target_bytes: int = 4 * _MIB
+    """Size of a reply to a client that sets no batchSize; as many bytes are merged ahead. It makes
+    the cost of a reply small, and keeps the client busy while the next reply is prepared."""
     replies_bytes: int = parameter(
         "repliesBytes", 128 * _MIB, "Events in the replies to all clients together.", least=1
     )
@@ -300,10 +311,17 @@ class ReplySettings:
     blocks: BlockSizes = DEFAULT_BLOCK_SIZES
     """The sizes into which merged events are divided."""
 
+    # Document lookups (docs/lookups.md).
 
-@dataclass(frozen=True)
-class StreamSettings(AdmissionSettings, PacingSettings, SharingSettings, ReplySettings):
-    """All settings of streams."""
+    lookup_connections: int = 8
+    """Maximum of requests to the upstream in their first second, and of idle connections, over all
+    streams."""
+    first_lookups: int = 100
+    """Events looked up by a stream's first request; later adapted to the documents' sizes."""
+    most_lookups: int = 1000
+    """Upper bound of the adapted number of events."""
+    lookup_bytes: int = 4 * _MIB
+    """Target for the total size of the documents of one request."""
 
     one_shard_batch_bytes: int = 256 * 1024
     """Target size of the batches of a stream that one shard alone serves ($_passthroughToShard), of
@@ -321,28 +339,6 @@ class StreamSettings(AdmissionSettings, PacingSettings, SharingSettings, ReplySe
             remote_buffer_bytes=min(2 * batch, self.remote_buffer_bytes),
             reply_target_bytes=min(2 * batch, self.reply_target_bytes),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class LookupSettings:
-    """Bounds of a process's lookups. Times in seconds, sizes in bytes."""
-
-    connections: int = 8
-    """Maximum of requests to the upstream in their first second, and of idle connections, over all
-    streams."""
-    first_events: int = 100
-    """Events looked up by a stream's first request; later adapted to the documents' sizes."""
-    most_events: int = 1000
-    """Upper bound of the adapted number of events."""
-    target_bytes: int = 4 * _MIB
-    """Target for the total size of the documents of one request."""
-    timeout: float = 30.0
-    """Time limit of a batch's lookups and of a request, with attempts after network errors. Half of
-    it is for requests for several documents."""
-    backoff_first: float = 0.01
-    """Longest first pause before another attempt; doubles with each attempt."""
-    backoff_max: float = 2.0
-    """Upper bound of the doubled pause."""
 
 
 _DIVIDED: Final = {

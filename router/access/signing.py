@@ -14,11 +14,13 @@ from struct import Struct
 from typing import Any, Final
 
 import structlog
+from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError
+from shard_client.wire.documents import encode
 
 log = structlog.get_logger()
 
@@ -66,7 +68,6 @@ def check_client_time(value: Mapping[str, Any], now: float) -> ClientTime:
 
 _RANGE: Final = 0xFFFF
 _ordinal = Struct("<Q")
-_document = Struct("<I13sQ11sI6sIB20s7sqBB")
 _READ_SECONDS = 300.0
 _RETRY_SECONDS = 1.0
 _ANSWER_TIMEOUT = 10.0
@@ -128,8 +129,9 @@ class SignedTimes:
                 return clock.newest_signed
             if self._proof[0] != ordinal | _RANGE or self._proof[1] != key.key_id:
                 self._proof = (ordinal | _RANGE, key.key_id, key.sign(ordinal))
-            raw = _signed_document(ordinal, self._proof[2], key.key_id)
-            self._last = raw, Timestamp(ordinal >> 32, ordinal & 0xFFFFFFFF)
+            time = Timestamp(ordinal >> 32, ordinal & 0xFFFFFFFF)
+            signature = {"hash": self._proof[2], "keyId": Int64(key.key_id)}
+            self._last = encode({"clusterTime": time, "signature": signature}), time
             self._last_ordinal = ordinal
         return self._last
 
@@ -228,15 +230,3 @@ def _signing_key(document: Any) -> SigningKey:
     return SigningKey(
         int(document["_id"]), bytes(document["key"]), expires.time << 32 | expires.inc
     )
-
-
-def _signed_document(ordinal: int, digest: bytes, key_id: int) -> bytes:
-    """Return ``{clusterTime, signature: {hash, keyId}}`` as raw BSON."""
-    signature_size = 4 + 6 + 4 + 1 + 20 + 7 + 8 + 1
-    size = 4 + 13 + 8 + 11 + signature_size + 1
-    raw = _document.pack(
-        size, b"\x11clusterTime\0", ordinal, b"\x03signature\0", signature_size,
-        b"\x05hash\0", 20, 0, digest, b"\x12keyId\0", key_id, 0, 0,
-    )  # fmt: skip
-    assert len(raw) == size
-    return raw

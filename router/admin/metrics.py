@@ -287,7 +287,7 @@ def _figures(status: RouterStatus) -> dict[str, Any]:
     clients: dict[str, dict[str, float]] = {}
     for cursor in total["cursorList"]:
         # Without its port: a client that connects again is the same one.
-        address, _space, application = (cursor["client"] or "feed").partition(" ")
+        address, _space, application = cursor["client"].partition(" ")
         host = address.rpartition(":")[0] or address
         lags = clients.setdefault(f"{application} at {host}" if application else host, {})
         lags[cursor["namespace"]] = max(lags.get(cursor["namespace"], 0.0), cursor["behindSeconds"])

@@ -2,7 +2,7 @@
 
 import json
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -93,9 +93,6 @@ _MOST_FAILURES: Final = 50
 _TROUBLING_LAG: Final = 20.0
 """Seconds of lag that no quiet member has: it writes a no-op every 10 s by itself."""
 
-_TROUBLING_UNREAD: Final = 60.0
-"""Seconds for which a client that works leaves no event unread."""
-
 _SILENT_JOB: Final = 60.0
 """Seconds after which a job that does not report is in trouble: it reports every 10 s."""
 
@@ -118,7 +115,9 @@ def status_view(status: RouterStatus, history: History | None = None) -> dict[st
     past.add(sample)
     total, now = status.total, sample.at
     own = total["status"]
-    streams = list(_stream_rows(status))
+    unusable = _unusable(status)
+    streams = [_stream_row(stream, unusable) for stream in total["streams"]]
+    members = own["mergerouter"]["members"]
     held = total["heldBytes"]
     span = max([_LEAST_SPAN, *(lag * 1.1 for lag in sample.lags.values())])
     return {
@@ -132,7 +131,7 @@ def status_view(status: RouterStatus, history: History | None = None) -> dict[st
         "problems": [
             *status.router_problems(),
             # Their lanes have the causes.
-            *(f"{target} cannot be read" for target in _unusable(status)),
+            *(f"{target} cannot be read" for target in unusable),
         ],
         "connections": own["connections"]["current"],
         "cursors": total["cursors"],
@@ -143,16 +142,16 @@ def status_view(status: RouterStatus, history: History | None = None) -> dict[st
         "received_rates": past.received(),
         "delivered_rates": past.delivered(),
         "buffered_bytes": held,
-        "other_bytes": max(0, held - sum(row["held_bytes"] for row in streams)),
+        "other_bytes": max(0, held - sum(row["heldBytes"] for row in streams)),
         "buffer_limit_bytes": total["bufferLimitBytes"],
         "cpu_seconds": total["cpuTime"],
         "resident_bytes": total["residentBytes"],
         "span": span,
         "lanes": list(_lanes(status, span, past)),
         "stream_rows": streams,
-        "client_rows": list(_client_rows(total)),
+        "client_rows": total["cursorList"],
         "job_rows": _job_rows(total, now),
-        "member_rows": list(_member_rows(own["mergerouter"]["members"])),
+        "members": {target: members[target] for target in _sorted(members)},
         "errors": dict(sorted(total["errors"].items(), key=lambda each: -each[1])),
         "failures": list(_failures(status)),
     }
@@ -172,7 +171,7 @@ def _lanes(status: RouterStatus, span: float, past: History) -> Iterator[dict[st
     """
     checks, lags, left = status.checks, status.lags, status.history_left("cursor")
     targets = status.total["targets"]
-    unread = {"cursors": 0, "failing": 0, "bufferedBytes": 0, "held": {}}
+    unread = {"cursors": 0, "failing": 0, "held": {}}
     for target in _sorted({**checks, **targets}):
         sums, lag = targets.get(target, unread), lags.get(target)
         unusable = not checks.get(target, {}).get("usable", True)
@@ -184,7 +183,6 @@ def _lanes(status: RouterStatus, span: float, past: History) -> Iterator[dict[st
             "holds": sums["held"],
             "cursors": sums["cursors"],
             "failing": sums["failing"],
-            "buffered_bytes": sums["bufferedBytes"],
             "history": None if history is None or isinf(history) else history,
             "error": str(checks[target]["problem"]) if unusable else None,
             "trouble": unusable or sums["failing"] > 0 or (lag or 0.0) > _TROUBLING_LAG,
@@ -206,50 +204,22 @@ def _unusable(status: RouterStatus) -> list[str]:
     ]
 
 
-def _stream_rows(status: RouterStatus) -> Iterator[dict[str, Any]]:
-    """Yield each set of remote cursors with the number of clients that share it.
+def _stream_row(stream: Mapping[str, Any], unusable: Sequence[str]) -> dict[str, Any]:
+    """Return what a stream reports, without its remotes but with their failures.
 
-    ``stream`` tells it from the others of its ``worker``, ``pipeline`` is what it is asked for.
+    ``unusable`` are the shards whose lanes have the error.
     """
-    unusable = _unusable(status)  # whose lanes have the error
-    for stream in status.total["streams"]:
-        yield {
-            "worker": stream["worker"],
-            "stream": stream["stream"],
-            "namespace": stream["namespace"],
-            "pipeline": stream["pipeline"],
-            "readers": len(stream["cursorIds"]),
-            "events": stream["events"],
-            "buffered_bytes": stream["bufferedBytes"],
-            "held_bytes": stream.get("heldBytes", stream["bufferedBytes"]),
-            "slowest_remote": stream["slowestShard"],
-            "slowest_reason": stream["slowestReason"],
-            "waiting": stream["waiting"],
-            "reopened": sum(remote["reopened"] for remote in stream["remotes"]),
-            "errors": [
-                f"{each['target']}: {each['error']}"
-                for each in stream["remotes"]
-                if "error" in each and each["target"] not in unusable
-            ],
-        }
-
-
-def _client_rows(total: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield each client's cursor; ``lag`` and ``idle`` are in seconds.
-
-    ``trouble`` is whether the client leaves events unread for longer than a slow poll takes.
-    """
-    for cursor in total["cursorList"]:
-        yield {
-            "worker": cursor["worker"],
-            "stream": cursor["stream"],
-            "client": cursor["client"] or "the feed",
-            "namespace": cursor["namespace"],
-            "lag": cursor["behindSeconds"],
-            "trouble": cursor["behindSeconds"] > _TROUBLING_UNREAD,
-            "idle": cursor["idleSeconds"],
-            "busy": cursor["busy"],
-        }
+    remotes = stream["remotes"]
+    return {
+        **{name: value for name, value in stream.items() if name not in ("cursorIds", "remotes")},
+        "clients": len(stream["cursorIds"]),
+        "reopened": sum(remote["reopened"] for remote in remotes),
+        "errors": [
+            f"{each['target']}: {each['error']}"
+            for each in remotes
+            if "error" in each and each["target"] not in unusable
+        ],
+    }
 
 
 def _job_rows(total: Mapping[str, Any], now: datetime) -> list[dict[str, Any]]:
@@ -275,21 +245,6 @@ def _job_row(report: Mapping[str, Any], now: datetime) -> dict[str, Any]:
         "age": age,
         "trouble": report["error"] is not None or age > _SILENT_JOB,
     }
-
-
-def _member_rows(members: Mapping[str, Mapping[str, int]]) -> Iterator[dict[str, Any]]:
-    """Yield the commands sent to each replica set, and the events that it returned."""
-    for target in _sorted(members):
-        load = members[target]
-        yield {
-            "target": target,
-            "events": load["events"],
-            "get_mores": load["getMores"],
-            "openings": load["openings"],
-            "reopenings": load["reopenings"],
-            "noop_commands": load["noopCommands"],
-            "noop_writes": load["noopWrites"],
-        }
 
 
 def _failures(status: RouterStatus) -> Iterator[dict[str, str]]:

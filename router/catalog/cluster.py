@@ -11,7 +11,7 @@ import structlog
 from bson.timestamp import Timestamp
 
 from router.catalog.shared_answer import SharedAnswer
-from router.stream_settings import ConnectionSettings
+from router.stream_settings import StreamSettings
 from shard_client.backoff import Backoff
 from shard_client.cluster_clock import ClusterClock
 from shard_client.error_codes import ErrorCode
@@ -88,7 +88,7 @@ class Cluster:
     def __init__(
         self,
         seeds: str,
-        limits: ConnectionSettings | None = None,
+        limits: StreamSettings | None = None,
         *,
         sharded: bool = True,
         replica_set: ReplicaSetFactory | None = None,
@@ -100,7 +100,7 @@ class Cluster:
         self.catalog = CONFIG if sharded else name
         """The target that has the users and the keys of cluster times."""
         self.access = access
-        self._limits = limits or ConnectionSettings()
+        self._limits = limits or StreamSettings()
         self.connect_timeout = self._limits.connect_timeout
         """Seconds for one attempt to connect to a member."""
         self._factory: ReplicaSetFactory = replica_set or partial(

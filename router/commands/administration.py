@@ -65,7 +65,6 @@ async def shutdown(call: Call) -> AnyAnswer:
     help="exchange the certificates",
     admin_only=True,
     action="rotateCertificates",
-    where=lambda node: node.certificates is not None,
 )
 async def rotate_certificates(call: Call) -> AnyAnswer:
     """Read the certificates of all processes again; without TLS, pass through to the upstream.

@@ -25,14 +25,12 @@ _OF_HELLO = ("saslSupportedMechs", "speculativeAuthenticate")
     help="begin a login",
     before_login=True,
     api_versions=("1",),
-    where=lambda node: node.access is not None,
 )
 @answers(
     "saslContinue",
     help="continue a login",
     before_login=True,
     api_versions=("1",),
-    where=lambda node: node.access is not None,
 )
 async def sasl_step(call: Call) -> AnyAnswer:
     """Relay saslStart or saslContinue (docs/security.md).
@@ -53,7 +51,6 @@ async def sasl_step(call: Call) -> AnyAnswer:
     help="log in by certificate",
     before_login=True,
     api_versions=("1",),
-    where=lambda node: node.access is not None,
 )
 async def authenticate(call: Call) -> AnyAnswer:
     """Log in by the certificate that the client has presented (MONGODB-X509, docs/security.md).

@@ -373,7 +373,6 @@ class Command:
     so that commands for the upstream are not decoded. ``refuse_early``, if given, takes the raw
     command and the user, and raises the CommandError of a command that need not be decoded for it.
     A command with ``checks_fields`` checks its time limit and read concern with its other fields.
-    ``where`` is whether listCommands has it in a process.
     """
 
     names: tuple[str, ...]
@@ -388,7 +387,6 @@ class Command:
     checks_fields: bool = False
     is_ours: Callable[[bytes], bool] | None = None
     refuse_early: Callable[[bytes, User | None], None] | None = None
-    where: Callable[[Node], bool] = lambda _node: True
 
     async def check(self, call: Call) -> None:
         """Make the checks that mongos makes before it runs any command; raises CommandError."""

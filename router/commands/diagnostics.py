@@ -1,10 +1,5 @@
 """Diagnostics: small commands that shells, drivers and operators use to inspect a server."""
 
-import os
-import platform
-
-from bson.int64 import Int64
-
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.call import Call, answers
 from router.commands.elsewhere import everywhere_else
@@ -34,12 +29,6 @@ async def get_cmd_line_opts(call: Call) -> Answer:
     return Answer({"argv": call.node.arguments, "parsed": call.node.options})
 
 
-@answers("whatsmyuri", help="the client's address", before_login=True)
-async def whats_my_uri(call: Call) -> Answer:
-    """Return the client's address as this server sees it."""
-    return Answer({"you": call.client.peer})
-
-
 @answers("getLog", help="the last log lines", admin_only=True, action="getLog")
 async def get_log(call: Call) -> Answer:
     """Return the last lines of the log.
@@ -65,43 +54,6 @@ async def get_log(call: Call) -> Answer:
 def _time_of(line: str) -> str:
     """Return a log line's beginning: its time, so that lines of one time keep their order."""
     return line.partition("}")[0]
-
-
-@answers("hostInfo", help="the machine", action="hostInfo")
-async def host_info(call: Call) -> Answer:
-    """Describe the machine that the router runs on."""
-    cores = os.cpu_count() or 1
-    memory = Int64(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20)
-    system = {
-        "currentTime": call.node.now(),
-        "hostname": call.node.host,
-        "cpuAddrSize": 64,
-        "memSizeMB": memory,
-        "memLimitMB": memory,
-        "numCores": cores,
-        "cpuArch": platform.machine(),
-        "numaEnabled": False,
-    }
-    name = {"type": platform.system(), "name": platform.platform(), "version": platform.release()}
-    return Answer({"system": system, "os": name, "extra": {}})
-
-
-@answers("replSetGetStatus", help="not supported through mongos", admin_only=True)
-async def repl_set_get_status(call: Call) -> Answer:
-    """Refuse as mongos does, without an error code."""
-    return Answer(
-        {
-            "info": "mongos",
-            "ok": 0.0,
-            "errmsg": "replSetGetStatus is not supported through mongos",
-        }
-    )
-
-
-@answers("isdbgrid", help="that this is a mongos", before_login=True)
-async def is_dbgrid(call: Call) -> Answer:
-    """Report that this server is a mongos."""
-    return Answer({"isdbgrid": 1, "hostname": call.node.host})
 
 
 @answers("listShards", "listshards", help="the shards", admin_only=True, action="listShards")

@@ -113,11 +113,10 @@ def _figures(stream: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     if (slowest := stream["slowestShard"]) is not None:
         yield {"targets": {slowest: {"held": {stream["slowestReason"]: 1}}}}
     for remote in stream["remotes"]:
-        part = {
+        part: dict[str, Any] = {
             "watermark": remote["watermark"] if stream["waitedFor"] else None,
             "cursors": 1,
             "failing": int("failingMillis" in remote),
-            "bufferedBytes": remote["bufferedBytes"],
             "held": {},
         }
         yield {"targets": {remote["target"]: part}}

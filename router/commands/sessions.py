@@ -1,27 +1,14 @@
 """Logical sessions: merged cursors end with theirs, and the upstream gets the commands too."""
 
-import uuid
 from collections.abc import Mapping
 from typing import Any
-
-from bson.binary import UUID_SUBTYPE, Binary
 
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.call import Call, answers
 from router.commands.elsewhere import everywhere_else
-from router.commands.hello import SESSION_TIMEOUT_MINUTES
 from router.request.fields import wrong_type
 
 _NAMED_IN_ERRORS = {"killSessions": "KillSessionsCmd"}
-
-
-@answers("startSession", help="make a session")
-async def start_session(call: Call) -> AnyAnswer:
-    """Create a session id, or let the upstream create it if there is one."""
-    if call.upstream is not None:
-        return PASS_THROUGH
-    session = {"id": Binary(uuid.uuid4().bytes, UUID_SUBTYPE)}
-    return Answer({"id": session, "timeoutMinutes": SESSION_TIMEOUT_MINUTES})
 
 
 @answers("endSessions", help="end sessions", while_quiescing=True, api_versions=("1",))

@@ -28,32 +28,12 @@ COMMANDS: Final[Mapping[str, Command]] = call.COMMANDS
 """The commands by name, including former names."""
 
 
-@answers("listCommands", help="the commands", before_login=True)
-async def list_commands(call: Call) -> AnyAnswer:
-    """List the commands answered here; pass through to an upstream, whose list holds them all."""
-    if call.node.upstream is not None:
-        return PASS_THROUGH
-    listed = {
-        command.names[0]: {
-            "help": command.help,
-            "requiresAuth": not command.while_quiescing,
-            "adminOnly": command.admin_only,
-            "apiVersions": list(command.api_versions),
-        }
-        for command in sorted(set(COMMANDS.values()), key=lambda command: command.names[0])
-        # Those that begin with an underscore are for the router's own processes.
-        if command.where(call.node) and not command.names[0].startswith("_")
-    }
-    return Answer({"commands": listed})
-
-
 @answers(
     "configureFailPoint",
     help="set a fail point",
     admin_only=True,
     for_tests=True,
     before_login=True,
-    where=lambda node: node.fail_points is not None,
 )
 async def configure_fail_point(call: Call) -> AnyAnswer:
     """Set one of the router's fail points; pass all others to the upstream; raises CommandError.

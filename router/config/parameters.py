@@ -7,10 +7,9 @@ from pydantic import Field, ValidationError, create_model
 
 from router.client_limits import ClientLimits
 from router.config.problems import Section, describe_problems, nearest
-from router.parameter import MILLISECONDS, Parameter, declared, parameters_of
+from router.parameter import Parameter, parameters_of
 from router.stream_settings import StreamSettings
 
-_DEFAULTS: Final = StreamSettings()
 _OWN: Final = (
     Parameter(
         "enableTestCommands",
@@ -35,39 +34,8 @@ _OWN: Final = (
         most=600_000,
     ),
 )
-_OF_REMOTES: Final = {
-    "batch_target_bytes": declared(
-        "batchTargetBytes",
-        _DEFAULTS.batch_target_bytes,
-        "Target size of a batch from a shard while there is a backlog.",
-        least=1,
-    ),
-    "connect_timeout": declared(
-        "connectTimeoutMs",
-        _DEFAULTS.connect_timeout,
-        "Time limit of one attempt to connect to a member.",
-        unit=MILLISECONDS,
-        least=100,
-    ),
-    "reply_timeout": declared(
-        "replyTimeoutMs",
-        _DEFAULTS.reply_timeout,
-        "How late a member's reply may be before the member is checked.",
-        unit=MILLISECONDS,
-        least=100,
-    ),
-    "failure_timeout": declared(
-        "failureTimeoutMs",
-        _DEFAULTS.failure_timeout,
-        "How long a failed document lookup, removed shard, or shard of a stream of one shard is "
-        "retried before clients get a retriable error.",
-        unit=MILLISECONDS,
-    ),
-}
-"""The parameters that set the limits of remote cursors."""
-
 _OF_CLIENTS: Final = parameters_of(ClientLimits)
-OF_STREAMS: Final = parameters_of(StreamSettings) | _OF_REMOTES
+OF_STREAMS: Final = parameters_of(StreamSettings)
 """The parameters that set the limits of streams, by the names of the settings."""
 
 

@@ -6,7 +6,6 @@ from typing import Literal, Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from router.config.problems import Section
-from shard_client.wire.authentication import read_secret_file
 from shard_client.wire.tls import PROTOCOLS, TlsFiles
 
 Mode = Literal["disabled", "allowTLS", "preferTLS", "requireTLS"]
@@ -28,17 +27,11 @@ class Tls(Section):
     certificate_key_file_password: SecretStr | None = Field(
         default=None, alias="certificateKeyFilePassword"
     )
-    """The password of that key, if it is encrypted and no file holds the password."""
-    certificate_key_file_password_file: Path | None = Field(
-        default=None, alias="certificateKeyFilePasswordFile"
-    )
-    """A file with the password of that key, readable by its owner only."""
+    """The password of that key, if it is encrypted."""
     cluster_file: Path | None = Field(default=None, alias="clusterFile")
     """Another such file, whose certificate the router shows to servers."""
     cluster_password: SecretStr | None = Field(default=None, alias="clusterPassword")
-    """The password of the key in clusterFile, if no file holds it."""
-    cluster_password_file: Path | None = Field(default=None, alias="clusterPasswordFile")
-    """A file with the password of the key in clusterFile, readable by its owner only."""
+    """The password of the key in clusterFile, if it is encrypted."""
     ca_file: Path | None = Field(default=None, alias="CAFile")
     """A PEM file with the authorities that issue the certificates of servers and, without
     clusterCAFile, of clients."""
@@ -84,13 +77,7 @@ class Tls(Section):
                 f"mode {self.mode} requires certificateKeyFile: a PEM file with the router's "
                 "certificate and its key"
             )
-        if self.certificate_key_file_password and self.certificate_key_file_password_file:
-            raise ValueError(
-                "set certificateKeyFilePassword or certificateKeyFilePasswordFile, not both"
-            )
-        if self.cluster_password and self.cluster_password_file:
-            raise ValueError("set clusterPassword or clusterPasswordFile, not both")
-        if self.cluster_file is None and (self.cluster_password or self.cluster_password_file):
+        if self.cluster_file is None and self.cluster_password:
             raise ValueError("clusterFile is missing: there is a password, but no file to open")
         self._check_trust()
         return self
@@ -128,20 +115,13 @@ class Tls(Section):
         return self.mode in ("preferTLS", "requireTLS")
 
     def files(self) -> TlsFiles:
-        """Return the files of enabled TLS, with the passwords of their keys.
-
-        Raises:
-            ValueError: a file with a password is unusable.
-            OSError: a file with a password cannot be read.
-        """
+        """Return the files of enabled TLS, with the passwords of their keys."""
         assert self.certificate_key_file is not None
         return TlsFiles(
             certificate=self.certificate_key_file,
-            password=_secret(
-                self.certificate_key_file_password, self.certificate_key_file_password_file
-            ),
+            password=_secret(self.certificate_key_file_password),
             cluster_certificate=self.cluster_file,
-            cluster_password=_secret(self.cluster_password, self.cluster_password_file),
+            cluster_password=_secret(self.cluster_password),
             ca=self.ca_file,
             cluster_ca=self.cluster_ca_file,
             crl=self.crl_file,
@@ -178,7 +158,5 @@ def _listed(names: str) -> frozenset[str]:
     return frozenset(name.strip() for name in names.split(",")) - {"", "none"}
 
 
-def _secret(given: SecretStr | None, file: Path | None) -> str | None:
-    if given is not None:
-        return given.get_secret_value()
-    return None if file is None else read_secret_file(file).rstrip("\r\n")
+def _secret(given: SecretStr | None) -> str | None:
+    return None if given is None else given.get_secret_value()

@@ -5,7 +5,7 @@ import hashlib
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
-from router.cursors.completing_reader import CompletingReader
+from router.lookup.completing_reader import CompletingReader
 from router.stream.admission import Ticket
 from router.stream.client_reader import ClientReader
 from router.stream.log_reader import Batch

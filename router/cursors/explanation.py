@@ -9,13 +9,13 @@ from router.catalog.cluster import Cluster, connected
 from router.lookup.pushdown import UPDATE_LOOKUP, LookupPlan
 from router.request.stream_request import StreamRequest, shard_command
 from router.stream.merged_stream import only_shard
-from router.stream_settings import ConnectionSettings
+from router.stream_settings import StreamSettings
 from shard_client.bson.resume_token import next_tick
 from shard_client.replica_set.replica_set import ReadPreference
 
 
 async def explain_stream(
-    request: StreamRequest, verbosity: Any, cluster: Cluster, limits: ConnectionSettings
+    request: StreamRequest, verbosity: Any, cluster: Cluster, limits: StreamSettings
 ) -> dict[str, Any]:
     """Return the fields of explain's reply that describe the plan, in mongos's order.
 

@@ -14,10 +14,9 @@ from bson.timestamp import Timestamp
 
 from router.bson_text import plain
 from router.catalog.cluster import Cluster
-from router.cursors.completing_reader import CompletingReader
 from router.cursors.cursor import CursorUser, MergedCursor, Owner, check_user
 from router.cursors.explanation import explain_stream
-from router.lookup.completion import Completion
+from router.lookup.completing_reader import CompletingReader
 from router.lookup.pushdown import LookupPlan
 from router.lookup.upstream_reads import Lend, UpstreamReads
 from router.memory import Memory
@@ -29,7 +28,7 @@ from router.stream.log_reader import Batch
 from router.stream.noop_writer import NoOpWriter
 from router.stream.open_streams import OpenStreams
 from router.stream.running_stream import RunningStream
-from router.stream_settings import LookupSettings, StreamSettings
+from router.stream_settings import StreamSettings
 from shard_client.bson.resume_token import cluster_seconds_of, cluster_time_of
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
@@ -109,12 +108,7 @@ class CursorRegistry:
         )
         self._reads: UpstreamReads | None = None
         if mongos is not None:
-            settings = LookupSettings(
-                timeout=self._limits.failure_timeout,
-                backoff_first=self._limits.backoff_first,
-                backoff_max=self._limits.backoff_max,
-            )
-            self._reads = UpstreamReads(mongos, cluster.clock, settings, sent_time=sent_time)
+            self._reads = UpstreamReads(mongos, cluster.clock, self._limits, sent_time=sent_time)
         self._loop = asyncio.get_running_loop()
         self._cursors: dict[int, MergedCursor] = {}
         self._departed = DepartedClients()
@@ -141,7 +135,9 @@ class CursorRegistry:
         quota = Quota(owner.client, owner.user)
         ticket = self.admission.admit_cursor(quota, request_bytes)
         try:
-            reader, lookup = await self._read(request, quota)
+            lookup = await self._lookup(request, quota)
+            reader = lookup and lookup.client_reader
+            reader = reader or await ClientReader.open(self._streams, request, quota)
         except BaseException:
             ticket.end()
             raise
@@ -265,18 +261,16 @@ class CursorRegistry:
         """Return descriptions of up to ``most`` open cursors, those farthest behind first.
 
         ``stream`` is the number of the stream that it reads, None while it moves.
-        ``behindSeconds`` is the time for which the client leaves events unread, ``place`` the
-        cluster time of the cursor's latest resume token. ``wall`` is the time since 1970.
+        ``behindSeconds`` is the time for which the client leaves events unread. ``wall`` is the
+        time since 1970.
         """
         farthest = nlargest(most, self._lags(wall), key=itemgetter(0))
         now = self._loop.time()
         return [
             {
-                "cursorId": cursor.cursor_id,
                 "stream": None if cursor.running_stream is None else cursor.running_stream.number,
                 "namespace": cursor.namespace,
-                "client": cursor.owner.connection or cursor.owner.client,
-                "place": cluster_time_of(cursor.place),
+                "client": cursor.owner.connection,
                 "behindSeconds": behind,
                 "idleSeconds": 0.0 if cursor.busy else now - cursor.last_used,
                 "busy": cursor.busy,
@@ -383,16 +377,14 @@ class CursorRegistry:
         await self._noop_writer.close()
         await self._streams.close()
 
-    async def _read(
-        self, request: StreamRequest, quota: Quota
-    ) -> tuple[ClientReader, CompletingReader | None]:
-        """Return a reader of ``request``, and what looks documents up for it. Raises CommandError.
+    async def _lookup(self, request: StreamRequest, quota: Quota) -> CompletingReader | None:
+        """Return what reads ``request`` and looks documents up for it; None if it needs none.
 
-        If that fails, nothing is left open.
+        Raises CommandError. If that fails, nothing is left open.
         """
         plan = LookupPlan.of(request)
         if plan is None:
-            return await ClientReader.open(self._streams, request, quota), None
+            return None
         if self._reads is None:
             raise CommandError(
                 ErrorCode.InvalidOptions,
@@ -402,17 +394,11 @@ class CursorRegistry:
                 "with changeStreamPreAndPostImages",
             )
         self.admission.admit_lookup(quota, self._cluster.targets)
-        older = self._cluster.token_version < 2
-        memory = self.memory.of(quota.user)
-        completion = Completion(plan, self._reads, memory, same_collection=older)
-        try:
-            await completion.check()
-            reader = await ClientReader.open(self._streams, plan.remote, quota)
-        except BaseException:
-            completion.close()
-            raise
-        enough = self._limits.reply_target_bytes
-        return reader, CompletingReader(reader, completion, enough=enough, memory=memory)
+        return await CompletingReader.open(
+            self._streams, quota, plan, self._reads, self.memory.of(quota.user),
+            enough=self._limits.reply_target_bytes,
+            same_collection=self._cluster.token_version < 2,
+        )  # fmt: skip
 
     def _new_id(self) -> int:
         while True:

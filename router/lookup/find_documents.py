@@ -104,7 +104,7 @@ class _Group:
         self._same_collection = same_collection
         self._read_preference = read_preference
         self._keys: dict[bytes, DocumentKey] = {}
-        limit = reads.settings.timeout
+        limit = reads.settings.failure_timeout
         self._half = limit / 2
         self._deadline = asyncio.get_running_loop().time() + limit
         self.results: dict[bytes, bytes | None] = {}

@@ -9,7 +9,7 @@ from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 
 from router.memory import Holding
-from router.stream_settings import LookupSettings
+from router.stream_settings import StreamSettings
 from shard_client.backoff import Backoff
 from shard_client.cluster_clock import ClusterClock
 from shard_client.error_codes import NOT_PRIMARY_CODES, ErrorCode
@@ -54,7 +54,7 @@ class UpstreamReads:
         self,
         lend: Lend,
         clock: ClusterClock,
-        settings: LookupSettings,
+        settings: StreamSettings,
         *,
         sent_time: Callable[[], bytes | None] | None = None,
     ) -> None:
@@ -63,14 +63,14 @@ class UpstreamReads:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._lend = lend
-        self._places = asyncio.Semaphore(settings.connections)
+        self._places = asyncio.Semaphore(settings.lookup_connections)
 
     def target_bytes(self, held: Holding) -> int:
         """Target for the total size of the documents of one request, as memory allows now.
 
         ``held`` counts them.
         """
-        return min(self.settings.target_bytes, held.memory.batch_bytes)
+        return min(self.settings.lookup_bytes, held.memory.batch_bytes)
 
     async def read(
         self,
@@ -97,7 +97,7 @@ class UpstreamReads:
                 until the time limit.
         """
         begun = self._loop.time()
-        until = begun + self.settings.timeout if deadline is None else deadline
+        until = begun + self.settings.failure_timeout if deadline is None else deadline
         backoff = Backoff(self.settings.backoff_first, self.settings.backoff_max)
         while True:
             try:

@@ -7,7 +7,7 @@ from typing import Any
 
 import structlog
 
-from router.access.authorization import NEED_LOGIN, login_required, not_for_certificates
+from router.access.authorization import login_required, not_for_certificates
 from router.catalog.upstream import CatalogPrimary
 from router.commands.administration import CHANGES_USERS, LOCAL_ONLY, refused, users_changed
 from router.commands.answer import (
@@ -251,7 +251,7 @@ class ClientConnection:
         upstream = self._node.upstream
         if upstream is None or request.query is not None:
             login = self.client.login
-            if login is not None and login.user is None and request.name in NEED_LOGIN:
+            if login is not None and login.user is None:
                 raise login_required(request.name)
             message = f"no such cmd: {request.name}"
             if request.name == "aggregate":

@@ -83,7 +83,6 @@ class Listener(AcceptingPort):
         self,
         connection: socket.socket,
         connection_id: int,
-        arrived: Callable[[], None],
         ended: Callable[[], None],
     ) -> None:
         """Serve a client whose connection another process has accepted.
@@ -91,7 +90,6 @@ class Listener(AcceptingPort):
         Args:
             connection: the client's socket.
             connection_id: the connection's number, unique in the whole router.
-            arrived: called just before this process counts the connection.
             ended: called when the connection has ended.
 
         Raises:
@@ -99,7 +97,6 @@ class Listener(AcceptingPort):
         """
 
         def accept(stream: FrameStream) -> None:
-            arrived()
             stream.when_closed(ended)
             self._accept(stream, connection_id)
 

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, NamedTuple
 from bson.int64 import Int64
 
 from router.memory import LEAST_BATCH, NEEDS, Holding, Memory
-from router.stream_settings import AdmissionSettings
+from router.stream_settings import StreamSettings
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
@@ -98,7 +98,7 @@ class Admission:
     cursors with document lookups, and has the limits of bytes.
     """
 
-    def __init__(self, limits: AdmissionSettings, memory: Memory) -> None:
+    def __init__(self, limits: StreamSettings, memory: Memory) -> None:
         self._limits = limits
         self._memory = memory
         self._cursors = _Open()

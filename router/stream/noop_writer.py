@@ -16,7 +16,7 @@ from bson.timestamp import Timestamp
 from router.catalog.cluster import Cluster
 from router.stream.loads import MemberLoads
 from router.stream.pacing import TokenBucket
-from router.stream_settings import PacingSettings
+from router.stream_settings import StreamSettings
 from shard_client.backoff import Backoff
 from shard_client.bson.resume_token import next_tick
 from shard_client.error_codes import ErrorCode
@@ -95,7 +95,7 @@ class NoOpWriter:
     instead. ``loads`` counts the commands sent to each member.
     """
 
-    def __init__(self, cluster: Cluster, limits: PacingSettings, loads: MemberLoads) -> None:
+    def __init__(self, cluster: Cluster, limits: StreamSettings, loads: MemberLoads) -> None:
         self._cluster = cluster
         self._limits = limits
         self.loads = loads
@@ -157,7 +157,7 @@ class NoOpTarget:
     def __init__(
         self,
         cluster: Cluster,
-        limits: PacingSettings,
+        limits: StreamSettings,
         loads: MemberLoads,
         name: str,
     ) -> None:

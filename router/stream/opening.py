@@ -18,7 +18,7 @@ from router.stream.membership import ShardSpan
 from router.stream.merged_stream import MergedStream
 from router.stream.noop_writer import NoOpWriter
 from router.stream.running_stream import RunningStream
-from router.stream_settings import ConnectionSettings, StreamSettings
+from router.stream_settings import StreamSettings
 from shard_client import spans
 from shard_client.bson.resume_token import first_key, next_tick
 from shard_client.error_codes import ErrorCode
@@ -49,7 +49,7 @@ class ClusterTimeFetcher:
     flight.
     """
 
-    def __init__(self, cluster: Cluster, limits: ConnectionSettings) -> None:
+    def __init__(self, cluster: Cluster, limits: StreamSettings) -> None:
         self._cluster = cluster
         self._limits = limits
         self._answers: dict[_Asked, SharedAnswer[Now]] = {}

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from bson.timestamp import Timestamp
 
 from router.memory import Memory
-from router.stream_settings import PacingSettings
+from router.stream_settings import StreamSettings
 
 _EARLY: Final = 1e-6
 """Fraction of an interval by which a timer may fire early."""
@@ -87,7 +87,7 @@ class Rounds(TokenBucket):
 
     __slots__ = ()
 
-    def __init__(self, limits: PacingSettings) -> None:
+    def __init__(self, limits: StreamSettings) -> None:
         most = limits.noops_per_second if limits.noops else 0.0
         super().__init__(max(most, 1 / limits.round_interval), limits.round_burst, debt=_DEBT)
 
@@ -179,7 +179,7 @@ class ReadState:
     ``topology`` is whether the remote watches config.shards.
     """
 
-    def __init__(self, limits: PacingSettings, *, topology: bool = False) -> None:
+    def __init__(self, limits: StreamSettings, *, topology: bool = False) -> None:
         self.topology = topology
         self.opened = False
         """Whether the member has replied."""
@@ -276,7 +276,7 @@ class FlowControl:
     remote.
     """
 
-    def __init__(self, limits: PacingSettings, memory: Memory) -> None:
+    def __init__(self, limits: StreamSettings, memory: Memory) -> None:
         self._limits = limits
         self._memory = memory
         self._read_until = 0.0
@@ -420,7 +420,7 @@ class Pace:
 
     __slots__ = ("_interval", "_last", "_limits")
 
-    def __init__(self, limits: PacingSettings) -> None:
+    def __init__(self, limits: StreamSettings) -> None:
         self._limits = limits
         self._interval = limits.active_for
         self._last = float("-inf")

@@ -20,7 +20,7 @@ from router.stream.noop_writer import NoOpResult, NoOpWriter
 from router.stream.pacing import COLLECTING, FlowControl, ReadState
 from router.stream.remote_queue import Laggard, OpenRemote, ReopenRemote
 from router.stream.view_readers import ViewReaders
-from router.stream_settings import PacingSettings
+from router.stream_settings import StreamSettings
 from shard_client.bson.resume_token import cluster_time_of, next_tick
 from shard_client.remote_cursor.progress_cursor import Probing
 from shard_client.remote_cursor.remote_cursor import RemoteCursor
@@ -41,7 +41,7 @@ class ScheduledRemote(ReadState):
 
     cursor: RemoteCursor
 
-    def __init__(self, action: OpenRemote, limits: PacingSettings) -> None:
+    def __init__(self, action: OpenRemote, limits: StreamSettings) -> None:
         super().__init__(limits, topology=action.topology)
         self.number = action.remote
         self.target = action.target
@@ -120,7 +120,7 @@ class Remotes(dict[int, ScheduledRemote]):
         self,
         request: StreamRequest,
         cluster: Cluster,
-        limits: PacingSettings,
+        limits: StreamSettings,
         memory: Memory,
         loads: MemberLoads,
     ) -> None:
@@ -217,7 +217,7 @@ class ReadScheduler:
         remotes: Remotes,
         views: ViewReaders,
         noop_writer: NoOpWriter,
-        limits: PacingSettings,
+        limits: StreamSettings,
         memory: Memory,
         probe: Callable[[ScheduledRemote, float], None],
     ) -> None:

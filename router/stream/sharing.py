@@ -13,7 +13,7 @@ from router.filters.stream_filter import StreamFilter, compile_filter
 from router.request.stream_request import Scope, StreamRequest
 from router.stream.fan_out import FanOut
 from router.stream.views import Namespace, Traffic, View
-from router.stream_settings import SharingSettings
+from router.stream_settings import StreamSettings
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 
@@ -393,7 +393,7 @@ class SharingPolicy:
     (``FailedStreams``). All times are on the loop's clock.
     """
 
-    def __init__(self, limits: SharingSettings, servers: QuerySemantics) -> None:
+    def __init__(self, limits: StreamSettings, servers: QuerySemantics) -> None:
         self._limits = limits
         self._servers = servers
         self._failed = FailedStreams()

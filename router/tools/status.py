@@ -160,12 +160,12 @@ def _lines(view: Mapping[str, Any]) -> Iterator[str]:
             (
                 _number(row, view),
                 row["namespace"],
-                row["readers"],
+                row["clients"],
                 f"{row['events']:,}",
-                f"{row['slowest_remote']}: {in_reason(row['slowest_reason'])}"
-                if row["slowest_remote"]
+                f"{row['slowestShard']}: {in_reason(row['slowestReason'])}"
+                if row["slowestShard"]
                 else "",
-                in_bytes(row["held_bytes"]),
+                in_bytes(row["heldBytes"]),
                 row["pipeline"],
             )
             for row in view["stream_rows"]
@@ -179,8 +179,8 @@ def _lines(view: Mapping[str, Any]) -> Iterator[str]:
                 row["client"],
                 _number(row, view),
                 row["namespace"],
-                in_words(row["lag"]),
-                "waits" if row["busy"] else in_words(row["idle"]),
+                in_words(row["behindSeconds"]),
+                "waits" if row["busy"] else in_words(row["idleSeconds"]),
             )
             for row in view["client_rows"]
         ],

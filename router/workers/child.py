@@ -71,7 +71,6 @@ class Child:
         self.process = process
         self.drained = asyncio.Event()
         self.gone = asyncio.Event()
-        self.given = 0
         self.ended: list[int] = []
         self.load = Load()
         self._channel = channel
@@ -153,7 +152,6 @@ class Child:
     def hand_over(self, handed: HandedConnection) -> None:
         """Pass a client's connection to the worker; raises OSError if it cannot accept one."""
         hand_over(self._handoff_socket, handed)
-        self.given += 1
 
     def send(self, **message: Any) -> None:
         """Send the worker a message (``WorkerRuntime`` has them); it is lost if it is gone."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from itertools import count
 
@@ -13,15 +13,15 @@ from router.client_limits import ConnectionCounts
 from router.tls.sockets import BACKLOG, accept, bind, peer_address
 from router.workers.channel import DRIVER, HandedConnection
 from router.workers.child import Child
-from router.workers.placement import Load, choose_worker
+from router.workers.placement import choose_worker
 
 log = structlog.get_logger()
 
 _LOAD_TIMEOUT = 0.01
 _WAITING = 256
-_LATELY = 1.0
-"""Seconds within which a new connection opens a stream or becomes a monitor."""
-_MOST_DISPATCHED = 256
+_RECENT = 1.0
+"""Seconds within which a new connection opens a stream, if it does."""
+_MOST_RECENT = 256
 
 
 class ConnectionDispatcher:
@@ -39,7 +39,8 @@ class ConnectionDispatcher:
         self._some = asyncio.Event()
         self._ids = count(1)
         self._last = 0
-        self._dispatched: deque[tuple[float, int, int]] = deque(maxlen=_MOST_DISPATCHED)
+        self._dispatched: deque[tuple[float, int]] = deque(maxlen=_MOST_RECENT)
+        """The time and the worker of recent connections."""
 
     async def open(self, kind: bytes, hosts: Sequence[str], port: int) -> int:
         """Bind ``port`` on all ``hosts`` and return it; 0 selects one free port for all hosts.
@@ -126,13 +127,16 @@ class ConnectionDispatcher:
         children = self._children
         taking = {number: child.load for number, child in children.items() if not child.hangs}
         loads = taking or {number: child.load for number, child in children.items()}
-        undecided = self._undecided()
+        now = asyncio.get_running_loop().time()
+        while self._dispatched and self._dispatched[0][0] < now - _RECENT:
+            self._dispatched.popleft()
+        recent = Counter(number for _time, number in self._dispatched)
         address = peer_address(handed.connection)
         if handed.port == DRIVER and not self._counts.admits(address):
-            self._counts.log_refusal(address, asyncio.get_running_loop().time())
+            self._counts.log_refusal(address, now)
             return
         while loads:
-            number = choose_worker(loads, undecided, self._last)
+            number = choose_worker(loads, recent, self._last)
             try:
                 children[number].hand_over(handed)
             except OSError as error:
@@ -148,24 +152,5 @@ class ConnectionDispatcher:
                     self._counts.begun(address)
                     self._given[number][handed.connection_id] = address
                 self._last = number
-                now, decided = asyncio.get_running_loop().time(), _decided(loads[number])
-                self._dispatched.append((now, number, decided))
+                self._dispatched.append((now, number))
                 return
-
-    def _undecided(self) -> dict[int, int]:
-        """Return each worker's number of new connections without a stream or monitor yet."""
-        moment = asyncio.get_running_loop().time() - _LATELY
-        while self._dispatched and self._dispatched[0][0] < moment:
-            self._dispatched.popleft()
-        undecided = {}
-        for number, child in self._children.items():
-            before = [decided for _time, chosen, decided in self._dispatched if chosen == number]
-            since = _decided(child.load) - before[0] if before else 0
-            under_way = child.given - child.load.taken
-            undecided[number] = max(len(before) - since, under_way, 0)
-        return undecided
-
-
-def _decided(load: Load) -> int:
-    """Return the approximate number of connections with a stream or a monitor."""
-    return load.streams + load.monitors

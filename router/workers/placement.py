@@ -10,31 +10,27 @@ _QUARTERS = 4
 class Load:
     """The load of a worker.
 
-    ``streams`` is the number of its open merged cursors; ``connections`` the number of driver
-    connections, including the ``monitors`` on which a driver's monitor waits; ``busy`` is the share
-    of a core used recently, 0 to 1; ``taken`` is the number of handed-over connections that have
-    arrived.
+    ``streams`` is the number of its open merged cursors, ``connections`` the number of driver
+    connections, ``busy`` the share of a core used recently, 0 to 1.
     """
 
     streams: int = 0
     connections: int = 0
-    monitors: int = 0
     busy: float = 0.0
-    taken: int = 0
 
 
-def choose_worker(loads: Mapping[int, Load], undecided: Mapping[int, int], last: int) -> int:
+def choose_worker(loads: Mapping[int, Load], recent: Mapping[int, int], last: int) -> int:
     """Return the number of the least loaded worker.
 
-    Load is counted in quarters of a core: the quarters used recently, plus one for each undecided
+    Load is counted in quarters of a core: the quarters used recently, plus one for each recent
     connection, which may open a stream, plus one for each stream beyond the smallest number of
     streams of any worker. The last term is limited to less than a whole core, since one stream can
-    be more work than a thousand quiet ones. Ties are broken by open streams, then by connections
-    without a monitor, then round-robin.
+    be more work than a thousand quiet ones. Ties are broken by open streams, then by connections,
+    then round-robin.
 
     Args:
         loads: the workers that accept connections, at least one.
-        undecided: each worker's number of new connections without a stream or monitor yet.
+        recent: each worker's number of recent connections.
         last: the worker chosen last.
     """
     least = min(load.streams for load in loads.values())
@@ -43,9 +39,9 @@ def choose_worker(loads: Mapping[int, Load], undecided: Mapping[int, int], last:
         load = loads[number]
         more = min(load.streams - least, _QUARTERS - 1)
         return (
-            round(load.busy * _QUARTERS) + undecided.get(number, 0) + more,
+            round(load.busy * _QUARTERS) + recent.get(number, 0) + more,
             load.streams,
-            load.connections - load.monitors,
+            load.connections,
             number <= last,
             number,
         )

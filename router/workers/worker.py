@@ -58,8 +58,6 @@ class WorkerRuntime:
         self._peers = Peers(ids, start.number, start.count, start.folder, channel.send)
         self._channel = channel
         self._handoff_socket = handoff_socket
-        self._handed = 0
-        self._arriving: set[int] = set()
         self._ended: deque[int] = deque()
         self._busy = _Busy()
 
@@ -105,8 +103,6 @@ class WorkerRuntime:
             await private.listen_privately(address)
 
             def take(handed: HandedConnection) -> None:
-                self._handed += 1
-                self._arriving.add(handed.connection_id)
                 adopting.run(self._adopt, handed, listener, feed)
 
             arrivals = Arrivals(self._handoff_socket, take)
@@ -149,24 +145,19 @@ class WorkerRuntime:
         load = Load(
             streams=len(node.cursors),
             connections=node.counters.connections,
-            monitors=node.counters.awaiting_hellos,
             busy=self._busy.share(),
-            taken=self._handed - len(self._arriving),
         )
         return {name: getattr(load, name) for name in Load.__slots__}
 
     async def _adopt(
         self, handed: HandedConnection, listener: Listener, feed: FeedPort | None
     ) -> None:
-        def arrived() -> None:
-            self._arriving.discard(handed.connection_id)
-
         def ended() -> None:
             self._ended.append(handed.connection_id)
 
         try:
             if handed.port == DRIVER:
-                await listener.adopt(handed.connection, handed.connection_id, arrived, ended)
+                await listener.adopt(handed.connection, handed.connection_id, ended)
             elif feed is not None:
                 await feed.adopt(handed.connection)
         except OSError as error:  # the client has disconnected
@@ -176,8 +167,6 @@ class WorkerRuntime:
                 error=str(error),
             )
             ended()
-        finally:
-            arrived()
 
 
 class _Busy:

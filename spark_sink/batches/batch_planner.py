@@ -26,12 +26,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.batches.event_rate import EventRate, ReportInbox
+from spark_sink.batches.query_start import cluster_time_at, query_started
 from spark_sink.batches.read_task import ReadTask, merged_tasks, shard_tasks
 from spark_sink.errors import StreamError
 from spark_sink.events.header import fragment_of
@@ -46,14 +48,14 @@ from spark_sink.events.positions import (
     time_of,
 )
 from spark_sink.options.stream_options import StreamOptions
-from spark_sink.stream.event_stream import EventStream, StreamCursor, read_runs
-from spark_sink.stream.router_client import Shard
+from spark_sink.stream.event_stream import EventStream, read_runs
+from spark_sink.stream.router_client import RouterClient
 
 # Seconds that a call waits for a first event, that it samples a stream that is not idle, and after
 # which the stream is idle. Every event of a batch waits as long for its commit.
 FIRST_EVENT_TIMEOUT = 0.5
 SAMPLE_SECONDS = 0.02
-_FURTHER_AWAIT = 0.02
+_AWAIT = _FURTHER_AWAIT = 0.02
 # The most events of a sample.
 SAMPLE_SIZE = 500
 # Seconds in which an event must follow an estimated end, and the number of estimates. If all fail,
@@ -70,25 +72,6 @@ _QUIET = 1
 # A batch of no more events is read from the merged stream at once, which costs less than starting a
 # task and opening a stream for each shard.
 _SMALL_EVENTS = 5000
-
-
-@dataclass(frozen=True)
-class ClusterAccess:
-    """The planner's requests to the cluster. All may raise StreamError or PyMongoError.
-
-    Args:
-        watch: opens a stream of tokens after a position.
-        newest: about the newest cluster time.
-        present: a cluster time at or after all finished writes.
-        beginning: where a query without a start option begins.
-        shards: all shards; None if they cannot be listed.
-    """
-
-    watch: Callable[[Position], StreamCursor]
-    newest: Callable[[], Timestamp]
-    present: Callable[[], Timestamp]
-    beginning: Callable[[], AtTime]
-    shards: Callable[[], list[Shard] | None]
 
 
 @dataclass(frozen=True)
@@ -112,15 +95,15 @@ class PlannedBatch:
         return self.events is not None and self.events <= _SMALL_EVENTS
 
 
-class _Fresh:
-    """Nothing is known of the events after the planned batch."""
-
-
 @dataclass
-class _Sampled:
-    """`cursor` has returned `tokens`, the first ones after the planned batch."""
+class _Sample:
+    """The first `tokens` after the planned batch, which `cursor` has returned.
 
-    cursor: EventStream
+    No cursor is open if the batch ends far beyond its own sample: the router would read ahead for
+    it while tasks read.
+    """
+
+    cursor: EventStream | None
     tokens: deque[Token] = field(default_factory=deque)
     is_idle: bool = False  # the stream had no further event
     within_event: bool = False  # the cursor is between fragments of an event
@@ -134,38 +117,38 @@ class _Sampled:
             dropped += 1
         return dropped
 
+    def passes(self, stop: AtTime | None) -> bool:
+        """Whether the last event lies behind a stop."""
+        return stop is not None and bool(self.tokens) and self.tokens[-1].data > key_of(stop)
+
     @property
     def spans_several_times(self) -> bool:
         return self.tokens[0].data[:18] != self.tokens[-1].data[:18]
 
 
-@dataclass(frozen=True)
-class _Jumped:
-    """The planned batch ends far beyond its sample; `tokens` are the first ones after its end.
-
-    No cursor is open: the router would read ahead for it while tasks read.
-    """
-
-    tokens: Sequence[Token]
-
-
 class BatchPlanner:
-    """Plans micro-batches one after the other. Closes the streams that an exception interrupts."""
+    """Plans micro-batches one after the other. Closes the streams that an exception interrupts.
+
+    `loaded` is the time of a query's `load()`, if there is one. All requests may raise StreamError
+    or PyMongoError.
+    """
 
     def __init__(
         self,
-        cluster: ClusterAccess,
+        client: RouterClient,
         options: StreamOptions,
         inbox: ReportInbox | None = None,
         *,
+        loaded: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._cluster = cluster
+        self._client = client
         self._options = options
         self._inbox = inbox
+        self._loaded = loaded
         self._clock = clock
         self._event_rate = EventRate()
-        self._state: _Fresh | _Sampled | _Jumped = _Fresh()
+        self._sample: _Sample | None = None
         self._until: Timestamp | None = None
         self._plan: PlannedBatch | None = None
         self._batch = 0  # the number of the latest one,
@@ -173,7 +156,7 @@ class BatchPlanner:
 
     def stop_at_present(self) -> None:
         """Plan only events from before this call from now on. Raises StreamError."""
-        self._until = self._cluster.present()
+        self._until = self._present()
 
     def require_history(self, start: Position) -> None:
         """Raise HistoryLostError if the oplogs no longer contain a position, or StreamError.
@@ -204,7 +187,7 @@ class BatchPlanner:
         self._batch += 1
         self._tasks = 0
         if isinstance(start, FromNow):
-            self._plan = PlannedBatch(start, self._cluster.beginning(), 0)
+            self._plan = PlannedBatch(start, self._client.with_retries(self._beginning), 0)
         else:
             least = 0 if advances else self._options.idle_advance
             self._plan = self._whole(self._planned(start, max_events, least))
@@ -226,7 +209,7 @@ class BatchPlanner:
         start = batch.first
         shards = None
         if not self._options.in_total_order and not batch.is_small:
-            shards = self._cluster.shards()
+            shards = self._client.with_retries(self._client.shards)
         bounds = self._bounds(start, end, batch.events, 1 if shards is None else len(shards))
         if shards is None:
             tasks = merged_tasks(start, end, bounds)
@@ -239,26 +222,35 @@ class BatchPlanner:
     @property
     def quiet_until(self) -> Timestamp | None:
         """The cluster time up to which no event follows the planned batch; None if one is known."""
-        state = self._state
-        if not isinstance(state, _Sampled) or state.tokens or state.within_event:
+        sample = self._sample
+        if sample is None or sample.cursor is None or sample.tokens or sample.within_event:
             return None
-        reached = state.cursor.position
+        reached = sample.cursor.position
         return None if reached is None else reached.cluster_time
 
     def close(self) -> None:
         """Kill the cursor, and forget the planned batch."""
-        self._become(_Fresh())
+        self._keep(None)
         self._plan = None
 
-    def _become(self, state: _Fresh | _Jumped) -> None:
-        former, self._state = self._state, state
-        if isinstance(former, _Sampled):
+    def _keep(self, sample: _Sample | None) -> None:
+        former, self._sample = self._sample, sample
+        if former is not None and former.cursor is not None:
             former.cursor.close()
+
+    def _present(self) -> Timestamp:
+        return self._client.with_retries(self._client.present)
+
+    def _beginning(self) -> AtTime:
+        """Return where a query without a start option begins."""
+        clocks = self._client.clocks()
+        started = time.time() if self._loaded is None else query_started(self._loaded)
+        return AtTime(cluster_time_at(started, clocks.wall - time.time(), clocks.cluster_time))
 
     def _whole(self, plan: PlannedBatch) -> PlannedBatch:
         """Return the batch; its end moves to the end of a transaction if transactions are kept."""
-        state = self._state
-        last_is_outside = isinstance(state, _Sampled) and state.is_idle and not state.in_transaction
+        sample = self._sample
+        last_is_outside = sample is not None and sample.is_idle and not sample.in_transaction
         if not self._options.keeps_transactions or plan.events == 0 or last_is_outside:
             return plan
         with closing(self._stream(plan.end)) as stream:
@@ -271,87 +263,83 @@ class BatchPlanner:
     def _planned(self, start: Position, max_events: int | None, least: float) -> PlannedBatch:
         until = self._until
         if until is None and max_events is None:
-            until = self._cluster.present()
+            until = self._present()
         stop = None if until is None else after(until)
         if stop is not None and not is_after(stop, start):
             return PlannedBatch(start, start, 0)
-        state = self._state_after(start)
+        sample = self._sample if self._plan is not None and self._plan.end == start else None
         quiet_until = None
-        if isinstance(state, _Sampled):
-            quiet_until = state.tokens[0].cluster_time if state.tokens else self.quiet_until
+        if sample is not None and sample.cursor is not None:
+            quiet_until = sample.tokens[0].cluster_time if sample.tokens else self.quiet_until
         most = self._event_rate.event_limit(max_events, self._options.max_bytes_per_trigger)
-        if isinstance(state, _Jumped) and self._may_jump(state, most):
-            far = self._estimated_end(state.tokens, most, stop)
+        if sample is not None and sample.cursor is None and self._may_jump(sample, most):
+            far = self._estimated_end(sample.tokens, most, stop)
             if far is not None:
                 return PlannedBatch(start, far, most)
-        if isinstance(state, _Sampled):
-            sample = state
-        else:
+        cursor = None if sample is None else sample.cursor
+        if sample is None or cursor is None:
             self.close()
-            self._state = sample = _Sampled(self._stream(start))
-        self._read_sample(sample, most, stop)
+            cursor = self._stream(start)
+            self._sample = sample = _Sample(cursor)
+        self._read_sample(sample, cursor, most, stop)
         if not sample.tokens:
-            end = self._idle_end(start, sample.cursor.position, least)
+            end = self._idle_end(start, cursor.position, least)
             return PlannedBatch(start, end, 0, quiet_until)
         if stop is not None and sample.tokens[0].data > key_of(stop):
             return PlannedBatch(start, start, 0)
-        end, events = self._end(sample, most, stop)
+        end, events = self._end(sample, cursor, most, stop)
         return PlannedBatch(start, end, events, quiet_until)
 
-    def _state_after(self, start: Position) -> _Fresh | _Sampled | _Jumped:
-        """Return what is known of the events after `start`, if the planned batch ends there."""
-        return self._state if self._plan is not None and self._plan.end == start else _Fresh()
-
-    def _may_jump(self, state: _Jumped, most: int | None) -> bool:
+    def _may_jump(self, sample: _Sample, most: int | None) -> bool:
         """Whether many more events come, and an estimate of `most` is worth it."""
-        more = len(state.tokens) >= _END_SAMPLE and (most is None or most > SAMPLE_SIZE)
+        more = len(sample.tokens) >= _END_SAMPLE and (most is None or most > SAMPLE_SIZE)
         return more and self._event_rate.is_known
 
-    def _read_sample(self, sample: _Sampled, most: int | None, stop: AtTime | None) -> None:
+    def _read_sample(
+        self, sample: _Sample, cursor: EventStream, most: int | None, stop: AtTime | None
+    ) -> None:
         """Read until the stream is idle, the time is over, the sample is full, or beyond `stop`."""
         wanted = SAMPLE_SIZE if most is None else min(SAMPLE_SIZE, most)
         begun_at = self._clock()
         sample_until = begun_at + SAMPLE_SECONDS
         sample.is_idle = False
-        tokens, cursor = sample.tokens, sample.cursor
+        tokens = sample.tokens
         while len(tokens) <= wanted:
             if stop is None:
                 cursor.max_await = _FURTHER_AWAIT if tokens else FIRST_EVENT_TIMEOUT
-            event = self._next(sample)
+            found = self._read(sample, cursor)
             now = self._clock()
-            if event is not None:
-                tokens.append(Token(dict(event["_id"])))
-                if stop is not None and tokens[-1].data > key_of(stop):
+            if found:
+                if sample.passes(stop):
                     return
                 if len(tokens) == 1:
                     sample_until = now + SAMPLE_SECONDS
                 if now >= sample_until and stop is None and sample.spans_several_times:
                     return
                 continue
-            if stop is None or tokens:
+            waits_for_first = not tokens and now - begun_at < FIRST_EVENT_TIMEOUT
+            if cursor.has_passed(stop) if stop is not None else not waits_for_first:
                 sample.is_idle = bool(tokens)
-                if sample.is_idle or now - begun_at >= FIRST_EVENT_TIMEOUT:
-                    return
-            elif cursor.position is not None and cursor.position.data > key_of(stop):
                 return
             cursor.require_progress(begun_at, now)
 
-    def _next(self, sample: _Sampled) -> RawBSONDocument | None:
-        """Return the next event; None if the stream is idle, but never within a split event."""
-        cursor = sample.cursor
+    def _read(self, sample: _Sample, cursor: EventStream) -> bool:
+        """Read the next token; False if the stream is idle, but never within a split event."""
         event = cursor.next()
         begun_at = self._clock()
         while event is None and sample.within_event:
             cursor.require_progress(begun_at, self._clock())
             event = cursor.next()
-        if event is not None:
-            number, of = fragment_of(event) or (0, 0)
-            sample.within_event = number < of
-            sample.in_transaction = _transaction_of(event) is not None
-        return event
+        if event is None:
+            return False
+        number, of = fragment_of(event) or (0, 0)
+        sample.within_event = number < of
+        sample.in_transaction = _transaction_of(event) is not None
+        sample.tokens.append(Token(dict(event["_id"])))
+        return True
 
     def _end(
-        self, sample: _Sampled, most: int | None, stop: AtTime | None
+        self, sample: _Sample, cursor: EventStream, most: int | None, stop: AtTime | None
     ) -> tuple[Position, int | None]:
         """Return the end of the batch that begins with the sample, and its size if known."""
         tokens = sample.tokens
@@ -360,45 +348,29 @@ class BatchPlanner:
             far = self._estimated_end(tokens, most, stop)
             if far is not None:
                 return far, most
-            self._count_further(sample, most, stop)
-        if stop is not None and tokens[-1].data > key_of(stop):
+            wanted = _MAX_COUNTED if most is None else min(_MAX_COUNTED, most)
+            begun_at = self._clock()
+            while len(tokens) <= wanted and not (sample.is_idle or sample.passes(stop)):
+                if not self._read(sample, cursor):
+                    sample.is_idle = stop is None or cursor.has_passed(stop)
+                    cursor.require_progress(begun_at, self._clock())
+        if stop is not None and sample.passes(stop):
             return stop, sample.drop_through(key_of(stop))
         if sample.is_idle:
-            reached, end = sample.cursor.position, tokens[-1]
+            reached, end = cursor.position, tokens[-1]
             if reached is None or reached.cluster_time <= end.cluster_time:
                 return end, sample.drop_through(end.data)
             beyond = AtTime(reached.cluster_time)
             return beyond, sample.drop_through(key_of(beyond))
-        return self._counted_end(sample, most)
-
-    def _count_further(self, sample: _Sampled, most: int | None, stop: AtTime | None) -> None:
-        """Read beyond the sample until the stream is idle, or until the batch is full."""
-        tokens = sample.tokens
-        wanted = _MAX_COUNTED if most is None else min(_MAX_COUNTED, most)
-        while len(tokens) <= wanted:
-            event = self._next(sample)
-            if event is None:
-                sample.is_idle = True
-                return
-            tokens.append(Token(dict(event["_id"])))
-            if stop is not None and tokens[-1].data > key_of(stop):
-                return
-
-    def _counted_end(self, sample: _Sampled, most: int | None) -> tuple[Position, int]:
-        """Return an end between two cluster times of the sample, after at most `most` events."""
-        tokens = sample.tokens
         last = tokens[-1] if most is None else tokens[min(most, len(tokens) - 1)]
         while not sample.spans_several_times:  # all events of one cluster time are one batch
-            event = self._next(sample)
-            if event is None:
-                last = tokens[-1]
-                return last, sample.drop_through(last.data)
-            last = Token(dict(event["_id"]))
-            tokens.append(last)
+            if not self._read(sample, cursor):
+                return tokens[-1], sample.drop_through(tokens[-1].data)
+            last = tokens[-1]
         if last.cluster_time == tokens[0].cluster_time:
             last = next(each for each in tokens if each.cluster_time > last.cluster_time)
-        end = AtTime(last.cluster_time)
-        return end, sample.drop_through(key_of(end))
+        between = AtTime(last.cluster_time)
+        return between, sample.drop_through(key_of(between))
 
     def _estimated_end(
         self, sample: Sequence[Token], most: int | None, stop: AtTime | None
@@ -407,7 +379,8 @@ class BatchPlanner:
         times = [token.cluster_time for token in sample]
         first, last = times[0], times[-1]
         self._event_rate.learn_from_sample(times)
-        candidate = self._cluster.newest() if stop is None else stop.time
+        clocks = self._client.clocks
+        candidate = self._client.with_retries(clocks).cluster_time if stop is None else stop.time
         if most is not None and self._event_rate.is_known:
             candidate = min(candidate, self._event_rate.estimated_end(first, most))
         for _ in range(_END_ATTEMPTS):
@@ -426,7 +399,7 @@ class BatchPlanner:
         neither is known in time.
         """
         until = self._clock() + _END_TIMEOUT
-        sample: list[Token] = []
+        sample: deque[Token] = deque()
         with closing(self._stream(candidate)) as cursor:
             while len(sample) < _END_SAMPLE:
                 event = cursor.next()
@@ -443,7 +416,7 @@ class BatchPlanner:
             end = candidate
         else:
             return None
-        self._become(_Jumped(sample))
+        self._keep(_Sample(None, sample))
         return end if stop is None or is_after(stop, end) else stop
 
     def _bounds(
@@ -485,7 +458,7 @@ class BatchPlanner:
         return AtTime(reached.cluster_time) if behind >= least else start
 
     def _stream(self, start: Position) -> EventStream:
-        watch = self._cluster.watch
+        watch = partial(self._client.watch_tokens, max_await=_AWAIT)
         return EventStream(watch, start, retry_policy=self._options.retry_policy, clock=self._clock)
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from spark_sink.debezium.envelope import VERSIONS
 from spark_sink.debezium.outbox import Outbox
 from spark_sink.debezium.unwrapping import Unwrap
 from spark_sink.errors import OptionError
 from spark_sink.options import values
-from spark_sink.options.values import canonical, fields_in, option, option_names
+from spark_sink.options.values import canonical, option, option_names, parsed
 
 _LONGEST_NAME = 249
+_Transform = TypeVar("_Transform")
 _VALID = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.-")
 
 
@@ -69,11 +70,11 @@ class MessageOptions:
         """
         if unwrap is not None and outbox is not None:
             raise OptionError("unwrap and outbox exclude each other: leave one out")
-        transform = None if unwrap is None else Unwrap.parse(unwrap)
-        routed = None if outbox is None else Outbox.parse(outbox)
+        transform = None if unwrap is None else _transform(Unwrap, unwrap, " of unwrap")
+        routed = None if outbox is None else _transform(Outbox, outbox, " of outbox")
         named = canonical(given, option_names(cls), of=of)
         known = {name: value for name, value in named.items() if value is not None}
-        return cls(prefix, transform=transform or routed, **fields_in(cls, known, of))
+        return parsed(cls, known, of, prefix=prefix, transform=transform or routed)
 
     def __post_init__(self) -> None:
         if not self.prefix:
@@ -117,6 +118,10 @@ class MessageOptions:
         """Return the topic of a collection's changes."""
         parts = (self.prefix, database, collection)
         return sanitized(self.delimiter.join(filter(str.strip, parts)), self.naming)
+
+
+def _transform(kind: type[_Transform], properties: Mapping[str, str], of: str) -> _Transform:
+    return parsed(kind, canonical(properties, option_names(kind), of=of), of)
 
 
 def sanitized(name: str, naming: str = "default") -> str:

@@ -19,10 +19,9 @@ from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.slices import Slice, fields_of
 from spark_sink.options import values
 from spark_sink.options.java_patterns import translation
-from spark_sink.options.values import canonical, fields_in, option, option_names
+from spark_sink.options.values import option
 from spark_sink.rows.extended_json import canonical_json
 
-_OF = " of outbox"
 _VALUES = ConnectValues()
 _JAVA = JavaJson(relaxed=False, separator=",")
 _TEXTS = (STRING, OBJECT_ID, CODE, DECIMAL)
@@ -123,12 +122,6 @@ class Outbox:
                 "option 'route.topic.replacement' of outbox has a group that the option "
                 f"'route.topic.regex' does not have: {error}"
             ) from None
-
-    @classmethod
-    def parse(cls, properties: Mapping[str, str]) -> Outbox:
-        """Return the properties, validated. Raises OptionError for others, too."""
-        given = canonical(properties, option_names(cls), of=_OF)
-        return cls(**fields_in(cls, given, _OF))
 
     def messages(
         self, topic: str, fields: Mapping[bytes, Slice], value: str, *, tombstones: bool

@@ -12,9 +12,8 @@ from spark_sink.debezium.connect_values import ConnectValues, Tree, text_of
 from spark_sink.debezium.envelope import SOURCE_FIELDS
 from spark_sink.events.slices import Slice, fields_of
 from spark_sink.options import values
-from spark_sink.options.values import canonical, fields_in, option, option_names
+from spark_sink.options.values import option
 
-_OF = " of unwrap"
 _ENVELOPE = ("op", "ts_ms")
 
 
@@ -62,12 +61,6 @@ class Unwrap:
     flattens: bool = option("flatten.struct", values.boolean, False)
     delimiter: str = option("flatten.struct.delimiter", values.some_text, "_")
     arrays_are_documents: bool = option("array.encoding", values.switch("array", "document"), False)
-
-    @classmethod
-    def parse(cls, properties: Mapping[str, str]) -> Unwrap:
-        """Return the properties, validated. Raises OptionError for others, too."""
-        given = canonical(properties, option_names(cls), of=_OF)
-        return cls(**fields_in(cls, given, _OF))
 
     @property
     def _values(self) -> ConnectValues:

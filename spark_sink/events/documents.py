@@ -122,6 +122,9 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
     kinds = [each for each in get_args(hint) if each is not NoneType]
     if isinstance(hint, UnionType):
         return _reader(kinds[0]) if len(kinds) == 1 else from_offset
+    if get_origin(hint) is Mapping:
+        each_of = _reader(kinds[1])
+        return lambda document: {name: each_of(value) for name, value in document.items()}
     if get_origin(hint) in (list, tuple):
         make = get_origin(hint)
         if make is tuple and Ellipsis not in kinds:

@@ -6,11 +6,7 @@ two ends hold different times, so a repeated batch has the same row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import bson
-from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import high_water_mark
@@ -20,17 +16,13 @@ HEARTBEAT = "heartbeat"
 """The operation type of these rows."""
 
 
-@dataclass(frozen=True)
-class Heartbeat:
-    """A task that makes one row: it states that all events before `time` have been rows."""
+def heartbeat(time: Timestamp) -> bytes:
+    """Return the event that states that all events before `time` have been rows.
 
-    time: Timestamp
-
-    def event(self) -> RawBSONDocument:
-        """Return the heartbeat as an event; its token sorts above those of all earlier events."""
-        token = {"_data": high_water_mark(self.time)}
-        event: dict[str, Any] = {"_id": token, "operationType": HEARTBEAT, "clusterTime": self.time}
-        return RawBSONDocument(bson.encode(event))
+    Its token sorts above those of all earlier events.
+    """
+    token = {"_data": high_water_mark(time)}
+    return bson.encode({"_id": token, "operationType": HEARTBEAT, "clusterTime": time})
 
 
 def latest_heartbeat(last: Timestamp | None, end: Position, interval: float) -> Timestamp | None:
@@ -47,6 +39,6 @@ def latest_heartbeat(last: Timestamp | None, end: Position, interval: float) -> 
     return last
 
 
-def heartbeats(last: Timestamp | None, now: Timestamp | None) -> list[Heartbeat]:
+def heartbeats(last: Timestamp | None, now: Timestamp | None) -> list[bytes]:
     """Return the heartbeat of a batch, if any, from the latest heartbeats at its two ends."""
-    return [] if last is None or now is None or last == now else [Heartbeat(now)]
+    return [] if last is None or now is None or last == now else [heartbeat(now)]

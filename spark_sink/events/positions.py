@@ -28,16 +28,12 @@ from shard_client.bson.resume_token import (
 )
 
 
-class PositionError(ValueError):
-    """A text or a document is not a position."""
-
-
 @dataclass(frozen=True)
 class Token:
     """A resume token: of an event, or a high water mark.
 
     `document` is the token as the server gave it, with `_typeBits` where it has them.
-    Raises PositionError if it cannot be one (docs/protocol.md#resume-tokens).
+    Raises ValueError if it cannot be one (docs/protocol.md#resume-tokens).
     """
 
     document: Mapping[str, Any]
@@ -45,7 +41,7 @@ class Token:
     def __post_init__(self) -> None:
         data = self.document.get("_data")
         if not isinstance(data, str) or not is_token(data.upper()):
-            raise PositionError(f"not a resume token: {json_util.dumps(self.document)}")
+            raise ValueError(f"not a resume token: {json_util.dumps(self.document)}")
 
     @cached_property
     def data(self) -> str:
@@ -100,13 +96,13 @@ def to_offset(position: Position) -> dict[str, Any]:
 
 
 def from_offset(offset: Mapping[str, Any]) -> Position:
-    """Return the position that `to_offset` wrote. Raises PositionError for anything else."""
+    """Return the position that `to_offset` wrote. Raises ValueError for anything else."""
     if offset == {"start": "now"}:
         return FromNow()
     if "startAtOperationTime" in offset:
         time = _revive(offset).get("startAtOperationTime")
         if not isinstance(time, Timestamp):
-            raise PositionError(f"not a cluster time: {json_util.dumps(offset)}")
+            raise ValueError(f"not a cluster time: {json_util.dumps(offset)}")
         return AtTime(time)
     return Token(_revive(offset))
 

@@ -7,8 +7,10 @@ commit times a tick apart (docs/protocol.md#events), so a cut that divides one m
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby, islice, takewhile
+from operator import itemgetter
 from typing import Any
 
 import bson
@@ -20,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from shard_client.bson.resume_token import cluster_time_of, high_water_mark
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.documents import from_document
-from spark_sink.events.positions import AtTime, Position, after, key_of, time_of, to_offset
+from spark_sink.events.positions import AtTime, after, key_of, time_of, to_offset
 from spark_sink.jobs.job_folder import (
     ALL_BATCHES,
     BRONZE,
@@ -47,10 +49,8 @@ from spark_sink.tables.parquet_parts import BATCH
 from spark_sink.tables.prepare import SNAPSHOT_END
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS
 from spark_sink.tables.table_state import TableScope, TableState, Unread, unread_after
-from spark_sink.tables.tasks import TOLD, Chosen, TableScan, read_rows, scans_of
+from spark_sink.tables.tasks import Chosen, TableScan, read_rows, scans_of
 
-# How many commits of each table are read, until they reach back far enough; None for all.
-_COMMITS_READ = (100, 2_000, None)
 _TOKENS = {BRONZE: "token", MESSAGES: "token", TRANSACTIONS: "last_token", QUARANTINE: "token"}
 """The column that orders the rows of an appended table."""
 
@@ -82,12 +82,12 @@ def versions_at(folder: JobFolder, time: Timestamp) -> TableVersions:
     tables have not reached the time, or if the versions of that time have been deleted.
     """
     history = _History(folder, time)
-    for batch in history.whole_before(after(time).time):
-        found = history.versions(batch)
-        for name, version in found.items():
-            history.logs[name].at(version, history.commits[name][version])
-        return TableVersions(batch, history.cut(batch), found)
-    raise history.nothing_at(time)
+    batch, end = history.whole_before(after(time).time)
+    found = history.versions(batch)
+    for name, (version, state) in found.items():
+        history.logs[name].at(version, state)
+    versions = {name: version for name, (version, _) in found.items()}
+    return TableVersions(batch, _cut_of(end), versions)
 
 
 def read_at(spark: SparkSession, out: str, time: str) -> dict[str, DataFrame]:
@@ -114,10 +114,9 @@ def read_at(spark: SparkSession, out: str, time: str) -> dict[str, DataFrame]:
         return found
     table = CurrentTable.existing(folder.table(CURRENT), table_form(folder.record()))
     rows, since = spark.createDataFrame([], TABLE).select(*VERSION), -1
-    for batch in history.complete_before(cut)[:1]:
-        version = history.versions(batch)[CURRENT]
+    for batch, _ in islice(history.complete_before(cut), 1):
         try:
-            older = table.at(version, history.commits[CURRENT][version])
+            older = table.at(*history.versions(batch)[CURRENT])
         except StreamError:  # its files have been deleted
             if BRONZE not in found:
                 raise
@@ -139,7 +138,7 @@ def read_at(spark: SparkSession, out: str, time: str) -> dict[str, DataFrame]:
         if names := unread_names(unread):
             warnings.warn(f"current lacks documents of {names}: {UNREAD_THEN}", stacklevel=2)
     if CURRENT not in found:
-        raise history.nothing_at(moment)
+        raise history.nothing()
     return found
 
 
@@ -228,59 +227,60 @@ def _require_begun(log: DeltaLog, record: JobRecord, cut: Timestamp | None = Non
 class _History:
     """The commits of a job's tables: which batches they have, and where these end.
 
-    It reads as many commits as it needs for versions at `time`. `tables` are the tables, by default
-    those of the job.
+    Of the commits, which may be many, it reads those that a question needs. `tables` are the
+    tables, by default those of the job.
     """
 
     def __init__(
-        self,
-        folder: JobFolder,
-        time: Timestamp,
-        tables: Sequence[str] | None = None,
+        self, folder: JobFolder, time: Timestamp, tables: Sequence[str] | None = None
     ) -> None:
         names = tables or [*folder.record().tables, QUARANTINE]
         logs = {name: DeltaLog(folder.table(name)) for name in names}
         self.logs = {name: log for name, log in logs.items() if log.exists}
-        self.commits: dict[str, dict[int, dict[str, Any]]] = {}
-        self._folder = folder
-        self._ends: dict[int, Offset] = {}
-        """The offsets of the batches that all tables have, the newest first."""
-        self._states: dict[int, Mapping[str, Any]] = {}
-        """The positions of the current table by batch."""
-        for limit in _COMMITS_READ:
-            self._read(limit)
-            if self.whole_before(after(time).time):
-                break
-        self._require_reached(time)
+        self._folder, self._time = folder, time
+        for log in self.logs.values():
+            log.require_whole()
+        self._require_reached()
 
-    def _read(self, limit: int | None) -> None:
-        """Read the newest commits that each table has of its present query."""
-        for name, log in self.logs.items():
-            query = log.position().get("query")
-            found = log.positions(limit) or {log.version or 0: log.position()}  # have expired
-            own = {n: each for n, each in found.items() if each.get("query") == query}
-            self.commits[name] = own if query else {}
-            every = (log.version or 0) + 1
-            TOLD.get()(f"commits of {name} read", min(limit or every, every), every)
-        current = self.commits.get(CURRENT, {})
-        self._states = {each[BATCH]: each for each in current.values()}
-        of_all = [
-            {each[BATCH]: each.get("offset") for each in commits.values()}
-            for name, commits in self.commits.items()
-            if name in ALL_BATCHES
-        ]
-        numbers = set.intersection(*map(set, of_all)) if of_all else set()
-        ends = [(n, of_all[0][n]) for n in sorted(numbers, reverse=True)]
-        read = {number: Offset.read(offset) for number, offset in ends if offset}
-        self._ends = {number: at for number, at in read.items() if at.time is not None}
+    def _states(
+        self, name: str, is_before: Callable[[Mapping[str, Any]], bool]
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Return versions of a table with states by its present query, as `DeltaLog.states`."""
+        log = self.logs[name]
+        query = log.position().get("query")
+        found = log.states(lambda state: state.get("query") != query or is_before(state))
+        return takewhile(lambda each: query and each[1].get("query") == query, found)
 
-    def _require_reached(self, time: Timestamp) -> None:
-        """Raise StreamError unless the tables have all events of a cluster time."""
+    def _version(self, name: str, batch: int) -> tuple[int, dict[str, Any]] | None:
+        """Return the newest version of a table that has no later batch, if its commit is kept."""
+        return next(self._states(name, lambda state: state[BATCH] <= batch), None)
+
+    def _before(self, cut: Timestamp) -> Iterator[tuple[int, Offset, Mapping[str, Any]]]:
+        """Return the batches that all tables have and that end before a cut, the newest first.
+
+        With each come its end, and the state of the current table if there is one.
+        """
+
+        def is_before(state: Mapping[str, Any]) -> bool:
+            end = _end_in(state)
+            return end is None or end.cut is None or end.cut <= cut
+
+        names = [name for name in (CURRENT, BRONZE, MESSAGES) if name in self.logs]
+        walk = self._states(names[0], is_before) if names else ()
+        for number, commits in groupby((state for _, state in walk), itemgetter(BATCH)):
+            state = next(commits)
+            others = [self._version(name, number) for name in names[1:]]
+            end = _end_in(state)
+            if end is not None and all(each and each[1][BATCH] == number for each in others):
+                yield number, end, state if CURRENT in names else {}
+
+    def _require_reached(self) -> None:
+        """Raise StreamError unless the tables have all events of the time."""
         positions = [log.position() for name, log in self.logs.items() if name in ALL_BATCHES]
         offsets = [Offset.read(each["offset"]) for each in positions if each.get("offset")]
         reached = [each.position for each in offsets if each.time is not None]
         first = min(reached, key=key_of, default=None)
-        if first is None or key_of(first) < key_of(after(time)):
+        if first is None or key_of(first) < key_of(after(self._time)):
             moment = None if first is None else time_of(first)
             text = "no cluster time" if moment is None else f"{moment.as_datetime().isoformat()}"
             raise StreamError(
@@ -289,24 +289,14 @@ class _History:
                 "after idleAdvanceSeconds"
             )
 
-    def position(self, batch: int) -> Position:
-        """Return where a batch ends."""
-        return self._ends[batch].position
-
-    def cut(self, batch: int) -> Timestamp:
-        """Return the first cluster time whose events a batch does not have completely."""
-        return self._ends[batch].cut or Timestamp(0, 0)
-
-    def complete_before(self, cut: Timestamp) -> list[int]:
+    def complete_before(self, cut: Timestamp) -> Iterator[tuple[int, Offset]]:
         """Return the batches that end before a cut, the newest first, if no snapshot is running.
 
         A row that a snapshot has read may be newer than its batch until the stream passes its time.
         """
-        return [
-            batch
-            for batch, at in self._ends.items()
-            if self.cut(batch) <= cut and self._is_complete(batch, at)
-        ]
+        for batch, end, state in self._before(cut):
+            if _is_complete(end, state):
+                yield batch, end
 
     def rows_before(self, cut: Timestamp, name: str) -> Chosen:
         """Return which rows of an appended table count before a cut.
@@ -315,30 +305,21 @@ class _History:
         """
         chosen: list[tuple[str, str, Any]] = [(_TOKENS[name], "<=", high_water_mark(cut))]
         if CURRENT in self.logs and BRONZE not in self.logs:
-            chosen.append((BATCH, "<=", max(self.complete_before(cut), default=-1)))
+            newest, _ = next(self.complete_before(cut), (-1, None))
+            chosen.append((BATCH, "<=", newest))
         return chosen
 
-    def _is_complete(self, batch: int, at: Offset) -> bool:
-        if at.signals.requests or at.signals.reading:
-            return False
-        position = self._states.get(batch)
-        if position is None:
-            return True
-        state = from_document(TableState, position)
-        marks = [each for each in (state.complete_from, *state.complete_in.values()) if each]
-        return not state.unread and all(cluster_time_of(mark) <= self.cut(batch) for mark in marks)
-
-    def whole_before(self, cut: Timestamp) -> list[int]:
-        """Return the newest of these batches that divides no transaction, if there is one."""
-        for batch in self.complete_before(cut):
-            key = key_of(self.position(batch))
-            if self._divided_by(key) is None and not self._has_events(key, self.cut(batch)):
-                return [batch]
-        return []
+    def whole_before(self, cut: Timestamp) -> tuple[int, Offset]:
+        """Return the newest of these batches that divides no transaction. Raises StreamError."""
+        for batch, end in self.complete_before(cut):
+            key = key_of(end.position)
+            if self._divided_by(key) is None and not self._has_events(key, _cut_of(end)):
+                return batch, end
+        raise self.nothing()
 
     def scope(self, cut: Timestamp) -> TableScope | None:
         """Return the table's scope after the newest batch before a cut, if its commit is kept."""
-        before = (at for batch, at in self._ends.items() if self.cut(batch) <= cut)
+        before = (end for _, end, _ in self._before(cut))
         return _scope_at(self._folder.record(), next(before, Offset(AtTime(cut))))
 
     def _has_events(self, key: str, cut: Timestamp) -> bool:
@@ -368,24 +349,48 @@ class _History:
         found = [each for each in counted.by_id.values() if each["first"] <= key < each["last"]]
         return min((each["first"] for each in found), default=None)
 
-    def versions(self, batch: int) -> dict[str, int]:
+    def versions(self, batch: int) -> dict[str, tuple[int, dict[str, Any]]]:
         """Return the newest version of each table that has no later batch, if it had one then.
 
-        Raises StreamError if the commit that tells it has been deleted.
+        With each comes its state. Raises StreamError if the commit that tells it has been deleted.
         """
         found = {}
-        for name, commits in self.commits.items():
-            chosen = [version for version, each in commits.items() if each[BATCH] <= batch]
-            if chosen:
-                found[name] = max(chosen)
-            elif commits and not self.logs[name].has_all_commits:
-                raise self.nothing_at(self.cut(batch))
+        for name, log in self.logs.items():
+            version = self._version(name, batch)
+            if version is not None:
+                found[name] = version
+            elif log.position().get("query") and not log.has_all_commits:
+                raise self.nothing()
         return found
 
-    def nothing_at(self, time: Timestamp) -> StreamError:
+    def nothing(self) -> StreamError:
         """Return the error for a time without versions."""
         return StreamError(
             f"the job in {self._folder.address} has no versions of "
-            f"{time.as_datetime().isoformat()}: a snapshot was in progress, or their commits have "
-            "been deleted. Give a later time, or make the table again with job rebuild --to"
+            f"{self._time.as_datetime().isoformat()}: a snapshot was in progress, or their commits "
+            "have been deleted. Give a later time, or make the table again with job rebuild --to"
         )
+
+
+def _end_in(state: Mapping[str, Any]) -> Offset | None:
+    """Return the end of a state's batch; None if that has no cluster time."""
+    end = Offset.read(state["offset"]) if state.get("offset") else None
+    return None if end is None or end.time is None else end
+
+
+def _cut_of(end: Offset) -> Timestamp:
+    """Return the first cluster time whose events a batch does not have completely."""
+    assert end.cut is not None
+    return end.cut
+
+
+def _is_complete(end: Offset, state: Mapping[str, Any]) -> bool:
+    """Return whether nothing is read beside the stream, or is about to be read after a seek.
+
+    `state` is that of the current table.
+    """
+    if end.signals.requests or end.signals.reading or end.sought:
+        return False
+    table = from_document(TableState, state) if state else TableState(())
+    marks = [each for each in (table.complete_from, *table.complete_in.values()) if each]
+    return not table.unread and all(cluster_time_of(mark) <= _cut_of(end) for mark in marks)

@@ -17,6 +17,7 @@ from typing import Any
 from bson.timestamp import Timestamp
 from pyspark.sql import SparkSession
 
+from spark_sink.batches.batch_planner import BatchPlanner
 from spark_sink.errors import HistoryLostError, OptionError, StreamError, say
 from spark_sink.events.positions import AtTime, FromNow, Position, Token, after, is_after, key_of
 from spark_sink.jobs.job_folder import (
@@ -37,7 +38,6 @@ from spark_sink.options.stream_options import parse_options
 from spark_sink.options.values import position
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.source.offsets import Offset
-from spark_sink.source.tasks import planner_for
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
@@ -279,7 +279,7 @@ def leave_out_lost(folder: JobFolder, uri: str) -> None:
     options = replace(options, scope=at.scope or options.scope)
     with closing(RouterClient(options)) as client:
         try:
-            planner_for(client, options, None).require_history(batch.first)
+            BatchPlanner(client, options).require_history(batch.first)
         except HistoryLostError:
             now = after(client.with_retries(client.present))
             where = _leave_out(folder, last.number + 1, _gap(folder, before, now, "now")[0])

@@ -9,21 +9,18 @@ from __future__ import annotations
 import random
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from pymongo.errors import ConnectionFailure, CursorNotFound, PyMongoError
 
-from spark_sink.errors import OptionError, StreamError
+from spark_sink.errors import StreamError
 from spark_sink.options import values
-from spark_sink.options.values import fields_in, option
+from spark_sink.options.values import option
 
 _MAX_DOUBLINGS = 30
 _Result = TypeVar("_Result")
-_INITIAL_BACKOFF = "connect.backoff.initial.delay.ms"
-_MAX_BACKOFF = "connect.backoff.max.delay.ms"
-_RESTARTS, _RESTART_DELAY = "errors.max.retries", "retriable.restart.connector.wait.ms"
 
 
 @dataclass(frozen=True)
@@ -37,14 +34,14 @@ class RetryPolicy:
         selection_timeout: for server selection.
     """
 
-    initial_backoff: float = option(_INITIAL_BACKOFF, values.milliseconds, 0.05)
-    max_backoff: float = option(_MAX_BACKOFF, values.milliseconds, 2.0)
+    initial_backoff: float = option("connect.backoff.initial.delay.ms", values.seconds, 0.05)
+    max_backoff: float = option("connect.backoff.max.delay.ms", values.seconds, 2.0)
     attempts: int | None = option("connect.max.attempts", values.positive, None)
     max_seconds: float = 60.0
-    restarts: int | None = option(_RESTARTS, values.unlimited_number, 0)
-    restart_delay: float = option(_RESTART_DELAY, values.milliseconds, 10.0)
+    restarts: int | None = option("errors.max.retries", values.unlimited_number, 0)
+    restart_delay: float = option("retriable.restart.connector.wait.ms", values.seconds, 10.0)
     selection_timeout: float = option(
-        "mongodb.server.selection.timeout.ms", values.positive_milliseconds, 2.5
+        "mongodb.server.selection.timeout.ms", values.positive_seconds, 2.5
     )
 
     def __str__(self) -> str:
@@ -56,20 +53,6 @@ class RetryPolicy:
 
 
 DEFAULT_RETRY_POLICY = RetryPolicy()
-
-
-def retry_options(given: Mapping[str, str]) -> RetryPolicy:
-    """Return the options of retries among those given. Raises OptionError."""
-    policy = RetryPolicy(**fields_in(RetryPolicy, given))
-    if _RESTART_DELAY in given and _RESTARTS not in given:
-        raise OptionError(f"option {_RESTART_DELAY!r} requires option {_RESTARTS!r}")
-    first, longest = policy.initial_backoff, policy.max_backoff
-    if first > longest and _INITIAL_BACKOFF in given and _MAX_BACKOFF in given:
-        raise OptionError(f"option {_INITIAL_BACKOFF!r} must not be greater than {_MAX_BACKOFF!r}")
-    if first > longest:  # one of them is a default, which follows the other
-        pause = first if _INITIAL_BACKOFF in given else longest
-        return replace(policy, initial_backoff=pause, max_backoff=pause)
-    return policy
 
 
 class Retries:

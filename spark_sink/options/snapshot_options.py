@@ -16,10 +16,10 @@ from bson.timestamp import Timestamp
 from spark_sink.errors import OptionError
 from spark_sink.options import values
 from spark_sink.options.java_patterns import compiled
-from spark_sink.options.values import fields_in, option, parsed_option
+from spark_sink.options.values import option, option_names, parsed, parsed_option
 
 BASED = "snapshot.mode.configuration.based"
-"""The prefix of the options of the mode configuration_based."""
+"""The prefix of the options of the mode configuration_based, which are fields of SnapshotPolicy."""
 
 TASKS = "snapshotTasks"
 """The option for the number of tasks of a snapshot's batch."""
@@ -38,10 +38,10 @@ class SnapshotPolicy:
         streams: events follow.
     """
 
-    at_first: bool = False
+    at_first: bool = option(f"{BASED}.snapshot.data", values.boolean, False)
     at_every_start: bool = False
-    if_history_is_lost: bool = False
-    streams: bool = True
+    if_history_is_lost: bool = option(f"{BASED}.snapshot.on.data.error", values.boolean, False)
+    streams: bool = option(f"{BASED}.start.stream", values.boolean, False)
 
     @property
     def reads_documents(self) -> bool:
@@ -50,15 +50,15 @@ class SnapshotPolicy:
 
 
 POLICIES: Mapping[str, SnapshotPolicy] = {
-    "no_data": SnapshotPolicy(),
-    "initial": SnapshotPolicy(at_first=True),
-    "initial_only": SnapshotPolicy(at_first=True, streams=False),
-    "always": SnapshotPolicy(at_first=True, at_every_start=True),
-    "when_needed": SnapshotPolicy(at_first=True, if_history_is_lost=True),
+    "no_data": SnapshotPolicy(streams=True),
+    "initial": SnapshotPolicy(at_first=True, streams=True),
+    "initial_only": SnapshotPolicy(at_first=True),
+    "always": SnapshotPolicy(at_first=True, at_every_start=True, streams=True),
+    "when_needed": SnapshotPolicy(at_first=True, if_history_is_lost=True, streams=True),
 }
 """The modes that need no further options."""
 
-ANY_POLICY = SnapshotPolicy(at_first=True, at_every_start=True, if_history_is_lost=True)
+ANY_POLICY = SnapshotPolicy(True, True, True, True)
 """What a function may choose: a query may read documents, and events."""
 
 CONFIGURATION_BASED, CUSTOM = "configuration_based", "custom"
@@ -97,14 +97,9 @@ def custom_mode(name: str) -> Callable[[QueryStart], str]:
 
 _MODE = "snapshotMode"
 _ON_HISTORY_LOST = "onHistoryLost"
-_BASED_ON = {
-    f"{BASED}.snapshot.data": "at_first",
-    f"{BASED}.start.stream": "streams",
-    f"{BASED}.snapshot.on.data.error": "if_history_is_lost",
-    # MongoDB has no schemas to read: these two have no effect.
-    f"{BASED}.snapshot.schema": "",
-    f"{BASED}.snapshot.on.schema.error": "",
-}
+# MongoDB has no schemas to read: these two have no effect.
+_OF_SCHEMAS = (f"{BASED}.snapshot.schema", f"{BASED}.snapshot.on.schema.error")
+_BASED_ON = (*option_names(SnapshotPolicy), *_OF_SCHEMAS)
 MODE_OPTIONS = (_MODE, CUSTOM_NAME, *_BASED_ON, _ON_HISTORY_LOST)
 """The names of the options that say when a query reads documents."""
 
@@ -132,7 +127,7 @@ class SnapshotOptions:
         "snapshotFilters", values.filters, None
     )
     collections: tuple[str, ...] = option("snapshot.include.collection.list", values.patterns, ())
-    delay: float = option("snapshot.delay.ms", values.milliseconds, 0.0)
+    delay: float = option("snapshot.delay.ms", values.seconds, 0.0)
 
     def policy_for(self, start: QueryStart) -> SnapshotPolicy:
         """Return the policy for one start. Raises OptionError if a custom mode fails."""
@@ -161,43 +156,28 @@ def snapshot_options(given: Mapping[str, str]) -> SnapshotOptions:
     mode = parsed_option(_MODE, _mode, given.get(_MODE, "no_data"))
     if (mode == CUSTOM) != (CUSTOM_NAME in given):
         raise OptionError(f"snapshot.mode=custom and option {CUSTOM_NAME!r} require each other")
-    policy, on_error = _policy(mode, given), f"{BASED}.snapshot.on.data.error"
-    if _ON_HISTORY_LOST in given:
-        if on_error in given or CUSTOM_NAME in given:
-            other = "the function's mode" if CUSTOM_NAME in given else f"option {on_error!r}"
-            raise OptionError(
-                f"option {_ON_HISTORY_LOST!r}: {other} already decides about a lost history: "
-                "remove one of them"
-            )
-        parse = values.switch("fail", "snapshot")
-        recovers = parsed_option(_ON_HISTORY_LOST, parse, given[_ON_HISTORY_LOST])
-        if recovers and not policy.streams:
-            text = "snapshot is for modes that stream events"
-            raise OptionError(f"option {_ON_HISTORY_LOST!r}: {text}")
-        policy = replace(policy, if_history_is_lost=recovers)
-    return SnapshotOptions(policy, **fields_in(SnapshotOptions, given))
-
-
-def _policy(mode: str, given: Mapping[str, str]) -> SnapshotPolicy:
     based_on = [name for name in _BASED_ON if name in given]
-    if mode != CONFIGURATION_BASED:
-        if based_on:
-            raise OptionError(
-                f"option {based_on[0]!r} is for snapshot.mode={CONFIGURATION_BASED}: set that, or "
-                "leave it out"
-            )
-        return ANY_POLICY if mode == CUSTOM else POLICIES[mode]
-    chosen = {
-        _BASED_ON[name]: parsed_option(name, values.boolean, given[name]) for name in based_on
-    }
-    chosen.pop("", None)
-    policy = SnapshotPolicy(**{"streams": False, **chosen})
+    if based_on and mode != CONFIGURATION_BASED:
+        raise OptionError(
+            f"option {based_on[0]!r} is for snapshot.mode={CONFIGURATION_BASED}: set that, or "
+            "leave it out"
+        )
+    policy = ANY_POLICY if mode == CUSTOM else POLICIES.get(mode) or parsed(SnapshotPolicy, given)
     if not (policy.at_first or policy.streams):
         raise OptionError(
             f"snapshot.mode={CONFIGURATION_BASED} reads neither documents nor events: set "
             f"{BASED}.snapshot.data or {BASED}.start.stream to true"
         )
-    return policy
+    if _ON_HISTORY_LOST in given:
+        for other in {CUSTOM_NAME, f"{BASED}.snapshot.on.data.error"} & given.keys():
+            raise OptionError(
+                f"option {_ON_HISTORY_LOST!r}: option {other!r} already decides about a lost "
+                "history: remove one of them"
+            )
+        parse = values.switch("fail", "snapshot")
+        recovers = parsed_option(_ON_HISTORY_LOST, parse, given[_ON_HISTORY_LOST])
+        policy = replace(policy, if_history_is_lost=recovers)
+    return parsed(SnapshotOptions, given, policy=policy)
 
 
 def _mode(text: str) -> str:

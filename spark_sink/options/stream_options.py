@@ -20,10 +20,10 @@ from pyspark.sql.types import StructType
 from spark_sink.errors import OptionError
 from spark_sink.events.positions import FromNow, Position
 from spark_sink.options import values
-from spark_sink.options.retries import RetryPolicy, retry_options
+from spark_sink.options.retries import RetryPolicy
 from spark_sink.options.scope import NamespaceLists, Scope
 from spark_sink.options.snapshot_options import MODE_OPTIONS, SnapshotOptions, snapshot_options
-from spark_sink.options.values import canonical, fields_in, option, option_names, parsed_option
+from spark_sink.options.values import canonical, option, option_names, parsed, parsed_option
 from spark_sink.rows.field_edits import FieldEdit, excluded_fields, masked_fields, renamed_fields
 from spark_sink.rows.typed_documents import document_schema
 
@@ -34,38 +34,24 @@ _THRESHOLD = "cursor.oversize.skip.threshold"
 Stages = tuple[Mapping[str, Any], ...]
 
 
-@dataclass(frozen=True)
-class OversizeOptions:
-    """Debezium's `cursor.oversize.handling.mode`, and whether no event may fail the stream.
+def large_event_stages(
+    given: Mapping[str, str], pipeline: Stages, *, tolerant: bool = False
+) -> tuple[Stages, Stages]:
+    """Return the stages that skip large events, and the pipeline, which may end with the split.
 
-    In a tolerant stream, an event that is too large arrives in fragments, and an event whose image
-    the servers do not have arrives without the image.
-
-    `mode` is fail, skip or split, and by default split if the stream is tolerant; `threshold` are
-    the bytes of a document from which on an event is skipped.
+    These are Debezium's `cursor.oversize` options, by default fail, or split in a tolerant stream.
+    A document of more bytes than the threshold is skipped. Raises OptionError.
     """
-
-    mode: str | None = option(_MODE, values.one_of("fail", "skip", "split"), None)
-    threshold: int = option(_THRESHOLD, values.whole_number, 0)
-    tolerant: bool = option("errors.tolerance", values.switch("none", "all"), False)
-
-    def stages(self, pipeline: Stages) -> tuple[Stages, Stages]:
-        """Return the stages that skip large events, and the pipeline, which may end with the split.
-
-        Raises OptionError.
-        """
-        mode = self.mode or ("split" if self.tolerant else "fail")
-        if (mode == "skip") != bool(self.threshold):
-            raise OptionError(
-                f"{_MODE}=skip requires option {_THRESHOLD!r}, a number of bytes, and vice versa"
-            )
-        if mode == "split" and not (pipeline and SPLIT_STAGE in pipeline[-1]):
-            return (), (*pipeline, {SPLIT_STAGE: {}})
-        return ((_only_up_to(self.threshold),) if mode == "skip" else ()), pipeline
-
-    def image_mode(self, mode: str | None) -> str | None:
-        """Return the servers' mode of images: a tolerant stream does not require them."""
-        return "whenAvailable" if mode == "required" and self.tolerant else mode
+    kinds = values.one_of("fail", "skip", "split")
+    mode = parsed_option(_MODE, kinds, given.get(_MODE, "split" if tolerant else "fail"))
+    threshold = parsed_option(_THRESHOLD, values.whole_number, given.get(_THRESHOLD, "0"))
+    if (mode == "skip") != bool(threshold):
+        raise OptionError(
+            f"{_MODE}=skip requires option {_THRESHOLD!r}, a number of bytes, and vice versa"
+        )
+    if mode == "split" and not (pipeline and SPLIT_STAGE in pipeline[-1]):
+        return (), (*pipeline, {SPLIT_STAGE: {}})
+    return ((_only_up_to(threshold),) if mode == "skip" else ()), pipeline
 
 
 def _only_up_to(size: int) -> Mapping[str, Any]:
@@ -120,7 +106,9 @@ class StreamOptions:
             masked, with the salt of hashes, and then renamed.
         batch_mode: what `spark.read` reads: "snapshot", "changes", or None.
         end: where a batch read of changes ends; None: at the present.
-        tolerant: whether an event that cannot be read becomes a row instead of a failure.
+        tolerant: whether no event may fail the stream. One that is too large arrives in fragments,
+            one whose image the servers do not have without it, and one that cannot be read is a
+            row.
     """
 
     uri: str = field(repr=False)
@@ -146,7 +134,7 @@ class StreamOptions:
     document_type: StructType | None = None
     ignores_unknown: bool = option("unknownFields", values.switch("rescue", "ignore"), False)
     canonical_json: bool = option("jsonFormat", values.switch("relaxed", "canonical"), False)
-    heartbeat_interval: float = option("heartbeat.interval.ms", values.milliseconds, 0.0)
+    heartbeat_interval: float = option("heartbeat.interval.ms", values.seconds, 0.0)
     snapshot: SnapshotOptions = field(default_factory=SnapshotOptions)
     retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
     signals: SignalOptions = field(default_factory=SignalOptions)
@@ -156,7 +144,7 @@ class StreamOptions:
     renamed_fields: tuple[FieldEdit, ...] = option("field.renames", renamed_fields, ())
     batch_mode: str | None = option("mode", values.one_of("snapshot", "changes"), None)
     end: Position | None = None
-    tolerant: bool = False
+    tolerant: bool = option("errors.tolerance", values.switch("none", "all"), False)
 
     @property
     def edits(self) -> tuple[FieldEdit, ...]:
@@ -196,29 +184,27 @@ def named_options(options: Mapping[str, str]) -> dict[str, str]:
 def parse_options(options: Mapping[str, str]) -> StreamOptions:
     """Return the options that a user gave, validated. Raises OptionError."""
     given = named_options(options)
-    found = fields_in(StreamOptions, given)
-    oversize = OversizeOptions(**fields_in(OversizeOptions, given))
-    large, found["pipeline"] = oversize.stages(found.get("pipeline", ()))
-    found["skipping"] = (*found.get("skipping", ()), *large)
-    for name in ("full_document", "full_document_before_change"):
-        found[name] = oversize.image_mode(found.get(name))
     uri = required_uri(given, "option 'uri' is required, for example mongodb://127.0.0.1:27020")
-    parsed = StreamOptions(
+    found = parsed(
+        StreamOptions,
+        given,
         uri=uri,
         scope=_scope(uri, given),
         start=_position(given, "startAtOperationTime", "resumeAfter", "startAfter") or FromNow(),
         end=_position(given, "endAtOperationTime", "endAt"),
         snapshot=snapshot_options(given),
-        retry_policy=retry_options(given),
-        signals=SignalOptions(**fields_in(SignalOptions, given)),
-        tolerant=oversize.tolerant,
-        **found,
     )
+    large, pipeline = large_event_stages(given, found.pipeline, tolerant=found.tolerant)
+    found = replace(found, skipping=(*found.skipping, *large), pipeline=pipeline)
+    if found.tolerant:  # no event requires an image
+        images = (found.full_document, found.full_document_before_change)
+        full, before = ("whenAvailable" if each == "required" else each for each in images)
+        found = replace(found, full_document=full, full_document_before_change=before)
     _require_document_schema(given)
-    _require_repeatable(parsed)
-    _require_masks(parsed)
-    _require_consistent_snapshot(parsed)
-    return parsed
+    _require_repeatable(found)
+    _require_masks(found)
+    _require_consistent_snapshot(found)
+    return found
 
 
 _LISTS = tuple(
@@ -227,12 +213,8 @@ _LISTS = tuple(
 _KNOWN = (
     *("uri", "uriFile", "database", "collection"),
     *("startAtOperationTime", "resumeAfter", "startAfter", "endAtOperationTime", "endAt"),
-    *(*MODE_OPTIONS, *_LISTS, "filters.match.mode"),
+    *(*MODE_OPTIONS, *_LISTS, "filters.match.mode", _MODE, _THRESHOLD),
     *option_names(StreamOptions),
-    *option_names(OversizeOptions),
-    *option_names(SnapshotOptions),
-    *option_names(RetryPolicy),
-    *option_names(SignalOptions),
 )
 # Debezium's names of options that mean the same.
 _ALIASES = {

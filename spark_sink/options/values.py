@@ -9,10 +9,10 @@ import difflib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import field, fields
+from dataclasses import field, fields, is_dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from bson import json_util
 from bson.errors import BSONError
@@ -21,7 +21,7 @@ from pymongo.errors import PyMongoError
 from pymongo.uri_parser import parse_uri
 
 from spark_sink.errors import OptionError
-from spark_sink.events.positions import AtTime, PositionError, Token
+from spark_sink.events.positions import AtTime, Token
 from spark_sink.options.java_patterns import compiled
 
 _NO_ALIASES: Mapping[str, str] = {}
@@ -37,18 +37,29 @@ def option(name: str, parse: Callable[[str], Any], default: Any, *, shown: bool 
 
 
 def option_names(kind: Any) -> list[str]:
-    """Return the names of the options that are fields of a dataclass."""
-    return [each.metadata["option"] for each in fields(kind) if each.metadata]
+    """Return the names of the options that are fields of a dataclass, and of dataclasses in it."""
+    names: list[str] = []
+    for each in fields(kind):
+        if each.metadata:
+            names.append(each.metadata["option"])
+        elif is_dataclass(each.default_factory):
+            names += option_names(each.default_factory)
+    return names
 
 
-def fields_in(kind: Any, given: Mapping[str, str], of: str = "") -> dict[str, Any]:
-    """Return the fields of a dataclass whose options are given. Raises OptionError."""
-    options = [(each.name, each.metadata) for each in fields(kind) if each.metadata]
-    return {
-        name: parsed_option(data["option"], data["parse"], str(given[data["option"]]), of)
-        for name, data in options
-        if data["option"] in given
-    }
+def parsed(kind: type[_Value], given: Mapping[str, Any], of: str = "", **further: Any) -> _Value:
+    """Return a dataclass of the options that are given, and of `further` fields.
+
+    A field that is a dataclass has its options among the same ones. Raises OptionError.
+    """
+    for each in fields(cast("Any", kind)):
+        name, part = each.metadata.get("option", ""), each.default_factory
+        if name in given:
+            text = str(given[name])
+            further[each.name] = parsed_option(name, each.metadata["parse"], text, of)
+        elif is_dataclass(part) and each.name not in further:
+            further[each.name] = parsed(cast("Any", part), given, of)
+    return kind(**further)
 
 
 def parsed_option(name: str, parse: Callable[[str], _Value], text: str, of: str = "") -> _Value:
@@ -202,7 +213,7 @@ def boolean(text: str) -> bool:
     return one_of("true", "false")(text) == "true"
 
 
-def number(what: str, least: int = 0) -> Callable[[str], int]:
+def numbers(what: str, least: int = 0) -> Callable[[str], int]:
     """Return a parser of whole numbers from `least` on; messages call them `what`."""
 
     def parse(text: str) -> int:
@@ -213,24 +224,24 @@ def number(what: str, least: int = 0) -> Callable[[str], int]:
     return parse
 
 
-positive = number("a positive whole number", 1)
-whole_number = number("a whole number")
-_milliseconds = number("a number of milliseconds")
+positive = numbers("a positive whole number", 1)
+whole_number = numbers("a whole number")
+_milliseconds = numbers("a number of milliseconds")
 
 
-def milliseconds(text: str) -> float:
-    """Return a number of milliseconds, in seconds."""
+def seconds(text: str) -> float:
+    """Return the seconds of a number of milliseconds."""
     return _milliseconds(text) / 1000
 
 
-def positive_milliseconds(text: str) -> float:
-    """Return a positive number of milliseconds, in seconds."""
+def positive_seconds(text: str) -> float:
+    """Return the seconds of a positive number of milliseconds."""
     return positive(text) / 1000
 
 
 def unlimited_number(text: str) -> int | None:
     """Return a whole number; None for -1, which is no limit."""
-    parse = number("-1 for no limit, 0 or a positive whole number")
+    parse = numbers("-1 for no limit, 0 or a positive whole number")
     return None if text == "-1" else parse(text)
 
 
@@ -247,7 +258,7 @@ def resume_token(text: str) -> Token:
     document = json_util.loads(text) if text.lstrip().startswith("{") else {"_data": text.strip()}
     try:
         return Token(document)
-    except PositionError as error:
+    except ValueError as error:
         raise ValueError(f"{error}; expected {{'_data': …}} or its hex string") from error
 
 

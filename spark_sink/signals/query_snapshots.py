@@ -13,7 +13,7 @@ import json
 import sys
 import time
 import uuid
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -38,7 +38,7 @@ from spark_sink.signals.signal import (
     SignalError,
     signal_of,
 )
-from spark_sink.signals.state import LOGGED, Request, SignalState
+from spark_sink.signals.state import LOGGED, SignalState, SnapshotRequest
 from spark_sink.snapshot.plan import Collection, LostDocument, SnapshotPlan
 from spark_sink.snapshot.planner import SnapshotPlanner, Wanted
 from spark_sink.stream.router_client import RouterClient
@@ -79,7 +79,7 @@ class QuerySnapshots:
 
         `at` is a cluster time at or after all finished writes. Raises PyMongoError.
         """
-        request = Request.of_mode(at)
+        request = SnapshotRequest.of_mode(at)
         state = replace(state, requests=(request, *state.requests))
         return self._begun(state, request, at)
 
@@ -96,17 +96,12 @@ class QuerySnapshots:
         identifier = f"{aggregate.lower()}-{time.time}-{time.inc}"
         return self._told(state, identifier, aggregate, "SKIPPED", **texts)
 
-    def process(
-        self, state: SignalState, signals: Iterable[ReceivedSignal], present: Container[str] = ()
-    ) -> SignalState:
-        """Return the state after these signals, of which each id is processed once.
-
-        `present` contains digests of the ids that may be received again.
-        """
+    def process(self, state: SignalState, signals: Iterable[ReceivedSignal]) -> SignalState:
+        """Return the state after these signals, of which each id is processed once."""
         for received in signals:
             if state.has_handled(received.id):
                 continue
-            state = state.with_handled(received.id, present)
+            state = state.with_handled(received.id)
             try:
                 if isinstance(received.document, str):
                     raise SignalError(received.document)
@@ -142,7 +137,7 @@ class QuerySnapshots:
         last = max([*new.values(), *(each.token for each in documents)])
         state = replace(state, required=last)
         time = cluster_time_of(last)
-        request = Request(f"again-{time.time}-{time.inc}", False, (), required=True)
+        request = SnapshotRequest(f"again-{time.time}-{time.inc}", False, (), required=True)
         if self._refusal is not None:
             return self._told_of(state, request, "ABORTED", reason=self._refusal)
         for each in state.requests:
@@ -188,7 +183,9 @@ class QuerySnapshots:
                 raise SignalError(
                     f"{_MAX_REQUESTS} snapshots are waiting: send the signal again later"
                 )
-            request = Request(signal.id, signal.blocking, signal.collections, signal.conditions)
+            request = SnapshotRequest(
+                signal.id, signal.blocking, signal.collections, signal.conditions
+            )
             return state.with_request(request)
         if signal.kind == LOG:
             return self._told(state, signal.id, SIGNAL, LOGGED, message=signal.message)
@@ -205,7 +202,9 @@ class QuerySnapshots:
             state = self._told_of(state, request, kind, signal=signal.id)
         return state
 
-    def _stopped(self, state: SignalState, running: list[Request], signal: Signal) -> SignalState:
+    def _stopped(
+        self, state: SignalState, running: list[SnapshotRequest], signal: Signal
+    ) -> SignalState:
         for request in running:
             if signal.collections:
                 state = state.with_request(request.without(signal.collections))
@@ -217,7 +216,7 @@ class QuerySnapshots:
         paused = state.paused and bool(signal.collections)
         return replace(state, paused=paused)
 
-    def _begun(self, state: SignalState, request: Request, at: Timestamp) -> SignalState:
+    def _begun(self, state: SignalState, request: SnapshotRequest, at: Timestamp) -> SignalState:
         """Return the state with the snapshot begun, or without it if it cannot begin."""
         wanted = request.chosen(self._by_mode)
         plan = self._planner.begin(at, wanted)
@@ -232,7 +231,7 @@ class QuerySnapshots:
         state, names = state.with_request(request), names_of(found)
         return self._told_of(state, request, "STARTED", data_collections=names)
 
-    def _problem(self, request: Request, found: Sequence[Collection]) -> str | None:
+    def _problem(self, request: SnapshotRequest, found: Sequence[Collection]) -> str | None:
         if not found:
             return "no collection of the query's scope matches data-collections"
         names = [str(each) for each in found]
@@ -245,12 +244,14 @@ class QuerySnapshots:
                 return problem
         return None
 
-    def _ended(self, state: SignalState, request: Request) -> SignalState:
+    def _ended(self, state: SignalState, request: SnapshotRequest) -> SignalState:
         whole = request.initial or request.lacked or self._planner.names(request.reads_whole)
         state = self._told_of(state.without_request(request.id), request, "COMPLETED")
         return replace(state, ended=request if whole else None)
 
-    def _progressed(self, state: SignalState, request: Request, plan: SnapshotPlan) -> SignalState:
+    def _progressed(
+        self, state: SignalState, request: SnapshotRequest, plan: SnapshotPlan
+    ) -> SignalState:
         """Return the state with notifications of what a batch reads, and of what ends with it."""
         end = plan.end
         read = [
@@ -271,7 +272,7 @@ class QuerySnapshots:
         return state
 
     def _told_of(
-        self, state: SignalState, request: Request, kind: str, **texts: str
+        self, state: SignalState, request: SnapshotRequest, kind: str, **texts: str
     ) -> SignalState:
         aggregate = "Blocking Snapshot" if request.blocking else "Incremental Snapshot"
         aggregate = INITIAL if request.initial else aggregate
@@ -347,13 +348,11 @@ class SignalProcessor:
         """
         if isinstance(position, FromNow):  # signals are read from the query's beginning on
             return state
-        present: Container[str] = ()
         self.has_more = False
         if self._folder is not None:
             signals = self._folder.receive(state.handled)
             self.has_more = len(signals) == MAX_SIGNALS
-            present = self._folder.present
-            state = self._snapshots.process(state, signals, present)
+            state = self._snapshots.process(state, signals)
         if self._collection is not None:
             try:
                 signals, reached = self._collection.receive(
@@ -366,7 +365,7 @@ class SignalProcessor:
                 state = self._snapshots.left_out(state, state.position, position, SIGNAL)
                 print(f"warning: {self._lost}", file=sys.stderr)  # noqa: T201
             self.has_more |= len(signals) == MAX_SIGNALS
-            state = self._snapshots.process(replace(state, position=reached), signals, present)
+            state = self._snapshots.process(replace(state, position=reached), signals)
         return state
 
     def committed(self, state: SignalState) -> None:

@@ -29,10 +29,6 @@ _FIELDS = {
     RESUME: ("type",),
     LOG: ("message",),
 }
-_MAX_ENTRIES = 1000
-_MAX_ENTRY_LENGTH = 1000
-_MAX_MESSAGE_LENGTH = 600
-_MAX_FILTER_LENGTH = 20_000
 _MAX_ID_LENGTH = 200
 # These run code on the servers.
 _CODE = frozenset({"$where", "$function", "$accumulator"})
@@ -43,7 +39,7 @@ class SignalError(ValueError):
 
 
 @dataclass(frozen=True)
-class Condition:
+class DocumentFilter:
     """A filter, in canonical extended JSON, for collections that are named as in Signal."""
 
     AS_LIST: ClassVar = True
@@ -75,7 +71,7 @@ class Signal:
     kind: str
     blocking: bool = False
     collections: tuple[str, ...] = ()
-    conditions: tuple[Condition, ...] = ()
+    conditions: tuple[DocumentFilter, ...] = ()
     message: str = ""
 
 
@@ -91,8 +87,11 @@ def signal_of(identifier: str, document: Mapping[str, Any]) -> Signal:
     if unknown:
         raise SignalError(f"data has an unknown field {unknown[0]!r}")
     if kind == LOG:
-        return Signal(identifier, kind, message=_message(data.get("message")))
-    blocking = _blocking(data.get("type", "incremental"))
+        return Signal(identifier, kind, message=_text(data.get("message"), "data.message"))
+    form = str(data.get("type", "incremental")).lower()
+    if form not in ("incremental", "blocking"):
+        raise SignalError("data.type must be incremental or blocking")
+    blocking = form == "blocking"
     if blocking and kind != EXECUTE:
         raise SignalError("only incremental snapshots can be stopped, paused and resumed")
     collections = tuple(map(_pattern, _entries(data, "data-collections")))
@@ -129,32 +128,22 @@ def _data(data: Any) -> Mapping[str, Any]:
     return data
 
 
-def _message(text: Any) -> str:
-    if not isinstance(text, str) or not 0 < len(text) <= _MAX_MESSAGE_LENGTH:
-        raise SignalError(f"data.message must be a text of 1 to {_MAX_MESSAGE_LENGTH} characters")
-    return text
-
-
-def _blocking(text: Any) -> bool:
-    if not isinstance(text, str) or text.lower() not in ("incremental", "blocking"):
-        raise SignalError("data.type must be incremental or blocking")
-    return text.lower() == "blocking"
+def _text(found: Any, what: str) -> str:
+    if not isinstance(found, str) or not found:
+        raise SignalError(f"{what} must be a text")
+    return found
 
 
 def _entries(data: Mapping[str, Any], name: str) -> list[Any]:
     found = data.get(name, [])
-    if not isinstance(found, list) or len(found) > _MAX_ENTRIES:
-        raise SignalError(f"{name} must be an array of at most {_MAX_ENTRIES} entries")
+    if not isinstance(found, list):
+        raise SignalError(f"{name} must be an array")
     return found
 
 
 def _pattern(entry: Any) -> str:
-    if not isinstance(entry, str) or not 0 < len(entry) <= _MAX_ENTRY_LENGTH:
-        raise SignalError(
-            f"collections are named by texts of 1 to {_MAX_ENTRY_LENGTH} characters, such as "
-            "shop.orders"
-        )
-    pattern = entry.strip().replace('"', "")  # Debezium quotes names with dots
+    text = _text(entry, "the name of a collection, such as shop.orders,")
+    pattern = text.strip().replace('"', "")  # Debezium quotes names with dots
     try:
         compiled(pattern)
     except (ValueError, OverflowError, RecursionError) as error:
@@ -162,7 +151,7 @@ def _pattern(entry: Any) -> str:
     return pattern
 
 
-def _condition(entry: Any) -> Condition:
+def _condition(entry: Any) -> DocumentFilter:
     if not isinstance(entry, Mapping) or set(entry) != {"data-collection", "filter"}:
         raise SignalError("an additional condition has the fields data-collection and filter")
     condition = entry["filter"]
@@ -172,9 +161,7 @@ def _condition(entry: Any) -> Condition:
         raise SignalError("filter must be a filter of MongoDB, as a document or as JSON")
     _refuse_code(condition)
     text = json_util.dumps(condition, json_options=json_util.CANONICAL_JSON_OPTIONS)
-    if len(text) > _MAX_FILTER_LENGTH:
-        raise SignalError(f"filter must have at most {_MAX_FILTER_LENGTH} characters")
-    return Condition(_pattern(entry["data-collection"]), text)
+    return DocumentFilter(_pattern(entry["data-collection"]), text)
 
 
 def _parsed(text: str, name: str) -> Any:

@@ -6,31 +6,26 @@ the processed signals, none of which is processed twice.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bson.timestamp import Timestamp
 
-from spark_sink.events.documents import stored
 from spark_sink.events.positions import Position
-from spark_sink.signals.signal import Condition, digest, matches_any
+from spark_sink.signals.signal import DocumentFilter, digest, matches_any
 from spark_sink.snapshot.plan import SnapshotPlan, filter_of
 from spark_sink.snapshot.planner import Wanted
 
 LOGGED = "LOGGED"
 """The type of the notification that a signal `log` requests."""
 
-# Ids of processed signals that are kept, beside those whose files are still present.
+# Ids of processed signals that are kept.
 _MAX_HANDLED = 50
 
 
-def _keys_from(document: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
-    return {name: tuple(keys) for name, keys in document.items()}
-
-
 @dataclass(frozen=True)
-class Request:
+class SnapshotRequest:
     """A snapshot that the query's mode, a signal or the table requests.
 
     Args:
@@ -45,17 +40,15 @@ class Request:
     id: str
     blocking: bool
     collections: tuple[str, ...]
-    conditions: tuple[Condition, ...] = ()
+    conditions: tuple[DocumentFilter, ...] = ()
     excluded: tuple[str, ...] = ()
     plan: SnapshotPlan | None = None
     required: bool = False
     initial: bool = False
-    documents: Mapping[str, tuple[str, ...]] = field(
-        default_factory=dict, metadata=stored(read=_keys_from)
-    )
+    documents: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
-    def of_mode(cls, at: Timestamp, plan: SnapshotPlan | None = None) -> Request:
+    def of_mode(cls, at: Timestamp, plan: SnapshotPlan | None = None) -> SnapshotRequest:
         """Return the request of the query's mode, at a cluster time."""
         return cls(f"initial-{at.time}-{at.inc}", True, (), plan=plan, initial=True)
 
@@ -98,7 +91,7 @@ class Request:
         filters = (text for each in self.conditions for text in (each.collections, each.filter))
         return sum(map(len, (*texts, *filters)))
 
-    def without(self, patterns: tuple[str, ...]) -> Request:
+    def without(self, patterns: tuple[str, ...]) -> SnapshotRequest:
         """Return the request without the collections that match one of these patterns."""
         return replace(self, excluded=(*self.excluded, *patterns))
 
@@ -115,16 +108,16 @@ class SignalState:
     """
 
     handled: tuple[str, ...] = ()
-    requests: tuple[Request, ...] = ()
+    requests: tuple[SnapshotRequest, ...] = ()
     paused: bool = False
     position: Position | None = None
     required: str = ""
     reading: Timestamp | None = None
-    ended: Request | None = None
+    ended: SnapshotRequest | None = None
     notifications: tuple[Mapping[str, Any], ...] = ()
 
     @property
-    def running(self) -> Request | None:
+    def running(self) -> SnapshotRequest | None:
         """The snapshot whose chunks are read next."""
         for request in self.requests:
             if request.blocking:
@@ -164,14 +157,11 @@ class SignalState:
         """Return the state without the batch's part."""
         return replace(self, reading=None, ended=None, notifications=())
 
-    def with_handled(self, identifier: str, present: Container[str]) -> SignalState:
-        """Return the state with a further id; digests in `present` stay: they may come again."""
-        handled = [*self.handled, digest(identifier)]
-        surplus = len(handled) - _MAX_HANDLED
-        kept = [each for n, each in enumerate(handled) if n >= surplus or each in present]
-        return replace(self, handled=tuple(kept))
+    def with_handled(self, identifier: str) -> SignalState:
+        """Return the state with a further id."""
+        return replace(self, handled=(*self.handled, digest(identifier))[-_MAX_HANDLED:])
 
-    def with_request(self, request: Request) -> SignalState:
+    def with_request(self, request: SnapshotRequest) -> SignalState:
         """Return the state with a changed request, or with a further one."""
         if all(each.id != request.id for each in self.requests):
             return replace(self, requests=(*self.requests, request))

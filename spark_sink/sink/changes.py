@@ -23,7 +23,7 @@ from spark_sink.events.header import namespace_of
 from spark_sink.events.slices import CODEC, Slice, document_of, fields_of, value_at
 from spark_sink.options import values
 from spark_sink.options.stream_options import required_uri
-from spark_sink.options.values import canonical, fields_in, option, option_names
+from spark_sink.options.values import canonical, option, option_names, parsed
 
 _OF = " of the sink"
 
@@ -65,7 +65,7 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
     own = {name: text for name, text in options.items() if name.lower() not in _SPARK_OPTIONS}
     given = canonical(own, ("uri", "uriFile", *option_names(WriteOptions)), of=_OF)
     uri = required_uri(given, "the sink requires one of the options 'uri' and 'uriFile'", _OF)
-    return WriteOptions(uri, **fields_in(WriteOptions, given, _OF))
+    return parsed(WriteOptions, given, _OF, uri=uri)
 
 
 _NOTHING = Slice(NULL, b"")

@@ -6,7 +6,6 @@ a few `_id`s for each task and never the whole index. The samples are kept in me
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
@@ -25,17 +24,15 @@ from pymongo.errors import OperationFailure
 
 from shard_client.bson.values import DECIMAL, DOUBLE, INT32, INT64, STRING, SYMBOL
 from spark_sink.errors import MESSAGE_LIMIT
-from spark_sink.events.positions import FromNow, Position, time_of
 from spark_sink.options.retries import is_transient
 from spark_sink.options.scope import Scope
-from spark_sink.options.snapshot_options import QueryStart, SnapshotOptions, SnapshotPolicy
 from spark_sink.snapshot.plan import (
     Chunk,
     Collection,
     Place,
     Progress,
     SnapshotPlan,
-    text_of,
+    bound_text,
     value_of,
 )
 
@@ -457,7 +454,7 @@ def _bound(value: Any, *, cut: bool) -> str | None:
     """
     for most in _KEY_LENGTHS if cut and isinstance(value, str) else (None,):
         key = value if most is None else value[:most]
-        text = text_of(key)
+        text = bound_text(key)
         if len(text) <= _MAX_TEXT:
             return text if _is_same(key, text) else None
     return None
@@ -480,48 +477,3 @@ def _kind(value: Any) -> int:
     kind = bson.encode({"": value})[4]
     kind = _COMPARED_AS.get(kind, kind)
     return _NAN if kind == INT32 and "nan" in str(value).lower() else kind
-
-
-# Seconds that one call waits for the end of the delay: Spark stops a query between two calls.
-_POLL_SECONDS = 0.5
-
-
-class SnapshotDecision:
-    """Decides when a start of a query begins a snapshot, from the position where it continues.
-
-    Raises OptionError if a custom mode fails.
-    """
-
-    def __init__(
-        self,
-        options: SnapshotOptions,
-        position: Position,
-        is_in_snapshot: bool,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        start = QueryStart(time_of(position), is_in_snapshot)
-        self.policy: SnapshotPolicy = options.policy_for(start)
-        """When this start reads documents, and whether events follow."""
-        self._is_due = self.policy.at_every_start and not is_in_snapshot
-        self._earliest = clock() + options.delay
-        self._clock = clock
-        self._sleep = sleep
-
-    def is_due(self, position: Position) -> bool:
-        """Return whether a snapshot begins at this position."""
-        return self.policy.at_first if isinstance(position, FromNow) else self._is_due
-
-    def wait_for_delay(self, *, block: bool) -> bool:
-        """Return whether the delay is over; the caller then begins the snapshot.
-
-        Without `block` the call takes half a second at most.
-        """
-        remaining = self._earliest - self._clock()
-        if remaining > 0:
-            self._sleep(remaining if block else min(remaining, _POLL_SECONDS))
-        if remaining > _POLL_SECONDS and not block:
-            return False
-        self._is_due = False
-        return True

@@ -10,15 +10,14 @@ from typing import cast
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from spark_sink.batches.batch_planner import PlannedBatch
+from spark_sink.batches.batch_planner import BatchPlanner, PlannedBatch
 from spark_sink.errors import OptionError, without_traceback
 from spark_sink.events.positions import AtTime, FromNow, after, is_after
 from spark_sink.options.stream_options import StreamOptions
-from spark_sink.signals.state import Request, SignalState
+from spark_sink.signals.state import SignalState, SnapshotRequest
 from spark_sink.source.tasks import (
     Task,
     TaskPartition,
-    planner_for,
     read_task,
     snapshot_planner,
     snapshot_tasks,
@@ -60,14 +59,16 @@ class MergerouterBatchReader(DataSourceReader):
             snapshot_time = client.snapshot_time()
             planner = snapshot_planner(client, options)
             plan = replace(planner.begin(snapshot_time), end=None)  # all in one batch
-            request = Request.of_mode(snapshot_time, plan)
+            request = SnapshotRequest.of_mode(snapshot_time, plan)
             state = SignalState(requests=(request,), reading=snapshot_time)
             start = options.start
-            return client.with_retries(lambda: snapshot_tasks(state, start, options, planner))
+            return client.with_retries(
+                lambda: snapshot_tasks(state, start, options, planner, client.present)
+            )
         end = options.end or after(client.present())
         if not is_after(end, options.start):
             return []
         if isinstance(end, AtTime) and is_after(end, after(client.present())):
             raise OptionError("option 'endAtOperationTime': lies in the future; remove it")
-        with closing(planner_for(client, options, None)) as planner_of_changes:
+        with closing(BatchPlanner(client, options)) as planner_of_changes:
             return planner_of_changes.tasks(PlannedBatch(options.start, end))

@@ -16,15 +16,13 @@ from bson.timestamp import Timestamp
 from shard_client.bson.resume_token import high_water_mark
 from spark_sink.batches.batch_planner import PlannedBatch
 from spark_sink.errors import StreamError
-from spark_sink.events.documents import from_document, stored, to_document
+from spark_sink.events.documents import from_document, to_document
 from spark_sink.events.positions import (
     AtTime,
     Position,
     Token,
     after,
-    from_offset,
     time_of,
-    to_offset,
 )
 from spark_sink.options.scope import Scope
 from spark_sink.signals.state import SignalState
@@ -46,11 +44,11 @@ class Offset:
         sought: the position from which on a job leaves out the events up to this one.
     """
 
-    position: Position = field(metadata=stored(write=to_offset, read=from_offset))
+    position: Position
     scope: Scope | None = None
     since: Timestamp | None = None
     events: int | None = None
-    quiet_until: Timestamp | None = field(default=None, metadata=stored("quietUntil"))
+    quiet_until: Timestamp | None = None
     heartbeat: Timestamp | None = None
     signals: SignalState = field(default_factory=SignalState)
     gained: tuple[tuple[str, str], ...] = ()
@@ -121,4 +119,4 @@ class Offset:
             )
 
 
-_BESIDE = {each.metadata.get("name") or each.name for each in fields(Offset)}
+_BESIDE = {"quietUntil", *(each.name for each in fields(Offset))}

@@ -20,7 +20,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from spark_sink.batches.batch_planner import PlannedBatch
+from spark_sink.batches.batch_planner import BatchPlanner, PlannedBatch
 from spark_sink.batches.event_rate import ReportInbox
 from spark_sink.errors import HistoryLostError, without_traceback
 from spark_sink.events.heartbeats import heartbeats, latest_heartbeat
@@ -29,12 +29,11 @@ from spark_sink.options.stream_options import StreamOptions
 from spark_sink.signals.query_snapshots import REFUSAL, QuerySnapshots, SignalProcessor
 from spark_sink.signals.state import SignalState
 from spark_sink.snapshot.plan import LostDocument
-from spark_sink.snapshot.planner import SnapshotDecision
 from spark_sink.source.offsets import Offset
+from spark_sink.source.snapshot_decision import SnapshotDecision
 from spark_sink.source.tasks import (
     Task,
     TaskPartition,
-    planner_for,
     read_task,
     snapshot_planner,
     snapshot_tasks,
@@ -48,7 +47,7 @@ _OUTLIVED = (
 )
 
 
-class _Planning:
+class _Planners:
     """The connection of the process that plans batches, and what plans through it.
 
     Raises StreamError if the server cannot be reached, and OptionError.
@@ -59,7 +58,7 @@ class _Planning:
         try:
             client.require_reachable()
             self.inbox = ReportInbox(client.address)
-            self.batches = planner_for(client, options, self.inbox, loaded=loaded)
+            self.batches = BatchPlanner(client, options, self.inbox, loaded=loaded)
             self.collections = snapshot_planner(client, options)
             refusal = REFUSAL if options.lacks_snapshot_filters else None
             self.snapshots = QuerySnapshots(self.collections, options.snapshot.accepts, refusal)
@@ -105,7 +104,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         self.options = options
         """What the query was started with."""
         self._loaded = loaded
-        self._connected: _Planning | None = None
+        self._connected: _Planners | None = None
         self._decision: SnapshotDecision | None = None
         self._ends_at_present = False
         self._is_at_end = False  # later signals wait for the next start
@@ -130,7 +129,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Store the present, before which later batches end. Raises StreamError."""
         with without_traceback():
-            self._planning.batches.stop_at_present()
+            self._planners.batches.stop_at_present()
         self._ends_at_present = True
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
@@ -150,7 +149,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def _latest(self, start: Offset, max_events: int | None) -> Offset | None:
         """Return the end of the batch after `start`; None while there is nothing."""
-        signals, planning = self._kept(start.signals), self._planning
+        signals, planning = self._kept(start.signals), self._planners
         position, is_in_snapshot = start.position, signals.initial is not None
         if self._decision is None:
             self._decision = SnapshotDecision(self.options.snapshot, position, is_in_snapshot)
@@ -188,12 +187,12 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def _moved(self, start: Offset, batch: PlannedBatch, signals: SignalState) -> Offset | None:
         """Return the end of a batch, with what it reads of a snapshot; None if it is empty."""
-        signals = self._planning.advanced(signals, batch.end)
+        signals = self._planners.advanced(signals, batch.end)
         if batch.end == batch.start and not signals.has_output:
             return None
         if not (self._has_read_snapshot or self._has_told_skipped):
             self._has_told_skipped = True
-            signals = self._planning.snapshots.skipped(signals)
+            signals = self._planners.snapshots.skipped(signals)
         heartbeat = latest_heartbeat(start.heartbeat, batch.end, self.options.heartbeat_interval)
         return start.moved(
             batch.end,
@@ -228,13 +227,13 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             return Offset(position, scope, start.since)
         kept: dict[str, Any] = {"heartbeat": start.heartbeat}
         if isinstance(position, Token):
-            self._planning.batches.require_history(AtTime(position.cluster_time))
+            self._planners.batches.require_history(AtTime(position.cluster_time))
             return start.moved(after(position.cluster_time), signals=signals, **kept)
         if start.sought is not None:
-            signals = self._planning.snapshots.left_out(signals, start.sought, position)
+            signals = self._planners.snapshots.left_out(signals, start.sought, position)
         gained: list[tuple[str, str]] = []
         if self.options.snapshot.policy.reads_documents:
-            planning, wanted = self._planning, self.options.snapshot.accepts
+            planning, wanted = self._planners, self.options.snapshot.accepts
             names = planning.client.with_retries(lambda: planning.collections.names(wanted))
             found = {*names, *self.places()}
             before = None if start.sought is not None else start.scope
@@ -279,16 +278,17 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         before, at = Offset.read(start), Offset.read(end)
         if start == end:
             return []
-        batches = self._planning.batches
+        batches = self._planners.batches
         return [*batches.tasks(at.batch_after(before)), *self.added_tasks(before, at)]
 
     def added_tasks(self, before: Offset, at: Offset) -> list[Task]:
         """Return the tasks between two offsets that do not read the stream. Raises StreamError."""
         tasks: list[Task] = [*heartbeats(before.heartbeat, at.heartbeat)]
         if at.signals.reading is not None or at.signals.ended is not None:
-            planning, position, options = self._planning, before.position, self.options
+            planning, position, options = self._planners, before.position, self.options
+            planner, present = planning.collections, planning.client.present
             tasks += planning.client.with_retries(
-                lambda: snapshot_tasks(at.signals, position, options, planning.collections)
+                lambda: snapshot_tasks(at.signals, position, options, planner, present)
             )
         return tasks
 
@@ -314,7 +314,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         """Return the offset with which a snapshot begins; None until its delay is over."""
         if not decision.wait_for_delay(block=self._ends_at_present):
             return None
-        planning = self._planning
+        planning = self._planners
         planning.batches.close()
 
         def begun() -> SignalState:
@@ -328,7 +328,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         return Offset(plan.handover, self.options.scope, since, events=0, signals=signals)
 
     @property
-    def _planning(self) -> _Planning:
+    def _planners(self) -> _Planners:
         if self._connected is None:
-            self._connected = _Planning(self.options, self._loaded)
+            self._connected = _Planners(self.options, self._loaded)
         return self._connected

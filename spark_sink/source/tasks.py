@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,12 +17,9 @@ from pymongo.errors import OperationFailure
 from pyspark.sql.datasource import InputPartition
 
 from shard_client.bson.resume_token import high_water_mark
-from spark_sink.batches.batch_planner import BatchPlanner, ClusterAccess
-from spark_sink.batches.event_rate import ReportInbox, report
-from spark_sink.batches.query_start import cluster_time_at, query_started
+from spark_sink.batches.event_rate import report
 from spark_sink.batches.read_task import ReadTask, TaskReader
 from spark_sink.events.header import join_fragments
-from spark_sink.events.heartbeats import Heartbeat
 from spark_sink.events.positions import AtTime, Position, Token, after, time_of
 from spark_sink.events.runs import Run, run_of, sort_key
 from spark_sink.events.update_events import described
@@ -42,24 +38,9 @@ from spark_sink.stream.router_client import RouterClient
 SNAPSHOT_END = "snapshotEnd"
 """The operation type of the row that follows the documents of a stream's snapshot."""
 
-# Seconds that a getMore waits while a micro-batch is planned.
-_PLANNING_AWAIT = 0.02
 
-
-@dataclass(frozen=True)
-class SnapshotEnd:
-    """A task whose only row is the end of a snapshot, which a signal may have requested.
-
-    `collections` are the databases and names of those that it has read, empty for all of the scope.
-    """
-
-    snapshot_time: Timestamp
-    collections: tuple[tuple[str, str], ...] = ()
-    requested: bool = False
-
-
-Task = ReadTask | tuple[SnapshotTask, ...] | SnapshotTask | SnapshotEnd | Heartbeat
-"""What a task reads; of a snapshot one or several chunks."""
+Task = ReadTask | tuple[SnapshotTask, ...] | bytes
+"""What a task reads: a range of the stream, chunks of a snapshot, or an event that is given."""
 
 
 @dataclass
@@ -78,31 +59,6 @@ def rows_for(options: StreamOptions) -> EventRows:
         typed=typed_documents(options),
         tolerant=options.tolerant,
     )
-
-
-def planner_for(
-    client: RouterClient,
-    options: StreamOptions,
-    inbox: ReportInbox | None,
-    *,
-    loaded: float | None = None,
-) -> BatchPlanner:
-    """Return a planner of batches; `loaded` is the time of a query's `load()`, if there is one."""
-
-    def beginning() -> AtTime:
-        clocks = client.clocks()
-        started = time.time() if loaded is None else query_started(loaded)
-        return AtTime(cluster_time_at(started, clocks.wall - time.time(), clocks.cluster_time))
-
-    with_retries = client.with_retries
-    cluster = ClusterAccess(
-        watch=partial(client.watch_tokens, max_await=_PLANNING_AWAIT),
-        newest=lambda: with_retries(client.clocks).cluster_time,
-        present=lambda: with_retries(client.present),
-        beginning=lambda: with_retries(beginning),
-        shards=lambda: with_retries(client.shards),
-    )
-    return BatchPlanner(cluster, options, inbox)
 
 
 def snapshot_planner(client: RouterClient, options: StreamOptions) -> SnapshotPlanner:
@@ -135,11 +91,15 @@ def chunk_task(chunk: Chunk, snapshot_time: Timestamp, options: StreamOptions) -
 
 
 def snapshot_tasks(
-    state: SignalState, start: Position, options: StreamOptions, planner: SnapshotPlanner
+    state: SignalState,
+    start: Position,
+    options: StreamOptions,
+    planner: SnapshotPlanner,
+    present: Callable[[], Timestamp],
 ) -> list[Task]:
     """Return the tasks that snapshots add to a batch, which begins at `start` in the stream.
 
-    Raises PyMongoError.
+    `present` returns a time after all reads of earlier batches. Raises PyMongoError.
     """
     tasks: list[Task] = []
     request, at, ended = state.running, state.reading, state.ended
@@ -164,8 +124,8 @@ def snapshot_tasks(
         whole = options.snapshot.accepts if ended.initial else ended.reads_whole
         names = () if of_all else {*ended.lacked, *planner.names(whole)}
         if names or of_all:
-            of = ended.plan.snapshot_time, tuple(sorted(names)), not ended.initial
-            tasks.append(SnapshotEnd(*of))
+            time, requested = ended.plan.snapshot_time, not ended.initial
+            tasks.append(_end_of_snapshot(time, sorted(names), present(), requested=requested))
     return tasks
 
 
@@ -180,16 +140,12 @@ def _token_at(position: Position) -> str:
 def read_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
     """Return the rows of one task, as Arrow batches. Raises StreamError."""
     rows = rows_for(options)
-    if isinstance(task, Heartbeat):
-        yield from rows.arrow_batches([task.event()])
+    if isinstance(task, bytes):
+        yield from rows.arrow_batches([RawBSONDocument(task)])
         return
     with closing(RouterClient(options)) as client:
-        if isinstance(task, SnapshotEnd):
-            now = client.with_retries(client.present)
-            yield from rows.arrow_batches([_end_of_snapshot(task, now)])
-            return
-        if isinstance(task, tuple | SnapshotTask):
-            yield from read_chunks(client, task if isinstance(task, tuple) else (task,), options)
+        if isinstance(task, tuple):
+            yield from read_chunks(client, task, options)
             return
         if options.splits_large_events:
             start, end = (_in_fragments(each, task, options) for each in (task.start, task.end))
@@ -239,14 +195,18 @@ def _in_fragments(position: Position, task: ReadTask, options: StreamOptions) ->
     return Token(found[1][number - 1]["_id"]) if number else AtTime(time)
 
 
-def _end_of_snapshot(end: SnapshotEnd, now: Timestamp) -> RawBSONDocument:
-    """Return the event of a snapshot's end; `now` is a time after all reads."""
-    snapshot_time = end.snapshot_time
+def _end_of_snapshot(
+    snapshot_time: Timestamp, names: list[tuple[str, str]], now: Timestamp, *, requested: bool
+) -> bytes:
+    """Return the event of a snapshot's end, which a signal may have requested.
+
+    `names` are the databases and collections that it has read, none for all of the scope.
+    """
     token = {"_data": high_water_mark(after(snapshot_time).time)}
     event: dict[str, Any] = {"_id": token, "operationType": SNAPSHOT_END}
     event |= {"clusterTime": snapshot_time, "readUntil": max(snapshot_time, now)}
-    if end.collections:
-        event["collections"] = [{"db": name, "coll": coll} for name, coll in end.collections]
-    if end.requested:
+    if names:
+        event["collections"] = [{"db": database, "coll": name} for database, name in names]
+    if requested:
         event["requested"] = True
-    return RawBSONDocument(bson.encode(event))
+    return bson.encode(event)

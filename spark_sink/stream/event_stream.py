@@ -148,6 +148,11 @@ class EventStream:
             if run.keys or not events:
                 return run
 
+    def has_passed(self, end: Position) -> bool:
+        """Return whether all events up to and including `end` were returned."""
+        position = self.position
+        return position is not None and position.data >= key_of(end)
+
     def require_progress(self, since: float, now: float) -> None:
         """Raise StreamError if the stream has not advanced for too long, `since` a time.
 
@@ -222,10 +227,9 @@ def read_runs(
                 yield run.until(bisect_right(run.keys, limit))
                 return
             yield run
-        position = stream.position
-        if position is not None and position.data >= limit:
+        if stream.has_passed(end):
             return  # without a further request
-        if run.keys or position != seen:
-            seen, moved_at = position, clock()
+        if run.keys or stream.position != seen:
+            seen, moved_at = stream.position, clock()
         else:
             stream.require_progress(moved_at, clock())

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -37,18 +37,20 @@ from pyarrow import fs
 
 from spark_sink.errors import FULL_DISK, OptionError, StreamError
 from spark_sink.events.documents import from_document, to_document
-from spark_sink.folders import absolute, open_folder, remove_files
+from spark_sink.folders import Folder, absolute, open_folder, remove_files
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.tables.key_ranges import KEY_RANGE, partition_digest, partitions_of
 from spark_sink.tables.log_state import (
     APPLICATION,
     PARTITIONS,
+    RESTORE,
     STATE,
     Batch,
     TableStates,
-    positions_of,
-    require_no_restore,
+    commit_path,
+    newest_in,
     restored_error,
+    states_in,
 )
 from spark_sink.tables.parquet_parts import BATCH, COMPARED, Parts, checksum_of, partition_in
 from spark_sink.tables.tasks import TOLD, Chosen, scans_of
@@ -71,8 +73,6 @@ _STATISTICS = "delta.dataSkippingStatsColumns"
 """Of a table: the columns of which commits have statistics."""
 _ORPHAN_HOURS = 7 * 24
 """The age at which a file that no commit names is deleted."""
-_COMMITS_READ = (1, 20, None)
-"""How many commits are read to find the newest one of a batch; None for all."""
 _EPOCHS = 2**40
 """An epoch exceeds those before by a random number below, so two starts never have the same."""
 _PATHS_LOOKED_UP = 1_000
@@ -204,7 +204,9 @@ class DeltaLog:
         with self.failures():
             self._table.update_incremental()
             later = self._table.version() - before
-            require_no_restore(self.address, self._table.history(later) if later > 0 else [])
+            commits = self._table.history(later) if later > 0 else ()
+        if any(each.get("operation") == RESTORE for each in commits):
+            raise restored_error(self.address)
 
     @property
     def epoch(self) -> int:
@@ -246,15 +248,12 @@ class DeltaLog:
         state knows by the name `rows_of`; it is empty for a table from which others may remove
         them.
         """
-        state = self.position()
-        for limit in _COMMITS_READ if state else ():
-            commits = self._history(limit)
-            if newest := list(positions_of(commits).values())[:1]:
-                if newest[0] != state:
-                    raise restored_error(self.address)
-                return
-        require_no_restore(self.address, commits if state else [])
-        if not self._has_rows_of(state, rows_of):
+        state, newest = self.position(), None
+        if state and self.version is not None:
+            with self.failures():
+                newest = newest_in(Folder(self.address), self.version)
+        is_whole = self._has_rows_of(state, rows_of) if newest is None else newest == state
+        if not is_whole:
             raise restored_error(self.address)
 
     def _has_rows_of(self, state: Mapping[str, Any], name: str) -> bool:
@@ -317,24 +316,36 @@ class DeltaLog:
         document = self.position().get(CHECKSUM)
         return from_document(Checksum, document) if document else NO_ROWS
 
-    def positions(self, limit: int | None = None) -> dict[int, dict[str, Any]]:
-        """Return the states that the newest `limit` commits have, by version.
+    def states(
+        self, is_before: Callable[[Mapping[str, Any]], bool]
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Return versions, the newest first, and the states that their commits have.
 
-        The newest is the first. Commits of other writers have no state. Versions that a restore has
-        undone are left out. A clean-up of the log removes commits, so the result may be empty.
+        The first is the newest one whose state `is_before`, as those of all older ones are: it is
+        searched for, and only later ones are read that the caller asks for. Versions of other
+        writers are left out. A clean-up of the log removes commits, so there may be none.
         """
-        return positions_of(self._history(limit))
+        if self.version is None:
+            return
+        folder, last = Folder(self.address), -1
+        low, high = -1, self.version + 1
+        with self.failures():
+            while high - low > 1:
+                middle = (low + high) // 2
+                found = next(states_in(folder, middle, low), None)
+                if found is None or is_before(found[1]):
+                    low = middle
+                else:
+                    high = found[0]
+            for last, state in states_in(folder, low):
+                yield last, state
+            if last < 0 and low == self.version and (state := self.position()) and is_before(state):
+                yield low, state
 
     @property
     def has_all_commits(self) -> bool:
         """Whether no commit of the table has been deleted."""
-        return any(each["version"] == 0 for each in self._history(None))
-
-    def _history(self, limit: int | None) -> list[dict[str, Any]]:
-        if self._table is None:
-            return []
-        with self.failures():
-            return self._table.history(limit)
+        return Folder(self.address).has(commit_path(0))
 
     def at(self, version: int, position: Mapping[str, Any]) -> DeltaLog:
         """Return an older version to read; its commit has the state `position`.

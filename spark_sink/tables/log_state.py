@@ -11,8 +11,9 @@ write the same file.
 from __future__ import annotations
 
 import json
+import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -32,7 +33,7 @@ _NUMBERS = 2**62
 _KEPT = timedelta(hours=1)
 STATE = "mergerouter"
 """The field of a commit with the state."""
-_RESTORE = "RESTORE"
+RESTORE = "RESTORE"
 """The operation of a commit that makes an older version the newest one."""
 PARTITIONS = "partitions"
 """The field of a current table's state that tells which partitions the version has."""
@@ -171,27 +172,52 @@ def _path(number: int) -> str:
     return f"{_FOLDER}/{number}.json"
 
 
-def positions_of(commits: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
-    """Return what commits say, by version, without those of others. The newest is the first.
+def commit_path(version: int) -> str:
+    """Return the file of a commit in the folder of its table."""
+    return f"{_LOG}/{version:020}.json"
 
-    Those that a restored version is without are left out.
+
+def _commits_in(folder: Folder, newest: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Return what commits say beside their files, from a version down to a deleted one."""
+    for version in range(newest, -1, -1):
+        if (text := folder.text(commit_path(version))) is None:
+            return
+        infos = (json.loads(each) for each in text.splitlines() if '"commitInfo"' in each)
+        yield version, next((each["commitInfo"] for each in infos if "commitInfo" in each), {})
+
+
+def states_in(folder: Folder, newest: int, until: int = -1) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Return versions with the states that their commits have, from `newest` down to `until`.
+
+    The latter, and those before a deleted commit, are left out. Raises OSError.
     """
-    found: dict[int, dict[str, Any]] = {}
-    kept = float("inf")
-    for each in commits:
-        if each["version"] > kept:
+    for version, said in _commits_in(folder, newest):
+        if version <= until:
+            return
+        if STATE in said:
+            yield version, said[STATE]
+
+
+def newest_in(folder: Folder, newest: int) -> dict[str, Any] | None:
+    """Return the newest state that commits have, without those that a restore has undone.
+
+    `newest` is the table's version. None if no commit that is kept says anything of the job, or of
+    a restore. Raises OSError.
+    """
+    found: dict[str, Any] | None = None
+    kept, until = newest, math.inf
+    for version, said in _commits_in(folder, newest):
+        if version > kept or said.get("timestamp", 0) > until:
             continue
-        if each.get("operation") == _RESTORE:
-            kept = _restored_version(each, commits)
-        elif STATE in each:
-            found[each["version"]] = each[STATE]
+        if said.get("operation") == RESTORE:
+            given, found = said["operationParameters"], {}
+            if given.get("version") is None:
+                until = int(given.get("datetime", 0))
+            else:
+                kept = int(given["version"])
+        elif STATE in said:
+            return dict(said[STATE])
     return found
-
-
-def require_no_restore(address: str, commits: Sequence[Mapping[str, Any]]) -> None:
-    """Raise StreamError if one of the commits has restored an older version of a table."""
-    if any(each.get("operation") == _RESTORE for each in commits):
-        raise restored_error(address)
 
 
 def restored_error(address: str) -> StreamError:
@@ -201,13 +227,3 @@ def restored_error(address: str) -> StreamError:
         "job does not write again: restore the version before that, remove the table current for "
         "job rebuild to make it again, or start a job in another folder"
     )
-
-
-def _restored_version(restored: Mapping[str, Any], commits: Sequence[Mapping[str, Any]]) -> int:
-    """Return which version a commit has restored, given by its number or by a time."""
-    given = restored["operationParameters"]
-    if (version := given.get("version")) is not None:
-        return int(version)
-    until = int(given.get("datetime", 0))
-    older = (each["version"] for each in commits if each["timestamp"] <= until)
-    return max(older, default=-1)

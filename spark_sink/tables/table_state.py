@@ -154,7 +154,15 @@ class TableState:
         """Return the state after what tasks have read, with these DDL events."""
         # A snapshot of some collections ends at a time that the stream may not have reached yet.
         reached = (each.token for each in ddl_events if not each.collections)
-        state = replace(self, through=max([self.through, read.through, *reached]) or read.streamed)
+        # Later events are beyond `through`, so that one mark stands for those up to there.
+        ahead = {name: mark for name, mark in self.complete_in.items() if mark > self.through}
+        passed = (mark for mark in self.complete_in.values() if mark <= self.through)
+        state = replace(
+            self,
+            through=max([self.through, read.through, *reached]) or read.streamed,
+            complete_from=max([self.complete_from, *passed]),
+            complete_in=ahead,
+        )
         for event in map(bson.decode, read.ddl):
             if event["operationType"] != SNAPSHOT_END:
                 continue

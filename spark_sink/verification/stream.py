@@ -19,6 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType
 
 from shard_client.bson.resume_token import cluster_time_of
+from spark_sink.batches.batch_planner import BatchPlanner
 from spark_sink.debezium.message_table import MESSAGE_ROWS, MessageTable, table_options
 from spark_sink.events.positions import AtTime, Position, Token
 from spark_sink.events.slices import fields_of
@@ -26,7 +27,6 @@ from spark_sink.jobs.task_tables import COUNT_COLUMNS, COUNTED, DATE, Transactio
 from spark_sink.options.snapshot_options import MODE_OPTIONS
 from spark_sink.options.stream_options import named_options, parse_options
 from spark_sink.rows.arrow_types import arrow_schema
-from spark_sink.source.tasks import planner_for
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.tasks import MadeRows
 from spark_sink.verification.ranges import DOUBLED
@@ -78,7 +78,7 @@ def events_of(
         case AtTime(time):
             given["endAtOperationTime"] = f"{time.time},{time.inc}"
     parsed = parse_options(given)
-    with closing(RouterClient(parsed)) as client, closing(planner_for(client, parsed, None)) as old:
+    with closing(RouterClient(parsed)) as client, closing(BatchPlanner(client, parsed)) as old:
         old.require_history(AtTime(start))
     rows = spark.read.format("mergerouter").options(**given).load()
     kind, certain = F.col("operationType"), F.lit(True)

@@ -290,6 +290,3 @@ async def test_agents_find_the_fields_that_they_read(raw: RawClient) -> None:
     assert pings[1] == {"failed": 0, "total": pings[0]["total"] + 1}
     kinds = reply["opcounters"]
     assert sum(kinds.values()) == reply["network"]["numRequests"]
-    machine = await raw.command("admin", {"hostInfo": 1})
-    assert machine["system"]["memSizeMB"] >= machine["system"]["memLimitMB"] > 0
-    assert machine["system"]["numCores"] >= 1

@@ -13,8 +13,7 @@ from bson.timestamp import Timestamp
 from spark_sink.debezium.message_batches import Messages, WithTransactions
 from spark_sink.debezium.options import MessageOptions
 from spark_sink.events.header import join_fragments
-from spark_sink.options.stream_options import OversizeOptions
-from spark_sink.options.values import fields_in
+from spark_sink.options.stream_options import large_event_stages
 from spark_sink.rows.event_rows import EventRows
 from spark_sink.snapshot.plan import Collection
 from spark_sink.snapshot.reader import DocumentEvents
@@ -59,7 +58,7 @@ def events_of_stream(
     """
     wanted = {"$match": {"ns.db": {"$in": list(databases)}, "operationType": {"$in": _CHANGES}}}
     events: list[RawBSONDocument] = []
-    skipping, pipeline = OversizeOptions(**fields_in(OversizeOptions, oversize)).stages(())
+    skipping, pipeline = large_event_stages(oversize, ())
     stages = [wanted, *skipping, *pipeline]
     with (
         pymongo.MongoClient(uri, document_class=RawBSONDocument) as client,

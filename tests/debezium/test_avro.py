@@ -20,7 +20,7 @@ from bson.timestamp import Timestamp
 
 from spark_sink.debezium.message_batches import Messages, WithTransactions
 from spark_sink.debezium.options import MessageOptions
-from spark_sink.events.heartbeats import Heartbeat
+from spark_sink.events.heartbeats import heartbeat
 from spark_sink.rows.event_rows import EventRows
 from tests.debezium.engine import reason_to_skip
 from tests.debezium.messages import events_of_stream
@@ -81,7 +81,7 @@ def test_messages_are_those_of_kafka_connects_converter(tmp_path: Path) -> None:
             start = Timestamp(time.time, time.inc + 1)
             names, images = work.databases, _IMAGES if seed % 2 else {}
             streams.append(events_of_stream(cluster.mongos_uri, names, start, DONE, images, {}))
-    beat = Heartbeat(Timestamp(1_700_000_000, 7)).event()
+    beat = RawBSONDocument(heartbeat(Timestamp(1_700_000_000, 7)))
     differing, count = [], 0
     with serving(SchemaRegistry()) as registry:
         for seed, events in enumerate(streams):

@@ -16,8 +16,6 @@ from bson.datetime_ms import DatetimeMS
 from bson.timestamp import Timestamp
 
 from spark_sink.debezium.options import MessageOptions
-from spark_sink.debezium.outbox import Outbox
-from spark_sink.debezium.unwrapping import Unwrap
 from tests.debezium import messages
 from tests.debezium.engine import PREFIX, DebeziumEngine, Message, reason_to_skip
 from tests.debezium.workload import DONE
@@ -212,7 +210,7 @@ def test_unwrapped_messages_are_those_of_debezium(
         "transforms.unwrap.type": UNWRAP,
         **{f"transforms.unwrap.{name}": text for name, text in properties.items()},
     }
-    options = MessageOptions(PREFIX, tombstones=tombstones, transform=Unwrap.parse(properties))
+    options = MessageOptions.of(PREFIX, {"tombstones": tombstones}, properties, None, "")
     ours = messages.of_stream(worked.uri, [DATABASE], worked.start, DONE, options, images, {})
     theirs = of_debezium(worked, given)
     assert len(theirs) > 250
@@ -243,7 +241,7 @@ def test_messages_of_an_outbox_are_those_of_debezium(
         "transforms.outbox.type": ROUTER,
         **{f"transforms.outbox.{name}": text for name, text in properties.items()},
     }
-    options = MessageOptions(PREFIX, transform=Outbox.parse(properties))
+    options = MessageOptions.of(PREFIX, {}, None, properties, "")
     database = OUTBOXES["collection.fields.additional.placement" not in properties]
     ours = messages.of_stream(worked.uri, [database], worked.start, DONE, options, {}, {})
     theirs = of_debezium(worked, given, database)

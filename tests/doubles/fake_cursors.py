@@ -150,11 +150,9 @@ class FakeCursors:
     def describe_cursors(self, most: int, wall: float) -> list[dict[str, Any]]:
         return [
             {
-                "cursorId": each.cursor_id,
                 "stream": 3,
                 "namespace": each.namespace,
-                "client": None,
-                "place": self.place,
+                "client": "127.0.0.1:5 app",
                 "behindSeconds": self.behind,
                 "idleSeconds": 0.0,
                 "busy": each.in_use,

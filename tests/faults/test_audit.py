@@ -52,35 +52,6 @@ def test_only_a_resume_after_a_received_invalidate_is_no_failure(
     assert watcher.tolerates(OperationFailure("refused", code)) == tolerated
 
 
-def test_a_run_without_fault_has_no_problem() -> None:
-    whole = _watcher(
-        Segment("0000", HISTORY[:2], end="0002"), Segment("0002", HISTORY[2:], end="9")
-    )
-    assert [*watcher_problems(whole, HISTORY)] == []
-    assert [*ledger_problems(LEDGER, HISTORY)] == []
-
-
-@pytest.mark.parametrize(
-    ("got", "problem"),
-    [
-        ([0, 1, 3], "missing"),
-        ([0, 1, 2], "missing"),
-        ([0, 1, 1, 2, 3], "given 2 times"),
-        ([0, 2, 1, 3], "out of order"),
-    ],
-)
-def test_a_lost_repeated_or_misplaced_event_is_found(got: list[int], problem: str) -> None:
-    watcher = _watcher(Segment("0000", [HISTORY[each] for each in got], end="9"))
-    assert any(problem in each for each in watcher_problems(watcher, HISTORY))
-
-
-def test_an_event_lost_between_two_streams_is_found() -> None:
-    watcher = _watcher(
-        Segment("0000", HISTORY[:1], end="0002"), Segment("0002", HISTORY[2:], end="9")
-    )
-    assert any("missing" in each for each in watcher_problems(watcher, HISTORY))
-
-
 @pytest.mark.parametrize("history", [HISTORY[:3], [*HISTORY, _event(5)], HISTORY[:1] + HISTORY[2:]])
 def test_a_history_without_the_acknowledged_writes_is_found(history: list[Any]) -> None:
     assert [*ledger_problems(LEDGER, history)]
@@ -129,12 +100,6 @@ def _updated(document: Any) -> dict[str, Any]:
 def test_a_document_older_than_its_update_is_found(document: Any, sound: bool) -> None:
     watcher = _watcher(Segment("0000", [_updated(document)], end="9"))
     assert ([*lookup_problems(watcher, HISTORY)] == []) is sound
-
-
-def test_a_deleted_document_may_be_missing() -> None:
-    deletion = {**_event(1), "operationType": "delete"}
-    watcher = _watcher(Segment("0000", [_updated(None)], end="9"))
-    assert [*lookup_problems(watcher, [deletion])] == []
 
 
 def test_a_wrong_post_image_is_found() -> None:

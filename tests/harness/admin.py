@@ -63,6 +63,7 @@ def stream(*remotes: Mapping[str, Any], holder: str, reason: str) -> dict[str, A
         "pipeline": '{fullDocument: "updateLookup"}, {$match: {"ns.coll": "orders"}}',
         "namespace": "shop.orders",
         "events": 20,
+        "heldBytes": 200,
         "bufferedBytes": 200,
         "waitedFor": True,
         "slowestShard": holder,

@@ -1,7 +1,7 @@
 """The facade in the test's own loop: a listener on top of fake cursors."""
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -15,13 +15,12 @@ from tests.harness.raw_client import RawClient
 
 @dataclass
 class Facade:
-    """A listening facade and its parts; ``private`` serves the other workers, if there are any."""
+    """A listening facade and its parts."""
 
     node: Node
     listener: Listener
     cursors: FakeCursors
     port: int
-    private: AsyncExitStack | None = None
 
     async def client(self) -> RawClient:
         return await RawClient.connect(self.port)

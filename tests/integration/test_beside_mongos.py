@@ -363,7 +363,6 @@ GET_PARAMETERS: list[dict[str, Any]] = [
     {"getParameter": {"x": 1}, "logLevel": 1},
     {"getParameter": "x", "logLevel": 1},
     {"getParameter": 1, "authenticationMechanisms": 1, "transactionLifetimeLimitSeconds": 1},
-    {"getParameter": 1, "allParameters": True},
 ]
 
 

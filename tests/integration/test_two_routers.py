@@ -158,4 +158,4 @@ def test_a_snapshot_planned_on_one_router_is_read_on_the_other(pair: Pair) -> No
         else:
             pytest.fail("the other router always knows the time of the snapshot")
         task = SnapshotTask(Chunk(Collection("snapshots", "c")), time)
-        assert sum(batch.num_rows for batch in read_task(task, read)) == 1
+        assert sum(batch.num_rows for batch in read_task((task,), read)) == 1

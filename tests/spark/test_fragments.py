@@ -12,11 +12,12 @@ from bson.raw_bson import RawBSONDocument
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_sink.batches.batch_planner import BatchPlanner
 from spark_sink.batches.read_task import TaskReader
 from spark_sink.events.header import fragment_of, join_fragments
 from spark_sink.events.positions import AtTime, Position, key_of
 from spark_sink.options.stream_options import parse_options
-from spark_sink.source.tasks import planner_for, read_task
+from spark_sink.source.tasks import read_task
 from spark_sink.stream.router_client import RouterClient
 from tests.doubles.event_history import History, Inbox
 from tests.spark.conftest import Shop
@@ -116,7 +117,7 @@ def test_a_large_event_is_one_row(shop: Shop) -> None:
         }
     )
     client = RouterClient(options)
-    plan = planner_for(client, options, None)
+    plan = BatchPlanner(client, options)
     try:
         start: Position = AtTime(shop.created)
         plan.stop_at_present()

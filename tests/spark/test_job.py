@@ -33,7 +33,7 @@ from spark_sink.jobs.rebuilding import restore_checkpoint
 from spark_sink.jobs.status import lines_of, status_of
 from spark_sink.jobs.tables_job import namespace_options
 from spark_sink.options.stream_options import parse_options
-from spark_sink.signals.state import Request, SignalState
+from spark_sink.signals.state import SignalState, SnapshotRequest
 from spark_sink.snapshot.plan import Progress, SnapshotPlan
 from spark_sink.source.offsets import Offset
 from spark_sink.source.unmatched_names import warn_of_unmatched_names
@@ -240,8 +240,8 @@ def test_a_batch_that_is_repeated_is_in_the_tables_once(
     tokens = sorted(row["token"] for row in rows_of(tmp_path))
     assert messages_in(tmp_path)[:-1] == sent
     for name in (*tables, "notifications"):  # each has recognised the batch
-        positions = DeltaLog(str(tmp_path / name)).positions().values()
-        numbers = [position["batch"] for position in positions]
+        states = DeltaLog(str(tmp_path / name)).states(lambda _: True)
+        numbers = [state["batch"] for _, state in states]
         assert len(numbers) == len(set(numbers))
     assert sorted(row["token"] for row in rows_of(tmp_path)) == tokens
     assert differences(spark, shop, tmp_path) == NO_DIFFERENCE
@@ -390,7 +390,7 @@ def fake_job(folder: Path, **snapshot: Any) -> JobFolder:
 
 
 def test_the_status_has_a_line_for_each_requested_snapshot(tmp_path: Path) -> None:
-    requests = [Request(f"r{n}", n == 0, ()) for n in range(20)]
+    requests = [SnapshotRequest(f"r{n}", n == 0, ()) for n in range(20)]
     plan = SnapshotPlan(Timestamp(5, 1), progress=Progress(3, 1, 7, 8400))
     requests[1] = replace(requests[1], plan=plan)
     folder = fake_job(tmp_path, signals=to_document(SignalState(requests=tuple(requests))))
@@ -448,7 +448,7 @@ def test_a_drive_without_locks_is_no_reason_to_fail(
 def test_a_snapshot_alone_is_read_once(tmp_path: Path) -> None:
     record = JobRecord(("shop.orders",))
     time = Timestamp(5, 1)
-    request = Request.of_mode(time, SnapshotPlan(time))
+    request = SnapshotRequest.of_mode(time, SnapshotPlan(time))
     running = to_document(SignalState(requests=(request,)))
     fake_job(tmp_path / "a", signals=running).begin(record, once=True)
     ended = to_document(SignalState(ended=request))

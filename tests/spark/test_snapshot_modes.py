@@ -6,6 +6,7 @@ import json
 from typing import Any
 from unittest.mock import Mock
 
+import bson
 import pytest
 from bson.timestamp import Timestamp
 
@@ -20,10 +21,10 @@ from spark_sink.options.snapshot_options import (
     custom_mode,
 )
 from spark_sink.options.stream_options import parse_options
-from spark_sink.signals.state import Request, SignalState
+from spark_sink.signals.state import SignalState, SnapshotRequest
 from spark_sink.snapshot.plan import SnapshotPlan
-from spark_sink.snapshot.planner import SnapshotDecision
-from spark_sink.source.tasks import SnapshotEnd, snapshot_tasks
+from spark_sink.source.snapshot_decision import SnapshotDecision
+from spark_sink.source.tasks import snapshot_tasks
 from spark_sink.tables.prepare import ddl_event_of
 from tests.spark import snapshot_choices
 from tests.spark.batches import Batches, batches
@@ -56,7 +57,7 @@ def based(*true: str) -> SnapshotOptions:
         (["snapshot.data", "start.stream", "snapshot.on.data.error"], POLICIES["when_needed"]),
         (
             ["start.stream", "snapshot.on.data.error", "snapshot.on.schema.error"],
-            SnapshotPolicy(if_history_is_lost=True),
+            SnapshotPolicy(if_history_is_lost=True, streams=True),
         ),
     ],
 )
@@ -77,10 +78,6 @@ def test_a_mode_can_be_configured_by_options(true: list[str], policy: SnapshotPo
         ({"snapshot.mode.custom.name": "a:b"}, "require each other"),
         ({"onHistoryLost": "ignore"}, "must be fail or snapshot, not 'ignore'"),
         (
-            {"onHistoryLost": "snapshot", "snapshot.mode": "initial_only"},
-            "is for modes that stream events",
-        ),
-        (
             {
                 "onHistoryLost": "fail",
                 "snapshot.mode": "configuration_based",
@@ -95,7 +92,7 @@ def test_a_mode_can_be_configured_by_options(true: list[str], policy: SnapshotPo
                 "snapshot.mode": "custom",
                 "snapshot.mode.custom.name": "a:b",
             },
-            "the function's mode already decides",
+            "'snapshot.mode.custom.name' already decides",
         ),
         ({"snapshot.delay.ms": "soon"}, "must be a number of milliseconds, not 'soon'"),
         ({"snapshot.include.collection.list": "("}, "is not a regular expression"),
@@ -212,13 +209,13 @@ def test_a_custom_mode_decides_at_each_start(shop: Shop) -> None:
 def test_a_snapshot_without_collections_has_no_end_row() -> None:
     plan = SnapshotPlan(Timestamp(100, 1), end=None)
     lists = {"snapshot.include.collection.list": "db.*"}
-    for given, found, ends in (({}, [], [()]), (lists, [("db", "c")], [(("db", "c"),)]),
-                               (lists, [], [])):  # fmt: skip
+    listed = [{"db": "db", "coll": "c"}]
+    for given, found, ends in (({}, [], [None]), (lists, [("db", "c")], [listed]), (lists, [], [])):
         options, planner = parse_options({"uri": URI, **given}), Mock(names=lambda _, f=found: f)
-        request = Request.of_mode(plan.snapshot_time, plan)
+        request = SnapshotRequest.of_mode(plan.snapshot_time, plan)
         state = from_json(SignalState, to_json(SignalState(ended=request)))
-        tasks = snapshot_tasks(state, FromNow(), options, planner)
-        assert [task.collections for task in tasks if isinstance(task, SnapshotEnd)] == ends
+        tasks = snapshot_tasks(state, FromNow(), options, planner, lambda: Timestamp(200, 1))
+        assert [bson.decode(task).get("collections") for task in tasks] == ends
 
 
 def test_a_snapshot_reads_the_collections_of_its_list_alone(shop: Shop) -> None:

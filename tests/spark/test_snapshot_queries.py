@@ -16,7 +16,6 @@ from spark_sink.events.positions import AtTime
 from spark_sink.options.stream_options import parse_options
 from spark_sink.source.offsets import Offset
 from spark_sink.source.stream_reader import MergerouterStreamReader
-from spark_sink.source.tasks import SnapshotEnd
 from tests.spark.conftest import Shop
 
 # One cluster, one Spark, which takes minutes to start on a busy machine.
@@ -92,7 +91,7 @@ def test_a_lost_history_is_replaced_by_a_snapshot_if_an_option_says_so(
             reader.latestOffset(last, ReadAllAvailable())  # and not snapshots for ever
     finally:
         reader.stop()
-    assert [type(partition.value) for partition in parts] == [tuple, SnapshotEnd]
+    assert [type(partition.value) for partition in parts] == [tuple, bytes]
     reader = MergerouterStreamReader(chosen, 0.0)
     try:
         assert (

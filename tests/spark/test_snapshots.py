@@ -21,7 +21,7 @@ from spark_sink.events.documents import to_document
 from spark_sink.events.positions import AtTime, after
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import parse_options
-from spark_sink.signals.state import Request, SignalState
+from spark_sink.signals.state import SignalState, SnapshotRequest
 from spark_sink.snapshot import reader as snapshot_reader
 from spark_sink.snapshot.plan import Chunk, Collection, SnapshotPlan
 from spark_sink.snapshot.planner import SnapshotPlanner
@@ -154,7 +154,7 @@ def test_a_plan_is_restored_from_an_offset_and_ends_after_all_collections(shop: 
     plan: SnapshotPlan | None = planning.begin(router.snapshot_time())
     found, tasks = [], 0
     while plan is not None and not (plan := planning.next_batch(plan)).ended:
-        request = Request.of_mode(plan.snapshot_time, plan)
+        request = SnapshotRequest.of_mode(plan.snapshot_time, plan)
         written = Offset(plan.handover, signals=SignalState(requests=(request,))).write()
         plan = Offset.read(json.loads(json.dumps(written))).signals.initial
         assert plan is not None

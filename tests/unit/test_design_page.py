@@ -17,11 +17,10 @@ WAYS = (
 PACKAGES = ("router", "shard_client", "spark_sink")
 """Not the embedded cluster, which has MongoDB's own words, as its parts are read by themselves."""
 DOUBLES = {
-    "AtTime", "Batch", "Condition", "Field", "Message",
-    "Request", "Scope",
+    "AtTime", "Batch", "Field", "Message",
+    "Scope",
     "document_of", "from_json",
-    "milliseconds", "number",
-    "seek", "status", "text_of", "verify",
+    "seek", "status", "verify",
 }  # fmt: skip
 """Public names that occur twice. This list only becomes shorter: one meaning, one name."""
 

@@ -51,17 +51,6 @@ def kept_orphans(cluster: TestCluster) -> Iterator[None]:
             donor.admin.command({**point, "mode": "off"})
 
 
-def test_a_deleted_document_is_null(both: Both, db: Data, cluster: TestCluster) -> None:
-    spread(db, cluster)
-    start = tick(db.client)
-    for k in range(8, 13):
-        db.a.insert_one({"_id": k, "k": k})
-        db.a.update_one({"_id": k, "k": k}, {"$set": {"v": 1}})
-    db.a.delete_many({"k": {"$in": [8, 12]}})
-    found = documents(both.read(db.name, "a", options=since(start)))
-    assert found == [None, *({"_id": k, "k": k, "v": 1} for k in (9, 10, 11)), None]
-
-
 def test_lookups_work_with_ids_of_all_types(both: Both, db: Data, cluster: TestCluster) -> None:
     """Servers treat 1, 1.0 and NumberLong(1) as one _id, and compare texts by collation."""
     ids: list[Any] = [

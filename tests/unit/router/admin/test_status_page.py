@@ -49,7 +49,7 @@ async def test_the_bytes_of_streams_and_of_the_rest_are_the_total() -> None:
         made.cursors.memory.held = 5_000_000
         view = await document(port)
         page = (await ask(port, "/")).text
-    held = sum(row["held_bytes"] for row in view["stream_rows"])
+    held = sum(row["heldBytes"] for row in view["stream_rows"])
     assert held + view["other_bytes"] == view["buffered_bytes"] == 5_000_000
     assert "4.8 MiB of lookups, requests and further streams" in page
     assert [in_bytes(size) for size in (0, 10, 20_000, 2**21)] == [

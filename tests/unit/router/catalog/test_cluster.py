@@ -12,7 +12,7 @@ from router.catalog.cluster import Cluster
 from router.catalog.upstream import CatalogPrimary
 from router.lookup.upstream_reads import Result, UpstreamReads
 from router.memory import Holding, Memory
-from router.stream_settings import LookupSettings, StreamSettings
+from router.stream_settings import StreamSettings
 from shard_client.errors import CommandError, WrongServerError
 from shard_client.wire.connection import Connection
 from tests.doubles.probed_replica_set import ProbedReplicaSet
@@ -148,7 +148,7 @@ async def test_a_lookup_in_a_replica_set_waits_for_the_next_primary(
         lent += 1
         return primary.lend()
 
-    settings = LookupSettings(timeout=PATIENCE, backoff_first=0.001, backoff_max=0.01)
+    settings = StreamSettings(failure_timeout=PATIENCE, backoff_first=0.001, backoff_max=0.01)
     reads = UpstreamReads(lend, cluster.clock, settings)
 
     async def found() -> Result:

@@ -62,17 +62,10 @@ def test_unusable_files_are_refused(authority: Authority, server: Path, tmp_path
     assert "does not belong to its" in complaint(mode="allowTLS", certificateKeyFile=mixed)
 
 
-def test_passwords_come_from_files_or_the_environment(
-    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_passwords_come_from_the_environment(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     locked = authority.issue("locked", password="sesame")
-    password = tmp_path / "password"
-    password.write_text("sesame\n")
-    assert "too open" in complaint(
-        mode="allowTLS", certificateKeyFile=locked, certificateKeyFilePasswordFile=password
-    )
-    password.chmod(0o600)
-    read(mode="allowTLS", certificateKeyFile=locked, certificateKeyFilePasswordFile=password)
     monkeypatch.setenv("MERGEROUTER_NET__TLS__CERTIFICATEKEYFILEPASSWORD", "sesame")
     settings = read(mode="allowTLS", certificateKeyFile=locked)
     assert "sesame" not in str(settings.given())

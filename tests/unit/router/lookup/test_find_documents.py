@@ -15,7 +15,7 @@ from router.lookup.find_documents import find_documents
 from router.lookup.keys import DocumentKey
 from router.lookup.upstream_reads import UpstreamReads
 from router.memory import Holding, Memory
-from router.stream_settings import LookupSettings
+from router.stream_settings import StreamSettings
 from shard_client.cluster_clock import ClusterClock
 from shard_client.errors import CommandError
 from tests.doubles.scripted_mongos import ScriptedMongos, scripted_mongos
@@ -36,8 +36,8 @@ def want(key: dict[str, Any], second: int = 1, collection: str = "c") -> Wanted:
 
 
 def reads(mongos: ScriptedMongos, **settings: Any) -> UpstreamReads:
-    chosen = {"timeout": 2.0, "backoff_first": 0.001, "backoff_max": 0.01, **settings}
-    return UpstreamReads(mongos.upstream.lend, ClusterClock(), LookupSettings(**chosen))
+    chosen = {"failure_timeout": 2.0, "backoff_first": 0.001, "backoff_max": 0.01, **settings}
+    return UpstreamReads(mongos.upstream.lend, ClusterClock(), StreamSettings(**chosen))
 
 
 async def found(
@@ -117,7 +117,7 @@ async def test_a_resumable_error_is_raised_immediately():
 async def test_slow_requests_do_not_delay_others(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(upstream_reads, "_SLOW_SECONDS", 0.02)
     async with scripted_mongos(c=[{"_id": 1}]) as mongos:
-        source = reads(mongos, connections=2)
+        source = reads(mongos, lookup_connections=2)
         mongos.open.clear()
         mongos.is_held_back = "find"
         slow = [asyncio.create_task(found(source, want({"_id": 1}))) for _ in range(3)]
@@ -131,7 +131,7 @@ async def test_slow_requests_do_not_delay_others(monkeypatch: pytest.MonkeyPatch
 
 async def test_a_request_does_not_wait_for_its_turn_beyond_its_time():
     async with scripted_mongos(c=[{"_id": 1}]) as mongos:
-        source = reads(mongos, connections=1, timeout=0.1)
+        source = reads(mongos, lookup_connections=1, failure_timeout=0.1)
         mongos.open.clear()
         holding = asyncio.create_task(found(source, want({"_id": 1})))
         await until(lambda: mongos.commands)
@@ -163,7 +163,7 @@ async def test_a_read_that_found_a_former_primary_is_repeated_over_another_conne
 
 async def test_an_unreachable_upstream_is_a_resumable_error():
     async with scripted_mongos(c=[{"_id": 1}]) as mongos:
-        source = reads(mongos, timeout=0.1)
+        source = reads(mongos, failure_timeout=0.1)
     with pytest.raises(CommandError) as error:
         await found(source, want({"_id": 1}))
     assert error.value.code == 6

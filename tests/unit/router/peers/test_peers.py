@@ -1,45 +1,31 @@
 """Requests between workers: cursors, sessions, status."""
 
-import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
-from bson import Int64
+from bson import Int64, ObjectId
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router.catalog.upstream import UpstreamMongos
+from router.commands.topology_version import TopologyVersion
 from router.peers.cursor_ids import MOST_WORKERS, CursorIds
+from router.peers.peers import Peers
 from tests.doubles.scripted_server import Asked, scripted_server
-from tests.harness.until import PATIENCE, until
-from tests.harness.worker_facades import MARK, worker_facades
+from tests.harness.facade import facade
+from tests.harness.until import until
 
 WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
+MARK = 0x1234
 
 
 def get_more(cursor_id: int, **fields: Any) -> dict[str, Any]:
     return {"getMore": Int64(cursor_id), "collection": "c", **fields}
 
 
-async def test_the_cursors_of_a_dead_worker_are_not_found() -> None:
-    async with (
-        worker_facades() as workers,
-        await workers[0].client() as opener,
-        await workers[1].client() as reader,
-    ):
-        cursor_id = (await opener.command("db", WATCH))["cursor"]["id"]
-        reader.send("db", get_more(cursor_id, maxTimeMS=60_000))
-        cursor = workers[0].cursors.cursors[cursor_id]
-        await asyncio.wait_for(cursor.waiting.wait(), PATIENCE)
-        assert workers[0].private is not None
-        await workers[0].private.aclose()
-        for reply in (await reader.receive(), await reader.command("db", get_more(cursor_id))):
-            assert (reply["code"], reply["errmsg"]) == (43, f"Cursor not found (id: {cursor_id}).")
-        killed = await reader.command("db", {"killCursors": "c", "cursors": [cursor_id]})
-        assert killed["cursorsNotFound"] == [cursor_id]
-
-
-async def test_an_upstream_cursor_with_a_similar_id_continues_there() -> None:
+async def test_an_upstream_cursor_with_a_similar_id_continues_there(tmp_path: Path) -> None:
+    """Also if the worker that the id names has died."""
     looks_like = Int64(CursorIds(1, MARK, lambda bits: 5).new_id())
 
     async def script(asked: Asked) -> None:
@@ -49,30 +35,30 @@ async def test_an_upstream_cursor_with_a_similar_id_continues_there() -> None:
         else:
             asked.reply({"of": "upstream", "ok": 1.0})
 
+    ids = CursorIds(2, MARK)
+    peers = Peers(ids, 2, 2, tmp_path, lambda **message: None)
     async with (
         scripted_server(script) as mongos,
-        worker_facades(2, UpstreamMongos([("127.0.0.1", mongos.port)])) as workers,
-        await workers[0].client() as opener,
-        await workers[1].client() as client,
+        facade(UpstreamMongos([("127.0.0.1", mongos.port)]), peers=peers) as router,
+        await router.client() as client,
     ):
+        router.cursors.new_id = ids.new_id
         assert (await client.command("db", get_more(looks_like)))["of"] == "upstream"
-        ours = (await opener.command("db", WATCH))["cursor"]["id"]
+        ours = (await client.command("db", WATCH))["cursor"]["id"]
         reply = await client.command("db", {"killCursors": "c", "cursors": [ours, looks_like]})
         assert reply["cursorsKilled"] == [ours, looks_like]
         assert [each.command["cursors"] for each in mongos.asked[1:]] == [[looks_like]]
         only_theirs = {"killCursors": "c", "cursors": [looks_like]}
         assert (await client.command("db", only_theirs))["cursorsKilled"] == [looks_like]
-        assert workers[0].private is not None
-        await workers[0].private.aclose()
-        assert (await client.command("db", get_more(looks_like)))["of"] == "upstream"
+    peers.close()
 
 
 async def test_a_newer_topology_version_of_a_client_is_accepted() -> None:
-    async with worker_facades(2) as workers, await workers[0].client() as client:
-        topology = workers[0].node.topology
+    topology = TopologyVersion(ObjectId())  # which the workers share
+    async with facade(topology=topology) as router, await router.client() as client:
         ahead = {**topology.document(), "counter": Int64(topology.counter + 1)}
         client.send("admin", {"hello": 1, "topologyVersion": ahead, "maxAwaitTimeMS": 60_000})
-        await until(lambda: workers[0].node.counters.awaiting_hellos == 1)
+        await until(lambda: router.node.counters.awaiting_hellos == 1)
         topology.move_to(topology.counter + 1)
         topology.move_to(topology.counter + 1)
         reply = await client.receive()

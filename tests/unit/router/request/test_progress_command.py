@@ -4,7 +4,7 @@ from typing import Any
 
 import bson
 import pytest
-from bson import Timestamp
+from bson import Regex, Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,6 +75,26 @@ def test_it_starts_beyond_an_invalidate():
         ({"$or": "nothing"}, []),
         ({"lsid": {"$exists": False}}, []),
         ({"$expr": {"$gt": ["$txnNumber", 0]}}, []),
+        ({"a": {"$not": {"$near": [1, 2]}}}, []),
+        ({"a": {"$all": [{"$elemMatch": {"b": 1, "$sampleRate": 0.5}}]}}, []),
+        ({"a": {"b": 1, "$gt": 2}}, []),
+        ({"$or": []}, []),
+        ({"$and": [1]}, []),
+        ({"$expr": {"$eq": ["$$ROOT.a", 1]}}, []),
+        ({"$expr": {"$getField": "a"}}, []),
+        ({"$expr": {"$cond": {"if": {"$rand": {}}, "then": 1, "else": 0}}}, []),
+        *(
+            (each, [{"$match": each}])
+            for each in (
+                {"$comment": "mine"},
+                {"a": {"$gte": 1, "$lt": 5}, "b": {"$not": Regex("^x")}},
+                {"a": {"$elemMatch": {"$gt": 1}}, "b": {"$elemMatch": {"c": {"$gt": 1}}}},
+                {"a": {"$elemMatch": {"$or": [{"b": 1}, {"c": {"$ne": 1}}]}}},
+                {"a": {"$all": [1, {"b": 2}, {"$elemMatch": {"c": 3}}]}},
+                {"$expr": {"$eq": [{"$literal": "$lsid"}, {"x": "$b"}]}},
+                {"$expr": {"$cond": {"if": "$a", "then": ["$b"], "else": "$c.d"}}},
+            )
+        ),
     ],
     ids=str,
 )

@@ -12,7 +12,6 @@ from typing import Any
 
 import bson
 import pytest
-from structlog.testing import capture_logs
 
 from router.access.login import Login
 from router.catalog.upstream import UpstreamMongos
@@ -34,7 +33,6 @@ from tests.harness.raw_client import RawClient
 from tests.harness.until import PATIENCE, until
 
 _MIB = 1024 * 1024
-SHORT = 1.0
 PING = {"ping": 1}
 
 
@@ -42,20 +40,6 @@ async def ends(client: RawClient) -> None:
     """Wait until the router has closed the connection."""
     async with asyncio.timeout(PATIENCE):
         assert await client.closed()
-
-
-async def test_a_message_that_does_not_end_ends_its_connection() -> None:
-    limits = ClientLimits(message_time=SHORT)
-    async with facade(client_limits=limits) as router, await router.client() as other:
-        async with await router.client() as slow:
-            assert (await slow.command("admin", PING))["ok"]
-            slow.send_bytes(struct.pack("<iiii", 40 * _MIB, 1, 0, 2013))
-            with capture_logs() as logged:
-                await ends(slow)
-        assert [line["reason"] for line in logged if "reason" in line] == [
-            "a message has begun and does not end"
-        ]
-        assert (await other.command("admin", PING))["ok"]
 
 
 def test_each_deadline_is_checked() -> None:

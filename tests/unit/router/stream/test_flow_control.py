@@ -18,7 +18,7 @@ from router.stream.pacing import (
     Wait,
     WatermarkTimeout,
 )
-from router.stream_settings import PacingSettings, StreamSettings
+from router.stream_settings import StreamSettings
 
 LIMITS = StreamSettings()
 MIB = 1024 * 1024
@@ -222,22 +222,6 @@ def test_noops_are_written_later_while_events_come_quickly():
     assert flow.noop_delay(101.0, []) == 0
 
 
-def test_a_stream_without_reads_for_the_linger_time_is_unread():
-    flow = FlowControl(LIMITS, Memory(MIB))
-    flow.client_read(100.0)
-    assert not flow.is_unread(100.0 + LIMITS.linger)
-    assert flow.is_unread(100.1 + LIMITS.linger)
-
-
-def test_only_empty_remotes_read_when_memory_is_short():
-    memory = Memory(MIB)
-    flow = FlowControl(LIMITS, memory)
-    assert flow.may_read(1, 1, 3)
-    memory.held = MIB + 1
-    assert not flow.may_read(1, 1, 3)
-    assert flow.may_read(0, 1, 3)
-
-
 OF_ROUNDS = StreamSettings(round_interval=0.05, round_burst=20.0)
 
 
@@ -293,16 +277,8 @@ def test_tokens_are_owed_up_to_the_debt():
 # The time for which a progress cursor may keep its member busy.
 
 
-def test_the_reply_of_an_opening_does_not_show_that_a_member_is_idle():
-    remote = ReadState(PacingSettings())
-    remote.record(0, Timestamp(10, 1), 100.0, complete=True)
-    assert (remote.opened, remote.idle, remote.reached) == (True, False, Timestamp(10, 1))
-    remote.record(0, None, 101.0, complete=True)
-    assert (remote.idle, remote.reached) == (True, Timestamp(10, 1))
-
-
 def test_a_reply_is_recorded_with_its_events_and_never_behind_the_last_one():
-    remote = ReadState(PacingSettings())
+    remote = ReadState(StreamSettings())
     remote.collects_in = 7
     remote.record(3, Timestamp(10, 1), 100.0, complete=False)
     remote.record(0, Timestamp(9, 1), 101.0, complete=False)

@@ -137,14 +137,6 @@ def test_an_outage_does_not_double_the_pause() -> None:
         assert pause_after(failed, b"key", 20.0 * number + 10.0) == FIRST_PAUSE
 
 
-def test_explain_shows_the_error_and_its_time_without_the_message() -> None:
-    failed = FailedStreams()
-    failed.add(b"key", TOO_LARGE, entered=1.0, now=2.0)
-    reason = failed.explain(b"key", 4.5)
-    assert reason == "the shared stream failed and is not read for 8 s: BSONObjectTooLarge"
-    assert failed.explain(b"key", 2.0 + FIRST_PAUSE) == ""
-
-
 def test_the_streams_that_failed_last_are_remembered() -> None:
     failed = FailedStreams()
     for number in range(MOST_STREAMS + 1):

@@ -21,7 +21,10 @@ from shard_client.remote_cursor.cursor_reply import CursorBatch, token_data, tok
 from tests.doubles.scripted_streams import Driver, Event, PrivateStream, Script, batch, hwm
 from tests.unit.router.made_tokens import data_of, event
 from tests.unit.router.stream.streams_by_hand import (
+    CONFIG,
     END,
+    A,
+    B,
     at,
     feed,
     make,
@@ -148,6 +151,19 @@ def test_a_stage_that_hides_the_type_makes_a_place_beside_the_token_unknown(stag
             with pytest.raises(CommandError, match="changes or removes operationType") as caught:
                 stream.take(None)
             assert caught.value.code == 280
+
+
+def test_a_client_that_moves_between_events_with_one_token_gets_each_once():
+    twins = [event(data_of(20, 1), shard=remote) for remote in (A, B)]
+    first, second = opened(), opened()
+    for each in (first, second):
+        for remote, twin in zip((A, B), twins, strict=True):
+            each.batch_arrived(remote, batch([twin, at(30, remote)], hwm(50)))
+        each.batch_arrived(CONFIG, batch([], hwm(50)))
+    reader = first.log_reader
+    found = reader.take(1).events
+    reader.continue_on(View(second))
+    assert found + reader.take(None).events == [raw for _, raw in [*twins, at(30, A), at(30, B)]]
 
 
 def invalidated(

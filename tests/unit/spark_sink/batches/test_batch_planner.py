@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import time
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
@@ -20,7 +21,6 @@ from spark_sink.batches.batch_planner import (
     FIRST_EVENT_TIMEOUT,
     SAMPLE_SIZE,
     BatchPlanner,
-    ClusterAccess,
     PlannedBatch,
 )
 from spark_sink.batches.event_rate import ReportInbox
@@ -30,7 +30,7 @@ from spark_sink.events.positions import AtTime, FromNow, Position, Token, is_aft
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.event_stream import EventStream, read_runs
-from spark_sink.stream.router_client import Shard
+from spark_sink.stream.router_client import Clocks, Shard
 from tests.doubles.event_history import (
     SHARDS,
     FakeStream,
@@ -51,15 +51,15 @@ def planner(
     **limits: Any,
 ) -> BatchPlanner:
     shards = [Shard(str(number)) for number in range(SHARDS)] if sharded else None
-    cluster = ClusterAccess(
-        watch=history.watch,
-        newest=lambda: history.now,
+    client = Mock(
+        watch_tokens=lambda position, max_await: history.watch(position),
+        clocks=lambda: Clocks(history.now, time.time()),
         present=lambda: history.now,
-        beginning=lambda: AtTime(history.tick()),
         shards=lambda: shards,
+        with_retries=lambda call: call(),
     )
     clock = clock or SteppingClock(0.00001)
-    return BatchPlanner(cluster, StreamOptions("mongodb://127.0.0.1", **limits), inbox, clock=clock)
+    return BatchPlanner(client, StreamOptions("mongodb://127.0.0.1", **limits), inbox, clock=clock)
 
 
 def keys(history: History, tasks: list[ReadTask]) -> list[str]:
@@ -212,6 +212,22 @@ def test_the_end_of_a_backlog_is_planned_without_reading_it(available_now):
         start = batch.end
     assert found == history.keys
     assert len(sizes) <= 4
+    plan.close()
+
+
+def test_the_last_batch_up_to_the_present_ends_at_it():
+    """`job at` for a time before the run finds a table that has reached it."""
+    history = History()
+    start: Position = AtTime(history.now)
+    history.insert(1)
+    history.tick(seconds=2)  # a write that the stream does not show
+    history.pauses.add(1)  # the stream is idle after its event, and has not passed the present
+    plan = planner(history)
+    plan.stop_at_present()
+    present = AtTime(history.now)
+    batch = plan.next_batch(start, 10)
+    assert batch.events == 1
+    assert is_after(batch.end, present)
     plan.close()
 
 

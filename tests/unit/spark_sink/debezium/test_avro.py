@@ -21,7 +21,7 @@ from spark_sink.debezium.options import MessageOptions
 from spark_sink.debezium.schemas import connect_schemas
 from spark_sink.debezium.unwrapping import Unwrap
 from spark_sink.errors import OptionError, StreamError
-from spark_sink.events.heartbeats import Heartbeat
+from spark_sink.events.heartbeats import heartbeat
 from tests.doubles.schema_registry import SchemaRegistry, serving
 from tests.unit.spark_sink.debezium.test_messages import LSID, NOW, event
 
@@ -36,7 +36,7 @@ EVENTS = [
     event("update", updateDescription=UPDATE, **SESSION),
     event("insert", ns={"db": "my-db", "coll": "2 words"}, fullDocument={"_id": 1}),
     event("delete"),
-    bytes(Heartbeat(Timestamp(1_700_000_000, 7)).event().raw),
+    heartbeat(Timestamp(1_700_000_000, 7)),
 ]
 
 

@@ -24,7 +24,7 @@ from spark_sink.debezium.message_batches import Messages, WithTransactions
 from spark_sink.debezium.messages import Maker, Message
 from spark_sink.debezium.options import MessageOptions, sanitized
 from spark_sink.errors import OptionError
-from spark_sink.events.heartbeats import Heartbeat
+from spark_sink.events.heartbeats import heartbeat
 from tests.debezium import values
 from tests.doubles.event_history import event_token
 
@@ -236,7 +236,7 @@ def test_strings_are_escaped_as_jackson_does():
 
 
 def test_a_heartbeat_has_a_separate_topic():
-    beat = bytes(Heartbeat(Timestamp(1_700_000_000, 7)).event().raw)
+    beat = heartbeat(Timestamp(1_700_000_000, 7))
     value = {"ts_ms": NOW // 1_000_000}
     key = {"serverName": "fulfillment"}
     assert messages(beat) == [("__debezium-heartbeat.fulfillment", key, value)]
@@ -290,7 +290,7 @@ def test_messages_made_together_are_those_made_one_by_one() -> None:
         templates = [_template(chance) for _ in range(chance.randrange(1, 4))]
         events = [_event(chance, chance.choice(templates)) for _ in range(200)]
         events += [_odd_event(chance) for _ in range(20)]
-        events.append(bytes(Heartbeat(Timestamp(1, 7)).event().raw))
+        events.append(heartbeat(Timestamp(1, 7)))
         chance.shuffle(events)
         _compare(options, events)
 

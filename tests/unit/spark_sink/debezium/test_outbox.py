@@ -37,7 +37,7 @@ def sent(
     document: dict[str, Any] | None, properties: dict[str, str], kind: str = "insert"
 ) -> list[tuple[str, str, str | None]]:
     """Topic, key and value of the messages of one event."""
-    options = MessageOptions("p", transform=Outbox.parse(properties))
+    options = MessageOptions.of("p", {}, None, properties, "")
     columns = Maker(options, lambda: 0).of_events([event(document, kind)]).columns
     return list(zip(*(column.to_pylist() for column in columns[:3]), strict=True))
 
@@ -120,4 +120,4 @@ def test_a_document_that_is_no_event_stops_the_query(monkeypatch: pytest.MonkeyP
 )
 def test_properties_that_are_not_made_are_refused(properties: dict[str, str], message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        Outbox.parse(properties)
+        MessageOptions.of("p", {}, None, properties, "")

@@ -19,7 +19,8 @@ from tests.unit.spark_sink.debezium.test_messages import event, messages
 
 def unwrapped(*events: bytes, tombstones: bool = True, **properties: str) -> list[tuple[Any, Any]]:
     named = {name.replace("__", "."): text for name, text in properties.items()}
-    found = messages(*events, tombstones=tombstones, transform=Unwrap.parse(named))
+    transform = MessageOptions.of("p", {}, named, None, "").transform
+    found = messages(*events, tombstones=tombstones, transform=transform)
     return [(key, value) for _, key, value in found]
 
 
@@ -101,7 +102,7 @@ def test_fields_of_the_envelope_can_be_added() -> None:
 )  # fmt: skip
 def test_what_is_not_made_is_refused(properties: dict[str, str]) -> None:
     with pytest.raises(OptionError):
-        Unwrap.parse(properties)
+        MessageOptions.of("p", {}, properties, None, "")
 
 
 @pytest.mark.parametrize("other", [{"schemas": True}, {"transactions": True}, {"version": "2.6"}])

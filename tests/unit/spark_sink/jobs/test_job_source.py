@@ -7,7 +7,7 @@ import pytest
 from bson.timestamp import Timestamp
 
 from spark_sink.batches.read_task import ReadTask
-from spark_sink.events.heartbeats import Heartbeat
+from spark_sink.events.heartbeats import heartbeat
 from spark_sink.events.positions import AtTime
 from spark_sink.jobs.job_source import JobStreamReader
 from spark_sink.jobs.tables_job import job_options
@@ -39,7 +39,7 @@ def test_reading_begins_where_the_stream_was_idle() -> None:
 def test_a_batch_without_events_has_its_other_rows() -> None:
     beat = Timestamp(200, 1)
     assert reader().small_batch(BEFORE, replace(AT, events=0)) == []
-    assert reader().small_batch(BEFORE, replace(AT, events=0, heartbeat=beat)) == [Heartbeat(beat)]
+    assert reader().small_batch(BEFORE, replace(AT, events=0, heartbeat=beat)) == [heartbeat(beat)]
 
 
 @pytest.mark.parametrize(

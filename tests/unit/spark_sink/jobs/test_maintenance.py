@@ -101,7 +101,7 @@ LONG: dict[str, tuple[Callable[[JobFolder, Script], Any], set[str]]] = {
     ),
     "at": (
         lambda folder, script: versions_at(folder, script.time(30)),
-        {"commits of bronze read", "replaced files of bronze looked up"},
+        {"replaced files of bronze looked up"},
     ),
     "rebuild": (
         lambda folder, script: rebuild_at(None, folder, script.time(30), f"{folder.address}/then"),

@@ -25,7 +25,7 @@ from spark_sink.jobs import rebuilding
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.point_in_time import versions_at
 from spark_sink.options.scope import Scope
-from spark_sink.signals.state import Request, SignalState
+from spark_sink.signals.state import SignalState, SnapshotRequest
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.log_state import Batch
@@ -88,6 +88,12 @@ def test_a_high_water_mark_has_no_event_of_its_time(tmp_path: Path) -> None:
         versions_at(folder, time(3))
 
 
+def test_a_batch_that_leaves_out_events_is_no_version_of_a_time(folder: JobFolder) -> None:
+    row = change(30, "insert", "shop", "orders")
+    append(folder, 5, Offset(AtTime(time(30)), sought=AtTime(time(20))), [row])
+    assert versions_at(folder, time(29)).batch == 4
+
+
 def test_a_table_that_is_made_again_names_what_was_not_read_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,7 +102,7 @@ def test_a_table_that_is_made_again_names_what_was_not_read_then(
     scope = Scope("shop")
     rename = change(2, "rename", "other", "x", to={"db": "shop", "coll": "items"})
     rows = [change(1, "insert", "shop", "orders", fullDocument={"_id": 1}), rename]
-    request = Request("again", False, ("shop.late",), required=True)
+    request = SnapshotRequest("again", False, ("shop.late",), required=True)
     signals = SignalState(requests=(request,), required=token(3))
     append(folder, 0, Offset(AtTime(time(4)), scope, signals=signals), rows)
     read = change(5, "snapshotEnd", None, None, clusterTime=time(4), readUntil=time(4))

@@ -19,7 +19,7 @@ from spark_sink.folders import Folder
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.status import position_to_reach, wait_until
 from spark_sink.signals.signal import digest
-from spark_sink.signals.state import Request, SignalState
+from spark_sink.signals.state import SignalState, SnapshotRequest
 from spark_sink.snapshot.plan import SnapshotPlan
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.current_table import CurrentTable
@@ -30,7 +30,7 @@ from tests.doubles.scripted_job import Script, follow
 
 NONE = "mongodb://none"
 TIME = Timestamp(5, 1)
-IN_SNAPSHOT = SignalState(requests=(Request.of_mode(TIME, SnapshotPlan(TIME)),))
+IN_SNAPSHOT = SignalState(requests=(SnapshotRequest.of_mode(TIME, SnapshotPlan(TIME)),))
 
 
 @pytest.fixture

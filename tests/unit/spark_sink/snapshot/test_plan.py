@@ -22,8 +22,8 @@ from pymongo.errors import OperationFailure
 
 from spark_sink.options.scope import Scope
 from spark_sink.signals.query_snapshots import QuerySnapshots
-from spark_sink.signals.state import Request, SignalState
-from spark_sink.snapshot.plan import Chunk, Place, SnapshotPlan, text_of, value_of
+from spark_sink.signals.state import SignalState, SnapshotRequest
+from spark_sink.snapshot.plan import Chunk, Place, SnapshotPlan, bound_text, value_of
 from spark_sink.snapshot.planner import CHUNK_BYTES, SnapshotPlanner, _bound, _kind
 from spark_sink.source.offsets import Offset
 
@@ -39,7 +39,7 @@ _MILLION = 10**6
     ],
 )
 def test_a_bound_is_the_same_value_in_the_checkpoint(value: Any) -> None:
-    assert bson.encode({"": value_of(text_of(value))}) == bson.encode({"": value})
+    assert bson.encode({"": value_of(bound_text(value))}) == bson.encode({"": value})
 
 
 def _same_kind(*values: Any) -> bool:
@@ -56,9 +56,9 @@ def test_bounds_have_an_order_and_one_type() -> None:
     ):
         assert not _same_kind(one, other)
     long, emoji = "x" * 90 + "12345678901234567890", "\U0001f600" * 200
-    assert _bound(long, cut=True) == text_of(long[:100])
-    assert _bound(long, cut=False) == text_of(long)
-    assert _bound(emoji, cut=True) == text_of(emoji[:50])
+    assert _bound(long, cut=True) == bound_text(long[:100])
+    assert _bound(long, cut=False) == bound_text(long)
+    assert _bound(emoji, cut=True) == bound_text(emoji[:50])
     for value in ("\ufffd", {"a": {"$oid": "no"}}, DBRef("c", 1, a="x" * 999), {"a": "x" * 999}):
         assert _bound(value, cut=False) is None
 
@@ -154,7 +154,7 @@ def written(plan: SnapshotPlan) -> SnapshotPlan:
 
 def in_snapshot(plan: SnapshotPlan) -> SignalState:
     """Return the state of a query within the snapshot of its mode."""
-    return SignalState(requests=(Request.of_mode(plan.snapshot_time, plan),))
+    return SignalState(requests=(SnapshotRequest.of_mode(plan.snapshot_time, plan),))
 
 
 def batches(planner: SnapshotPlanner, most: int = 10**9) -> Iterator[list[list[Chunk]]]:
@@ -182,7 +182,7 @@ def test_a_rest_without_a_sample_is_read() -> None:
     servers = Servers({"c": Stub(_MILLION)})
     planner = SnapshotPlanner(servers, Scope("d"), 4)  # type: ignore[arg-type]
     [collection] = planner.collections()
-    rest = Place(collection.id, text_of(_MILLION - 1))
+    rest = Place(collection.id, bound_text(_MILLION - 1))
     plan = planner.next_batch(SnapshotPlan(MARK, end=rest))
     assert planner.tasks(plan) == [[Chunk(collection, rest.key)]]
     assert not plan.ended

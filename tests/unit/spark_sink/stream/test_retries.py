@@ -85,11 +85,6 @@ def test_progress_resets_the_count() -> None:
     [
         ({"connect.max.attempts": "0"}, "positive whole number"),
         ({"errors.max.retries": "-2"}, "must be -1 for no limit"),
-        ({"retriable.restart.connector.wait.ms": "5"}, "requires option 'errors.max.retries'"),
-        (
-            {"connect.backoff.initial.delay.ms": "9", "connect.backoff.max.delay.ms": "8"},
-            "must not be greater",
-        ),
         ({"mongodb.server.selection.timeout.ms": "0"}, "positive whole number"),
     ],
 )

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 
+import bson
 import pytest
+from bson.timestamp import Timestamp
 
+from shard_client.bson.resume_token import high_water_mark
 from spark_sink.events.documents import from_document
 from spark_sink.snapshot.plan import LostDocument
 from spark_sink.tables.prepare import DdlEvent
+from spark_sink.tables.staged_changes import ChangeReport
 from spark_sink.tables.table_state import (
     Namespace,
     TableState,
@@ -45,6 +49,21 @@ def test_many_documents_that_are_lost_make_their_collection_unread() -> None:
     state = state.without(many)
     assert (state.lost, state.unread) == ((), {A: "19999", B: "1"})
     assert TableState(("_id",), lost=tuple(few)).without([]).lost == ()
+
+
+def test_collections_that_were_read_leave_the_state_once_the_stream_has_passed_them() -> None:
+    """Otherwise each later commit would name them."""
+    marks = [high_water_mark(Timestamp(second, 1)) for second in range(10)]
+    event = {"operationType": "snapshotEnd", "readUntil": Timestamp(5, 0)}
+    event["collections"] = [{"db": "shop", "coll": name} for name in ("a", "b")]
+    state = TableState(("_id",), marks[1]).after(
+        ChangeReport(through=marks[3], ddl=[bson.encode(event)]), ()
+    )
+    assert state.complete_in == {"shop.a": marks[5], "shop.b": marks[5]}
+    state = state.after(ChangeReport(through=marks[7]), ())  # of events before and after the mark
+    assert state.complete_in == {"shop.a": marks[5], "shop.b": marks[5]}
+    state = state.after(ChangeReport(through=marks[8]), ())
+    assert (state.complete_in, state.complete_from) == ({}, marks[5])
 
 
 @pytest.mark.parametrize(
