@@ -113,11 +113,6 @@ class CurrentTable:
         return self.log.address
 
     @property
-    def batch(self) -> Batch | None:
-        """The job's batch that has written the version; None in a table of `apply_changes`."""
-        return Batch.of(self.log.position())
-
-    @property
     def is_rewritten(self) -> bool:
         """Whether the next batch writes all files again, because the columns have changed."""
         return self.stored is not None and self.form.rewrites(self.stored)

@@ -286,9 +286,9 @@ def _start(table: CurrentTable) -> dict[str, str]:
     a seek has left events out. Before a snapshot has ended, the table lacks what follows its last
     event.
     """
-    through, batch = table.state.through, table.batch
-    if batch is not None and batch.offset:
-        at = Offset.read(batch.offset)
+    through, offset = table.state.through, table.log.position().get("offset")
+    if offset:
+        at = Offset.read(offset)
         is_whole = at.signals.initial is None and at.sought is None
         if is_whole and isinstance(at.position, AtTime) and key_of(at.position) > through:
             return {"startAtOperationTime": f"{at.position.time.time},{at.position.time.inc}"}
