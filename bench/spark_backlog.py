@@ -19,9 +19,8 @@ from bench.processes import children, cpu_seconds, own_cpu_seconds
 from spark_sink import local_session
 from spark_sink.debezium import to_debezium
 from spark_sink.jobs.job_folder import MESSAGES, JobFolder, JobRecord
-from spark_sink.jobs.progress import batch_progress
+from spark_sink.jobs.progress import Written, batch_progress
 from spark_sink.jobs.tables_job import TablesJob
-from spark_sink.jobs.task_tables import Written
 from spark_sink.tables.delta_log import DeltaLog
 
 # Batches of a query that include its start, and are not yet of full size.
@@ -141,7 +140,7 @@ def options_of(args: argparse.Namespace) -> dict[str, str]:
     }
 
 
-def full(query: Any, written: Mapping[int, Written] | None) -> list[tuple[Any, int]]:
+def full(query: Any, written: Written | None) -> list[tuple[Any, int]]:
     """Return the progress of the query's batches that had events, and their number.
 
     Spark counts them, except those that a job has `written`.

@@ -343,16 +343,16 @@ def verify(
     messages and transactions with the stream, and current with the collections. The exit status is
     1 if there is a difference.
     """
-    from spark_sink.jobs.own_router import require_router
     from spark_sink.jobs.point_in_time import time_from_text
     from spark_sink.jobs.progress import work_told
+    from spark_sink.jobs.router_beside import require_cluster
     from spark_sink.session.spark_session import job_session
     from spark_sink.source.unmatched_names import warn_of_unmatched_names
     from spark_sink.verification.job import verify_job
 
     begin = None if since is None else time_from_text(since, "--since")
     given, folder, uri = _spark_settings(conf), _job_in(out), uri or _DEFAULT_URI
-    require_router({"uri": uri})
+    require_cluster({"uri": uri})
     warn_of_unmatched_names({**folder.record().options, "uri": uri})
     with work_told(), job_session("verify", given) as spark:
         found = verify_job(spark, folder, uri, table, begin, rate=rate)

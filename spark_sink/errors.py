@@ -42,9 +42,9 @@ BadValue, FailedToParse, TypeMismatch, InvalidPipelineOperator, an unknown stage
 _HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"
 
 
-def say(text: str) -> None:
+def say(text: str, end: str = "\n") -> None:
     """Print a line for the user, apart from what a command returns."""
-    print(text, file=sys.stderr, flush=True)  # noqa: T201
+    print(text, end=end, file=sys.stderr, flush=True)  # noqa: T201
 
 
 class SourceError(Exception):

@@ -19,10 +19,10 @@ from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_settings import JobSettings, load_job_settings
 from spark_sink.jobs.maintenance import schedule
 from spark_sink.jobs.metrics import JobMetrics
-from spark_sink.jobs.own_router import own_router, require_router
 from spark_sink.jobs.progress import ProgressReport
 from spark_sink.jobs.query_run import quiet_stop, run_until_stopped
 from spark_sink.jobs.rebuilding import leave_out_lost, restore_checkpoint
+from spark_sink.jobs.router_beside import require_cluster, router_beside
 from spark_sink.jobs.router_report import RouterReport
 from spark_sink.jobs.status import position_to_reach, status_of, wait_until
 from spark_sink.jobs.stop_request import StopRequest
@@ -47,7 +47,7 @@ def run_jobs(
     A failure of one ends all, after their batches in progress. With `once` each reads a snapshot
     alone, and ends. Raises SourceError, and what Spark raises.
     """
-    with own_router(settings), ExitStack() as held:
+    with router_beside(settings), ExitStack() as held:
         starts = [_Start(held, settings, end, *job, once=once) for job in settings.jobs()]
         held.enter_context(quiet_stop(end))
         spark = spark or held.enter_context(job_session("run", settings.conf))
@@ -69,7 +69,7 @@ def run_jobs(
 def _checked(settings: JobSettings, record: JobRecord) -> tuple[JobRecord, Mapping[str, str]]:
     """Return a record with the cluster's id, and the source's options, which are checked."""
     given = {**record.options, "uri": settings.uri}
-    record = replace(record, cluster=require_router(given))
+    record = replace(record, cluster=require_cluster(given))
     warn_of_unmatched_names(given)
     return record, given
 

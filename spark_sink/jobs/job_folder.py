@@ -160,8 +160,10 @@ class JobFolder:
         checkpoint = "" if inside else self.checkpoint
         cluster = record.cluster or old.cluster
         kept = replace(record, checkpoint=checkpoint, cluster=cluster, since=since)
-        kept = replace(kept, columns=old.columns)
-        self._folder.write("job.json", json.dumps(asdict(kept), indent=2))
+        self._write(replace(kept, columns=old.columns))
+
+    def _write(self, record: JobRecord) -> None:
+        self._folder.write("job.json", json.dumps(asdict(record), indent=2))
 
     def require_continues(self, record: JobRecord, *, once: bool = False) -> JobRecord:
         """Return what the job was started with before. Raises OptionError as `begin`."""
@@ -177,8 +179,7 @@ class JobFolder:
 
     def keep_columns(self, columns: dict[str, Any]) -> None:
         """Write the form of the current table. Raises OSError."""
-        kept = replace(self.record(), columns=columns)
-        self._folder.write("job.json", json.dumps(asdict(kept), indent=2))
+        self._write(replace(self.record(), columns=columns))
 
     def record(self) -> JobRecord:
         """Return what the job was started with. Raises OptionError if there is no job."""
@@ -200,8 +201,7 @@ class JobFolder:
         with suppress(OptionError):
             self.record()
             return
-        kept = replace(record, checkpoint=self._checkpoint)
-        self._folder.write("job.json", json.dumps(asdict(kept), indent=2))
+        self._write(replace(record, checkpoint=self._checkpoint))
         say("job.json was damaged, and has the arguments of this start now")
 
     def _refuse(self, old: JobRecord, new: JobRecord, *, once: bool) -> None:
@@ -309,16 +309,14 @@ class JobFolder:
 def is_whole(path: str, text: str) -> bool:
     """Return whether a file of a checkpoint, such as offsets/7 or metadata, has its end.
 
-    Each line but the version is a JSON object, and none of its beginnings is one.
+    The last line is a JSON object, of which no beginning is one, or "-" for no offset.
     """
     fewest = {"offsets": 3, "commits": 2}.get(path.split("/")[0], 1)
-    lines = text.splitlines()
-    objects = lines if fewest == 1 else lines[1:]
+    *before, last = text.splitlines() or [""]
     try:
-        found = [json.loads(each) for each in objects if each != "-"]  # "-" is no offset
+        return len(before) + 1 >= fewest and (last == "-" or isinstance(json.loads(last), dict))
     except ValueError:
         return False
-    return len(lines) >= fewest and all(isinstance(each, dict) for each in found)
 
 
 def _offset_text(offset: Mapping[str, Any]) -> str:

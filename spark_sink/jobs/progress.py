@@ -11,18 +11,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_sink.errors import StreamError, say
-from spark_sink.jobs.task_tables import Written
 from spark_sink.snapshot.plan import SnapshotPlan
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.tasks import TOLD
 
 if TYPE_CHECKING:
     from spark_sink.jobs.job_folder import LoggedBatch
+    from spark_sink.jobs.metrics import JobMetrics
+    from spark_sink.jobs.router_report import RouterReport
 
 _EXECUTED = "addBatch"
 """The phase that Spark reports of batches that it has run, and not of idle triggers."""
@@ -31,6 +32,10 @@ _BAR = 20
 STANDS = 60
 """Seconds after which a stream without events stands still: each shard reports every ten."""
 _WORK_SECONDS = 10
+
+
+Written = Mapping[int, tuple[int, int]]
+"""The events of batches, and the files with their rows in bronze and messages, by their numbers."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ class BatchProgress:
 
 
 def batch_progress(
-    progress: Mapping[str, Any], now: float, written: Mapping[int, Written] | None = None
+    progress: Mapping[str, Any], now: float, written: Written | None = None
 ) -> BatchProgress | None:
     """Return the batch of one of Spark's progress reports; None for a trigger without a batch.
 
@@ -86,18 +91,18 @@ def batch_progress(
             f"{found.chunks_planned} chunks"
         )
     number = int(progress["batchId"])
-    counted = Written(progress.get("numInputRows", 0), 0)
+    events, files = progress.get("numInputRows", 0), 0
     if written is not None:
-        counted = written.get(number, Written(0, 0))
+        events, files = written.get(number, (0, 0))
     return BatchProgress(
         number,
-        counted.events,
+        events,
         durations.get("triggerExecution", 0) / 1000,
         through,
         None if through is None else max(0.0, now - through),
         snapshot,
         share,
-        counted.files,
+        files,
     )
 
 
@@ -142,34 +147,20 @@ def _moment(time_: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_))
 
 
-class ProgressReader(Protocol):
-    """Is told what a query does."""
-
-    def add(self, batch: BatchProgress) -> None:
-        """Take in a batch that has run."""
-
-    def reach(self, through: int, *, waits: bool) -> None:
-        """Take in the cluster time up to which the query has all events (`reached`).
-
-        `waits` is whether the stream stands still there, because it waits for a shard.
-        """
-
-
 class ProgressReport:
     """Tells each batch of a query once, and when its stream stands still.
 
     Args:
-        listeners: are told each batch, and what the query has reached. The lines go to stderr; on a
-            terminal one line with a bar shows a snapshot.
-        clock: the present, in seconds since 1970.
+        listeners: are told each batch, and what the query has reached.
         written: what a job's batches have written.
+        clock: the present, in seconds since 1970.
     """
 
     def __init__(
         self,
-        listeners: Sequence[ProgressReader] = (),
+        listeners: Sequence[JobMetrics | RouterReport] = (),
         clock: Callable[[], float] = time.time,
-        written: Mapping[int, Written] | None = None,
+        written: Written | None = None,
     ) -> None:
         self._written = written
         self._listeners = listeners
@@ -242,14 +233,14 @@ class ProgressReport:
         self._has_bar = False
 
     def _tell(self, batch: BatchProgress) -> None:
+        """Print a batch; on a terminal, a snapshot's batches are one line with a bar."""
         if not (batch.snapshot and sys.stderr.isatty()):
             self._line(str(batch))
             return
         self._has_bar = True
         full = round(batch.share * _BAR)
         text = f"[{'#' * full}{'-' * (_BAR - full)}] {batch}"[: get_terminal_size().columns - 1]
-        sys.stderr.write(f"\r\x1b[K{text}")
-        sys.stderr.flush()
+        say(f"\r\x1b[K{text}", end="")
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -65,7 +66,7 @@ class RouterReport:
         self._rates: deque[tuple[float, int]] = deque()
         self._command = _COMMAND
         self._silent_since: float | None = None
-        self._has_told_silence = False
+        """Infinite once the silence was told."""
 
     def __enter__(self) -> Self:
         return self
@@ -116,17 +117,17 @@ class RouterReport:
             else:
                 self._silent(error)
             return
-        if self._has_told_silence:
+        if self._silent_since == math.inf:
             say("the router answers again")
-        self._silent_since, self._has_told_silence = None, False
+        self._silent_since = None
 
     def _silent(self, error: PyMongoError) -> None:
         """Tell once that the router has not answered for some time."""
         if self._silent_since is None:
             self._silent_since = self._clock()
         seconds = self._clock() - self._silent_since
-        if seconds >= _SILENCE and not self._has_told_silence:
-            self._has_told_silence = True
+        if seconds >= _SILENCE:
+            self._silent_since = math.inf
             say(
                 f"{self._address} has not answered for {seconds:.0f} s ({type(error).__name__}): "
                 "check that the router runs there. The job waits, and goes on when it answers"

@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, cast
 
@@ -42,7 +42,6 @@ from spark_sink.jobs.task_tables import (
     TaskReport,
     TaskTables,
     Transactions,
-    Written,
     bronze_schema,
     message_schema,
 )
@@ -129,41 +128,39 @@ class Findings:
         return [stage.close()]
 
 
+@dataclass
 class TablesJob:
-    """A job in a folder, as its record says, which reads from the router at `uri`.
+    """A job in a folder, as its record says.
 
-    The `findings` of a verifier of the current table go into its batches. `figures` counts the
-    batches that are in the tables. `epoch` is what `take_over` has returned. `keep_files` are the
-    seconds for which replaced files are kept for their readers, None for those of the tables.
+    Args:
+        uri: the router.
+        findings: of a verifier of the current table, which go into the batches.
+        figures: count the batches that are in the tables.
+        epoch: what `take_over` has returned.
+        keep_files: the seconds for which replaced files are kept for their readers; None for those
+            of the tables.
     """
 
-    def __init__(
-        self,
-        folder: JobFolder,
-        record: JobRecord,
-        uri: str,
-        findings: Findings | None = None,
-        figures: JobMetrics | None = None,
-        epoch: int = 0,
-        keep_files: float | None = None,
-    ) -> None:
-        self._folder = folder
-        self._keep_files = keep_files
-        self._epoch = epoch
-        self._record = record
-        self._tables = record.tables
-        self._findings = findings
-        self._figures = figures
-        advance = {} if findings is None else _IDLE_ADVANCE
-        self._options = {**advance, **record.options, "uri": uri}
+    folder: JobFolder
+    record: JobRecord
+    uri: str
+    findings: Findings | None = None
+    figures: JobMetrics | None = None
+    epoch: int = 0
+    keep_files: float | None = None
+
+    def __post_init__(self) -> None:
+        self._tables = self.record.tables
+        advance = {} if self.findings is None else _IDLE_ADVANCE
+        self._options = {**advance, **self.record.options, "uri": self.uri}
         self._reads_again = parse_options(self._options).snapshot.policy.reads_documents
         self._form = TableForm()
         self._rows = pa.schema([])
         self._opened: dict[str, DeltaLog] = {}
         self._current: CurrentTable | None = None
         self._reader: JobStreamReader | None = None
-        self.written: dict[int, Written] = {}
-        """What the latest batches have written, by their numbers."""
+        self.written: dict[int, tuple[int, int]] = {}
+        """What the latest batches have written (`progress.Written`)."""
 
     def start(self, spark: SparkSession, trigger: str | None) -> StreamingQuery:
         """Start the query; an interrupted query continues from its checkpoint.
@@ -171,49 +168,49 @@ class TablesJob:
         `trigger` is the interval between batches, such as "10 seconds"; None: process all that is
         available, and end. Raises OptionError for an invalid schema.
         """
-        self._form = table_form(self._record)
-        if self._form.is_typed and not DeltaLog(self._folder.table(CURRENT)).exists:
+        self._form = table_form(self.record)
+        if self._form.is_typed and not DeltaLog(self.folder.table(CURRENT)).exists:
             fields = _shard_keys(parse_options(self._options))
             names = [each.replace(".", "_") if self._form.flattens else each for each in fields]
             self._form = replace(self._form, keys=tuple(dict.fromkeys(("_id", *names))))
         options = job_options(self._options, tasks_by_cores(spark))
         if parse_options(options).snapshot.policy.streams:  # a snapshot alone has no signals
-            options = {"signalFolder": self._folder.signals, **options}
+            options = {"signalFolder": self.folder.signals, **options}
         spark.dataSource.register(JobSource)
-        if is_local(self._folder.checkpoint) and spark.conf.get(_LOG_FILES, None) is None:
+        if is_local(self.folder.checkpoint) and spark.conf.get(_LOG_FILES, None) is None:
             spark.conf.set(_LOG_FILES, _BY_RENAME)
         options, rows = _with_schema(options)
         self._rows = bronze_schema(rows)
-        addresses = {name: self._folder.table(name) for name in (*self._tables, QUARANTINE)}
+        addresses = {name: self.folder.table(name) for name in (*self._tables, QUARANTINE)}
         places = self._places(parse_options(options).scope)
-        tables = TaskTables(addresses, self._record.messages, self._epoch, places)
+        tables = TaskTables(addresses, self.record.messages, self.epoch, places)
         options[TABLES] = to_json(tables)
         reader = JobSource(dict(options)).streamReader(StructType())
         self._reader = cast("JobStreamReader", reader)  # an old Spark refuses the query itself
         reports = spark.readStream.format(FORMAT).options(**options).load()
         writer = reports.writeStream.foreachBatch(self._commit)
-        writer = writer.option("checkpointLocation", self._folder.checkpoint)
+        writer = writer.option("checkpointLocation", self.folder.checkpoint)
         if trigger is None:
             writer = writer.trigger(availableNow=True)
         else:
             writer = writer.trigger(processingTime=trigger)
-        return writer.queryName(f"mergerouter {self._folder.address}").start()
+        return writer.queryName(f"mergerouter {self.folder.address}").start()
 
     def _places(self, scope: Scope) -> tuple[tuple[str, str], ...]:
         """Return the collections in the current table; none if the last batch has this scope."""
-        batches = self._folder.batches()
+        batches = self.folder.batches()
         at = batches[-1].end if batches else None
         if CURRENT not in self._tables or at is None:
             return ()
         if at.scope in (None, scope) and at.sought is None:
             return ()
-        return tuple(sorted(namespaces_in(DeltaLog(self._folder.table(CURRENT)))))
+        return tuple(sorted(namespaces_in(DeltaLog(self.folder.table(CURRENT)))))
 
     def _commit(self, batch: DataFrame, number: int) -> None:
         """Commit a batch to the tables, from the reports of its tasks."""
-        findings = self._findings
-        begin, end = self._folder.offset(number - 1), self._folder.offset(number)
-        of = Batch(self._folder.query() or "", number, end, begin)
+        findings = self.findings
+        begin, end = self.folder.offset(number - 1), self.folder.offset(number)
+        of = Batch(self.folder.query() or "", number, end, begin)
         at = Offset.read(of.offset)
         reports = self._reports(batch, of, at)
         counted = Transactions()
@@ -234,8 +231,8 @@ class TablesJob:
                     self._table(name).append(parts[name], schema, of)
         if CURRENT in self._tables:
             if self._current is None:
-                address = self._folder.table(CURRENT)
-                self._current = CurrentTable(address, form=self._form, epoch=self._epoch)
+                address = self.folder.table(CURRENT)
+                self._current = CurrentTable(address, form=self._form, epoch=self.epoch)
             self._current.reload()
             changes = [report.changes for report in reports if report.changes is not None]
             changes += [] if findings is None else findings.removals()
@@ -252,26 +249,26 @@ class TablesJob:
             with self._timed(TRANSACTIONS):
                 self._table(TRANSACTIONS).append_rows(counted.rows(), of)
         self._notify(of, at)
-        if self._keep_files is not None:
+        if self.keep_files is not None:
             current = [] if self._current is None else [self._current.log]
             for log in (*self._opened.values(), *current):
-                log.keep_files(self._keep_files)
+                log.keep_files(self.keep_files)
         files = len(parts[BRONZE]) + len(parts[MESSAGES])
-        self.written[number] = Written(sum(report.events for report in reports), files)
+        self.written[number] = sum(report.events for report in reports), files
         self.written.pop(number - _KEPT, None)
-        if self._figures is not None:
-            self._figures.count([each for report in reports for each in report.counts])
+        if self.figures is not None:
+            self.figures.count([each for report in reports for each in report.counts])
 
     def _keep_columns(self, form: TableForm) -> None:
         """Write the columns of a typed table down: those of deleted documents are nowhere else."""
         if form.schema is not None and form != self._form:
             columns = {"schema": form.schema.jsonValue(), "keys": list(form.keys)}
-            self._folder.keep_columns(columns)
+            self.folder.keep_columns(columns)
             self._form = form
 
     def _reports(self, batch: DataFrame, of: Batch, at: Offset) -> list[TaskReport]:
         """Write the files of a batch, in the driver or in tasks; return the tasks' reports."""
-        reader, start = self._reader, self._folder.offset(of.number - 1)
+        reader, start = self._reader, self.folder.offset(of.number - 1)
         if reader is not None and start:
             tasks = reader.small_batch(Offset.read(start), at)
             if tasks is not None:
@@ -283,8 +280,8 @@ class TablesJob:
     def _timed(self, table: str) -> Iterator[None]:
         begun = time.monotonic()
         yield
-        if self._figures is not None:
-            self._figures.committed(table, time.monotonic() - begun)
+        if self.figures is not None:
+            self.figures.committed(table, time.monotonic() - begun)
 
     def _notify(self, batch: Batch, at: Offset) -> None:
         """Write the notifications of a batch, which its offset contains."""
@@ -300,8 +297,8 @@ class TablesJob:
 
     def _table(self, name: str) -> DeltaLog:
         if name not in self._opened:
-            address, partitions = self._folder.table(name), PARTITIONS.get(name, ())
-            self._opened[name] = DeltaLog(address, partitions, epoch=self._epoch)
+            address, partitions = self.folder.table(name), PARTITIONS.get(name, ())
+            self._opened[name] = DeltaLog(address, partitions, epoch=self.epoch)
         return self._opened[name]
 
 

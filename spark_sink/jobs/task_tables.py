@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -83,16 +83,6 @@ class TaskReport:
     transactions: dict[str, dict[str, Any]]
     counts: list[tuple[str, str, int]]
     events: int
-
-
-class Written(NamedTuple):
-    """What a batch has written: events, documents of snapshots among them, and the files of rows.
-
-    The files are those of bronze and of messages.
-    """
-
-    events: int
-    files: int
 
 
 class TaskWriter:

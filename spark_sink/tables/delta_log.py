@@ -354,24 +354,22 @@ class DeltaLog:
         """
         found = DeltaLog(self.address, self.partitions)
         assert found._table is not None
-        kept = -1
         with suppress(DeltaError):  # its commits have been deleted
             found._table.load_as_version(version)
-            kept = 0
-        replaced = found.paths() - self.paths()
-        for done, files in self._existing(replaced) if not kept else ():
-            kept += len(files)
-            TOLD.get()(f"replaced files of {self.name} looked up", done, len(replaced))
-            if kept < done:
-                break
-        if kept < len(replaced):
-            raise StreamError(
-                f"files of version {version} of the table at {self.address} have been deleted: the "
-                "table's property delta.deletedFileRetentionDuration says how long they are kept. "
-                "Make the table of that time again with job rebuild --to"
-            )
-        found._state = found._transaction(APPLICATION), dict(position)
-        return found
+            replaced, kept = found.paths() - self.paths(), 0
+            for done, files in self._existing(replaced):
+                kept += len(files)
+                TOLD.get()(f"replaced files of {self.name} looked up", done, len(replaced))
+                if kept < done:
+                    break
+            else:
+                found._state = found._transaction(APPLICATION), dict(position)
+                return found
+        raise StreamError(
+            f"files of version {version} of the table at {self.address} have been deleted: the "
+            "table's property delta.deletedFileRetentionDuration says how long they are kept. "
+            "Make the table of that time again with job rebuild --to"
+        )
 
     def files(self) -> pa.Table:
         """Return what the log says about each file, as flat columns; `path` is as in the log."""

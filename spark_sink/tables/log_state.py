@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -130,39 +131,27 @@ def newest_state(address: str) -> dict[str, Any]:
     It is found without delta-rs, whatever the size of the table: in the newest commit that names
     one, or in a checkpoint of the log. Raises StreamError if it cannot be read.
     """
+    folder = Folder(address)
     try:
-        number = _newest_number(address)
-        return {} if number is None else TableStates(address).read(number)
+        names = sorted((each.base_name for each in folder.listed(_LOG)), reverse=True)
+        newest = next((each for each in names if re.fullmatch(r"\d{20}\.json", each)), "-1")
+        for _, state in states_in(folder, int(newest[:20])):
+            return state
+        checkpoints = (each for each in names if re.search(r"\.checkpoint\..*parquet$", each))
+        for each in (e for name in checkpoints for e in _transactions_in(address, name)):
+            if each["appId"] == APPLICATION:
+                return TableStates(address).read(int(each["version"]))
     except OSError as error:
         raise StreamError(
             f"the table at {address} cannot be read: correct the path or the access to it", error
         ) from None
+    return {}
 
 
-def _newest_number(address: str) -> int | None:
-    folder, versions = Folder(address), dict[str, list[str]]()
-    for each in folder.listed(_LOG):
-        version, _, rest = each.base_name.partition(".")
-        if version.isdigit() and (rest == "json" or rest.startswith("checkpoint.")):
-            versions.setdefault(version, []).append(f"{_LOG}/{each.base_name}")
-    for _, paths in sorted(versions.items(), reverse=True):
-        for path in sorted(paths, key=len):  # the commit comes first
-            if path.endswith(".json"):
-                text = folder.text(path) or ""
-                actions = (json.loads(each) for each in text.splitlines() if '"txn"' in each)
-                found = [each["txn"] for each in actions if "txn" in each]
-            else:
-                found = _transactions_in(address, path)
-            for each in found:
-                if each["appId"] == APPLICATION:
-                    return int(each["version"])
-    return None
-
-
-def _transactions_in(address: str, path: str) -> list[dict[str, Any]]:
-    """Return the application transactions in a file of a checkpoint."""
+def _transactions_in(address: str, name: str) -> list[dict[str, Any]]:
+    """Return the application transactions in a file of a checkpoint of the log."""
     files, root = open_folder(address)
-    with files.open_input_file(f"{root}/{path}") as stream:
+    with files.open_input_file(f"{root}/{_LOG}/{name}") as stream:
         found = pq.ParquetFile(stream).read(["txn"])["txn"]
     valid: list[dict[str, Any]] = found.filter(pc.is_valid(found)).to_pylist()
     return valid

@@ -199,11 +199,7 @@ def read_rows(
     names = every.fieldNames() if columns is None else columns
     scans = scans_of(log, names, chosen)
     function, kinds = mapped or (iter, StructType([every[name] for name in names]))
-    return rows_of(spark, [partial(_mapped, function, each) for each in scans], kinds)
-
-
-def _mapped(function: MapRows, scan: TableScan) -> MadeRows:
-    return function(iter(scan))
+    return rows_of(spark, [partial(function, each) for each in scans], kinds)
 
 
 def _condition(partition: Mapping[str, Any]) -> pc.Expression:

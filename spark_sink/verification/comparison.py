@@ -51,20 +51,8 @@ from spark_sink.verification.ranges import (
     differing,
 )
 
-_DOCUMENT_OPTIONS = (
-    "database",
-    "collection",
-    "database.include.list",
-    "database.exclude.list",
-    "collection.include.list",
-    "collection.exclude.list",
-    "filters.match.mode",
-    "snapshotFilters",
-    "field.exclude.list",
-    "field.masks",
-    "field.masks.salt.file",
-    "field.renames",
-)
+_OF_DOCUMENTS = ("database", "collection", "filters.", "snapshotFilters", "field.")
+"""How the names of options begin that select documents, and fields of them."""
 # The most rows or keys of one task, unless one file has more.
 _TASK_ROWS = 100_000
 # Seconds of rows at a rate that are compared at a time.
@@ -76,7 +64,7 @@ _KEPT = StorageLevel.MEMORY_AND_DISK
 def document_options(options: Mapping[str, str]) -> dict[str, str]:
     """Return those options of the source that select the documents and fields of a table."""
     given = named_options(options)
-    return {name: text for name, text in given.items() if name in _DOCUMENT_OPTIONS}
+    return {name: text for name, text in given.items() if name.startswith(_OF_DOCUMENTS)}
 
 
 def verify(spark: SparkSession, target: str, **options: str) -> DataFrame:
@@ -298,9 +286,9 @@ def _start(table: CurrentTable) -> dict[str, str]:
     a seek has left events out. Before a snapshot has ended, the table lacks what follows its last
     event.
     """
-    through, batch = table.state.through, table.batch
-    if batch is not None and batch.offset:
-        at = Offset.read(batch.offset)
+    through, offset = table.state.through, table.log.position().get("offset")
+    if offset:
+        at = Offset.read(offset)
         is_whole = at.signals.initial is None and at.sought is None
         if is_whole and isinstance(at.position, AtTime) and key_of(at.position) > through:
             return {"startAtOperationTime": f"{at.position.time.time},{at.position.time.inc}"}

@@ -4,7 +4,7 @@ import pytest
 
 from spark_sink.errors import OptionError, SourceError
 from spark_sink.jobs.job_settings import JobSettings
-from spark_sink.jobs.own_router import own_router, require_router
+from spark_sink.jobs.router_beside import require_cluster, router_beside
 from tests.harness.clusters import TestCluster
 from tests.harness.ports import free_port
 
@@ -16,19 +16,19 @@ def settings_of(uri: str, **more: str) -> JobSettings:
 def test_a_router_runs_for_the_block(cluster: TestCluster) -> None:
     uri = f"mongodb://127.0.0.1:{free_port()}/"
     upstream = cluster.mongos_uri.rstrip("/")
-    with own_router(settings_of(uri, configdb=cluster.configdb, upstream=upstream)):
-        require_router({"uri": uri})
-        with own_router(settings_of(uri, configdb="cfg/127.0.0.1:1")):  # one answers: none starts
-            require_router({"uri": uri})
-        require_router({"uri": uri})
+    with router_beside(settings_of(uri, configdb=cluster.configdb, upstream=upstream)):
+        require_cluster({"uri": uri})
+        with router_beside(settings_of(uri, configdb="cfg/127.0.0.1:1")):
+            require_cluster({"uri": uri})
+        require_cluster({"uri": uri})
     with pytest.raises(SourceError, match="cannot be reached"):
-        require_router({"uri": uri})
+        require_cluster({"uri": uri})
 
 
 def test_the_cause_is_told_where_it_does_not_start() -> None:
     with (
         pytest.raises(SourceError, match=r"does not start: sharding\.configDB: must be setName"),
-        own_router(settings_of("mongodb://127.0.0.1:27999", configdb="localhost:1")),
+        router_beside(settings_of("mongodb://127.0.0.1:27999", configdb="localhost:1")),
     ):
         pass
 
@@ -36,6 +36,6 @@ def test_the_cause_is_told_where_it_does_not_start() -> None:
 def test_it_is_for_this_machine() -> None:
     with (
         pytest.raises(OptionError, match=r"--uri must name one port of 127\.0\.0\.1"),
-        own_router(settings_of("mongodb://127.0.0.1:1,127.0.0.1:2", configdb="cfg/h:1")),
+        router_beside(settings_of("mongodb://127.0.0.1:1,127.0.0.1:2", configdb="cfg/h:1")),
     ):
         pass

@@ -19,7 +19,7 @@ PACKAGES = ("router", "shard_client", "spark_sink")
 DOUBLES = {
     "AtTime", "Batch", "Field", "Message",
     "Scope",
-    "Written", "document_of", "from_json",
+    "document_of", "from_json",
     "seek", "status", "verify",
 }  # fmt: skip
 """Public names that occur twice. This list only becomes shorter: one meaning, one name."""

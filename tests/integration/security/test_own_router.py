@@ -6,7 +6,7 @@ import pytest
 
 from spark_sink.errors import SourceError
 from spark_sink.jobs.job_settings import JobSettings
-from spark_sink.jobs.own_router import own_router, require_router
+from spark_sink.jobs.router_beside import require_cluster, router_beside
 from tests.harness.clusters import Client, TestCluster
 from tests.harness.ports import free_port
 from tests.harness.server_settings import ROOT
@@ -28,12 +28,12 @@ def test_it_takes_key_file_and_user_from_a_configuration_file(
     )
     uri = f"mongodb://{ROOT}:{ROOT}@{address}/"
     with (
-        own_router(JobSettings(out="x", uri=uri, router_config=str(config))),
+        router_beside(JobSettings(out="x", uri=uri, router_config=str(config))),
         Client(uri) as client,
         client.shop.orders.watch() as stream,
     ):
-        require_router({"uri": uri})
+        require_cluster({"uri": uri})
         client.shop.orders.insert_one({"_id": "of a job's own router"})
         assert next(stream)["operationType"] == "insert"
     with pytest.raises(SourceError, match="cannot be reached"):
-        require_router({"uri": uri})
+        require_cluster({"uri": uri})

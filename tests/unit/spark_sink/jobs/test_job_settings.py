@@ -174,7 +174,7 @@ def test_a_file_that_is_none_is_told(tmp_path: Path) -> None:
 
 def test_check_says_what_a_job_would_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(running, "require_router", lambda _: "")
+    monkeypatch.setattr(running, "require_cluster", lambda _: "")
     monkeypatch.setattr(running, "warn_of_unmatched_names", lambda _: None)
     file = written(tmp_path)
     checked = CliRunner().invoke(job, ["check", "--config", file])

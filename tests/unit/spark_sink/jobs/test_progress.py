@@ -21,7 +21,6 @@ from spark_sink.jobs.progress import (
     batch_progress,
 )
 from spark_sink.jobs.query_run import cause_of
-from spark_sink.jobs.task_tables import Written
 from spark_sink.signals.state import SignalState, SnapshotRequest
 from spark_sink.snapshot.plan import Place, Progress, SnapshotPlan
 
@@ -69,7 +68,7 @@ class Query:
 def test_a_batch_is_told_once_with_rate_and_lag(capsys: pytest.CaptureFixture[str]) -> None:
     query = Query()
     metrics = JobMetrics()
-    written = {0: Written(500, 3)}
+    written = {0: (500, 3)}
     report = ProgressReport((metrics,), lambda: THROUGH + 4.0, written)
     idle = {**progress(1), "durationMs": {"triggerExecution": 3}, "sources": []}
     for each in (progress(0), idle, progress(1)):

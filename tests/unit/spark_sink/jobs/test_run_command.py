@@ -16,10 +16,9 @@ from typer.testing import CliRunner, Result
 import spark_sink.cli as command
 import spark_sink.job as running
 from spark_sink.errors import SourceError
-from spark_sink.jobs import own_router, query_run
+from spark_sink.jobs import query_run, router_beside
 from spark_sink.jobs.router_report import RouterReport
 from spark_sink.jobs.tables_job import TablesJob
-from spark_sink.jobs.task_tables import Written
 from tests.unit.spark_sink.jobs.test_progress import progress
 
 URI = "mongodb://127.0.0.1:27999"
@@ -72,7 +71,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def start(job: TablesJob, _spark: object, _trigger: str) -> EndedQuery:
         happened.append("query starts")
-        job.written[0] = Written(7, 1)
+        job.written[0] = (7, 1)
         return EndedQuery()
 
     def send(report: RouterReport, *, ended: bool = False) -> None:
@@ -80,9 +79,9 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         happened.append(f"reports {error or batch}{' ended' * ended}")
 
     monkeypatch.setattr(RouterReport, "_send", send)
-    monkeypatch.setattr(own_router, "_running", Router)
-    for module in (own_router, running):
-        monkeypatch.setattr(module, "require_router", require)
+    monkeypatch.setattr(router_beside, "_running", Router)
+    for module in (router_beside, running):
+        monkeypatch.setattr(module, "require_cluster", require)
     monkeypatch.setattr(running, "warn_of_unmatched_names", lambda *_: None)
     monkeypatch.setattr(running, "job_session", session)
     monkeypatch.setattr(TablesJob, "start", start)

@@ -26,7 +26,7 @@ _STOP_SECONDS = 20.0
 
 
 @contextmanager
-def own_router(settings: JobSettings) -> Iterator[None]:
+def router_beside(settings: JobSettings) -> Iterator[None]:
     """Run `mergerouter serve` beside the job for the block, unless a router answers at its `uri`.
 
     Without `configdb` and `router_config` none is started. The router listens on 127.0.0.1, on the
@@ -52,7 +52,7 @@ def own_router(settings: JobSettings) -> Iterator[None]:
 def _answers(uri: str) -> bool:
     """Return whether a router answers. Raises OptionError."""
     try:
-        require_router({"uri": uri})
+        require_cluster({"uri": uri})
     except OptionError:
         raise
     except SourceError:
@@ -60,7 +60,7 @@ def _answers(uri: str) -> bool:
     return True
 
 
-def require_router(options: dict[str, str]) -> str:
+def require_cluster(options: dict[str, str]) -> str:
     """Check options and router before the slow start of Spark; return the cluster's id.
 
     Raises SourceError.
