@@ -20,6 +20,7 @@ from spark_sink.debezium.options import MessageOptions
 from spark_sink.debezium.schemas import with_schemas
 from spark_sink.errors import OptionError, without_traceback
 from spark_sink.events.heartbeats import HEARTBEAT
+from spark_sink.rows.layouts import JoinedEvents
 
 # The most bytes of events whose messages are made together, unless one is larger.
 _MADE_TOGETHER = 32 * 1024 * 1024
@@ -54,8 +55,9 @@ class Messages:
         maker = Maker(self.options, self.clock)
         for batch in batches:
             for part in _parts(batch):
+                events = part.column("event").cast(pa.binary())
                 with without_traceback():
-                    made = maker.of_events(part.column("event").to_pylist())
+                    made = maker.of_events(JoinedEvents.of_column(events))
                 yield part, made
 
     def converted(self, made: Made) -> pa.RecordBatch:

@@ -103,13 +103,13 @@ class Maker:
         self._envelope = Envelope(options.version, options.prefix)
         self._namespace = lru_cache(_CACHED_NAMES)(self._new_namespace)
 
-    def of_events(self, events: Sequence[bytes]) -> Made:
+    def of_events(self, events: JoinedEvents) -> Made:
         """Return the messages of events, in their order.
 
         Raises InvalidBSON, LookupError for an event that lacks a field, and the transform's errors.
         """
-        parts = [Made(np.zeros(0, np.int64), np.zeros(0, np.int64), columns_of(()))]
-        for layout in all_layouts_of(JoinedEvents(events)):
+        parts: list[Made] = []
+        for layout in all_layouts_of(events):
             slices, codes = layout.distinct(b"operationType")
             kinds = [each.text() for each in slices]
             groups = [kind if kind in (HEARTBEAT, READ) else None for kind in kinds]
@@ -120,6 +120,10 @@ class Maker:
                     parts.append(self._heartbeats(part))
                 else:
                     parts += self._changes(part, is_read=group == READ)
+        if not parts:
+            return Made(np.zeros(0, np.int64), np.zeros(0, np.int64), columns_of(()))
+        if len(parts) == 1:
+            return parts[0]
         rows, places = (np.concatenate([part[at] for part in parts]) for at in (0, 1))
         order = np.lexsort((places, rows))
         taken = pa.array(order)

@@ -85,7 +85,7 @@ def fields_of(document: bytes, wanted: Iterable[bytes] = ()) -> dict[bytes, Slic
     stops_early = bool(missing)
     fields = {}
     position, end = 4, len(document) - 1
-    fixed, index = FIXED.get, document.index
+    fixed, index, new = FIXED.get, document.index, tuple.__new__
     try:
         while position < end:
             kind = document[position]
@@ -103,7 +103,7 @@ def fields_of(document: bytes, wanted: Iterable[bytes] = ()) -> dict[bytes, Slic
             if not start <= stop <= end:
                 raise InvalidBSON("a field exceeds its document")
             name = document[position + 1 : name_end]
-            fields[name] = Slice(kind, document[start:stop])
+            fields[name] = new(Slice, (kind, document[start:stop]))  # faster than Slice's own
             position = stop
             if stops_early:
                 missing.discard(name)

@@ -55,6 +55,8 @@ UNAPPLIED = StructType(
 )
 """The columns of a table of events that cannot be applied."""
 _PREPARED = arrow_schema(PREPARED)
+# Changes that are applied together behind the rows of files: more cost more memory and CPU.
+_ROWS = 5_000
 
 
 class _UnsortedError(Exception):
@@ -177,9 +179,12 @@ class _Merging:
                 else:
                     self._apply(group, found, changes.slice(start, end - start))
                 start = end
-            if start < len(places):
-                empty = self._task.form.rows.empty_table()
-                self._apply(empty, places_of(empty), changes.slice(start))
+            empty = self._task.form.rows.empty_table()
+            while start < len(places):
+                last = places[min(start + _ROWS, len(places)) - 1]
+                end = bisect_right(places, last, start)
+                self._apply(empty, places_of(empty), changes.slice(start, end - start))
+                start = end
             parts, problems = self._table.close(), self._problems.close()
         wanted = None if self._formed.wanted is None else self._formed.wanted.jsonValue()
         added = self._added + self._formed.changed

@@ -7,10 +7,11 @@ credentials as they are written. Executors import this module, which requires py
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import cache, partial, reduce
 from operator import and_
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -66,7 +67,14 @@ def run_tasks(
 
 def reported(task: Callable[..., Any], *batches: Iterable[pa.RecordBatch]) -> MadeRows:
     """Run a task, and return its report as a row: a function for `mapInArrow` with its task."""
+    _freeze_imports()
     yield pa.RecordBatch.from_pydict({REPORT.split()[0]: [to_json(task(*batches))]})
+
+
+@cache
+def _freeze_imports() -> None:
+    """Exempt what the worker has imported from the garbage collection that follows each task."""
+    gc.freeze()
 
 
 def reports_in(kind: type[_Report], rows: DataFrame) -> list[_Report]:

@@ -25,6 +25,7 @@ from spark_sink.debezium.messages import Maker, Message
 from spark_sink.debezium.options import MessageOptions, sanitized
 from spark_sink.errors import OptionError
 from spark_sink.events.heartbeats import heartbeat
+from spark_sink.rows.layouts import JoinedEvents
 from tests.debezium import values
 from tests.doubles.event_history import event_token
 
@@ -308,7 +309,7 @@ def test_a_damaged_document_is_refused() -> None:
     size = event.index(b"\x02a\0") + 3
     damaged = event[:size] + struct.pack("<i", 100) + event[size + 4 :]
     with pytest.raises(bson.errors.InvalidBSON):
-        Maker(MessageOptions("p"), lambda: NOW).of_events([event] * 50 + [damaged])
+        Maker(MessageOptions("p"), lambda: NOW).of_events(JoinedEvents([event] * 50 + [damaged]))
 
 
 def _compare(options: MessageOptions, events: list[bytes]) -> None:
@@ -323,7 +324,7 @@ def _compare(options: MessageOptions, events: list[bytes]) -> None:
 
 def _messages(maker: Maker, events: list[bytes]) -> list[tuple[int, int, Message]]:
     """Return messages, each after its event's index and its place among that event's messages."""
-    rows, places, columns = maker.of_events(events)
+    rows, places, columns = maker.of_events(JoinedEvents(events))
     messages = map(Message, *(column.to_pylist() for column in columns))
     return list(zip(rows.tolist(), places.tolist(), messages, strict=True))
 

@@ -16,6 +16,7 @@ from spark_sink.debezium.messages import Maker
 from spark_sink.debezium.options import MessageOptions
 from spark_sink.debezium.outbox import Outbox
 from spark_sink.errors import OptionError, StreamError
+from spark_sink.rows.layouts import JoinedEvents
 
 EVENT = {"_id": 1, "aggregatetype": "order", "aggregateid": "a7", "type": "Made", "payload": "p"}
 
@@ -38,7 +39,8 @@ def sent(
 ) -> list[tuple[str, str, str | None]]:
     """Topic, key and value of the messages of one event."""
     options = MessageOptions.of("p", {}, None, properties, "")
-    columns = Maker(options, lambda: 0).of_events([event(document, kind)]).columns
+    events = JoinedEvents([event(document, kind)])
+    columns = Maker(options, lambda: 0).of_events(events).columns
     return list(zip(*(column.to_pylist() for column in columns[:3]), strict=True))
 
 
