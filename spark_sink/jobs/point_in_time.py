@@ -258,7 +258,9 @@ class _History:
 
         def is_before(state: Mapping[str, Any]) -> bool:
             end = _end_in(state)
-            return end is None or end.cut is None or end.cut <= cut
+            if end is not None and end.sought is not None:  # it leaves out the events after that
+                return _cut_of(Offset(end.sought)) < cut
+            return end is None or _cut_of(end) <= cut
 
         names = [name for name in (CURRENT, BRONZE, MESSAGES) if name in self.logs]
         walk = self._states(names[0], is_before) if names else ()
@@ -313,9 +315,19 @@ class _History:
         raise self.nothing()
 
     def scope(self, cut: Timestamp) -> TableScope | None:
-        """Return the table's scope after the newest batch before a cut, if its commit is kept."""
-        before = (end for _, end, _ in self._before(cut))
-        return scope_at(self._folder.record(), next(before, Offset(AtTime(cut))))
+        """Return the table's scope after the newest batch before a cut, if its commit is kept.
+
+        Raises StreamError if the job has left out events before the cut, and not read the
+        collections since.
+        """
+        end = next((end for _, end, _ in self._before(cut)), Offset(AtTime(cut)))
+        if end.sought is not None:
+            raise StreamError(
+                f"the job in {self._folder.address} has left out the events from "
+                f"{_cut_of(Offset(end.sought)).as_datetime().isoformat()} to "
+                f"{_cut_of(end).as_datetime().isoformat()}: give an earlier or a later time"
+            )
+        return scope_at(self._folder.record(), end)
 
     def _has_events(self, key: str, cut: Timestamp) -> bool:
         """Return whether events follow a key before a cut: others of the same cluster time."""
