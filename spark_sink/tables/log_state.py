@@ -127,36 +127,35 @@ class TableStates:
 def newest_state(address: str) -> dict[str, Any]:
     """Return the state of a table's newest version; empty if there is none.
 
-    It is found without delta-rs, whatever the size of the table: in the newest commit that names
-    one, or in a checkpoint of the log. Raises StreamError if it cannot be read.
+    It is found without delta-rs, whatever the size of the table and of its log: in the newest
+    commit that has one, or in a checkpoint. Raises StreamError if it cannot be read.
     """
+    folder = Folder(address)
     try:
-        number = _newest_number(address)
-        return {} if number is None else TableStates(address).read(number)
+        hint = folder.text(f"{_LOG}/_last_checkpoint")
+        known = int(json.loads(hint)["version"]) if hint else 0
+        for _, state in states_in(folder, _newest_version(folder, known), known - 1):
+            return state
+        names = (each.base_name for each in folder.listed(_LOG))
+        for name in sorted((each for each in names if ".checkpoint." in each), reverse=True):
+            for each in _transactions_in(address, f"{_LOG}/{name}"):
+                if each["appId"] == APPLICATION:
+                    return TableStates(address).read(int(each["version"]))
     except OSError as error:
         raise StreamError(
             f"the table at {address} cannot be read: correct the path or the access to it", error
         ) from None
+    return {}
 
 
-def _newest_number(address: str) -> int | None:
-    folder, versions = Folder(address), dict[str, list[str]]()
-    for each in folder.listed(_LOG):
-        version, _, rest = each.base_name.partition(".")
-        if version.isdigit() and (rest == "json" or rest.startswith("checkpoint.")):
-            versions.setdefault(version, []).append(f"{_LOG}/{each.base_name}")
-    for _, paths in sorted(versions.items(), reverse=True):
-        for path in sorted(paths, key=len):  # the commit comes first
-            if path.endswith(".json"):
-                text = folder.text(path) or ""
-                actions = (json.loads(each) for each in text.splitlines() if '"txn"' in each)
-                found = [each["txn"] for each in actions if "txn" in each]
-            else:
-                found = _transactions_in(address, path)
-            for each in found:
-                if each["appId"] == APPLICATION:
-                    return int(each["version"])
-    return None
+def _newest_version(folder: Folder, known: int) -> int:
+    """Return the newest version, from a known one on: an object store lists a long log slowly."""
+    newest, step = known, 1
+    while folder.has(commit_path(newest + step)):
+        newest, step = newest + step, 2 * step
+    while step := step // 2:
+        newest += step * folder.has(commit_path(newest + step))
+    return newest
 
 
 def _transactions_in(address: str, path: str) -> list[dict[str, Any]]:
