@@ -134,7 +134,7 @@ def newest_state(address: str) -> dict[str, Any]:
     try:
         hint = folder.text(f"{_LOG}/_last_checkpoint")
         known = int(json.loads(hint)["version"]) if hint else 0
-        for _, state in states_in(folder, _newest_version(folder, known), known - 1):
+        for _, state in states_in(folder, _newest_version(folder, known)):
             return state
         names = (each.base_name for each in folder.listed(_LOG))
         for name in sorted((each for each in names if ".checkpoint." in each), reverse=True):
@@ -185,16 +185,12 @@ def _commits_in(folder: Folder, newest: int) -> Iterator[tuple[int, dict[str, An
         yield version, next((each["commitInfo"] for each in infos if "commitInfo" in each), {})
 
 
-def states_in(folder: Folder, newest: int, until: int = -1) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Return versions with the states that their commits have, from `newest` down to `until`.
+def states_in(folder: Folder, newest: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Return versions with the states that their commits have, from `newest` on.
 
-    The latter, and those before a deleted commit, are left out. Raises OSError.
+    The newest is the first, and those before a deleted commit are left out. Raises OSError.
     """
-    for version, said in _commits_in(folder, newest):
-        if version <= until:
-            return
-        if STATE in said:
-            yield version, said[STATE]
+    return ((n, said[STATE]) for n, said in _commits_in(folder, newest) if STATE in said)
 
 
 def newest_in(folder: Folder, newest: int) -> dict[str, Any] | None:
