@@ -137,7 +137,8 @@ def newest_state(address: str) -> dict[str, Any]:
         for _, state in states_in(folder, _newest_version(folder, known)):
             return state
         names = (each.base_name for each in folder.listed(_LOG))
-        for name in sorted((each for each in names if ".checkpoint." in each), reverse=True):
+        checkpoints = (e for e in names if ".checkpoint." in e and e.endswith(".parquet"))
+        for name in sorted(checkpoints, reverse=True):
             for each in _transactions_in(address, f"{_LOG}/{name}"):
                 if each["appId"] == APPLICATION:
                     return TableStates(address).read(int(each["version"]))
