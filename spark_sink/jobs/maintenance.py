@@ -80,22 +80,31 @@ def merge_small_files(log: DeltaLog) -> tuple[int, int]:
     log.reload()
     files = log.actions()
     small, done = _small(files), 0
-    for portion in _portions(small):
-        _replace(log, portion)
-        done += len(portion)
-        TOLD.get()(f"small files of {log.name} compacted", done, len(small))
+    left, before = small, len(small) + 1
+    while 0 < len(left) < before:
+        before = len(left)
+        rest = {each["path"] for each in left}
+        for portion in _portions(left):
+            rest |= _replace(log, portion)
+            done += len(portion)
+            if left is small:
+                TOLD.get()(f"small files of {log.name} compacted", done, len(small))
+        left = _small(each for each in log.actions() if each["path"] in rest)  # of several portions
     return len(files), log.files().num_rows
 
 
-def _replace(log: DeltaLog, files: _Files) -> None:
+def _replace(log: DeltaLog, files: _Files) -> set[str]:
+    """Replace files by others with the same rows; return the paths of these."""
     while small := _small(files):
         with log.failures():
             written = _rewritten(log, small)
+        paths = {each["path"] for each in written}
         if log.exchange(small, written):
-            return
-        remove_files(log.address, (each["path"] for each in written))
+            return paths
+        remove_files(log.address, paths)
         left = log.paths()  # which has some less each time
         files = [each for each in small if each["path"] in left]
+    return set()
 
 
 def _rewritten(log: DeltaLog, files: _Files) -> list[PartFile]:

@@ -24,7 +24,6 @@ from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.documents import from_document
 from spark_sink.events.positions import AtTime, after, key_of, time_of, to_offset
 from spark_sink.jobs.job_folder import (
-    ALL_BATCHES,
     BRONZE,
     CURRENT,
     MESSAGES,
@@ -51,6 +50,8 @@ from spark_sink.tables.staged_changes import CHANGE_COLUMNS
 from spark_sink.tables.table_state import TableScope, TableState, Unread, unread_after
 from spark_sink.tables.tasks import Chosen, TableScan, read_rows, scans_of
 
+_Versions = Mapping[str, tuple[int, dict[str, Any]]]
+"""The numbers of versions and their states, by table."""
 _TOKENS = {BRONZE: "token", MESSAGES: "token", TRANSACTIONS: "last_token", QUARANTINE: "token"}
 """The column that orders the rows of an appended table."""
 
@@ -82,8 +83,7 @@ def versions_at(folder: JobFolder, time: Timestamp) -> TableVersions:
     tables have not reached the time, or if the versions of that time have been deleted.
     """
     history = _History(folder, time)
-    batch, end = history.whole_before(after(time).time)
-    found = history.versions(batch)
+    batch, end, found = history.whole_before(after(time).time)
     for name, (version, state) in found.items():
         history.logs[name].at(version, state)
     versions = {name: version for name, (version, _) in found.items()}
@@ -114,9 +114,9 @@ def read_at(spark: SparkSession, out: str, time: str) -> dict[str, DataFrame]:
         return found
     table = CurrentTable.existing(folder.table(CURRENT), table_form(folder.record()))
     rows, since = spark.createDataFrame([], TABLE).select(*VERSION), -1
-    for batch, _ in islice(history.complete_before(cut), 1):
+    for batch, _, versions in islice(history.complete_before(cut), 1):
         try:
-            older = table.at(*history.versions(batch)[CURRENT])
+            older = table.at(*versions[CURRENT])
         except StreamError:  # its files have been deleted
             if BRONZE not in found:
                 raise
@@ -237,6 +237,7 @@ class _History:
         names = tables or [*folder.record().tables, QUARANTINE]
         logs = {name: DeltaLog(folder.table(name)) for name in names}
         self.logs = {name: log for name, log in logs.items() if log.exists}
+        self._whole = [name for name in (CURRENT, BRONZE, MESSAGES) if name in self.logs]
         self._folder, self._time = folder, time
         for log in self.logs.values():
             log.require_whole()
@@ -251,32 +252,27 @@ class _History:
         found = log.states(lambda state: state.get("query") != query or is_before(state))
         return takewhile(lambda each: query and each[1].get("query") == query, found)
 
-    def _version(self, name: str, batch: int) -> tuple[int, dict[str, Any]] | None:
-        """Return the newest version of a table that has no later batch, if its commit is kept."""
-        return next(self._states(name, lambda state: state[BATCH] <= batch), None)
-
     def _before(self, cut: Timestamp) -> Iterator[tuple[int, Offset, Mapping[str, Any]]]:
-        """Return the batches that all tables have and that end before a cut, the newest first.
+        """Return the batches that end before a cut, the newest first, with their ends.
 
-        With each come its end, and the state of the current table if there is one.
+        With each comes the state of the first table that has all batches.
         """
 
         def is_before(state: Mapping[str, Any]) -> bool:
             end = _end_in(state)
-            return end is None or end.cut is None or end.cut <= cut
+            if end is not None and end.sought is not None:  # it leaves out the events after that
+                return _cut_of(Offset(end.sought)) < cut
+            return end is None or _cut_of(end) <= cut
 
-        names = [name for name in (CURRENT, BRONZE, MESSAGES) if name in self.logs]
-        walk = self._states(names[0], is_before) if names else ()
-        for number, commits in groupby((state for _, state in walk), itemgetter(BATCH)):
-            state = next(commits)
-            others = [self._version(name, number) for name in names[1:]]
-            end = _end_in(state)
-            if end is not None and all(each and each[1][BATCH] == number for each in others):
-                yield number, end, state if CURRENT in names else {}
+        for name in self._whole[:1]:
+            walk = (state for _, state in self._states(name, is_before))
+            for number, (state, *_) in groupby(walk, itemgetter(BATCH)):
+                if (end := _end_in(state)) is not None:
+                    yield number, end, state
 
     def _require_reached(self) -> None:
         """Raise StreamError unless the tables have all events of the time."""
-        positions = [log.position() for name, log in self.logs.items() if name in ALL_BATCHES]
+        positions = [self.logs[name].position() for name in self._whole]
         offsets = [Offset.read(each["offset"]) for each in positions if each.get("offset")]
         reached = [each.position for each in offsets if each.time is not None]
         first = min(reached, key=key_of, default=None)
@@ -289,14 +285,17 @@ class _History:
                 "after idleAdvanceSeconds"
             )
 
-    def complete_before(self, cut: Timestamp) -> Iterator[tuple[int, Offset]]:
+    def complete_before(self, cut: Timestamp) -> Iterator[tuple[int, Offset, _Versions]]:
         """Return the batches that end before a cut, the newest first, if no snapshot is running.
 
-        A row that a snapshot has read may be newer than its batch until the stream passes its time.
+        All tables have them; with each come its end, and its versions. A row that a snapshot has
+        read may be newer than its batch until the stream passes its time.
         """
         for batch, end, state in self._before(cut):
-            if _is_complete(end, state):
-                yield batch, end
+            found = self._versions(batch) if _is_complete(end, state) else {}
+            newest = {name: state[BATCH] for name, (_, state) in found.items()}
+            if all(newest.get(name) == batch for name in self._whole):
+                yield batch, end, found
 
     def rows_before(self, cut: Timestamp, name: str) -> Chosen:
         """Return which rows of an appended table count before a cut.
@@ -305,22 +304,32 @@ class _History:
         """
         chosen: list[tuple[str, str, Any]] = [(_TOKENS[name], "<=", high_water_mark(cut))]
         if CURRENT in self.logs and BRONZE not in self.logs:
-            newest, _ = next(self.complete_before(cut), (-1, None))
+            newest = next((batch for batch, *_ in self.complete_before(cut)), -1)
             chosen.append((BATCH, "<=", newest))
         return chosen
 
-    def whole_before(self, cut: Timestamp) -> tuple[int, Offset]:
+    def whole_before(self, cut: Timestamp) -> tuple[int, Offset, _Versions]:
         """Return the newest of these batches that divides no transaction. Raises StreamError."""
-        for batch, end in self.complete_before(cut):
+        for batch, end, found in self.complete_before(cut):
             key = key_of(end.position)
             if self._divided_by(key) is None and not self._has_events(key, _cut_of(end)):
-                return batch, end
+                return batch, end, found
         raise self.nothing()
 
     def scope(self, cut: Timestamp) -> TableScope | None:
-        """Return the table's scope after the newest batch before a cut, if its commit is kept."""
-        before = (end for _, end, _ in self._before(cut))
-        return _scope_at(self._folder.record(), next(before, Offset(AtTime(cut))))
+        """Return the table's scope after the newest batch before a cut, if its commit is kept.
+
+        Raises StreamError if the job has left out events before the cut, and not read the
+        collections since.
+        """
+        end = next((end for _, end, _ in self._before(cut)), Offset(AtTime(cut)))
+        if end.sought is not None:
+            raise StreamError(
+                f"the job in {self._folder.address} has left out the events from "
+                f"{_cut_of(Offset(end.sought)).as_datetime().isoformat()} to "
+                f"{_cut_of(end).as_datetime().isoformat()}: give an earlier or a later time"
+            )
+        return _scope_at(self._folder.record(), end)
 
     def _has_events(self, key: str, cut: Timestamp) -> bool:
         """Return whether events follow a key before a cut: others of the same cluster time."""
@@ -349,14 +358,14 @@ class _History:
         found = [each for each in counted.by_id.values() if each["first"] <= key < each["last"]]
         return min((each["first"] for each in found), default=None)
 
-    def versions(self, batch: int) -> dict[str, tuple[int, dict[str, Any]]]:
+    def _versions(self, batch: int) -> _Versions:
         """Return the newest version of each table that has no later batch, if it had one then.
 
-        With each comes its state. Raises StreamError if the commit that tells it has been deleted.
+        Raises StreamError if the commit that tells it has been deleted.
         """
         found = {}
         for name, log in self.logs.items():
-            version = self._version(name, batch)
+            version = next(self._states(name, lambda state: state[BATCH] <= batch), None)
             if version is not None:
                 found[name] = version
             elif log.position().get("query") and not log.has_all_commits:
@@ -391,6 +400,6 @@ def _is_complete(end: Offset, state: Mapping[str, Any]) -> bool:
     """
     if end.signals.requests or end.signals.reading or end.sought:
         return False
-    table = from_document(TableState, state) if state else TableState(())
+    table = from_document(TableState, state) if "keys" in state else TableState(())
     marks = [each for each in (table.complete_from, *table.complete_in.values()) if each]
     return not table.unread and all(cluster_time_of(mark) <= _cut_of(end) for mark in marks)

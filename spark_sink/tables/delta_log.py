@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -321,26 +322,25 @@ class DeltaLog:
     ) -> Iterator[tuple[int, dict[str, Any]]]:
         """Return versions, the newest first, and the states that their commits have.
 
-        The first is the newest one whose state `is_before`, as those of all older ones are: it is
-        searched for, and only later ones are read that the caller asks for. Versions of other
-        writers are left out. A clean-up of the log removes commits, so there may be none.
+        The first is the newest one whose state `is_before`, as those of all older ones are. It is
+        searched for, and of the older commits only those are read that the caller asks for.
+        Versions of other writers are left out, and those whose commits a clean-up has removed; if
+        it has removed all, the newest version remains.
         """
-        if self.version is None:
-            return
-        folder, last = Folder(self.address), -1
-        low, high = -1, self.version + 1
+        folder, version = Folder(self.address), -1
+
+        def is_later(version: int) -> bool:
+            found = next(states_in(folder, version), None)
+            return found is not None and not is_before(found[1])
+
         with self.failures():
-            while high - low > 1:
-                middle = (low + high) // 2
-                found = next(states_in(folder, middle, low), None)
-                if found is None or is_before(found[1]):
-                    low = middle
-                else:
-                    high = found[0]
-            for last, state in states_in(folder, low):
-                yield last, state
-            if last < 0 and low == self.version and (state := self.position()) and is_before(state):
-                yield low, state
+            every = range(0 if self.version is None else self.version + 1)
+            first = bisect_left(every, True, key=is_later)
+            for version, state in states_in(folder, first - 1):
+                yield version, state
+            state = self.position() if version < 0 and first == len(every) else {}
+            if state and is_before(state):
+                yield first - 1, state
 
     @property
     def has_all_commits(self) -> bool:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -128,24 +127,36 @@ class TableStates:
 def newest_state(address: str) -> dict[str, Any]:
     """Return the state of a table's newest version; empty if there is none.
 
-    It is found without delta-rs, whatever the size of the table: in the newest commit that names
-    one, or in a checkpoint of the log. Raises StreamError if it cannot be read.
+    It is found without delta-rs, whatever the size of the table and of its log: in the newest
+    commit that has one, or in a checkpoint. Raises StreamError if it cannot be read.
     """
     folder = Folder(address)
     try:
-        names = sorted((each.base_name for each in folder.listed(_LOG)), reverse=True)
-        newest = next((each for each in names if re.fullmatch(r"\d{20}\.json", each)), "-1")
-        for _, state in states_in(folder, int(newest[:20])):
+        hint = folder.text(f"{_LOG}/_last_checkpoint")
+        known = int(json.loads(hint)["version"]) if hint else 0
+        for _, state in states_in(folder, _newest_version(folder, known)):
             return state
-        checkpoints = (each for each in names if re.search(r"\.checkpoint\..*parquet$", each))
-        for each in (e for name in checkpoints for e in _transactions_in(address, name)):
-            if each["appId"] == APPLICATION:
-                return TableStates(address).read(int(each["version"]))
+        names = (each.base_name for each in folder.listed(_LOG))
+        checkpoints = (e for e in names if ".checkpoint." in e and e.endswith(".parquet"))
+        for name in sorted(checkpoints, reverse=True):
+            for each in _transactions_in(address, name):
+                if each["appId"] == APPLICATION:
+                    return TableStates(address).read(int(each["version"]))
     except OSError as error:
         raise StreamError(
             f"the table at {address} cannot be read: correct the path or the access to it", error
         ) from None
     return {}
+
+
+def _newest_version(folder: Folder, known: int) -> int:
+    """Return the newest version, from a known one on: an object store lists a long log slowly."""
+    newest, step = known, 1
+    while folder.has(commit_path(newest + step)):
+        newest, step = newest + step, 2 * step
+    while step := step // 2:
+        newest += step * folder.has(commit_path(newest + step))
+    return newest
 
 
 def _transactions_in(address: str, name: str) -> list[dict[str, Any]]:
@@ -175,16 +186,12 @@ def _commits_in(folder: Folder, newest: int) -> Iterator[tuple[int, dict[str, An
         yield version, next((each["commitInfo"] for each in infos if "commitInfo" in each), {})
 
 
-def states_in(folder: Folder, newest: int, until: int = -1) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Return versions with the states that their commits have, from `newest` down to `until`.
+def states_in(folder: Folder, newest: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Return versions with the states that their commits have, from `newest` on.
 
-    The latter, and those before a deleted commit, are left out. Raises OSError.
+    The newest is the first, and those before a deleted commit are left out. Raises OSError.
     """
-    for version, said in _commits_in(folder, newest):
-        if version <= until:
-            return
-        if STATE in said:
-            yield version, said[STATE]
+    return ((n, said[STATE]) for n, said in _commits_in(folder, newest) if STATE in said)
 
 
 def newest_in(folder: Folder, newest: int) -> dict[str, Any] | None:

@@ -30,6 +30,7 @@ def test_small_files_are_compacted_when_it_is_time(
 ) -> None:
     folder, now = JobFolder(str(tmp_path)), [0.0]
     assert list(compact_tables(folder)) == []
+    monkeypatch.setattr(maintenance, "_PORTION_FILES", 2)
     rows = NOTIFICATIONS.empty_table().from_pylist([{"id": "a"}], NOTIFICATIONS)
     for number in range(3):
         DeltaLog(folder.table(NOTIFIED)).append_rows(rows, Batch("q", number))

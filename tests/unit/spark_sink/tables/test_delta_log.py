@@ -373,6 +373,10 @@ def test_the_position_is_found_behind_the_commits_of_others(tmp_path: Path) -> N
         if int(each.stem) < table.version():
             each.unlink()
     assert newest_state(str(tmp_path)) == DeltaLog(str(tmp_path)).position()
+    log.reload()
+    for number in range(8, 14):
+        log.append([], SCHEMA, batch(number))
+        assert newest_state(str(tmp_path))["batch"] == number
     assert newest_state(str(tmp_path / "none")) == {}
 
 
