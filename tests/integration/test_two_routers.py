@@ -1,15 +1,8 @@
-"""Two routers in one connection string serve a driver's pool as two mongoses do."""
+"""Two routers of one cluster serve a client as two mongoses do."""
 
-import os
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from typing import Any
 
 import pytest
-from pymongo.change_stream import ChangeStream
 
 from spark_sink.options.stream_options import parse_options
 from spark_sink.snapshot.plan import Chunk, Collection
@@ -17,145 +10,28 @@ from spark_sink.snapshot.reader import SnapshotTask
 from spark_sink.source.tasks import read_task
 from spark_sink.stream.router_client import RouterClient
 from tests.harness.clusters import Client, TestCluster
-from tests.harness.ports import free_port
-from tests.harness.routers import RouterProcess, start_router
-from tests.harness.until import PATIENCE, wait_for
-
-LAST = -1
-REGIONS = "az"
-DRAIN = {"mongosShutdownTimeoutMillisForSignaledShutdown": 500}
+from tests.harness.routers import start_router
 
 
-class Pair:
-    """Two routers on fixed ports, by port."""
-
-    def __init__(self, cluster: TestCluster) -> None:
-        self._cluster = cluster
-        self.routers: dict[int, RouterProcess] = {}
-        for port in (free_port(), free_port()):
-            self.start(port)
-
-    @property
-    def uri(self) -> str:
-        hosts = ",".join(f"127.0.0.1:{port}" for port in self.routers)
-        # Before pymongo resumes, it tries for that long to kill the cursor on the ended server.
-        return f"mongodb://{hosts}/?heartbeatFrequencyMS=500&serverSelectionTimeoutMS=3000"
-
-    def start(self, port: int) -> None:
-        cluster = self._cluster
-        self.routers[port] = start_router(
-            cluster.configdb, cluster.mongos_uri, port=port, set_parameter=DRAIN
-        )
-
-    def end(self, port: int, how: signal.Signals) -> None:
-        process = self.routers[port].process
-        os.kill(process.pid, how)
-        process.wait(PATIENCE)
-
-    def stop(self) -> None:
-        for router in self.routers.values():
-            router.stop()
-
-
-@pytest.fixture(scope="module")
-def sharded(cluster: TestCluster) -> TestCluster:
-    with Client(cluster.mongos_uri) as client:
-        client.admin.command("enableSharding", "pair", primaryShard="shard0")
-        client.admin.command("shardCollection", "pair.c", key={"region": 1})
-        client.admin.command("split", "pair.c", middle={"region": "m"})
-        client.admin.command("moveChunk", "pair.c", find={"region": "m"}, to="shard1")
-    return cluster
-
-
-@pytest.fixture(scope="module")
-def pair(sharded: TestCluster) -> Iterator[Pair]:
-    both = Pair(sharded)
-    try:
-        yield both
-    finally:
-        both.stop()
-
-
-@pytest.fixture
-def client(pair: Pair) -> Iterator[Client]:
-    with Client(pair.uri) as connected:
-        wait_for(lambda: len(connected.nodes) == 2, "both routers")
-        yield connected
-
-
-def insert(collection: Any, numbers: range) -> None:
-    for number in numbers:
-        collection.insert_one({"_id": number, "region": REGIONS[number % 2]})
-
-
-def test_restarts_of_one_router_after_the_other_lose_nothing(pair: Pair, client: Client) -> None:
-    client.pair.c.delete_many({})
-    watches: list[Callable[[], ChangeStream[dict[str, Any]]]] = [
-        client.watch,
-        client.pair.watch,
-        client.pair.c.watch,
-        lambda: client.pair.c.watch([{"$match": {"operationType": "insert"}}]),
-    ]
-    opened = threading.Barrier(len(watches) + 1)
-    stop = threading.Event()
-
-    def watch(opening: Callable[[], ChangeStream[dict[str, Any]]]) -> list[dict[str, Any]]:
-        seen = []
-        with opening() as stream:
-            opened.wait(PATIENCE)
-            for event in stream:
-                if event["ns"] == {"db": "pair", "coll": "c"}:
-                    seen.append(dict(event))
-                    if event["documentKey"]["_id"] == LAST:
-                        break
-        return seen
-
-    def write() -> int:
-        number = 0
-        while not stop.wait(0.005):
-            insert(client.pair.c, range(number, number + 1))
-            number += 1
-        client.pair.c.insert_one({"_id": LAST, "region": "a"})
-        return number
-
-    with ThreadPoolExecutor(len(watches) + 1) as threads:
-        watching = [threads.submit(watch, opening) for opening in watches]
-        opened.wait(PATIENCE)
-        writing: Future[int] = threads.submit(write)
-        try:
-            for port, how in zip(list(pair.routers), (signal.SIGTERM, signal.SIGKILL), strict=True):
-                pair.end(port, how)
-                pair.start(port)
-        finally:
-            stop.set()
-        written = writing.result(PATIENCE)
-        whole, *others = [future.result(2 * PATIENCE) for future in watching]
-    assert written > 20
-    ids = [event["documentKey"]["_id"] for event in whole]
-    assert sorted(ids) == [LAST, *range(written)]
-    tokens = [event["_id"]["_data"] for event in whole]
-    assert tokens == sorted(tokens)
-    for each in others:
-        assert [event["_id"] for event in each] == [event["_id"] for event in whole]
-
-
-def test_a_snapshot_planned_on_one_router_is_read_on_the_other(pair: Pair) -> None:
+def test_a_snapshot_planned_on_one_router_is_read_on_the_other(cluster: TestCluster) -> None:
     """The other router has no streams, and so does not know the snapshot's time."""
     given = {"database": "snapshots", "connect.max.attempts": "2"}
-    planned, read = (
-        parse_options({"uri": f"mongodb://127.0.0.1:{port}/", **given}) for port in pair.routers
-    )
     with (
-        closing(RouterClient(planned)) as one,
-        closing(RouterClient(read)) as other,
-        Client(planned.uri) as client,
+        start_router(cluster.configdb, cluster.mongos_uri) as first,
+        start_router(cluster.configdb, cluster.mongos_uri) as second,
     ):
-        for number in range(100):  # the other router may learn a time from its health checks
-            client.snapshots.c.update_one({"_id": 1}, {"$set": {"n": number}}, upsert=True)
-            time = one.snapshot_time()
-            if other.clocks().cluster_time < time:
-                break
-        else:
-            pytest.fail("the other router always knows the time of the snapshot")
-        task = SnapshotTask(Chunk(Collection("snapshots", "c")), time)
-        assert sum(batch.num_rows for batch in read_task(task, read)) == 1
+        planned, read = (parse_options({"uri": each.uri, **given}) for each in (first, second))
+        with (
+            closing(RouterClient(planned)) as one,
+            closing(RouterClient(read)) as other,
+            Client(planned.uri) as client,
+        ):
+            for number in range(100):  # the other router may learn a time from its health checks
+                client.snapshots.c.update_one({"_id": 1}, {"$set": {"n": number}}, upsert=True)
+                time = one.snapshot_time()
+                if other.clocks().cluster_time < time:
+                    break
+            else:
+                pytest.fail("the other router always knows the time of the snapshot")
+            task = SnapshotTask(Chunk(Collection("snapshots", "c")), time)
+            assert sum(batch.num_rows for batch in read_task(task, read)) == 1
