@@ -24,7 +24,7 @@ from spark_sink.tables.delta_log import DeltaLog
 from tests.spark.conftest import Shop
 
 # One cluster, one Spark, which takes minutes to start on a busy machine.
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("spark_queries"), pytest.mark.timeout(600)]
 
 
 def follow(spark: SparkSession, shop: Shop, folder: Path, **options: object) -> None:

@@ -19,7 +19,7 @@ from spark_sink.errors import OptionError
 from tests.spark.conftest import Shop
 from tests.spark.jobs import NO_DIFFERENCE, differences, rows_of, run_job
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("spark_jobs"), pytest.mark.timeout(600)]
 
 CLEAR = "4711 0815"
 TABLES = ("bronze", "current", "messages", "transactions")

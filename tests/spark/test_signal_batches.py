@@ -23,7 +23,7 @@ from tests.spark.batches import TableQuery
 from tests.spark.conftest import Shop
 from tests.spark.test_current_tables import change_at_random, collections_of, damage
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.xdist_group("spark_cluster"), pytest.mark.timeout(300)]
 
 
 def query_of(shop: Shop, folder: Path, **options: str) -> TableQuery:

@@ -29,7 +29,7 @@ from tests.spark import snapshot_choices
 from tests.spark.batches import Batches, batches
 from tests.spark.conftest import Shop
 
-pytestmark = pytest.mark.xdist_group("spark")  # one cluster, one Spark
+pytestmark = pytest.mark.xdist_group("spark_cluster")
 
 URI = "mongodb://127.0.0.1:27020"
 BASED = "snapshot.mode.configuration.based"
